@@ -87,8 +87,8 @@ fn read_in_pieces(file: &mut File, memory: &mut [u8]) -> io::Result<()> {
         let pieces = Mutex::new(memory.chunks_mut(PIECE).enumerate());
         let next = || pieces.lock().unwrap_or_else(PoisonError::into_inner).next();
         let read = || -> io::Result<()> {
-            while let Some((number, piece)) = next() {
-                shared.read_exact_at(piece, (number * PIECE) as u64)?;
+            while let Some((index, piece)) = next() {
+                shared.read_exact_at(piece, (index * PIECE) as u64)?;
             }
             Ok(())
         };

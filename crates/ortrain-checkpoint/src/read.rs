@@ -57,16 +57,16 @@ pub fn load(path: impl AsRef<Path>) -> Result<Checkpoint> {
 const LOOKS: usize = 4;
 
 /// Like [`load`], but calls `between` each time the first of two files has been read.
-pub(crate) fn load_by(path: &Path, mut between: impl FnMut()) -> Result<Checkpoint> {
+pub(crate) fn load_by(path: &Path, mut between_reads: impl FnMut()) -> Result<Checkpoint> {
     let mut bytes = disk::read(path)?;
     let mut looks = 0;
     loop {
-        let found = read_with(&bytes, |written| {
-            between();
+        let checkpoint = read_with(&bytes, |written| {
+            between_reads();
             load_side(path, written)
         });
         looks += 1;
-        if let Err(Error::ExternalDamaged { .. } | Error::ExternalMissing { .. }) = found {
+        if let Err(Error::ExternalDamaged { .. } | Error::ExternalMissing { .. }) = checkpoint {
             // A save may have replaced both files after the first one was read. Then the new pair counts.
             let now = disk::read(path)?;
             if now != bytes {
@@ -77,7 +77,8 @@ pub(crate) fn load_by(path: &Path, mut between: impl FnMut()) -> Result<Checkpoi
                 continue;
             }
         }
-        return found.map_err(|source| Error::InFile { path: path.to_owned(), source: Box::new(source) });
+        return checkpoint
+            .map_err(|source| Error::InFile { path: path.to_owned(), source: Box::new(source) });
     }
 }
 
@@ -96,7 +97,7 @@ pub(crate) fn side_path(path: &Path) -> std::path::PathBuf {
 ///
 /// If [`side_path`] is a symbolic link, the file is beside the target of the link.
 pub(crate) fn waiting_side_path(path: &Path, checksum: u32) -> std::path::PathBuf {
-    ortrain_files::beside(&ortrain_files::resolved(&side_path(path)), &format!("{checksum:08x}"))
+    ortrain_files::sibling_path(&ortrain_files::resolved(&side_path(path)), &format!("{checksum:08x}"))
 }
 
 fn load_side(path: &Path, written: Option<SideSum>) -> Result<Bytes> {
@@ -108,7 +109,7 @@ fn load_side(path: &Path, written: Option<SideSum>) -> Result<Bytes> {
     let Some(written) = written else { return disk::read(&at).map_err(missing) };
     let matches =
         |data: &Bytes| data.len() as u64 == written.length && crc32fast::hash(data) == written.checksum;
-    let wrong = match disk::read(&at) {
+    let side_error = match disk::read(&at) {
         Ok(data) if matches(&data) => return Ok(data),
         Ok(_) => Error::ExternalDamaged { path: at },
         Err(error) => missing(error),
@@ -116,7 +117,7 @@ fn load_side(path: &Path, written: Option<SideSum>) -> Result<Bytes> {
     // If a save was stopped between its last two renames, the right file still has its waiting name.
     match disk::read(&waiting_side_path(path, written.checksum)) {
         Ok(waiting) if matches(&waiting) => Ok(waiting),
-        _ => Err(wrong),
+        _ => Err(side_error),
     }
 }
 
@@ -189,13 +190,13 @@ impl Reader<'_> {
         let trainable =
             module.requires_grad_params()?.ok_or(Error::NoPart("list of trainable parameters"))?;
         let frozen = module.frozen_params()?.ok_or(Error::NoPart("list of frozen parameters"))?;
-        let mut seen = HashSet::new();
+        let mut names = HashSet::new();
         Ok(if module.is_nominal_state()? {
-            let trainable = self.tensors(trainable, &mut seen, Self::nominal)?;
-            ModuleState::Nominal { trainable, frozen: self.tensors(frozen, &mut seen, Self::nominal)? }
+            let trainable = self.tensors(trainable, &mut names, Self::nominal)?;
+            ModuleState::Nominal { trainable, frozen: self.tensors(frozen, &mut names, Self::nominal)? }
         } else {
-            let trainable = self.tensors(trainable, &mut seen, Self::tensor)?;
-            ModuleState::Full { trainable, frozen: self.tensors(frozen, &mut seen, Self::tensor)? }
+            let trainable = self.tensors(trainable, &mut names, Self::tensor)?;
+            ModuleState::Full { trainable, frozen: self.tensors(frozen, &mut names, Self::tensor)? }
         })
     }
 
@@ -203,14 +204,14 @@ impl Reader<'_> {
     fn tensors<T>(
         &mut self,
         tensors: Tensors<'_>,
-        seen: &mut HashSet<String>,
+        names: &mut HashSet<String>,
         mut read: impl FnMut(&mut Self, String, format::TensorRef<'_>) -> Result<T>,
     ) -> Result<Vec<T>> {
         let mut list = Vec::new();
         for tensor in tensors {
             let tensor = tensor?;
             let name = self.name(tensor.name()?, "tensor")?;
-            if seen.insert(name.clone()) {
+            if names.insert(name.clone()) {
                 list.push(read(self, name, tensor)?);
             }
         }
@@ -260,11 +261,11 @@ impl Reader<'_> {
 
     fn groups(&mut self, root: format::CheckpointRef<'_>) -> Result<Vec<OptimizerGroup>> {
         let mut groups = Vec::new();
-        let mut seen = HashSet::new();
+        let mut names = HashSet::new();
         for group in root.optimizer_groups()?.into_iter().flatten() {
             let group = group?;
             let name = self.name(group.group_name()?, "optimizer group")?;
-            if !seen.insert(name.clone()) {
+            if !names.insert(name.clone()) {
                 continue;
             }
             let step = group.step()?;
@@ -338,11 +339,11 @@ impl Reader<'_> {
 }
 
 /// Returns the element type for a number of ONNX's `TensorProto.DataType`.
-fn dtype(name: &str, number: i32) -> Result<DType> {
-    if let Some(dtype) = DType::from_onnx(number) {
+fn dtype(name: &str, code: i32) -> Result<DType> {
+    if let Some(dtype) = DType::from_onnx(code) {
         return Ok(dtype);
     }
-    let dtype = match number {
+    let dtype = match code {
         8 => return Err(Error::Strings { name: name.to_owned() }),
         0 => "UNDEFINED",
         14 => "COMPLEX64",
@@ -355,7 +356,7 @@ fn dtype(name: &str, number: i32) -> Result<DType> {
         22 => "INT4",
         23 => "FLOAT4E2M1",
         24 => "FLOAT8E8M0",
-        _ => return Err(Error::UnsupportedType { name: name.to_owned(), dtype: format!("number {number}") }),
+        _ => return Err(Error::UnsupportedType { name: name.to_owned(), dtype: format!("number {code}") }),
     };
     Err(Error::UnsupportedType { name: name.to_owned(), dtype: dtype.to_owned() })
 }

@@ -48,10 +48,10 @@ pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Vec<NamedTensor>> {
 /// # Errors
 /// Fails if a name occurs twice, or if the header would exceed the format's 100 MB.
 pub fn write_safetensors(tensors: &[NamedTensor]) -> Result<Vec<u8>> {
-    let mut seen = HashSet::new();
+    let mut names = HashSet::new();
     let mut views = Vec::with_capacity(tensors.len());
     for NamedTensor { name, tensor } in tensors {
-        if !seen.insert(name) {
+        if !names.insert(name) {
             return Err(Error::DuplicateName { what: "tensors", name: name.clone() });
         }
         let view = TensorView::new(to_safetensors(tensor.dtype()), tensor.dims().to_vec(), tensor.data());

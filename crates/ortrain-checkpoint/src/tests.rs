@@ -99,9 +99,9 @@ fn data(name: &str) -> std::path::PathBuf {
 
 fn parameters(checkpoint: &Checkpoint) -> Vec<NamedTensor> {
     let ModuleState::Full { trainable, frozen } = &checkpoint.module else { panic!("values are there") };
-    let mut all = [&trainable[..], frozen].concat();
-    all.sort_by(|a, b| a.name.cmp(&b.name));
-    all
+    let mut expected = [&trainable[..], frozen].concat();
+    expected.sort_by(|a, b| a.name.cmp(&b.name));
+    expected
 }
 
 mod reference {
@@ -110,12 +110,12 @@ mod reference {
     use super::*;
 
     #[test]
-    fn parameters_are_those_the_reference_reports() {
+    fn parameters_equal_the_reference() {
         for name in ["checkpoint", "checkpoint_step3_optim", "cnn_checkpoint"] {
-            let found = parameters(&load(data(name)).unwrap());
+            let actual = parameters(&load(data(name)).unwrap());
             let mut expected = load_safetensors(data(&format!("{name}.safetensors"))).unwrap();
             expected.sort_by(|a, b| a.name.cmp(&b.name));
-            assert_eq!(found, expected, "{name}");
+            assert_eq!(actual, expected, "{name}");
         }
     }
 
@@ -162,7 +162,7 @@ mod reference {
     }
 
     #[test]
-    fn what_is_read_can_be_written_and_read() {
+    fn checkpoints_round_trip() {
         for name in ["checkpoint", "checkpoint_step3_optim", "cnn_checkpoint", "nominal_checkpoint"] {
             let checkpoint = load(data(name)).unwrap();
             let bytes = encode(&checkpoint, Layout::Artifacts).unwrap();
@@ -175,7 +175,7 @@ mod round_trip {
     use super::*;
 
     #[test]
-    fn everything_survives() {
+    fn every_field_round_trips() {
         let checkpoint = sample();
         let bytes = encode(&checkpoint, Layout::Artifacts).unwrap();
         assert_eq!(read(bytes.into()).unwrap(), checkpoint, "order is kept");
@@ -193,14 +193,14 @@ mod round_trip {
     }
 
     #[test]
-    fn saving_what_was_loaded_reproduces_the_file() {
+    fn resaving_reproduces_the_file() {
         for checkpoint in
             [sample(), small(), Checkpoint::default(), load(data("nominal_checkpoint")).unwrap()]
         {
             for layout in [Layout::Artifacts, Layout::State] {
                 let bytes = encode(&checkpoint, layout).unwrap();
-                let again = encode(&read(bytes.clone().into()).unwrap(), layout).unwrap();
-                assert!(bytes == again);
+                let second = encode(&read(bytes.clone().into()).unwrap(), layout).unwrap();
+                assert!(bytes == second);
             }
         }
     }
@@ -225,9 +225,9 @@ mod round_trip {
     #[test]
     fn tensors_are_ranges_of_the_file() {
         let file = Bytes::from(encode(&small(), Layout::State).unwrap());
-        let whole = file.as_ptr_range();
+        let file_range = file.as_ptr_range();
         for parameter in parameters(&read(file).unwrap()) {
-            assert!(whole.contains(&parameter.tensor.data().as_ptr()), "{}", parameter.name);
+            assert!(file_range.contains(&parameter.tensor.data().as_ptr()), "{}", parameter.name);
         }
     }
 
@@ -242,7 +242,7 @@ mod round_trip {
     }
 
     #[test]
-    fn a_name_given_twice_is_refused() {
+    fn duplicate_names_are_rejected() {
         let twice = vec![NamedTensor::new("w", Tensor::f32(&[], &[1.0])); 2];
         let group = OptimizerGroup {
             name: "group0".into(),
@@ -267,7 +267,7 @@ mod round_trip {
     }
 
     #[test]
-    fn what_exceeds_a_buffer_is_refused() {
+    fn oversized_buffers_are_rejected() {
         let tensor = Tensor::zeros(DType::U8, vec![1 << 20]).unwrap();
         let trainable = (0..2048).map(|i| NamedTensor::new(i.to_string(), tensor.clone())).collect();
         let module = ModuleState::Full { trainable, frozen: Vec::new() };
@@ -454,7 +454,7 @@ mod crafted {
     }
 
     #[test]
-    fn broken_text_is_damage() {
+    fn invalid_utf8_is_an_error() {
         let good = file(&checkpoint(vec![tensor("wwww")]));
         let at = good.windows(4).position(|window| window == b"wwww").unwrap();
         let mut bytes = good.to_vec();
@@ -548,9 +548,9 @@ mod crafted {
             assert_eq!(sentence(offset), out(offset));
         }
         fs::write(&path, external(4)).unwrap();
-        let found = parameters(&load(&path).unwrap());
+        let actual = parameters(&load(&path).unwrap());
         assert_eq!(
-            found,
+            actual,
             [NamedTensor::new("w", Tensor::f32(&[1], &[2.0]))],
             "the reference's are not checksummed"
         );
@@ -575,7 +575,7 @@ mod files {
 
     #[cfg(unix)]
     #[test]
-    fn files_that_grow_or_shrink_meanwhile_do_no_harm() {
+    fn files_that_change_size_while_read_are_handled() {
         use std::os::unix::fs::FileExt;
         use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -620,7 +620,7 @@ mod files {
     }
 
     #[test]
-    fn saved_files_load_and_leave_nothing_beside() {
+    fn saves_leave_no_temporary_files() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("c");
         save(&small(), &path, Layout::State).unwrap();
@@ -638,10 +638,10 @@ mod files {
             save(&sample(), &path, external(layout)).unwrap();
             let loaded = load(&path).unwrap();
             assert_eq!(sorted(loaded.clone()), sorted(sample()));
-            let again = folder.path().join("again");
-            save(&loaded, &again, external(layout)).unwrap();
+            let second = folder.path().join("again");
+            save(&loaded, &second, external(layout)).unwrap();
             let side = |path: &Path| fs::read(crate::read::side_path(path)).unwrap();
-            assert!(fs::read(&path).unwrap() == fs::read(&again).unwrap() && side(&path) == side(&again));
+            assert!(fs::read(&path).unwrap() == fs::read(&second).unwrap() && side(&path) == side(&second));
         }
         // In the artifacts layout, small tensors stay inside. No tensor of the sample takes 64 bytes.
         assert_eq!(fs::metadata(folder.path().join("Artifacts.data")).unwrap().len(), 0);
@@ -673,7 +673,7 @@ mod files {
     }
 
     #[test]
-    fn a_save_interrupted_between_its_renames_is_whole() {
+    fn interrupted_renames_leave_a_complete_state() {
         let folder = tempfile::tempdir().unwrap();
         let (path, side) = (folder.path().join("c"), folder.path().join("c.data"));
         save(&sample(), &path, external(Layout::State)).unwrap();
@@ -738,7 +738,7 @@ mod files {
     }
 
     #[test]
-    fn what_is_staged_but_not_placed_vanishes() {
+    fn unplaced_files_are_removed() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("c");
         for options in [SaveOptions::from(Layout::State), external(Layout::State)] {
@@ -755,7 +755,7 @@ mod files {
 
     /// The disk fails from each possible step on. The state on disk is then the old one or the new one, complete.
     #[test]
-    fn whenever_the_disk_fails_a_state_is_there() {
+    fn disk_failures_leave_a_complete_state() {
         let mut other = sample();
         other.properties.clear();
         for (options, old) in [
@@ -773,10 +773,10 @@ mod files {
                 let (saved, done) = faults::with(Some(failing), || save(&other, &path, options));
                 let error = saved.expect_err("the disk fails").to_string();
                 assert!(error.starts_with("cannot "), "{error}");
-                let found = load(&path).unwrap();
+                let actual = load(&path).unwrap();
                 let renamed = done[..failing].contains(&Act::Rename);
                 assert!(
-                    found == old || renamed && found == sorted(other.clone()),
+                    actual == old || renamed && actual == sorted(other.clone()),
                     "step {failing} of {steps:?}"
                 );
             }
@@ -787,7 +787,7 @@ mod files {
     }
 
     #[test]
-    fn what_a_killed_process_left_is_swept() {
+    fn leftovers_of_killed_processes_are_swept() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("c");
         let at = |name: &str| folder.path().join(name);
@@ -823,7 +823,7 @@ mod files {
 
     /// Saves run after the load has read the first of two files. The load returns one complete state.
     #[test]
-    fn a_load_that_is_overtaken_by_a_save_is_whole() {
+    fn load_during_a_save_is_complete() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("c");
         let [first, second] = pair();
@@ -832,7 +832,7 @@ mod files {
         for failing in (0..steps.len()).map(Some).chain([None]) {
             save(&first, &path, options).unwrap();
             let mut saves = 0;
-            let found = load_by(&path, || {
+            let outcome = load_by(&path, || {
                 if saves < 2 {
                     // First one checkpoint, then the other. The second save may fail before its end.
                     let next = [&second, &first][saves];
@@ -841,20 +841,20 @@ mod files {
                 }
                 saves += 1;
             });
-            let found = found.unwrap();
-            assert!(found == first || found == second, "failing at {failing:?} of {steps:?}");
+            let checkpoint = outcome.unwrap();
+            assert!(checkpoint == first || checkpoint == second, "failing at {failing:?} of {steps:?}");
         }
         // An inline checkpoint has no second file.
         save(&first, &path, options).unwrap();
-        let found = load_by(&path, || {
+        let outcome = load_by(&path, || {
             save(&second, &path, Layout::State).unwrap();
             let _ = fs::remove_file(folder.path().join("c.data"));
         });
-        assert_eq!(found.unwrap(), second);
+        assert_eq!(outcome.unwrap(), second);
     }
 
     #[test]
-    fn loads_beside_saves_are_whole() {
+    fn concurrent_loads_and_saves_are_complete() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("c");
         let both = pair();
@@ -869,22 +869,22 @@ mod files {
                 done.store(true, order);
             });
             while !done.load(order) {
-                let found = load(&path).unwrap();
-                assert!(both.contains(&found));
+                let actual = load(&path).unwrap();
+                assert!(both.contains(&actual));
             }
         });
         assert_eq!(names(folder.path()), ["c", "c.data"]);
     }
 
     #[test]
-    fn saves_beside_saves_leave_a_whole_state() {
+    fn concurrent_saves_leave_a_complete_state() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("c");
         let both = pair();
         for _ in 0..50 {
             std::thread::scope(|scope| {
-                for one in &both {
-                    scope.spawn(|| save(one, &path, external(Layout::State)).unwrap());
+                for name in &both {
+                    scope.spawn(|| save(name, &path, external(Layout::State)).unwrap());
                 }
             });
             assert!(both.contains(&load(&path).unwrap()));
@@ -894,7 +894,7 @@ mod files {
     }
 
     #[test]
-    fn tensors_that_a_killed_process_left_are_swept() {
+    fn data_files_of_killed_processes_are_swept() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("c");
         let at = |name: &str| folder.path().join(name);
@@ -909,15 +909,16 @@ mod files {
         save(&small(), &path, Layout::State).unwrap();
         assert!(at("c.data.00c0ffee").exists());
         save(&sample(), &path, external(Layout::State)).unwrap();
-        let kept = ["c", "c.data", "c.data.1234567", "c.data.12345678", "c.data.123456789", "c.data.mine"];
-        assert_eq!(names(folder.path()), kept);
+        let remaining =
+            ["c", "c.data", "c.data.1234567", "c.data.12345678", "c.data.123456789", "c.data.mine"];
+        assert_eq!(names(folder.path()), remaining);
         drop(busy);
         save(&sample(), &path, external(Layout::State)).unwrap();
         assert!(!at("c.data.12345678").exists());
     }
 
     #[test]
-    fn paths_that_are_no_files() {
+    fn paths_of_other_kinds_are_rejected() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path();
         let shown = path.display();
@@ -993,16 +994,16 @@ mod files {
             for (name, write) in WRITERS {
                 let folder = tempfile::tempdir().unwrap();
                 let (path, side) = (folder.path().join("c"), folder.path().join("c.data"));
-                for wanted in [0o640, 0o600, 0o664, 0o440] {
+                for file_mode in [0o640, 0o600, 0o664, 0o440] {
                     fs::write(&path, "old").unwrap();
-                    fs::set_permissions(&path, Permissions::from_mode(wanted)).unwrap();
+                    fs::set_permissions(&path, Permissions::from_mode(file_mode)).unwrap();
                     let _ = fs::remove_file(&side);
                     write(&path).unwrap();
                     write(&path).unwrap();
                     assert!(sound(name, &path), "{name}");
-                    assert_eq!(format!("{:o}", mode(&path)), format!("{wanted:o}"), "{name}");
+                    assert_eq!(format!("{:o}", mode(&path)), format!("{file_mode:o}"), "{name}");
                     if side.exists() {
-                        assert_eq!(format!("{:o}", mode(&side)), format!("{wanted:o}"), "{name}");
+                        assert_eq!(format!("{:o}", mode(&side)), format!("{file_mode:o}"), "{name}");
                     }
                     fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
                 }
@@ -1024,8 +1025,8 @@ mod files {
                     assert!(sound(name, &at("c")), "{name} in round {round}");
                     assert_eq!(fs::read_link(at("c")).unwrap(), Path::new("store/one"), "{name}");
                     assert_eq!(fs::read_link(at("c.data")).unwrap(), Path::new("store/two"), "{name}");
-                    let there: &[&str] = if name == "two files" { &["one", "two"] } else { &["one"] };
-                    assert_eq!(names(&at("store")), there, "{name} in round {round}");
+                    let expected: &[&str] = if name == "two files" { &["one", "two"] } else { &["one"] };
+                    assert_eq!(names(&at("store")), expected, "{name} in round {round}");
                     assert_eq!(names(folder.path()), ["c", "c.data", "store"], "{name}");
                 }
                 symlink("loop", at("loop")).unwrap();
@@ -1042,7 +1043,7 @@ mod files {
         }
 
         #[test]
-        fn a_save_through_links_that_fails_leaves_a_state() {
+        fn failed_save_through_links_leaves_a_complete_state() {
             let folder = tempfile::tempdir().unwrap();
             let at = |name: &str| folder.path().join(name);
             fs::create_dir(at("store")).unwrap();
@@ -1053,8 +1054,8 @@ mod files {
             for failing in 0.. {
                 save(&first, at("c"), options).unwrap();
                 let (saved, _) = faults::with(Some(failing), || save(&second, at("c"), options));
-                let found = load(at("c")).unwrap();
-                assert!(found == first || found == second, "failing at {failing}");
+                let actual = load(at("c")).unwrap();
+                assert!(actual == first || actual == second, "failing at {failing}");
                 if saved.is_ok() {
                     break;
                 }
@@ -1063,7 +1064,7 @@ mod files {
         }
 
         #[test]
-        fn every_writer_refuses_what_is_no_regular_file() {
+        fn every_writer_rejects_special_files() {
             let folder = tempfile::tempdir().unwrap();
             let pipe = folder.path().join("pipe");
             assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
@@ -1084,13 +1085,13 @@ mod files {
         }
 
         #[test]
-        fn every_writer_has_room_for_long_names_and_sweeps() {
+        fn every_writer_supports_long_names_and_sweeps() {
             for (name, write) in WRITERS {
                 let folder = tempfile::tempdir().unwrap();
                 let path = folder.path().join("c".repeat(250));
                 for suffix in ["", ".data"] {
                     let target = crate::disk::with_suffix(&path, suffix);
-                    fs::write(ortrain_files::beside(&target, "77-0.tmp"), "half of").unwrap();
+                    fs::write(ortrain_files::sibling_path(&target, "77-0.tmp"), "half of").unwrap();
                 }
                 write(&path).unwrap();
                 write(&path).unwrap();
@@ -1102,7 +1103,7 @@ mod files {
         }
 
         #[test]
-        fn a_second_file_of_a_long_name_may_wait() {
+        fn second_file_of_a_long_name_can_wait() {
             let folder = tempfile::tempdir().unwrap();
             let path = folder.path().join("c".repeat(250));
             let [first, second] = pair();
@@ -1110,8 +1111,8 @@ mod files {
             for failing in 0.. {
                 save(&first, &path, options).unwrap();
                 let (saved, _) = faults::with(Some(failing), || save(&second, &path, options));
-                let found = load(&path).unwrap();
-                assert!(found == first || found == second, "failing at {failing}");
+                let actual = load(&path).unwrap();
+                assert!(actual == first || actual == second, "failing at {failing}");
                 if saved.is_ok() {
                     break;
                 }
@@ -1128,9 +1129,9 @@ mod safetensors {
         let tensors = parameters(&sample());
         let bytes = Bytes::from(write_safetensors(&tensors).unwrap());
         assert!(bytes == write_safetensors(&tensors).unwrap(), "same tensors, same bytes");
-        let mut found = read_safetensors(bytes).unwrap();
-        found.sort_by(|a, b| a.name.cmp(&b.name));
-        assert_eq!(found, tensors);
+        let mut actual = read_safetensors(bytes).unwrap();
+        actual.sort_by(|a, b| a.name.cmp(&b.name));
+        assert_eq!(actual, tensors);
     }
 
     #[test]
@@ -1158,7 +1159,7 @@ mod safetensors {
     }
 
     #[test]
-    fn damage_never_panics() {
+    fn damaged_files_never_panic() {
         let good = write_safetensors(&parameters(&small())).unwrap();
         for position in 0..good.len() {
             assert!(read_safetensors(good[..position].to_vec().into()).is_err());

@@ -163,22 +163,22 @@ impl StagedCheckpoint {
     pub fn place(self) -> Result<()> {
         let StagedCheckpoint { path, mut main, side } = self;
         let Some((mut side, checksum, content)) = side else { return Ok(main.place()?) };
-        let (place, side_place) = (main.destination().to_owned(), side.destination().to_owned());
-        let _one_at_a_time = lock_folder(&place);
+        let (destination, side_place) = (main.destination().to_owned(), side.destination().to_owned());
+        let _one_at_a_time = lock_folder(&destination);
         let waiting = waiting_side_path(&path, checksum);
-        let wanted = waiting.exists();
+        let is_waiting = waiting.exists();
         side.rename(&waiting)?;
-        if wanted {
+        if is_waiting {
             // The current checkpoint may refer to this file, if its tensors are the same.
             side.keep();
         }
         flush_folder(&waiting)?;
-        main.rename(&place)?;
+        main.rename(&destination)?;
         // From here on, the new checkpoint is in place and needs its tensors under one of their names.
         main.keep();
         side.keep();
-        flush_folder(&place)?;
-        if disk::read(&path).is_ok_and(|there| there != content) {
+        flush_folder(&destination)?;
+        if disk::read(&path).is_ok_and(|current| current != content) {
             // Another save has already replaced the checkpoint: one without a `.data` file, or one that did not see the
             // lock.
             return Ok(());
@@ -452,9 +452,9 @@ fn property_estimate((name, value): (&String, &Property)) -> u64 {
 
 /// Returns an error if a name occurs twice.
 fn distinct<'a>(what: &'static str, names: impl Iterator<Item = &'a str>) -> Result<()> {
-    let mut seen = HashSet::new();
+    let mut unique = HashSet::new();
     for name in names {
-        if !seen.insert(name) {
+        if !unique.insert(name) {
             return Err(Error::DuplicateName { what, name: name.to_owned() });
         }
     }

@@ -47,7 +47,7 @@ struct Printer<'n> {
     a: &'n Attention,
     scores: AnalyzedNest<'n>,
     weights: AnalyzedNest<'n>,
-    back: Option<GradientNests<'n>>,
+    gradient_nests: Option<GradientNests<'n>>,
     /// Offsets in scratch memory, if values are stored: scores, and products of the incoming gradient and the values.
     stored_offsets: Option<[usize; 2]>,
 }
@@ -80,7 +80,8 @@ pub(crate) fn launches(cx: &Context<'_>, a: &Attention) -> Result<Vec<Launch>, S
     let mut launches = Vec::new();
     if rows * a.keys <= MAX_STORED_SCORES && a.size.max(a.width) <= MAX_STORED_SIZE {
         let scores = cx.reserve_permanently(rows * a.keys);
-        let products = if printer.back.is_some() { cx.reserve_permanently(rows * a.keys) } else { 0 };
+        let products =
+            if printer.gradient_nests.is_some() { cx.reserve_permanently(rows * a.keys) } else { 0 };
         printer.stored_offsets = Some([scores, products]);
         launches.extend(printer.stored_launches(cx, [scores, products])?);
     }
@@ -142,7 +143,7 @@ impl MatmulOperands for PairProducts<'_, '_> {
 
     fn runs_along_terms(&self, side: usize) -> bool {
         let strides = &self.factors[side].access.strides;
-        let [lines, terms] = [2, 1].map(|back| strides[strides.len() - back]);
+        let [lines, terms] = [2, 1].map(|from_end| strides[strides.len() - from_end]);
         are_terms_adjacent(lines, terms)
     }
 
@@ -170,8 +171,8 @@ impl MatmulOperands for PairProducts<'_, '_> {
             true => Printer::apply_nest(kernel, scores, batch, [i, j], vec![product])?,
             false => product,
         };
-        let place = self.printer.stored_offset(self.first, batch, i, j);
-        kernel.set_scratch(&place, &value);
+        let offset = self.printer.stored_offset(self.first, batch, i, j);
+        kernel.set_scratch(&offset, &value);
         Ok(())
     }
 }
@@ -259,7 +260,7 @@ impl MatmulOperands for ResultProduct<'_, '_> {
 
 impl<'n> Printer<'n> {
     fn new(a: &'n Attention) -> Result<Printer<'n>, String> {
-        let back = match &a.pass {
+        let gradient_nests = match &a.pass {
             AttentionPass::Output(_) => None,
             AttentionPass::Gradients(gradients) => Some(GradientNests {
                 gradients,
@@ -269,7 +270,7 @@ impl<'n> Printer<'n> {
             }),
         };
         let (scores, weights) = (AnalyzedNest::new(&a.scores)?, AnalyzedNest::new(&a.weights)?);
-        Ok(Printer { a, scores, weights, back, stored_offsets: None })
+        Ok(Printer { a, scores, weights, gradient_nests, stored_offsets: None })
     }
 
     /// Returns the launches that compute the stored values.
@@ -286,13 +287,13 @@ impl<'n> Printer<'n> {
             first,
             are_scores,
         };
-        let mut all = vec![of([q, k], *size, scores, true)];
-        all.extend(
-            self.back.as_ref().map(|back| of([&back.gradients.output_gradient, v], *width, products, false)),
-        );
+        let mut stored = vec![of([q, k], *size, scores, true)];
+        stored.extend(self.gradient_nests.as_ref().map(|gradient_nests| {
+            of([&gradient_nests.gradients.output_gradient, v], *width, products, false)
+        }));
         let launches =
             |pairs: &PairProducts<'_, '_>| tiled::launches(cx, &MatmulOutput::new(pairs, &self.a.scores)?);
-        all.iter().map(launches).collect::<Result<Vec<_>, String>>().map(|launches| launches.concat())
+        stored.iter().map(launches).collect::<Result<Vec<_>, String>>().map(|launches| launches.concat())
     }
 
     /// Returns the index of a row.
@@ -352,28 +353,28 @@ impl<'n> Printer<'n> {
 
     fn score(&self, kernel: &mut Kernel<'_>, batch: &[String], i: &str, j: &str) -> Result<Value, String> {
         if let Some([scores, _]) = self.stored_offsets {
-            let kept = kernel.scratch(&self.stored_offset(scores, batch, i, j), Repr::F32);
-            return Ok(kernel.define(kept));
+            let stored = kernel.scratch(&self.stored_offset(scores, batch, i, j), Repr::F32);
+            return Ok(kernel.define(stored));
         }
         let product = self.product(kernel, batch, [(&self.a.q, i), (&self.a.k, j)], self.a.size)?;
         Printer::apply_nest(kernel, &self.scores, batch, [i, j], vec![product])
     }
 
     /// Returns the scratch offset of a statistic of a row.
-    fn statistic_offset(&self, batch: &[String], i: &str, number: usize) -> String {
-        format!("{} * {STATISTICS_PER_ROW} + {number}", self.row_index(batch, i))
+    fn statistic_offset(&self, batch: &[String], i: &str, statistic: usize) -> String {
+        format!("{} * {STATISTICS_PER_ROW} + {statistic}", self.row_index(batch, i))
     }
 
-    fn power(kernel: &mut Kernel<'_>, score: &Value, most: &Value) -> Value {
-        kernel.define(Value::new(format!("exp_f32({} - {})", score.text, most.text), Repr::F32))
+    fn power(kernel: &mut Kernel<'_>, score: &Value, row_max: &Value) -> Value {
+        kernel.define(Value::new(format!("exp_f32({} - {})", score.text, row_max.text), Repr::F32))
     }
 
     /// Prints an element of the softmax.
     fn softmax(&self, kernel: &mut Kernel<'_>, batch: &[String], i: &str, j: &str) -> Result<Value, String> {
         let score = self.score(kernel, batch, i, j)?;
-        let most = kernel.scratch(&self.statistic_offset(batch, i, 0), Repr::F32);
+        let row_max = kernel.scratch(&self.statistic_offset(batch, i, 0), Repr::F32);
         let total = kernel.scratch(&self.statistic_offset(batch, i, 1), Repr::F32).text;
-        let power = Printer::power(kernel, &score, &most);
+        let power = Printer::power(kernel, &score, &row_max);
         Ok(kernel.define(Value::new(format!("{} / {total}", power.text), Repr::F32)))
     }
 
@@ -387,24 +388,25 @@ impl<'n> Printer<'n> {
     fn softmax_gradient(
         &self,
         kernel: &mut Kernel<'_>,
-        back: &GradientNests<'_>,
+        gradient_nests: &GradientNests<'_>,
         (batch, i, j): (&[String], &str, &str),
         softmax: &Value,
     ) -> Result<[Value; 2], String> {
         let of_weight = match self.stored_offsets {
             Some([_, products]) => {
-                let kept = kernel.scratch(&self.stored_offset(products, batch, i, j), Repr::F32);
-                kernel.define(kept)
+                let stored = kernel.scratch(&self.stored_offset(products, batch, i, j), Repr::F32);
+                kernel.define(stored)
             }
             None => {
-                let lines = [(&back.gradients.output_gradient, i), (&self.a.v, j)];
+                let lines = [(&gradient_nests.gradients.output_gradient, i), (&self.a.v, j)];
                 self.product(kernel, batch, lines, self.a.width)?
             }
         };
-        let given = vec![of_weight, softmax.clone()];
-        let of_softmax = Printer::apply_nest(kernel, &back.weights, batch, [i, j], given)?;
-        let kept = Printer::apply_nest(kernel, &back.softmax, batch, [i, j], vec![softmax.clone()])?;
-        Ok([of_softmax, kept])
+        let arguments = vec![of_weight, softmax.clone()];
+        let of_softmax = Printer::apply_nest(kernel, &gradient_nests.weights, batch, [i, j], arguments)?;
+        let softmax_value =
+            Printer::apply_nest(kernel, &gradient_nests.softmax, batch, [i, j], vec![softmax.clone()])?;
+        Ok([of_softmax, softmax_value])
     }
 
     /// Prints the gradient of the product of a query and a key.
@@ -415,13 +417,14 @@ impl<'n> Printer<'n> {
         i: &str,
         j: &str,
     ) -> Result<Value, String> {
-        let back = self.back.as_ref().ok_or("no gradients are requested")?;
+        let gradient_nests = self.gradient_nests.as_ref().ok_or("no gradients are requested")?;
         let softmax = self.softmax(kernel, batch, i, j)?;
-        let [of_softmax, kept] = self.softmax_gradient(kernel, back, (batch, i, j), &softmax)?;
+        let [of_softmax, softmax_value] =
+            self.softmax_gradient(kernel, gradient_nests, (batch, i, j), &softmax)?;
         let total = kernel.scratch(&self.statistic_offset(batch, i, 2), Repr::F32).text;
-        let of_score = format!("{} * ({} - {total})", kept.text, of_softmax.text);
+        let of_score = format!("{} * ({} - {total})", softmax_value.text, of_softmax.text);
         let of_score = kernel.define(Value::new(of_score, Repr::F32));
-        Printer::apply_nest(kernel, &back.scores, batch, [i, j], vec![of_score])
+        Printer::apply_nest(kernel, &gradient_nests.scores, batch, [i, j], vec![of_score])
     }
 
     /// Returns the launch that computes the statistics of every row. Several invocations of a group share a row.
@@ -446,26 +449,28 @@ impl<'n> Printer<'n> {
                 kernel.close_to(depth);
                 Ok::<Value, String>(arrays.combine_lanes(kernel, &[op], &[total], &row.slices()).remove(0))
             };
-        let most = over_row(&mut kernel, ReduceOp::Max, &|kernel, j| self.score(kernel, batch, i, j))?;
+        let row_max = over_row(&mut kernel, ReduceOp::Max, &|kernel, j| self.score(kernel, batch, i, j))?;
         let total = over_row(&mut kernel, ReduceOp::Sum, &|kernel, j| {
             let score = self.score(kernel, batch, i, j)?;
-            Ok(Printer::power(kernel, &score, &most))
+            Ok(Printer::power(kernel, &score, &row_max))
         })?;
-        let mut statistics = vec![most.clone(), total.clone()];
-        if let Some(back) = &self.back {
+        let mut statistics = vec![row_max.clone(), total.clone()];
+        if let Some(gradient_nests) = &self.gradient_nests {
             statistics.push(over_row(&mut kernel, ReduceOp::Sum, &|kernel, j| {
                 let score = self.score(kernel, batch, i, j)?;
-                let power = Printer::power(kernel, &score, &most);
+                let power = Printer::power(kernel, &score, &row_max);
                 let softmax = format!("{} / {}", power.text, total.text);
                 let softmax = kernel.define(Value::new(softmax, Repr::F32));
-                let [of_softmax, kept] = self.softmax_gradient(kernel, back, (batch, i, j), &softmax)?;
-                Ok(kernel.define(Value::new(format!("{} * {}", of_softmax.text, kept.text), Repr::F32)))
+                let [of_softmax, softmax_value] =
+                    self.softmax_gradient(kernel, gradient_nests, (batch, i, j), &softmax)?;
+                Ok(kernel
+                    .define(Value::new(format!("{} * {}", of_softmax.text, softmax_value.text), Repr::F32)))
             })?);
         }
         let depth = kernel.depth();
         row.when_first(&mut kernel);
-        for (number, value) in statistics.iter().enumerate() {
-            kernel.set_scratch(&self.statistic_offset(batch, i, number), value);
+        for (index, value) in statistics.iter().enumerate() {
+            kernel.set_scratch(&self.statistic_offset(batch, i, index), value);
         }
         kernel.close_to(depth);
         cx.finish_groups(kernel, row.groups)

@@ -10,9 +10,9 @@ use ortrain_program::{BufferId, Instruction, MatMul, Nest, Operand};
 
 /// Returns the elements of a buffer that an instruction accesses; `None` if it may access any element.
 pub(crate) fn accessed_range(instruction: &Instruction, id: BufferId) -> Option<Range<usize>> {
-    let mut all: Option<Range<usize>> = None;
+    let mut total_range: Option<Range<usize>> = None;
     let mut add = |range: Range<usize>| {
-        let known = all.get_or_insert(range.clone());
+        let known = total_range.get_or_insert(range.clone());
         *known = known.start.min(range.start)..known.end.max(range.end);
     };
     match instruction {
@@ -27,7 +27,7 @@ pub(crate) fn accessed_range(instruction: &Instruction, id: BufferId) -> Option<
         }
         _ => return None,
     }
-    all
+    total_range
 }
 
 /// Adds the elements of a buffer that a nest accesses. Returns `None` if they are unknown.

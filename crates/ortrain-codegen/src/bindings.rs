@@ -32,7 +32,7 @@ pub(crate) struct Regions<'a> {
 /// Returns the bytes of a buffer in its memory.
 fn buffer_bytes(program: &Program, id: BufferId) -> (MemoryId, usize, usize) {
     let buffer = program.buffer(id);
-    let (home, start) = match buffer.place {
+    let (home, start) = match buffer.location {
         BufferLocation::Work(at) => (MemoryId::Work, at),
         BufferLocation::Plane(plane, at) => (MemoryId::Plane(plane), at),
         BufferLocation::Constant(number) => (MemoryId::Constant(number), 0),
@@ -75,19 +75,19 @@ impl<'a> Regions<'a> {
             let atomic = written && buffer.dtype.size() < 4;
             let mut new = Region { memory: home, start, end: end.max(start + 4), atomic };
             regions.retain(|old| {
-                let meets = old.memory == new.memory && old.start < new.end && new.start < old.end;
-                if meets {
+                let overlaps = old.memory == new.memory && old.start < new.end && new.start < old.end;
+                if overlaps {
                     new.start = new.start.min(old.start);
                     new.end = new.end.max(old.end);
                     new.atomic |= old.atomic;
                 }
-                !meets
+                !overlaps
             });
             let bytes = (new.end - new.start) as u64;
             if bytes > caps.binding_bytes {
-                let most = caps.binding_bytes;
+                let limit = caps.binding_bytes;
                 return Err(format!(
-                    "{:?} needs a binding of {bytes} bytes, but this device allows at most {most}",
+                    "{:?} needs a binding of {bytes} bytes, but this device allows at most {limit}",
                     buffer.label
                 ));
             }
@@ -101,9 +101,9 @@ impl<'a> Regions<'a> {
     pub(crate) fn merge_nearest(&mut self, caps: &Caps) -> bool {
         self.exceeds_bindings.set(false);
         self.regions.sort_by_key(|region| (region.memory, region.start));
-        let near = |k: &usize| self.regions[*k].memory == self.regions[k + 1].memory;
+        let same_memory = |k: &usize| self.regions[*k].memory == self.regions[k + 1].memory;
         let gap = |k: &usize| self.regions[k + 1].start - self.regions[*k].end;
-        let Some(at) = (0..self.regions.len().saturating_sub(1)).filter(near).min_by_key(gap) else {
+        let Some(at) = (0..self.regions.len().saturating_sub(1)).filter(same_memory).min_by_key(gap) else {
             return false;
         };
         let second = self.regions.remove(at + 1);

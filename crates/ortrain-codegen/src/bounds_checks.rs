@@ -78,7 +78,7 @@ fn guard_kernel<'a>(
     let guards = Guards::from_nest(nest);
     let mut kernel = cx.plain_kernel();
     let none_yet = format!("{} == 0u", kernel.fault_word(0));
-    let kept = nest.dims.len() - nest.inner;
+    let outer_rank = nest.dims.len() - nest.inner;
     let points = match step {
         Step::Report => 1,
         Step::Find if guards.reductions => nest.outer_dims().iter().map(|&dim| dim as u64).product(),
@@ -99,12 +99,12 @@ fn guard_kernel<'a>(
             at = define_point(&mut kernel, nest, "id");
         }
         Step::Report => {
-            let least = kernel.fault_word(1);
-            let least = kernel.define(Value::new(least, Repr::U32)).text;
-            kernel.begin_if(&format!("{none_yet} && {least} != 4294967295u"));
-            at = define_coordinates(&mut kernel, &least, &nest.dims);
+            let lowest_word = kernel.fault_word(1);
+            let lowest_point = kernel.define(Value::new(lowest_word, Repr::U32)).text;
+            kernel.begin_if(&format!("{none_yet} && {lowest_point} != 4294967295u"));
+            at = define_coordinates(&mut kernel, &lowest_point, &nest.dims);
             if guards.reductions {
-                reduced = print_reductions(&mut kernel, known, at[..kept].to_vec())?.results;
+                reduced = print_reductions(&mut kernel, known, at[..outer_rank].to_vec())?.results;
             }
         }
     }
@@ -133,9 +133,9 @@ fn record_failure(
         Step::Find => {
             kernel.begin_if(&format!("{below} || {above}"));
             let axes = nest.dims.iter().zip(at);
-            let number =
-                axes.fold(String::from("0i"), |number, (dim, at)| format!("({number} * {dim} + {at})"));
-            kernel.min_fault_word(1, &format!("bits_of_int({number})"));
+            let point =
+                axes.fold(String::from("0i"), |linear, (dim, at)| format!("({linear} * {dim} + {at})"));
+            kernel.min_fault_word(1, &format!("bits_of_int({point})"));
         }
         Step::Report => {
             let none_yet = format!("{} == 0u", kernel.fault_word(0));

@@ -71,13 +71,13 @@ impl ConvOperands<'_> {
     fn split(
         &self,
         kernel: &mut Kernel<'_>,
-        number: &str,
+        index: &str,
         lead: usize,
         size: impl Fn(&SlidingAxis) -> usize,
     ) -> Vec<String> {
         let dims: Vec<usize> = [lead].into_iter().chain(self.sizes(size)).collect();
-        let number = kernel.define(Value::new(format!("bits_of_int({number})"), Repr::U32)).text;
-        define_coordinates(kernel, &number, &dims)
+        let index_bits = kernel.define(Value::new(format!("bits_of_int({index})"), Repr::U32)).text;
+        define_coordinates(kernel, &index_bits, &dims)
     }
 
     /// Maps the window indices after the leading index to start positions.
@@ -87,9 +87,9 @@ impl ConvOperands<'_> {
         index: &[String],
         from: impl Fn(&SlidingAxis, &str) -> String,
     ) -> Vec<String> {
-        let (lead, places) = index.split_first().expect("the index has a first axis");
-        let moved = self.0.shape.axes.iter().zip(places).map(|(axis, at)| kernel.int(from(axis, at)));
-        [lead.clone()].into_iter().chain(moved.collect::<Vec<_>>()).collect()
+        let (lead, positions) = index.split_first().expect("the index has a first axis");
+        let starts = self.0.shape.axes.iter().zip(positions).map(|(axis, at)| kernel.int(from(axis, at)));
+        [lead.clone()].into_iter().chain(starts.collect::<Vec<_>>()).collect()
     }
 
     /// Prints the index of a channel, from its group and its index in the group.
@@ -136,12 +136,12 @@ impl ConvOperands<'_> {
         let sums = |sign: &str| -> Vec<String> {
             line[1..].iter().zip(&term[1..]).map(|(start, step)| format!("{start} {sign} {step}")).collect()
         };
-        let places = match pass {
+        let positions = match pass {
             ConvPass::InputGradient => when_existing(kernel, axes, sums("-")),
             _ => when_inside(kernel, axes, sums("+")),
         };
         let channel = ConvOperands::channel(kernel, group, channels, channel);
-        let at: Vec<String> = [image.clone(), channel].into_iter().chain(places).collect();
+        let at: Vec<String> = [image.clone(), channel].into_iter().chain(positions).collect();
         element(kernel, from, &at)
     }
 }
@@ -199,8 +199,11 @@ impl MatmulOperands for ConvOperands<'_> {
                 vec![kernel.int(format!("{term} / {cells}")), kernel.int(format!("{term} % {cells}"))]
             }
             (LEFT, ConvPass::FilterGradient) => {
-                let places: usize = self.sizes(|axis| axis.output).product();
-                vec![kernel.int(format!("{term} / {places}")), kernel.int(format!("{term} % {places}"))]
+                let position_count: usize = self.sizes(|axis| axis.output).product();
+                vec![
+                    kernel.int(format!("{term} / {position_count}")),
+                    kernel.int(format!("{term} % {position_count}")),
+                ]
             }
             (_, ConvPass::FilterGradient) => {
                 let index = self.split(kernel, term, images, |axis| axis.output);
@@ -225,11 +228,11 @@ impl MatmulOperands for ConvOperands<'_> {
         let ConvShape { pass, groups, channels_out, .. } = self.0.shape;
         match (side, pass) {
             (LEFT, ConvPass::FilterGradient) => {
-                let places: usize = self.sizes(|axis| axis.output).product();
-                let (image, place) = (&term[0], &term[1]);
+                let position_count: usize = self.sizes(|axis| axis.output).product();
+                let (image, position) = (&term[0], &term[1]);
                 let channel = format!("{} * {channels_out} + {}", line[0], line[1]);
                 let plane = format!("{image} * {} + {channel}", groups * channels_out);
-                let at = format!("{} + ({plane}) * {places} + {place}", self.0.a.access.offset);
+                let at = format!("{} + ({plane}) * {position_count} + {position}", self.0.a.access.offset);
                 Ok(kernel.load(self.0.a.buffer, &at))
             }
             (LEFT, _) => self.filter_element(kernel, line, term),
@@ -245,8 +248,8 @@ impl MatmulOperands for ConvOperands<'_> {
         let product = kernel.variable(&product);
         let depth = kernel.depth();
         kernel.begin_if(&format!("is_nan({})", product.text));
-        let alone = direct_element(kernel, self.0, at)?;
-        kernel.assign(&product, &alone);
+        let direct_value = direct_element(kernel, self.0, at)?;
+        kernel.assign(&product, &direct_value);
         kernel.close_to(depth);
         Ok(product)
     }
@@ -269,43 +272,43 @@ impl MatmulOperands for ConvOperands<'_> {
 }
 
 /// Defines input positions, and starts a block for positions inside of the input.
-fn when_inside(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], places: Vec<String>) -> Vec<String> {
-    let found: Vec<String> = places.into_iter().map(|place| kernel.int(place)).collect();
-    let inside = axes.iter().zip(&found).map(|(axis, at)| format!("{at} >= 0i && {at} < {}i", axis.input));
+fn when_inside(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], positions: Vec<String>) -> Vec<String> {
+    let defined: Vec<String> = positions.into_iter().map(|position| kernel.int(position)).collect();
+    let inside = axes.iter().zip(&defined).map(|(axis, at)| format!("{at} >= 0i && {at} < {}i", axis.input));
     let inside: Vec<String> = inside.collect();
     if !inside.is_empty() {
         kernel.begin_if(&inside.join(" && "));
     }
-    found
+    defined
 }
 
 /// Defines the windows with these start offsets, and starts a block for existing windows.
 fn when_existing(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], starts: Vec<String>) -> Vec<String> {
     let mut exists = Vec::new();
-    let mut found = Vec::new();
+    let mut indices = Vec::new();
     for (SlidingAxis { output, stride, .. }, start) in axes.iter().zip(starts) {
-        let far = kernel.int(start);
-        let at = kernel.int(format!("{far} / {stride}"));
-        exists.push(format!("{far} >= 0i && {at} * {stride} == {far} && {at} < {output}i"));
-        found.push(at);
+        let shifted = kernel.int(start);
+        let at = kernel.int(format!("{shifted} / {stride}"));
+        exists.push(format!("{shifted} >= 0i && {at} * {stride} == {shifted} && {at} < {output}i"));
+        indices.push(at);
     }
     if !exists.is_empty() {
         kernel.begin_if(&exists.join(" && "));
     }
-    found
+    indices
 }
 
 /// Starts the loops over the products of a result element, and returns the indices of both factors.
 fn start_product_loops(kernel: &mut Kernel<'_>, shape: &ConvShape, at: &[String]) -> [Vec<String>; 2] {
     let ConvShape { pass, batch, channels_in, channels_out, ref axes, .. } = *shape;
-    let (lead, place) = at.split_at(2);
+    let (lead, position) = at.split_at(2);
     match pass {
         ConvPass::Output => {
             let group = kernel.int(format!("{} / {channels_out}", lead[1]));
             let c = kernel.begin_loop("0", &channels_in.to_string());
             let cells: Vec<String> =
                 axes.iter().map(|axis| kernel.begin_loop("0", &axis.kernel.to_string())).collect();
-            let inputs = window_inputs(kernel, axes, place, &cells);
+            let inputs = window_inputs(kernel, axes, position, &cells);
             let channel = kernel.int(format!("{group} * {channels_in} + {c}"));
             let input = [lead[0].clone(), channel].into_iter().chain(inputs).collect();
             [input, [lead[1].clone(), c].into_iter().chain(cells).collect()]
@@ -316,7 +319,7 @@ fn start_product_loops(kernel: &mut Kernel<'_>, shape: &ConvShape, at: &[String]
             let m = kernel.begin_loop("0", &channels_out.to_string());
             let cells: Vec<String> =
                 axes.iter().map(|axis| kernel.begin_loop("0", &axis.kernel.to_string())).collect();
-            let outputs = covering_windows(kernel, axes, place, &cells);
+            let outputs = covering_windows(kernel, axes, position, &cells);
             let channel = kernel.int(format!("{group} * {channels_out} + {m}"));
             let output = [lead[0].clone(), channel.clone()].into_iter().chain(outputs).collect();
             [output, [channel, c].into_iter().chain(cells).collect()]
@@ -326,7 +329,7 @@ fn start_product_loops(kernel: &mut Kernel<'_>, shape: &ConvShape, at: &[String]
             let n = kernel.begin_loop("0", &batch.to_string());
             let outputs: Vec<String> =
                 axes.iter().map(|axis| kernel.begin_loop("0", &axis.output.to_string())).collect();
-            let inputs = window_inputs(kernel, axes, &outputs, place);
+            let inputs = window_inputs(kernel, axes, &outputs, position);
             let channel = kernel.int(format!("{group} * {channels_in} + {}", lead[1]));
             let output = [n.clone(), lead[0].clone()].into_iter().chain(outputs).collect();
             [output, [n, channel].into_iter().chain(inputs).collect()]
@@ -341,11 +344,11 @@ pub(crate) fn window_inputs(
     outputs: &[String],
     cells: &[String],
 ) -> Vec<String> {
-    let places = axes.iter().zip(outputs).zip(cells).map(|((axis, o), k)| {
+    let positions = axes.iter().zip(outputs).zip(cells).map(|((axis, o), k)| {
         let SlidingAxis { stride, dilation, padding_before: before, .. } = axis;
         format!("{o} * {stride} + {k} * {dilation} - ({before})")
     });
-    when_inside(kernel, axes, places.collect())
+    when_inside(kernel, axes, positions.collect())
 }
 
 /// Defines the windows with given elements over input positions, and starts a block for existing windows.

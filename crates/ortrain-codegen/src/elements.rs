@@ -73,11 +73,11 @@ impl Kernel<'_> {
                 Value::new(format!("pair({low}, {high})"), repr)
             }
             _ => {
-                let place = self.define(Value::new(at, Repr::I32)).text;
+                let index = self.define(Value::new(at, Repr::I32)).text;
                 let bits = 8 * dtype.size();
                 let (shift, part) = narrow_index_bits(dtype);
-                let word = self.dialect.word(&binding, &format!("{place} >> {shift}u"));
-                let by = format!("(bits_of_int({place} & {part}) * {bits}u)");
+                let word = self.dialect.word(&binding, &format!("{index} >> {shift}u"));
+                let by = format!("(bits_of_int({index} & {part}) * {bits}u)");
                 value_from_bits(dtype, &format!("(({word} >> {by}) & {}u)", (1u32 << bits) - 1))
             }
         }
@@ -102,14 +102,14 @@ impl Kernel<'_> {
         let (binding, base) = self.buffer(id);
         let at = offset_index(at, base);
         if dtype.size() < 4 {
-            let place = self.define(Value::new(at, Repr::I32)).text;
+            let index = self.define(Value::new(at, Repr::I32)).text;
             let bits = 8 * dtype.size();
             let (shift, part) = narrow_index_bits(dtype);
             let raw = self.narrow_bits(dtype, &value);
-            let by = self.define(Value::new(format!("bits_of_int({place} & {part}) * {bits}u"), Repr::U32));
+            let by = self.define(Value::new(format!("bits_of_int({index} & {part}) * {bits}u"), Repr::U32));
             let mask = format!("{}u << {}", (1u32 << bits) - 1, by.text);
             let raw = format!("({raw}) << {}", by.text);
-            let line = self.dialect.set_bits(&binding, &format!("{place} >> {shift}u"), &mask, &raw);
+            let line = self.dialect.set_bits(&binding, &format!("{index} >> {shift}u"), &mask, &raw);
             self.line(&line);
         } else if dtype.size() == 8 {
             let value = self.define(value).text;
@@ -129,17 +129,17 @@ impl Kernel<'_> {
     pub(crate) fn load_quad(&mut self, id: BufferId, at: &str) -> [Value; 4] {
         let dtype = self.dtype(id);
         let (binding, base) = self.buffer(id);
-        let place = self.define(Value::new(format!("({}) >> 2u", offset_index(at, base)), Repr::I32)).text;
+        let index = self.define(Value::new(format!("({}) >> 2u", offset_index(at, base)), Repr::I32)).text;
         if dtype.size() == 4 {
             let quad = self.name();
-            let line = self.dialect.define_quad(&quad, &self.dialect.quad(&binding, &place));
+            let line = self.dialect.define_quad(&quad, &self.dialect.quad(&binding, &index));
             self.line(&line);
             return ["x", "y", "z", "w"].map(|part| value_from_word(dtype, &format!("{quad}.{part}")));
         }
         let (bits, size) = (8 * dtype.size(), dtype.size());
         let words: Vec<String> = (0..size)
             .map(|k| {
-                let word = self.dialect.word(&binding, &format!("{place} * {size} + {k}"));
+                let word = self.dialect.word(&binding, &format!("{index} * {size} + {k}"));
                 self.define(Value::new(word, Repr::U32)).text
             })
             .collect();
@@ -155,10 +155,10 @@ impl Kernel<'_> {
         let values: Vec<Value> =
             values.iter().map(|value| self.as_repr(value, repr_of(Type::of(dtype)))).collect();
         let (binding, base) = self.buffer(id);
-        let place = self.define(Value::new(format!("({}) >> 2u", offset_index(at, base)), Repr::I32)).text;
+        let index = self.define(Value::new(format!("({}) >> 2u", offset_index(at, base)), Repr::I32)).text;
         if dtype.size() == 4 {
             let words = [0, 1, 2, 3].map(|k| word_of(&values[k]));
-            let line = self.dialect.set_quad(&binding, &place, &words);
+            let line = self.dialect.set_quad(&binding, &index, &words);
             self.line(&line);
             return;
         }
@@ -169,7 +169,7 @@ impl Kernel<'_> {
                 format!("((({}) & {mask}u) << {}u)", self.narrow_bits(dtype, value), k * bits)
             };
             let word = values.iter().enumerate().map(part).collect::<Vec<_>>().join(" | ");
-            let line = self.dialect.set_word(&binding, &format!("{place} * {size} + {k}"), &word);
+            let line = self.dialect.set_word(&binding, &format!("{index} * {size} + {k}"), &word);
             self.line(&line);
         }
     }

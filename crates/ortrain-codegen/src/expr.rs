@@ -90,10 +90,10 @@ impl<'n> AnalyzedNest<'n> {
         Ok(match inst {
             Inst::Const(constant) => kernel.constant(constant.convert(ty), repr),
             Inst::Load(slot) => {
-                let number = usize::from(slot);
-                let loaded = match (point.loaded.get(number), &self.nest.loads[number]) {
+                let slot_index = usize::from(slot);
+                let loaded = match (point.loaded.get(slot_index), &self.nest.loads[slot_index]) {
                     (Some(known), _) => known.clone(),
-                    (_, Load::Accumulator(_)) => point.accumulators[number].clone(),
+                    (_, Load::Accumulator(_)) => point.accumulators[slot_index].clone(),
                     (_, Load::Buffer(from)) => kernel.load(from.buffer, &position(from, &point.at)),
                 };
                 kernel.as_repr(&loaded, repr)
@@ -199,11 +199,11 @@ impl<'n> AnalyzedNest<'n> {
             (UnaryOp::Sign, Repr::U32) => format!("sign_u32({})", a.text),
             _ => format!("{name}_i32({})", a.text),
         };
-        let found = match (op, a.repr) {
+        let result = match (op, a.repr) {
             (UnaryOp::Neg | UnaryOp::Abs, Repr::I32) if repr.is_pair() => repr,
             _ => a.repr,
         };
-        kernel.as_repr(&Value::new(text, found), repr)
+        kernel.as_repr(&Value::new(text, result), repr)
     }
 
     fn binary(&self, kernel: &Kernel<'_>, op: BinaryOp, ty: Type, repr: Repr, operands: [Value; 2]) -> Value {

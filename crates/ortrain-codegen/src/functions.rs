@@ -39,13 +39,14 @@ pub(crate) fn functions() -> String {
 }
 
 fn exponential() -> String {
-    let (least, high, low) = (format_float(EXP_MIN_ARGUMENT), format_float(LN2_HIGH), format_float(LN2_LOW));
+    let (min_argument, high, low) =
+        (format_float(EXP_MIN_ARGUMENT), format_float(LN2_HIGH), format_float(LN2_LOW));
     let q = polynomial("r", &EXP);
     format!(
         "fn exp2_int(n: i32) -> f32 {{ return bitcast<f32>(bitcast<u32>(n + 127) << 23u); }}
 fn exp_f32(x: f32) -> f32 {{
     if (is_nan(x)) {{ return x; }}
-    let clamped = clamp(x, {least}, 89.0f);
+    let clamped = clamp(x, {min_argument}, 89.0f);
     let rounded = floor(clamped * 1.442695f + 0.5f);
     let r = (clamped - rounded * {high}) - rounded * {low};
     let p = (r + r * r * {q}) + 1.0f;
@@ -57,7 +58,7 @@ fn exp_f32(x: f32) -> f32 {{
 }
 
 fn logarithm() -> String {
-    let (high, low, least) = (format_float(LN2_HIGH), format_float(LN2_LOW), SQRT_HALF_BITS);
+    let (high, low, sqrt_half) = (format_float(LN2_HIGH), format_float(LN2_LOW), SQRT_HALF_BITS);
     let q = polynomial("z", &LOG);
     format!(
         "fn normal_bits(x: f32) -> vec2<u32> {{
@@ -70,11 +71,11 @@ fn logarithm() -> String {
 }}
 fn mantissa_of(x: f32) -> f32 {{
     let bits = normal_bits(x).x;
-    return bitcast<f32>(((bits - {least}u) & 0x7fffffu) + {least}u);
+    return bitcast<f32>(((bits - {sqrt_half}u) & 0x7fffffu) + {sqrt_half}u);
 }}
 fn exponent_of(x: f32) -> i32 {{
     let normal = normal_bits(x);
-    return (bitcast<i32>(normal.x - {least}u) >> 23u) - bitcast<i32>(normal.y);
+    return (bitcast<i32>(normal.x - {sqrt_half}u) >> 23u) - bitcast<i32>(normal.y);
 }}
 fn log_f32(x: f32) -> f32 {{
     let bits = bitcast<u32>(x);

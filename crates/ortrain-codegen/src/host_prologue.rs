@@ -36,37 +36,37 @@ pub fn split_host_part(program: &Program) -> Option<(Program, HostPart)> {
     let mut rest = program.clone();
     rest.instructions.clear();
     // The host cannot check values that the caller supplies later, at the yield.
-    let mut is_given = true;
+    let mut is_host_computed = true;
     for scheduled in program.instructions.iter().flat_map(ScheduledInstruction::split_group) {
-        let mut kept = scheduled.clone();
+        let mut device_part = scheduled.clone();
         if let Some(nest) = scheduled.instruction.nest().filter(|nest| uses_float64(nest)) {
             if matches!(scheduled.instruction, Instruction::Nest(_)) && host.can_compute(program, nest) {
                 host.move_nest(program, &mut rest, nest, &scheduled.node)?;
                 continue;
             }
             if let Some(nest) = host.move_subexpressions(program, &mut rest, nest, &scheduled.node) {
-                kept.instruction = scheduled.instruction.with_nest(nest);
+                device_part.instruction = scheduled.instruction.with_nest(nest);
             }
         }
-        is_given &= !matches!(scheduled.instruction, Instruction::Yield(_));
-        if is_given
-            && kept.gradient_modes == GradientModes::ALL
-            && kept.instruction.can_fail()
-            && let Some(nest) = kept.instruction.nest()
+        is_host_computed &= !matches!(scheduled.instruction, Instruction::Yield(_));
+        if is_host_computed
+            && device_part.gradient_modes == GradientModes::ALL
+            && device_part.instruction.can_fail()
+            && let Some(nest) = device_part.instruction.nest()
             && host.add_check(program, nest, &scheduled.node).is_some()
         {
             host.checked.push(rest.instructions.len());
         }
-        rest.instructions.push(kept);
+        rest.instructions.push(device_part);
     }
     if host.results.is_empty() && host.checked.is_empty() {
         return None;
     }
     let HostBuilder { builder, inputs, results, checked, .. } = host;
-    let (taken, own): (Vec<_>, Vec<_>) = inputs.into_iter().unzip();
-    let (given, made): (Vec<_>, Vec<_>) = results.into_iter().unzip();
+    let (program_inputs, own): (Vec<_>, Vec<_>) = inputs.into_iter().unzip();
+    let (program_results, made): (Vec<_>, Vec<_>) = results.into_iter().unzip();
     let program = builder.finish(own, made).ok()?;
-    Some((rest, HostPart { program, inputs: taken, results: given, checked }))
+    Some((rest, HostPart { program, inputs: program_inputs, results: program_results, checked }))
 }
 
 /// Returns true if a nest reads, writes or computes float64.
@@ -93,7 +93,7 @@ struct HostBuilder {
 impl HostBuilder {
     /// Returns true if the host knows the content of a buffer.
     fn knows(&self, program: &Program, id: BufferId) -> bool {
-        let is_constant = matches!(program.buffer(id).place, BufferLocation::Constant(_));
+        let is_constant = matches!(program.buffer(id).location, BufferLocation::Constant(_));
         is_constant
             || self.known.contains_key(&id)
             || (program.inputs.contains(&id) && !self.written.contains(&id))
@@ -101,9 +101,9 @@ impl HostBuilder {
 
     /// Returns true if the host can compute a whole nest. The nest must be the only writer of its results.
     fn can_compute(&self, program: &Program, nest: &Nest) -> bool {
-        let is_alone = |id: BufferId| {
+        let is_only_writer = |id: BufferId| {
             let writes = program.instructions.iter().flat_map(|scheduled| scheduled.instruction.writes());
-            let is_work = matches!(program.buffer(id).place, BufferLocation::Work(_));
+            let is_work = matches!(program.buffer(id).location, BufferLocation::Work(_));
             is_work && !program.inputs.contains(&id) && writes.filter(|&written| written == id).count() == 1
         };
         nest.is_map()
@@ -112,7 +112,7 @@ impl HostBuilder {
                 .loads
                 .iter()
                 .all(|load| load.operand().is_some_and(|from| self.knows(program, from.buffer)))
-            && nest.stores.iter().all(|to| is_alone(to.buffer))
+            && nest.stores.iter().all(|to| is_only_writer(to.buffer))
     }
 
     /// Returns the host's buffer for an input, a constant, or a result of an earlier host instruction.
@@ -121,30 +121,30 @@ impl HostBuilder {
             return known;
         }
         let from = program.buffer(id);
-        let own = match from.place {
+        let host_buffer = match from.location {
             BufferLocation::Constant(number) => {
                 self.builder.constant(&from.label, &program.constants[number])
             }
             BufferLocation::Work(_) | BufferLocation::Plane(..) => {
-                let own = self.builder.work(&from.label, from.dtype, from.len);
-                self.inputs.push((id, own));
-                own
+                let new_buffer = self.builder.work(&from.label, from.dtype, from.len);
+                self.inputs.push((id, new_buffer));
+                new_buffer
             }
         };
-        self.known.insert(id, own);
-        own
+        self.known.insert(id, host_buffer);
+        host_buffer
     }
 
     /// Adds a result of the host, in a buffer of the device part without other users.
     fn add_result(&mut self, rest: &mut Program, id: BufferId) -> BufferId {
         let buffer = &mut rest.buffers[id.0 as usize];
         let start = align(rest.work_bytes);
-        buffer.place = BufferLocation::Work(start);
+        buffer.location = BufferLocation::Work(start);
         rest.work_bytes = align(start + buffer.bytes());
-        let own = self.builder.work(&buffer.label, buffer.dtype, buffer.len);
-        self.known.insert(id, own);
-        self.results.push((id, own));
-        own
+        let host_buffer = self.builder.work(&buffer.label, buffer.dtype, buffer.len);
+        self.known.insert(id, host_buffer);
+        self.results.push((id, host_buffer));
+        host_buffer
     }
 
     /// Moves a nest to the host.
@@ -155,14 +155,14 @@ impl HostBuilder {
         nest: &Nest,
         node: &Arc<str>,
     ) -> Option<()> {
-        let mut own = nest.clone();
-        for from in own.load_operands_mut() {
+        let mut host_nest = nest.clone();
+        for from in host_nest.load_operands_mut() {
             from.buffer = self.source_buffer(program, from.buffer);
         }
-        for to in &mut own.stores {
+        for to in &mut host_nest.stores {
             to.buffer = self.add_result(rest, to.buffer);
         }
-        self.builder.emit(Instruction::from(own), GradientModes::ALL, node).ok()
+        self.builder.emit(Instruction::from(host_nest), GradientModes::ALL, node).ok()
     }
 
     /// Adds a check of the guards of a nest to the host part, over only the axes along which their operands vary.
@@ -175,19 +175,19 @@ impl HostBuilder {
         let insts = nest.expr.insts();
         let guards: Vec<Reg> = nest.expr.guards().collect();
         let needed = nest.expr.dependencies_of(&guards);
-        let is_there = |slot: u16| {
+        let is_known = |slot: u16| {
             let from = nest.loads[usize::from(slot)].operand();
             from.is_some_and(|from| self.knows(program, from.buffer))
         };
         let mut differs = vec![false; nest.dims.len()];
         for (&(inst, _), _) in insts.iter().zip(&needed).filter(|(_, needed)| **needed) {
             match inst {
-                Inst::Load(slot) if is_there(slot) => {
+                Inst::Load(slot) if is_known(slot) => {
                     let from = nest.loads[usize::from(slot)].operand()?;
                     let strides = differs.iter_mut().zip(&from.access.strides);
                     strides.for_each(|(differs, &stride)| *differs |= stride != 0);
                 }
-                Inst::LoadAt(slot, _) if is_there(slot) => {}
+                Inst::LoadAt(slot, _) if is_known(slot) => {}
                 Inst::Coordinate(axis) => *differs.get_mut(usize::from(axis))? = true,
                 Inst::Load(_) | Inst::LoadAt(..) | Inst::Reduced(_) | Inst::Random(..) => return None,
                 _ => {}
@@ -235,19 +235,19 @@ impl HostBuilder {
             _ => 0,
         };
         let is_slow = |access: &Access| {
-            let own = usize::from(nest.segments.is_some());
-            access.strides.iter().skip(own).all(|&stride| stride == 0)
+            let segment_axes = usize::from(nest.segments.is_some());
+            access.strides.iter().skip(segment_axes).all(|&stride| stride == 0)
         };
         let insts = nest.expr.insts();
-        let is_there = |slot: u16| {
+        let is_known = |slot: u16| {
             let from = nest.loads[usize::from(slot)].operand();
             from.is_some_and(|from| is_slow(&from.access) && self.knows(program, from.buffer))
         };
         let mut slow: Vec<bool> = Vec::with_capacity(insts.len());
         for (inst, _) in insts {
             slow.push(match *inst {
-                Inst::Load(slot) => is_there(slot),
-                Inst::LoadAt(slot, index) => slow[usize::from(index.0)] && is_there(slot),
+                Inst::Load(slot) => is_known(slot),
+                Inst::LoadAt(slot, index) => slow[usize::from(index.0)] && is_known(slot),
                 Inst::Coordinate(axis) => axis == 0 && nest.segments.is_some(),
                 Inst::Reduced(_) | Inst::Random(..) => false,
                 other => other.operands().all(|reg| slow[usize::from(reg.0)]),
@@ -270,12 +270,13 @@ impl HostBuilder {
         });
         let outputs: Vec<Reg> = edge.iter().map(|&k| regs[k]).collect();
         let (loads, expr) = compact_loads(&nest.loads, builder.finish(&outputs), |_| false);
-        let mut own = Vec::with_capacity(loads.len());
+        let mut host_loads = Vec::with_capacity(loads.len());
         for load in loads {
             let from = load.operand()?;
             let buffer = self.source_buffer(program, from.buffer);
             let strides = [along(&from.access.strides)].into_iter().collect();
-            own.push(Load::Buffer(Operand { buffer, access: Access { strides, ..from.access.clone() } }));
+            host_loads
+                .push(Load::Buffer(Operand { buffer, access: Access { strides, ..from.access.clone() } }));
         }
         let mut loads = nest.loads.clone();
         let mut stores = Vec::with_capacity(edge.len());
@@ -283,7 +284,7 @@ impl HostBuilder {
             let dtype = insts[k].1.storage();
             let id = BufferId(rest.buffers.len() as u32);
             let label = format!("{node}/number {}", stores.len()).into();
-            rest.buffers.push(Buffer { label, dtype, len: count, place: BufferLocation::Work(0) });
+            rest.buffers.push(Buffer { label, dtype, len: count, location: BufferLocation::Work(0) });
             stores.push(Operand::contiguous(self.add_result(rest, id), dtype, &[count]));
             let mut strides: Strides = nest.dims.iter().map(|_| 0).collect();
             if let (Some(_), Some(first)) = (&nest.segments, strides.first_mut()) {
@@ -295,8 +296,8 @@ impl HostBuilder {
             }));
         }
         let dims = Dims::from_slice(&[count]);
-        let made = Instruction::from(Nest::elementwise(dims, own, expr, stores));
-        self.builder.emit(made, GradientModes::ALL, node).ok()?;
+        let instruction = Instruction::from(Nest::elementwise(dims, host_loads, expr, stores));
+        self.builder.emit(instruction, GradientModes::ALL, node).ok()?;
 
         // Nest of the device.
         let mut builder = Builder::new();
@@ -304,7 +305,7 @@ impl HostBuilder {
         let regs = builder.copy(&nest.expr, |b, inst, ty| {
             at += 1;
             match edge.iter().position(|&k| k == at - 1) {
-                Some(number) => b.load(nest.loads.len() + number, ty),
+                Some(stored) => b.load(nest.loads.len() + stored, ty),
                 None => b.push(inst, ty),
             }
         });
@@ -318,14 +319,14 @@ impl HostBuilder {
 /// the device uses in float64. `slow` marks the registers that the host can compute.
 fn is_boundary(nest: &Nest, slow: &[bool], k: usize) -> bool {
     let insts = nest.expr.insts();
-    let here = Reg(k as u16);
+    let current = Reg(k as u16);
     match insts[k] {
         (Inst::Const(_) | Inst::Load(_), Type::F64) => false,
         (_, Type::F64) => {
             let users = insts.iter().zip(slow).filter(|(_, slow)| !**slow);
-            users.flat_map(|((inst, _), _)| inst.operands()).any(|reg| reg == here)
-                || nest.expr.outputs().contains(&here)
-                || nest.reductions.iter().any(|reduction| reduction.value == here)
+            users.flat_map(|((inst, _), _)| inst.operands()).any(|reg| reg == current)
+                || nest.expr.outputs().contains(&current)
+                || nest.reductions.iter().any(|reduction| reduction.value == current)
         }
         (inst, _) => inst.operands().any(|reg| nest.expr.ty(reg) == Type::F64),
     }
@@ -339,9 +340,9 @@ fn compact_loads(loads: &[Load], expr: Expr, is_kept: impl Fn(&Load) -> bool) ->
             _ => None,
         })
         .collect();
-    let stays = |slot: &u16| read.contains(slot) || is_kept(&loads[usize::from(*slot)]);
-    let kept: Vec<u16> = (0..loads.len() as u16).filter(stays).collect();
-    let number = |slot: u16| kept.iter().position(|&known| known == slot).map_or(slot, |at| at as u16);
-    let loads = kept.iter().map(|&slot| loads[usize::from(slot)].clone()).collect();
-    (loads, expr.with_slots(number))
+    let is_used = |slot: &u16| read.contains(slot) || is_kept(&loads[usize::from(*slot)]);
+    let used: Vec<u16> = (0..loads.len() as u16).filter(is_used).collect();
+    let renumber = |slot: u16| used.iter().position(|&known| known == slot).map_or(slot, |at| at as u16);
+    let loads = used.iter().map(|&slot| loads[usize::from(slot)].clone()).collect();
+    (loads, expr.with_slots(renumber))
 }

@@ -84,8 +84,8 @@ impl InnerProduct {
 
     /// Adds the sums of another part of the same product.
     pub(crate) fn add_sums(&self, kernel: &mut Kernel<'_>, sums: &[Value]) {
-        for (own, other) in self.sums().zip(sums) {
-            kernel.line(&format!("{0} = {0} + {1};", own.text, other.text));
+        for (sum, other) in self.sums().zip(sums) {
+            kernel.line(&format!("{0} = {0} + {1};", sum.text, other.text));
         }
     }
 
@@ -176,8 +176,8 @@ pub(crate) trait MatmulOperands {
     ) -> Result<Value, String>;
 
     /// Returns the point of the epilogue's space for an element of the product.
-    fn point(&self, _kernel: &mut Kernel<'_>, batch: &[String], place: [&str; 2]) -> Vec<String> {
-        batch.iter().cloned().chain(place.map(String::from)).collect()
+    fn point(&self, _kernel: &mut Kernel<'_>, batch: &[String], position: [&str; 2]) -> Vec<String> {
+        batch.iter().cloned().chain(position.map(String::from)).collect()
     }
 }
 

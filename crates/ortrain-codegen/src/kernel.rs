@@ -240,9 +240,9 @@ impl<'a> Kernel<'a> {
     }
 
     /// Returns a scalar of the run: the seed (0) or the number of train steps (1).
-    pub(crate) fn run_scalar(&mut self, number: usize) -> Value {
+    pub(crate) fn run_scalar(&mut self, index: usize) -> Value {
         let run = self.binding(Source::Run, false);
-        let words = [2 * number, 2 * number + 1].map(|at| self.dialect.word(&run, &at.to_string()));
+        let words = [2 * index, 2 * index + 1].map(|at| self.dialect.word(&run, &at.to_string()));
         Value::new(format!("pair({}, {})", words[0], words[1]), Repr::U64)
     }
 
@@ -326,9 +326,9 @@ impl<'a> Kernel<'a> {
     ) -> Result<Launch, String> {
         self.close_to(0);
         if self.sources.len() > self.caps.bindings as usize {
-            let (needed, most) = (self.sources.len(), self.caps.bindings);
+            let (needed, limit) = (self.sources.len(), self.caps.bindings);
             self.regions.exceeds_bindings.set(true);
-            return Err(format!("it needs {needed} buffer bindings, but this device allows at most {most}"));
+            return Err(format!("it needs {needed} buffer bindings, but this device allows at most {limit}"));
         }
         let shared: usize = self.shared.iter().map(SharedArray::bytes).sum();
         if shared > MAX_SHARED_BYTES {

@@ -71,10 +71,10 @@ impl Fault {
     /// Reads the fault from the words after a run.
     #[must_use]
     pub fn read(words: [u32; 8]) -> Option<Fault> {
-        let [number, point, index, index_high, bound, bound_high, ..] = words;
+        let [launch, point, index, index_high, bound, bound_high, ..] = words;
         let pair = |low: u32, high: u32| (u64::from(high) << 32 | u64::from(low)) as i64;
-        (number != 0).then(|| Fault {
-            instruction: number as usize - 1,
+        (launch != 0).then(|| Fault {
+            instruction: launch as usize - 1,
             point: point as usize,
             index: pair(index, index_high),
             bound: pair(bound, bound_high),

@@ -116,7 +116,7 @@ pub fn lower(
         }
         let checks = instruction.can_fail() && !checked.contains(&at);
         can_fail |= checks;
-        let in_plane = |id: &BufferId| matches!(program.buffer(*id).place, BufferLocation::Plane(..));
+        let in_plane = |id: &BufferId| matches!(program.buffer(*id).location, BufferLocation::Plane(..));
         let guarded = checks || (can_fail && instruction.writes().iter().any(in_plane));
         for part in scheduled.split_group() {
             let printed =
@@ -143,16 +143,24 @@ fn lower_instruction(
         return Ok((Vec::new(), 0));
     }
     let regions = Regions::new(program, instruction, caps)?;
-    let (scratch, kept) = (Cell::new(0), Cell::new(0));
-    let mut cx =
-        Context { dialect, caps, regions, instruction: at, checks, guarded, scratch, permanent_words: kept };
-    let mut made = print_instruction(&cx, instruction);
+    let (scratch, permanent_cell) = (Cell::new(0), Cell::new(0));
+    let mut cx = Context {
+        dialect,
+        caps,
+        regions,
+        instruction: at,
+        checks,
+        guarded,
+        scratch,
+        permanent_words: permanent_cell,
+    };
+    let mut launches = print_instruction(&cx, instruction);
     // Buffers of one memory may share a binding if there are too few bindings.
-    while made.is_err() && cx.regions.exceeds_bindings.get() && cx.regions.merge_nearest(caps) {
+    while launches.is_err() && cx.regions.exceeds_bindings.get() && cx.regions.merge_nearest(caps) {
         cx.permanent_words.set(0);
-        made = print_instruction(&cx, instruction);
+        launches = print_instruction(&cx, instruction);
     }
-    Ok((made?, cx.scratch.get()))
+    Ok((launches?, cx.scratch.get()))
 }
 
 fn print_instruction(cx: &Context<'_>, instruction: &Instruction) -> Result<Vec<Launch>, String> {

@@ -14,14 +14,14 @@ use crate::matmul_strategy;
 pub(crate) fn launches(cx: &Context<'_>, m: &MatMul) -> Result<Vec<Launch>, String> {
     reject_doubles([&m.a, &m.b])?;
     matmul_strategy::launches(cx, &StridedFactors(m), &m.epilogue, &|kernel, at| {
-        let (batch, place) = at.split_at(m.batch.len());
+        let (batch, position) = at.split_at(m.batch.len());
         let sum = InnerProduct::new(kernel, m.precision);
         let depth = kernel.depth();
         let l = kernel.begin_loop("0", &m.k.to_string());
         let with =
             |i: &str, j: &str| batch.iter().cloned().chain([i.into(), j.into()]).collect::<Vec<String>>();
-        let a = factor_element(kernel, &m.a, &with(&place[0], &l), m.rounded[0])?;
-        let b = factor_element(kernel, &m.b, &with(&l, &place[1]), m.rounded[1])?;
+        let a = factor_element(kernel, &m.a, &with(&position[0], &l), m.rounded[0])?;
+        let b = factor_element(kernel, &m.b, &with(&l, &position[1]), m.rounded[1])?;
         sum.add(kernel, a, b);
         kernel.close_to(depth);
         Ok(vec![sum.result(kernel)])

@@ -38,16 +38,16 @@ fn group_launches(
     plain: Accumulate<'_>,
 ) -> Result<Option<Vec<Launch>>, String> {
     let [m, n, k] = factors.sides();
-    let few = m.min(n) <= MAX_SKINNY_LINES;
-    if few && factors.is_costly() {
+    let is_skinny = m.min(n) <= MAX_SKINNY_LINES;
+    if is_skinny && factors.is_costly() {
         return Ok(None);
     }
-    if k <= if few { MAX_UNSHARED_TERMS } else { MAX_PLAIN_TERMS } || epilogue.segments.is_some() {
+    if k <= if is_skinny { MAX_UNSHARED_TERMS } else { MAX_PLAIN_TERMS } || epilogue.segments.is_some() {
         return Ok(None);
     }
     let target = MatmulOutput::new(factors, epilogue)?;
     let mut launches = guard_launches(cx, target.known(), plain)?;
-    launches.extend(match few {
+    launches.extend(match is_skinny {
         true => skinny::launches(cx, &target)?,
         false => tiled::launches(cx, &target)?,
     });

@@ -21,9 +21,9 @@ pub(crate) fn launches(
     let known = AnalyzedNest::new(nest)?;
     let mut launches = guard_launches(cx, &known, accumulate)?;
     match group_launches(cx, &known) {
-        Some(made) => launches.extend(made),
+        Some(launches_of_nest) => launches.extend(launches_of_nest),
         None => match vectorized_map::launch(cx, &known)? {
-            Some(made) => launches.push(made),
+            Some(launch) => launches.push(launch),
             None => launches.push(plain_launch(cx, &known, accumulate)?),
         },
     }
@@ -33,10 +33,10 @@ pub(crate) fn launches(
 /// Returns the launches of whole groups that compute a nest, if they are faster for its sizes. If they fail, plain
 /// kernels can still succeed.
 fn group_launches(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Option<Vec<Launch>> {
-    if let ReductionKind::Parts(cut) = ReductionKind::for_nest(known.nest)?
-        && let Ok(made) = split_reduction::launches(cx, known, cut)
+    if let ReductionKind::Parts(strategy) = ReductionKind::for_nest(known.nest)?
+        && let Ok(split_launches) = split_reduction::launches(cx, known, strategy)
     {
-        return Some(made);
+        return Some(split_launches);
     }
     row_reduction::launch(cx, known).ok().map(|launch| vec![launch])
 }

@@ -49,8 +49,8 @@ impl Range {
 
     /// Returns the range if it fits the type without wrapping, or else the full range of the type.
     fn clamp_to_type(self, ty: Type) -> Range {
-        let all = Range::of_type(ty);
-        if self.is_within(all) { self } else { all }
+        let type_range = Range::of_type(ty);
+        if self.is_within(type_range) { self } else { type_range }
     }
 
     fn corners(self, other: Range, f: impl Fn(i128, i128) -> i128) -> Range {
@@ -58,7 +58,7 @@ impl Range {
             [(self.low, other.low), (self.low, other.high), (self.high, other.low), (self.high, other.high)];
         let values = ends.map(|(a, b)| f(a, b));
         let (first, rest) = (values[0], &values[1..]);
-        rest.iter().fold(Range::new(first, first), |all, &v| all.union(Range::new(v, v)))
+        rest.iter().fold(Range::new(first, first), |union, &v| union.union(Range::new(v, v)))
     }
 
     /// Returns the printed type of a register with this range.
@@ -72,17 +72,17 @@ impl Range {
 
 /// Returns the ranges of the registers of a nest.
 pub(crate) fn ranges<O: AsRef<Access>>(nest: &Nest<O>) -> Vec<Range> {
-    let mut found: Vec<Range> = Vec::with_capacity(nest.expr.insts().len());
+    let mut known_ranges: Vec<Range> = Vec::with_capacity(nest.expr.insts().len());
     let inner: i128 = nest.inner_dims().iter().map(|&dim| dim as i128).product();
     for &(inst, ty) in nest.expr.insts() {
         let range = if matches!(ty, Type::F32 | Type::F64) {
             Range::of_type(ty)
         } else {
-            instruction_range(nest, inner, inst, ty, &found).clamp_to_type(ty)
+            instruction_range(nest, inner, inst, ty, &known_ranges).clamp_to_type(ty)
         };
-        found.push(range);
+        known_ranges.push(range);
     }
-    found
+    known_ranges
 }
 
 fn instruction_range<O: AsRef<Access>>(
@@ -90,23 +90,23 @@ fn instruction_range<O: AsRef<Access>>(
     inner: i128,
     inst: Inst,
     ty: Type,
-    found: &[Range],
+    known_ranges: &[Range],
 ) -> Range {
-    let of = |reg: Reg| found[usize::from(reg.0)];
-    let all = Range::of_type(ty);
+    let of = |reg: Reg| known_ranges[usize::from(reg.0)];
+    let type_range = Range::of_type(ty);
     let loaded = |slot: u16| Range::of_elements(nest.loads[usize::from(slot)].dtype()).clamp_to_type(ty);
     match inst {
         Inst::Const(value) => exact_range(value.convert(ty)),
         Inst::Load(slot) => loaded(slot),
         Inst::LoadAt(slot, _) => loaded(slot).union(Range::new(0, 0)),
         Inst::Coordinate(axis) => Range::new(0, (nest.dims[usize::from(axis)] as i128 - 1).max(0)),
-        Inst::Run(_) | Inst::Random(..) => all,
-        Inst::Reduced(k) => reduced(nest, usize::from(k), inner, found).unwrap_or(all),
-        Inst::Unary(op, a) => unary(op, of(a)).unwrap_or(all),
-        Inst::Binary(op, a, b) => binary(op, of(a), of(b)).unwrap_or(all),
+        Inst::Run(_) | Inst::Random(..) => type_range,
+        Inst::Reduced(k) => reduced(nest, usize::from(k), inner, known_ranges).unwrap_or(type_range),
+        Inst::Unary(op, a) => unary(op, of(a)).unwrap_or(type_range),
+        Inst::Binary(op, a, b) => binary(op, of(a), of(b)).unwrap_or(type_range),
         Inst::Compare(..) => Range::new(0, 1),
         Inst::Select(_, a, b) => of(a).union(of(b)),
-        Inst::Convert(a) if nest.expr.ty(a).is_float() || ty == Type::Bool => all,
+        Inst::Convert(a) if nest.expr.ty(a).is_float() || ty == Type::Bool => type_range,
         Inst::Convert(a) => of(a),
         // After a failed check the run fails.
         Inst::Guard(a, bound) => {
@@ -124,9 +124,9 @@ fn exact_range(value: Scalar) -> Range {
     Range::new(value, value)
 }
 
-fn reduced<O>(nest: &Nest<O>, k: usize, inner: i128, found: &[Range]) -> Option<Range> {
+fn reduced<O>(nest: &Nest<O>, k: usize, inner: i128, known_ranges: &[Range]) -> Option<Range> {
     let reduction = &nest.reductions[k];
-    let of = found.get(usize::from(reduction.value.0))?;
+    let of = known_ranges.get(usize::from(reduction.value.0))?;
     match reduction.op {
         ReduceOp::Sum => {
             Some(Range::new(of.low.checked_mul(inner)?.min(0), of.high.checked_mul(inner)?.max(0)))
@@ -229,11 +229,11 @@ mod tests {
             b.convert(column, Type::F64)
         };
         assert_eq!(of(double), (Range::of_type(Type::F64), Repr::F64));
-        let back = of(|b| {
+        let range = of(|b| {
             let value = double(b);
             b.convert(value, Type::I64)
         });
-        assert_eq!(back, (Range::of_type(Type::I64), Repr::I64));
+        assert_eq!(range, (Range::of_type(Type::I64), Repr::I64));
     }
 
     #[test]

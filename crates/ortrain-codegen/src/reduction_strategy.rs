@@ -58,9 +58,9 @@ impl ReductionKind {
         }
         if !is_column_major(nest) {
             let is_long = rows < MIN_BUSY_ROWS && size > PART_ELEMENTS;
-            let cut =
+            let strategy =
                 ReductionStrategy { width: 1, count: size.div_ceil(PART_ELEMENTS), elements: PART_ELEMENTS };
-            return Some(if is_long { ReductionKind::Parts(cut) } else { ReductionKind::Rows });
+            return Some(if is_long { ReductionKind::Parts(strategy) } else { ReductionKind::Rows });
         }
         (rows < MIN_BUSY_COLUMNS).then(|| ReductionKind::Parts(split_columns(rows, size)))
     }
@@ -68,8 +68,8 @@ impl ReductionKind {
 
 /// Returns the split for `count` columns of `size` elements.
 fn split_columns(count: usize, size: usize) -> ReductionStrategy {
-    let [most, least] = TILE_WIDTHS;
-    let width = count.next_power_of_two().clamp(least, most);
+    let [max_width, least] = TILE_WIDTHS;
+    let width = count.next_power_of_two().clamp(least, max_width);
     let slices = GROUP_SIZE as usize / width;
     let parts = (TARGET_GROUPS / count.div_ceil(width)).min(size / (8 * slices)).max(1);
     let elements = size.div_ceil(parts).next_multiple_of(slices);
@@ -91,11 +91,11 @@ fn is_column_major(nest: &Nest) -> bool {
     };
     let Some(access) = read.max_by_key(covered) else { return false };
     let step = |(&dim, &stride): (&usize, &isize)| (dim > 1).then_some(stride.unsigned_abs());
-    let kept = nest.outer_dims().len();
+    let outer_rank = nest.outer_dims().len();
     // Adjacent invocations are adjacent along the last unreduced axis.
     let across = nest.outer_dims().iter().zip(&access.strides).filter_map(step).next_back();
     let along =
-        nest.inner_dims().iter().zip(&access.strides[kept..]).filter_map(step).filter(|&step| step > 0);
+        nest.inner_dims().iter().zip(&access.strides[outer_rank..]).filter_map(step).filter(|&step| step > 0);
     match (across, along.min()) {
         (Some(across), Some(along)) => across != 0 && across < along,
         _ => false,

@@ -35,11 +35,11 @@ impl Row {
     pub(crate) fn define(kernel: &mut Kernel<'_>, outer: &[usize], size: usize) -> Row {
         let (rows, width) = (outer.iter().product::<usize>(), lanes_per_row(size));
         let each = LANES / width;
-        let number = kernel.int(format!("int_of(group) * {each} + lane / {width}"));
-        let exists = (!rows.is_multiple_of(each)).then(|| format!("{number} < {rows}"));
+        let index = kernel.int(format!("int_of(group) * {each} + lane / {width}"));
+        let exists = (!rows.is_multiple_of(each)).then(|| format!("{index} < {rows}"));
         let row = match &exists {
-            Some(exists) => kernel.select(exists, &number, &(rows - 1).to_string()),
-            None => number,
+            Some(exists) => kernel.select(exists, &index, &(rows - 1).to_string()),
+            None => index,
         };
         let row = kernel.define(Value::new(format!("bits_of_int({row})"), Repr::U32));
         let at = define_coordinates(kernel, &row.text, outer);
@@ -51,7 +51,7 @@ impl Row {
 
     /// Returns the invocations of the row.
     pub(crate) fn slices(&self) -> RowLanes<'_> {
-        RowLanes { number: &self.slot, count: self.span.step, stride: 1 }
+        RowLanes { index: &self.slot, count: self.span.step, stride: 1 }
     }
 
     /// Starts a block for the first invocation of an existing row.
@@ -86,8 +86,8 @@ pub(crate) fn launch(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Result<Launc
 /// Stores the results of a row. Results per row may overwrite the bytes of the row: they are stored last.
 fn finish(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>, first: &Point, row: &Row) -> Result<(), String> {
     let nest = known.nest;
-    let (once, each) = split_stores(nest);
-    let values = print_results(kernel, known, first, &once)?;
+    let (row_stores, each) = split_stores(nest);
+    let values = print_results(kernel, known, first, &row_stores)?;
     let depth = kernel.depth();
     if !each.is_empty() {
         kernel.begin_if_live(row.exists.clone());
@@ -96,10 +96,10 @@ fn finish(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>, first: &Point, row:
         store(kernel, known, &Point { at, ..first.clone() }, &each)?;
         kernel.close_to(depth);
     }
-    if !once.is_empty() {
+    if !row_stores.is_empty() {
         kernel.binding_barrier();
         row.when_first(kernel);
-        store_values(kernel, known, first, &once, &values);
+        store_values(kernel, known, first, &row_stores, &values);
         kernel.close_to(depth);
     }
     Ok(())

@@ -64,9 +64,9 @@ impl Printer<'_> {
         let dims: Vec<usize> = batch.iter().copied().chain(grid).collect();
         let mut kernel = cx.group_kernel();
         let mut at = define_coordinates(&mut kernel, "group", &dims);
-        let place = at.split_off(batch.len());
-        let first = kernel.int(format!("{} * {}", place[1], self.lines));
-        let group = Group { batch: at, part: place[0].clone(), first };
+        let position = at.split_off(batch.len());
+        let first = kernel.int(format!("{} * {}", position[1], self.lines));
+        let group = Group { batch: at, part: position[0].clone(), first };
         let sums = self.sums(&mut kernel, &group)?;
         self.store(&mut kernel, &group, &sums)?;
         cx.finish_groups(kernel, dims.iter().map(|&dim| dim as u64).product())
@@ -74,18 +74,18 @@ impl Printer<'_> {
 
     /// Returns the condition for an existing line, if a check is necessary.
     fn line_condition(&self, line: &str) -> Option<String> {
-        let many = self.target.factors.sides()[self.large_side];
-        (!many.is_multiple_of(self.lines)).then(|| format!("{line} < {many}"))
+        let line_count = self.target.factors.sides()[self.large_side];
+        (!line_count.is_multiple_of(self.lines)).then(|| format!("{line} < {line_count}"))
     }
 
     /// Prints the sums of every `slices`-th term of one line, with each of the few lines of the other factor.
     fn sums(&self, kernel: &mut Kernel<'_>, group: &Group) -> Result<Vec<InnerProduct>, String> {
         let (factors, slices) = (self.target.factors, self.slices());
         let fast = if self.along_terms { slices } else { self.lines };
-        let (near, far) = (kernel.int(format!("lane % {fast}")), kernel.int(format!("lane / {fast}")));
-        let (slice, line) = if self.along_terms { (near, far) } else { (far, near) };
+        let (fast_index, far) = (kernel.int(format!("lane % {fast}")), kernel.int(format!("lane / {fast}")));
+        let (slice, line) = if self.along_terms { (fast_index, far) } else { (far, fast_index) };
         let line = kernel.int(format!("{} + {line}", group.first));
-        let own = factors.define_line(kernel, self.large_side, &group.batch, &line);
+        let large_line = factors.define_line(kernel, self.large_side, &group.batch, &line);
         let sides = factors.sides();
         let others: Vec<Vec<String>> = (0..sides[self.small_side])
             .map(|k| factors.define_line(kernel, self.small_side, &group.batch, &format!("{k}i")))
@@ -104,7 +104,7 @@ impl Printer<'_> {
         }
         let [of_few, of_many] =
             [self.small_side, self.large_side].map(|side| factors.define_term(kernel, side, &term));
-        let value = element_if(kernel, factors, self.large_side, None, [&own, &of_many])?;
+        let value = element_if(kernel, factors, self.large_side, None, [&large_line, &of_many])?;
         let value = split_terms(kernel, precision, value);
         for (line, sum) in others.iter().zip(&sums) {
             let other = element_if(kernel, factors, self.small_side, None, [line, &of_few])?;
@@ -128,23 +128,23 @@ impl Printer<'_> {
             kernel.line(&format!("{shared}[{} + lane] = {};", k * LANES, value.text));
         }
         kernel.barrier();
-        let few = sums.len();
+        let small_count = sums.len();
         // Adjacent invocations store adjacent elements of the product.
         let (line, other) = match self.small_side {
             LEFT => (format!("lane % {}", self.lines), format!("lane / {}", self.lines)),
-            _ => (format!("lane / {few}"), format!("lane % {few}")),
+            _ => (format!("lane / {small_count}"), format!("lane % {small_count}")),
         };
-        let (place, other) = (kernel.int(line), kernel.int(other));
-        let line = kernel.int(format!("{} + {place}", group.first));
+        let (first_index, other) = (kernel.int(line), kernel.int(other));
+        let line = kernel.int(format!("{} + {first_index}", group.first));
         let depth = kernel.depth();
-        let inside = [Some(format!("lane < {}", few * self.lines)), self.line_condition(&line)];
+        let inside = [Some(format!("lane < {}", small_count * self.lines)), self.line_condition(&line)];
         kernel.begin_if_live(Some(inside.into_iter().flatten().collect::<Vec<_>>().join(" && ")));
         let product = InnerProduct::new(kernel, target.factors.precision());
         let open = kernel.depth();
         let slice = kernel.begin_loop("0", &slices.to_string());
         let lane = match self.along_terms {
-            true => format!("{place} * {slices} + {slice}"),
-            false => format!("{slice} * {} + {place}", self.lines),
+            true => format!("{first_index} * {slices} + {slice}"),
+            false => format!("{slice} * {} + {first_index}", self.lines),
         };
         let part = |k: usize| format!("{shared}[({other} * {each} + {k}) * {LANES} + {lane}]");
         let parts: Vec<Value> = (0..each).map(|k| Value::new(part(k), Repr::F32)).collect();

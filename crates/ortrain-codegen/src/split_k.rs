@@ -80,16 +80,16 @@ impl<'t> MatmulOutput<'t> {
     }
 
     /// Returns the scratch offset of a part of a sum.
-    fn part_offset(&self, part: &str, sum: usize, number: &str) -> String {
+    fn part_offset(&self, part: &str, sum: usize, point: &str) -> String {
         let (sums, points) = (self.sums(), self.points());
-        format!("{} + ({part} * {sums} + {sum}) * {points} + {number}", self.first.get())
+        format!("{} + ({part} * {sums} + {sum}) * {points} + {point}", self.first.get())
     }
 
     /// Defines the row-major index of a point.
     fn point_index(&self, kernel: &mut Kernel<'_>, at: &[String]) -> String {
         let axes = self.known.nest.dims.iter().zip(at);
-        let number = axes.fold(String::from("0i"), |number, (dim, at)| format!("({number} * {dim} + {at})"));
-        kernel.int(number)
+        let index = axes.fold(String::from("0i"), |index, (dim, at)| format!("({index} * {dim} + {at})"));
+        kernel.int(index)
     }
 
     /// Finishes the result at a point.
@@ -110,20 +110,20 @@ impl<'t> MatmulOutput<'t> {
         part: &str,
         (sum, value): (usize, &Value),
     ) {
-        let number = self.point_index(kernel, at);
-        kernel.set_scratch(&self.part_offset(part, sum, &number), value);
+        let point = self.point_index(kernel, at);
+        kernel.set_scratch(&self.part_offset(part, sum, &point), value);
     }
 
     /// Returns the launch that adds parts in order and finishes the results.
     pub(crate) fn add_parts_launch(&self, cx: &Context<'_>, split: Split) -> Result<Launch, String> {
         nest::plain_launch(cx, &self.known, &|kernel, at| {
-            let number = self.point_index(kernel, at);
+            let point = self.point_index(kernel, at);
             let product = InnerProduct::new(kernel, self.factors.precision());
             let depth = kernel.depth();
             let part = kernel.begin_loop("0", &split.count.to_string());
-            let places: Vec<String> =
-                (0..self.sums()).map(|sum| self.part_offset(&part, sum, &number)).collect();
-            let sums: Vec<Value> = places.iter().map(|place| kernel.scratch(place, Repr::F32)).collect();
+            let offsets: Vec<String> =
+                (0..self.sums()).map(|sum| self.part_offset(&part, sum, &point)).collect();
+            let sums: Vec<Value> = offsets.iter().map(|offset| kernel.scratch(offset, Repr::F32)).collect();
             product.add_sums(kernel, &sums);
             kernel.close_to(depth);
             let result = product.result(kernel);

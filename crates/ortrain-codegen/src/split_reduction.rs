@@ -27,15 +27,22 @@ pub(crate) fn launches(
 ) -> Result<Vec<Launch>, String> {
     let nest = known.nest;
     let rows: usize = nest.outer_dims().iter().product();
-    let (once, each) = split_stores(nest);
+    let (once_per_row, each) = split_stores(nest);
     let stages = stages(nest);
-    let most = stages.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
+    let max_stages = stages.iter().map(ExactSizeIterator::len).max().unwrap_or(0);
     if (0..nest.reductions.len()).any(|k| total_repr(known, k).bytes() > 4) {
         return Err("its sums need more than 32 bits".into());
     }
-    let parts = if strategy.count > 1 { most * strategy.count } else { 0 };
+    let parts = if strategy.count > 1 { max_stages * strategy.count } else { 0 };
     cx.reserve((nest.reductions.len() + parts) * rows);
-    let printer = Printer { cx, known, cut: strategy, rows, row_stores: once, point_stores: each };
+    let printer = Printer {
+        cx,
+        known,
+        reduction_strategy: strategy,
+        rows,
+        row_stores: once_per_row,
+        point_stores: each,
+    };
     let orders = printer.store_order()?;
     let mut launches = Vec::new();
     for stage in &stages {
@@ -53,7 +60,7 @@ pub(crate) fn launches(
 struct Printer<'p> {
     cx: &'p Context<'p>,
     known: &'p AnalyzedNest<'p>,
-    cut: ReductionStrategy,
+    reduction_strategy: ReductionStrategy,
     rows: usize,
     /// Stores per row.
     row_stores: Vec<usize>,
@@ -79,35 +86,35 @@ impl Printer<'_> {
     /// the last reduction launch executes them.
     fn store_order(&self) -> Result<Vec<bool>, String> {
         let nest = self.known.nest;
-        let lies_apart = |stores: &[usize]| {
-            let apart =
+        let are_disjoint = |stores: &[usize]| {
+            let is_disjoint =
                 |k: &usize, from: &Operand| !self.cx.may_share_bytes(nest.stores[*k].buffer, from.buffer);
-            stores.iter().all(|k| nest.load_operands().all(|from| apart(k, from)))
+            stores.iter().all(|k| nest.load_operands().all(|from| is_disjoint(k, from)))
         };
         match (self.row_stores.is_empty(), self.point_stores.is_empty()) {
             (_, true) => Ok(Vec::new()),
             (true, false) => Ok(vec![false]),
-            _ if lies_apart(&self.row_stores) => Ok(vec![true, false]),
-            _ if lies_apart(&self.point_stores) => Ok(vec![false, true]),
+            _ if are_disjoint(&self.row_stores) => Ok(vec![true, false]),
+            _ if are_disjoint(&self.point_stores) => Ok(vec![false, true]),
             _ => Err("its results overlap the rows that it reads".into()),
         }
     }
 
     fn tiles(&self) -> usize {
-        self.rows.div_ceil(self.cut.width)
+        self.rows.div_ceil(self.reduction_strategy.width)
     }
 
     /// Defines the row of an invocation in a tile of rows.
     fn define_row(&self, kernel: &mut Kernel<'_>, tile: &str) -> GroupRow {
-        let ReductionStrategy { width, .. } = self.cut;
-        let number = kernel.int(format!("{tile} * {width} + lane % {width}"));
-        let exists = (!self.rows.is_multiple_of(width)).then(|| format!("{number} < {}", self.rows));
+        let ReductionStrategy { width, .. } = self.reduction_strategy;
+        let index = kernel.int(format!("{tile} * {width} + lane % {width}"));
+        let exists = (!self.rows.is_multiple_of(width)).then(|| format!("{index} < {}", self.rows));
         let row = match &exists {
             Some(exists) => {
-                let last = kernel.select(exists, &number, &format!("{}i", self.rows - 1));
+                let last = kernel.select(exists, &index, &format!("{}i", self.rows - 1));
                 kernel.int(last)
             }
-            None => number,
+            None => index,
         };
         let bits = kernel.define(Value::new(format!("bits_of_int({row})"), Repr::U32)).text;
         let outer = define_coordinates(kernel, &bits, self.known.nest.outer_dims());
@@ -115,8 +122,12 @@ impl Printer<'_> {
         GroupRow { row, exists, outer, slice }
     }
 
-    fn slices<'s>(&self, place: &'s GroupRow) -> RowLanes<'s> {
-        RowLanes { number: &place.slice, count: self.cut.slices(), stride: self.cut.width }
+    fn slices<'s>(&self, row: &'s GroupRow) -> RowLanes<'s> {
+        RowLanes {
+            index: &row.slice,
+            count: self.reduction_strategy.slices(),
+            stride: self.reduction_strategy.width,
+        }
     }
 
     /// Returns the scratch offset of the result of a reduction.
@@ -127,7 +138,7 @@ impl Printer<'_> {
     /// Returns the scratch offset of a part of a reduction, the `k`-th one of its stage.
     fn part_offset(&self, k: usize, part: &str, row: &str) -> String {
         let start = self.known.nest.reductions.len() * self.rows;
-        format!("{start} + ({} + {part}) * {} + {row}", k * self.cut.count, self.rows)
+        format!("{start} + ({} + {part}) * {} + {row}", k * self.reduction_strategy.count, self.rows)
     }
 
     /// Loads the results of reductions before a stage that `roots` need.
@@ -152,27 +163,27 @@ impl Printer<'_> {
 
     /// Returns the launch that reduces parts of rows.
     fn parts_launch(&self, stage: &Range<usize>) -> Result<Launch, String> {
-        let (nest, ReductionStrategy { count, elements, .. }) = (self.known.nest, self.cut);
+        let (nest, ReductionStrategy { count, elements, .. }) = (self.known.nest, self.reduction_strategy);
         let size: usize = nest.inner_dims().iter().product();
         let mut kernel = self.cx.group_kernel();
         let group = define_coordinates(&mut kernel, "group", &[count, self.tiles()]);
-        let place = self.define_row(&mut kernel, &group[1]);
+        let row = self.define_row(&mut kernel, &group[1]);
         let roots: Vec<Reg> = stage.clone().map(|k| nest.reductions[k].value).collect();
-        let reduced = self.load_reduced(&mut kernel, stage.start, &roots, &place.row);
-        let from = kernel.int(format!("{} * {elements} + {}", group[0], place.slice));
-        let slices = self.cut.slices();
+        let reduced = self.load_reduced(&mut kernel, stage.start, &roots, &row.row);
+        let from = kernel.int(format!("{} * {elements} + {}", group[0], row.slice));
+        let slices = self.reduction_strategy.slices();
         let end = (count * elements != size).then_some(size);
         let span = Span { from, step: slices, count: elements / slices, end };
-        let totals = fold_span(&mut kernel, self.known, stage, (&place.outer, &reduced), &span)?;
+        let totals = fold_span(&mut kernel, self.known, stage, (&row.outer, &reduced), &span)?;
         let operations = stage_operations(nest, stage);
         let values =
-            StageArrays::default().combine_lanes(&mut kernel, &operations, &totals, &self.slices(&place));
+            StageArrays::default().combine_lanes(&mut kernel, &operations, &totals, &self.slices(&row));
         if count == 1 {
-            self.write_results(&mut kernel, stage, &place, values)?;
+            self.write_results(&mut kernel, stage, &row, values)?;
         } else {
-            kernel.begin_if(&self.first_condition(&place));
+            kernel.begin_if(&self.first_condition(&row));
             for (k, value) in values.iter().enumerate() {
-                kernel.set_scratch(&self.part_offset(k, &group[0], &place.row), value);
+                kernel.set_scratch(&self.part_offset(k, &group[0], &row.row), value);
             }
         }
         self.cx.finish_groups(kernel, (count * self.tiles()) as u64)
@@ -180,32 +191,32 @@ impl Printer<'_> {
 
     /// Returns the launch that combines parts.
     fn combine_launch(&self, stage: &Range<usize>) -> Result<Launch, String> {
-        let (nest, ReductionStrategy { count, .. }) = (self.known.nest, self.cut);
+        let (nest, ReductionStrategy { count, .. }) = (self.known.nest, self.reduction_strategy);
         let mut kernel = self.cx.group_kernel();
         let group = define_coordinates(&mut kernel, "group", &[self.tiles()]);
-        let place = self.define_row(&mut kernel, &group[0]);
-        let slices = self.cut.slices();
+        let row = self.define_row(&mut kernel, &group[0]);
+        let slices = self.reduction_strategy.slices();
         let end = (!count.is_multiple_of(slices)).then_some(count);
-        let span = Span { from: place.slice.clone(), step: slices, count: count.div_ceil(slices), end };
+        let span = Span { from: row.slice.clone(), step: slices, count: count.div_ceil(slices), end };
         let totals: Vec<Value> = stage.clone().map(|k| define_total(&mut kernel, self.known, k)).collect();
         let operations = stage_operations(nest, stage);
         let depth = kernel.depth();
         let part = span.begin_loop(&mut kernel);
         for (k, (value, &op)) in totals.iter().zip(&operations).enumerate() {
-            let other = kernel.scratch(&self.part_offset(k, &part, &place.row), value.repr);
+            let other = kernel.scratch(&self.part_offset(k, &part, &row.row), value.repr);
             let both = combine(&kernel, op, value, &other);
             kernel.assign(value, &both);
         }
         kernel.close_to(depth);
         let values =
-            StageArrays::default().combine_lanes(&mut kernel, &operations, &totals, &self.slices(&place));
-        self.write_results(&mut kernel, stage, &place, values)?;
+            StageArrays::default().combine_lanes(&mut kernel, &operations, &totals, &self.slices(&row));
+        self.write_results(&mut kernel, stage, &row, values)?;
         self.cx.finish_groups(kernel, self.tiles() as u64)
     }
 
     /// Returns the condition that is true for one invocation of each row.
-    fn first_condition(&self, place: &GroupRow) -> String {
-        let conditions = [Some(format!("{} == 0i", place.slice)), place.exists.clone()];
+    fn first_condition(&self, row: &GroupRow) -> String {
+        let conditions = [Some(format!("{} == 0i", row.slice)), row.exists.clone()];
         conditions.into_iter().flatten().collect::<Vec<_>>().join(" && ")
     }
 
@@ -214,25 +225,25 @@ impl Printer<'_> {
         &self,
         kernel: &mut Kernel<'_>,
         stage: &Range<usize>,
-        place: &GroupRow,
+        row: &GroupRow,
         values: Vec<Value>,
     ) -> Result<(), String> {
         let nest = self.known.nest;
         if !self.point_stores.is_empty() || stage.end < nest.reductions.len() {
-            kernel.begin_if(&self.first_condition(place));
+            kernel.begin_if(&self.first_condition(row));
             for (k, value) in stage.clone().zip(&values) {
-                kernel.set_scratch(&self.result_offset(k, &place.row), value);
+                kernel.set_scratch(&self.result_offset(k, &row.row), value);
             }
             return Ok(());
         }
         // A store may overwrite a row that other invocations have read.
         kernel.binding_barrier();
-        kernel.begin_if_live(Some(self.first_condition(place)));
+        kernel.begin_if_live(Some(self.first_condition(row)));
         let roots: Vec<Reg> = self.row_stores.iter().map(|&k| nest.expr.outputs()[k]).collect();
-        let mut reduced = self.load_reduced(kernel, stage.start, &roots, &place.row);
+        let mut reduced = self.load_reduced(kernel, stage.start, &roots, &row.row);
         reduced.extend(values);
         let first = std::iter::repeat_n(String::from("0i"), nest.inner);
-        let at = place.outer.iter().cloned().chain(first).collect();
+        let at = row.outer.iter().cloned().chain(first).collect();
         store(kernel, self.known, &Point { at, reduced, ..Point::default() }, &self.row_stores)
     }
 

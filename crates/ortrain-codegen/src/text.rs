@@ -18,16 +18,16 @@ impl Lowered {
         let mut sources: Vec<&str> = Vec::new();
         let mut launches = String::new();
         for (k, launch) in self.launches.iter().enumerate() {
-            let number = *numbers.entry(&launch.source).or_insert_with(|| {
+            let kernel = *numbers.entry(&launch.source).or_insert_with(|| {
                 sources.push(&launch.source);
                 sources.len() - 1
             });
-            let place = launch.instruction as usize;
-            let scheduled = &program.instructions[place];
+            let position = launch.instruction as usize;
+            let scheduled = &program.instructions[position];
             let bindings: Vec<String> = launch.bindings.iter().map(describe_binding).collect();
             let _ = writeln!(
                 launches,
-                "  launch {k}: kernel {number} in {:?} groups, of instruction {place} {} ({})  # {}",
+                "  launch {k}: kernel {kernel} in {:?} groups, of instruction {position} {} ({})  # {}",
                 launch.groups,
                 scheduled.instruction.name(),
                 bindings.join(", "),
@@ -40,8 +40,8 @@ impl Lowered {
             sources.len(),
             self.scratch
         );
-        for (number, source) in sources.iter().enumerate() {
-            let _ = writeln!(text, "kernel {number}");
+        for (kernel, source) in sources.iter().enumerate() {
+            let _ = writeln!(text, "kernel {kernel}");
             source.trim_end().lines().for_each(|line| {
                 let _ = writeln!(text, "{}", format!("  {line}").trim_end());
             });

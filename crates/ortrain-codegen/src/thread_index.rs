@@ -10,19 +10,19 @@ use crate::expr::{AnalyzedNest, Point, position};
 use crate::kernel::{Kernel, Value};
 
 /// Defines the coordinates of the point with a row-major index.
-pub(crate) fn define_coordinates(kernel: &mut Kernel<'_>, number: &str, dims: &[usize]) -> Vec<String> {
-    let mut rest = number.to_owned();
+pub(crate) fn define_coordinates(kernel: &mut Kernel<'_>, index: &str, dims: &[usize]) -> Vec<String> {
+    let mut rest = index.to_owned();
     let mut at = vec![String::from("0i"); dims.len()];
     let lead = dims.iter().position(|&dim| dim > 1).unwrap_or(0);
     for (axis, &dim) in dims.iter().enumerate().rev() {
         if dim <= 1 {
             continue;
         }
-        let (here, above) = match axis == lead {
+        let (coordinate, above) = match axis == lead {
             true => (rest.clone(), String::new()),
             false => (format!("{rest} % {dim}u"), format!("{rest} / {dim}u")),
         };
-        at[axis] = kernel.define(Value::new(format!("int_of({here})"), Repr::I32)).text;
+        at[axis] = kernel.define(Value::new(format!("int_of({coordinate})"), Repr::I32)).text;
         if axis != lead {
             rest = kernel.define(Value::new(above, Repr::U32)).text;
         }
@@ -44,8 +44,8 @@ pub(crate) fn segment_table(segments: &Segments) -> Arc<[u32]> {
 }
 
 /// Defines the existing point with an index.
-pub(crate) fn define_point(kernel: &mut Kernel<'_>, nest: &Nest, number: &str) -> Vec<String> {
-    let Some(segments) = &nest.segments else { return define_coordinates(kernel, number, &nest.dims) };
+pub(crate) fn define_point(kernel: &mut Kernel<'_>, nest: &Nest, index: &str) -> Vec<String> {
+    let Some(segments) = &nest.segments else { return define_coordinates(kernel, index, &nest.dims) };
     let (table, count) = (segment_table(segments), segments.len());
     // Binary search for the last segment that starts at or before the index.
     let low = kernel.variable(&Value::new("0i", Repr::I32));
@@ -54,18 +54,18 @@ pub(crate) fn define_point(kernel: &mut Kernel<'_>, nest: &Nest, number: &str) -
     kernel.begin_loop("0", &usize::BITS.saturating_sub(count.leading_zeros()).to_string());
     let middle = kernel.define(Value::new(format!("({} + {}) / 2", low.text, high.text), Repr::I32));
     let before = kernel.table(&table, &middle.text);
-    let is_before =
-        kernel.define(Value::new(format!("{} <= int_of({number})", before.text), Repr::Bool)).text;
+    let is_earlier_segment =
+        kernel.define(Value::new(format!("{} <= int_of({index})", before.text), Repr::Bool)).text;
     let (new_low, new_high) = (
-        kernel.select(&is_before, &middle.text, &low.text),
-        kernel.select(&is_before, &high.text, &middle.text),
+        kernel.select(&is_earlier_segment, &middle.text, &low.text),
+        kernel.select(&is_earlier_segment, &high.text, &middle.text),
     );
     kernel.assign(&low, &Value::new(new_low, Repr::I32));
     kernel.assign(&high, &Value::new(new_high, Repr::I32));
     kernel.close_to(depth);
     let before = kernel.table(&table, &low.text).text;
     let start = kernel.table(&table, &format!("{count} + {}", low.text)).text;
-    let at = kernel.define(Value::new(format!("{start} + (int_of({number}) - {before})"), Repr::I32));
+    let at = kernel.define(Value::new(format!("{start} + (int_of({index}) - {before})"), Repr::I32));
     vec![low.text, at.text]
 }
 

@@ -42,11 +42,11 @@ pub(crate) fn print_reductions(
         None => Row::Full,
         Some(segments) => {
             let (table, count) = (segment_table(segments), segments.len());
-            let word = |kernel: &mut Kernel<'_>, skip: usize| {
+            let scratch_word = |kernel: &mut Kernel<'_>, skip: usize| {
                 let value = kernel.table(&table, &format!("{} + {}", skip * count, outer[0]));
                 kernel.define(value).text
             };
-            Row::Segment(word(kernel, 1), word(kernel, 2))
+            Row::Segment(scratch_word(kernel, 1), scratch_word(kernel, 2))
         }
     };
     let mut point = Point::default();
@@ -82,8 +82,8 @@ pub(crate) fn add_point(
 
 /// Returns the stores per row and the stores per point.
 pub(crate) fn split_stores(nest: &Nest) -> (Vec<usize>, Vec<usize>) {
-    let kept = nest.dims.len() - nest.inner;
-    let is_once = |k: &usize| nest.stores[*k].access.strides[kept..].iter().all(|&stride| stride == 0);
+    let outer_rank = nest.dims.len() - nest.inner;
+    let is_once = |k: &usize| nest.stores[*k].access.strides[outer_rank..].iter().all(|&stride| stride == 0);
     (0..nest.stores.len()).partition(is_once)
 }
 
@@ -91,7 +91,7 @@ pub(crate) fn reduce(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>) -> Resul
     let nest = known.nest;
     let outer = define_coordinates(kernel, "id", nest.outer_dims());
     let ReducedRow { outer, row, results: reduced } = print_reductions(kernel, known, outer)?;
-    let (once, each) = split_stores(nest);
+    let (row_stores, each) = split_stores(nest);
     // A store per row may overwrite the bytes of the row: it comes last.
     let first = match &row {
         Row::Full => vec![String::from("0i"); nest.inner],
@@ -99,14 +99,14 @@ pub(crate) fn reduce(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>) -> Resul
     };
     let at = |inner: Vec<String>| outer.iter().cloned().chain(inner).collect();
     let at_first = Point { at: at(first), reduced, ..Point::default() };
-    let values = print_results(kernel, known, &at_first, &once)?;
+    let values = print_results(kernel, known, &at_first, &row_stores)?;
     if !each.is_empty() {
         let depth = kernel.depth();
         let inner = begin_inner_loops(kernel, nest, &row);
         store(kernel, known, &Point { at: at(inner), ..at_first.clone() }, &each)?;
         kernel.close_to(depth);
     }
-    store_values(kernel, known, &at_first, &once, &values);
+    store_values(kernel, known, &at_first, &row_stores, &values);
     Ok(())
 }
 

@@ -122,7 +122,7 @@ struct Group {
 struct Loads {
     side: usize,
     /// Index among the lines, and among the terms.
-    place: [String; 2],
+    tile_position: [String; 2],
     /// Shared names of the elements of each line, and the condition for an existing line.
     lines: Vec<(Vec<String>, Option<String>)>,
 }
@@ -140,12 +140,12 @@ impl Printer<'_> {
         let grid = [split.count, m.div_ceil(side), n.div_ceil(side)];
         let dims: Vec<usize> = batch.iter().copied().chain(grid).collect();
         let mut at = define_coordinates(&mut kernel, "group", &dims);
-        let place = at.split_off(batch.len());
-        let first = [1, 2].map(|axis| kernel.int(format!("{} * {side}", place[axis])));
-        let room = (2 * self.parts * depth * tile.pitch())
+        let position = at.split_off(batch.len());
+        let first = [1, 2].map(|axis| kernel.int(format!("{} * {side}", position[axis])));
+        let shared_len = (2 * self.parts * depth * tile.pitch())
             .max(tile.rows_per_store() * LANES_PER_AXIS * tile.vectors_per_axis());
-        let shared = kernel.shared(tile.repr(), room);
-        let group = Group { batch: at, part: place[0].clone(), first, shared };
+        let shared = kernel.shared(tile.repr(), shared_len);
+        let group = Group { batch: at, part: position[0].clone(), first, shared };
         let sums = self.sums(&mut kernel, &group)?;
         self.store(&mut kernel, &group, &sums)?;
         cx.finish_groups(kernel, dims.iter().map(|&dim| dim as u64).product())
@@ -162,17 +162,21 @@ impl Printer<'_> {
         let (factors, tile) = (self.target.factors, self.tile);
         let along = factors.runs_along_terms(side);
         let fast = if along { tile.depth } else { tile.vectors_per_axis() };
-        let (near, far) = (kernel.int(format!("lane % {fast}")), kernel.int(format!("lane / {fast}")));
-        let place = if along { [far, near] } else { [near, far] };
-        let all = factors.sides()[side];
+        let (fast_index, far) = (kernel.int(format!("lane % {fast}")), kernel.int(format!("lane / {fast}")));
+        let position = if along { [far, fast_index] } else { [fast_index, far] };
+        let line_count = factors.sides()[side];
         let line = |k: usize| {
-            let line =
-                kernel.int(format!("{} + {} + {}", group.first[side], place[0], k * tile.vectors_per_axis()));
-            let exists = (!all.is_multiple_of(tile.side)).then(|| format!("{line} < {all}"));
+            let line = kernel.int(format!(
+                "{} + {} + {}",
+                group.first[side],
+                position[0],
+                k * tile.vectors_per_axis()
+            ));
+            let exists = (!line_count.is_multiple_of(tile.side)).then(|| format!("{line} < {line_count}"));
             (factors.define_line(kernel, side, &group.batch, &line), exists)
         };
         let lines = (0..tile.vector_width()).map(line).collect();
-        Loads { side, place, lines }
+        Loads { side, tile_position: position, lines }
     }
 
     /// Returns the condition for an invocation that loads elements.
@@ -185,9 +189,9 @@ impl Printer<'_> {
     /// `to`.
     fn fetch(&self, kernel: &mut Kernel<'_>, loads: &Loads, from: &str, to: &[Value]) -> Result<(), String> {
         let (factors, Tile { split, .. }) = (self.target.factors, self.tile);
-        let all = factors.sides()[2];
-        let term = kernel.int(format!("{from} + {}", loads.place[1]));
-        let is_term = (split.count * split.terms != all).then(|| format!("{term} < {all}"));
+        let term_count = factors.sides()[2];
+        let term = kernel.int(format!("{from} + {}", loads.tile_position[1]));
+        let is_term = (split.count * split.terms != term_count).then(|| format!("{term} < {term_count}"));
         let term = factors.define_term(kernel, loads.side, &term);
         let mut values: Vec<Vec<String>> = vec![Vec::new(); self.parts];
         for (line, exists) in &loads.lines {
@@ -215,7 +219,7 @@ impl Printer<'_> {
         };
         let sums: Sums = (0..tile.lines_per_lane()).map(of_row).collect();
         let loads = [LEFT, RIGHT].map(|side| self.define_loads(kernel, group, side));
-        let own = self.first_lines(kernel);
+        let own_lines = self.first_lines(kernel);
         let zero = kernel.constant(Scalar::F32(0.0), repr);
         let fetched: Vec<Vec<Value>> =
             loads.iter().map(|_| (0..self.parts).map(|_| kernel.variable(&zero)).collect()).collect();
@@ -223,23 +227,24 @@ impl Printer<'_> {
         let open = kernel.depth();
         let turn = kernel.begin_loop("0", &(turns + 1).to_string());
         let inner = kernel.depth();
-        let is_more: Vec<String> =
+        let has_next: Vec<String> =
             [Some(format!("{turn} < {turns}")), self.load_condition()].into_iter().flatten().collect();
-        let is_more = is_more.join(" && ");
-        kernel.begin_if(&is_more);
+        let has_next_text = has_next.join(" && ");
+        kernel.begin_if(&has_next_text);
         let from = kernel.int(format!("{} * {} + {turn} * {depth}", group.part, split.terms));
         for (loads, to) in loads.iter().zip(&fetched) {
             self.fetch(kernel, loads, &from, to)?;
         }
         kernel.close_to(inner);
         kernel.begin_if(&format!("{turn} > 0"));
-        self.add(kernel, group, &own, &sums);
+        self.add(kernel, group, &own_lines, &sums);
         kernel.close_to(inner);
         kernel.barrier();
-        kernel.begin_if(&is_more);
+        kernel.begin_if(&has_next_text);
         for (loads, fetched) in loads.iter().zip(&fetched) {
             for (part, value) in fetched.iter().enumerate() {
-                let to = self.shared_index(loads.side, part, &loads.place[0], &loads.place[1]);
+                let to =
+                    self.shared_index(loads.side, part, &loads.tile_position[0], &loads.tile_position[1]);
                 kernel.line(&format!("{}[{to}] = {};", group.shared, value.text));
             }
         }
@@ -250,7 +255,7 @@ impl Printer<'_> {
     }
 
     /// Adds the products of the terms in the shared array.
-    fn add(&self, kernel: &mut Kernel<'_>, group: &Group, own: &[String; 2], sums: &Sums) {
+    fn add(&self, kernel: &mut Kernel<'_>, group: &Group, first_lines: &[String; 2], sums: &Sums) {
         let tile = self.tile;
         let open = kernel.depth();
         let first = match tile.depth / tile.unrolled {
@@ -263,20 +268,20 @@ impl Printer<'_> {
                 Some(turn) => format!("{turn} * {} + {k}", tile.unrolled),
             };
             let factors = [LEFT, RIGHT].map(|side| -> Vec<Vec<Value>> {
-                let mut value = |number: usize, part: usize| {
-                    let line = format!("{} + {}", own[side], number * LANES_PER_AXIS);
-                    let place = self.shared_index(side, part, &line, &term);
-                    kernel.define(Value::new(format!("{}[{place}]", group.shared), tile.repr()))
+                let mut value = |vector: usize, part: usize| {
+                    let line = format!("{} + {}", first_lines[side], vector * LANES_PER_AXIS);
+                    let offset = self.shared_index(side, part, &line, &term);
+                    kernel.define(Value::new(format!("{}[{offset}]", group.shared), tile.repr()))
                 };
                 (0..tile.vectors_per_lane())
-                    .map(|number| (0..self.parts).map(|part| value(number, part)).collect())
+                    .map(|vector| (0..self.parts).map(|part| value(vector, part)).collect())
                     .collect()
             });
-            for (number, row) in sums.iter().enumerate() {
-                let name = COMPONENTS[number % tile.vector_width()];
+            for (vector, row) in sums.iter().enumerate() {
+                let name = COMPONENTS[vector % tile.vector_width()];
                 let of_row = |part: &Value| Value::new(format!("{}.{name}", part.text), Repr::F32);
                 let left: Vec<Value> =
-                    factors[LEFT][number / tile.vector_width()].iter().map(of_row).collect();
+                    factors[LEFT][vector / tile.vector_width()].iter().map(of_row).collect();
                 row.iter().zip(&factors[RIGHT]).for_each(|(sum, right)| sum.add_terms(kernel, &left, right));
             }
         }
@@ -301,20 +306,17 @@ impl Printer<'_> {
                 vec![sums.iter().map(of_row).collect()]
             }
             false => {
-                let of_row = |row: &Vec<InnerProduct>, number: usize| {
-                    row.iter()
-                        .filter_map(|sums| sums.sums().nth(number))
-                        .map(|sum| sum.text.clone())
-                        .collect()
+                let of_row = |row: &Vec<InnerProduct>, index: usize| {
+                    row.iter().filter_map(|sums| sums.sums().nth(index)).map(|sum| sum.text.clone()).collect()
                 };
                 let count = sums[0][0].sums().count();
-                (0..count).map(|number| sums.iter().map(|row| of_row(row, number)).collect()).collect()
+                (0..count).map(|index| sums.iter().map(|row| of_row(row, index)).collect()).collect()
             }
         };
-        let own = self.first_lines(kernel);
+        let own_lines = self.first_lines(kernel);
         let turns = tile.lines_per_lane() / tile.rows_per_store();
-        for (number, rows) in results.iter().enumerate() {
-            if number > 0 {
+        for (index, rows) in results.iter().enumerate() {
+            if index > 0 {
                 kernel.barrier();
             }
             let open = kernel.depth();
@@ -327,10 +329,10 @@ impl Printer<'_> {
                 for (k, row) in rows.iter().enumerate() {
                     let first = format!(
                         "({} + {}) * {} + {}",
-                        own[LEFT],
+                        own_lines[LEFT],
                         k * LANES_PER_AXIS,
                         tile.vectors_per_axis(),
-                        own[RIGHT]
+                        own_lines[RIGHT]
                     );
                     for (k, value) in row.iter().enumerate() {
                         kernel.line(&format!(
@@ -343,7 +345,7 @@ impl Printer<'_> {
                 kernel.close_to(inner);
             }
             kernel.barrier();
-            self.store_shared(kernel, group, (is_whole, number), turn.as_deref())?;
+            self.store_shared(kernel, group, (is_whole, index), turn.as_deref())?;
             if turn.is_some() {
                 kernel.barrier();
             }
@@ -379,10 +381,10 @@ impl Printer<'_> {
             // All rows of the tile, in order.
             None => row.clone(),
             Some(turn) => {
-                let own =
+                let own_index =
                     kernel.int(format!("{turn} * {} + {row} / {LANES_PER_AXIS}", tile.rows_per_store()));
                 let start = format!(
-                    "{own} / {0} * {LANES_PER_AXIS} + {own} % {0} * {1}",
+                    "{own_index} / {0} * {LANES_PER_AXIS} + {own_index} % {0} * {1}",
                     tile.vector_width(),
                     tile.vectors_per_axis()
                 );
@@ -399,8 +401,8 @@ impl Printer<'_> {
         kernel.begin_if_live((!inside.is_empty()).then(|| inside.join(" && ")));
         let at = target.factors.point(kernel, &group.batch, [&i, &j]);
         let stride = tile.vectors_per_axis();
-        let place = format!("{row} * {stride} + {column} % {stride}");
-        let value = kernel.dialect.component(&group.shared, &place, &format!("{column} / {stride}"));
+        let offset = format!("{row} * {stride} + {column} % {stride}");
+        let value = kernel.dialect.component(&group.shared, &offset, &format!("{column} / {stride}"));
         let value = kernel.define(Value::new(value, Repr::F32));
         match is_whole {
             true => target.finish(kernel, at, value)?,

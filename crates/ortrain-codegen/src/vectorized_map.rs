@@ -49,14 +49,14 @@ pub(crate) fn launch(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Result<Optio
 /// Prints the loads of four points: adjacent elements, or one element.
 fn load_points(kernel: &mut Kernel<'_>, load: &Load, at: &[String]) -> Result<[Value; 4], String> {
     let Load::Buffer(from) = load else { return Err("a vectorized map cannot load accumulators".into()) };
-    let place = position(from, at);
+    let offset = position(from, at);
     Ok(match is_constant_along_last(&from.access) {
         true => {
-            let value = kernel.load(from.buffer, &place);
+            let value = kernel.load(from.buffer, &offset);
             let value = kernel.define(value);
             [0, 1, 2, 3].map(|_| value.clone())
         }
-        false => kernel.load_quad(from.buffer, &place).map(|value| kernel.define(value)),
+        false => kernel.load_quad(from.buffer, &offset).map(|value| kernel.define(value)),
     })
 }
 

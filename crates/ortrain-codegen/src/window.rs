@@ -33,7 +33,7 @@ pub(crate) fn launches(cx: &Context<'_>, w: &Window) -> Result<Vec<Launch>, Stri
 
 /// Returns the row-major index of an element over planes and axes.
 fn element_index(plane: &str, at: &[String], sizes: impl Iterator<Item = usize>) -> String {
-    at.iter().zip(sizes).fold(plane.to_owned(), |number, (at, size)| format!("({number} * {size} + {at})"))
+    at.iter().zip(sizes).fold(plane.to_owned(), |index, (at, size)| format!("({index} * {size} + {at})"))
 }
 
 /// Defines a variable of the type of computation.
@@ -59,31 +59,30 @@ fn begin_window_loops(
 fn print_max(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
     let (axes, dtype) = (&w.shape.axes, w.target.access.dtype);
     let ty = Type::of(dtype);
-    let most = define_total(kernel, w, Scalar::least_of(dtype, ty))?;
+    let maximum = define_total(kernel, w, Scalar::least_of(dtype, ty))?;
     let is_cell = w.index.as_ref().is_some_and(|index| index.kind == IndexKind::Cell);
     let first = if is_cell { "0i".to_owned() } else { format!("{} * {}", at[0], w.shape.plane_inputs()) };
     let index = kernel.variable(&Value::new(first, Repr::I32));
-    let found = kernel.variable(&Value::new("false", Repr::Bool));
+    let is_found = kernel.variable(&Value::new("false", Repr::Bool));
     let depth = kernel.depth();
     let (cells, inputs) = begin_window_loops(kernel, axes, &at[1..]);
-    let here = element_index(&at[0], &inputs, axes.iter().map(|axis| axis.input));
-    let here = kernel.define(Value::new(here, Repr::I32)).text;
-    let new = kernel.load(w.source.buffer, &here);
+    let input = element_index(&at[0], &inputs, axes.iter().map(|axis| axis.input));
+    let input = kernel.define(Value::new(input, Repr::I32)).text;
+    let new = kernel.load(w.source.buffer, &input);
     let new = kernel.define(new);
-    let less = compare(kernel, CompareOp::Lt, ty, [most.clone(), new.clone()]).text;
+    let less = compare(kernel, CompareOp::Lt, ty, [maximum.clone(), new.clone()]).text;
     let larger = match ty {
-        Type::F32 => format!("(!is_nan({}) && (is_nan({}) || {less}))", most.text, new.text),
+        Type::F32 => format!("(!is_nan({}) && (is_nan({}) || {less}))", maximum.text, new.text),
         _ => less,
     };
-    kernel.begin_if(&format!("!{} || {larger}", found.text));
-    kernel.assign(&most, &new);
-    let number =
-        if is_cell { element_index("0i", &cells, axes.iter().map(|axis| axis.kernel)) } else { here };
-    kernel.assign(&index, &Value::new(number, Repr::I32));
-    kernel.assign(&found, &Value::new("true", Repr::Bool));
+    kernel.begin_if(&format!("!{} || {larger}", is_found.text));
+    kernel.assign(&maximum, &new);
+    let cell = if is_cell { element_index("0i", &cells, axes.iter().map(|axis| axis.kernel)) } else { input };
+    kernel.assign(&index, &Value::new(cell, Repr::I32));
+    kernel.assign(&is_found, &Value::new("true", Repr::Bool));
     kernel.close_to(depth);
     let to = element_index(&at[0], &at[1..], axes.iter().map(|axis| axis.output));
-    kernel.store(w.target.buffer, &to, &most);
+    kernel.store(w.target.buffer, &to, &maximum);
     if let Some(WindowIndex { operand, .. }) = &w.index {
         kernel.store(operand.buffer, &to, &index);
     }
@@ -119,15 +118,18 @@ fn begin_covering_loops(
     let (mut outputs, mut cells, mut covered) = (Vec::new(), Vec::new(), Vec::new());
     for (axis, i) in axes.iter().zip(at) {
         let SlidingAxis { output, kernel: size, stride, dilation, padding_before: before, .. } = axis;
-        let far = kernel.define(Value::new(format!("{i} + ({before})"), Repr::I32)).text;
+        let shifted = kernel.define(Value::new(format!("{i} + ({before})"), Repr::I32)).text;
         let reach = size.saturating_sub(1) * dilation;
-        let from = format!("max(0i, ({far} - {reach} + {}) / {stride})", stride - 1);
+        let from = format!("max(0i, ({shifted} - {reach} + {}) / {stride})", stride - 1);
         let from = kernel.define(Value::new(from, Repr::I32)).text;
-        let to =
-            kernel.select(&format!("{far} < 0i"), "0i", &format!("min({output}i, {far} / {stride} + 1)"));
+        let to = kernel.select(
+            &format!("{shifted} < 0i"),
+            "0i",
+            &format!("min({output}i, {shifted} / {stride} + 1)"),
+        );
         let to = kernel.define(Value::new(to, Repr::I32)).text;
         let o = kernel.begin_loop(&from, &to);
-        let rest = kernel.define(Value::new(format!("{far} - {o} * {stride}"), Repr::I32)).text;
+        let rest = kernel.define(Value::new(format!("{shifted} - {o} * {stride}"), Repr::I32)).text;
         covered.push(format!("{rest} >= 0i && {rest} % {dilation} == 0i && {rest} / {dilation} < {size}i"));
         cells.push(format!("{rest} / {dilation}"));
         outputs.push(o);
@@ -172,7 +174,7 @@ fn print_max_gradient(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Res
     let from = kernel.define(Value::new(from, Repr::I32)).text;
     let index = kernel.load(operand.buffer, &from);
     let index = kernel.define(index);
-    let here = match kind {
+    let position = match kind {
         IndexKind::Element => {
             format!("eq_pair({}, pair_of_i32({to}))", kernel.as_repr(&index, Repr::I64).text)
         }
@@ -181,7 +183,7 @@ fn print_max_gradient(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Res
             format!("{} == {cell}", kernel.as_repr(&index, Repr::I32).text)
         }
     };
-    kernel.begin_if(&here);
+    kernel.begin_if(&position);
     add_element(kernel, w, &total, &from);
     kernel.close_to(depth);
     kernel.store(w.target.buffer, &to, &total);

@@ -27,18 +27,18 @@ impl Span {
     /// Starts the loop over the elements, and returns the index of the current element.
     pub(crate) fn begin_loop(&self, kernel: &mut Kernel<'_>) -> String {
         let turn = kernel.begin_loop("0", &self.count.to_string());
-        let number = kernel.int(format!("{} + {turn} * {}", self.from, self.step));
+        let index = kernel.int(format!("{} + {turn} * {}", self.from, self.step));
         if let Some(end) = self.end {
-            kernel.begin_if(&format!("{number} < {end}"));
+            kernel.begin_if(&format!("{index} < {end}"));
         }
-        number
+        index
     }
 
     /// Starts the loop over the elements, and returns the coordinates along the reduced axes of a nest.
     pub(crate) fn begin_row_loop(&self, kernel: &mut Kernel<'_>, nest: &Nest) -> Vec<String> {
-        let number = self.begin_loop(kernel);
-        let number = kernel.define(Value::new(format!("bits_of_int({number})"), Repr::U32)).text;
-        define_coordinates(kernel, &number, nest.inner_dims())
+        let index = self.begin_loop(kernel);
+        let index_bits = kernel.define(Value::new(format!("bits_of_int({index})"), Repr::U32)).text;
+        define_coordinates(kernel, &index_bits, nest.inner_dims())
     }
 }
 
@@ -74,7 +74,7 @@ pub(crate) struct StageArrays {
 /// Invocations with parts of one row: `count` invocations (a power of two) at a distance of `stride`. `number` is the
 /// index of an invocation among them.
 pub(crate) struct RowLanes<'s> {
-    pub(crate) number: &'s str,
+    pub(crate) index: &'s str,
     pub(crate) count: usize,
     pub(crate) stride: usize,
 }
@@ -115,19 +115,19 @@ impl StageArrays {
         let mut half = slices.count / 2;
         while half > 0 {
             let depth = kernel.depth();
-            kernel.begin_if(&format!("{} < {half}", slices.number));
+            kernel.begin_if(&format!("{} < {half}", slices.index));
             for (array, &op) in arrays.iter().zip(operations) {
                 let element = |at: String| Value::new(format!("{}[{at}]", array.text), array.repr);
-                let (own, other) =
+                let (own_value, other) =
                     (element("lane".into()), element(format!("lane + {}", half * slices.stride)));
-                let both = combine(kernel, op, &own, &other);
-                kernel.assign(&own, &both);
+                let both = combine(kernel, op, &own_value, &other);
+                kernel.assign(&own_value, &both);
             }
             kernel.close_to(depth);
             kernel.barrier();
             half /= 2;
         }
-        let first = kernel.int(format!("lane - {} * {}", slices.number, slices.stride));
+        let first = kernel.int(format!("lane - {} * {}", slices.index, slices.stride));
         let result = |array: &Value| Value::new(format!("{}[{first}]", array.text), array.repr);
         arrays.iter().map(result).map(|value| kernel.define(value)).collect()
     }

@@ -166,12 +166,12 @@ fn doubles() -> Program {
     let loads: Vec<Operand> = [DType::F64; 2].iter().chain(&types).map(|&dtype| operand(dtype)).collect();
     let stores: Vec<Operand> = results.iter().map(|&(_, dtype)| operand(dtype)).collect();
     let buffers = |operands: &[Operand]| operands.iter().map(|operand| operand.buffer).collect();
-    let (given, made) = (buffers(&loads), buffers(&stores));
+    let (loaded, stored) = (buffers(&loads), buffers(&stores));
     let roots: Vec<Reg> = results.iter().map(|&(reg, _)| reg).collect();
     let loads = loads.into_iter().map(Load::Buffer).collect();
     let nest = Nest::elementwise([10].into_iter().collect(), loads, expr.finish(&roots), stores);
     b.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("the map is valid");
-    b.finish(given, made).expect("it can be planned")
+    b.finish(loaded, stored).expect("it can be planned")
 }
 
 /// All library functions for 64-bit floats are covered.

@@ -16,19 +16,20 @@ const CAPS: Caps = Caps { binding_bytes: 128 << 20, bindings: 16, groups: 65_535
 fn exponentials(count: usize, dtype: DType, len: usize) -> Program {
     let mut b = ProgramBuilder::new();
     let first = b.work("x", dtype, len);
-    let mut made: Vec<BufferId> = vec![first];
+    let mut results: Vec<BufferId> = vec![first];
     for k in 0..count {
         let mut expr = Builder::new();
         let x = expr.load(0, Type::of(dtype));
         let y = expr.unary(UnaryOp::Exp, x);
         let to = b.work("y", dtype, len);
-        let whole = |id: BufferId| Operand::contiguous(id, dtype, &[len]);
-        let loads = vec![Load::Buffer(whole(made[k]))];
-        let nest = Nest::elementwise([len].into_iter().collect(), loads, expr.finish(&[y]), vec![whole(to)]);
+        let contiguous = |id: BufferId| Operand::contiguous(id, dtype, &[len]);
+        let loads = vec![Load::Buffer(contiguous(results[k]))];
+        let nest =
+            Nest::elementwise([len].into_iter().collect(), loads, expr.finish(&[y]), vec![contiguous(to)]);
         b.emit(Instruction::from(nest), GradientModes::ALL, &"a layer".into()).expect("the map is valid");
-        made.push(to);
+        results.push(to);
     }
-    b.finish_unfused(vec![first], made[1..].to_vec()).expect("it can be planned")
+    b.finish_unfused(vec![first], results[1..].to_vec()).expect("it can be planned")
 }
 
 fn launches(program: &Program) -> Lowered {
@@ -79,19 +80,19 @@ fn groups_form_rows() {
 /// quads.
 #[test]
 fn long_maps_are_vectorized() {
-    let made = |dtype, len| {
+    let lowered = |dtype, len| {
         let launch = launches(&exponentials(1, dtype, len)).launches.remove(0);
         (launch.groups[0], launch.source.contains("array<vec4<u32>>"), launch.source.contains("atomicAnd"))
     };
-    assert_eq!(made(DType::F32, 1 << 16), (64, true, false));
-    assert_eq!(made(DType::F32, (1 << 16) - 4), (256, false, false));
-    assert_eq!(made(DType::F32, (1 << 16) + 2), (257, false, false));
-    assert_eq!(made(DType::F16, 1 << 10), (1, false, false));
-    assert_eq!(made(DType::F16, (1 << 10) + 2), (5, false, true));
+    assert_eq!(lowered(DType::F32, 1 << 16), (64, true, false));
+    assert_eq!(lowered(DType::F32, (1 << 16) - 4), (256, false, false));
+    assert_eq!(lowered(DType::F32, (1 << 16) + 2), (257, false, false));
+    assert_eq!(lowered(DType::F16, 1 << 10), (1, false, false));
+    assert_eq!(lowered(DType::F16, (1 << 10) + 2), (5, false, true));
 }
 
 #[test]
-fn functions_of_doubles_are_refused_by_node_and_name() {
+fn float64_functions_are_rejected_by_name() {
     let error =
         lower(&exponentials(1, DType::F64, 10), &[], &CAPS, &Wgsl).expect_err("it has no such function");
     assert_eq!(
@@ -102,7 +103,7 @@ fn functions_of_doubles_are_refused_by_node_and_name() {
 }
 
 #[test]
-fn instructions_with_doubles_are_refused_by_type() {
+fn float64_instructions_are_rejected() {
     let mut b = ProgramBuilder::new();
     let [target, source] = ["target", "source"].map(|label| b.work(label, DType::F64, 6));
     let index = b.work("index", DType::I64, 2);
@@ -191,13 +192,13 @@ fn sums([rows, size]: [usize; 2], by_columns: bool, with_rows: bool) -> Program 
         len,
     };
     let mut b = ProgramBuilder::new();
-    let [from, to, all] = [len, rows, len].map(|len| b.work("x", DType::F32, len));
+    let [from, to, total] = [len, rows, len].map(|len| b.work("x", DType::F32, len));
     let mut expr = Builder::new();
     let x = expr.load(0, Type::F32);
     let sum = expr.reduced(0, Type::F32);
     let rest = expr.sub(x, sum);
     let (results, stores) = match with_rows {
-        true => (vec![rest], vec![Operand { buffer: all, access: access(strides, len) }]),
+        true => (vec![rest], vec![Operand { buffer: total, access: access(strides, len) }]),
         false => (vec![sum], vec![Operand { buffer: to, access: access([1, 0], rows) }]),
     };
     let outputs = stores.iter().map(|store| store.buffer).collect();
@@ -254,9 +255,10 @@ fn sum_of_vectors(count: usize, with_constants: bool) -> Program {
     let terms: Vec<_> = (0..count).map(|k| expr.load(k, Type::F32)).collect();
     let sum = terms[1..].iter().fold(terms[0], |sum, &term| expr.binary(BinaryOp::Add, sum, term));
     let to = b.work("y", DType::F32, LEN);
-    let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[LEN]);
-    let loads = loads.into_iter().map(|id| Load::Buffer(whole(id))).collect();
-    let nest = Nest::elementwise([LEN].into_iter().collect(), loads, expr.finish(&[sum]), vec![whole(to)]);
+    let contiguous = |id: BufferId| Operand::contiguous(id, DType::F32, &[LEN]);
+    let loads = loads.into_iter().map(|id| Load::Buffer(contiguous(id))).collect();
+    let nest =
+        Nest::elementwise([LEN].into_iter().collect(), loads, expr.finish(&[sum]), vec![contiguous(to)]);
     b.emit(Instruction::from(nest), GradientModes::ALL, &"a sum".into()).expect("the map is valid");
     b.finish_unfused(inputs, vec![to]).expect("it can be planned")
 }
@@ -315,17 +317,18 @@ fn host_computes_unsupported_float64_numbers() {
     let [x, y] = ["x", "y"].map(|label| b.work(label, DType::F32, rows * len));
     let step = b.work("step", DType::F64, 1);
     let mut expr = Builder::new();
-    let (value, number) = (expr.load(0, Type::F32), expr.load(1, Type::F64));
+    let (value, exponent) = (expr.load(0, Type::F32), expr.load(1, Type::F64));
     let base = expr.constant(Type::F64, 0.9);
-    let power = expr.binary(BinaryOp::Pow, base, number);
+    let power = expr.binary(BinaryOp::Pow, base, exponent);
     let wide = expr.convert(value, Type::F64);
     let product = expr.mul(wide, power);
     let result = expr.convert(product, Type::F32);
-    let once = Access { strides: [0, 0].into_iter().collect(), ..Access::contiguous(DType::F64, &[1]) };
-    let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[rows, len]);
-    let loads = vec![Load::Buffer(whole(x)), Load::Buffer(Operand { buffer: step, access: once })];
+    let scalar = Access { strides: [0, 0].into_iter().collect(), ..Access::contiguous(DType::F64, &[1]) };
+    let contiguous = |id: BufferId| Operand::contiguous(id, DType::F32, &[rows, len]);
+    let loads = vec![Load::Buffer(contiguous(x)), Load::Buffer(Operand { buffer: step, access: scalar })];
     let dims = [rows, len].into_iter().collect();
-    let nest = Nest { inner: 1, ..Nest::elementwise(dims, loads, expr.finish(&[result]), vec![whole(y)]) };
+    let nest =
+        Nest { inner: 1, ..Nest::elementwise(dims, loads, expr.finish(&[result]), vec![contiguous(y)]) };
     b.emit(Instruction::from(nest), GradientModes::ALL, &"a layer".into()).expect("the nest is valid");
     let program = b.finish(vec![x, step], vec![y]).expect("it can be planned");
     let error = lower(&program, &[], &CAPS, &Wgsl).expect_err("it has no powers");

@@ -34,7 +34,7 @@ impl<'a> Addresses<'a> {
     }
 
     pub(crate) fn address_of(&self, id: BufferId) -> *mut u8 {
-        let (memory, offset) = match self.program.buffer(id).place {
+        let (memory, offset) = match self.program.buffer(id).location {
             BufferLocation::Work(offset) => (self.work.arena(), offset),
             BufferLocation::Plane(plane, offset) => (self.bindings.planes[plane.0 as usize], offset),
             // Constants are never written: the builder rejects such programs.

@@ -43,21 +43,21 @@ struct GroupKernel {
 
 impl GroupKernel {
     fn new(program: &Program, group: &NestGroup, compiler: Compiler<'_>) -> Result<GroupKernel, String> {
-        let mut made = GroupKernel::default();
+        let mut group_kernel = GroupKernel::default();
         let mut known: HashMap<(ortrain_expr::Nest, Vec<bool>), usize> = HashMap::new();
         for nest in &group.nests {
             let kind = (nest_of_accesses(nest), overlapping_pairs(program, nest));
             let kernel = match known.get(&kind) {
                 Some(&kernel) => kernel,
                 None => {
-                    made.kernels.push(compile_nest(program, nest, compiler)?);
-                    known.insert(kind, made.kernels.len() - 1);
-                    made.kernels.len() - 1
+                    group_kernel.kernels.push(compile_nest(program, nest, compiler)?);
+                    known.insert(kind, group_kernel.kernels.len() - 1);
+                    group_kernel.kernels.len() - 1
                 }
             };
-            made.kernel_of_nest.push(kernel);
+            group_kernel.kernel_of_nest.push(kernel);
         }
-        Ok(made)
+        Ok(group_kernel)
     }
 
     /// Iterates over the kernel of each nest.
@@ -245,7 +245,7 @@ impl CpuExecutable {
         // With less scratch memory a kernel uses fewer threads, with the same result.
         let threads = Pool::global().num_threads();
         let scratch = kernels.iter().map(|kernel| kernel.scratch_bytes(threads)).max().unwrap_or(0);
-        let plane = |id: BufferId| match program.buffer(id).place {
+        let plane = |id: BufferId| match program.buffer(id).location {
             BufferLocation::Plane(plane, _) => Some(plane.0 as usize),
             BufferLocation::Work(_) | BufferLocation::Constant(_) => None,
         };
@@ -381,10 +381,10 @@ impl Executable for CpuExecutable {
         scalars: Scalars,
         observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError> {
-        let places = self.program.part_positions(part)?;
+        let positions = self.program.part_positions(part)?;
         self.program.check_bindings(bindings, part)?;
-        let lacks = work.needs_allocation(self.program.work_bytes, self.scratch_bytes);
-        let question = work.interrupter().filter(|_| lacks).map(Interrupt::question);
+        let needs_memory = work.needs_allocation(self.program.work_bytes, self.scratch_bytes);
+        let question = work.interrupter().filter(|_| needs_memory).map(Interrupt::question);
         // The system may take seconds to provide many gigabytes.
         interruptible(question, || {
             work.reserve(self.program.work_bytes, self.scratch_bytes)?;
@@ -394,7 +394,8 @@ impl Executable for CpuExecutable {
             Ok::<(), RunError>(())
         })?;
         let mut watch = work.take_watch();
-        let outcome = self.run_instructions(bindings, work, (entry, places), scalars, observer, &mut watch);
+        let outcome =
+            self.run_instructions(bindings, work, (entry, positions), scalars, observer, &mut watch);
         work.restore_watch(watch);
         outcome
     }

@@ -62,8 +62,8 @@ impl Cpu {
 ///
 /// # Errors
 /// Returns an error if the system does not provide that much memory.
-pub fn allocate(bytes: usize, room: usize) -> Result<HostMemory, OutOfMemory> {
-    let memory = HostMemory::with_room(bytes, room)?;
+pub fn allocate(bytes: usize, capacity: usize) -> Result<HostMemory, OutOfMemory> {
+    let memory = HostMemory::with_room(bytes, capacity)?;
     prefer_large_pages(memory.as_ptr(), bytes);
     Ok(memory)
 }
@@ -127,8 +127,8 @@ impl Backend for Cpu {
         Target::CPU
     }
 
-    fn allocate(&self, bytes: usize, room: usize) -> Result<Memory, AllocationError> {
-        Ok(Memory::Host(allocate(bytes, room)?))
+    fn allocate(&self, bytes: usize, capacity: usize) -> Result<Memory, AllocationError> {
+        Ok(Memory::Host(allocate(bytes, capacity)?))
     }
 
     fn grow(&self, memory: &mut Memory, bytes: usize) -> bool {

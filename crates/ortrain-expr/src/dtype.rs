@@ -54,14 +54,14 @@ impl DType {
 
     /// Returns the element type with this number in ONNX's `TensorProto.DataType`, if the type is supported.
     #[must_use]
-    pub fn from_onnx(number: i32) -> Option<DType> {
-        DType::ALL.into_iter().find(|dtype| dtype.to_onnx() == number)
+    pub fn from_onnx(code: i32) -> Option<DType> {
+        DType::ALL.into_iter().find(|dtype| dtype.to_onnx() == code)
     }
 
     /// Returns the name of an unsupported ONNX element type, by its number in `TensorProto.DataType`.
     #[must_use]
-    pub fn unsupported_name(number: i32) -> Option<&'static str> {
-        Some(match number {
+    pub fn unsupported_name(code: i32) -> Option<&'static str> {
+        Some(match code {
             8 => "string",
             14 => "complex64",
             15 => "complex128",

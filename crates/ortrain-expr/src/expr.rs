@@ -294,10 +294,10 @@ impl Expr {
 
     /// Returns the expression with renumbered loads. `number` must map distinct slots to distinct slots.
     #[must_use]
-    pub fn with_slots(mut self, number: impl Fn(u16) -> u16) -> Expr {
+    pub fn with_slots(mut self, renumber: impl Fn(u16) -> u16) -> Expr {
         for (inst, _) in &mut self.insts {
             if let Inst::Load(slot) | Inst::LoadAt(slot, _) = inst {
-                *slot = number(*slot);
+                *slot = renumber(*slot);
             }
         }
         self
@@ -507,40 +507,40 @@ impl Builder {
     /// Looks up the number of an instruction in the hash table.
     fn find_in_table(&self, inst: Inst, ty: Type) -> Option<usize> {
         let last = self.table.len() - 1;
-        let mut place = inst.hash_bits(ty) as usize & last;
-        while self.table[place] != FREE_SLOT {
-            let number = usize::from(self.table[place]);
-            if self.insts[number] == (inst, ty) {
-                return Some(number);
+        let mut index = inst.hash_bits(ty) as usize & last;
+        while self.table[index] != FREE_SLOT {
+            let entry = usize::from(self.table[index]);
+            if self.insts[entry] == (inst, ty) {
+                return Some(entry);
             }
-            place = (place + 1) & last;
+            index = (index + 1) & last;
         }
         None
     }
 
     fn append(&mut self, inst: Inst, ty: Type) -> usize {
-        let number = self.insts.len();
+        let count = self.insts.len();
         self.insts.push((inst, ty));
-        if number < MAX_LINEAR_SEARCH || number >= usize::from(FREE_SLOT) {
-            return number;
+        if count < MAX_LINEAR_SEARCH || count >= usize::from(FREE_SLOT) {
+            return count;
         }
-        if 2 * number >= self.table.len() {
+        if 2 * count >= self.table.len() {
             self.table = vec![FREE_SLOT; (2 * self.table.len()).max(INITIAL_TABLE_SLOTS)];
-            (0..number).for_each(|number| self.insert_into_table(number));
+            (0..count).for_each(|index| self.insert_into_table(index));
         }
-        self.insert_into_table(number);
-        number
+        self.insert_into_table(count);
+        count
     }
 
     /// Inserts an instruction into the hash table.
-    fn insert_into_table(&mut self, number: usize) {
-        let (inst, ty) = self.insts[number];
+    fn insert_into_table(&mut self, index: usize) {
+        let (inst, ty) = self.insts[index];
         let last = self.table.len() - 1;
-        let mut place = inst.hash_bits(ty) as usize & last;
-        while self.table[place] != FREE_SLOT {
-            place = (place + 1) & last;
+        let mut position = inst.hash_bits(ty) as usize & last;
+        while self.table[position] != FREE_SLOT {
+            position = (position + 1) & last;
         }
-        self.table[place] = number as u16;
+        self.table[position] = index as u16;
     }
 
     /// Adds a constant of type `ty`.
@@ -570,13 +570,13 @@ impl Builder {
 
     /// Adds the row-major number (`I64`) of the current element in a space of these sizes.
     pub fn element_number(&mut self, dims: &[usize]) -> Reg {
-        let mut number = self.int(0);
+        let mut index = self.int(0);
         for (axis, &size) in dims.iter().enumerate() {
-            let (size, here) = (self.int(size as i64), self.coordinate(axis));
-            let scaled = self.mul(number, size);
-            number = self.add(scaled, here);
+            let (size, coordinate) = (self.int(size as i64), self.coordinate(axis));
+            let scaled = self.mul(index, size);
+            index = self.add(scaled, coordinate);
         }
-        number
+        index
     }
 
     /// Adds a scalar of the run (`U64`).
@@ -596,8 +596,8 @@ impl Builder {
         }
     }
 
-    fn is_constant(&self, reg: Reg, number: f64) -> bool {
-        self.constant_value(reg).is_some_and(|value| value.to_f64() == number)
+    fn is_constant(&self, reg: Reg, expected: f64) -> bool {
+        self.constant_value(reg).is_some_and(|value| value.to_f64() == expected)
     }
 
     /// Adds a function of one scalar.
@@ -750,28 +750,28 @@ impl Builder {
         let values: Vec<Reg> =
             reductions.iter().map(|reduction| regs[usize::from(reduction.value.0)]).collect();
         let (expr, values) = self.finish_keeping(outputs, &values);
-        let moved =
+        let renumbered =
             reductions.iter().zip(values).map(|(Reduction { op, .. }, value)| Reduction { op: *op, value });
-        (expr, moved.collect())
+        (expr, renumbered.collect())
     }
 
     /// Finishes the expression with these results. Dead instructions are dropped, except for the registers in `keep`
     /// (for example the values of reductions, which are no results). Also returns the new registers of `keep`.
     #[must_use]
-    pub fn finish_keeping(self, outputs: &[Reg], keep: &[Reg]) -> (Expr, Vec<Reg>) {
-        let whole = Expr { insts: self.insts, outputs: Vec::new() };
-        let roots: SmallVec<[Reg; 16]> = outputs.iter().chain(keep).copied().chain(whole.guards()).collect();
-        let needed = whole.dependencies_of(&roots);
+    pub fn finish_keeping(self, outputs: &[Reg], saved: &[Reg]) -> (Expr, Vec<Reg>) {
+        let full = Expr { insts: self.insts, outputs: Vec::new() };
+        let roots: SmallVec<[Reg; 16]> = outputs.iter().chain(saved).copied().chain(full.guards()).collect();
+        let needed = full.dependencies_of(&roots);
         let mut new: SmallVec<[Reg; 64]> = SmallVec::from_elem(Reg(0), needed.len());
         let mut insts = Vec::with_capacity(needed.iter().filter(|&&needed| needed).count());
-        for (i, &(inst, ty)) in whole.insts.iter().enumerate() {
+        for (i, &(inst, ty)) in full.insts.iter().enumerate() {
             if needed[i] {
                 new[i] = Reg(insts.len() as u16);
                 insts.push((inst.map_operands(|reg| new[usize::from(reg.0)]), ty));
             }
         }
-        let moved = |regs: &[Reg]| regs.iter().map(|reg| new[usize::from(reg.0)]).collect::<Vec<_>>();
-        (Expr { insts, outputs: moved(outputs) }, moved(keep))
+        let renumbered = |regs: &[Reg]| regs.iter().map(|reg| new[usize::from(reg.0)]).collect::<Vec<_>>();
+        (Expr { insts, outputs: renumbered(outputs) }, renumbered(saved))
     }
 
     /// Finishes the expression with these results.

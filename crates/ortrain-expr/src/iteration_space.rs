@@ -65,20 +65,20 @@ impl<O: AsRef<Access>> Nest<O> {
             // An accumulator has a separate value at every point.
             let stride = |axis: usize| load.access().map_or(1, |access| access.strides[axis]);
             let axes = self.dims.iter().enumerate().filter(|&(axis, &dim)| dim > 1 && stride(axis) != 0);
-            axes.fold(0, |all, (axis, _)| all | bit(axis))
+            axes.fold(0, |axes_so_far, (axis, _)| axes_so_far | bit(axis))
         };
         let outer = (0..self.dims.len() - self.inner).filter(|&axis| self.dims[axis] > 1);
-        let outer = outer.fold(0, |all, axis| all | bit(axis));
+        let outer = outer.fold(0, |mask, axis| mask | bit(axis));
         let mut axes: SmallVec<[u64; 32]> = SmallVec::with_capacity(self.expr.insts().len());
         for (inst, _) in self.expr.insts() {
-            let own = match *inst {
+            let inst_axes = match *inst {
                 Inst::Load(slot) => moving(&self.loads[usize::from(slot)]),
                 Inst::Coordinate(axis) => bit(usize::from(axis)),
                 Inst::Reduced(_) => outer,
                 _ => 0,
             };
-            let operands = inst.operands().fold(0, |all, reg| all | axes[usize::from(reg.0)]);
-            axes.push(own | operands);
+            let operands = inst.operands().fold(0, |mask, reg| mask | axes[usize::from(reg.0)]);
+            axes.push(inst_axes | operands);
         }
         axes
     }
@@ -119,10 +119,10 @@ mod tests {
         let mut b = Builder::new();
         let (x, scale) = (b.load(0, Type::F32), b.load(1, Type::F32));
         let y = b.mul(x, scale);
-        let whole = Access::contiguous(DType::F32, &[2, 3]);
-        let of_row = Access { strides: [1, 0].into_iter().collect(), len: 2, ..whole.clone() };
-        let loads = [whole.clone(), of_row].map(Load::Buffer).to_vec();
-        Nest::elementwise([2, 3].into_iter().collect(), loads, b.finish(&[y]), vec![whole])
+        let contiguous = Access::contiguous(DType::F32, &[2, 3]);
+        let of_row = Access { strides: [1, 0].into_iter().collect(), len: 2, ..contiguous.clone() };
+        let loads = [contiguous.clone(), of_row].map(Load::Buffer).to_vec();
+        Nest::elementwise([2, 3].into_iter().collect(), loads, b.finish(&[y]), vec![contiguous])
     }
 
     #[test]
@@ -130,8 +130,8 @@ mod tests {
         let nest = nest_of_scaled_rows();
         assert_eq!(nest.dependent_axes()[..], [0b11, 0b01, 0b11]);
         assert_eq!([0b00, 0b01, 0b10, 0b11].map(|axes| nest.points_along(axes)), [1, 2, 3, 6]);
-        let reached = |slot: usize| nest.elements_reached_by(nest.loads[slot].access().unwrap());
-        assert_eq!([reached(0), reached(1)], [6, 2]);
+        let elements = |slot: usize| nest.elements_reached_by(nest.loads[slot].access().unwrap());
+        assert_eq!([elements(0), elements(1)], [6, 2]);
     }
 
     #[test]

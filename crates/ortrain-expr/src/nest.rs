@@ -48,7 +48,7 @@ impl Access {
     /// Panics if the shapes do not broadcast. Shape inference has checked them.
     #[must_use]
     pub fn broadcast(dtype: DType, dims: &[usize], to: &[usize]) -> Access {
-        let own = row_major(dims);
+        let source_strides = row_major(dims);
         let lead = to.len() - dims.len();
         let strides = (0..to.len())
             .map(|k| {
@@ -56,7 +56,7 @@ impl Access {
                     return 0;
                 }
                 assert_eq!(dims[k - lead], to[k], "{dims:?} broadcasts to {to:?}");
-                own[k - lead]
+                source_strides[k - lead]
             })
             .collect();
         Access { dtype, offset: 0, strides, len: dims.iter().product() }
@@ -406,10 +406,10 @@ impl<O: AsRef<Access>> Nest<O> {
                 continue;
             }
             // An operand that is constant along a row is accessed once per row, even if the row has no elements.
-            let kept = self.dims.len() - self.inner;
+            let outer_rank = self.dims.len() - self.inner;
             let mut dims = self.dims.clone();
-            if access.strides[kept..].iter().all(|&stride| stride == 0) {
-                dims[kept..].fill(1);
+            if access.strides[outer_rank..].iter().all(|&stride| stride == 0) {
+                dims[outer_rank..].fill(1);
             }
             if let Some((low, high)) = access.position_range(&dims)
                 && (low < 0 || high >= access.len as isize)
@@ -457,10 +457,10 @@ impl<O: AsRef<Access>> Nest<O> {
             before = end;
         }
         for access in self.operands().map(AsRef::as_ref) {
-            let reached =
+            let ranges =
                 segments.iter().enumerate().filter_map(|(k, range)| segment_position_range(access, k, range));
-            let all = reached.reduce(|all, next| (all.0.min(next.0), all.1.max(next.1)));
-            if let Some((low, high)) = all
+            let bounds = ranges.reduce(|all, next| (all.0.min(next.0), all.1.max(next.1)));
+            if let Some((low, high)) = bounds
                 && (low < 0 || high >= access.len as i128)
             {
                 return Some(format!("elements {low}..={high} of a buffer of {}", access.len));
@@ -469,11 +469,11 @@ impl<O: AsRef<Access>> Nest<O> {
         for (k, store) in self.stores.iter().map(AsRef::as_ref).enumerate() {
             let [across, along] = [store.strides[0], store.strides[1]];
             // If both strides have the same sign, positions are monotonic from one segment to the next.
-            let once = match (across, along) {
+            let is_unique = match (across, along) {
                 (_, 0) => self.inner == 1 && (across != 0 || count <= 1),
                 _ => across == 0 || across.signum() == along.signum(),
             };
-            if !once {
+            if !is_unique {
                 return Some(format!("store {k} can write several results to one element"));
             }
         }
@@ -625,8 +625,8 @@ mod tests {
         assert_eq!(fault(&|_| {}), None);
         let three = fault(&|nest| nest.dims[0] = 3);
         assert_eq!(three.as_deref(), Some("2 segments, but the first axis has size 3"));
-        let all = fault(&|nest| nest.inner = 2);
-        assert_eq!(all.as_deref(), Some("segments allow at most 1 reduced axis, got 2"));
+        let two_axes = fault(&|nest| nest.inner = 2);
+        assert_eq!(two_axes.as_deref(), Some("segments allow at most 1 reduced axis, got 2"));
         let more = fault(&|nest| {
             nest.dims.push(1);
             nest.operands_mut().for_each(|access| access.strides.push(0));
@@ -638,11 +638,11 @@ mod tests {
     fn accesses_over_segments_are_bounded() {
         let segments = &[2..4, 4..4, 6..9];
         // The plane needs no elements after the last segment; a table needs one for every segment, even an empty one.
-        for (strides, least) in [([0, 1], 9), ([1, 0], 3), ([8, 0], 17), ([0, 0], 1), ([10, 1], 29)] {
+        for (strides, min_len) in [([0, 1], 9), ([1, 0], 3), ([8, 0], 17), ([0, 0], 1), ([10, 1], 29)] {
             let fault = |len: usize| nest_over_segments(segments, 1, [strides, [0, 1]], [len, 9]).validate();
-            assert_eq!(fault(least), None, "{strides:?}");
-            let fault = fault(least - 1).expect("one element less");
-            assert!(fault.ends_with(&format!("={} of a buffer of {}", least - 1, least - 1)), "{fault}");
+            assert_eq!(fault(min_len), None, "{strides:?}");
+            let fault = fault(min_len - 1).expect("one element less");
+            assert!(fault.ends_with(&format!("={} of a buffer of {}", min_len - 1, min_len - 1)), "{fault}");
         }
         assert_eq!(
             nest_over_segments(&[2..4, 4..4], 0, [[0, 1]; 2], [4, 4]).validate(),
@@ -671,8 +671,8 @@ mod tests {
             None,
             "there is one segment"
         );
-        let mut turned = nest_over_segments(&[0..4, 6..9], 0, [[0, 1], [3, -1]], [10, 100]);
-        turned.stores[0].offset = 20;
-        assert!(turned.validate().is_some(), "17 is both 20 - 3 and 20 + 3 - 6");
+        let mut reversed = nest_over_segments(&[0..4, 6..9], 0, [[0, 1], [3, -1]], [10, 100]);
+        reversed.stores[0].offset = 20;
+        assert!(reversed.validate().is_some(), "17 is both 20 - 3 and 20 + 3 - 6");
     }
 }

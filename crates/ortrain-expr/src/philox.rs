@@ -85,9 +85,9 @@ mod tests {
     fn known_answers() {
         for ([key, stream, block], words) in KNOWN {
             assert_eq!(philox4x32_10(key, stream, block), words);
-            let many = philox4x32_10_blocks::<5>(key, stream, block.wrapping_sub(2));
+            let blocks = philox4x32_10_blocks::<5>(key, stream, block.wrapping_sub(2));
             let one_by_one = [2, 1, 0].map(|k| philox4x32_10(key, stream, block.wrapping_sub(k)));
-            assert_eq!((many[2], &many[..3]), (words, &one_by_one[..]));
+            assert_eq!((blocks[2], &blocks[..3]), (words, &one_by_one[..]));
         }
     }
 

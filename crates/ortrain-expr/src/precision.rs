@@ -77,20 +77,20 @@ impl Precision {
     /// truncated instead if further terms represent the remainder. Infinity and NaN have one term.
     #[must_use]
     pub fn split(self, factor: f32) -> [f32; 3] {
-        let nearest = |value: f32| half::bf16::from_f32(value).to_f32();
+        let rounded = |value: f32| half::bf16::from_f32(value).to_f32();
         let mut terms = [0.0; 3];
         if self == Precision::F32 {
             terms[0] = factor;
             return terms;
         }
-        terms[0] = nearest(factor);
+        terms[0] = rounded(factor);
         if self.terms() > 1 && factor.is_finite() {
             if terms[0].is_infinite() {
                 terms[0] = f32::from_bits(factor.to_bits() & 0xffff_0000);
             }
             let mut rest = factor - terms[0];
             for term in &mut terms[1..self.terms()] {
-                *term = nearest(rest);
+                *term = rounded(rest);
                 rest -= *term;
             }
         }
@@ -163,8 +163,8 @@ impl FromStr for Precision {
     type Err = UnknownPrecision;
 
     fn from_str(name: &str) -> Result<Precision, UnknownPrecision> {
-        let found = Precision::ALL.into_iter().find(|precision| precision.name() == name);
-        found.ok_or_else(|| UnknownPrecision(name.to_owned()))
+        let parsed = Precision::ALL.into_iter().find(|precision| precision.name() == name);
+        parsed.ok_or_else(|| UnknownPrecision(name.to_owned()))
     }
 }
 

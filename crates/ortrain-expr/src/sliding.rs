@@ -48,21 +48,21 @@ impl SlidingAxis {
     #[must_use]
     pub fn pairs_over_input(&self) -> u64 {
         // Number of positions over the input among `number` positions with a step of `step`, the first at `from`.
-        let inside = |from: i128, step: usize, number: usize| {
+        let inside = |from: i128, step: usize, count: usize| {
             let step = step as i128;
-            let before = |limit: i128| (limit - from + step - 1).div_euclid(step).clamp(0, number as i128);
+            let before = |limit: i128| (limit - from + step - 1).div_euclid(step).clamp(0, count as i128);
             u64::try_from(before(self.input as i128) - before(0)).unwrap_or(0)
         };
-        let place = |index: usize, step: usize| index as i128 * step as i128 - self.padding_before as i128;
+        let position = |index: usize, step: usize| index as i128 * step as i128 - self.padding_before as i128;
         let (outputs, cells) = (self.output, self.kernel);
         if outputs.min(cells) > MAX_EXACT_COUNT {
             return (outputs as u64).saturating_mul(cells as u64);
         }
         if cells <= outputs {
-            let of_cell = |k| inside(place(k, self.dilation), self.stride, outputs);
+            let of_cell = |k| inside(position(k, self.dilation), self.stride, outputs);
             (0..cells).map(of_cell).fold(0, u64::saturating_add)
         } else {
-            let of_window = |o| inside(place(o, self.stride), self.dilation, cells);
+            let of_window = |o| inside(position(o, self.stride), self.dilation, cells);
             (0..outputs).map(of_window).fold(0, u64::saturating_add)
         }
     }
@@ -70,15 +70,15 @@ impl SlidingAxis {
     /// Returns the element of a plane under cell `number` (row-major) of the window at an output position, if there is
     /// one.
     #[must_use]
-    pub fn element_under_cell(axes: &[SlidingAxis], at: &[usize], mut number: usize) -> Option<usize> {
+    pub fn element_under_cell(axes: &[SlidingAxis], at: &[usize], mut index: usize) -> Option<usize> {
         let (mut element, mut stride) = (0, 1);
         for (axis, &o) in axes.iter().zip(at).rev() {
-            let cell = number.checked_rem(axis.kernel)?;
+            let cell = index.checked_rem(axis.kernel)?;
             element += stride * ((o * axis.stride + cell * axis.dilation) as isize - axis.padding_before);
-            number /= axis.kernel;
+            index /= axis.kernel;
             stride *= axis.input as isize;
         }
-        usize::try_from(element).ok().filter(|&element| number == 0 && (element as isize) < stride)
+        usize::try_from(element).ok().filter(|&element| index == 0 && (element as isize) < stride)
     }
 
     /// Returns the fault of the axis, if any.
@@ -86,14 +86,14 @@ impl SlidingAxis {
         if self.stride == 0 || self.dilation == 0 {
             return Some(format!("stride {} and dilation {} must be at least 1", self.stride, self.dilation));
         }
-        let far = self
+        let end = self
             .output
             .checked_mul(self.stride)
             .and_then(|o| o.checked_add(self.kernel.checked_mul(self.dilation)?))
-            .and_then(|far| far.checked_add(self.padding_before.unsigned_abs()))
-            .and_then(|far| far.checked_add(self.input));
-        match far {
-            Some(far) if isize::try_from(far).is_ok() => None,
+            .and_then(|end| end.checked_add(self.padding_before.unsigned_abs()))
+            .and_then(|end| end.checked_add(self.input));
+        match end {
+            Some(end) if isize::try_from(end).is_ok() => None,
             _ => Some("the window positions are too large to count".to_owned()),
         }
     }
@@ -179,10 +179,10 @@ impl ConvShape {
     #[must_use]
     pub fn product_sides(&self) -> [usize; 3] {
         let ConvShape { batch, channels_in, channels_out, ref axes, .. } = *self;
-        let places =
+        let positions =
             |along: fn(&SlidingAxis) -> usize| axes.iter().map(along).fold(1usize, usize::saturating_mul);
-        let of_batch = |along: fn(&SlidingAxis) -> usize| batch.saturating_mul(places(along));
-        let taps = |channels: usize| channels.saturating_mul(places(|axis| axis.kernel));
+        let of_batch = |along: fn(&SlidingAxis) -> usize| batch.saturating_mul(positions(along));
+        let taps = |channels: usize| channels.saturating_mul(positions(|axis| axis.kernel));
         match self.pass {
             ConvPass::Output => [channels_out, of_batch(|axis| axis.output), taps(channels_in)],
             ConvPass::InputGradient => [channels_in, of_batch(|axis| axis.input), taps(channels_out)],
@@ -277,9 +277,9 @@ impl WindowShape {
     pub fn cell_number_type(&self) -> Option<DType> {
         let covers = |axis: &SlidingAxis| {
             // Adjacent cells must not be further apart than the length of the input, so that they cannot skip it.
-            let near = axis.kernel == 1 || axis.dilation <= axis.input;
+            let is_over_input = axis.kernel == 1 || axis.dilation <= axis.input;
             let at = |o: usize| !axis.cells_over_input(o).is_empty();
-            near && (axis.output == 0 || (at(0) && at(axis.output - 1)))
+            is_over_input && (axis.output == 0 || (at(0) && at(axis.output - 1)))
         };
         let cells = self.axes.iter().try_fold(1usize, |n, axis| n.checked_mul(axis.kernel))?;
         match cells {
@@ -389,8 +389,8 @@ mod tests {
             ] {
                 let axis = SlidingAxis { input, output: 4, kernel, stride, dilation, padding_before: before };
                 let every = (0..axis.output).all(|o| !axis.cells_over_input(o).is_empty());
-                let found = of(&[AXIS, axis]).is_some();
-                assert!(found == every || (!found && dilation > input), "{axis:?}");
+                let is_some = of(&[AXIS, axis]).is_some();
+                assert!(is_some == every || (!is_some && dilation > input), "{axis:?}");
             }
         }
     }
@@ -423,8 +423,8 @@ mod tests {
                     for output in 0..6 {
                         let axis =
                             SlidingAxis { input, output, kernel, stride, dilation, padding_before: before };
-                        let all = (0..output).flat_map(|o| (0..kernel).map(move |k| (o, k)));
-                        let over_input = all.filter(|&(o, k)| axis.input_at(o, k).is_some()).count();
+                        let pairs = (0..output).flat_map(|o| (0..kernel).map(move |k| (o, k)));
+                        let over_input = pairs.filter(|&(o, k)| axis.input_at(o, k).is_some()).count();
                         assert_eq!(axis.pairs_over_input(), over_input as u64, "{axis:?}");
                     }
                 }

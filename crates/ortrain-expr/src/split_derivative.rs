@@ -26,12 +26,12 @@ pub fn split_derivative(expr: &Expr, late: &[bool], slot: usize) -> Option<(Expr
 
 /// Returns for each register true if it depends on one of the loads.
 fn dependent_registers(expr: &Expr, loads: &[bool]) -> Vec<bool> {
-    let mut found: Vec<bool> = Vec::with_capacity(expr.insts().len());
+    let mut dependent: Vec<bool> = Vec::with_capacity(expr.insts().len());
     for (inst, _) in expr.insts() {
-        let own = matches!(*inst, Inst::Load(slot) if loads[usize::from(slot)]);
-        found.push(own || inst.operands().any(|reg| found[usize::from(reg.0)]));
+        let is_dependent = matches!(*inst, Inst::Load(slot) if loads[usize::from(slot)]);
+        dependent.push(is_dependent || inst.operands().any(|reg| dependent[usize::from(reg.0)]));
     }
-    found
+    dependent
 }
 
 /// Returns the last register that depends on late loads only and of which the result is a multiple. The factor depends
@@ -40,8 +40,8 @@ fn find_late_factor(expr: &Expr, late: &[bool]) -> Option<Reg> {
     let early: Vec<bool> = late.iter().map(|late| !late).collect();
     let (from_late, from_early) = (dependent_registers(expr, late), dependent_registers(expr, &early));
     let candidates = (0..expr.insts().len()).rev().filter(|&k| from_late[k] && !from_early[k]);
-    let mut found = candidates.map(|k| Reg(k as u16)).filter(|&reg| is_multiple(expr, &from_late, reg));
-    found.next().filter(|_| from_early[usize::from(expr.outputs()[0].0)])
+    let mut factor = candidates.map(|k| Reg(k as u16)).filter(|&reg| is_multiple(expr, &from_late, reg));
+    factor.next().filter(|_| from_early[usize::from(expr.outputs()[0].0)])
 }
 
 /// Returns true if the result is the register times a factor that does not depend on late loads.

@@ -101,9 +101,9 @@ mod tests {
         let inside = || stoppable(Box::new(|| true), pause);
         let outside = stoppable(Box::new(|| false), || {
             pause();
-            let found = inside();
+            let answer = inside();
             pause();
-            unstoppable(|| stoppable(Box::new(|| true), || unstoppable(pause))).map(|()| found)
+            unstoppable(|| stoppable(Box::new(|| true), || unstoppable(pause))).map(|()| answer)
         });
         assert_eq!(outside, Ok(Ok(Err(Stopped))));
         let panic = catch_unwind(|| stoppable(Box::new(|| true), || unstoppable(|| panic!("of the work"))));

@@ -16,7 +16,7 @@ pub fn zero_registers<O>(nest: &Nest<O>, is_zero: &[bool], sums: bool) -> Vec<bo
         let mut changed = false;
         for (k, (inst, _)) in insts.iter().enumerate() {
             let at = |reg: Reg| zero[usize::from(reg.0)];
-            let found = match *inst {
+            let is_zero_inst = match *inst {
                 Inst::Const(value) => value.to_f64() == 0.0,
                 Inst::Load(slot) => is_zero[usize::from(slot)],
                 Inst::Reduced(k) => {
@@ -44,8 +44,8 @@ pub fn zero_registers<O>(nest: &Nest<O>, is_zero: &[bool], sums: bool) -> Vec<bo
                 | Inst::Guard(..)
                 | Inst::Random(..) => false,
             };
-            changed |= found && !zero[k];
-            zero[k] = found;
+            changed |= is_zero_inst && !zero[k];
+            zero[k] = is_zero_inst;
         }
         if !changed {
             return zero;

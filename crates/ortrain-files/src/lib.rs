@@ -32,5 +32,5 @@ mod names;
 mod staged;
 
 pub use error::{Error, Result};
-pub use names::{beside, folder, resolved};
+pub use names::{folder, resolved, sibling_path};
 pub use staged::{FolderLock, Staged, flush_folder, lock_folder, sweep, sweep_waiting};

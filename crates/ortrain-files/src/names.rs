@@ -43,7 +43,7 @@ pub(crate) fn stem(name: &OsStr) -> OsString {
 /// assert!(beside(Path::new(&long), "12ab").as_os_str().len() < 255);
 /// ```
 #[must_use]
-pub fn beside(path: &Path, suffix: &str) -> PathBuf {
+pub fn sibling_path(path: &Path, suffix: &str) -> PathBuf {
     let mut name = stem(path.file_name().unwrap_or_default());
     name.push(".");
     name.push(suffix);
@@ -70,8 +70,10 @@ pub(crate) fn place_of(path: &Path) -> Result<PathBuf> {
     }
     let refused = |source| Error::Io { action: "write", path: named(), source };
     match fs::metadata(path) {
-        Ok(there) if there.is_dir() => Err(Error::Directory { path: named() }),
-        Ok(there) if !there.is_file() => Err(Error::NotRegular { path: named(), kind: kind(&there) }),
+        Ok(metadata) if metadata.is_dir() => Err(Error::Directory { path: named() }),
+        Ok(metadata) if !metadata.is_file() => {
+            Err(Error::NotRegular { path: named(), kind: kind(&metadata) })
+        }
         Ok(_) => match fs::symlink_metadata(path) {
             Ok(itself) if itself.is_symlink() => fs::canonicalize(path).map_err(refused),
             _ => Ok(named()),
@@ -88,23 +90,23 @@ pub(crate) fn place_of(path: &Path) -> Result<PathBuf> {
 
 /// Follows a chain of symbolic links to a file that does not exist yet.
 fn behind_links(path: &Path) -> Result<PathBuf> {
-    let mut place = path.to_owned();
+    let mut resolved = path.to_owned();
     for _ in 0..=LINKS {
-        match fs::read_link(&place) {
-            Ok(next) => place = folder(&place).join(next),
-            Err(_) if place.file_name().is_none() => return Err(Error::NoName { path: path.to_owned() }),
-            Err(_) => return Ok(place),
+        match fs::read_link(&resolved) {
+            Ok(next) => resolved = folder(&resolved).join(next),
+            Err(_) if resolved.file_name().is_none() => return Err(Error::NoName { path: path.to_owned() }),
+            Err(_) => return Ok(resolved),
         }
     }
     Err(Error::Loop { path: path.to_owned() })
 }
 
 /// Returns the kind of a path that is neither a regular file nor a folder.
-fn kind(there: &fs::Metadata) -> &'static str {
+fn kind(metadata: &fs::Metadata) -> &'static str {
     #[cfg(unix)]
     {
         use std::os::unix::fs::FileTypeExt;
-        let kind = there.file_type();
+        let kind = metadata.file_type();
         if kind.is_fifo() {
             return "a pipe";
         }
@@ -112,6 +114,6 @@ fn kind(there: &fs::Metadata) -> &'static str {
             return "a socket";
         }
     }
-    let _ = there;
+    let _ = metadata;
     "a device"
 }

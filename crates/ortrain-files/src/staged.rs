@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::faults::{self, Act};
-use crate::names::{beside, folder, place_of, stem};
+use crate::names::{folder, place_of, sibling_path, stem};
 use crate::{Error, Result};
 
 /// File that is written beside its destination. The file is removed when dropped, unless [`Staged::place`] or
@@ -19,8 +19,8 @@ pub struct Staged {
     /// Path as the caller named it, for errors.
     target: PathBuf,
     /// Destination: the path after following symbolic links.
-    place: PathBuf,
-    kept: bool,
+    destination: PathBuf,
+    is_kept: bool,
 }
 
 impl Staged {
@@ -38,12 +38,12 @@ impl Staged {
     ///
     /// # Errors
     /// Fails like [`Staged::beside`].
-    pub fn beside_like(target: &Path, like: &Path) -> Result<Staged> {
-        let place = place_of(target)?;
-        let pattern = fs::metadata(&place).or_else(|_| fs::metadata(like)).ok();
-        sweep(&place);
+    pub fn beside_like(target: &Path, mode_source: &Path) -> Result<Staged> {
+        let destination = place_of(target)?;
+        let pattern = fs::metadata(&destination).or_else(|_| fs::metadata(mode_source)).ok();
+        sweep(&destination);
         loop {
-            let at = temporary(&place);
+            let at = temporary(&destination);
             let mut options = OpenOptions::new();
             options.write(true).create_new(true);
             #[cfg(unix)]
@@ -58,8 +58,8 @@ impl Staged {
                     if let Some(pattern) = &pattern {
                         keep_access(&file, pattern);
                     }
-                    let (target, place) = (target.to_owned(), place.clone());
-                    let staged = Staged { file, at, target, place, kept: false };
+                    let (target, destination) = (target.to_owned(), destination.clone());
+                    let staged = Staged { file, at, target, destination, is_kept: false };
                     // Another save may have swept the file before it was locked.
                     if staged.at.exists() {
                         return Ok(staged);
@@ -69,9 +69,9 @@ impl Staged {
                 Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
                 Err(source) => {
                     let source = match source.kind() {
-                        io::ErrorKind::NotFound if !folder(&place).exists() => io::Error::new(
+                        io::ErrorKind::NotFound if !folder(&destination).exists() => io::Error::new(
                             io::ErrorKind::NotFound,
-                            format!("there is no folder {}; create it first", folder(&place).display()),
+                            format!("there is no folder {}; create it first", folder(&destination).display()),
                         ),
                         _ => source,
                     };
@@ -84,7 +84,7 @@ impl Staged {
     /// Returns the destination of the finished file: the path passed by the caller, or the target of its links.
     #[must_use]
     pub fn destination(&self) -> &Path {
-        &self.place
+        &self.destination
     }
 
     /// Appends bytes.
@@ -122,12 +122,12 @@ impl Staged {
     /// # Errors
     /// Fails if the operating system reports an error.
     pub fn link_to_place(&self) -> Result<bool> {
-        let second = temporary(&self.place);
+        let second = temporary(&self.destination);
         let _ = fs::remove_file(&second);
         if fs::hard_link(&self.at, &second).is_err() {
             return Ok(false);
         }
-        let done = faults::before(Act::Rename).and_then(|()| fs::rename(&second, &self.place));
+        let done = faults::before(Act::Rename).and_then(|()| fs::rename(&second, &self.destination));
         done.map_err(|source| {
             let _ = fs::remove_file(&second);
             Error::Io { action: "replace", path: self.target.clone(), source }
@@ -137,7 +137,7 @@ impl Staged {
 
     /// Keeps the file under its current name when dropped.
     pub fn keep(&mut self) {
-        self.kept = true;
+        self.is_kept = true;
     }
 
     /// Renames the flushed file to its destination, and flushes the folder.
@@ -145,10 +145,10 @@ impl Staged {
     /// # Errors
     /// Fails if the operating system reports an error.
     pub fn place(mut self) -> Result<()> {
-        let place = self.place.clone();
-        self.rename(&place)?;
+        let destination = self.destination.clone();
+        self.rename(&destination)?;
         self.keep();
-        flush_folder(&place)
+        flush_folder(&destination)
     }
 
     fn fail(&self, action: &'static str, source: io::Error) -> Error {
@@ -169,7 +169,7 @@ impl Write for Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        if !self.kept {
+        if !self.is_kept {
             // An error here is ignored, because the error that caused the drop matters more.
             let _ = fs::remove_file(&self.at);
         }
@@ -177,9 +177,12 @@ impl Drop for Staged {
 }
 
 /// Returns an unused name beside a destination.
-fn temporary(place: &Path) -> PathBuf {
+fn temporary(destination: &Path) -> PathBuf {
     static COUNTER: AtomicU64 = AtomicU64::new(0);
-    beside(place, &format!("{}-{}.tmp", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed)))
+    sibling_path(
+        destination,
+        &format!("{}-{}.tmp", std::process::id(), COUNTER.fetch_add(1, Ordering::Relaxed)),
+    )
 }
 
 /// Gives a file the owner, group and mode of another file, as far as the system allows it. No user gains access that
@@ -258,9 +261,10 @@ impl Drop for FolderLock {
 pub fn sweep(target: &Path) {
     let Some(name) = target.file_name() else { return };
     let stem = stem(name);
-    sweep_named(target, |found, rest| {
-        let alike = || {
-            let (first, numbers) = found.strip_suffix(b".tmp").and_then(|left| split_at_last_dot(left))?;
+    sweep_named(target, |file_name, rest| {
+        let pattern = || {
+            let (first, numbers) =
+                file_name.strip_suffix(b".tmp").and_then(|left| split_at_last_dot(left))?;
             let same = counted_alike(first, stem.as_encoded_bytes());
             let parts: Vec<&[u8]> = numbers.split(|&byte| byte == b'-').collect();
             let digits = parts.iter().all(|part| !part.is_empty() && part.iter().all(u8::is_ascii_digit));
@@ -269,7 +273,7 @@ pub fn sweep(target: &Path) {
         let same = rest.and_then(|rest| rest.strip_suffix(b".tmp")).is_some_and(|middle| {
             !middle.is_empty() && middle.iter().all(|&byte| byte.is_ascii_digit() || byte == b'-')
         });
-        same || alike() == Some(true)
+        same || pattern() == Some(true)
     });
 }
 
@@ -285,10 +289,10 @@ fn counted_alike(a: &[u8], b: &[u8]) -> bool {
         name.strip_prefix(b"~").is_some_and(|hash| hash.len() == 16 && hash.iter().all(u8::is_ascii_hexdigit))
     };
     let without_numbers = |name: &[u8]| {
-        let mut kept: Vec<u8> =
+        let mut patterns: Vec<u8> =
             name.iter().map(|&byte| if byte.is_ascii_digit() { b'0' } else { byte }).collect();
-        kept.dedup_by(|next, before| *next == b'0' && *before == b'0');
-        kept
+        patterns.dedup_by(|next, before| *next == b'0' && *before == b'0');
+        patterns
     };
     hashed(a) && hashed(b) || without_numbers(a) == without_numbers(b)
 }
@@ -305,16 +309,17 @@ pub fn sweep_waiting(target: &Path) {
 
 /// Removes the files in the folder of `target` that satisfy `wanted` and are not locked. The arguments of `wanted` are
 /// the name of a file, and the part after the name of `target` and a dot.
-fn sweep_named(target: &Path, wanted: impl Fn(&[u8], Option<&[u8]>) -> bool) {
+fn sweep_named(target: &Path, matches: impl Fn(&[u8], Option<&[u8]>) -> bool) {
     let (Some(name), Ok(entries)) = (target.file_name(), fs::read_dir(folder(target))) else { return };
     let stem = stem(name);
     // Versions before 0.2 used the second prefix for models.
     let prefixes = [[stem.as_encoded_bytes(), b"."].concat(), [b".", name.as_encoded_bytes(), b"."].concat()];
     for entry in entries.flatten() {
-        let found = entry.file_name();
-        let rest = prefixes.iter().find_map(|prefix| found.as_encoded_bytes().strip_prefix(&**prefix));
+        let file_name = entry.file_name();
+        let rest = prefixes.iter().find_map(|prefix| file_name.as_encoded_bytes().strip_prefix(&**prefix));
         // Opening a pipe would wait for its other end.
-        if !wanted(found.as_encoded_bytes(), rest) || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
+        if !matches(file_name.as_encoded_bytes(), rest) || !entry.file_type().is_ok_and(|kind| kind.is_file())
+        {
             continue;
         }
         // Files that cannot be removed stay. They do no harm.
@@ -331,18 +336,18 @@ mod tests {
 
     /// Returns the sorted names of the files in a folder.
     fn names(folder: &Path) -> Vec<String> {
-        let mut found: Vec<String> = fs::read_dir(folder)
+        let mut sorted: Vec<String> = fs::read_dir(folder)
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into_string().unwrap())
             .collect();
-        found.sort();
-        found
+        sorted.sort();
+        sorted
     }
 
     #[test]
     fn leftovers_of_counted_names_are_swept() {
         let folder = tempfile::tempdir().unwrap();
-        let ours = ["step-9.ckpt.77-0.tmp", "step-10.ckpt.4194304-12.tmp", "step-11.ckpt.77-1.tmp"];
+        let leftovers = ["step-9.ckpt.77-0.tmp", "step-10.ckpt.4194304-12.tmp", "step-11.ckpt.77-1.tmp"];
         let others = [
             "step-9.ckpt",
             "steps-9.ckpt.77-0.tmp",
@@ -350,21 +355,21 @@ mod tests {
             "step-9.ckpt.77-0-1.tmp",
             "a.77-0.tmp",
         ];
-        for name in ours.iter().chain(&others) {
+        for name in leftovers.iter().chain(&others) {
             fs::write(folder.path().join(name), name).unwrap();
         }
         let mut staged = Staged::beside(&folder.path().join("step-12.ckpt")).unwrap();
         staged.append(b"new").unwrap();
         staged.sync().unwrap();
         staged.place().unwrap();
-        let mut wanted = others.map(str::to_owned).to_vec();
-        wanted.push("step-12.ckpt".to_owned());
-        wanted.sort();
-        assert_eq!(names(folder.path()), wanted);
+        let mut expected = others.map(str::to_owned).to_vec();
+        expected.push("step-12.ckpt".to_owned());
+        expected.sort();
+        assert_eq!(names(folder.path()), expected);
     }
 
     #[test]
-    fn saves_that_go_on_are_not_swept() {
+    fn running_saves_are_not_swept() {
         let folder = tempfile::tempdir().unwrap();
         let mut saves: Vec<Staged> =
             (0..4).map(|at| Staged::beside(&folder.path().join(format!("step-{at}"))).unwrap()).collect();
@@ -379,10 +384,10 @@ mod tests {
     }
 
     #[test]
-    fn long_names_that_are_hashed_count_as_alike() {
+    fn hashed_long_names_match_the_pattern() {
         let folder = tempfile::tempdir().unwrap();
         let long = |at: u32| folder.path().join(format!("{}-{at}", "x".repeat(240)));
-        fs::write(beside(&long(1), "77-0.tmp"), "half").unwrap();
+        fs::write(sibling_path(&long(1), "77-0.tmp"), "half").unwrap();
         Staged::beside(&long(2)).unwrap().place().unwrap();
         assert_eq!(names(folder.path()).len(), 1);
     }

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use ortrain_files::{Error, Staged, beside, resolved};
+use ortrain_files::{Error, Staged, resolved, sibling_path};
 
 fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let mut file = Staged::beside(path)?;
@@ -32,30 +32,30 @@ fn mode(path: &Path) -> u32 {
 }
 
 #[test]
-fn the_mode_stays() {
+fn mode_is_preserved() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("c");
     fs::write(&path, "old").unwrap();
-    for wanted in [0o640, 0o600, 0o664, 0o755, 0o400, 0o2750] {
-        fs::set_permissions(&path, Permissions::from_mode(wanted)).unwrap();
+    for expected in [0o640, 0o600, 0o664, 0o755, 0o400, 0o2750] {
+        fs::set_permissions(&path, Permissions::from_mode(expected)).unwrap();
         let mut file = Staged::beside(&path).unwrap();
         file.append(b"new").unwrap();
-        let between = names(folder.path()).into_iter().find(|name| name.ends_with(".tmp")).unwrap();
-        let between = mode(&folder.path().join(between));
+        let temporary = names(folder.path()).into_iter().find(|name| name.ends_with(".tmp")).unwrap();
+        let temporary_mode = mode(&folder.path().join(temporary));
         assert_eq!(
-            between & !wanted,
+            temporary_mode & !expected,
             0,
-            "{wanted:o}: nobody else reads it while it is written, but {between:o}"
+            "{expected:o}: nobody else reads it while it is written, but {temporary_mode:o}"
         );
         file.sync().unwrap();
         file.place().unwrap();
-        assert_eq!(format!("{:o}", mode(&path)), format!("{wanted:o}"));
+        assert_eq!(format!("{:o}", mode(&path)), format!("{expected:o}"));
     }
     assert_eq!(fs::read(&path).unwrap(), b"new");
 }
 
 #[test]
-fn a_new_file_has_the_mode_of_new_files_and_a_second_one_that_of_the_first() {
+fn new_files_have_the_default_mode() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     File::create(at("plain")).unwrap();
@@ -68,21 +68,21 @@ fn a_new_file_has_the_mode_of_new_files_and_a_second_one_that_of_the_first() {
 
 /// Only root can change the owner of a file.
 #[test]
-fn the_owner_stays_where_that_is_possible() {
+fn owner_is_preserved_if_permitted() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("c");
     fs::write(&path, "old").unwrap();
-    let mine = fs::metadata(&path).unwrap();
-    let given = std::os::unix::fs::chown(&path, Some(1234), Some(2345)).is_ok();
+    let metadata = fs::metadata(&path).unwrap();
+    let changed = std::os::unix::fs::chown(&path, Some(1234), Some(2345)).is_ok();
     fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
     write(&path, b"new").unwrap();
     let now = fs::metadata(&path).unwrap();
-    let wanted = if given { (1234, 2345) } else { (mine.uid(), mine.gid()) };
-    assert_eq!((now.uid(), now.gid(), now.mode() & 0o777), (wanted.0, wanted.1, 0o640));
+    let expected = if changed { (1234, 2345) } else { (metadata.uid(), metadata.gid()) };
+    assert_eq!((now.uid(), now.gid(), now.mode() & 0o777), (expected.0, expected.1, 0o640));
 }
 
 #[test]
-fn links_stay_and_what_they_lead_to_is_replaced() {
+fn link_targets_are_replaced() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     fs::create_dir_all(at("store/deep")).unwrap();
@@ -132,7 +132,7 @@ fn links_stay_and_what_they_lead_to_is_replaced() {
 }
 
 #[test]
-fn what_is_no_regular_file_is_refused_and_stays() {
+fn special_files_are_rejected() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     assert!(Command::new("mkfifo").arg(at("pipe")).status().unwrap().success());
@@ -169,7 +169,7 @@ fn what_is_no_regular_file_is_refused_and_stays() {
 }
 
 #[test]
-fn names_may_be_as_long_as_names_can_be() {
+fn longest_names_are_supported() {
     let folder = tempfile::tempdir().unwrap();
     for length in [200, 214, 215, 216, 250, 255] {
         let name = "x".repeat(length);
@@ -178,7 +178,7 @@ fn names_may_be_as_long_as_names_can_be() {
         write(&path, b"2").unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"2");
         // A leftover of a killed process is found again.
-        let left = beside(&path, "77-3.tmp");
+        let left = sibling_path(&path, "77-3.tmp");
         fs::write(&left, "half of").unwrap();
         write(&path, b"3").unwrap();
         assert!(!left.exists(), "{length}");
@@ -191,7 +191,7 @@ fn names_may_be_as_long_as_names_can_be() {
 }
 
 #[test]
-fn what_killed_processes_left_is_swept() {
+fn leftovers_of_killed_processes_are_swept() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     for name in ["m.77-0.tmp", "m.4000000000-12.tmp", ".m.78-1.tmp"] {

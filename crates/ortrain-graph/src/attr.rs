@@ -134,8 +134,8 @@ impl Attrs {
     ///
     /// # Errors
     /// Fails if the attribute is missing.
-    pub fn required<T>(name: &str, found: Option<T>) -> Result<T, AttrError> {
-        found.ok_or_else(|| AttrError::Missing { name: name.to_owned() })
+    pub fn required<T>(name: &str, value: Option<T>) -> Result<T, AttrError> {
+        value.ok_or_else(|| AttrError::Missing { name: name.to_owned() })
     }
 }
 

@@ -116,8 +116,8 @@ pub fn listed(nodes: &[String]) -> String {
 }
 
 /// Returns advice for a value of an unsupported type, as the end of a sentence.
-fn helps(found: &str) -> &'static str {
-    if found.starts_with("string") {
+fn helps(ty: &str) -> &'static str {
+    if ty.starts_with("string") {
         "; convert strings to numbers outside of the model (scikit-learn: encode columns before the pipeline, fit \
          with numbers as classes)"
     } else {
@@ -129,6 +129,6 @@ fn used_by(users: &[String]) -> String {
     match users {
         [] => String::new(),
         [one] => format!(" ({one} uses it)"),
-        many => format!(" ({} use it)", listed(many)),
+        several => format!(" ({} use it)", listed(several)),
     }
 }

@@ -23,7 +23,7 @@ impl Graph {
             .flat_map(|node| node.inputs.iter().copied().flatten())
             .chain(self.outputs.iter().copied())
             .collect();
-        let made = self.nodes.iter().flat_map(|node| node.outputs.iter().copied().flatten());
+        let results = self.nodes.iter().flat_map(|node| node.outputs.iter().copied().flatten());
         GraphProto {
             name: self.name.clone(),
             node: self.nodes.iter().map(|node| self.node_to_proto(node)).collect(),
@@ -38,7 +38,7 @@ impl Graph {
                 .map(|&id| self.value_info(id))
                 .collect(),
             output: self.outputs.iter().map(|&id| self.value_info(id)).collect(),
-            value_info: made
+            value_info: results
                 .filter(|id| !self.outputs.contains(id) && self.value(*id).ty.dtype().is_some())
                 .map(|id| self.value_info(id))
                 .collect(),
@@ -47,14 +47,15 @@ impl Graph {
     }
 
     fn node_to_proto(&self, node: &Node) -> NodeProto {
-        let own = node.inputs.len() - node.captures;
+        let formal_inputs = node.inputs.len() - node.captures;
         let name = |port: &Option<ValueId>| port.map_or(String::new(), |id| self.name_of(id).to_owned());
-        let captured: Vec<&str> = node.inputs[own..].iter().flatten().map(|&id| self.name_of(id)).collect();
+        let captured: Vec<&str> =
+            node.inputs[formal_inputs..].iter().flatten().map(|&id| self.name_of(id)).collect();
         NodeProto {
             name: node.name.to_string(),
             domain: node.domain.to_string(),
             op_type: node.op.to_string(),
-            input: node.inputs[..own].iter().map(name).collect(),
+            input: node.inputs[..formal_inputs].iter().map(name).collect(),
             output: node.outputs.iter().map(name).collect(),
             attribute: node
                 .attrs

@@ -194,11 +194,11 @@ impl Numbers {
 
     /// Marks a name as free again.
     fn forget(&mut self, name: &str) {
-        if let Some((hint, number)) = name.rsplit_once('_')
+        if let Some((hint, suffix)) = name.rsplit_once('_')
             && let Some(first) = self.0.get_mut(hint)
-            && let Ok(number) = number.parse::<u32>()
+            && let Ok(suffix) = suffix.parse::<u32>()
         {
-            *first = (*first).min(number.max(2));
+            *first = (*first).min(suffix.max(2));
         }
     }
 }
@@ -273,9 +273,9 @@ impl Graph {
 
     /// Like [`Graph::unused_name`], but also reserves the suffix, so that the next call returns another name.
     fn take_name(&mut self, hint: &str) -> Arc<str> {
-        let (name, number) = self.unused(hint);
-        if let Some(number) = number {
-            self.numbers.0.insert(hint.into(), number + 1);
+        let (name, suffix) = self.unused(hint);
+        if let Some(suffix) = suffix {
+            self.numbers.0.insert(hint.into(), suffix + 1);
         }
         name
     }
@@ -343,15 +343,15 @@ impl Graph {
     /// Removes the nodes that no output needs.
     pub fn remove_unused(&mut self) {
         let mut needed: FxHashSet<ValueId> = self.outputs.iter().copied().collect();
-        let mut keep = vec![false; self.nodes.len()];
+        let mut is_used = vec![false; self.nodes.len()];
         for (index, node) in self.nodes.iter().enumerate().rev() {
             if node.present_outputs().any(|output| needed.contains(&output)) {
-                keep[index] = true;
+                is_used[index] = true;
                 needed.extend(node.present_inputs());
             }
         }
-        let mut kept = keep.into_iter();
-        self.nodes.retain(|_| kept.next() == Some(true));
+        let mut used = is_used.into_iter();
+        self.nodes.retain(|_| used.next() == Some(true));
     }
 
     /// Returns the label of a node in a message: `node "fc" (MatMul)`. A node without a name is shown with its first
@@ -472,8 +472,9 @@ impl Patch {
         let mut becomes: FxHashMap<ValueId, ValueId> = FxHashMap::default();
         let mut pass_through = Vec::new();
         for &(old, new) in &self.replaced {
-            let made_here = self.nodes.iter().any(|node| node.present_outputs().any(|output| output == new));
-            if made_here && !becomes.contains_key(&new) {
+            let has_producer =
+                self.nodes.iter().any(|node| node.present_outputs().any(|output| output == new));
+            if has_producer && !becomes.contains_key(&new) {
                 becomes.insert(new, old);
             } else {
                 pass_through.push((old, new));
@@ -520,8 +521,8 @@ impl Patch {
 /// Quotes a name like `{name:?}`. Most names need no escapes, so that a check of their bytes replaces the slower
 /// formatting of characters.
 fn quoted(name: &str) -> String {
-    let is_plain = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\';
-    if name.bytes().all(is_plain) { ["\"", name, "\""].concat() } else { format!("{name:?}") }
+    let is_printable = |byte: u8| matches!(byte, b' '..=b'~') && byte != b'"' && byte != b'\\';
+    if name.bytes().all(is_printable) { ["\"", name, "\""].concat() } else { format!("{name:?}") }
 }
 
 #[cfg(test)]

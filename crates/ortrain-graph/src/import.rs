@@ -168,10 +168,10 @@ fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Grap
             outputs.pop();
         }
         let domain = if node.domain == "ai.onnx" { "" } else { node.domain.as_str() };
-        let mut made = Node::new(domain, &node.op_type, &resolved, &outputs, attrs);
-        made.name = Arc::from(node.name.as_str());
-        made.captures = free.len();
-        graph.nodes.push(made);
+        let mut new_node = Node::new(domain, &node.op_type, &resolved, &outputs, attrs);
+        new_node.name = Arc::from(node.name.as_str());
+        new_node.captures = free.len();
+        graph.nodes.push(new_node);
     }
 
     for info in &proto.output {
@@ -241,20 +241,20 @@ fn define(graph: &mut Graph, name: &str, ty: ValueType, maker: &str) -> Result<V
 /// Adds the nodes that use a value to an error about its type.
 fn with_users(mut error: GraphError, graph: &GraphProto) -> GraphError {
     if let GraphError::UnsupportedType { value, users, .. } = &mut error {
-        let found = graph.node.iter().filter(|node| node.input.contains(value));
-        users.extend(found.map(label));
+        let users_of_value = graph.node.iter().filter(|node| node.input.contains(value));
+        users.extend(users_of_value.map(label));
     }
     error
 }
 
 /// Returns the name of an unsupported element type.
-fn type_name(number: i32) -> String {
-    DType::unsupported_name(number).map_or_else(|| format!("number {number}"), str::to_owned)
+fn type_name(code: i32) -> String {
+    DType::unsupported_name(code).map_or_else(|| format!("number {code}"), str::to_owned)
 }
 
 /// Returns the declared type and shape of a tensor, for a message.
-fn declared_type(info: &ValueInfoProto, number: i32) -> String {
-    let name = type_name(number);
+fn declared_type(info: &ValueInfoProto, code: i32) -> String {
+    let name = type_name(code);
     let Some(type_proto::Value::TensorType(tensor)) = info.r#type.as_ref().and_then(|ty| ty.value.as_ref())
     else {
         return name;
@@ -278,13 +278,13 @@ fn declared_type(info: &ValueInfoProto, number: i32) -> String {
 /// Fails if the type is not supported.
 pub fn declared_value_type(info: &ValueInfoProto) -> Result<ValueType, GraphError> {
     let Some(ty) = &info.r#type else { return Ok(ValueType::Unknown) };
-    let unsupported = |found: &str| GraphError::UnsupportedType {
+    let unsupported = |actual: &str| GraphError::UnsupportedType {
         value: info.name.clone(),
-        found: found.to_owned(),
+        found: actual.to_owned(),
         users: Vec::new(),
     };
     let tensor_dtype =
-        |number: i32| DType::from_onnx(number).ok_or_else(|| unsupported(&declared_type(info, number)));
+        |code: i32| DType::from_onnx(code).ok_or_else(|| unsupported(&declared_type(info, code)));
     match &ty.value {
         None => Ok(ValueType::Unknown),
         Some(type_proto::Value::TensorType(tensor)) => {

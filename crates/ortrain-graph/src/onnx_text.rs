@@ -54,20 +54,20 @@ fn names(list: &[String]) -> String {
 }
 
 /// Returns ONNX's name of an element type.
-fn element_name(number: i32) -> &'static str {
-    match DType::from_onnx(number) {
+fn element_name(code: i32) -> &'static str {
+    match DType::from_onnx(code) {
         Some(DType::F32) => "float",
         Some(DType::F64) => "double",
         Some(dtype) => dtype.name(),
-        None => DType::unsupported_name(number).unwrap_or("undefined"),
+        None => DType::unsupported_name(code).unwrap_or("undefined"),
     }
 }
 
 /// Returns an element type with fixed sizes.
-fn tensor_type(number: i32, dims: &[i64]) -> String {
+fn tensor_type(code: i32, dims: &[i64]) -> String {
     let dims: Vec<String> = dims.iter().map(ToString::to_string).collect();
     let shape = if dims.is_empty() { String::new() } else { format!("[{}]", dims.join(", ")) };
-    format!("{}{shape}", element_name(number))
+    format!("{}{shape}", element_name(code))
 }
 
 /// Returns the type of a value.

@@ -67,14 +67,14 @@ pub fn byte_length(dtype: DType, dims: &[usize]) -> Result<usize, TensorError> {
 #[must_use]
 pub fn aligned_copy(bytes: &Bytes, alignment: usize) -> Bytes {
     assert!(alignment.is_power_of_two(), "alignment {alignment} is not a power of two");
-    let mut room: Vec<u8> = Vec::new();
-    if bytes.is_empty() || room.try_reserve_exact(bytes.len().saturating_add(alignment - 1)).is_err() {
+    let mut padded: Vec<u8> = Vec::new();
+    if bytes.is_empty() || padded.try_reserve_exact(bytes.len().saturating_add(alignment - 1)).is_err() {
         return bytes.clone();
     }
-    let skipped = room.as_ptr().addr().wrapping_neg() % alignment;
-    room.resize(skipped, 0);
-    room.extend_from_slice(bytes);
-    Bytes::from(room).slice(skipped..)
+    let skipped = padded.as_ptr().addr().wrapping_neg() % alignment;
+    padded.resize(skipped, 0);
+    padded.extend_from_slice(bytes);
+    Bytes::from(padded).slice(skipped..)
 }
 
 /// Rounds a number to an element type, and returns its bytes.
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_copied_to_where_they_are_aligned() {
+    fn unaligned_elements_are_copied() {
         let file = Bytes::from((0..=255).cycle().take(5000).collect::<Vec<u8>>());
         for (start, elements) in [(1, 40), (3, 1000), (8, 0)] {
             let data = file.slice(start..start + 4 * elements);
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn absurd_sizes_are_refused_even_when_empty() {
+    fn oversized_empty_tensors_are_rejected() {
         assert!(byte_length(DType::F32, &[1 << 40, 1 << 40]).is_err());
         assert!(byte_length(DType::F32, &[1 << 40, 1 << 40, 0]).is_err());
         assert_eq!(byte_length(DType::F64, &[3, 0]), Ok(0));

@@ -57,7 +57,7 @@ fn a_cycle_is_named() {
 }
 
 #[test]
-fn a_value_made_twice_is_named() {
+fn duplicate_value_is_named() {
     let nodes = vec![node("a", "Neg", &["x"], &["y"]), node("b", "Abs", &["x"], &["y"])];
     let message = import(model(nodes, &["x"], &["y"])).unwrap_err();
     assert_eq!(message, "\"y\" is defined twice, the second time by node \"b\" (Abs)");
@@ -65,7 +65,7 @@ fn a_value_made_twice_is_named() {
 
 /// The check covers two graphs, too, and graphs with different numbers of inputs.
 #[test]
-fn an_attribute_that_is_given_twice_is_named() {
+fn duplicate_attribute_is_named() {
     let body = |inputs: &[&str]| AttributeProto {
         name: "body".into(),
         r#type: AttributeType::Graph as i32,
@@ -96,7 +96,7 @@ fn an_undefined_value_is_named() {
 }
 
 #[test]
-fn no_graph_is_said() {
+fn missing_graph_is_reported() {
     assert_eq!(import(ModelProto::default()).unwrap_err(), "the model has no graph");
 }
 
@@ -173,8 +173,8 @@ fn captured_values_become_inputs() {
     }
     let written = graph.to_proto();
     assert_eq!(written.node[0].input, ["c"]);
-    let again = ModelProto { graph: Some(written), ..model(Vec::new(), &[], &[]) };
-    assert_eq!(import(again).unwrap().to_string(), graph.to_string());
+    let second = ModelProto { graph: Some(written), ..model(Vec::new(), &[], &[]) };
+    assert_eq!(import(second).unwrap().to_string(), graph.to_string());
 }
 
 #[test]

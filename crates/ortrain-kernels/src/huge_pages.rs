@@ -15,14 +15,14 @@ pub fn prefer_large_pages(start: *mut u8, bytes: usize) {
     #[cfg(target_os = "linux")]
     {
         let skip = start.align_offset(LARGE_PAGE_BYTES);
-        let Some(whole) = bytes.checked_sub(skip).map(|rest| rest / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES)
+        let Some(large_len) = bytes.checked_sub(skip).map(|rest| rest / LARGE_PAGE_BYTES * LARGE_PAGE_BYTES)
         else {
             return;
         };
-        if whole > 0 {
+        if large_len > 0 {
             // SAFETY: the advice changes neither contents nor protection, for any region. The system rejects a region
             // that does not belong to this process, and the rejection is ignored.
-            let _ = unsafe { libc::madvise(start.wrapping_add(skip).cast(), whole, libc::MADV_HUGEPAGE) };
+            let _ = unsafe { libc::madvise(start.wrapping_add(skip).cast(), large_len, libc::MADV_HUGEPAGE) };
         }
     }
     #[cfg(not(target_os = "linux"))]

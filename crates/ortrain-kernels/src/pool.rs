@@ -34,8 +34,8 @@ fn poll_with_timeout<T>(mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let begin = Instant::now();
     loop {
         for _ in 0..32 {
-            if let Some(found) = look() {
-                return Some(found);
+            if let Some(answer) = look() {
+                return Some(answer);
             }
             std::hint::spin_loop();
         }
@@ -58,10 +58,10 @@ enum Direction {
 
 impl Direction {
     /// Returns the task to execute at position `number` of the range `first..end`.
-    fn task_at(self, number: usize, first: usize, end: usize) -> usize {
+    fn task_at(self, index: usize, first: usize, end: usize) -> usize {
         match self {
-            Direction::Forwards => number,
-            Direction::Backwards => first + (end - 1 - number),
+            Direction::Forwards => index,
+            Direction::Backwards => first + (end - 1 - index),
         }
     }
 }
@@ -211,25 +211,25 @@ impl Pool {
     /// # Panics
     /// As [`Pool::run`].
     pub fn map<T: Send + Sync>(&self, tasks: usize, make: impl Fn(usize) -> T + Sync) -> Vec<T> {
-        let made: Vec<OnceLock<T>> = (0..tasks).map(|_| OnceLock::new()).collect();
+        let results: Vec<OnceLock<T>> = (0..tasks).map(|_| OnceLock::new()).collect();
         self.run(tasks, usize::MAX, &|task, _| {
-            made[task].get_or_init(|| make(task));
+            results[task].get_or_init(|| make(task));
         });
-        made.into_iter().map(|result| result.into_inner().expect("every task was done")).collect()
+        results.into_iter().map(|result| result.into_inner().expect("every task was done")).collect()
     }
 
     fn run_in_direction(&self, direction: Direction, tasks: usize, limit: usize, body: &Body<'_>) {
         let threads = self.num_threads().min(limit).min(tasks);
         if threads > 1
             && !IN_TASK.get()
-            && let Some(mut held) = self.acquire_team()
+            && let Some(mut team) = self.acquire_team()
         {
-            held.team().run(direction, tasks, threads, body);
+            team.team().run(direction, tasks, threads, body);
             return;
         }
         let _inside = TaskGuard::enter();
-        for number in 0..tasks {
-            body(direction.task_at(number, 0, tasks), 0);
+        for index in 0..tasks {
+            body(direction.task_at(index, 0, tasks), 0);
             pause();
         }
     }
@@ -268,18 +268,18 @@ struct TeamGuard<'a> {
 impl TeamGuard<'_> {
     /// Returns the team. Creates a new team if the pool has no team, or one of a parent process or of another size.
     fn team(&mut self) -> &mut Team {
-        let wanted = self.pool.num_threads();
+        let thread_count = self.pool.num_threads();
         let mut team = self.pool.team.load(Ordering::Relaxed);
         // SAFETY: only the holder of the guard changes or frees a team, and this is the holder.
         let fits = !team.is_null()
-            && unsafe { (*team).process == self.process && (*team).requested_threads == wanted };
+            && unsafe { (*team).process == self.process && (*team).requested_threads == thread_count };
         if !fits {
             if !team.is_null() {
                 self.pool.team.store(std::ptr::null_mut(), Ordering::Relaxed);
                 // SAFETY: as above; created by `Box::into_raw`.
                 unsafe { Box::from_raw(team) }.disband(self.process);
             }
-            team = Box::into_raw(Box::new(Team::new(self.process, wanted)));
+            team = Box::into_raw(Box::new(Team::new(self.process, thread_count)));
             self.pool.team.store(team, Ordering::Relaxed);
         }
         // SAFETY: as above, and the borrow ends before the guard is dropped.
@@ -294,7 +294,7 @@ impl Drop for TeamGuard<'_> {
 }
 
 impl Team {
-    fn new(process: u32, wanted: usize) -> Team {
+    fn new(process: u32, thread_count: usize) -> Team {
         let lane = || {
             let [first, next, end] = [0; 3].map(AtomicUsize::new);
             Lane { first, next, end, asleep: AtomicBool::new(false) }
@@ -309,9 +309,9 @@ impl Team {
             }),
             panicked: AtomicBool::new(false),
             panic: UnsafeCell::new(None),
-            lanes: (0..wanted).map(|_| lane()).collect(),
+            lanes: (0..thread_count).map(|_| lane()).collect(),
         });
-        let workers = (1..wanted)
+        let workers = (1..thread_count)
             .map_while(|lane| {
                 let shared = Arc::clone(&shared);
                 // If the system refuses a thread, the pool is slower, but works.
@@ -323,7 +323,7 @@ impl Team {
                 Some((worker, thread))
             })
             .collect();
-        Team { process, requested_threads: wanted, shared, workers }
+        Team { process, requested_threads: thread_count, shared, workers }
     }
 
     /// Ends the threads, if they belong to `process`. Threads of a parent process do not exist here, and are only
@@ -344,11 +344,11 @@ impl Team {
     fn run(&mut self, direction: Direction, tasks: usize, threads: usize, body: &Body<'_>) {
         let lanes = threads.min(self.workers.len() + 1);
         let shared = &*self.shared;
-        for (lane, place) in shared.lanes[..lanes].iter().enumerate() {
+        for (lane, bounds) in shared.lanes[..lanes].iter().enumerate() {
             let first = tasks * lane / lanes;
-            place.first.store(first, Ordering::Relaxed);
-            place.next.store(first, Ordering::Relaxed);
-            place.end.store(tasks * (lane + 1) / lanes, Ordering::Relaxed);
+            bounds.first.store(first, Ordering::Relaxed);
+            bounds.next.store(first, Ordering::Relaxed);
+            bounds.end.store(tasks * (lane + 1) / lanes, Ordering::Relaxed);
         }
         // SAFETY: no run is open and no worker is inside of one: the last run waited for all workers, and only the
         // holder opens runs. The extended lifetime is never used: this function returns after all workers left the run.
@@ -392,13 +392,13 @@ impl Shared {
         let result = catch_unwind(AssertUnwindSafe(|| {
             for step in 0..lanes {
                 let lane = &self.lanes[(worker + step) % lanes];
-                let [first, end] = [&lane.first, &lane.end].map(|place| place.load(Ordering::Relaxed));
+                let [first, end] = [&lane.first, &lane.end].map(|bound| bound.load(Ordering::Relaxed));
                 loop {
-                    let number = lane.next.fetch_add(1, Ordering::Relaxed);
-                    if number >= end || self.panicked.load(Ordering::Relaxed) {
+                    let index = lane.next.fetch_add(1, Ordering::Relaxed);
+                    if index >= end || self.panicked.load(Ordering::Relaxed) {
                         break;
                     }
-                    body(direction.task_at(number, first, end), worker);
+                    body(direction.task_at(index, first, end), worker);
                     pause();
                 }
             }
@@ -414,10 +414,10 @@ impl Shared {
 
     /// Main loop of worker `lane`.
     fn worker_loop(&self, lane: usize) {
-        let mut seen = 0;
+        let mut last_run = 0;
         loop {
-            let Some(run) = self.wait_for_run(lane, seen) else { return };
-            seen = run;
+            let Some(run) = self.wait_for_run(lane, last_run) else { return };
+            last_run = run;
             if self.try_enter_run(run) {
                 // SAFETY: during an open run `job` is not written, and its pointer is valid.
                 let (body, direction, lanes, caller) = unsafe {
@@ -436,23 +436,23 @@ impl Shared {
     }
 
     /// Waits for a run other than `seen`; returns `None` when the team is disbanded.
-    fn wait_for_run(&self, lane: usize, seen: u64) -> Option<u64> {
+    fn wait_for_run(&self, lane: usize, last_run: u64) -> Option<u64> {
         let other = || {
             let state = self.state.load(Ordering::SeqCst);
             let run = state & !(RUN_INCREMENT - 1);
-            if state & STOP != 0 { Some(None) } else { (run != seen).then_some(Some(run)) }
+            if state & STOP != 0 { Some(None) } else { (run != last_run).then_some(Some(run)) }
         };
-        if let Some(found) = poll_with_timeout(other) {
-            return found;
+        if let Some(wake) = poll_with_timeout(other) {
+            return wake;
         }
         let asleep = &self.lanes[lane].asleep;
         loop {
             // Order matters: the caller opens the run, then checks for sleeping workers; a worker does these steps in
             // reverse.
             asleep.store(true, Ordering::SeqCst);
-            if let Some(found) = other() {
+            if let Some(wake) = other() {
                 asleep.store(false, Ordering::SeqCst);
-                return found;
+                return wake;
             }
             thread::park();
         }
@@ -497,7 +497,7 @@ mod tests {
     }
 
     #[test]
-    fn backwards_every_task_runs_once() {
+    fn every_task_runs_once_backwards() {
         for threads in 1..=5 {
             let pool = Pool::new(threads);
             for tasks in [0, 1, 2, 3, 7, 64, 1000] {
@@ -508,9 +508,9 @@ mod tests {
                 assert!(done.iter().all(|count| count.load(Ordering::Relaxed) == 1));
             }
         }
-        let seen = std::sync::Mutex::new(Vec::new());
-        Pool::new(1).run_backwards(4, usize::MAX, &|task, _| seen.lock().unwrap().push(task));
-        assert_eq!(seen.into_inner().unwrap(), [3, 2, 1, 0]);
+        let visited = std::sync::Mutex::new(Vec::new());
+        Pool::new(1).run_backwards(4, usize::MAX, &|task, _| visited.lock().unwrap().push(task));
+        assert_eq!(visited.into_inner().unwrap(), [3, 2, 1, 0]);
     }
 
     #[test]
@@ -570,7 +570,7 @@ mod tests {
     }
 
     #[test]
-    fn a_panic_reaches_the_caller_and_the_pool_lives_on() {
+    fn panic_reaches_the_caller_and_the_pool_still_works() {
         let pool = Pool::new(3);
         for bad in 0..8 {
             let result = catch_unwind(AssertUnwindSafe(|| {
@@ -587,10 +587,10 @@ mod tests {
         for threads in [1, 3] {
             let pool = Pool::new(threads);
             for long in [false, true] {
-                let (mut asked, done) = (0, AtomicUsize::new(0));
+                let (mut polls, done) = (0, AtomicUsize::new(0));
                 let ask = move || {
-                    asked += 1;
-                    asked > 3
+                    polls += 1;
+                    polls > 3
                 };
                 // Tasks without end.
                 let task = |_: usize, _: usize| {

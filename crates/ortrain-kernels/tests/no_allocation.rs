@@ -47,8 +47,8 @@ fn assert_no_allocation(what: &str, run: &dyn Fn()) {
     for _ in 0..3 {
         let before = ALLOCATIONS.load(Ordering::SeqCst);
         run();
-        let made = ALLOCATIONS.load(Ordering::SeqCst) - before;
-        assert_eq!(made, 0, "{what} allocates");
+        let allocations = ALLOCATIONS.load(Ordering::SeqCst) - before;
+        assert_eq!(allocations, 0, "{what} allocates");
     }
 }
 

@@ -25,7 +25,7 @@ const BLOCK: usize = ALIGNMENT / WORD;
 /// The bytes are atomic, because the owner may write to them at any time, from any thread. They may start and end at
 /// any address. They stay valid and do not move as long as the lender lives. A [`HostMemory`] with a lender keeps the
 /// lender alive.
-pub trait LentMemory: Send + Sync + Debug {
+pub trait BorrowedMemory: Send + Sync + Debug {
     /// Returns the bytes; always the same ones.
     fn bytes(&self) -> &[AtomicU8];
 
@@ -38,8 +38,8 @@ pub trait LentMemory: Send + Sync + Debug {
     /// # Panics
     /// Panics if the range ends after the memory.
     fn read(&self, offset: usize, bytes: &mut [u8]) {
-        let lent = &self.bytes()[offset..][..bytes.len()];
-        lent.iter().zip(bytes).for_each(|(lent, byte)| *byte = lent.load(Ordering::Relaxed));
+        let region = &self.bytes()[offset..][..bytes.len()];
+        region.iter().zip(bytes).for_each(|(cell, byte)| *byte = cell.load(Ordering::Relaxed));
     }
 
     /// Copies bytes in, without touching the bytes beside them. Called only if writing is allowed.
@@ -47,8 +47,8 @@ pub trait LentMemory: Send + Sync + Debug {
     /// # Panics
     /// Panics if the range ends after the memory.
     fn write(&self, offset: usize, bytes: &[u8]) {
-        let lent = &self.bytes()[offset..][..bytes.len()];
-        lent.iter().zip(bytes).for_each(|(lent, &byte)| lent.store(byte, Ordering::Relaxed));
+        let region = &self.bytes()[offset..][..bytes.len()];
+        region.iter().zip(bytes).for_each(|(cell, &byte)| cell.store(byte, Ordering::Relaxed));
     }
 }
 
@@ -66,7 +66,7 @@ pub struct HostMemory {
     home: Home,
     bytes: usize,
     /// Capacity in bytes to which the region can grow in place.
-    room: usize,
+    capacity: usize,
     /// True if a caller has claimed the first touch of all pages.
     claimed: AtomicBool,
 }
@@ -74,7 +74,7 @@ pub struct HostMemory {
 /// Owner of the memory.
 enum Home {
     Own(Words),
-    Lent(Arc<dyn LentMemory>),
+    Borrowed(Arc<dyn BorrowedMemory>),
 }
 
 /// Owned memory of complete blocks.
@@ -133,14 +133,14 @@ impl Words {
     fn write_words(&self, mut position: usize, mut rest: &[u8]) {
         while !rest.is_empty() {
             let (index, skip) = (position / WORD, position % WORD);
-            let take = (WORD - skip).min(rest.len());
+            let len = (WORD - skip).min(rest.len());
             let word = &self.region()[index];
             let mut content =
-                if take == WORD { [0; WORD] } else { word.load(Ordering::Relaxed).to_ne_bytes() };
-            content[skip..skip + take].copy_from_slice(&rest[..take]);
+                if len == WORD { [0; WORD] } else { word.load(Ordering::Relaxed).to_ne_bytes() };
+            content[skip..skip + len].copy_from_slice(&rest[..len]);
             word.store(u64::from_ne_bytes(content), Ordering::Relaxed);
-            position += take;
-            rest = &rest[take..];
+            position += len;
+            rest = &rest[len..];
         }
     }
 
@@ -162,11 +162,11 @@ impl Words {
     fn read_words(&self, mut position: usize, mut rest: &mut [u8]) {
         while !rest.is_empty() {
             let (index, skip) = (position / WORD, position % WORD);
-            let take = (WORD - skip).min(rest.len());
+            let len = (WORD - skip).min(rest.len());
             let content = self.region()[index].load(Ordering::Relaxed).to_ne_bytes();
-            rest[..take].copy_from_slice(&content[skip..skip + take]);
-            position += take;
-            rest = &mut rest[take..];
+            rest[..len].copy_from_slice(&content[skip..skip + len]);
+            position += len;
+            rest = &mut rest[len..];
         }
     }
 
@@ -193,16 +193,16 @@ impl HostMemory {
     ///
     /// # Errors
     /// Fails if the system does not provide the memory.
-    pub fn with_room(bytes: usize, room: usize) -> Result<HostMemory, OutOfMemory> {
-        let room = room.max(bytes);
-        let home = Home::Own(Words::try_new(room)?);
-        Ok(HostMemory { home, bytes, room, claimed: AtomicBool::new(false) })
+    pub fn with_room(bytes: usize, capacity: usize) -> Result<HostMemory, OutOfMemory> {
+        let capacity = capacity.max(bytes);
+        let home = Home::Own(Words::try_new(capacity)?);
+        Ok(HostMemory { home, bytes, capacity, claimed: AtomicBool::new(false) })
     }
 
     /// Extends the region to at least `bytes` bytes, within its capacity. The content is preserved, and new bytes are
     /// zero. Returns false, and changes nothing, if the capacity is too small.
     pub fn grow(&mut self, bytes: usize) -> bool {
-        let fits = bytes <= self.room;
+        let fits = bytes <= self.capacity;
         if fits {
             self.bytes = self.bytes.max(bytes);
         }
@@ -220,9 +220,9 @@ impl HostMemory {
 
     /// Wraps the bytes of a lender at their address. The lender lives until this region is dropped.
     #[must_use]
-    pub fn lent(lender: Arc<dyn LentMemory>) -> HostMemory {
+    pub fn borrowed(lender: Arc<dyn BorrowedMemory>) -> HostMemory {
         let bytes = lender.bytes().len();
-        HostMemory { home: Home::Lent(lender), bytes, room: bytes, claimed: AtomicBool::new(false) }
+        HostMemory { home: Home::Borrowed(lender), bytes, capacity: bytes, claimed: AtomicBool::new(false) }
     }
 
     /// Returns the requested number of bytes.
@@ -239,14 +239,14 @@ impl HostMemory {
 
     /// Returns true if the region belongs to a lender. The owner may read and write it at any time.
     #[must_use]
-    pub fn is_lent(&self) -> bool {
-        matches!(self.home, Home::Lent(_))
+    pub fn is_borrowed(&self) -> bool {
+        matches!(self.home, Home::Borrowed(_))
     }
 
     /// Returns true if the region is lent for reading only.
     #[must_use]
     pub fn is_read_only(&self) -> bool {
-        matches!(&self.home, Home::Lent(lender) if lender.is_read_only())
+        matches!(&self.home, Home::Borrowed(lender) if lender.is_read_only())
     }
 
     /// Returns a pointer to the first byte.
@@ -257,7 +257,7 @@ impl HostMemory {
     pub fn as_ptr(&self) -> *mut u8 {
         match &self.home {
             Home::Own(words) => words.region().as_ptr().cast::<u8>().cast_mut(),
-            Home::Lent(lender) => lender.bytes().as_ptr().cast::<u8>().cast_mut(),
+            Home::Borrowed(lender) => lender.bytes().as_ptr().cast::<u8>().cast_mut(),
         }
     }
 
@@ -269,7 +269,7 @@ impl HostMemory {
         assert!(offset + bytes.len() <= self.bytes, "{}+{} bytes into {}", offset, bytes.len(), self.bytes);
         match &self.home {
             Home::Own(words) => words.write(offset, bytes),
-            Home::Lent(lender) => {
+            Home::Borrowed(lender) => {
                 assert!(!lender.is_read_only(), "borrowed memory is read-only");
                 lender.write(offset, bytes);
             }
@@ -284,7 +284,7 @@ impl HostMemory {
         assert!(offset + bytes.len() <= self.bytes, "{}+{} bytes of {}", offset, bytes.len(), self.bytes);
         match &self.home {
             Home::Own(words) => words.read(offset, bytes),
-            Home::Lent(lender) => lender.read(offset, bytes),
+            Home::Borrowed(lender) => lender.read(offset, bytes),
         }
     }
 
@@ -295,7 +295,7 @@ impl HostMemory {
             Home::Own(words) => words.region()[..self.bytes.div_ceil(WORD)]
                 .iter()
                 .all(|word| word.load(Ordering::Relaxed) == 0),
-            Home::Lent(lender) => lender.bytes().iter().all(|byte| byte.load(Ordering::Relaxed) == 0),
+            Home::Borrowed(lender) => lender.bytes().iter().all(|byte| byte.load(Ordering::Relaxed) == 0),
         }
     }
 
@@ -316,7 +316,7 @@ impl HostMemory {
     /// Always returns false for a lent region, because its pages are the owner's concern.
     #[must_use]
     pub fn prefault(&self) -> bool {
-        !self.is_lent()
+        !self.is_borrowed()
             && !self.claimed.load(Ordering::Relaxed)
             && !self.claimed.swap(true, Ordering::Relaxed)
     }
@@ -346,7 +346,7 @@ impl HostMemory {
                 let used = self.bytes.div_ceil(WORD);
                 words.region()[..used].iter().for_each(|word| word.store(0, Ordering::Relaxed));
             }
-            Home::Lent(_) => {
+            Home::Borrowed(_) => {
                 for from in (0..self.bytes).step_by(PAGE) {
                     self.write(from, &[0; PAGE][..PAGE.min(self.bytes - from)]);
                 }
@@ -357,7 +357,7 @@ impl HostMemory {
 
 impl Debug for HostMemory {
     fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        let lent = if self.is_lent() { ", lent" } else { "" };
+        let lent = if self.is_borrowed() { ", lent" } else { "" };
         write!(f, "HostMemory({} bytes{lent})", self.bytes)
     }
 }
@@ -383,7 +383,7 @@ mod tests {
         }
     }
 
-    impl LentMemory for Lender {
+    impl BorrowedMemory for Lender {
         fn bytes(&self) -> &[AtomicU8] {
             &self.bytes[self.from..]
         }
@@ -394,13 +394,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lent_is_read_and_written_where_it_lies() {
+    fn borrowed_memory_is_read_and_written_in_place() {
         for from in [0, 1, 3, 8, 255] {
             for len in [1, 7, 256, 257, PAGE, 2 * PAGE + 5] {
                 let lender = Lender::of(from, len);
-                let memory = HostMemory::lent(lender.clone());
+                let memory = HostMemory::borrowed(lender.clone());
                 let mut expected: Vec<u8> = (from..from + len).map(|i| (i % 251) as u8).collect();
-                assert_eq!((memory.len(), memory.is_lent(), memory.is_read_only()), (len, true, false));
+                assert_eq!((memory.len(), memory.is_borrowed(), memory.is_read_only()), (len, true, false));
                 assert_eq!(memory.as_ptr().cast_const(), lender.bytes().as_ptr().cast::<u8>());
                 assert_eq!(memory.to_vec(0, len), expected);
                 memory.write(len / 2, &[0xF7]);
@@ -418,7 +418,7 @@ mod tests {
                 assert!((0..from).all(|i| lender.bytes[i].load(Ordering::Relaxed) == (i % 251) as u8));
             }
         }
-        let nothing = HostMemory::lent(Lender::of(5, 0));
+        let nothing = HostMemory::borrowed(Lender::of(5, 0));
         assert!(nothing.is_empty() && nothing.is_zero());
         nothing.write(0, &[]);
         nothing.clear();
@@ -426,10 +426,10 @@ mod tests {
     }
 
     #[test]
-    fn a_lender_lives_as_long_as_what_it_lent() {
+    fn borrowed_memory_keeps_its_lender_alive() {
         let lender = Lender::of(0, 9);
         let watched: Weak<Lender> = Arc::downgrade(&lender);
-        let memory = HostMemory::lent(lender);
+        let memory = HostMemory::borrowed(lender);
         assert!(watched.upgrade().is_some());
         assert_eq!(format!("{memory:?}"), "HostMemory(9 bytes, lent)");
         drop(memory);
@@ -438,10 +438,10 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "borrowed memory is read-only")]
-    fn what_is_lent_for_reading_is_not_written() {
+    fn writes_to_read_only_memory_panic() {
         let mut lender = Lender::of(0, 9);
         Arc::get_mut(&mut lender).unwrap().read_only = true;
-        let memory = HostMemory::lent(lender);
+        let memory = HostMemory::borrowed(lender);
         assert!(memory.is_read_only());
         assert_eq!(memory.to_vec(1, 2), [1, 2]);
         memory.write(0, &[0]);
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn is_zero_aligned_and_empty_where_nothing_is_asked_for() {
+    fn new_memory_is_zero_and_aligned() {
         for bytes in [1, ALIGNMENT, ALIGNMENT + 1, 2 * LARGE - 1, 2 * LARGE, 3 * LARGE + 5] {
             let memory = HostMemory::new(bytes);
             let alignment = if bytes < 2 * LARGE { ALIGNMENT } else { LARGE };
@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_is_an_error() {
+    fn impossible_allocation_is_an_error() {
         for bytes in [usize::MAX, usize::MAX / 2, isize::MAX as usize] {
             assert_eq!(HostMemory::try_new(bytes).err(), Some(OutOfMemory { bytes }));
         }
@@ -492,7 +492,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn it_grows_where_it_lies() {
+    fn memory_grows_in_place() {
         let mut memory = HostMemory::with_room(ALIGNMENT, 4 * ALIGNMENT).unwrap();
         let start = memory.as_ptr();
         memory.write(0, &[7; ALIGNMENT]);
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_touched_takes_no_memory() {
+    fn untouched_pages_take_no_memory() {
         const BYTES: usize = 512 << 20;
         let before = resident_kib();
         let memory = HostMemory::new(BYTES);
@@ -519,7 +519,7 @@ mod tests {
 
     #[cfg(target_os = "linux")]
     #[test]
-    fn what_is_touched_is_there() {
+    fn touched_pages_are_resident() {
         const BYTES: usize = 256 << 20;
         let memory = HostMemory::new(BYTES);
         memory.write(BYTES / 2 + 5, &[1, 2, 3]);

@@ -8,5 +8,5 @@
 mod host_memory;
 mod memory;
 
-pub use host_memory::{HostMemory, LentMemory};
+pub use host_memory::{BorrowedMemory, HostMemory};
 pub use memory::{ALIGNMENT, AllocationError, DeviceError, DeviceMemory, HOST, Memory, OutOfMemory, align};

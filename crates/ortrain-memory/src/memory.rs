@@ -4,7 +4,7 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use crate::host_memory::{HostMemory, LentMemory};
+use crate::host_memory::{BorrowedMemory, HostMemory};
 
 /// Alignment, in bytes, of every [`Memory`] and of every tensor in it.
 pub const ALIGNMENT: usize = 256;
@@ -50,8 +50,8 @@ pub enum AllocationError {
     Device(#[from] DeviceError),
 }
 
-fn in_one_piece(most: &Option<u64>) -> String {
-    most.map_or_else(String::new, |most| format!("; one allocation has at most {most} bytes"))
+fn in_one_piece(limit: &Option<u64>) -> String {
+    limit.map_or_else(String::new, |limit| format!("; one allocation has at most {limit} bytes"))
 }
 
 /// Failed call on a device.
@@ -132,8 +132,8 @@ impl Memory {
 
     /// Wraps the bytes of a lender: see [`HostMemory::lent`].
     #[must_use]
-    pub fn lent(lender: Arc<dyn LentMemory>) -> Memory {
-        Memory::Host(HostMemory::lent(lender))
+    pub fn borrowed(lender: Arc<dyn BorrowedMemory>) -> Memory {
+        Memory::Host(HostMemory::borrowed(lender))
     }
 
     /// Returns the memory, if it belongs to this process.

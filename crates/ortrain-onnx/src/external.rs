@@ -45,7 +45,7 @@ pub enum Storage {
 #[derive(Debug)]
 struct Folders {
     /// Absolute folder of the caller's path. The program may change its working directory.
-    given: PathBuf,
+    path: PathBuf,
     /// Folder of the target, if the caller's path is a link.
     behind_link: Option<PathBuf>,
 }
@@ -71,15 +71,15 @@ impl ExternalData {
 
     /// Creates a source of files in `folder`.
     pub fn in_folder(folder: impl Into<PathBuf>, storage: Storage) -> Self {
-        let folders = Folders { given: absolute(folder.into()), behind_link: None };
+        let folders = Folders { path: absolute(folder.into()), behind_link: None };
         Self { folders: Some(folders), storage, ..Self::default() }
     }
 
     /// Creates a source of files beside the model at `path`.
     pub fn beside(path: &Path, storage: Storage) -> Self {
-        let given = absolute(folder(path).to_owned());
+        let folder_path = absolute(folder(path).to_owned());
         let behind_link = std::fs::canonicalize(path).ok().and_then(|real| Some(real.parent()?.to_owned()));
-        Self { folders: Some(Folders { given, behind_link }), storage, ..Self::default() }
+        Self { folders: Some(Folders { path: folder_path, behind_link }), storage, ..Self::default() }
     }
 
     /// Provides the bytes of the file `location`, as the model names it. They take precedence over a file of that name.
@@ -89,7 +89,7 @@ impl ExternalData {
 
     /// Returns the folder of the files.
     pub fn folder(&self) -> Option<&Path> {
-        self.folders.as_ref().map(|folders| folders.given.as_path())
+        self.folders.as_ref().map(|folders| folders.path.as_path())
     }
 
     /// Reads the external data of `tensor`. Its type and dimensions require `expected` bytes.
@@ -182,10 +182,10 @@ impl ExternalData {
             return Err(OnnxError::NoFolder { tensor: label(tensor), location: shown(location) });
         };
         let failed = |error| unreadable(tensor, location, error);
-        let folder = folders.given.canonicalize().map_err(failed)?;
-        let path = folders.given.join(relative).canonicalize().map_err(failed)?;
+        let folder = folders.path.canonicalize().map_err(failed)?;
+        let path = folders.path.join(relative).canonicalize().map_err(failed)?;
         let inside = path.starts_with(&folder)
-            || folders.behind_link.as_ref().is_some_and(|behind| path.starts_with(behind));
+            || folders.behind_link.as_ref().is_some_and(|target| path.starts_with(target));
         if !inside {
             return Err(refuse("it is a link that leads out of the model's folder"));
         }
@@ -228,11 +228,11 @@ pub(crate) struct Range<'a> {
 
 impl<'a> Range<'a> {
     pub(crate) fn of(tensor: &'a TensorProto) -> Result<Self, OnnxError> {
-        let wrong = |reason: String| OnnxError::ExternalEntry { tensor: label(tensor), reason };
-        let number = |key: &str, text: &str| {
+        let error = |reason: String| OnnxError::ExternalEntry { tensor: label(tensor), reason };
+        let parse = |key: &str, text: &str| {
             text.trim()
                 .parse::<u64>()
-                .map_err(|_| wrong(format!("`{key}` is `{}`, not a number", shown(text))))
+                .map_err(|_| error(format!("`{key}` is `{}`, not a number", shown(text))))
         };
         let mut location = None;
         let mut offset = 0;
@@ -240,13 +240,13 @@ impl<'a> Range<'a> {
         for entry in &tensor.external_data {
             match entry.key.as_str() {
                 "location" => location = Some(entry.value.as_str()),
-                "offset" => offset = number("offset", &entry.value)?,
-                "length" => length = Some(number("length", &entry.value)?),
+                "offset" => offset = parse("offset", &entry.value)?,
+                "length" => length = Some(parse("length", &entry.value)?),
                 // `checksum` and `basepath` are optional, and are not checked.
                 _ => {}
             }
         }
-        let location = location.ok_or_else(|| wrong("it has no `location`".into()))?;
+        let location = location.ok_or_else(|| error("it has no `location`".into()))?;
         Ok(Range { location, offset, length })
     }
 }

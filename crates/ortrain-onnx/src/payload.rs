@@ -71,14 +71,14 @@ pub fn tensor_payload(tensor: &TensorProto, external: &ExternalData) -> Result<B
             found: 0,
         }),
         ["raw_data"] => {
-            let found = tensor.raw_data.len();
-            if found != bytes {
+            let length = tensor.raw_data.len();
+            if length != bytes {
                 return Err(OnnxError::DataLength {
                     tensor: label(tensor),
                     field: "raw_data",
                     unit: "bytes",
                     expected: bytes,
-                    found,
+                    found: length,
                 });
             }
             Ok(tensor.raw_data.clone())
@@ -181,20 +181,20 @@ fn typed(
         let element_type = data_type.as_str_name();
         return Err(OnnxError::DataField { tensor: label(tensor), element_type, field });
     }
-    let found = match field {
+    let length = match field {
         "float_data" => tensor.float_data.len(),
         "double_data" => tensor.double_data.len(),
         "int64_data" => tensor.int64_data.len(),
         "uint64_data" => tensor.uint64_data.len(),
         _ => tensor.int32_data.len(),
     };
-    if found != elements {
+    if length != elements {
         return Err(OnnxError::DataLength {
             tensor: label(tensor),
             field,
             unit: "elements",
             expected: elements,
-            found,
+            found: length,
         });
     }
     let out_of_range = |index: usize, value: i128| OnnxError::ValueRange {
@@ -205,8 +205,8 @@ fn typed(
     };
     // Small integers may be stored as signed or unsigned numbers, as in every runtime: 255 is -1 as INT8.
     let small = |low: i32, high: i32| {
-        let wrong = tensor.int32_data.iter().position(|value| !(low..=high).contains(value));
-        wrong.map_or(Ok(()), |index| Err(out_of_range(index, tensor.int32_data[index].into())))
+        let out_of_bounds = tensor.int32_data.iter().position(|value| !(low..=high).contains(value));
+        out_of_bounds.map_or(Ok(()), |index| Err(out_of_range(index, tensor.int32_data[index].into())))
     };
     let bytes: Vec<u8> = match data_type {
         DataType::Float => tensor.float_data.iter().flat_map(|value| value.to_le_bytes()).collect(),

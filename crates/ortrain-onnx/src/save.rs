@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
-use ortrain_files::{Staged, beside, flush_folder, lock_folder, resolved, sweep, sweep_waiting};
+use ortrain_files::{Staged, flush_folder, lock_folder, resolved, sibling_path, sweep, sweep_waiting};
 use prost::Message as _;
 
 use crate::payload::{element_size, is_external, stored_bytes, stored_size, tensor_payload};
@@ -83,7 +83,7 @@ pub struct DataFile<'a> {
     pub from: usize,
     /// True if tensors with external data keep it. The written models then look for it beside themselves. Otherwise,
     /// this data is stored in the message or in the data file.
-    pub keep: bool,
+    pub is_appended: bool,
 }
 
 /// Model to be written.
@@ -134,14 +134,14 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels
     let data_place = resolved(data.path);
     let mut outside = false;
     for message in &mut messages {
-        let size = if data.keep { message_size(message) as u64 } else { whole_size(message)? };
+        let size = if data.is_appended { message_size(message) as u64 } else { whole_size(message)? };
         outside |= size > data.above;
     }
     if !outside {
         // A killed save of a larger model may have left a temporary data file.
         sweep(&data_place);
         let staged = messages.iter_mut().zip(models).map(|(message, model)| {
-            if !data.keep {
+            if !data.is_appended {
                 visit_tensors_mut(message, |tensor, _| take_in(tensor, model.external))?;
             }
             written(&encode(message)?, model.path)
@@ -151,11 +151,11 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels
     }
 
     let location = named(data.path)?;
-    let like = models.first().map_or(data.path, |model| model.path);
-    let mut side = Side::new(Staged::beside_like(data.path, like)?, data.path);
+    let mode_source = models.first().map_or(data.path, |model| model.path);
+    let mut side = Side::new(Staged::beside_like(data.path, mode_source)?, data.path);
     for (message, model) in messages.iter_mut().zip(models) {
         visit_tensors_mut(message, |tensor, role| {
-            if data.keep && is_external(tensor) {
+            if data.is_appended && is_external(tensor) {
                 return Ok(());
             }
             // Few readers look for external data in attributes.
@@ -194,7 +194,7 @@ fn staged_with_data(
     data_place: PathBuf,
 ) -> Result<StagedModels, OnnxError> {
     let location = named(data.path)?;
-    let waiting = beside(data.path, &format!("{:08x}", a_number()));
+    let waiting = sibling_path(data.path, &format!("{:08x}", a_number()));
     let (mut at_place, mut at_waiting) = (Vec::new(), Vec::new());
     for (message, model) in messages.iter_mut().zip(models) {
         let inside = |error| match error {
@@ -204,8 +204,10 @@ fn staged_with_data(
         at_place.push(written(&encode(message).map_err(inside)?, model.path)?);
         let name = named(&waiting)?;
         visit_tensors_mut(message, |tensor, _| {
-            let ours = tensor.external_data.iter_mut().filter(|entry| entry.key == "location");
-            ours.filter(|entry| entry.value == location).for_each(|entry| name.clone_into(&mut entry.value));
+            let locations = tensor.external_data.iter_mut().filter(|entry| entry.key == "location");
+            locations
+                .filter(|entry| entry.value == location)
+                .for_each(|entry| name.clone_into(&mut entry.value));
             Ok::<(), OnnxError>(())
         })?;
         at_waiting.push(written(&encode(message).map_err(inside)?, model.path)?);
@@ -344,7 +346,7 @@ impl LoadedModel {
         let data = data_beside(path)?;
         let model = ToWrite { model: &self.proto, external: self.external(), path };
         let above = above.min(LARGEST_MESSAGE as u64);
-        let data = DataFile { path: &data, above, from, keep: false };
+        let data = DataFile { path: &data, above, from, is_appended: false };
         stage(&[model], &data)?.place()
     }
 }
@@ -357,13 +359,13 @@ struct Side<'a> {
     /// Offsets of payloads that are ranges of the messages' buffers, by address and length.
     ranges: HashMap<(usize, usize), u64>,
     /// Payloads decoded from typed fields and their offsets, by name.
-    made: HashMap<String, (Bytes, u64)>,
+    converted: HashMap<String, (Bytes, u64)>,
 }
 
 impl<'a> Side<'a> {
     fn new(file: Staged, path: &'a Path) -> Side<'a> {
         let file = BufWriter::with_capacity(1 << 16, file);
-        Side { file, path, length: 0, ranges: HashMap::new(), made: HashMap::new() }
+        Side { file, path, length: 0, ranges: HashMap::new(), converted: HashMap::new() }
     }
 
     /// Stores a payload, and returns its `offset` and `length` entries. A payload that is already stored is not written
@@ -375,7 +377,7 @@ impl<'a> Side<'a> {
     ) -> Result<[StringStringEntryProto; 2], OnnxError> {
         let range = (payload.as_ptr().addr(), payload.len());
         let is_range = !tensor.raw_data.is_empty();
-        let known = match self.made.get(&tensor.name) {
+        let known = match self.converted.get(&tensor.name) {
             _ if is_range => self.ranges.get(&range).copied(),
             Some((made, start)) if made == payload => Some(*start),
             _ => None,
@@ -387,7 +389,7 @@ impl<'a> Side<'a> {
                 if is_range {
                     self.ranges.insert(range, start);
                 } else if !is_external(tensor) {
-                    self.made.insert(tensor.name.clone(), (payload.clone(), start));
+                    self.converted.insert(tensor.name.clone(), (payload.clone(), start));
                 }
                 start
             }
@@ -419,8 +421,8 @@ impl<'a> Side<'a> {
 
 /// Returns the data of an initializer that moves to the data file, or `None` if it stays in the message.
 fn movable(tensor: &TensorProto, external: &ExternalData, from: usize) -> Result<Option<Bytes>, OnnxError> {
-    let number = DataType::try_from(tensor.data_type).ok().and_then(element_size).is_some();
-    let payload = if number {
+    let is_fixed_size = DataType::try_from(tensor.data_type).ok().and_then(element_size).is_some();
+    let payload = if is_fixed_size {
         tensor_payload(tensor, external)?
     } else if is_external(tensor) {
         stored_bytes(tensor, external)?

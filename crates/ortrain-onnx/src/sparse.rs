@@ -21,8 +21,8 @@ pub fn densify(
     limit: usize,
 ) -> Result<TensorProto, OnnxError> {
     let name = tensor.values.as_ref().map_or("", |values| values.name.as_str());
-    let wrong = |reason: String| OnnxError::Sparse { tensor: label_of(name), reason };
-    let values = tensor.values.as_ref().ok_or_else(|| wrong("it has no values".into()))?;
+    let sparse_error = |reason: String| OnnxError::Sparse { tensor: label_of(name), reason };
+    let values = tensor.values.as_ref().ok_or_else(|| sparse_error("it has no values".into()))?;
     let dims = checked_dims(&tensor.dims, || label(values))?;
     let data_type = element_type(values)?;
     let size = element_size(data_type).unwrap_or(1);
@@ -35,10 +35,10 @@ pub fn densify(
     let stored = tensor_payload(values, external)?;
     let count = stored.len() / size;
     if values.dims.len() != 1 {
-        return Err(wrong(format!("its values have {} dimensions instead of one", values.dims.len())));
+        return Err(sparse_error(format!("its values have {} dimensions instead of one", values.dims.len())));
     }
     let positions = positions(tensor, external, &dims, elements, count).map_err(|fault| match fault {
-        Fault::Here(reason) => wrong(reason),
+        Fault::Here(reason) => sparse_error(reason),
         Fault::Tensor(error) => error,
     })?;
 
@@ -50,7 +50,7 @@ pub fn densify(
     let mut last = None;
     for (position, value) in positions.into_iter().zip(stored.chunks_exact(size)) {
         if last.is_some_and(|last| last >= position) {
-            return Err(wrong("its indices are not in ascending order".into()));
+            return Err(sparse_error("its indices are not in ascending order".into()));
         }
         last = Some(position);
         dense[position * size..][..size].copy_from_slice(value);
@@ -78,12 +78,12 @@ fn positions(
     elements: usize,
     count: usize,
 ) -> Result<Vec<usize>, Fault> {
-    let here = |reason: String| Err(Fault::Here(reason));
+    let fail = |reason: String| Err(Fault::Here(reason));
     let Some(indices) = &tensor.indices else {
-        return if count == 0 { Ok(Vec::new()) } else { here("it has no indices".into()) };
+        return if count == 0 { Ok(Vec::new()) } else { fail("it has no indices".into()) };
     };
     if element_type(indices).map_err(Fault::Tensor)? != DataType::Int64 {
-        return here("its indices are not of the type INT64".into());
+        return fail("its indices are not of the type INT64".into());
     }
     let bytes = tensor_payload(indices, external).map_err(Fault::Tensor)?;
     let rank = dims.len();
@@ -91,7 +91,7 @@ fn positions(
         [rows] if rows == count as i64 => true,
         [rows, columns] if rows == count as i64 && columns == rank as i64 => false,
         _ => {
-            return here(format!(
+            return fail(format!(
                 "its indices have the dimensions {:?}; with {count} values they should be [{count}] or [{count}, {rank}]",
                 indices.dims
             ));
@@ -104,10 +104,10 @@ fn positions(
         let mut position = 0;
         let axes = if linear { std::slice::from_ref(&elements) } else { dims };
         for &dim in axes {
-            let number = numbers.next().unwrap_or(-1);
-            match usize::try_from(number) {
-                Ok(number) if number < dim => position = position * dim + number,
-                _ => return here(format!("its index {number} is not below {dim}")),
+            let index = numbers.next().unwrap_or(-1);
+            match usize::try_from(index) {
+                Ok(index) if index < dim => position = position * dim + index,
+                _ => return fail(format!("its index {index} is not below {dim}")),
             }
         }
         out.push(position);

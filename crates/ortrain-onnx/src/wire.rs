@@ -17,7 +17,7 @@ pub(crate) struct Message {
 
 #[derive(Debug)]
 pub(crate) struct Field {
-    pub(crate) number: u32,
+    pub(crate) index_of_field: u32,
     pub(crate) name: &'static str,
     pub(crate) kind: Kind,
 }
@@ -100,13 +100,13 @@ impl Walk<'_> {
         while self.at < end {
             let start = self.at;
             let key = self.varint(end, message.name)?;
-            let (wire, number) = (key & 7, u32::try_from(key >> 3).unwrap_or(0));
-            if number == 0 {
+            let (wire, field_number) = (key & 7, u32::try_from(key >> 3).unwrap_or(0));
+            if field_number == 0 {
                 return Err(
                     self.malformed(start, format!("{} has a field without a valid number", message.name))
                 );
             }
-            match message.fields.iter().position(|field| field.number == number) {
+            match message.fields.iter().position(|field| field.index_of_field == field_number) {
                 Some(index) => {
                     counts[index] += self.field(message, &message.fields[index], wire, end, start, depth)?;
                 }
@@ -122,7 +122,7 @@ impl Walk<'_> {
                         5 => self.skip(4, end, message.name)?,
                         _ => {
                             let what = format!(
-                                "{} has an unknown field {number} of an unknown wire type {wire}",
+                                "{} has an unknown field {field_number} of an unknown wire type {wire}",
                                 message.name
                             );
                             return Err(self.malformed(start, what));
@@ -159,13 +159,13 @@ impl Walk<'_> {
         start: usize,
         depth: u32,
     ) -> Result<u64, Fault> {
-        let place = field.name;
+        let name = field.name;
         match (&field.kind, wire) {
-            (Kind::Varint | Kind::Varints(_), 0) => drop(self.varint(end, place)?),
-            (Kind::Fixed32 | Kind::Fixed32s, 5) => self.skip(4, end, place)?,
-            (Kind::Fixed64s, 1) => self.skip(8, end, place)?,
+            (Kind::Varint | Kind::Varints(_), 0) => drop(self.varint(end, name)?),
+            (Kind::Fixed32 | Kind::Fixed32s, 5) => self.skip(4, end, name)?,
+            (Kind::Fixed64s, 1) => self.skip(8, end, name)?,
             (Kind::Varints(_) | Kind::Fixed32s | Kind::Fixed64s, 2) => {
-                let length = self.length(end, place)?;
+                let length = self.length(end, name)?;
                 let packed = &self.bytes[self.at..self.at + length];
                 self.at += length;
                 return Ok(match field.kind {
@@ -174,16 +174,16 @@ impl Walk<'_> {
                     _ => packed.iter().filter(|&&byte| byte < 0x80).count() as u64,
                 });
             }
-            (Kind::Bytes | Kind::ByteStrings, 2) => self.at += self.length(end, place)?,
+            (Kind::Bytes | Kind::ByteStrings, 2) => self.at += self.length(end, name)?,
             (Kind::Text | Kind::Texts, 2) => {
-                let length = self.length(end, place)?;
+                let length = self.length(end, name)?;
                 self.at += length;
                 if length > 0 {
                     self.report.memory += length as u64 + 16;
                 }
             }
             (Kind::Message(inner) | Kind::Messages(inner), 2) => {
-                let length = self.length(end, place)?;
+                let length = self.length(end, name)?;
                 if matches!(field.kind, Kind::Message(_)) {
                     self.report.memory += inner.size as u64;
                 }
@@ -192,19 +192,19 @@ impl Walk<'_> {
             _ => {
                 return Err(self.malformed(
                     start,
-                    format!("the field {place} of {} has the wrong wire type", message.name),
+                    format!("the field {name} of {} has the wrong wire type", message.name),
                 ));
             }
         }
         Ok(1)
     }
 
-    fn varint(&mut self, end: usize, place: &str) -> Result<u64, Fault> {
+    fn varint(&mut self, end: usize, name: &str) -> Result<u64, Fault> {
         let start = self.at;
         let mut value = 0_u64;
         for shift in (0..70).step_by(7) {
             let Some(&byte) = self.bytes[..end].get(self.at) else {
-                return Err(self.cut_short(start, place));
+                return Err(self.cut_short(start, name));
             };
             self.at += 1;
             if shift == 63 && byte > 1 {
@@ -215,22 +215,22 @@ impl Walk<'_> {
                 return Ok(value);
             }
         }
-        Err(self.malformed(start, format!("{place} holds an integer that is too long")))
+        Err(self.malformed(start, format!("{name} holds an integer that is too long")))
     }
 
     /// Reads a length, and checks that the rest of the enclosing message can hold it.
-    fn length(&mut self, end: usize, place: &str) -> Result<usize, Fault> {
+    fn length(&mut self, end: usize, name: &str) -> Result<usize, Fault> {
         let start = self.at;
-        let length = self.varint(end, place)?;
+        let length = self.varint(end, name)?;
         match usize::try_from(length) {
             Ok(length) if length <= end - self.at => Ok(length),
-            _ => Err(self.cut_short(start, place)),
+            _ => Err(self.cut_short(start, name)),
         }
     }
 
-    fn skip(&mut self, count: usize, end: usize, place: &str) -> Result<(), Fault> {
+    fn skip(&mut self, count: usize, end: usize, name: &str) -> Result<(), Fault> {
         if end - self.at < count {
-            return Err(self.cut_short(self.at, place));
+            return Err(self.cut_short(self.at, name));
         }
         self.at += count;
         Ok(())
@@ -240,8 +240,8 @@ impl Walk<'_> {
         Fault::Malformed { offset, what }
     }
 
-    fn cut_short(&self, offset: usize, place: &str) -> Fault {
-        Fault::CutShort { offset, place: place.to_owned() }
+    fn cut_short(&self, offset: usize, name: &str) -> Fault {
+        Fault::CutShort { offset, place: name.to_owned() }
     }
 }
 
@@ -252,25 +252,25 @@ mod tests {
 
     #[test]
     fn every_message_fits_the_counters() {
-        fn visit(message: &'static Message, seen: &mut Vec<&'static str>) {
-            if seen.contains(&message.name) {
+        fn visit(message: &'static Message, visited: &mut Vec<&'static str>) {
+            if visited.contains(&message.name) {
                 return;
             }
-            seen.push(message.name);
+            visited.push(message.name);
             assert!(message.fields.len() <= MAX_FIELDS, "{}", message.name);
             for field in message.fields {
                 if let Kind::Message(inner) | Kind::Messages(inner) = field.kind {
-                    visit(inner, seen);
+                    visit(inner, visited);
                 }
             }
         }
-        let mut seen = Vec::new();
-        visit(&schema::MODEL_PROTO, &mut seen);
-        assert!(seen.len() > 25, "{seen:?}");
+        let mut visited = Vec::new();
+        visit(&schema::MODEL_PROTO, &mut visited);
+        assert!(visited.len() > 25, "{visited:?}");
     }
 
     #[test]
-    fn finds_where_a_message_is_cut_short() {
+    fn truncation_is_located() {
         // Field graph (7) declares three bytes, but has one.
         assert_eq!(scan(&[0x3a, 3, 0x12]).unwrap_err(), Fault::CutShort { offset: 1, place: "graph".into() });
         // A varint without its last byte.
@@ -281,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_wrong_kinds_and_long_numbers() {
+    fn wrong_wire_types_and_long_integers_are_rejected() {
         let Fault::Malformed { offset: 0, what } = scan(&[0x0a, 0]).unwrap_err() else { panic!() };
         assert_eq!(what, "the field ir_version of ModelProto has the wrong wire type");
         let Fault::Malformed { what, .. } = scan(&[[0x08].as_slice(), &[0xff; 10]].concat()).unwrap_err()

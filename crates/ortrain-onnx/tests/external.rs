@@ -6,7 +6,7 @@ mod common;
 
 use std::path::Path;
 
-use common::{external, says};
+use common::{assert_error, external};
 use ortrain_onnx::{ExternalData, LoadedModel, OnnxError, Storage, TensorProto, encode, tensor_payload};
 
 fn floats(values: &[f32]) -> Vec<u8> {
@@ -25,7 +25,7 @@ fn at(folder: &Path, tensor: &TensorProto) -> Result<bytes::Bytes, OnnxError> {
 }
 
 fn refused(folder: &Path, location: &str, reason: &str) {
-    says(
+    assert_error(
         at(folder, &external("w", &[1], &[("location", location)])),
         &format!(
             "tensor `w` has its data in the file `{}`, which is refused: {reason}",
@@ -53,7 +53,7 @@ fn ranges_are_checked() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("w"), floats(&[1.0, 2.0])).unwrap();
     let entries = |entries: &[(&str, &str)]| at(folder.path(), &external("w", &[2], entries));
-    says(
+    assert_error(
         entries(&[("location", "w"), ("offset", "4")]),
         "tensor `w` should have 8 bytes at offset 4 of the file `w`, which has only 8 bytes; was it copied or \
          downloaded completely?",
@@ -62,15 +62,18 @@ fn ranges_are_checked() {
         entries(&[("location", "w"), ("offset", &u64::MAX.to_string())]),
         Err(OnnxError::ExternalRange { .. })
     ));
-    says(
+    assert_error(
         entries(&[("location", "w"), ("length", "4")]),
         "tensor `w` should have 8 bytes by its dimensions and type, but external_data holds 4",
     );
-    says(
+    assert_error(
         entries(&[("location", "w"), ("offset", "-4")]),
         "tensor `w` has an invalid description of its external data: `offset` is `-4`, not a number",
     );
-    says(entries(&[]), "tensor `w` has an invalid description of its external data: it has no `location`");
+    assert_error(
+        entries(&[]),
+        "tensor `w` has an invalid description of its external data: it has no `location`",
+    );
     let error = entries(&[("location", "v")]).unwrap_err().to_string();
     assert!(
         error.starts_with("tensor `w` has its data in the file `v`, which cannot be read: ")
@@ -84,14 +87,14 @@ fn ranges_are_checked() {
     ));
     let mut twice = external("w", &[2], &[("location", "w")]);
     twice.float_data = vec![1.0, 2.0];
-    says(
+    assert_error(
         at(folder.path(), &twice),
         "tensor `w` holds data in both external_data and float_data; only one may be used",
     );
 }
 
 #[test]
-fn stays_in_the_folder() {
+fn locations_outside_the_folder_are_rejected() {
     let outside = tempfile::tempdir().unwrap();
     let folder = outside.path().join("model");
     std::fs::create_dir(&folder).unwrap();
@@ -118,7 +121,7 @@ fn stays_in_the_folder() {
 
 #[cfg(unix)]
 #[test]
-fn colons_in_names_are_fine() {
+fn colons_in_names_are_allowed() {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("onnx::MatMul_1"), floats(&[2.0])).unwrap();
     assert!(at(folder.path(), &external("w", &[1], &[("location", "onnx::MatMul_1")])).is_ok());
@@ -126,7 +129,7 @@ fn colons_in_names_are_fine() {
 
 #[cfg(unix)]
 #[test]
-fn links_stay_in_the_folder() {
+fn links_out_of_the_folder_are_rejected() {
     use std::os::unix::fs::symlink;
     let outside = tempfile::tempdir().unwrap();
     let folder = outside.path().join("model");
@@ -168,9 +171,9 @@ fn a_linked_model_may_have_linked_data() {
 }
 
 #[test]
-fn bytes_can_stand_for_files() {
+fn bytes_replace_external_files() {
     let tensor = external("w", &[1], &[("location", "weights.bin"), ("offset", "4")]);
-    says(
+    assert_error(
         tensor_payload(&tensor, &ExternalData::none()),
         "tensor `w` has its data in the file `weights.bin`, but the model was loaded from bytes; load it from its \
          path, \
@@ -184,7 +187,7 @@ fn bytes_can_stand_for_files() {
 }
 
 #[test]
-fn a_file_per_tensor_does_not_use_up_the_handles() {
+fn many_external_files_do_not_exhaust_file_handles() {
     let folder = tempfile::tempdir().unwrap();
     let data = ExternalData::in_folder(folder.path(), Storage::Read);
     for round in 0..2 {

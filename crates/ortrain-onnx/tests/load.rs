@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{load, model, raw, says};
+use common::{assert_error, load, model, raw};
 use ortrain_onnx::{
     AttributeProto, AttributeType, DataType, ExternalData, GraphProto, LoadedModel, ModelProto, NodeProto,
     OnnxError, Storage, encode,
@@ -69,8 +69,8 @@ fn names_the_file_that_cannot_be_read() {
 }
 
 #[test]
-fn says_what_a_file_is_if_no_model() {
-    says(load(b"".as_slice()), "the model is empty; expected an ONNX model");
+fn other_formats_are_recognized() {
+    assert_error(load(b"".as_slice()), "the model is empty; expected an ONNX model");
     let cases: [(&[u8], &str); 10] = [
         (b"hello, I am a text\n", "it looks like text"),
         (b"{\"json\": true}", "it looks like text"),
@@ -91,26 +91,26 @@ fn says_what_a_file_is_if_no_model() {
         (b"\x08\x07", "it has no graph"),
     ];
     for (bytes, reason) in cases {
-        says(load(bytes), &format!("the model is not an ONNX model: {reason}"));
+        assert_error(load(bytes), &format!("the model is not an ONNX model: {reason}"));
     }
 }
 
 #[test]
-fn names_the_path_as_given() {
+fn errors_name_the_path_of_the_caller() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.onnx");
     std::fs::write(&path, b"").unwrap();
-    says(LoadedModel::load(&path), &format!("{} is empty; expected an ONNX model", path.display()));
-    says(
+    assert_error(LoadedModel::load(&path), &format!("{} is empty; expected an ONNX model", path.display()));
+    assert_error(
         LoadedModel::load_with(&path, Storage::Mapped),
         &format!("{} is empty; expected an ONNX model", path.display()),
     );
 }
 
 #[test]
-fn a_file_cut_short_is_called_so() {
+fn truncated_file_is_reported() {
     let bytes = encode(&small()).unwrap();
-    says(
+    assert_error(
         load(bytes[..bytes.len() - 8].to_vec()),
         &format!(
             "the model is cut short: graph, at byte 9 of {}, is longer than the rest of the file; was it copied or \
@@ -127,7 +127,7 @@ fn a_file_cut_short_is_called_so() {
 }
 
 #[test]
-fn no_changed_byte_makes_it_panic() {
+fn changed_bytes_never_panic() {
     let bytes = encode(&small()).unwrap();
     for at in 0..bytes.len() {
         for value in 0..=255 {
@@ -146,7 +146,7 @@ fn no_changed_byte_makes_it_panic() {
 #[test]
 fn damage_is_located() {
     // ir_version 10, then the graph as a number.
-    says(
+    assert_error(
         load(b"\x08\x0a\x38\x01\xff".as_slice()),
         "the model is damaged: the field graph of ModelProto has the wrong wire type (at byte 2)",
     );
@@ -198,7 +198,7 @@ fn nesting_is_bounded() {
     let loaded = load(nested(33)).unwrap();
     assert!(loaded.proto.graph.is_some());
     for levels in [34, 5000] {
-        says(
+        assert_error(
             load(nested(levels)),
             "the model nests messages more than 100 levels deep; nest fewer subgraphs",
         );
@@ -206,7 +206,7 @@ fn nesting_is_bounded() {
 }
 
 #[test]
-fn two_bytes_cannot_ask_for_hundreds() {
+fn memory_is_bounded_by_the_file_size() {
     // A graph with a node with two million empty attributes.
     let count = 2_000_000_u32;
     let wrap = |field: u8, inner: &[u8]| {
@@ -236,7 +236,7 @@ fn two_bytes_cannot_ask_for_hundreds() {
 }
 
 #[test]
-fn a_model_of_many_small_nodes_is_no_bomb() {
+fn model_of_many_small_nodes_is_accepted() {
     let mut model = small();
     let graph = model.graph.as_mut().unwrap();
     graph.node = vec![graph.node[0].clone(); 100_000];
@@ -245,7 +245,7 @@ fn a_model_of_many_small_nodes_is_no_bomb() {
 }
 
 #[test]
-fn a_model_may_be_made_by_the_program() {
+fn models_can_be_built_in_memory() {
     let loaded = LoadedModel::from_proto(small(), ExternalData::none());
     assert_eq!(loaded.folder(), None);
     let other = loaded.with_proto(ModelProto { graph: Some(GraphProto::default()), ..ModelProto::default() });

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{raw, says, tensor};
+use common::{assert_error, raw, tensor};
 use ortrain_onnx::proto::tensor_proto::Segment;
 use ortrain_onnx::{
     DataType, ExternalData, OnnxError, SparseTensorProto, TensorProto, densify, element_size, element_type,
@@ -47,7 +47,7 @@ fn every_typed_field_becomes_little_endian() {
 }
 
 #[test]
-fn raw_data_is_itself() {
+fn raw_data_is_not_converted() {
     let t = raw("t", DataType::Int16, &[2], vec![1, 2, 3, 4]);
     assert_eq!(payload(&t).unwrap(), [1, 2, 3, 4].as_slice());
     assert_eq!(element_type(&t).unwrap(), DataType::Int16);
@@ -57,11 +57,11 @@ fn raw_data_is_itself() {
 }
 
 #[test]
-fn nothing_is_enough_for_no_elements() {
+fn empty_tensors_need_no_data() {
     assert!(payload(&tensor("t", DataType::Float, &[3, 0])).unwrap().is_empty());
     let max = i64::MAX;
     assert!(payload(&tensor("t", DataType::Float, &[max, max, 0])).unwrap().is_empty());
-    says(
+    assert_error(
         payload(&tensor("t", DataType::Float, &[])),
         "tensor `t` should have 4 bytes by its dimensions and type, but it holds 0",
     );
@@ -69,15 +69,15 @@ fn nothing_is_enough_for_no_elements() {
 
 #[test]
 fn dimensions_are_checked() {
-    says(
+    assert_error(
         payload(&tensor("t", DataType::Float, &[2, -1])),
         "tensor `t` has the dimension -1 on axis 1; dimensions must be at least 0",
     );
     let max = i64::MAX;
-    let many = "tensor `t` has the dimensions [9223372036854775807, 9223372036854775807], which are too many \
+    let message = "tensor `t` has the dimensions [9223372036854775807, 9223372036854775807], which are too many \
                 elements to address";
-    says(tensor_dims(&tensor("t", DataType::Float, &[max, max])), many);
-    says(payload(&tensor("t", DataType::Float, &[max, max])), many);
+    assert_error(tensor_dims(&tensor("t", DataType::Float, &[max, max])), message);
+    assert_error(payload(&tensor("t", DataType::Float, &[max, max])), message);
     // The number of elements fits an address, the number of bytes does not.
     assert!(matches!(
         payload(&tensor("t", DataType::Float, &[1 << 62])),
@@ -86,7 +86,7 @@ fn dimensions_are_checked() {
 }
 
 #[test]
-fn other_types_are_refused_by_name() {
+fn unsupported_types_are_named() {
     for (data_type, name) in [
         (DataType::String, "STRING"),
         (DataType::Complex64, "COMPLEX64"),
@@ -94,7 +94,7 @@ fn other_types_are_refused_by_name() {
         (DataType::Int4, "INT4"),
         (DataType::Undefined, "UNDEFINED"),
     ] {
-        says(
+        assert_error(
             payload(&tensor("t", data_type, &[1])),
             &format!(
                 "tensor `t` has the element type {name}; supported are FLOAT, DOUBLE, FLOAT16, BFLOAT16, BOOL, INT8, \
@@ -113,42 +113,42 @@ fn other_types_are_refused_by_name() {
 
 #[test]
 fn data_must_fit() {
-    says(
+    assert_error(
         payload(&raw("t", DataType::Float, &[2], vec![0; 7])),
         "tensor `t` should have 8 bytes by its dimensions and type, but raw_data holds 7",
     );
-    says(
+    assert_error(
         payload(&TensorProto { float_data: vec![0.0; 3], ..tensor("t", DataType::Float, &[2]) }),
         "tensor `t` should have 2 elements by its dimensions and type, but float_data holds 3",
     );
-    says(
+    assert_error(
         payload(&TensorProto { float_data: vec![0.0], ..raw("t", DataType::Float, &[1], vec![0; 4]) }),
         "tensor `t` holds data in both raw_data and float_data; only one may be used",
     );
-    says(
+    assert_error(
         payload(&TensorProto { int64_data: vec![0], ..tensor("t", DataType::Float, &[1]) }),
         "tensor `t` has the element type FLOAT, whose values cannot be in int64_data",
     );
-    says(
+    assert_error(
         payload(&TensorProto { int32_data: vec![0, 300], ..tensor("t", DataType::Uint8, &[2]) }),
         "tensor `t` holds the value 300 at element 1, which does not fit UINT8",
     );
-    says(
+    assert_error(
         payload(&TensorProto { int32_data: vec![-32769], ..tensor("t", DataType::Float16, &[1]) }),
         "tensor `t` holds the value -32769 at element 0, which does not fit FLOAT16",
     );
-    says(
+    assert_error(
         payload(&TensorProto { uint64_data: vec![1 << 32], ..tensor("t", DataType::Uint32, &[1]) }),
         "tensor `t` holds the value 4294967296 at element 0, which does not fit UINT32",
     );
-    says(
+    assert_error(
         payload(&TensorProto { segment: Some(Segment::default()), ..tensor("t", DataType::Float, &[1]) }),
         "tensor `t` is stored in segments, which are not supported",
     );
 }
 
 #[test]
-fn long_and_odd_names_are_shown_safely() {
+fn long_names_are_shortened_and_escaped() {
     let name = format!("a\n{}", "é".repeat(1000));
     let error = payload(&tensor(&name, DataType::String, &[])).unwrap_err().to_string();
     assert!(error.starts_with("tensor `a\\né") && error.contains("é…` has"), "{error}");
@@ -186,7 +186,7 @@ fn sparse_tensors_are_written_out() {
 #[test]
 fn sparse_tensors_are_checked() {
     let damaged = |tensor, reason: &str| {
-        says(dense(&tensor), &format!("tensor `s` is a damaged sparse tensor: {reason}"));
+        assert_error(dense(&tensor), &format!("tensor `s` is a damaged sparse tensor: {reason}"));
     };
     damaged(sparse(&[6], indices(&[2], &[5, 2]), &[5.0, 7.0]), "its indices are not in ascending order");
     damaged(sparse(&[6], indices(&[2], &[2, 2]), &[5.0, 7.0]), "its indices are not in ascending order");
@@ -205,11 +205,11 @@ fn sparse_tensors_are_checked() {
         SparseTensorProto { indices: None, ..sparse(&[6], indices(&[0], &[]), &[1.0]) },
         "it has no indices",
     );
-    says(
+    assert_error(
         dense(&SparseTensorProto::default()),
         "a tensor without a name is a damaged sparse tensor: it has no values",
     );
-    says(
+    assert_error(
         dense(&sparse(&[1 << 20, 1 << 20], indices(&[1], &[0]), &[5.0])),
         "tensor `s` is sparse and needs 4398046511104 bytes as a dense tensor, more than the limit of 1024",
     );

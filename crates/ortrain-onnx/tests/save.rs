@@ -5,7 +5,7 @@
 mod common;
 
 use bytes::Bytes;
-use common::{external, model, raw, says, tensor};
+use common::{assert_error, external, model, raw, tensor};
 use ortrain_files::faults;
 use ortrain_onnx::{
     AttributeProto, AttributeType, DataFile, DataType, ExternalData, LoadedModel, ModelProto, NodeProto,
@@ -42,7 +42,7 @@ fn weights() -> ModelProto {
 }
 
 #[test]
-fn saves_in_place_of_an_old_file() {
+fn save_replaces_the_old_file() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.onnx");
     for ir_version in [7, 8] {
@@ -54,16 +54,16 @@ fn saves_in_place_of_an_old_file() {
 }
 
 #[test]
-fn says_where_it_could_not_write() {
+fn failed_writes_name_the_path() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("no/m.onnx");
     let error = save(&weights(), &path).unwrap_err().to_string();
     assert!(error.starts_with(&format!("cannot write {}: ", path.display())), "{error}");
-    says(save(&weights(), "/"), "cannot save to /: the path does not end in a file name");
+    assert_error(save(&weights(), "/"), "cannot save to /: the path does not end in a file name");
     // The target is a folder. No temporary file remains.
     let path = folder.path().join("sub");
     std::fs::create_dir_all(path.join("x")).unwrap();
-    says(
+    assert_error(
         save(&weights(), &path),
         &format!("cannot write {}: it is a folder; name a file in it", path.display()),
     );
@@ -74,10 +74,11 @@ fn says_where_it_could_not_write() {
 fn two_gigabytes_need_external_data() {
     // All tensors share one buffer.
     let buffer = Bytes::from(vec![0; 1 << 20]);
-    let many = (0..2048).map(|i| raw(&i.to_string(), DataType::Uint8, &[1 << 20], buffer.clone())).collect();
-    let error = encode(&model(many)).unwrap_err();
+    let weights =
+        (0..2048).map(|i| raw(&i.to_string(), DataType::Uint8, &[1 << 20], buffer.clone())).collect();
+    let error = encode(&model(weights)).unwrap_err();
     let OnnxError::TooLarge { size } = error else { panic!() };
-    says::<()>(
+    assert_error::<()>(
         Err(error),
         &format!(
             "the model takes {size} bytes, but an ONNX message holds at most 2 GiB; save it to a path, with its \
@@ -87,7 +88,7 @@ fn two_gigabytes_need_external_data() {
 }
 
 #[test]
-fn external_data_goes_out_and_comes_back() {
+fn external_data_round_trips() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.onnx");
     let original = LoadedModel::from_proto(weights(), ExternalData::none());
@@ -200,8 +201,11 @@ fn marked(value: u8) -> LoadedModel {
 fn mark(path: &std::path::Path) -> String {
     let loaded = LoadedModel::load(path).unwrap();
     let weights = loaded.tensor_payload(&loaded.proto.graph.as_ref().unwrap().initializer[0]).unwrap();
-    let said: u8 = loaded.proto.producer_version.parse().unwrap();
-    assert!(weights.len() == 5000 && weights.iter().all(|&byte| byte == said), "other weights than {said}");
+    let version: u8 = loaded.proto.producer_version.parse().unwrap();
+    assert!(
+        weights.len() == 5000 && weights.iter().all(|&byte| byte == version),
+        "other weights than {version}"
+    );
     loaded.proto.producer_version
 }
 
@@ -230,7 +234,7 @@ fn at_every_moment_a_model_has_its_own_data() {
 }
 
 #[test]
-fn data_goes_out_above_a_limit_only() {
+fn only_large_tensors_become_external() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.onnx");
     let model = marked(7);
@@ -242,33 +246,33 @@ fn data_goes_out_above_a_limit_only() {
     assert_eq!(mark(&path), "7");
     // External data counts like data in the message.
     let loaded = LoadedModel::load(&path).unwrap();
-    let again = folder.path().join("again.onnx");
-    loaded.save_above(&again, 5000).unwrap();
+    let second = folder.path().join("again.onnx");
+    loaded.save_above(&second, 5000).unwrap();
     assert_eq!(files(folder.path()), ["again.onnx", "again.onnx.data", "m.onnx", "m.onnx.data"]);
     std::fs::remove_file(folder.path().join("again.onnx.data")).unwrap();
-    loaded.save_above(&again, u64::MAX).unwrap();
-    assert_eq!(mark(&again), "7");
+    loaded.save_above(&second, u64::MAX).unwrap();
+    assert_eq!(mark(&second), "7");
     assert_eq!(files(folder.path()), ["again.onnx", "m.onnx", "m.onnx.data"]);
 }
 
 #[test]
-fn models_share_what_they_have_in_common() {
+fn models_share_common_tensors() {
     let folder = tempfile::tempdir().unwrap();
     let at = |name: &str| folder.path().join(name);
     let base = raw("base", DataType::Uint8, &[1 << 20], vec![5; 1 << 20]);
     let typed = TensorProto { float_data: vec![2.0; 500], ..tensor("typed", DataType::Float, &[500]) };
-    let own = |value: u8| raw("own", DataType::Uint8, &[2000], vec![value; 2000]);
-    let there = external("there", &[300], &[("location", "there.bin")]);
+    let separate = |value: u8| raw("own", DataType::Uint8, &[2000], vec![value; 2000]);
+    let external_tensor = external("there", &[300], &[("location", "there.bin")]);
     std::fs::write(at("there.bin"), [9; 1200]).unwrap();
-    let train = model(vec![base.clone(), own(1), typed.clone(), there.clone()]);
-    let eval = model(vec![own(2), typed, base, there.clone()]);
+    let train = model(vec![base.clone(), separate(1), typed.clone(), external_tensor.clone()]);
+    let eval = model(vec![separate(2), typed, base, external_tensor.clone()]);
     let none = ExternalData::none();
     let (train_path, eval_path, data) = (at("train.onnx"), at("eval.onnx"), at("frozen.data"));
     let models = [
         ToWrite { model: &train, external: &none, path: &train_path },
         ToWrite { model: &eval, external: &none, path: &eval_path },
     ];
-    let options = DataFile { path: &data, above: 0, from: 1024, keep: true };
+    let options = DataFile { path: &data, above: 0, from: 1024, is_appended: true };
     for _ in 0..2 {
         stage(&models, &options).unwrap().place().unwrap();
     }
@@ -288,15 +292,15 @@ fn models_share_what_they_have_in_common() {
         }
     }
     // Existing external data keeps its file. Staged files that are not placed are removed.
-    let kept = LoadedModel::load(&train_path).unwrap().proto.graph.unwrap().initializer.remove(3);
-    assert_eq!(kept, there);
+    let shared = LoadedModel::load(&train_path).unwrap().proto.graph.unwrap().initializer.remove(3);
+    assert_eq!(shared, external_tensor);
     std::fs::remove_file(&data).unwrap();
     drop(stage(&models, &options).unwrap());
     assert_eq!(files(folder.path()), ["eval.onnx", "there.bin", "train.onnx"]);
 }
 
 #[test]
-fn what_cannot_leave_a_message_is_said() {
+fn large_constants_in_nodes_are_reported() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("m.onnx");
     let buffer = Bytes::from(vec![0; 1 << 20]);
@@ -312,7 +316,7 @@ fn what_cannot_leave_a_message_is_said() {
     let model = LoadedModel::from_proto(proto, ExternalData::none());
     let error = model.save_above(&path, u64::MAX).unwrap_err();
     let OnnxError::TooLargeInside { size, .. } = error else { panic!("{error}") };
-    says::<()>(
+    assert_error::<()>(
         Err(error),
         &format!(
             "{} takes {size} bytes without the weights in the file beside it, but an ONNX message holds at most 2 \
@@ -361,7 +365,7 @@ mod unix {
     }
 
     #[test]
-    fn data_is_for_no_more_eyes_than_its_model() {
+    fn data_file_has_the_mode_of_its_model() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("m.onnx");
         fs::write(&path, "old").unwrap();
@@ -372,9 +376,9 @@ mod unix {
     }
 
     #[test]
-    fn every_writer_refuses_what_is_no_regular_file() {
+    fn every_writer_rejects_special_files() {
         for (name, write) in WRITERS {
-            says(
+            assert_error(
                 write(Path::new("/dev/null")),
                 "cannot write /dev/null: it is a device, and only regular files are replaced; name another file",
             );
@@ -384,7 +388,7 @@ mod unix {
             symlink("/dev/null", folder.path().join("m.onnx.data")).unwrap();
             let written = write(&path);
             if name == "two files" {
-                says(
+                assert_error(
                     written,
                     &format!(
                         "cannot write {}.data: it is a device, and only regular files are replaced; name another file",
@@ -398,13 +402,13 @@ mod unix {
     }
 
     #[test]
-    fn every_writer_has_room_for_long_names_and_sweeps() {
+    fn every_writer_supports_long_names_and_sweeps() {
         for (name, write) in WRITERS {
             let folder = tempfile::tempdir().unwrap();
             let long = folder.path().join("m".repeat(250));
             let side = folder.path().join(format!("{}.data", "m".repeat(250)));
             for path in [&long, &side] {
-                fs::write(ortrain_files::beside(path, "77-0.tmp"), "half of").unwrap();
+                fs::write(ortrain_files::sibling_path(path, "77-0.tmp"), "half of").unwrap();
             }
             write(&long).unwrap();
             write(&long).unwrap();

@@ -100,8 +100,7 @@ impl Sliding {
         for (name, list, needed) in lists {
             if let Some(list) = list.as_ref().filter(|list| list.len() != needed) {
                 return Err(OpError::invalid(format!(
-                    "{name} {list:?} must have {needed} elements for an input of shape {shape} with {axes} spatial \
-                     axes"
+                    "{name} {list:?} for an input of shape {shape} must have {needed} elements ({axes} spatial axes)"
                 )));
             }
         }

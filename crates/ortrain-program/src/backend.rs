@@ -66,13 +66,13 @@ impl Workspace {
     /// Creates an empty workspace with a limit. A run of more than `limit` bytes is an error. The `held` bytes
     /// (parameters and gradients) count too.
     #[must_use]
-    pub fn with_limit(backend: Arc<dyn Backend>, limit: Option<usize>, held: usize) -> Workspace {
+    pub fn with_limit(backend: Arc<dyn Backend>, limit: Option<usize>, outside: usize) -> Workspace {
         Workspace {
             backend,
             arena: Memory::new(0),
             scratch: Memory::new(0),
             limit,
-            outside_bytes: held,
+            outside_bytes: outside,
             iterations: ITERATION_LIMIT,
             saved_inputs: Vec::new(),
             watch: Watch::default(),
@@ -111,8 +111,8 @@ impl Workspace {
 
     /// Begins a run.
     pub(crate) fn begin(&mut self) {
-        let taken = self.outside_bytes.saturating_add(self.arena.len());
-        self.watch.begin(self.limit.map(|limit| limit.saturating_sub(taken)));
+        let used = self.outside_bytes.saturating_add(self.arena.len());
+        self.watch.begin(self.limit.map(|limit| limit.saturating_sub(used)));
     }
 
     /// Returns the interrupt of runs and of their preparation.
@@ -137,8 +137,12 @@ impl Workspace {
     ///
     /// # Errors
     /// [`RunError::OverLimit`].
-    pub fn check_intermediates(&self, between: usize) -> Result<(), RunError> {
-        let need = MemoryNeed { state: self.outside_bytes, intermediates: between, ..MemoryNeed::default() };
+    pub fn check_intermediates(&self, intermediate_bytes: usize) -> Result<(), RunError> {
+        let need = MemoryNeed {
+            state: self.outside_bytes,
+            intermediates: intermediate_bytes,
+            ..MemoryNeed::default()
+        };
         self.check_need(need, Vec::new)
     }
 
@@ -152,9 +156,9 @@ impl Workspace {
                 // The old memory is freed before the new allocation. If the reserved space fails, the bare size is
                 // allocated.
                 *memory = Memory::new(0);
-                let room = bytes.saturating_mul(RESERVE_FACTOR);
-                let allocate = |room| self.backend.allocate(bytes, room);
-                *memory = allocate(room).or_else(|_| allocate(bytes))?;
+                let capacity = bytes.saturating_mul(RESERVE_FACTOR);
+                let allocate = |capacity| self.backend.allocate(bytes, capacity);
+                *memory = allocate(capacity).or_else(|_| allocate(bytes))?;
             }
         }
         Ok(())
@@ -169,17 +173,22 @@ impl Workspace {
     /// Returns the memory requirement of a run of a program. `between` counts the bytes between the segments of its
     /// schedule.
     #[must_use]
-    pub fn memory_need(&self, program: &Program, scratch: usize, between: usize) -> MemoryNeed {
-        let (held, constants, work) = (self.outside_bytes, program.constant_bytes(), program.work_bytes);
-        MemoryNeed { state: held, constants, work, scratch, intermediates: between }
+    pub fn memory_need(&self, program: &Program, scratch: usize, intermediate_bytes: usize) -> MemoryNeed {
+        let (outside, constants, work) = (self.outside_bytes, program.constant_bytes(), program.work_bytes);
+        MemoryNeed { state: outside, constants, work, scratch, intermediates: intermediate_bytes }
     }
 
     /// Checks that a run of a program is within the limit. Nothing is allocated.
     ///
     /// # Errors
     /// [`RunError::OverLimit`].
-    pub fn check(&self, program: &Program, scratch: usize, between: usize) -> Result<(), RunError> {
-        self.check_need(self.memory_need(program, scratch, between), || {
+    pub fn check(
+        &self,
+        program: &Program,
+        scratch: usize,
+        intermediate_bytes: usize,
+    ) -> Result<(), RunError> {
+        self.check_need(self.memory_need(program, scratch, intermediate_bytes), || {
             program.largest_buffers(MAX_NAMED_BUFFERS)
         })
     }
@@ -201,11 +210,17 @@ impl Workspace {
     ///
     /// # Errors
     /// [`RunError::OverLimit`] before any allocation, or [`RunError::Memory`].
-    pub fn prepare(&mut self, program: &Program, scratch: usize, between: usize) -> Result<(), RunError> {
-        self.check(program, scratch, between)?;
-        let need = self.memory_need(program, scratch, between);
-        let (work, own) = (need.work.max(self.arena.len()), need.scratch.max(self.scratch.len()));
-        if self.limit.is_some_and(|limit| MemoryNeed { work, scratch: own, ..need }.total() > limit) {
+    pub fn prepare(
+        &mut self,
+        program: &Program,
+        scratch: usize,
+        intermediate_bytes: usize,
+    ) -> Result<(), RunError> {
+        self.check(program, scratch, intermediate_bytes)?;
+        let need = self.memory_need(program, scratch, intermediate_bytes);
+        let (work, scratch_bytes) = (need.work.max(self.arena.len()), need.scratch.max(self.scratch.len()));
+        if self.limit.is_some_and(|limit| MemoryNeed { work, scratch: scratch_bytes, ..need }.total() > limit)
+        {
             // Larger programs ran here before: their memory is freed.
             (self.arena, self.scratch) = (Memory::new(0), Memory::new(0));
         }
@@ -295,8 +310,8 @@ impl FromStr for Bf16Fallback {
     type Err = UnknownFallback;
 
     fn from_str(name: &str) -> Result<Bf16Fallback, UnknownFallback> {
-        let found = Bf16Fallback::ALL.into_iter().find(|fallback| fallback.name() == name);
-        found.ok_or_else(|| UnknownFallback(name.to_owned()))
+        let parsed = Bf16Fallback::ALL.into_iter().find(|fallback| fallback.name() == name);
+        parsed.ok_or_else(|| UnknownFallback(name.to_owned()))
     }
 }
 
@@ -343,8 +358,8 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
     ///
     /// # Errors
     /// When the device cannot provide the memory.
-    fn allocate(&self, bytes: usize, room: usize) -> Result<Memory, AllocationError> {
-        Ok(Memory::Host(HostMemory::with_room(bytes, room)?))
+    fn allocate(&self, bytes: usize, capacity: usize) -> Result<Memory, AllocationError> {
+        Ok(Memory::Host(HostMemory::with_room(bytes, capacity)?))
     }
 
     /// Grows memory of the device in place to at least `bytes` bytes. Old content stays; new bytes are zero. Returns
@@ -460,13 +475,13 @@ impl Program {
             ids.extend(scheduled.instruction.reads());
             ids.extend(scheduled.instruction.writes());
         });
-        let mut seen = FxHashSet::default();
-        ids.retain(|&id| seen.insert(id) && is_work(&self.buffers, id));
+        let mut visited = FxHashSet::default();
+        ids.retain(|&id| visited.insert(id) && is_work(&self.buffers, id));
         let mut used: Vec<&Buffer> = ids.into_iter().map(|id| self.buffer(id)).collect();
         used.sort_by_key(|buffer| std::cmp::Reverse(buffer.bytes()));
         let mut largest: Vec<&Buffer> = Vec::new();
         for buffer in used {
-            if largest.len() < count && !largest.iter().any(|known| known.place == buffer.place) {
+            if largest.len() < count && !largest.iter().any(|known| known.location == buffer.location) {
                 largest.push(buffer);
             }
         }
@@ -488,11 +503,11 @@ impl Program {
         for used in self.planes.iter().filter(|used| part != RunPart::BeforeYield || used.is_early) {
             let plane = used.plane.0;
             let memory = bindings.planes.get(plane as usize);
-            let found = memory.map_or(0, |memory| memory.len());
-            let Some(memory) = memory.filter(|_| found >= used.bytes) else {
-                return Err(RunError::Plane { plane, needed: used.bytes, found });
+            let available = memory.map_or(0, |memory| memory.len());
+            let Some(memory) = memory.filter(|_| available >= used.bytes) else {
+                return Err(RunError::Plane { plane, needed: used.bytes, found: available });
             };
-            let Some(memory) = memory.host().filter(|memory| memory.is_lent()) else { continue };
+            let Some(memory) = memory.host().filter(|memory| memory.is_borrowed()) else { continue };
             if !used.is_aligned_at(memory.as_ptr().addr()) {
                 return Err(RunError::Unaligned { plane });
             }

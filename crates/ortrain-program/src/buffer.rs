@@ -40,7 +40,7 @@ pub struct Buffer {
     /// Number of elements.
     pub len: usize,
     /// Location of the elements.
-    pub place: BufferLocation,
+    pub location: BufferLocation,
 }
 
 impl Buffer {
@@ -53,7 +53,7 @@ impl Buffer {
 
 /// Returns true if a buffer is in the work arena.
 pub(crate) fn is_work(buffers: &[Buffer], id: BufferId) -> bool {
-    matches!(buffers[id.0 as usize].place, BufferLocation::Work(_))
+    matches!(buffers[id.0 as usize].location, BufferLocation::Work(_))
 }
 
 /// Adds a buffer in the work arena.
@@ -63,7 +63,7 @@ pub(crate) fn add_work(
     dtype: DType,
     len: usize,
 ) -> BufferId {
-    buffers.push(Buffer { label: label.into(), dtype, len, place: BufferLocation::Work(0) });
+    buffers.push(Buffer { label: label.into(), dtype, len, location: BufferLocation::Work(0) });
     BufferId(buffers.len() as u32 - 1)
 }
 
@@ -93,7 +93,7 @@ pub(crate) fn alias_classes_of(buffers: &[Buffer], some: impl IntoIterator<Item 
     let mut parts: Vec<(u32, usize, usize, usize)> = Vec::new();
     for k in some {
         let buffer = &buffers[k];
-        if let BufferLocation::Plane(plane, offset) = buffer.place {
+        if let BufferLocation::Plane(plane, offset) = buffer.location {
             parts.push((plane.0, offset, offset + buffer.bytes(), k));
         }
     }
@@ -113,7 +113,7 @@ pub(crate) fn alias_classes_of(buffers: &[Buffer], some: impl IntoIterator<Item 
 
 /// Returns true if two buffers share bytes, before the work arena is planned.
 pub(crate) fn share_bytes(a: &Buffer, b: &Buffer) -> bool {
-    match (a.place, b.place) {
+    match (a.location, b.location) {
         (BufferLocation::Plane(plane, at), BufferLocation::Plane(other, other_at)) => {
             plane == other && at < other_at + b.bytes() && other_at < at + a.bytes()
         }

@@ -43,8 +43,8 @@ impl ProgramBuilder {
         self
     }
 
-    fn push(&mut self, label: &str, dtype: DType, len: usize, place: BufferLocation) -> BufferId {
-        self.buffers.push(Buffer { label: label.into(), dtype, len, place });
+    fn push(&mut self, label: &str, dtype: DType, len: usize, location: BufferLocation) -> BufferId {
+        self.buffers.push(Buffer { label: label.into(), dtype, len, location });
         BufferId(self.buffers.len() as u32 - 1)
     }
 
@@ -62,7 +62,7 @@ impl ProgramBuilder {
     /// Returns the content of a buffer, if it is a constant.
     #[must_use]
     pub fn constant_of(&self, id: BufferId) -> Option<&Tensor> {
-        match self.buffer(id).place {
+        match self.buffer(id).location {
             BufferLocation::Constant(number) => Some(&self.constants[number]),
             _ => None,
         }
@@ -141,11 +141,11 @@ impl ProgramBuilder {
     /// the same values, because values are complete before their first use.
     fn is_repeated_guard(&self, instruction: &Instruction, entries: GradientModes) -> bool {
         let Some(guard) = instruction.as_map() else { return false };
-        let made_here = |from: &Operand| {
-            matches!(self.buffer(from.buffer).place, BufferLocation::Work(_) | BufferLocation::Constant(_))
+        let is_recorded = |from: &Operand| {
+            matches!(self.buffer(from.buffer).location, BufferLocation::Work(_) | BufferLocation::Constant(_))
         };
         guard.stores.is_empty()
-            && guard.load_operands().all(made_here)
+            && guard.load_operands().all(is_recorded)
             && self.instructions.iter().any(|earlier| {
                 earlier.gradient_modes == entries
                     && earlier.instruction.as_map().is_some_and(|other| other == guard)
@@ -226,7 +226,7 @@ mod tests {
         let y = b.work("y", DType::F32, N);
         b.emit(copy(used, y), GradientModes::ALL, &node).unwrap();
         let program = b.finish(vec![], vec![y]).unwrap();
-        let of = |id: BufferId| match program.buffer(id).place {
+        let of = |id: BufferId| match program.buffer(id).location {
             BufferLocation::Constant(number) => &program.constants[number],
             other => panic!("{other:?}"),
         };
@@ -265,8 +265,8 @@ mod tests {
         assert!(error.starts_with("yield returns to the caller"), "{error}");
         // A yielded value stays live until the yield although no instruction reads it. A received value has its own
         // bytes there.
-        let place = |id: BufferId| program.buffer(id).place;
-        assert_ne!(place(yielded.outputs[0]), place(yielded.inputs[0]));
+        let location = |id: BufferId| program.buffer(id).location;
+        assert_ne!(location(yielded.outputs[0]), location(yielded.inputs[0]));
         // The yield must not run twice.
         assert_eq!(program.within(0).find_yield().map(|(_, h)| h.inputs.len()), Some(1));
 
@@ -280,13 +280,13 @@ mod tests {
     #[test]
     fn invalid_yields_are_rejected() {
         let (mut b, [x, y, ..]) = program_with_yield();
-        let again = Instruction::Yield(Yield { outputs: vec![x], inputs: vec![y] });
-        let error = b.emit(again, GradientModes::ALL, &"yield".into()).unwrap_err().to_string();
+        let second = Instruction::Yield(Yield { outputs: vec![x], inputs: vec![y] });
+        let error = b.emit(second, GradientModes::ALL, &"yield".into()).unwrap_err().to_string();
         assert!(error.ends_with("a program can return to the caller only once"), "{error}");
         let mut b = ProgramBuilder::new();
         let weight = b.plane("weight", DType::F32, N, PlaneId(0), 0);
-        let wrong = Instruction::Yield(Yield { outputs: Vec::new(), inputs: vec![weight] });
-        let error = b.emit(wrong, GradientModes::ALL, &"yield".into()).unwrap_err().to_string();
+        let invalid = Instruction::Yield(Yield { outputs: Vec::new(), inputs: vec![weight] });
+        let error = b.emit(invalid, GradientModes::ALL, &"yield".into()).unwrap_err().to_string();
         assert!(
             error.ends_with("\"weight\" cannot be an input of the yield: it is not in the work arena"),
             "{error}"

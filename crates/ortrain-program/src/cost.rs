@@ -60,14 +60,14 @@ impl<'a> Traffic<'a> {
         for (slot, load) in nest.loads.iter().enumerate() {
             let Load::Buffer(operand) = load else { continue };
             let is_gathered = gathered.contains(&(slot as u16));
-            let reached = if is_gathered {
+            let reached_elements = if is_gathered {
                 nest.points_along(u64::MAX)
             } else {
                 nest.elements_reached_by(&operand.access)
             };
             // Two loads of the same operand are one read.
             if !nest.loads[..slot].contains(load) {
-                self.add_read(operand.buffer, reached);
+                self.add_read(operand.buffer, reached_elements);
             }
         }
         for store in &nest.stores {

@@ -80,13 +80,13 @@ impl Draft {
 
     /// Returns the live ranges of all buffers. Inputs are live before the first instruction, outputs after the last.
     pub(crate) fn liveness(&self) -> Liveness {
-        let mut lives = Liveness::new(self.buffers.len());
-        self.inputs.iter().for_each(|id| lives.extend_to(id.0 as usize, -1));
+        let mut ranges = Liveness::new(self.buffers.len());
+        self.inputs.iter().for_each(|id| ranges.extend_to(id.0 as usize, -1));
         for (at, scheduled) in self.instructions.iter().enumerate() {
-            scheduled.instruction.buffers(&mut |id, _| lives.extend_to(id.0 as usize, at as isize));
+            scheduled.instruction.buffers(&mut |id, _| ranges.extend_to(id.0 as usize, at as isize));
         }
-        self.outputs.iter().for_each(|id| lives.extend_to(id.0 as usize, self.instructions.len() as isize));
-        lives
+        self.outputs.iter().for_each(|id| ranges.extend_to(id.0 as usize, self.instructions.len() as isize));
+        ranges
     }
 
     pub(crate) fn is_work(&self, id: BufferId) -> bool {
@@ -116,8 +116,8 @@ impl Draft {
         let mut used = vec![false; self.constants.len()];
         let reads = self.instructions.iter().flat_map(|scheduled| scheduled.instruction.reads());
         for id in reads.chain(self.outputs.iter().copied()) {
-            if let BufferLocation::Constant(number) = self.buffers[id.0 as usize].place {
-                used[number] = true;
+            if let BufferLocation::Constant(index) = self.buffers[id.0 as usize].location {
+                used[index] = true;
             }
         }
         for (constant, _) in self.constants.iter_mut().zip(used).filter(|(_, used)| !used) {

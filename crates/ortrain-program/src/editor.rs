@@ -61,8 +61,8 @@ impl<'a> Editor<'a> {
             is_output: membership_flags(buffers.len(), outputs),
             alive: LiveBytesTree::default(),
         };
-        let lives = (0..buffers.len()).map(|k| work.live_range(BufferId(k as u32))).collect();
-        work.alive = LiveBytesTree::new(work.slots.len(), bytes, lives);
+        let ranges = (0..buffers.len()).map(|k| work.live_range(BufferId(k as u32))).collect();
+        work.alive = LiveBytesTree::new(work.slots.len(), bytes, ranges);
         work
     }
 
@@ -234,7 +234,7 @@ impl<'a> Editor<'a> {
 
     /// Returns true if an instruction is safe to run. A store may overlap only a load of the same operand. An
     /// instruction that can fail must not write state.
-    pub(crate) fn is_sound(&self, instruction: &Instruction) -> bool {
+    pub(crate) fn is_valid(&self, instruction: &Instruction) -> bool {
         let Some(nest) = instruction.flexible_nest() else { return true };
         let factors = instruction.factor_buffers();
         for (k, store) in nest.stores.iter().enumerate() {
@@ -319,8 +319,8 @@ pub(crate) fn join_node_names<'a>(of: impl IntoIterator<Item = &'a str>) -> Arc<
 
 /// Returns the part of a map that computes one result.
 pub(crate) fn single_result_map(map: &Nest, result: usize) -> Nest {
-    let keep: Vec<bool> = (0..map.stores.len()).map(|k| k == result).collect();
-    keep_results(map, &keep).unwrap_or_else(|| map.clone())
+    let stored: Vec<bool> = (0..map.stores.len()).map(|k| k == result).collect();
+    keep_results(map, &stored).unwrap_or_else(|| map.clone())
 }
 
 #[cfg(test)]

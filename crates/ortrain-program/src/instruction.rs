@@ -113,14 +113,14 @@ impl Instruction {
     }
 
     /// Returns the buffers with a use that satisfies `is_it`.
-    fn buffers_with_use(&self, is_it: fn(Use) -> bool) -> BufferIds {
-        let mut found = BufferIds::new();
+    fn buffers_with_use(&self, selects: fn(Use) -> bool) -> BufferIds {
+        let mut ids = BufferIds::new();
         self.buffers(&mut |id, used| {
-            if is_it(used) {
-                found.push(id);
+            if selects(used) {
+                ids.push(id);
             }
         });
-        found
+        ids
     }
 
     /// Replaces the buffers that the instruction reads and the buffers that it writes. An updated buffer is both read
@@ -219,7 +219,7 @@ impl Instruction {
     /// Returns the first fault: an access outside a buffer, or parts that contradict each other.
     pub(crate) fn validate(&self, buffers: &[Buffer]) -> Option<String> {
         let is_constant =
-            |id: &&BufferId| matches!(buffers[id.0 as usize].place, BufferLocation::Constant(_));
+            |id: &&BufferId| matches!(buffers[id.0 as usize].location, BufferLocation::Constant(_));
         if let Some(id) = self.writes().iter().find(is_constant) {
             return Some(format!("it writes the constant {:?}", buffers[id.0 as usize].label));
         }

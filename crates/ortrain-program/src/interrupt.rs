@@ -44,13 +44,13 @@ impl Interrupt {
     /// Returns a poll function for [`ortrain_expr::stoppable`], which calls the callback a few times per second.
     #[must_use]
     pub fn question(&self) -> StopQuestion {
-        let (interrupt, mut asked) = (self.clone(), Instant::now());
+        let (interrupt, mut last_poll) = (self.clone(), Instant::now());
         Box::new(move || {
             let now = Instant::now();
-            if now.duration_since(asked) < POLL_PERIOD {
+            if now.duration_since(last_poll) < POLL_PERIOD {
                 return false;
             }
-            asked = now;
+            last_poll = now;
             (interrupt.0)()
         })
     }
@@ -98,7 +98,7 @@ impl InterruptPoints {
             let cost = scheduled.instruction.cost(program);
             let writes = scheduled.instruction.writes().into_iter().filter_map(|id| {
                 let buffer = program.buffer(id);
-                match buffer.place {
+                match buffer.location {
                     BufferLocation::Plane(plane, offset) => {
                         Some((plane.0 as usize, offset..offset + buffer.bytes()))
                     }
@@ -176,22 +176,22 @@ impl Watch {
         Watch { interrupt, ..Watch::default() }
     }
 
-    pub(crate) fn begin(&mut self, room: Option<usize>) {
+    pub(crate) fn begin(&mut self, max_saved: Option<usize>) {
         (self.is_committed, self.wrote_disposable, self.saved_bytes, self.max_saved_bytes) =
-            (false, false, 0, room);
+            (false, false, 0, max_saved);
         self.saved.clear();
         self.start = self.interrupt.is_some().then(Instant::now);
     }
 
     /// Ends a run. Restores the planes if the run failed.
     pub(crate) fn end(&mut self, bindings: &Bindings<'_>, broke_off: bool) -> Result<(), DeviceError> {
-        let kept = std::mem::take(&mut self.saved);
+        let saved = std::mem::take(&mut self.saved);
         let disposable = std::mem::take(&mut self.disposable);
         self.start = None;
         if !broke_off || self.is_committed {
             return Ok(());
         }
-        for SavedBytes { plane, from, len, bytes } in kept.into_iter().rev() {
+        for SavedBytes { plane, from, len, bytes } in saved.into_iter().rev() {
             bindings.planes[plane].write(from, &bytes.unwrap_or_else(|| vec![0; len]))?;
         }
         for plane in disposable.filter(|_| self.wrote_disposable) {
@@ -219,7 +219,7 @@ impl Watch {
         }
         self.ticks = 0;
         let now = Instant::now();
-        if self.last_poll.is_some_and(|asked| now.duration_since(asked) < POLL_PERIOD) {
+        if self.last_poll.is_some_and(|last_poll| now.duration_since(last_poll) < POLL_PERIOD) {
             return Ok(());
         }
         // The first check only starts the clock: a run that has just begun does not poll.
@@ -238,9 +238,9 @@ impl Watch {
             self.wrote_disposable = true;
             return Ok(());
         }
-        let all = self.saved_bytes.saturating_add(bytes.len());
+        let total = self.saved_bytes.saturating_add(bytes.len());
         if self.saved.is_empty() && start.elapsed() < MAX_SHORT_RUN
-            || self.max_saved_bytes.is_some_and(|room| all > room)
+            || self.max_saved_bytes.is_some_and(|room| total > room)
         {
             self.is_committed = true;
             self.saved = Vec::new();
@@ -318,10 +318,10 @@ mod tests {
         plane.write(0, &[7; 64]).unwrap();
         let bindings = Bindings { planes: &[&plane] };
         // A short run, and a run that may not save enough bytes.
-        for (seconds, room) in [(0, None), (1, Some(63))] {
+        for (seconds, max_saved) in [(0, None), (1, Some(63))] {
             let (mut watch, flag) = watch();
             flag.store(true, Ordering::Relaxed);
-            watch.begin(room);
+            watch.begin(max_saved);
             watch.start = watch.start.map(|start| start - Duration::from_secs(seconds));
             watch.before_write(&bindings, 0, 0..64).unwrap();
             assert!(watch.is_committed);

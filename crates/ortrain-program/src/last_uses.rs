@@ -32,7 +32,7 @@ impl<'a> LastUses<'a> {
     /// Returns the alias class of a buffer, and the range of its bytes within the class.
     fn byte_range(&self, id: BufferId) -> (usize, usize, usize) {
         let (k, buffer) = (id.0 as usize, &self.buffers[id.0 as usize]);
-        match buffer.place {
+        match buffer.location {
             BufferLocation::Plane(_, at) => (self.classes[k], at, at + buffer.bytes()),
             BufferLocation::Work(_) | BufferLocation::Constant(_) => (self.classes[k], 0, 1),
         }

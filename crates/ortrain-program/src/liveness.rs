@@ -9,8 +9,8 @@ pub(crate) struct LiveRange {
 
 impl LiveRange {
     /// Returns the smallest live range that covers these positions, or `None` without positions.
-    pub(crate) fn covering(places: impl IntoIterator<Item = isize>) -> Option<LiveRange> {
-        places.into_iter().fold(None, |life: Option<LiveRange>, at| {
+    pub(crate) fn covering(positions: impl IntoIterator<Item = isize>) -> Option<LiveRange> {
+        positions.into_iter().fold(None, |life: Option<LiveRange>, at| {
             let LiveRange { first, last } = life.unwrap_or(LiveRange { first: at, last: at });
             Some(LiveRange { first: first.min(at), last: last.max(at) })
         })
@@ -56,9 +56,9 @@ impl Liveness {
 
 /// Returns the live bytes at each of the positions `-1..=end`, for live ranges with sizes. The first item belongs to
 /// position -1.
-pub(crate) fn live_bytes(end: usize, lives: impl IntoIterator<Item = (LiveRange, i128)>) -> Vec<i128> {
+pub(crate) fn live_bytes(end: usize, ranges: impl IntoIterator<Item = (LiveRange, i128)>) -> Vec<i128> {
     let mut sums = vec![0i128; end + 3];
-    for (life, bytes) in lives {
+    for (life, bytes) in ranges {
         sums[(life.first + 1) as usize] += bytes;
         sums[(life.last + 2) as usize] -= bytes;
     }
@@ -133,8 +133,8 @@ impl LiveBytesTree {
     }
 
     fn join(&mut self, node: usize) {
-        let ((left, most), (right, more)) = (self.sums[2 * node], self.sums[2 * node + 1]);
-        self.sums[node] = (left + right, most.max(left + more));
+        let ((left, left_max), (right, more)) = (self.sums[2 * node], self.sums[2 * node + 1]);
+        self.sums[node] = (left + right, left_max.max(left + more));
     }
 }
 
@@ -145,16 +145,16 @@ mod tests {
     #[test]
     fn live_bytes_count_every_position() {
         let life = |first, last| LiveRange { first, last };
-        let lives = [(life(-1, 0), 5), (life(1, 2), 7), (life(0, 3), 2)];
-        assert_eq!(live_bytes(3, lives), [5, 7, 9, 9, 2]);
+        let ranges = [(life(-1, 0), 5), (life(1, 2), 7), (life(0, 3), 2)];
+        assert_eq!(live_bytes(3, ranges), [5, 7, 9, 9, 2]);
         assert_eq!(live_bytes(0, []), [0, 0]);
     }
 
     #[test]
     fn live_ranges_cover_all_uses() {
-        let mut lives = Liveness::new(3);
-        [4, 1, 2].into_iter().for_each(|at| lives.extend_to(1, at));
-        assert_eq!(lives.iter().collect::<Vec<_>>(), [(1, LiveRange { first: 1, last: 4 })]);
+        let mut liveness = Liveness::new(3);
+        [4, 1, 2].into_iter().for_each(|at| liveness.extend_to(1, at));
+        assert_eq!(liveness.iter().collect::<Vec<_>>(), [(1, LiveRange { first: 1, last: 4 })]);
         assert_eq!(LiveRange::covering([]), None);
         assert_eq!(LiveRange::covering([3, -1]), Some(LiveRange { first: -1, last: 3 }));
         assert!(LiveRange { first: 0, last: 2 }.overlaps(LiveRange { first: 2, last: 3 }));
@@ -171,8 +171,8 @@ mod tests {
     fn peak_is_the_maximum_over_positions() {
         let bytes = vec![5, 7, 11, 2];
         let mut ranges = [None, Some((1, 3)), None, None];
-        let mut lives = LiveBytesTree::new(6, bytes.clone(), ranges.to_vec());
-        assert_eq!(lives.peak(), 7);
+        let mut tree = LiveBytesTree::new(6, bytes.clone(), ranges.to_vec());
+        assert_eq!(tree.peak(), 7);
         for (buffer, range) in [
             (0, Some((0, 2))),
             (1, Some((2, 5))),
@@ -181,13 +181,13 @@ mod tests {
             (3, Some((0, 5))),
             (2, None),
         ] {
-            lives.set(buffer, range);
+            tree.set(buffer, range);
             ranges[buffer] = range;
             let alive = |at: usize| {
                 let at = |range: &Option<(usize, usize)>| range.is_some_and(|(a, b)| a <= at && at <= b);
                 ranges.iter().zip(&bytes).filter(|(range, _)| at(range)).map(|(_, &bytes)| bytes as i64).sum()
             };
-            assert_eq!(Some(lives.peak()), (0..6).map(alive).max());
+            assert_eq!(Some(tree.peak()), (0..6).map(alive).max());
         }
     }
 }

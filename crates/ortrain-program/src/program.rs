@@ -58,7 +58,7 @@ pub struct PlaneUse {
 impl PlaneUse {
     /// Adds the use of a buffer to the uses of planes, if the buffer is stored in a plane.
     pub(crate) fn record(uses: &mut Vec<PlaneUse>, buffer: &Buffer, is_written: bool, is_early: bool) {
-        let BufferLocation::Plane(plane, offset) = buffer.place else { return };
+        let BufferLocation::Plane(plane, offset) = buffer.location else { return };
         let size = buffer.dtype.size();
         let at = uses.iter().position(|used| used.plane == plane).unwrap_or_else(|| {
             let elements = SmallVec::new();
@@ -134,7 +134,7 @@ impl Program {
     #[must_use]
     pub fn buffers_overlap(&self, a: BufferId, b: BufferId) -> bool {
         let [a, b] = [a, b].map(|id| self.buffer(id));
-        match (a.place, b.place) {
+        match (a.location, b.location) {
             (BufferLocation::Work(start), BufferLocation::Work(other)) => {
                 start < other + b.bytes() && other < start + a.bytes()
             }

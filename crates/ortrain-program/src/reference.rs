@@ -76,12 +76,12 @@ impl Executable for ReferenceExecutable {
         observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError> {
         let program = &*self.0;
-        let places = program.part_positions(part)?;
+        let positions = program.part_positions(part)?;
         program.check_bindings(bindings, part)?;
         let mut run = Evaluator::new(program, Mode::Exact, scalars)?;
         for (k, buffer) in program.buffers.iter().enumerate() {
             // This part does not use unbound planes.
-            if let BufferLocation::Plane(plane, offset) = buffer.place
+            if let BufferLocation::Plane(plane, offset) = buffer.location
                 && let Some(memory) = bindings.planes.get(plane.0 as usize)
                 && memory.len() >= offset + buffer.bytes()
             {
@@ -91,25 +91,26 @@ impl Executable for ReferenceExecutable {
         let [before, after] = initialized_buffers(program, part)?;
         for &input in &before {
             let buffer = program.buffer(input);
-            if let BufferLocation::Work(offset) = buffer.place {
+            if let BufferLocation::Work(offset) = buffer.location {
                 run.buffers[input.0 as usize] =
                     Scalar::read_all(buffer.dtype, &work.arena().to_vec(offset, buffer.bytes())?);
             }
         }
         let mut watch = work.take_watch();
-        let outcome = run.execute(entry, places.clone(), observer, &mut |index| {
+        let outcome = run.execute(entry, positions.clone(), observer, &mut |index| {
             self.1.check_before(index, bindings, &mut watch)
         });
         work.restore_watch(watch);
         outcome?;
-        let ran =
-            program.instructions[places].iter().filter(|scheduled| scheduled.gradient_modes.contains(entry));
+        let ran = program.instructions[positions]
+            .iter()
+            .filter(|scheduled| scheduled.gradient_modes.contains(entry));
         let written = ran.flat_map(|i| i.instruction.writes());
-        let state = written.filter(|&id| matches!(program.buffer(id).place, BufferLocation::Plane(..)));
+        let state = written.filter(|&id| matches!(program.buffer(id).location, BufferLocation::Plane(..)));
         for id in state.chain(after) {
             let buffer = program.buffer(id);
             let bytes = Scalar::to_bytes(buffer.dtype, &run.buffers[id.0 as usize]);
-            match buffer.place {
+            match buffer.location {
                 BufferLocation::Work(offset) => work.arena().write(offset, &bytes)?,
                 BufferLocation::Plane(plane, offset) => {
                     bindings.planes[plane.0 as usize].write(offset, &bytes)?
@@ -126,13 +127,13 @@ fn initialized_buffers(program: &Program, part: RunPart) -> Result<[Vec<BufferId
     let mut touched = program.inputs_and_outputs(part)?.map(<[BufferId]>::to_vec);
     let Some((at, _)) = program.find_yield() else { return Ok(touched) };
     let (before, after) = program.instructions.split_at(at);
-    let made = before.iter().flat_map(|scheduled| scheduled.instruction.writes());
-    let there: FxHashSet<BufferId> = program.inputs.iter().copied().chain(made).collect();
+    let written = before.iter().flat_map(|scheduled| scheduled.instruction.writes());
+    let initialized: FxHashSet<BufferId> = program.inputs.iter().copied().chain(written).collect();
     let used = after[1..].iter().flat_map(|scheduled| scheduled.instruction.reads());
-    let wanted = used.chain(program.outputs.iter().copied());
+    let required = used.chain(program.outputs.iter().copied());
     // The first part leaves these buffers in the workspace for the second part.
     touched[usize::from(part == RunPart::BeforeYield)]
-        .extend(distinct(wanted.filter(|id| there.contains(id))));
+        .extend(distinct(required.filter(|id| initialized.contains(id))));
     Ok(touched)
 }
 
@@ -261,8 +262,8 @@ fn row_boxes(nest: &Nest) -> Box<dyn Iterator<Item = [Vec<usize>; 2]> + '_> {
 impl<'a> Evaluator<'a> {
     fn new(program: &'a Program, mode: Mode, scalars: Scalars) -> Result<Evaluator<'a>, RunError> {
         let elements = |buffer: &Buffer| -> Result<Vec<Scalar>, RunError> {
-            if let BufferLocation::Constant(number) = buffer.place {
-                return Ok(Scalar::read_all(buffer.dtype, program.constants[number].data()));
+            if let BufferLocation::Constant(index) = buffer.location {
+                return Ok(Scalar::read_all(buffer.dtype, program.constants[index].data()));
             }
             let mut zeros = Vec::new();
             let bytes = buffer.len.saturating_mul(size_of::<Scalar>());
@@ -278,11 +279,11 @@ impl<'a> Evaluator<'a> {
     fn execute(
         &mut self,
         entry: GradientMode,
-        places: Range<usize>,
+        positions: Range<usize>,
         mut observer: Option<&mut dyn Observer>,
         before: &mut dyn FnMut(usize) -> Result<(), RunError>,
     ) -> Result<(), RunError> {
-        for index in places {
+        for index in positions {
             let scheduled = &self.program.instructions[index];
             if !scheduled.gradient_modes.contains(entry) {
                 continue;
@@ -318,8 +319,9 @@ impl<'a> Evaluator<'a> {
         let mut pending: Vec<(usize, usize, Scalar)> = Vec::new();
         let mut regs = Vec::new();
         let evaluate = |index: &[usize], reduced: &[Scalar], needed: &[bool], regs: &mut Vec<Scalar>| {
-            let given = product(self, index);
-            let mut point = Point { run: self, nest, accumulators: given.as_slice(), index, reduced };
+            let product_values = product(self, index);
+            let mut point =
+                Point { run: self, nest, accumulators: product_values.as_slice(), index, reduced };
             let outcome = nest.expr.evaluate_into(self.mode, needed, &mut point, regs);
             outcome.map_err(|failure| OutOfRange { point: flat_index_of(&nest.dims, index), ..failure })
         };
@@ -367,8 +369,13 @@ impl<'a> Evaluator<'a> {
     }
 
     /// Returns the value of a nest without reductions at a point, with the values `given` in its accumulators.
-    fn evaluate_nest_at(&self, nest: &Nest, index: &[usize], given: &[Scalar]) -> Result<Scalar, OutOfRange> {
-        let mut point = Point { run: self, nest, accumulators: given, index, reduced: &[] };
+    fn evaluate_nest_at(
+        &self,
+        nest: &Nest,
+        index: &[usize],
+        accumulator_values: &[Scalar],
+    ) -> Result<Scalar, OutOfRange> {
+        let mut point = Point { run: self, nest, accumulators: accumulator_values, index, reduced: &[] };
         Ok(nest.expr.evaluate(self.mode, &mut point)?[0])
     }
 
@@ -404,14 +411,15 @@ impl<'a> Evaluator<'a> {
                     let q = |l: usize| self.load_element(&a.q, &index, [i, l], ty);
                     sum(&mut (0..size).map(|l| mul(q(l), self.load_element(&a.k, &index, [j, l], ty))))
                 };
-                let row = |nest: &Nest, given: &dyn Fn(usize) -> Vec<Scalar>| {
+                let row = |nest: &Nest, accumulator_values: &dyn Fn(usize) -> Vec<Scalar>| {
                     (0..keys)
-                        .map(|j| self.evaluate_nest_at(nest, &at(j), &given(j)))
+                        .map(|j| self.evaluate_nest_at(nest, &at(j), &accumulator_values(j)))
                         .collect::<Result<Vec<Scalar>, _>>()
                 };
                 let scores = row(&a.scores, &|j| vec![dot(j)])?;
                 let largest = ReduceOp::Max.neutral(ty);
-                let largest = scores.iter().fold(largest, |most, &score| ReduceOp::Max.combine(most, score));
+                let largest =
+                    scores.iter().fold(largest, |maximum, &score| ReduceOp::Max.combine(maximum, score));
                 let power = |&score: &Scalar| Scalar::unary(UnaryOp::Exp, sub(score, largest));
                 let powers: Vec<Scalar> = scores.iter().map(power).collect();
                 let total = sum(&mut powers.iter().copied());
@@ -426,13 +434,14 @@ impl<'a> Evaluator<'a> {
                     }
                     continue;
                 };
-                let given = |d: usize| self.load_element(&gradients.output_gradient, &index, [i, d], ty);
-                let of_weight = |j: usize| sum(&mut (0..width).map(|d| mul(given(d), value(j, d))));
-                let back = row(&gradients.weights, &|j| vec![of_weight(j), softmax[j]])?;
-                let kept = row(&gradients.softmax, &|j| vec![softmax[j]])?;
-                let total = sum(&mut (0..keys).map(|j| mul(back[j], kept[j])));
+                let output_gradient =
+                    |d: usize| self.load_element(&gradients.output_gradient, &index, [i, d], ty);
+                let of_weight = |j: usize| sum(&mut (0..width).map(|d| mul(output_gradient(d), value(j, d))));
+                let weight_gradients = row(&gradients.weights, &|j| vec![of_weight(j), softmax[j]])?;
+                let scaled = row(&gradients.softmax, &|j| vec![softmax[j]])?;
+                let total = sum(&mut (0..keys).map(|j| mul(weight_gradients[j], scaled[j])));
                 for j in 0..keys {
-                    let of_score = mul(kept[j], sub(back[j], total));
+                    let of_score = mul(scaled[j], sub(weight_gradients[j], total));
                     let of_product = self.evaluate_nest_at(&gradients.scores, &at(j), &[of_score])?;
                     let add = |to: &mut Scalar, x, y| *to = ReduceOp::Sum.combine(*to, mul(x, y));
                     for l in 0..size {
@@ -441,7 +450,7 @@ impl<'a> Evaluator<'a> {
                         add(&mut of_k[k], of_product, self.load_element(&a.q, &index, [i, l], ty));
                     }
                     for d in 0..width {
-                        add(&mut of_v[(head * keys + j) * width + d], weights[j], given(d));
+                        add(&mut of_v[(head * keys + j) * width + d], weights[j], output_gradient(d));
                     }
                 }
             }
@@ -537,7 +546,9 @@ impl<'a> Evaluator<'a> {
         for plane in 0..planes {
             let first = plane * per_input;
             for (o, at) in (plane * per_output..).zip(space_indices(&outputs)) {
-                let under = |number| SlidingAxis::element_under_cell(axes, &at, number).map(|i| first + i);
+                let under = |cell_position| {
+                    SlidingAxis::element_under_cell(axes, &at, cell_position).map(|i| first + i)
+                };
                 if pass == WindowPass::MaxGradient {
                     let within = if numbered {
                         under(index[o].unsigned_abs() as usize)
@@ -551,18 +562,18 @@ impl<'a> Evaluator<'a> {
                 }
                 let cells = axes.iter().zip(&at).map(|(axis, &o)| axis.cells_over_input(o));
                 let (from, to) = cells.map(|cells| (cells.start, cells.end)).unzip();
-                let mut found = false;
+                let mut is_first_found = false;
                 for cell in box_indices(from, to) {
-                    let number = flat_index_of(&kernels, &cell);
-                    let i = under(number).expect("the cell lies over the input");
+                    let cell_index = flat_index_of(&kernels, &cell);
+                    let i = under(cell_index).expect("the cell lies over the input");
                     match pass {
                         WindowPass::Max => {
                             let (old, new) = (target[o], source[i].convert(ty));
                             let larger = ReduceOp::Max.combine(old, new);
                             let nan = |value: Scalar| value.to_f64().is_nan();
-                            if !found || (!nan(old) && (nan(new) || larger != old)) {
-                                let position = if numbered { number } else { i };
-                                (target[o], index[o], found) = (new, position as i64, true);
+                            if !is_first_found || (!nan(old) && (nan(new) || larger != old)) {
+                                let position = if numbered { cell_index } else { i };
+                                (target[o], index[o], is_first_found) = (new, position as i64, true);
                             }
                         }
                         WindowPass::Sum => {

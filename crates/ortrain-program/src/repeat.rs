@@ -182,9 +182,9 @@ impl<'a> StackedBuilder<'a> {
         (dtype, dims): (DType, &[usize]),
     ) -> Result<(), RunError> {
         let StackedBuilder { spec: StackedResult { label, scan_axis: along, .. }, done, .. } = self;
-        let (says, is_first) = (RunError::host_error(node), self.dims.is_none());
+        let (error, is_first) = (RunError::host_error(node), self.dims.is_none());
         if let Some(first) = self.dims.as_deref().filter(|&first| first != dims) {
-            return Err(says(format!(
+            return Err(error(format!(
                 "{label:?} has the shape {dims:?} in iteration {done}, but {first:?} before; \
                  a collected value must keep its shape"
             )));
@@ -192,7 +192,7 @@ impl<'a> StackedBuilder<'a> {
         if is_first {
             let rank = dims.len() + 1;
             let axis = along.axis_index(rank).map_err(|axis| {
-                says(format!("{label:?} is collected along axis {axis}, but has {rank} axes"))
+                error(format!("{label:?} is collected along axis {axis}, but has {rank} axes"))
             })?;
             let inner = dims[axis..].iter().product::<usize>() * dtype.size();
             self.value_layout = (dims[..axis].iter().product(), inner);
@@ -201,17 +201,17 @@ impl<'a> StackedBuilder<'a> {
         let bytes = self.value_layout.0 * self.value_layout.1;
         let more = match self.total {
             Some(total) if is_first => {
-                let all = usize::try_from(total).ok().and_then(|total| bytes.checked_mul(total));
-                all.ok_or(RunError::from(OutOfMemory { bytes: usize::MAX }))?
+                let total_bytes = usize::try_from(total).ok().and_then(|total| bytes.checked_mul(total));
+                total_bytes.ok_or(RunError::from(OutOfMemory { bytes: usize::MAX }))?
             }
             Some(_) => return Ok(()),
             None => bytes,
         };
         turn.work.check_intermediates(turn.intermediate_bytes.saturating_add(more))?;
         turn.intermediate_bytes += more;
-        let all = self.data.len().saturating_add(more);
-        self.data.try_reserve(more).map_err(|_| RunError::from(OutOfMemory { bytes: all }))?;
-        self.data.resize(all, 0);
+        let new_len = self.data.len().saturating_add(more);
+        self.data.try_reserve(more).map_err(|_| RunError::from(OutOfMemory { bytes: new_len }))?;
+        self.data.resize(new_len, 0);
         Ok(())
     }
 
@@ -231,7 +231,7 @@ impl<'a> StackedBuilder<'a> {
 
     fn finish(self) -> Result<Tensor, String> {
         let StackedResult { label, scan_axis: along, element: (dtype, known) } = self.spec;
-        let mut whole = match (self.dims, known) {
+        let mut full_dims = match (self.dims, known) {
             (Some(dims), _) => dims,
             // Unknown sizes are zero, as in other runtimes.
             (None, Some(dims)) => dims.iter().map(|size| size.unwrap_or(0)).collect(),
@@ -241,8 +241,8 @@ impl<'a> StackedBuilder<'a> {
                 ));
             }
         };
-        whole.insert(along.axis_index(whole.len() + 1).unwrap_or(0), self.done as usize);
-        tensor(*dtype, whole, self.data)
+        full_dims.insert(along.axis_index(full_dims.len() + 1).unwrap_or(0), self.done as usize);
+        tensor(*dtype, full_dims, self.data)
     }
 }
 
@@ -265,8 +265,11 @@ pub(crate) trait RepeatedBody {
     fn single_executable(&self) -> Option<&dyn Executable>;
 
     /// Runs on tensors, one for each input of the schedule.
-    fn run_tensors(&self, turn: &mut RunContext<'_, '_>, given: Vec<Tensor>)
-    -> Result<Vec<Tensor>, RunError>;
+    fn run_tensors(
+        &self,
+        turn: &mut RunContext<'_, '_>,
+        input_tensors: Vec<Tensor>,
+    ) -> Result<Vec<Tensor>, RunError>;
 
     /// Returns the name of an input, and its type and shape if known.
     fn input(&self, k: usize) -> (&str, Option<&(DType, Vec<usize>)>);
@@ -305,10 +308,16 @@ impl<B> Repeat<B> {
             self.unrolled_positions.iter().fold(turn.scalars.seed, |seed, &at| iteration_seed(seed, at));
         let scalars = Scalars { seed, ..turn.scalars };
         let observer = turn.observer.as_mut().map(|observer| &mut **observer as &mut dyn Observer);
-        let between = turn.intermediate_bytes + bytes;
+        let intermediates = turn.intermediate_bytes + bytes;
         let (entry, work) = (turn.entry, &mut *turn.work);
-        let mut inner =
-            RunContext { bindings: &bindings, work, entry, scalars, observer, intermediate_bytes: between };
+        let mut inner = RunContext {
+            bindings: &bindings,
+            work,
+            entry,
+            scalars,
+            observer,
+            intermediate_bytes: intermediates,
+        };
         self.split_inputs(label, body, inputs).map_err(RunError::host_error(label))?.run(&mut inner)
     }
 
@@ -321,14 +330,14 @@ impl<B> Repeat<B> {
     ) -> Result<Iterations<'a>, String> {
         let mut rest = inputs.iter();
         let mut next = || rest.next().expect("a segment has the inputs of its loop");
-        let (mut holds, mut most) = (true, u64::MAX);
+        let (mut holds, mut max_count) = (true, u64::MAX);
         if let Count::While { has_limit: limited, has_condition: condition } = self.count {
             if limited {
                 let tensor = next();
                 let count = tensor.to_i64().filter(|numbers| numbers.len() == 1);
                 let count = count
                     .ok_or_else(|| format!("the number of iterations must be one integer, got {tensor:?}"))?;
-                most = u64::try_from(count[0]).unwrap_or(0);
+                max_count = u64::try_from(count[0]).unwrap_or(0);
             }
             if condition {
                 holds = read_condition(next())?;
@@ -339,12 +348,12 @@ impl<B> Repeat<B> {
             self.scanned.iter().map(|&along| ScannedInput::new(next(), along)).collect::<Result<_, _>>()?;
         if self.count == Count::Scanned {
             let counts: Vec<usize> = scanned.iter().map(|source| source.slice_layout.1).collect();
-            most = counts.first().map_or(0, |&count| count as u64);
-            if counts.iter().any(|&count| count as u64 != most) {
+            max_count = counts.first().map_or(0, |&count| count as u64);
+            if counts.iter().any(|&count| count as u64 != max_count) {
                 return Err(format!("the scanned values must have equal lengths, got {counts:?}"));
             }
         }
-        let total = (self.count == Count::Scanned).then_some(most);
+        let total = (self.count == Count::Scanned).then_some(max_count);
         let stacks = self.stacked.iter().map(|spec| StackedBuilder::new(spec, total)).collect();
         let (lead, names, passed) = (usize::from(total.is_none()), &self.carried[..], rest.collect());
         Ok(Iterations {
@@ -353,7 +362,7 @@ impl<B> Repeat<B> {
             leading_values: lead,
             names,
             holds,
-            max_iterations: most,
+            max_iterations: max_count,
             carried,
             scanned,
             invariants: passed,
@@ -383,17 +392,17 @@ struct Iterations<'a> {
 impl Iterations<'_> {
     /// Runs all iterations and returns the results.
     fn run(mut self, turn: &mut RunContext<'_, '_>) -> Result<Vec<Tensor>, RunError> {
-        let says = RunError::host_error(self.label);
+        let error = RunError::host_error(self.label);
         let mut results = match self.body.single_executable() {
             Some(executable) => {
-                let mut buffers = self.input_buffers(executable).map_err(&says)?;
+                let mut buffers = self.input_buffers(executable).map_err(&error)?;
                 self.run_iterations(turn, |run, turn, index| {
                     run.run_program(turn, executable, &mut buffers, index)
                 })?;
                 let last = buffers.into_iter().skip(self.leading_values).zip(&self.carried);
                 last.map(|(bytes, first)| tensor(first.dtype(), first.dims().to_vec(), bytes))
                     .collect::<Result<Vec<_>, _>>()
-                    .map_err(&says)?
+                    .map_err(&error)?
             }
             None => {
                 let mut carried: Vec<Tensor> = self.carried.iter().copied().cloned().collect();
@@ -402,7 +411,7 @@ impl Iterations<'_> {
             }
         };
         for stack in self.stacks {
-            results.push(stack.finish().map_err(&says)?);
+            results.push(stack.finish().map_err(&error)?);
         }
         Ok(results)
     }
@@ -437,16 +446,16 @@ impl Iterations<'_> {
         buffers.extend(passed.iter().map(|tensor| tensor.data().to_vec()));
         let program = executable.program();
         for (k, (&id, bytes)) in program.inputs.iter().zip(&buffers).enumerate() {
-            let (found, wanted) = (bytes.len(), program.buffer(id).bytes());
-            if found != wanted {
+            let (actual, wanted) = (bytes.len(), program.buffer(id).bytes());
+            if actual != wanted {
                 let (name, _) = self.body.input(k);
-                return Err(format!("its body expects {wanted} bytes for {name:?}, got {found}"));
+                return Err(format!("its body expects {wanted} bytes for {name:?}, got {actual}"));
             }
         }
         for ((&id, bytes), name) in program.outputs[*lead..].iter().zip(&buffers[*lead..]).zip(self.names) {
-            let (found, wanted) = (program.buffer(id).bytes(), bytes.len());
-            if found != wanted {
-                return Err(format!("its body must return {wanted} bytes for {name:?}, got {found}"));
+            let (actual, wanted) = (program.buffer(id).bytes(), bytes.len());
+            if actual != wanted {
+                return Err(format!("its body must return {wanted} bytes for {name:?}, got {actual}"));
             }
         }
         Ok(buffers)
@@ -460,8 +469,8 @@ impl Iterations<'_> {
         buffers: &mut [Vec<u8>],
         index: u64,
     ) -> Result<(), RunError> {
-        let (number, rest) = buffers.split_at_mut(self.leading_values);
-        number.iter_mut().for_each(|number| number.copy_from_slice(&index.to_le_bytes()));
+        let (iteration, rest) = buffers.split_at_mut(self.leading_values);
+        iteration.iter_mut().for_each(|bytes| bytes.copy_from_slice(&index.to_le_bytes()));
         for (source, buffer) in self.scanned.iter().zip(&mut rest[self.carried.len()..]) {
             source.read(index, buffer);
         }
@@ -498,36 +507,37 @@ impl Iterations<'_> {
         carried: &mut [Tensor],
         index: u64,
     ) -> Result<(), RunError> {
-        let (says, lead) = (RunError::host_error(self.label), self.leading_values);
-        let number = |k| {
+        let (error, lead) = (RunError::host_error(self.label), self.leading_values);
+        let iteration_tensor = |k| {
             let dims = self.body.input(k).1.map_or(&[][..], |(_, dims)| dims);
             Tensor::i64(dims, &[index as i64])
         };
-        let mut given: Vec<Tensor> = (0..lead).map(number).chain(carried.iter().cloned()).collect();
+        let mut inputs: Vec<Tensor> =
+            (0..lead).map(iteration_tensor).chain(carried.iter().cloned()).collect();
         for source in &self.scanned {
-            given.push(source.slice(index).map_err(&says)?);
+            inputs.push(source.slice(index).map_err(&error)?);
         }
-        given.extend(self.invariants.iter().copied().cloned());
-        let mut results = self.body.run_tensors(turn, given)?.into_iter();
+        inputs.extend(self.invariants.iter().copied().cloned());
+        let mut results = self.body.run_tensors(turn, inputs)?.into_iter();
         if lead == 1 {
             let condition = read_condition(&results.next().expect("a body returns its condition"));
-            self.holds = condition.map_err(&says)?;
+            self.holds = condition.map_err(&error)?;
         }
         for (k, (value, name)) in carried.iter_mut().zip(self.names).enumerate() {
             let tensor = results.next().expect("a body returns its carried values");
             if let (_, Some((_, dims))) = self.body.input(lead + k)
                 && dims != tensor.dims()
             {
-                return Err(says(format!(
+                return Err(error(format!(
                     "iteration {index} returns {name:?} with the shape {:?}, expected {dims:?}",
                     tensor.dims()
                 )));
             }
             let (before, bytes) = (value.data().len(), tensor.data().len());
-            let most = turn.work.max_growing_bytes();
-            if bytes > before && bytes > most {
+            let max_bytes = turn.work.max_growing_bytes();
+            if bytes > before && bytes > max_bytes {
                 let (node, value) = (self.label.to_owned(), name.to_string());
-                return Err(RunError::Growing { node, value, iteration: index, bytes, most });
+                return Err(RunError::Growing { node, value, iteration: index, bytes, most: max_bytes });
             }
             *value = tensor;
         }

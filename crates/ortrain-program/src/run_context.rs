@@ -156,7 +156,7 @@ impl<'a, 'o> RunContext<'a, 'o> {
         &mut self,
         executable: &dyn Executable,
         part: RunPart,
-        taken: impl Iterator<Item = &'v [u8]>,
+        inputs: impl Iterator<Item = &'v [u8]>,
     ) -> Result<(), RunError> {
         let program = executable.program();
         let [takes, _] = program.inputs_and_outputs(part)?;
@@ -168,18 +168,18 @@ impl<'a, 'o> RunContext<'a, 'o> {
         self.work.saved_inputs.clear();
         let start = self.start_timer();
         let mut copied = 0;
-        for (&id, bytes) in takes.iter().zip(taken) {
+        for (&id, bytes) in takes.iter().zip(inputs) {
             if executable.host_inputs().contains(&id) {
                 self.work.saved_inputs.push((id, bytes.to_vec()));
             }
-            if let BufferLocation::Work(offset) = program.buffer(id).place {
+            if let BufferLocation::Work(offset) = program.buffer(id).location {
                 // The first writes to fresh memory take seconds for gigabytes, so interrupts are checked between
                 // chunks.
-                for (number, piece) in bytes.chunks(INPUT_CHUNK_BYTES).enumerate() {
-                    if number > 0 {
+                for (chunk, piece) in bytes.chunks(INPUT_CHUNK_BYTES).enumerate() {
+                    if chunk > 0 {
                         self.work.watch.check(u32::MAX)?;
                     }
-                    self.work.arena().write(offset + number * INPUT_CHUNK_BYTES, piece)?;
+                    self.work.arena().write(offset + chunk * INPUT_CHUNK_BYTES, piece)?;
                 }
                 copied += bytes.len();
             }
@@ -192,7 +192,7 @@ impl<'a, 'o> RunContext<'a, 'o> {
 
     /// Returns a result of a program after a run, without a copy.
     pub(crate) fn result<'m>(&'m self, program: &'m Program, id: BufferId) -> Delivered<'m> {
-        match program.buffer(id).place {
+        match program.buffer(id).location {
             BufferLocation::Work(offset) => Delivered::Memory(self.work.arena(), offset),
             BufferLocation::Plane(plane, offset) => {
                 Delivered::Memory(self.bindings.planes[plane.0 as usize], offset)

@@ -59,13 +59,14 @@ impl OverLimit {
     /// Describes the requirement, the limit, and the largest buffers, without advice.
     #[must_use]
     pub fn describe(&self) -> String {
-        let MemoryNeed { state: held, constants, work, scratch, intermediates: between } = self.need;
+        let MemoryNeed { state: state_bytes, constants, work, scratch, intermediates: intermediate_bytes } =
+            self.need;
         let parts = [
-            (held, "parameters and gradients"),
+            (state_bytes, "parameters and gradients"),
             (constants, "constants"),
             (work, "values of a step"),
             (scratch, "scratch of kernels"),
-            (between, "values between segments"),
+            (intermediate_bytes, "values between segments"),
         ];
         let parts = parts.iter().filter(|(bytes, _)| *bytes > 0);
         let parts: Vec<String> = parts.map(|(bytes, what)| format!("{bytes} {what}")).collect();

@@ -105,10 +105,10 @@ impl Specialised {
         {
             return Ok(runner.clone());
         }
-        let made = Arc::new(make(self.schedule.clone())?);
+        let new_executor = Arc::new(make(self.schedule.clone())?);
         // If another thread was faster, its executor stays cached.
-        let _ = self.cached.set(made.clone());
-        Ok(made)
+        let _ = self.cached.set(new_executor.clone());
+        Ok(new_executor)
     }
 }
 
@@ -165,7 +165,7 @@ impl Branch {
     /// Returns the schedule, if it is built.
     #[must_use]
     pub fn built_schedule(&self) -> Option<&Arc<Schedule>> {
-        self.built.get().and_then(|made| made.as_ref().ok())
+        self.built.get().and_then(|executor| executor.as_ref().ok())
     }
 }
 
@@ -253,11 +253,11 @@ impl Schedule {
             match &node.segment {
                 Segment::Program(program, _) => programs.push(program),
                 Segment::If(branches, _) => {
-                    let made = branches
+                    let executors = branches
                         .named_branches()
                         .into_iter()
                         .filter_map(|(_, branch)| branch.built_schedule());
-                    programs.extend(made.flat_map(|schedule| schedule.programs()));
+                    programs.extend(executors.flat_map(|schedule| schedule.programs()));
                 }
                 Segment::Repeat(repeat, _) => programs.extend(repeat.body.programs()),
                 Segment::Deferred(_) | Segment::Host(..) | Segment::Yield(_) => {}
@@ -352,12 +352,12 @@ impl ForwardState {
 }
 
 /// Copies the inputs to tensors.
-fn to_tensors(given: &[RunInput<'_>]) -> Vec<Tensor> {
+fn to_tensors(inputs: &[RunInput<'_>]) -> Vec<Tensor> {
     let tensor = |value: &RunInput<'_>| {
         let data = value.bytes.to_vec().into();
         Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the caller's bytes fit its shape")
     };
-    given.iter().map(tensor).collect()
+    inputs.iter().map(tensor).collect()
 }
 
 /// Returns the total bytes of the tensors.
@@ -412,11 +412,11 @@ impl RepeatedBody for ScheduleExecutor {
     fn run_tensors(
         &self,
         turn: &mut RunContext<'_, '_>,
-        given: Vec<Tensor>,
+        inputs: Vec<Tensor>,
     ) -> Result<Vec<Tensor>, RunError> {
         let outside = turn.intermediate_bytes;
-        turn.intermediate_bytes += total_bytes(&given);
-        let results = self.run_counted(turn, given)?;
+        turn.intermediate_bytes += total_bytes(&inputs);
+        let results = self.run_counted(turn, inputs)?;
         turn.intermediate_bytes = outside;
         Ok(results)
     }
@@ -521,7 +521,8 @@ impl ScheduleExecutor {
             }
             (Segment::If(branches, _), PreparedSegment::If(prepared)) => {
                 let both = branches.named_branches().into_iter().zip(prepared);
-                let runners = both.filter_map(|((_, branch), own)| self.branch_executor(own, branch).ok());
+                let runners = both
+                    .filter_map(|((_, branch), branch_slot)| self.branch_executor(branch_slot, branch).ok());
                 runners
                     .map(|runner| runner.memory_need(work))
                     .max_by_key(MemoryNeed::total)
@@ -545,10 +546,10 @@ impl ScheduleExecutor {
     pub fn run(
         &self,
         turn: RunContext<'_, '_>,
-        given: &[RunInput<'_>],
+        inputs: &[RunInput<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
-        self.run_part(turn, RunPart::Full, ForwardState::default(), given, deliver).map(drop)
+        self.run_part(turn, RunPart::Full, ForwardState::default(), inputs, deliver).map(drop)
     }
 
     /// Runs a gradient mode up to the yield, and passes the yielded values to `deliver`. The rest of the run,
@@ -562,10 +563,10 @@ impl ScheduleExecutor {
     pub fn run_before_yield(
         &self,
         turn: RunContext<'_, '_>,
-        given: &[RunInput<'_>],
+        inputs: &[RunInput<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<ForwardState, RunError> {
-        self.run_part(turn, RunPart::BeforeYield, ForwardState::default(), given, deliver)
+        self.run_part(turn, RunPart::BeforeYield, ForwardState::default(), inputs, deliver)
     }
 
     /// Runs the rest of a run that [`ScheduleExecutor::run_before_yield`] began, in the same workspace. `taken` are the
@@ -581,10 +582,10 @@ impl ScheduleExecutor {
         &self,
         suspended: ForwardState,
         turn: RunContext<'_, '_>,
-        taken: &[RunInput<'_>],
+        received: &[RunInput<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
-        self.run_part(turn, RunPart::AfterYield, suspended, taken, deliver).map(drop)
+        self.run_part(turn, RunPart::AfterYield, suspended, received, deliver).map(drop)
     }
 
     /// Runs a part on its inputs and the state of the previous part. Returns the state for the next part.
@@ -593,27 +594,27 @@ impl ScheduleExecutor {
         mut turn: RunContext<'_, '_>,
         part: RunPart,
         ForwardState { mut values, intermediate_bytes: between }: ForwardState,
-        taken: &[RunInput<'_>],
+        caller_inputs: &[RunInput<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<ForwardState, RunError> {
         let Schedule { inputs, outputs, yield_slots: handed, .. } = &*self.schedule;
         let [takes, gives] = part.inputs_and_outputs([inputs, outputs], handed.as_ref())?;
         turn.run_with_rollback(|turn| {
             if let Some(executable) = self.single_executable() {
-                self.run_single(turn, executable, part, taken, gives, deliver)?;
+                self.run_single(turn, executable, part, caller_inputs, gives, deliver)?;
                 return Ok(ForwardState::default());
             }
             let hands_over = |node: &SegmentNode| matches!(node.segment, Segment::Yield(_));
             let yielded = self.schedule.segments.iter().position(hands_over).ok_or(RunError::NoYield);
-            let places = match part {
+            let positions = match part {
                 RunPart::Full => 0..self.prepared.len(),
                 RunPart::BeforeYield => 0..yielded?,
                 RunPart::AfterYield => yielded? + 1..self.prepared.len(),
             };
-            let taken = to_tensors(taken);
-            turn.intermediate_bytes = between + total_bytes(&taken);
-            self.store_values(&mut values, takes, taken);
-            self.run_segments(turn, &mut values, places)?;
+            let received_tensors = to_tensors(caller_inputs);
+            turn.intermediate_bytes = between + total_bytes(&received_tensors);
+            self.store_values(&mut values, takes, received_tensors);
+            self.run_segments(turn, &mut values, positions)?;
             deliver_all(&self.fetch_values(turn.bindings, &values, gives)?, deliver)?;
             Ok(ForwardState { values, intermediate_bytes: turn.intermediate_bytes })
         })
@@ -640,17 +641,17 @@ impl ScheduleExecutor {
         turn: &mut RunContext<'_, '_>,
         executable: &dyn Executable,
         part: RunPart,
-        given: &[RunInput<'_>],
+        run_inputs: &[RunInput<'_>],
         slots: &[SlotId],
         deliver: &mut Deliver<'_>,
     ) -> Result<(), RunError> {
         let program = executable.program();
         let [inputs, outputs] = program.inputs_and_outputs(part)?;
-        for (&id, value) in inputs.iter().zip(given) {
+        for (&id, value) in inputs.iter().zip(run_inputs) {
             let buffer = program.buffer(id);
             assert_eq!(buffer.bytes(), value.bytes.len(), "bytes of {:?}", buffer.label);
         }
-        turn.run(executable, part, given.iter().map(|value| value.bytes))?;
+        turn.run(executable, part, run_inputs.iter().map(|value| value.bytes))?;
         let start = turn.start_timer();
         let mut bytes = 0;
         for (k, (&id, slot)) in outputs.iter().zip(slots).enumerate() {
@@ -666,11 +667,11 @@ impl ScheduleExecutor {
     fn run_counted(
         &self,
         turn: &mut RunContext<'_, '_>,
-        given: Vec<Tensor>,
+        inputs: Vec<Tensor>,
     ) -> Result<Vec<Tensor>, RunError> {
         let outside = turn.intermediate_bytes;
         let mut values = Vec::new();
-        self.store_values(&mut values, &self.schedule.inputs, given);
+        self.store_values(&mut values, &self.schedule.inputs, inputs);
         self.run_segments(turn, &mut values, 0..self.prepared.len())?;
         turn.intermediate_bytes = outside;
         self.fetch_values(turn.bindings, &values, &self.schedule.outputs)
@@ -696,11 +697,11 @@ impl ScheduleExecutor {
                 return Ok(tensor.clone());
             }
             let spec = &self.schedule.slots[slot.0 as usize];
-            let (Some((dtype, dims)), Some(place)) = (&spec.ty, spec.plane) else {
+            let (Some((dtype, dims)), Some(plane)) = (&spec.ty, spec.plane) else {
                 unreachable!("{:?} is made before it is used", spec.label)
             };
             let bytes = dims.iter().product::<usize>() * dtype.size();
-            let data = bindings.planes[place.plane.0 as usize].to_vec(place.offset, bytes)?;
+            let data = bindings.planes[plane.plane.0 as usize].to_vec(plane.offset, bytes)?;
             Ok(Tensor::new(*dtype, dims.clone(), data.into()).expect("planes hold whole tensors"))
         };
         slots.iter().map(fetch).collect()
@@ -726,9 +727,11 @@ impl ScheduleExecutor {
         &self,
         turn: &mut RunContext<'_, '_>,
         values: &mut [Option<Tensor>],
-        places: Range<usize>,
+        positions: Range<usize>,
     ) -> Result<(), RunError> {
-        for (node, prepared) in self.schedule.segments[places.clone()].iter().zip(&self.prepared[places]) {
+        for (node, prepared) in
+            self.schedule.segments[positions.clone()].iter().zip(&self.prepared[positions])
+        {
             turn.work.watch.check(SEGMENT_TICKS)?;
             let inputs = self.fetch_values(turn.bindings, values, &node.inputs)?;
             let results = match (&node.segment, prepared) {
@@ -751,11 +754,11 @@ impl ScheduleExecutor {
                 (Segment::If(branches, label), PreparedSegment::If(prepared)) => {
                     let (condition, captured) = inputs.split_first().expect("an If has a condition");
                     let holds = repeat::read_condition(condition).map_err(RunError::host_error(label))?;
-                    let taken = usize::from(!holds);
-                    let (name, branch) = branches.named_branches()[taken];
+                    let branch_index = usize::from(!holds);
+                    let (name, branch) = branches.named_branches()[branch_index];
                     let refused =
                         |message| RunError::Branch { node: label.to_string(), branch: name, message };
-                    let runner = self.branch_executor(&prepared[taken], branch).map_err(refused)?;
+                    let runner = self.branch_executor(&prepared[branch_index], branch).map_err(refused)?;
                     let results = runner.run_tensors(turn, captured.to_vec())?;
                     self.check_results(node, name, &results).map_err(RunError::host_error(label))?;
                     results

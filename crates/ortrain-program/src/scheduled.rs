@@ -97,8 +97,8 @@ impl<'a> CurrentVersions<'a> {
     }
 
     fn write(&mut self, id: BufferId, version: Version, entries: GradientModes) {
-        let seen = &mut self.by_class[self.classes[id.0 as usize]];
-        mode_indices(entries).for_each(|entry| seen[entry] = Some(version));
+        let versions = &mut self.by_class[self.classes[id.0 as usize]];
+        mode_indices(entries).for_each(|entry| versions[entry] = Some(version));
     }
 }
 
@@ -114,9 +114,9 @@ pub(crate) fn number_versions(
         instructions.iter_mut().enumerate()
     {
         let read = |id: BufferId| {
-            let mut seen = SeenVersions::default();
-            mode_indices(*entries).for_each(|entry| seen[entry] = current.of(id)[entry]);
-            (id, seen)
+            let mut seen_versions = SeenVersions::default();
+            mode_indices(*entries).for_each(|entry| seen_versions[entry] = current.of(id)[entry]);
+            (id, seen_versions)
         };
         let [reads, writes] = [instruction.reads(), instruction.writes()].map(distinct);
         let version = Version(at as u32 + 1);
@@ -124,7 +124,7 @@ pub(crate) fn number_versions(
         *versions = Versions::new(reads.into_iter().map(read), written);
         writes.iter().for_each(|&id| current.write(id, version, *entries));
     }
-    let is_state = |id: &BufferId| matches!(buffers[id.0 as usize].place, BufferLocation::Plane(..));
+    let is_state = |id: &BufferId| matches!(buffers[id.0 as usize].location, BufferLocation::Plane(..));
     let state = (0..buffers.len()).map(|k| BufferId(k as u32)).filter(is_state);
     let seen_outside = state.chain(outputs.iter().copied());
     FinalVersions(seen_outside.map(|id| (id, current.of(id))).collect())
@@ -142,9 +142,9 @@ pub(crate) fn check_versions(
     for ScheduledInstruction { instruction, gradient_modes: entries, node, versions } in instructions {
         // A buffer without a recorded version is as wrong as a stale buffer.
         let unknown = versions.unversioned_buffer(instruction);
-        let seen =
+        let read_version =
             |id: BufferId, entry: GradientMode| current.of(id)[entry as usize].unwrap_or(Version::INITIAL);
-        let stale = versions.stale_buffer(*entries, seen);
+        let stale = versions.stale_buffer(*entries, read_version);
         if let Some(id) = unknown.or(stale) {
             let label = label(id);
             let fault = format!("it reads {label:?} before or after the expected update");
@@ -152,7 +152,7 @@ pub(crate) fn check_versions(
         }
         versions.writes().for_each(|(id, version)| current.write(id, version, *entries));
     }
-    match last.iter().find(|(id, seen)| current.of(*id) != *seen) {
+    match last.iter().find(|(id, read_version)| current.of(*id) != *read_version) {
         Some(&(id, _)) => Err(ProgramError::LostUpdate { label: label(id).to_string() }),
         None => Ok(()),
     }
@@ -177,8 +177,8 @@ mod tests {
     }
 
     impl Sketch {
-        fn buffer(&mut self, label: &str, place: BufferLocation) -> BufferId {
-            self.buffers.push(Buffer { label: label.into(), dtype: DType::F32, len: N, place });
+        fn buffer(&mut self, label: &str, location: BufferLocation) -> BufferId {
+            self.buffers.push(Buffer { label: label.into(), dtype: DType::F32, len: N, location });
             BufferId(self.buffers.len() as u32 - 1)
         }
 
@@ -189,15 +189,15 @@ mod tests {
                 let x = b.load(slot, Type::F32);
                 sum = b.add(sum, x);
             }
-            let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[N]);
+            let contiguous = |id: BufferId| Operand::contiguous(id, DType::F32, &[N]);
             let nest = Nest {
                 dims: [N].into_iter().collect(),
                 inner: 0,
                 segments: None,
-                loads: reads.iter().map(|&id| Load::Buffer(whole(id))).collect(),
+                loads: reads.iter().map(|&id| Load::Buffer(contiguous(id))).collect(),
                 expr: b.finish(&[sum]),
                 reductions: Vec::new(),
-                stores: vec![whole(to)],
+                stores: vec![contiguous(to)],
             };
             let instruction = Instruction::from(nest);
             let node: Arc<str> = format!("node {}", self.instructions.len()).into();
@@ -235,9 +235,9 @@ mod tests {
 
     #[test]
     fn read_moved_across_an_update_is_detected() {
-        for (one, other, node) in [(1, 2, "node 1"), (2, 3, "node 3")] {
+        for (first, other, node) in [(1, 2, "node 1"), (2, 3, "node 3")] {
             let (mut s, last) = update_in_place_program();
-            s.instructions.swap(one, other);
+            s.instructions.swap(first, other);
             let want = format!(
                 "{node} was lowered to an invalid Map instruction: it reads \"x\" before or after the expected update"
             );
@@ -269,11 +269,11 @@ mod tests {
     #[test]
     fn overlapping_plane_parts_share_versions() {
         let mut s = Sketch::default();
-        let whole = s.buffer("whole", BufferLocation::Plane(PlaneId(0), 0));
+        let full = s.buffer("whole", BufferLocation::Plane(PlaneId(0), 0));
         let half = s.buffer("half", BufferLocation::Plane(PlaneId(0), 4 * N / 2));
         let x = s.buffer("x", BufferLocation::Work(0));
         s.map(&[x], half, GradientModes::ALL);
-        s.map(&[whole], x, GradientModes::ALL);
+        s.map(&[full], x, GradientModes::ALL);
         let last = number_versions(&mut s.instructions, &s.buffers, &[x]);
         assert_eq!(s.validate(&last), None);
         s.instructions.swap(0, 1);

@@ -41,11 +41,11 @@ impl Program {
     /// Buffers with overlapping live ranges share bytes only if an instruction overwrites its operand.
     #[must_use]
     pub fn memory_plan_text(&self) -> String {
-        let lives = Draft::from_program(self).liveness();
+        let liveness = Draft::from_program(self).liveness();
         let end = self.instructions.len() as isize;
-        let mut rows: Vec<(usize, LiveRange, usize)> = lives
+        let mut rows: Vec<(usize, LiveRange, usize)> = liveness
             .iter()
-            .filter_map(|(buffer, life)| match self.buffers[buffer].place {
+            .filter_map(|(buffer, life)| match self.buffers[buffer].location {
                 BufferLocation::Work(offset) => Some((offset, life, buffer)),
                 BufferLocation::Plane(..) | BufferLocation::Constant(_) => None,
             })
@@ -87,7 +87,7 @@ fn write_buffers(
     (inputs, outputs): (&[BufferId], &[BufferId]),
     is_planned: bool,
 ) -> fmt::Result {
-    let place = |buffer: &Buffer| match buffer.place {
+    let location = |buffer: &Buffer| match buffer.location {
         BufferLocation::Work(offset) if is_planned => format!("work@{offset}"),
         BufferLocation::Work(_) => "work".to_owned(),
         BufferLocation::Plane(plane, offset) => format!("plane{}@{offset}", plane.0),
@@ -104,7 +104,7 @@ fn write_buffers(
             _ => "",
         };
         let Buffer { label, dtype, len, .. } = buffer;
-        writeln!(f, "  b{}: {dtype}[{len}] {} {label:?}{role}", id.0, place(buffer))?;
+        writeln!(f, "  b{}: {dtype}[{len}] {} {label:?}{role}", id.0, location(buffer))?;
     }
     Ok(())
 }

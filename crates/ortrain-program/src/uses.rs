@@ -94,7 +94,7 @@ impl PositionSet {
     pub(crate) fn within(&self, range: Range<usize>) -> impl DoubleEndedIterator<Item = usize> + '_ {
         match self {
             PositionSet::Vector(places) => {
-                let index = |at: usize| places.partition_point(|&place| place < at);
+                let index = |at: usize| places.partition_point(|&position| position < at);
                 let (first, end) = (index(range.start), index(range.end));
                 Either::Left(places[first..end.max(first)].iter().copied())
             }

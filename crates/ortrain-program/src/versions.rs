@@ -58,13 +58,13 @@ impl Versions {
     }
 
     pub(crate) fn seen_versions(&self, id: BufferId) -> Option<&SeenVersions> {
-        self.reads.iter().find(|(read, _)| *read == id).map(|(_, seen)| seen)
+        self.reads.iter().find(|(read, _)| *read == id).map(|(_, versions)| versions)
     }
 
     /// Returns the version of a buffer that is read, if it is the same in all of `entries`.
     pub(crate) fn common_read_version(&self, id: BufferId, entries: GradientModes) -> Option<Version> {
-        let seen = self.seen_versions(id)?;
-        let mut versions = mode_indices(entries).map(|entry| seen[entry]);
+        let read_versions = self.seen_versions(id)?;
+        let mut versions = mode_indices(entries).map(|entry| read_versions[entry]);
         let first = versions.next()??;
         versions.all(|version| version == Some(first)).then_some(first)
     }
@@ -84,9 +84,9 @@ impl Versions {
     }
 
     /// Returns the versions of an instruction that merges others. No merged instruction reads a result of another.
-    pub(crate) fn merge_independent<'a>(all: impl IntoIterator<Item = &'a Versions>) -> Versions {
+    pub(crate) fn merge_independent<'a>(versions: impl IntoIterator<Item = &'a Versions>) -> Versions {
         let mut together = Versions::default();
-        for one in all {
+        for one in versions {
             together.reads.extend_from_slice(&one.reads);
             together.writes.extend_from_slice(&one.writes);
         }
@@ -96,12 +96,12 @@ impl Versions {
     }
 
     /// Adds a read of a buffer. Returns true if it is compatible with the recorded read of the same buffer.
-    fn add_read(&mut self, id: BufferId, seen: SeenVersions) -> bool {
+    fn add_read(&mut self, id: BufferId, versions: SeenVersions) -> bool {
         let Some((_, known)) = self.reads.iter_mut().find(|(read, _)| *read == id) else {
-            self.reads.push((id, seen));
+            self.reads.push((id, versions));
             return true;
         };
-        known.iter_mut().zip(seen).all(|(known, new)| match (*known, new) {
+        known.iter_mut().zip(versions).all(|(known, new)| match (*known, new) {
             (Some(known), Some(new)) => known == new,
             (None, new) => {
                 *known = new;
@@ -114,7 +114,7 @@ impl Versions {
     /// Adds all reads of another instruction. Returns `None` if the two read different versions of a buffer.
     #[must_use]
     pub(crate) fn merge_reads(mut self, other: &Versions) -> Option<Versions> {
-        other.reads.iter().all(|&(id, seen)| self.add_read(id, seen)).then_some(self)
+        other.reads.iter().all(|&(id, versions)| self.add_read(id, versions)).then_some(self)
     }
 
     /// Returns the versions of an instruction fused with its consumer, which takes the results directly. Returns `None`
@@ -122,10 +122,11 @@ impl Versions {
     /// first instruction writes.
     pub(crate) fn merge_consumer(&self, follower: &Versions, entries: GradientModes) -> Option<Versions> {
         let mut both = self.clone();
-        for &(id, seen) in &follower.reads {
+        for &(id, versions) in &follower.reads {
             let fits = match self.written_version(id) {
-                Some(made) => mode_indices(entries).all(|entry| seen[entry].is_none_or(|seen| seen == made)),
-                None => both.add_read(id, seen),
+                Some(written) => mode_indices(entries)
+                    .all(|entry| versions[entry].is_none_or(|version| version == written)),
+                None => both.add_read(id, versions),
             };
             if !fits {
                 return None;
@@ -166,7 +167,7 @@ impl Versions {
     #[must_use]
     pub(crate) fn with_read_of(mut self, id: BufferId, other: &Versions) -> Versions {
         self.reads.retain(|(read, _)| *read != id);
-        self.reads.extend(other.seen_versions(id).map(|&seen| (id, seen)));
+        self.reads.extend(other.seen_versions(id).map(|&versions| (id, versions)));
         self
     }
 
@@ -182,9 +183,9 @@ impl Versions {
         entries: GradientModes,
         current: impl Fn(BufferId, GradientMode) -> Version,
     ) -> Option<BufferId> {
-        let stale = |&(id, seen): &(BufferId, SeenVersions)| {
+        let stale = |&(id, versions): &(BufferId, SeenVersions)| {
             mode_indices(entries)
-                .any(|entry| seen[entry].is_some_and(|seen| seen != current(id, MODES[entry])))
+                .any(|entry| versions[entry].is_some_and(|versions| versions != current(id, MODES[entry])))
                 .then_some(id)
         };
         self.reads.iter().find_map(stale)

@@ -51,9 +51,10 @@ pub(crate) fn max_load_weight(nest: &Nest, slots: &[usize], machine: (&[Buffer],
     let gathered = nest.gathered_loads();
     let (mut elements, mut walks) = (0u64, 0u64);
     for (&slot, access) in slots.iter().filter_map(|slot| Some((slot, &operand(slot)?.access))) {
-        let all = gathered.contains(&(slot as u16));
-        let reached = if all { nest.points_along(u64::MAX) } else { nest.elements_reached_by(access) };
-        elements = elements.saturating_add(reached);
+        let is_gathered = gathered.contains(&(slot as u16));
+        let reached_elements =
+            if is_gathered { nest.points_along(u64::MAX) } else { nest.elements_reached_by(access) };
+        elements = elements.saturating_add(reached_elements);
         walks =
             walks.saturating_add(count_strided_runs(access, &nest.dims, 0).saturating_mul(weights.run_step));
     }
@@ -92,20 +93,21 @@ fn evaluation_counts(nest: &Nest) -> SmallVec<[u64; 32]> {
 fn earliest_pass(nest: &Nest, value: Reg, pass_of: &[usize]) -> usize {
     let needed = nest.expr.dependencies_of(&[value]);
     let needed = nest.expr.insts().iter().zip(&needed).filter(|&(_, &needed)| needed);
-    let behind = |((inst, _), _): (&(Inst, Type), &bool)| match *inst {
+    let depends_on_later = |((inst, _), _): (&(Inst, Type), &bool)| match *inst {
         Inst::Reduced(k) => pass_of.get(usize::from(k)).map(|pass| pass + 1),
         _ => None,
     };
-    needed.filter_map(behind).max().unwrap_or(0)
+    needed.filter_map(depends_on_later).max().unwrap_or(0)
 }
 
 /// Returns the weight without the minimum traffic: arithmetic, repeated reads, jumps between strided runs.
 fn non_traffic_weight(nest: &Nest, weights: &FusionWeights) -> u64 {
     let (passes, axes) = (evaluation_counts(nest), nest.dependent_axes());
-    let all = nest.points_along(u64::MAX);
+    let points = nest.points_along(u64::MAX);
     let outer = product_of_sizes(nest.outer_dims().iter().copied());
-    let kept = nest.dims.len() - nest.inner;
-    let inner_axes = (kept..nest.dims.len().min(64)).fold(0u64, |all, axis| all | 1 << axis);
+    let outer_rank = nest.dims.len() - nest.inner;
+    let inner_axes =
+        (outer_rank..nest.dims.len().min(64)).fold(0u64, |axis_mask, axis| axis_mask | 1 << axis);
     let mut weight = 0u64;
     for ((&(inst, ty), &axes), &needed) in nest.expr.insts().iter().zip(&axes).zip(&passes) {
         let evaluated = if axes == 0 {
@@ -113,12 +115,12 @@ fn non_traffic_weight(nest: &Nest, weights: &FusionWeights) -> u64 {
         } else if nest.inner > 0 && axes & inner_axes == 0 {
             outer
         } else {
-            all
+            points
         };
         weight = weight
             .saturating_add(operation_weight(inst, ty).saturating_mul(evaluated).saturating_mul(needed));
     }
-    weight = weight.saturating_add(all.saturating_mul(nest.reductions.len() as u64));
+    weight = weight.saturating_add(points.saturating_mul(nest.reductions.len() as u64));
 
     // Rows that later passes read again.
     let loads = nest.loads.iter().enumerate();
@@ -131,7 +133,7 @@ fn non_traffic_weight(nest: &Nest, weights: &FusionWeights) -> u64 {
         of_slot.map(|(_, &needed)| needed).max().unwrap_or(0)
     };
     let along_rows = |access: &Access| {
-        let strides = access.strides[kept..].iter().zip(nest.inner_dims());
+        let strides = access.strides[outer_rank..].iter().zip(nest.inner_dims());
         strides.into_iter().any(|(&stride, &dim)| stride != 0 && dim > 1)
     };
     if nest.inner > 0 {
@@ -141,8 +143,8 @@ fn non_traffic_weight(nest: &Nest, weights: &FusionWeights) -> u64 {
         let share =
             if resident / rows <= weights.max_cached_row_bytes { weights.cached_read_divisor } else { 1 };
         for &(slot, access) in loads.iter().filter(|(_, access)| along_rows(access)) {
-            let again = passes_over(slot).saturating_sub(1);
-            weight = weight.saturating_add(bytes(access).saturating_mul(again) / share);
+            let repeats = passes_over(slot).saturating_sub(1);
+            weight = weight.saturating_add(bytes(access).saturating_mul(repeats) / share);
         }
     }
 
@@ -150,11 +152,12 @@ fn non_traffic_weight(nest: &Nest, weights: &FusionWeights) -> u64 {
         if nest.inner > 0 && !along_rows(access) {
             continue;
         }
-        let runs = count_strided_runs(access, &nest.dims, if nest.inner == 0 { 0 } else { kept });
+        let runs = count_strided_runs(access, &nest.dims, if nest.inner == 0 { 0 } else { outer_rank });
         let last = nest.dims.iter().rposition(|&dim| dim > 1);
-        let stays = last.is_some_and(|axis| access.strides[axis] == 0);
+        let is_constant = last.is_some_and(|axis| access.strides[axis] == 0);
         weight = weight.saturating_add(
-            runs.saturating_mul(weights.run_step) / if stays { weights.single_element_divisor } else { 1 },
+            runs.saturating_mul(weights.run_step)
+                / if is_constant { weights.single_element_divisor } else { 1 },
         );
     }
     weight
@@ -162,10 +165,10 @@ fn non_traffic_weight(nest: &Nest, weights: &FusionWeights) -> u64 {
 
 /// Returns the number of evenly strided runs of elements in an access: at least one per row. A row spans the axes from
 /// `kept` on.
-fn count_strided_runs(access: &Access, dims: &[usize], kept: usize) -> u64 {
+fn count_strided_runs(access: &Access, dims: &[usize], outer_rank: usize) -> u64 {
     let mut run: Option<(u64, isize)> = None;
     let mut axis = dims.len();
-    while axis > kept {
+    while axis > outer_rank {
         let (dim, stride) = (dims[axis - 1], access.strides[axis - 1]);
         match run {
             _ if dim == 1 => {}

@@ -15,13 +15,13 @@ const LEN: usize = 4;
 
 /// Returns a map from whole buffers to another buffer.
 fn map(from: &[BufferId], to: BufferId, f: impl FnOnce(&mut Builder, &[Reg]) -> Reg) -> Arc<Nest> {
-    let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[LEN]);
+    let contiguous = |id: BufferId| Operand::contiguous(id, DType::F32, &[LEN]);
     let mut b = Builder::new();
     let regs: Vec<Reg> = (0..from.len()).map(|slot| b.load(slot, Type::F32)).collect();
     let result = f(&mut b, &regs);
-    let loads = from.iter().map(|&id| Load::Buffer(whole(id))).collect();
+    let loads = from.iter().map(|&id| Load::Buffer(contiguous(id))).collect();
     let dims = [LEN].into_iter().collect();
-    Arc::new(Nest::elementwise(dims, loads, b.finish(&[result]), vec![whole(to)]))
+    Arc::new(Nest::elementwise(dims, loads, b.finish(&[result]), vec![contiguous(to)]))
 }
 
 fn negated(from: BufferId, to: BufferId) -> Arc<Nest> {

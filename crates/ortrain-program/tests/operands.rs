@@ -77,25 +77,25 @@ fn rounded_product(
 
 #[test]
 fn epilogue_needs_one_leading_accumulator() {
-    let given = || Load::Accumulator(DType::F32);
-    assert_eq!(product(|_| vec![given()]), None);
-    assert_eq!(product(|bias| vec![given(), bias]), None);
+    let accumulator = || Load::Accumulator(DType::F32);
+    assert_eq!(product(|_| vec![accumulator()]), None);
+    assert_eq!(product(|bias| vec![accumulator(), bias]), None);
     assert_eq!(product(|bias| vec![bias]), faulty("MatMul", "accumulators [], expected [float32]"));
     assert_eq!(
-        product(|bias| vec![given(), given(), bias]),
+        product(|bias| vec![accumulator(), accumulator(), bias]),
         faulty("MatMul", "accumulators [float32, float32], expected [float32]")
     );
     // Accumulators must come before other loads.
     assert_eq!(
-        product(|bias| vec![given(), bias, given()]),
+        product(|bias| vec![accumulator(), bias, accumulator()]),
         faulty("MatMul", "accumulators must precede the loads of buffers")
     );
 }
 
 #[test]
 fn factors_of_float32_are_rounded_to_floats_of_16_bits() {
-    let given = |_| vec![Load::Accumulator(DType::F32)];
-    let rounds = |dtype, to| rounded_product([DType::F32, dtype], [None, Some(to)], given);
+    let accumulators = |_| vec![Load::Accumulator(DType::F32)];
+    let rounds = |dtype, to| rounded_product([DType::F32, dtype], [None, Some(to)], accumulators);
     assert_eq!(rounds(DType::F32, DType::F16), None);
     assert_eq!(rounds(DType::F32, DType::BF16), None);
     for (dtype, to) in [(DType::F16, DType::F16), (DType::F64, DType::BF16), (DType::F32, DType::F32)] {
@@ -175,11 +175,11 @@ fn operand_b_of_a_convolution_starts_at_the_first_element() {
 
 /// Returns accesses to a buffer that are not the whole buffer in order.
 fn partial_accesses(dtype: DType, len: usize) -> Vec<Access> {
-    let whole = Access::contiguous(dtype, &[len]);
+    let contiguous = Access::contiguous(dtype, &[len]);
     vec![
-        Access { offset: 1, ..whole.clone() },
-        Access { offset: len - 1, strides: [-1].into_iter().collect(), ..whole.clone() },
-        Access { len: len - 1, ..whole },
+        Access { offset: 1, ..contiguous.clone() },
+        Access { offset: len - 1, strides: [-1].into_iter().collect(), ..contiguous.clone() },
+        Access { len: len - 1, ..contiguous },
         Access::contiguous(dtype, &[len, 1]),
         Access::contiguous(DType::U8, &[len]),
     ]

@@ -93,18 +93,18 @@ fn segments_use_their_settings_and_gaps_are_unchanged() {
 fn reductions_are_over_the_points_of_a_segment() {
     let mut b = ProgramBuilder::new();
     let (x, y) = (b.work("x", DType::F32, LEN), b.work("y", DType::F32, LEN));
-    let (sums, most) = (b.work("sums", DType::F32, 6), b.work("most", DType::F32, 3));
+    let (sums, maxima) = (b.work("sums", DType::F32, 6), b.work("most", DType::F32, 3));
     let column = |k: usize| Operand { buffer: sums, access: access([2, 0], k, 6) };
-    let largest = Operand { buffer: most, access: access([1, 0], 0, 3) };
+    let largest = Operand { buffer: maxima, access: access([1, 0], 0, 3) };
     let row = nest(1, vec![in_plane(x)], vec![in_plane(y), column(0), column(1), largest], |b, x| {
         let sum = b.reduced(0, Type::F32);
         let rest = b.sub(x[0], sum);
-        let (second, most) = (b.reduced(1, Type::F32), b.reduced(2, Type::F32));
+        let (second, maximum) = (b.reduced(1, Type::F32), b.reduced(2, Type::F32));
         let reductions = vec![(ReduceOp::Sum, x[0]), (ReduceOp::Sum, rest), (ReduceOp::Max, x[0])];
-        (vec![rest, sum, second, most], reductions)
+        (vec![rest, sum, second, maximum], reductions)
     });
     b.emit(Instruction::from(row), GradientModes::ALL, &node()).unwrap();
-    let program = b.finish(vec![x, y], vec![y, sums, most]).unwrap();
+    let program = b.finish(vec![x, y], vec![y, sums, maxima]).unwrap();
     let results = run(&program, &[&PLANE, &[-1.0; LEN]]);
     assert_eq!(results[0], [-1.0, -25.0, -24.0, -23.0, -1.0, -1.0, -17.0, -16.0, -1.0]);
     assert_eq!(results[1], [36.0, -72.0, 0.0, 0.0, 33.0, -33.0]);
@@ -183,15 +183,15 @@ fn map(from: BufferId, to: BufferId, f: impl FnOnce(&mut Builder, Reg) -> Reg) -
     let mut b = Builder::new();
     let x = b.load(0, Type::F32);
     let y = f(&mut b, x);
-    let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[LEN]);
+    let contiguous = |id: BufferId| Operand::contiguous(id, DType::F32, &[LEN]);
     Instruction::from(Nest {
         dims: [LEN].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: vec![Load::Buffer(whole(from))],
+        loads: vec![Load::Buffer(contiguous(from))],
         expr: b.finish(&[y]),
         reductions: Vec::new(),
-        stores: vec![whole(to)],
+        stores: vec![contiguous(to)],
     })
 }
 
@@ -207,8 +207,8 @@ fn chain(finish: fn(ProgramBuilder, Vec<BufferId>, Vec<BufferId>) -> Program) ->
     b.emit(map(y, z, |b, y| b.mul(y, y)), GradientModes::ALL, &node()).unwrap();
     let stores = [unread, sums].map(|buffer| Operand { buffer, access: access([1, 0], 0, 3) });
     let row = nest(1, vec![in_plane(z)], stores.to_vec(), |b, x| {
-        let (sum, most) = (b.reduced(0, Type::F32), b.reduced(1, Type::F32));
-        (vec![most, sum], vec![(ReduceOp::Sum, x[0]), (ReduceOp::Max, x[0])])
+        let (sum, maximum) = (b.reduced(0, Type::F32), b.reduced(1, Type::F32));
+        (vec![maximum, sum], vec![(ReduceOp::Sum, x[0]), (ReduceOp::Max, x[0])])
     });
     b.emit(Instruction::from(row), GradientModes::ALL, &node()).unwrap();
     b.emit(map(z, z, |b, z| b.add(z, z)), GradientModes::ALL, &node()).unwrap();

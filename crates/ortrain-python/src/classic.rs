@@ -189,18 +189,19 @@ impl ClassicSession {
         restricted: bool,
         training_mode: Option<bool>,
     ) -> PyResult<Vec<Option<OrtValue>>> {
-        let held = to_inputs(&feeds)?;
+        let owned_feeds = to_inputs(&feeds)?;
         type Room = (DType, Vec<usize>, Arc<Memory>);
-        let room = |(at, value): &(usize, Option<Bound<'_, OrtValue>>)| -> PyResult<(usize, Option<Room>)> {
-            let place = value.as_ref().map(|value| {
-                let value = value.get();
-                Ok::<Room, PyErr>((value.dtype(), value.dims().to_vec(), value.memory()?))
-            });
-            Ok((*at, place.transpose()?))
-        };
-        let rooms = outputs.iter().map(room).collect::<PyResult<Vec<(usize, Option<Room>)>>>()?;
+        let to_room =
+            |(at, value): &(usize, Option<Bound<'_, OrtValue>>)| -> PyResult<(usize, Option<Room>)> {
+                let buffer = value.as_ref().map(|value| {
+                    let value = value.get();
+                    Ok::<Room, PyErr>((value.dtype(), value.dims().to_vec(), value.memory()?))
+                });
+                Ok((*at, buffer.transpose()?))
+            };
+        let rooms = outputs.iter().map(to_room).collect::<PyResult<Vec<(usize, Option<Room>)>>>()?;
         let options = RunOptions { only_execute_path_to_fetches: restricted, training_mode };
-        let found = self.session.enter(py, |session| {
+        let results = self.session.enter(py, |session| {
             let fetches: Vec<Fetch<'_>> = rooms
                 .iter()
                 .map(|(output, room)| Fetch {
@@ -208,10 +209,11 @@ impl ClassicSession {
                     into: room.as_ref().map(|(dtype, dims, memory)| Lent { dtype: *dtype, dims, memory }),
                 })
                 .collect();
-            let feeds: Vec<(&str, Feed<'_>)> = held.iter().map(|(name, held)| (*name, held.feed())).collect();
+            let feeds: Vec<(&str, Feed<'_>)> =
+                owned_feeds.iter().map(|(name, held)| (*name, held.feed())).collect();
             session.run_bound(&feeds, &fetches, options)
         })?;
-        Ok(found.into_iter().map(|tensor| tensor.map(OrtValue::of)).collect())
+        Ok(results.into_iter().map(|tensor| tensor.map(OrtValue::of)).collect())
     }
 
     fn state(&self, py: Python<'_>) -> PyResult<HashMap<String, OrtValue>> {

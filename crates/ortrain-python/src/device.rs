@@ -128,18 +128,19 @@ impl DeviceArray {
     fn copy_from(&self, array: &Bound<'_, PyAny>) -> PyResult<()> {
         static NATIVE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
         let py = array.py();
-        let given = NATIVE.import(py, "ortrain._inputs", "native_value")?.call1((array,))?;
-        let array = given.cast::<OrtValue>()?.get();
+        let native_value = NATIVE.import(py, "ortrain._inputs", "native_value")?.call1((array,))?;
+        let array = native_value.cast::<OrtValue>()?.get();
         if !self.writeable {
             return Err(InvalidArgumentError::new_err(
                 "the plane holds frozen parameters, and is read-only; state.parameters[name] = array sets one of them",
             ));
         }
-        let (wanted, found) = ([self.len()], array.dims());
+        let (expected_dims, actual_dims) = ([self.len()], array.dims());
         // Without the package ``ml_dtypes``, bfloat16 arrays are arrays of their bits.
         let is_bits = self.dtype == DType::BF16 && array.dtype() == DType::U16;
-        if (array.dtype() != self.dtype && !is_bits) || found != wanted {
-            let (wanted, found) = (shape_name(self.dtype, &wanted), shape_name(array.dtype(), found));
+        if (array.dtype() != self.dtype && !is_bits) || actual_dims != expected_dims {
+            let (wanted, found) =
+                (shape_name(self.dtype, &expected_dims), shape_name(array.dtype(), actual_dims));
             return Err(InvalidArgumentError::new_err(format!("the plane is {wanted}, got {found}")));
         }
         let tensor = array.tensor()?;

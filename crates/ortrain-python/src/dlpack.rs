@@ -102,8 +102,8 @@ fn dtype_of(kind: Kind) -> Option<DType> {
         DType::Bool,
     ];
     let same = |dtype: &DType| {
-        let known = type_code(*dtype);
-        (known.code, known.bits, known.lanes) == (kind.code, kind.bits, kind.lanes)
+        let code = type_code(*dtype);
+        (code.code, code.bits, code.lanes) == (kind.code, kind.bits, kind.lanes)
     };
     ALL.into_iter().find(same)
 }
@@ -164,7 +164,7 @@ unsafe fn describe_header(header: &Header) -> PyResult<TensorDescription> {
             "tensors of DLPack type code {code} with {bits} bits and {lanes} lanes are not supported"
         ))
     })?;
-    let malformed = |what: &str| InvalidArgumentError::new_err(format!("the DLPack tensor {what}"));
+    let malformed = |problem: &str| InvalidArgumentError::new_err(format!("the DLPack tensor {problem}"));
     let rank = match header.ndim {
         rank @ 0..=MAX_AXES => rank as usize,
         rank => return Err(malformed(&format!("has {rank} axes"))),
@@ -220,15 +220,15 @@ pub(crate) fn import_tensor(
     is_bool: bool,
 ) -> PyResult<(DType, Vec<usize>, Arc<Memory>)> {
     let py = data.py();
-    let found;
+    let description;
     let capsule = match data.cast::<PyCapsule>() {
         Ok(capsule) => capsule,
         Err(_) => {
-            found = request_capsule(data)?;
-            found.cast::<PyCapsule>()?
+            description = request_capsule(data)?;
+            description.cast::<PyCapsule>()?
         }
     };
-    let (header, read_only, taken, used) = if capsule.is_valid_checked(Some(PLAIN)) {
+    let (header, read_only, imported, used) = if capsule.is_valid_checked(Some(PLAIN)) {
         let managed = capsule.pointer_checked(Some(PLAIN))?.cast::<Managed>();
         // SAFETY: a capsule with this name has this structure, which is live while the capsule has the name.
         let header = unsafe { managed.as_ref() }.header;
@@ -245,10 +245,10 @@ pub(crate) fn import_tensor(
             )));
         }
         // SAFETY: as above.
-        let known = unsafe { managed.as_ref() };
+        let versioned = unsafe { managed.as_ref() };
         (
-            known.header,
-            known.flags & READ_ONLY != 0,
+            versioned.header,
+            versioned.flags & READ_ONLY != 0,
             ImportedTensor::Versioned(managed),
             c"used_dltensor_versioned",
         )
@@ -261,11 +261,11 @@ pub(crate) fn import_tensor(
         }));
     };
     // The capsule owns the tensor until the capsule is renamed.
-    let taken = std::mem::ManuallyDrop::new(taken);
+    let tensor = std::mem::ManuallyDrop::new(imported);
     // SAFETY: the capsule still owns the tensor, which is live.
-    let mut known = unsafe { describe_header(&header) }?;
+    let mut described = unsafe { describe_header(&header) }?;
     if is_bool {
-        known.dtype = match known.dtype {
+        described.dtype = match described.dtype {
             DType::U8 | DType::Bool => DType::Bool,
             other => {
                 return Err(InvalidArgumentError::new_err(format!(
@@ -278,25 +278,25 @@ pub(crate) fn import_tensor(
     if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) } != 0 {
         return Err(PyErr::fetch(py));
     }
-    let taken = std::mem::ManuallyDrop::into_inner(taken);
+    let owned = std::mem::ManuallyDrop::into_inner(tensor);
     // SAFETY: the elements of a DLPack tensor are valid until its deleter is called. The check above found
     // them contiguous.
-    let area = unsafe { Area::new(known.address, known.bytes, read_only, taken) };
-    Ok((known.dtype, known.dims, Arc::new(Memory::lent(Arc::new(area)))))
+    let area = unsafe { Area::new(described.address, described.bytes, read_only, owned) };
+    Ok((described.dtype, described.dims, Arc::new(Memory::borrowed(Arc::new(area)))))
 }
 
 /// Requests a capsule from an object.
 fn request_capsule<'py>(data: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
     let py = data.py();
-    let (name, place) = (intern!(py, "__dlpack__"), intern!(py, "__dlpack_device__"));
+    let (name, device_method) = (intern!(py, "__dlpack__"), intern!(py, "__dlpack_device__"));
     if !data.hasattr(name)? {
         let kind = data.get_type().name()?;
         return Err(PyTypeError::new_err(format!(
             "expected a DLPack capsule, or an object with __dlpack__, got {kind}"
         )));
     }
-    if data.hasattr(place)? {
-        let (kind, id): (i32, i32) = data.call_method0(place)?.extract()?;
+    if data.hasattr(device_method)? {
+        let (kind, id): (i32, i32) = data.call_method0(device_method)?.extract()?;
         if kind != CPU {
             return Err(device_error(kind, id));
         }
@@ -435,16 +435,16 @@ fn export_with_layout<'py, M: Layout>(
         byte_offset: 0,
     };
     let managed = M::new(header, memory.is_read_only());
-    let given = Box::into_raw(Box::new(ExportedTensor { managed, _memory: memory, axes }));
+    let exported = Box::into_raw(Box::new(ExportedTensor { managed, _memory: memory, axes }));
     // SAFETY: this function owns the box until the capsule owns it, and `Given` outlives the pointers to its
     // contents.
     let managed = unsafe {
-        let axes = (*given).axes.as_mut_ptr();
-        (*given).managed.set_context(given.cast());
-        let header = (*given).managed.header();
+        let axes = (*exported).axes.as_mut_ptr();
+        (*exported).managed.set_context(exported.cast());
+        let header = (*exported).managed.header();
         header.shape = axes;
         header.strides = axes.add(dims.len());
-        NonNull::from(&mut (*given).managed)
+        NonNull::from(&mut (*exported).managed)
     };
     // SAFETY: the pointer refers to a structure of the layout with this name, and the destructor frees an
     // unconsumed tensor.

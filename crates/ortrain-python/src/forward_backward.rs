@@ -47,9 +47,9 @@ impl ValueMemory {
         Ok(ValueMemory { dtype: value.dtype(), dims: value.dims().to_vec(), memory })
     }
 
-    fn lent(places: &[ValueMemory]) -> Vec<Lent<'_>> {
+    fn lent(memories: &[ValueMemory]) -> Vec<Lent<'_>> {
         let lent =
-            places.iter().map(|ValueMemory { dtype, dims, memory }| Lent { dtype: *dtype, dims, memory });
+            memories.iter().map(|ValueMemory { dtype, dims, memory }| Lent { dtype: *dtype, dims, memory });
         lent.collect()
     }
 }
@@ -201,7 +201,7 @@ impl ForwardBackward {
         let rooms = match &into {
             Some(values) => value_memories(values, self.0.device())?,
             None => {
-                let room = |weight: &ortrain::Weight| {
+                let allocate = |weight: &ortrain::Weight| {
                     let (dtype, dims) = (weight.initial.dtype(), weight.initial.dims().to_vec());
                     Ok(ValueMemory {
                         dtype,
@@ -209,7 +209,7 @@ impl ForwardBackward {
                         memory: self.0.allocate_gradient_on_device(weight).map_err(raise)?,
                     })
                 };
-                self.0.weights().iter().map(room).collect::<PyResult<_>>()?
+                self.0.weights().iter().map(allocate).collect::<PyResult<_>>()?
             }
         };
         let mut results = Results::default();
@@ -225,7 +225,9 @@ impl ForwardBackward {
         })
         .map_err(raise)?;
         let mut values = results.values();
-        values.extend(rooms.into_iter().map(|place| OrtValue::shared(place.dtype, place.dims, place.memory)));
+        values.extend(
+            rooms.into_iter().map(|buffer| OrtValue::shared(buffer.dtype, buffer.dims, buffer.memory)),
+        );
         Ok(values)
     }
 
@@ -253,8 +255,8 @@ impl ForwardBackward {
 /// Returns the initializers of a model's graph with their names, in its order.
 #[pyfunction]
 pub(crate) fn initializers(py: Python<'_>, model: Source) -> PyResult<Vec<(String, OrtValue)>> {
-    let found = py.detach(|| model.0.initializers()).map_err(raise)?;
-    Ok(found.into_iter().map(|(name, tensor)| (name, OrtValue::of(tensor))).collect())
+    let tensors = py.detach(|| model.0.initializers()).map_err(raise)?;
+    Ok(tensors.into_iter().map(|(name, tensor)| (name, OrtValue::of(tensor))).collect())
 }
 
 /// Returns the model with other values of some initializers.

@@ -10,7 +10,7 @@ use std::ptr::with_exposed_provenance;
 use std::slice::from_raw_parts;
 use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
-use ortrain::LentMemory;
+use ortrain::BorrowedMemory;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -47,7 +47,7 @@ fn split_words(bytes: &[AtomicU8]) -> (&[AtomicU8], &[AtomicU64], &[AtomicU8]) {
     unsafe { bytes.align_to::<AtomicU64>() }
 }
 
-impl<O: Send + Sync + Debug> LentMemory for Area<O> {
+impl<O: Send + Sync + Debug> BorrowedMemory for Area<O> {
     fn bytes(&self) -> &[AtomicU8] {
         if self.len == 0 {
             return &[];

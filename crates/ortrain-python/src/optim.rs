@@ -90,8 +90,8 @@ impl OwnOptimizer {
         starts: BTreeMap<String, String>,
     ) -> PyResult<OwnOptimizer> {
         let function = ortrain::decode_function(function).map_err(|source| raise(source.into()))?;
-        let made = OptimizerFunction::new(function, settings, learning_rate, &starts);
-        made.map(OwnOptimizer).map_err(|source| raise(ortrain::Error::Argument(source.to_string())))
+        let parsed = OptimizerFunction::new(function, settings, learning_rate, &starts);
+        parsed.map(OwnOptimizer).map_err(|source| raise(ortrain::Error::Argument(source.to_string())))
     }
 
     /// Returns a description of the optimizer, checked and with all defaults.

@@ -79,12 +79,12 @@ fn setting(schedule: &str, name: &str, value: &Bound<'_, PyAny>) -> PyResult<Set
         return Ok(Setting::Number(number));
     }
     let wrong = |_| {
-        let (kind, shown) = (value.get_type().name(), value.repr());
+        let (kind, repr) = (value.get_type().name(), value.repr());
         let kind = kind.map_or_else(|_| "something else".to_owned(), |kind| kind.to_string());
-        let shown: String = shown.map_or_else(|_| String::new(), |shown| shown.to_string());
-        let shown: String = shown.chars().take(60).collect();
+        let text: String = repr.map_or_else(|_| String::new(), |representation| representation.to_string());
+        let short_text: String = text.chars().take(60).collect();
         PyTypeError::new_err(format!(
-            "{name} of {schedule} must be a number, a list of whole numbers or a schedule, got {shown} ({kind})"
+            "{name} of {schedule} must be a number, a list of whole numbers or a schedule, got {short_text} ({kind})"
         ))
     };
     value.extract().map(Setting::Counts).map_err(wrong)

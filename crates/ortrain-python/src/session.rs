@@ -130,15 +130,16 @@ impl TrainingSession {
         let mut rooms = rooms.collect::<PyResult<Vec<OutputBuffer>>>()?;
         check_no_overlap(&rooms)?;
         let notes = self.with(py, |session| {
-            let mut places: Vec<Destination<'_>> = rooms.iter_mut().map(OutputBuffer::destination).collect();
+            let mut destinations: Vec<Destination<'_>> =
+                rooms.iter_mut().map(OutputBuffer::destination).collect();
             match training {
-                true => session.train_step_into(&to_run_inputs(&inputs), &mut places),
-                false => session.eval_step_into(&to_run_inputs(&inputs), &mut places),
+                true => session.train_step_into(&to_run_inputs(&inputs), &mut destinations),
+                false => session.eval_step_into(&to_run_inputs(&inputs), &mut destinations),
             }?;
             Ok(session.take_notes())
         })?;
         warn(py, &notes, CALLER_OF_STEP)?;
-        rooms.into_iter().zip(&outputs).try_for_each(|(room, array)| room.copy_to(array))
+        rooms.into_iter().zip(&outputs).try_for_each(|(buffer, array)| buffer.copy_to(array))
     }
 
     /// Returns name, type and shape of each input.

@@ -322,15 +322,15 @@ impl InferenceSession {
         feeds: HashMap<String, Feed>,
         only: Option<Vec<usize>>,
     ) -> PyResult<Vec<Fetched>> {
-        let held = to_session_inputs(&feeds)?;
-        let found = self.session.enter(py, |session| {
+        let owned_feeds = to_session_inputs(&feeds)?;
+        let results = self.session.enter(py, |session| {
             let restricted = only.is_some();
-            let wanted = only.unwrap_or_else(|| (0..session.outputs().len()).collect());
+            let output_indices = only.unwrap_or_else(|| (0..session.outputs().len()).collect());
             let fetches: Vec<Fetch<'_>> =
-                wanted.into_iter().map(|output| Fetch { output, into: None }).collect();
-            run_fetches(session, &named_feeds(&held), &fetches, restricted)
+                output_indices.into_iter().map(|output| Fetch { output, into: None }).collect();
+            run_fetches(session, &named_feeds(&owned_feeds), &fetches, restricted)
         })?;
-        Ok(found.into_iter().flatten().collect())
+        Ok(results.into_iter().flatten().collect())
     }
 
     /// Runs the model and writes outputs, by position, into the memory of their values. Outputs without a
@@ -344,11 +344,12 @@ impl InferenceSession {
         outputs: Vec<(usize, Option<Bound<'_, OrtValue>>)>,
         restricted: bool,
     ) -> PyResult<Vec<Option<Fetched>>> {
-        let held = to_session_inputs(&feeds)?;
-        let room = |(at, value): &(usize, Option<Bound<'_, OrtValue>>)| {
+        let owned_feeds = to_session_inputs(&feeds)?;
+        let to_room = |(at, value): &(usize, Option<Bound<'_, OrtValue>>)| {
             Ok((*at, value.as_ref().map(|value| SessionInput::output_buffer(value.get())).transpose()?))
         };
-        let rooms: Vec<(usize, Option<SessionInput>)> = outputs.iter().map(room).collect::<PyResult<_>>()?;
+        let rooms: Vec<(usize, Option<SessionInput>)> =
+            outputs.iter().map(to_room).collect::<PyResult<_>>()?;
         self.session.enter(py, |session| {
             let rooms = rooms.iter();
             let fetches: Vec<Fetch<'_>> = rooms
@@ -357,7 +358,7 @@ impl InferenceSession {
                     into: room.as_ref().and_then(SessionInput::lent),
                 })
                 .collect();
-            run_fetches(session, &named_feeds(&held), &fetches, restricted)
+            run_fetches(session, &named_feeds(&owned_feeds), &fetches, restricted)
         })
     }
 }
@@ -458,8 +459,8 @@ pub(crate) fn loss_fragment<'py>(
     last: u64,
 ) -> PyResult<(Bound<'py, PyBytes>, String, u64)> {
     let term = term.read()?;
-    let found = detached(py, || artifact_parts::loss(model.0, &term, target_is_there, last))?;
-    Ok((encode_graph(py, found.graph)?, found.output, found.last))
+    let fragment = detached(py, || artifact_parts::loss(model.0, &term, target_is_there, last))?;
+    Ok((encode_graph(py, fragment.graph)?, fragment.output, fragment.last))
 }
 
 /// Returns declarations of values with types inferred from the model, as a message.
@@ -481,18 +482,18 @@ pub(crate) fn replace_head<'py>(
     output: Option<&str>,
     seed: u64,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    let made = detached(py, || {
-        let made = ortrain::artifacts::replace_head(model.0, classes, output, seed)?;
-        Ok(ortrain::encode_model(&made)?)
+    let encoded = detached(py, || {
+        let model_proto = ortrain::artifacts::replace_head(model.0, classes, output, seed)?;
+        Ok(ortrain::encode_model(&model_proto)?)
     });
-    Ok(PyBytes::new(py, &made?))
+    Ok(PyBytes::new(py, &encoded?))
 }
 
 /// Returns a model for batches of any size, as a message.
 #[pyfunction]
 pub(crate) fn open_batch<'py>(py: Python<'py>, model: Source) -> PyResult<Bound<'py, PyBytes>> {
-    let made = detached(py, || Ok(ortrain::encode_model(&ortrain::artifacts::open_batch(model.0)?)?));
-    Ok(PyBytes::new(py, &made?))
+    let encoded = detached(py, || Ok(ortrain::encode_model(&ortrain::artifacts::open_batch(model.0)?)?));
+    Ok(PyBytes::new(py, &encoded?))
 }
 
 /// Returns an optimizer model as a message, and the last number in a generated name.
@@ -541,14 +542,14 @@ pub(crate) fn training_models<'py>(
         batch_norm: batch_norm_of(batch_norm)?,
         ..ArtifactOptions::default()
     };
-    let made = detached(py, || generate(model.0, options))?;
+    let generated = detached(py, || generate(model.0, options))?;
     let bytes = |model| {
         Ok::<_, PyErr>(PyBytes::new(
             py,
             &ortrain::encode_model(model).map_err(|source| raise(source.into()))?,
         ))
     };
-    Ok((bytes(&made.training_model)?, bytes(&made.eval_model)?))
+    Ok((bytes(&generated.training_model)?, bytes(&generated.eval_model)?))
 }
 
 /// Writes a checkpoint of the initializers of two messages.
@@ -659,12 +660,12 @@ pub(crate) fn generate_artifacts(
         ..ArtifactOptions::default()
     };
     detached(py, || {
-        let made = generate(model.0, options)?;
+        let artifacts = generate(model.0, options)?;
         match external_above {
-            None => made.write(directory, prefix)?,
-            Some(above) => made.write_with_external_data(directory, prefix, above)?,
+            None => artifacts.write(directory, prefix)?,
+            Some(above) => artifacts.write_with_external_data(directory, prefix, above)?,
         }
-        Ok(made.warnings)
+        Ok(artifacts.warnings)
     })
 }
 
@@ -689,11 +690,11 @@ pub(crate) fn inspect(
     let mut options = InspectOptions::default();
     options.batch_size = batch_size;
     options.shapes = shapes;
-    let found = detached(py, || match strict {
+    let inspection = detached(py, || match strict {
         true => ortrain::inspect_strictly(model.0, &scope),
         false => ortrain::inspect_with(model.0, &scope, &options),
     })?;
-    Ok((found.to_json(), found.to_string(), format!("{found:#}")))
+    Ok((inspection.to_json(), inspection.to_string(), format!("{inspection:#}")))
 }
 
 /// Returns every operator: domain, name, true for standard ONNX, versions, kind of execution, kind of
@@ -747,6 +748,6 @@ pub(crate) fn dump(
     detached(py, || ortrain::dump(model.0, stage, &shapes))
 }
 
-fn unknown_name_error(what: &str, name: &str) -> PyErr {
-    InvalidArgumentError::new_err(format!("there is no {what} {name:?}"))
+fn unknown_name_error(kind: &str, name: &str) -> PyErr {
+    InvalidArgumentError::new_err(format!("there is no {kind} {name:?}"))
 }

@@ -71,7 +71,7 @@ impl OrtValue {
         let bytes = byte_length(dtype, &dims)?;
         let area = if foreign { None } else { area_of_array(array, bytes)? };
         match area {
-            Some(area) => Ok(OrtValue::shared(dtype, dims, Arc::new(Memory::lent(Arc::new(area))))),
+            Some(area) => Ok(OrtValue::shared(dtype, dims, Arc::new(Memory::borrowed(Arc::new(area))))),
             None => tensor_of(array).map(OrtValue::of),
         }
     }
@@ -230,9 +230,9 @@ impl OrtValue {
         let dims = shape.iter().map(size).collect::<PyResult<Vec<usize>>>()?;
         let dtype = self::element_type(element_type)?;
         let bytes = byte_length(dtype, &dims)?;
-        let refuse = |what: String| {
+        let refuse = |problem: String| {
             let shape = shape_name(dtype, &dims);
-            InvalidArgumentError::new_err(format!("{pointer:#x} is no address of {shape}: {what}"))
+            InvalidArgumentError::new_err(format!("{pointer:#x} is no address of {shape}: {problem}"))
         };
         if pointer == 0 && bytes > 0 {
             return Err(refuse("it is null".into()));
@@ -244,7 +244,11 @@ impl OrtValue {
         if pointer.checked_add(bytes).is_none() {
             return Err(refuse(format!("it has no valid range of {bytes} bytes")));
         }
-        Ok(OrtValue::shared(dtype, dims, Arc::new(Memory::lent(Arc::new(area_at(pointer, bytes, owner))))))
+        Ok(OrtValue::shared(
+            dtype,
+            dims,
+            Arc::new(Memory::borrowed(Arc::new(area_at(pointer, bytes, owner)))),
+        ))
     }
 
     /// Creates a value of zeros: a shape, a NumPy type or a number of ``TensorProto``, and a device.
@@ -459,8 +463,8 @@ impl Results {
     ) -> Result<(), DeviceError> {
         let bytes = dims.iter().product::<usize>() * dtype.size();
         // If the device has no memory for the result, it is copied to this process.
-        let kept = if value.is_on_device() { value.copy(bytes).ok() } else { None };
-        let result = match kept {
+        let device_copy = if value.is_on_device() { value.copy(bytes).ok() } else { None };
+        let result = match device_copy {
             Some(memory) => OrtValue::shared(dtype, dims.to_vec(), Arc::new(memory)),
             None => OrtValue::of(value.to_tensor(dtype, dims)?),
         };
@@ -559,19 +563,19 @@ pub(crate) fn shape_name(dtype: DType, dims: &[usize]) -> String {
     format!("{dtype}{dims:?}")
 }
 
-pub(crate) fn element_type_of_onnx(number: i32) -> PyResult<DType> {
-    DType::from_onnx(number).ok_or_else(|| {
-        UnsupportedError::new_err(format!("tensors of ONNX element type {number} are not supported"))
+pub(crate) fn element_type_of_onnx(code: i32) -> PyResult<DType> {
+    DType::from_onnx(code).ok_or_else(|| {
+        UnsupportedError::new_err(format!("tensors of ONNX element type {code} are not supported"))
     })
 }
 
 /// Parses an element type: a number of `TensorProto`, or any NumPy type.
-pub(crate) fn element_type(named: &Bound<'_, PyAny>) -> PyResult<DType> {
+pub(crate) fn element_type(type_or_name: &Bound<'_, PyAny>) -> PyResult<DType> {
     static DTYPE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
-    if let Ok(number) = named.extract::<i32>() {
+    if let Ok(number) = type_or_name.extract::<i32>() {
         return element_type_of_onnx(number);
     }
-    let numpy_type = DTYPE.import(named.py(), "numpy", "dtype")?.call1((named,))?;
+    let numpy_type = DTYPE.import(type_or_name.py(), "numpy", "dtype")?.call1((type_or_name,))?;
     dtype_and_order(&numpy_type)?
         .0
         .ok_or_else(|| UnsupportedError::new_err(format!("tensors of {numpy_type} are not supported")))
@@ -623,8 +627,8 @@ impl ElementAddresses {
 
     /// Returns the address of each element.
     fn addresses(&self) -> Vec<usize> {
-        self.axes.iter().fold(vec![self.start], |found, &(count, stride)| {
-            found.iter().flat_map(|&at| (0..count).map(move |k| at + k * stride)).collect()
+        self.axes.iter().fold(vec![self.start], |offsets, &(count, stride)| {
+            offsets.iter().flat_map(|&at| (0..count).map(move |k| at + k * stride)).collect()
         })
     }
 
@@ -660,11 +664,11 @@ fn ranges_overlap<const N: usize>(elements: [(Vec<usize>, usize); N]) -> bool {
 
 /// Checks that no two results share memory.
 pub(crate) fn check_no_overlap(rooms: &[OutputBuffer]) -> PyResult<()> {
-    for (at, room) in rooms.iter().enumerate() {
-        let Some(places) = &room.places else { continue };
+    for (at, buffer) in rooms.iter().enumerate() {
+        let Some(element_addresses) = &buffer.places else { continue };
         let other = rooms[..at]
             .iter()
-            .position(|other| other.places.as_ref().is_some_and(|other| places.overlap(other)));
+            .position(|other| other.places.as_ref().is_some_and(|other| element_addresses.overlap(other)));
         if let Some(other) = other {
             return Err(InvalidArgumentError::new_err(format!(
                 "outputs[{other}] and outputs[{at}] share memory, so one result would overwrite the other; give \
@@ -699,15 +703,15 @@ impl OutputBuffer {
             ))
         })?;
         let dims: Vec<usize> = array.getattr(intern!(py, "shape"))?.extract()?;
-        let places = ElementAddresses::of(array, &dims, dtype.size())?;
-        if places.as_ref().is_some_and(ElementAddresses::overlap_themselves) {
+        let element_addresses = ElementAddresses::of(array, &dims, dtype.size())?;
+        if element_addresses.as_ref().is_some_and(ElementAddresses::overlap_themselves) {
             return Err(InvalidArgumentError::new_err(format!(
                 "elements of outputs[{at}] share memory, so results would overwrite each other; give the output its \
                  own array"
             )));
         }
         let bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-        Ok(OutputBuffer { dtype, dims, bytes, places })
+        Ok(OutputBuffer { dtype, dims, bytes, places: element_addresses })
     }
 
     pub(crate) fn destination(&mut self) -> Destination<'_> {
@@ -863,6 +867,6 @@ pub(crate) fn float_elements(value: &OrtValue) -> PyResult<Vec<f32>> {
     if value.dtype == DType::F32 {
         return Ok(value.tensor()?.to_vec());
     }
-    let found = value.dtype;
-    Err(InvalidArgumentError::new_err(format!("the buffer must be float32, got {found}")))
+    let actual = value.dtype;
+    Err(InvalidArgumentError::new_err(format!("the buffer must be float32, got {actual}")))
 }

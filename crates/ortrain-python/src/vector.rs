@@ -37,9 +37,9 @@ impl OrtDevice {
         if self.kind == 0 {
             return Ok(());
         }
-        let named = KINDS.get(self.kind as usize).map_or_else(String::new, |name| format!(" ({name})"));
+        let kind_name = KINDS.get(self.kind as usize).map_or_else(String::new, |name| format!(" ({name})"));
         Err(UnsupportedError::new_err(format!(
-            "device type {}{named} is not supported: ortrain keeps values in memory of the CPU, device type 0",
+            "device type {}{kind_name} is not supported: ortrain keeps values in memory of the CPU, device type 0",
             self.kind
         )))
     }
@@ -118,14 +118,14 @@ impl OrtValueVector {
         let index: i64 = index
             .extract()
             .map_err(|_| PyTypeError::new_err("an index into an OrtValueVector must be an int"))?;
-        let place = usize::try_from(index).map_err(|_| {
+        let position = usize::try_from(index).map_err(|_| {
             PyTypeError::new_err(format!("an index into an OrtValueVector must be at least 0, got {index}"))
         })?;
         let values = self.values();
-        let found = values.get(place).map(|value| value.clone_ref(py));
-        found.ok_or_else(|| {
+        let element = values.get(position).map(|value| value.clone_ref(py));
+        element.ok_or_else(|| {
             PyIndexError::new_err(format!(
-                "index {place} is out of range for an OrtValueVector of {}",
+                "index {position} is out of range for an OrtValueVector of {}",
                 values.len()
             ))
         })
@@ -199,7 +199,7 @@ impl OrtValueVector {
             let dtype = crate::value::element_type(&element_types[at])?;
             let value = value_of(tensor, dtype == ortrain::DType::Bool)?;
             let known = value.get();
-            let (found, said) = (known.address()?, data_ptrs[at]);
+            let (actual, declared) = (known.address()?, data_ptrs[at]);
             if (known.dtype(), known.dims()) != (dtype, &shapes[at]) {
                 return Err(InvalidArgumentError::new_err(format!(
                     "tensor {at} is {}, but the argument says {}",
@@ -207,9 +207,9 @@ impl OrtValueVector {
                     shape_name(dtype, &shapes[at])
                 )));
             }
-            if found != said && !known.dims().contains(&0) {
+            if actual != declared && !known.dims().contains(&0) {
                 return Err(InvalidArgumentError::new_err(format!(
-                    "the elements of tensor {at} are at {found:#x}, but the argument says {said:#x}"
+                    "the elements of tensor {at} are at {actual:#x}, but the argument says {declared:#x}"
                 )));
             }
             values.push(value);
@@ -253,14 +253,14 @@ impl OrtValueVector {
         to_tensor: Option<&Bound<'py, PyAny>>,
     ) -> PyResult<Vec<Bound<'py, PyAny>>> {
         let values: Vec<Py<OrtValue>> = self.values().iter().map(|value| value.clone_ref(py)).collect();
-        let given = |value: Py<OrtValue>| {
+        let export = |value: Py<OrtValue>| {
             let capsule = value.get().capsule(py)?;
             match to_tensor {
                 Some(make) => make.call1((capsule,)),
                 None => capsule.into_bound_py_any(py),
             }
         };
-        values.into_iter().map(given).collect()
+        values.into_iter().map(export).collect()
     }
 
     /// Returns the ``TensorProto`` number of a value's element type.
@@ -277,20 +277,20 @@ impl OrtValueVector {
 }
 
 /// Extracts a value: a native one, the native one of `ortrain.OrtValue`, or a tensor by DLPack.
-fn value_of(given: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<Py<OrtValue>> {
-    let py = given.py();
-    if let Ok(value) = given.cast::<OrtValue>() {
+fn value_of(argument: &Bound<'_, PyAny>, is_bool: bool) -> PyResult<Py<OrtValue>> {
+    let py = argument.py();
+    if let Ok(value) = argument.cast::<OrtValue>() {
         return Ok(value.clone().unbind());
     }
-    if let Ok(inside) = given.getattr(intern!(py, "_ortvalue")) {
+    if let Ok(inside) = argument.getattr(intern!(py, "_ortvalue")) {
         return value_of(&inside, is_bool);
     }
     // onnxruntime's values also export booleans as uint8, and report the actual type.
-    let said = match given.get_type().name()? == "OrtValue" {
-        true => given.call_method0(intern!(py, "data_type"))?.extract::<String>()? == "tensor(bool)",
+    let parsed = match argument.get_type().name()? == "OrtValue" {
+        true => argument.call_method0(intern!(py, "data_type"))?.extract::<String>()? == "tensor(bool)",
         false => false,
     };
-    Py::new(py, OrtValue::of_dlpack(given, is_bool || said)?)
+    Py::new(py, OrtValue::of_dlpack(argument, is_bool || parsed)?)
 }
 
 /// Named values that persist between passes.
@@ -349,8 +349,8 @@ impl OrtValueCache {
 
     /// Removes a value. Raises ``RuntimeError`` if the name is unknown.
     fn remove(&self, name: &str) -> PyResult<()> {
-        let found = self.values().remove(name);
-        found.map(drop).ok_or_else(|| OrtrainError::new_err(format!("the cache has no value \"{name}\"")))
+        let removed = self.values().remove(name);
+        removed.map(drop).ok_or_else(|| OrtrainError::new_err(format!("the cache has no value \"{name}\"")))
     }
 
     fn __len__(&self) -> usize {

@@ -22,8 +22,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         for case in cases() {
             let gradients = gradient_graph(&case).ok().map(|graph| ("backward", graph));
             for (direction, graph) in [("forward", case.graph.clone())].into_iter().chain(gradients) {
-                let found = result_of(&graph, &case.inputs, &backend);
-                writeln!(lines, "{} ({}) {direction} at {threads}: {found}", case.operator, case.name)?;
+                let actual = result_of(&graph, &case.inputs, &backend);
+                writeln!(lines, "{} ({}) {direction} at {threads}: {actual}", case.operator, case.name)?;
             }
         }
     }

@@ -46,8 +46,8 @@ fn functions(cases: &mut Vec<Case>) {
     for op in ["Floor", "Ceil", "Round"] {
         let mut b = CaseBuilder::new(op, "passes nothing back");
         let x = b.float(dims, &Signed);
-        let whole = b.node(op, &[x], Attrs::new());
-        let y = b.node("Mul", &[whole, x], Attrs::new());
+        let result = b.node(op, &[x], Attrs::new());
+        let y = b.node("Mul", &[result, x], Attrs::new());
         cases.push(b.outputs(&[y]));
     }
     let mut b = CaseBuilder::new("CastLike", "to float64 and back");
@@ -76,8 +76,8 @@ fn reductions(cases: &mut Vec<Case>) {
                 let y = b.node(op, &[x, axes], attrs.clone());
                 cases.push(b.outputs(&[y]));
             }
-            let all = format!("every axis, keepdims {keepdims}");
-            cases.push(single(op, &all, &[(&[2, 3], fill.clone())], attrs.clone()));
+            let label = format!("every axis, keepdims {keepdims}");
+            cases.push(single(op, &label, &[(&[2, 3], fill.clone())], attrs.clone()));
             let mut b = CaseBuilder::new(op, &format!("dynamic batch, keepdims {keepdims}")).dynamic();
             let (x, axes) = (b.float(&[3, 5], &fill), b.ints(&[0]));
             let y = b.node(op, &[x, axes], attrs.clone());

@@ -173,12 +173,12 @@ fn matmul(cases: &mut Vec<Case>) {
     // Every memory layout of the factors: transposed, first axis after the stack axes, or both.
     for flags in 0..16i64 {
         let [ta, tb, moved_a, moved_b] = [0, 1, 2, 3].map(|k| flags >> k & 1);
-        let lie = |dims: &[usize], transposed: i64, moved: i64| {
+        let lie = |dims: &[usize], transposed: i64, axes: i64| {
             let (mut dims, last) = (dims.to_vec(), dims.len() - 1);
             if transposed == 1 {
                 dims.swap(last - 1, last);
             }
-            if moved == 1 {
+            if axes == 1 {
                 dims[..last].rotate_right(1);
             }
             dims
@@ -698,7 +698,7 @@ fn images(cases: &mut Vec<Case>) {
 /// Returns every case.
 #[must_use]
 pub fn cases() -> Vec<Case> {
-    let mut all = Vec::new();
+    let mut all_cases = Vec::new();
     for list in [
         unary,
         binary,
@@ -714,10 +714,10 @@ pub fn cases() -> Vec<Case> {
         bounded,
         images,
     ] {
-        list(&mut all);
+        list(&mut all_cases);
     }
-    crate::breadth::add(&mut all);
-    crate::tables::add(&mut all);
-    crate::training::add(&mut all);
-    all
+    crate::breadth::add(&mut all_cases);
+    crate::tables::add(&mut all_cases);
+    crate::training::add(&mut all_cases);
+    all_cases
 }

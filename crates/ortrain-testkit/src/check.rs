@@ -19,8 +19,8 @@ const POINTS_PER_INPUT: usize = 24;
 fn specialise(graph: Graph, inputs: &[Tensor], precision: Precision) -> Result<Arc<Schedule>, String> {
     let roles = vec![Role::User; graph.inputs.len()];
     let specialiser = Specialiser::new(graph, roles).precision(precision);
-    let made = specialiser.schedule(inputs).map_err(|error| error.to_string())?;
-    Ok(made.schedule().clone())
+    let schedule = specialiser.schedule(inputs).map_err(|error| error.to_string())?;
+    Ok(schedule.schedule().clone())
 }
 
 fn compile_single_program(graph: Graph, inputs: &[Tensor]) -> Result<Arc<Program>, String> {
@@ -61,7 +61,7 @@ pub fn run_with_precision(
     let schedule = specialise(graph.clone(), inputs, precision)?;
     let mut work = Workspace::new(backend.clone());
     let runner = ScheduleExecutor::new(backend, schedule).map_err(|error| error.to_string())?;
-    let given: Vec<RunInput<'_>> = inputs
+    let run_inputs: Vec<RunInput<'_>> = inputs
         .iter()
         .map(|tensor| RunInput { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() })
         .collect();
@@ -70,7 +70,7 @@ pub fn run_with_precision(
     runner
         .run(
             RunContext::new(&bindings, &mut work, GradientMode::Overwrite, Scalars::default()),
-            &given,
+            &run_inputs,
             &mut |_, dtype, dims, value| {
                 results.push(value.to_tensor(dtype, dims)?);
                 Ok(())
@@ -108,9 +108,10 @@ enum LossTerms {
 
 /// Returns fixed weights with sums that are exact in float32, too: constant subexpressions are folded in
 /// their own type.
-fn weights(like: &Tensor) -> Tensor {
-    let weights: Vec<f64> = (0..like.len()).map(|k| (20 + 4 * ((k * 7 + 3) % 11)) as f64 / 64.0).collect();
-    crate::case::tensor(like.dtype(), like.dims(), &weights)
+fn weights(shape_source: &Tensor) -> Tensor {
+    let weights: Vec<f64> =
+        (0..shape_source.len()).map(|k| (20 + 4 * ((k * 7 + 3) % 11)) as f64 / 64.0).collect();
+    crate::case::tensor(shape_source.dtype(), shape_source.dims(), &weights)
 }
 
 /// Adds a loss that depends on every float result with different weights: a sum of products with fixed
@@ -185,9 +186,9 @@ pub fn check_gradient_after(case: &Case, change: impl FnOnce(&mut Graph)) -> Res
     change(&mut graph);
     let loss = compile_single_program(forward, &case.inputs).map_err(at)?;
     let gradient = compile_single_program(graph, &case.inputs).map_err(at)?;
-    let found = evaluate(&gradient, &widen(&case.inputs)).map_err(at)?;
+    let actual = evaluate(&gradient, &widen(&case.inputs)).map_err(at)?;
     let value = |inputs: &[Vec<Scalar>]| Ok(evaluate(&loss, inputs)?[0][0]);
-    compare(&case.inputs, &floats, &found[1..], value).map_err(at)
+    compare(&case.inputs, &floats, &actual[1..], value).map_err(at)
 }
 
 /// Compares second-order gradients with central differences, in float64. Returns the number of compared
@@ -226,7 +227,7 @@ pub fn check_second_order(case: &Case) -> Result<usize, String> {
     }
     .into_iter();
     let zeros = |&k: &usize| vec![0.0; inputs[k].len()];
-    let found: Vec<Vec<f64>> = floats
+    let actual: Vec<Vec<f64>> = floats
         .iter()
         .zip(&gradients)
         .map(|(k, gradient)| gradient.and_then(|_| arrived.next()).unwrap_or_else(|| zeros(k)))
@@ -238,38 +239,38 @@ pub fn check_second_order(case: &Case) -> Result<usize, String> {
         };
         Ok(gradients.iter().zip(&weights).map(product).sum())
     };
-    compare(&case.inputs, &floats, &found, value).map_err(at)
+    compare(&case.inputs, &floats, &actual, value).map_err(at)
 }
 
 /// Compares gradients with central differences of a function.
 fn compare(
     inputs: &[Tensor],
     targets: &[usize],
-    found: &[Vec<f64>],
+    actual: &[Vec<f64>],
     value: impl Fn(&[Vec<Scalar>]) -> Result<f64, String>,
 ) -> Result<usize, String> {
     let inputs = widen(inputs);
     let mut points = 0;
-    for (found, &k) in found.iter().zip(targets) {
+    for (gradient, &k) in actual.iter().zip(targets) {
         let len = inputs[k].len();
-        if found.len() != len {
-            return Err(format!("the gradient of input {k} has {} elements, not {len}", found.len()));
+        if gradient.len() != len {
+            return Err(format!("the gradient of input {k} has {} elements, not {len}", gradient.len()));
         }
         for index in (0..len).step_by(len.div_ceil(POINTS_PER_INPUT).max(1)) {
-            let moved = |step: f64| -> Result<f64, String> {
+            let shifted_value = |step: f64| -> Result<f64, String> {
                 let mut inputs = inputs.clone();
                 inputs[k][index] = Scalar::F64(inputs[k][index].to_f64() + step);
                 value(&inputs)
             };
-            let up = moved(tolerance::STEP)?;
-            let down = moved(-tolerance::STEP)?;
+            let up = shifted_value(tolerance::STEP)?;
+            let down = shifted_value(-tolerance::STEP)?;
             let expected = (up - down) / (2.0 * tolerance::STEP);
-            let gap = (found[index] - expected).abs() / expected.abs().max(1.0);
+            let gap = (gradient[index] - expected).abs() / expected.abs().max(1.0);
             // Written so that NaN fails.
             if gap.is_nan() || gap > tolerance::GRADIENT {
                 return Err(format!(
                     "the gradient of input {k} at element {index} is {} but the difference says {expected}",
-                    found[index]
+                    gradient[index]
                 ));
             }
             points += 1;
@@ -320,14 +321,14 @@ pub fn check_backend_at(
     for graph in graphs {
         let program = compile_with_precision(graph.clone(), &case.inputs, precision).map_err(at)?;
         let expected = evaluate(&program, &widen(&case.inputs)).map_err(at)?;
-        let found = run_with_precision(&graph, &case.inputs, backend.clone(), precision).map_err(at)?;
-        for (k, (found, expected)) in found.iter().zip(&expected).enumerate() {
+        let actual = run_with_precision(&graph, &case.inputs, backend.clone(), precision).map_err(at)?;
+        for (k, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
             let largest = expected.iter().fold(0.0f64, |scale, v| scale.max(v.abs()));
             let scale = if largest == 0.0 { tolerance::MIN_ZERO_MAGNITUDE } else { largest.max(1e-6) };
-            for (index, (&got, &want)) in found.to_f64().iter().zip(expected).enumerate() {
+            for (index, (&got, &want)) in actual.to_f64().iter().zip(expected).enumerate() {
                 let same = (got.is_nan() && want.is_nan())
                     || got == want
-                    || (got - want).abs() <= tolerance_of(found.dtype(), tolerance) * scale;
+                    || (got - want).abs() <= tolerance_of(actual.dtype(), tolerance) * scale;
                 if !same {
                     return Err(at(format!("output {k} at element {index} is {got}, not {want}")));
                 }
@@ -353,15 +354,16 @@ pub fn check_standard(case: &Case) -> Result<(), String> {
     }
     let reference = || Arc::new(ortrain_program::Reference) as Arc<dyn Backend>;
     let expected = run(&graph, &case.inputs, reference()).map_err(at)?;
-    let found = run(&plain, &case.inputs, reference()).map_err(at)?;
-    for (k, (found, expected)) in found.iter().zip(&expected).enumerate() {
+    let actual = run(&plain, &case.inputs, reference()).map_err(at)?;
+    for (k, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
         let scale = expected.to_f64().iter().fold(1e-6f64, |scale, v| scale.max(v.abs()));
-        let near = |(a, b): (&f64, &f64)| {
+        let is_close = |(a, b): (&f64, &f64)| {
             a == b || (a - b).abs() <= tolerance::FLOAT32 * scale || a.is_nan() && b.is_nan()
         };
-        let same = found.dims() == expected.dims() && found.to_f64().iter().zip(&expected.to_f64()).all(near);
+        let same =
+            actual.dims() == expected.dims() && actual.to_f64().iter().zip(&expected.to_f64()).all(is_close);
         if !same {
-            return Err(at(format!("output {k} is {found:?}, not {expected:?}")));
+            return Err(at(format!("output {k} is {actual:?}, not {expected:?}")));
         }
     }
     Ok(())

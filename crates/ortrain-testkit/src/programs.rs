@@ -200,11 +200,12 @@ impl ProgramGenerator {
     }
 
     fn pick_value(&mut self, fits: impl Fn(&Value) -> bool) -> Option<Value> {
-        let found: Vec<Value> = self.values.iter().copied().filter(fits).collect();
+        let candidates: Vec<Value> = self.values.iter().copied().filter(fits).collect();
         // Prefer recent values.
-        let recent = &found[found.len().saturating_sub(4)..];
-        (!found.is_empty())
-            .then(|| if self.random.chance(75) { self.random.pick(recent) } else { self.random.pick(&found) })
+        let recent = &candidates[candidates.len().saturating_sub(4)..];
+        (!candidates.is_empty()).then(|| {
+            if self.random.chance(75) { self.random.pick(recent) } else { self.random.pick(&candidates) }
+        })
     }
 
     /// Returns the access of a value at the points of a space over images; `None` if the space does not
@@ -300,7 +301,7 @@ impl ProgramGenerator {
             let position = b.coordinate(self.random.below(dims.len()));
             regs.push(b.convert(position, Type::F32));
         }
-        let (mut stores, mut results, mut made) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut stores, mut results, mut created) = (Vec::new(), Vec::new(), Vec::new());
         for _ in 0..if self.random.chance(15) { 2 } else { 1 } {
             let dtype = match self.random.below(12) {
                 0 | 2 if kinds.narrow => self.random.pick(&NARROW_FLOATS),
@@ -311,7 +312,7 @@ impl ProgramGenerator {
             let to = self.new_value(dtype, Kind::Image);
             results.push(b.convert(value, Type::of(dtype)));
             stores.push(to.operand_with(access(dtype, &axes, self.sizes.len())));
-            made.push(to);
+            created.push(to);
         }
         let nest = Nest {
             dims,
@@ -323,7 +324,7 @@ impl ProgramGenerator {
             stores,
         };
         self.emit(Instruction::from(nest), GradientModes::ALL);
-        self.values.extend(made);
+        self.values.extend(created);
     }
 
     /// Emits a value that a map computes from one load.
@@ -419,12 +420,12 @@ impl ProgramGenerator {
         };
         let Sizes { n, c, h, w } = self.sizes;
         let dims: Dims = self.sizes.all().into_iter().collect();
-        let whole = Access::contiguous(DType::F32, &dims);
+        let contiguous = Access::contiguous(DType::F32, &dims);
         let target = self.new_value(DType::F32, Kind::Image);
         let mut b = Builder::new();
         let x = b.load(0, Type::F32);
         let start = if self.random.chance(50) { x } else { self.function(&mut b, &[x], kinds) };
-        self.emit_copy(dims.clone(), data.full_operand(&dims), b.finish(&[start]), (target, whole));
+        self.emit_copy(dims.clone(), data.full_operand(&dims), b.finish(&[start]), (target, contiguous));
         if self.random.chance(50) {
             self.map(kinds);
         }
@@ -471,7 +472,7 @@ impl ProgramGenerator {
         let (count, len) = (self.sizes.c, self.sizes.len());
         let mut cuts: Vec<usize> = (0..2 * count).map(|_| self.random.below(len + 1)).collect();
         cuts.sort_unstable();
-        let segments = Segments::new(cuts.chunks_exact(2).map(|cut| cut[0]..cut[1]));
+        let segments = Segments::new(cuts.chunks_exact(2).map(|bounds| bounds[0]..bounds[1]));
         let target = if self.random.chance(30) {
             let id = self.input(len);
             Value { id, dtype: DType::F32, kind: Kind::Image }
@@ -480,8 +481,8 @@ impl ProgramGenerator {
             let x = b.load(0, Type::F32);
             let start = self.function(&mut b, &[x], kinds);
             let target = self.new_value(DType::F32, Kind::Image);
-            let (dims, whole) = ([len].into_iter().collect(), Access::contiguous(DType::F32, &[len]));
-            self.emit_copy(dims, data.full_operand(&[len]), b.finish(&[start]), (target, whole));
+            let (dims, contiguous) = ([len].into_iter().collect(), Access::contiguous(DType::F32, &[len]));
+            self.emit_copy(dims, data.full_operand(&[len]), b.finish(&[start]), (target, contiguous));
             target
         };
         let plane = access(DType::F32, &[(count, 0), (len, 1)], len);
@@ -499,14 +500,17 @@ impl ProgramGenerator {
             reductions.push(Reduction { op, value });
             let total = b.reduced(k, Type::F32);
             // An empty segment has no largest element.
-            let [least, scale] = [-4.0, 1.0 / len as f64].map(|value| b.constant(Type::F32, value));
-            let total =
-                if op == ReduceOp::Sum { b.mul(total, scale) } else { b.binary(BinaryOp::Max, total, least) };
+            let [lowest, scale] = [-4.0, 1.0 / len as f64].map(|value| b.constant(Type::F32, value));
+            let total = if op == ReduceOp::Sum {
+                b.mul(total, scale)
+            } else {
+                b.binary(BinaryOp::Max, total, lowest)
+            };
             regs.push(total);
-            let kept = self.new_value(DType::F32, Kind::Channels);
+            let state = self.new_value(DType::F32, Kind::Channels);
             results.push(total);
-            stores.push(kept.operand_with(table.clone()));
-            self.values.push(kept);
+            stores.push(state.operand_with(table.clone()));
+            self.values.push(state);
         }
         let result = self.function(&mut b, &regs, kinds);
         results.insert(0, result);
@@ -556,7 +560,7 @@ impl ProgramGenerator {
         }
         let per_row: Strides =
             axes.iter().enumerate().map(|(k, _)| isize::from(k == 0 && kind == Kind::Channels)).collect();
-        let (mut stores, mut results, mut made) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut stores, mut results, mut created) = (Vec::new(), Vec::new(), Vec::new());
         for &sum in &sums {
             let to = self.new_value(DType::F32, kind);
             let len = self.len_of(kind);
@@ -567,21 +571,21 @@ impl ProgramGenerator {
                 len,
             }));
             results.push(sum);
-            made.push(to);
+            created.push(to);
         }
         if self.random.chance(25) {
             let to = self.new_value(DType::F32, Kind::Image);
             let operands: Vec<Reg> = regs.iter().chain(&sums).copied().collect();
             results.push(self.function(&mut b, &operands, kinds));
             stores.push(to.operand_with(access(DType::F32, &axes, self.sizes.len())));
-            made.push(to);
+            created.push(to);
         }
         let values: Vec<Reg> = reductions.iter().map(|reduction| reduction.value).collect();
         let (expr, values) = b.finish_keeping(&results, &values);
         reductions.iter_mut().zip(values).for_each(|(reduction, value)| reduction.value = value);
         let nest = Nest { dims, inner, segments: None, loads, expr, reductions, stores };
         self.emit(Instruction::from(nest), GradientModes::ALL);
-        self.values.extend(made);
+        self.values.extend(created);
     }
 
     /// Emits a map over the channels.
@@ -784,12 +788,12 @@ impl ProgramGenerator {
             && let Some(gradient) =
                 self.pick_value(|value| value.kind == Kind::Image && value.dtype == DType::F32)
         {
-            let back = self.new_value(DType::F32, Kind::Image);
-            let (source, target) = (gradient.full_operand(&[len]), back.full_operand(&[len]));
+            let input_gradient = self.new_value(DType::F32, Kind::Image);
+            let (source, target) = (gradient.full_operand(&[len]), input_gradient.full_operand(&[len]));
             let shape = shape(WindowPass::MaxGradient);
             let window = Window { shape, source, index: positions, target };
             self.emit(Instruction::from(window), GradientModes::ALL);
-            self.values.push(back);
+            self.values.push(input_gradient);
         }
         self.values.push(to);
     }
@@ -851,7 +855,7 @@ impl RandomProgram {
                 Sizes { n: size(&[2, 5]), c: size(&[3, 16]), h: size(&[16, 23]), w: size(&[20, 33]) }
             }
         };
-        let mut making = ProgramGenerator {
+        let mut generator = ProgramGenerator {
             random,
             builder: ProgramBuilder::new(),
             sizes,
@@ -860,39 +864,39 @@ impl RandomProgram {
             plane_end: 0,
         };
         for kind in [Kind::Image, Kind::Image, Kind::Channels, Kind::One] {
-            let value = making.new_value(DType::F32, kind);
-            making.values.push(value);
+            let value = generator.new_value(DType::F32, kind);
+            generator.values.push(value);
         }
-        let inputs = making.values.iter().map(|value| value.id).collect();
-        for _ in 0..3 + making.random.below(10) {
-            if kinds.segments && making.random.chance(30) {
-                making.emit_segments(kinds);
+        let inputs = generator.values.iter().map(|value| value.id).collect();
+        for _ in 0..3 + generator.random.below(10) {
+            if kinds.segments && generator.random.chance(30) {
+                generator.emit_segments(kinds);
                 continue;
             }
-            if kinds.updates && making.random.chance(30) {
-                making.emit_update(kinds);
+            if kinds.updates && generator.random.chance(30) {
+                generator.emit_update(kinds);
                 continue;
             }
-            match making.random.below(if kinds.parts { 17 } else { 14 }) {
-                0..=4 => making.map(kinds),
-                5 => making.emit_reordering(),
-                6..=8 => making.emit_row_sums(kinds),
-                9 => making.emit_channel_map(kinds),
-                10 => making.matmul(kinds),
-                11 => making.conv(kinds),
-                12 if kinds.windows => making.window(kinds),
-                13..=15 if kinds.parts => making.emit_part(),
-                _ => making.emit_state(),
+            match generator.random.below(if kinds.parts { 17 } else { 14 }) {
+                0..=4 => generator.map(kinds),
+                5 => generator.emit_reordering(),
+                6..=8 => generator.emit_row_sums(kinds),
+                9 => generator.emit_channel_map(kinds),
+                10 => generator.matmul(kinds),
+                11 => generator.conv(kinds),
+                12 if kinds.windows => generator.window(kinds),
+                13..=15 if kinds.parts => generator.emit_part(),
+                _ => generator.emit_state(),
             }
         }
         let mut outputs = Vec::new();
-        for k in 4..making.values.len() {
-            let last = k + 1 == making.values.len();
-            if last || making.random.chance(20) {
-                outputs.push(making.values[k].id);
+        for k in 4..generator.values.len() {
+            let last = k + 1 == generator.values.len();
+            if last || generator.random.chance(20) {
+                outputs.push(generator.values[k].id);
             }
         }
-        RandomProgram { builder: making.builder, inputs, outputs }
+        RandomProgram { builder: generator.builder, inputs, outputs }
     }
 
     /// Sets the precision of inner products.
@@ -970,7 +974,7 @@ pub fn run_program_on(
     for &id in &program.inputs {
         let buffer = program.buffer(id);
         let bytes = floats(buffer.bytes());
-        if let BufferLocation::Work(offset) = buffer.place {
+        if let BufferLocation::Work(offset) = buffer.location {
             work.arena().write(offset, &bytes).expect(WORKS);
         }
     }
@@ -979,7 +983,7 @@ pub fn run_program_on(
         .expect("indices are in range");
     let read = |&id: &BufferId| {
         let buffer = program.buffer(id);
-        match buffer.place {
+        match buffer.location {
             BufferLocation::Work(offset) => work.arena().to_vec(offset, buffer.bytes()).expect(WORKS),
             BufferLocation::Plane(_, offset) => plane.to_vec(offset, buffer.bytes()).expect(WORKS),
             BufferLocation::Constant(number) => program.constants[number].data().to_vec(),

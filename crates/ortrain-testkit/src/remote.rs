@@ -70,7 +70,7 @@ struct RemoteMemory {
 impl RemoteMemory {
     fn new(wire: &Arc<DeviceState>, bytes: usize) -> Result<RemoteMemory, AllocationError> {
         let used = wire.used.load(Ordering::Relaxed).checked_add(bytes);
-        let used = used.filter(|&all| all <= wire.most.load(Ordering::Relaxed));
+        let used = used.filter(|&total| total <= wire.most.load(Ordering::Relaxed));
         used.ok_or(AllocationError::OnDevice { device: NAME.into(), bytes, most: None })?;
         wire.used.fetch_add(bytes, Ordering::Relaxed);
         Ok(RemoteMemory { wire: wire.clone(), bytes: Mutex::new(vec![0; bytes]) })

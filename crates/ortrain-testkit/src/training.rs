@@ -126,14 +126,14 @@ fn others(cases: &mut Vec<Case>) {
         let y = b.node_with(DOMAIN, "ShrunkenGather", &[Some(x), Some(indices)], 1, attrs);
         cases.push(b.outputs(&y));
     }
-    for (axis, rest, own) in [(-1i64, &[2, 3, 1][..], &[4][..]), (1, &[2, 1, 1], &[3, 4])] {
+    for (axis, rest, expected) in [(-1i64, &[2, 3, 1][..], &[4][..]), (1, &[2, 1, 1], &[3, 4])] {
         let op = "InvertibleLayerNormalizationGrad";
         let mut b = CaseBuilder::new(op, &format!("axis {axis}"));
         let inputs = [
             b.float(&[2, 3, 4], &Signed),
             b.float(&[2, 3, 4], &Signed),
-            b.float(own, &Positive),
-            b.float(own, &Signed),
+            b.float(expected, &Positive),
+            b.float(expected, &Signed),
             b.float(rest, &Positive),
         ];
         let y = b.node_with(DOMAIN, op, &inputs.map(Some), 3, Attrs::new().with("axis", axis));

@@ -51,13 +51,13 @@ fn attention_becomes_one_instruction_per_pass() {
         let scores = BATCH * config.heads * config.queries * config.keys;
         for program in [forward, backward] {
             let used = |id: &ortrain_program::BufferId| program.buffer(*id).len == scores;
-            let all = program
+            let instructions = program
                 .instructions
                 .iter()
                 .flat_map(|i| [i.instruction.reads(), i.instruction.writes()].concat());
             // Operands may have the same number of elements by chance.
             if config.size != config.keys && config.size != config.queries {
-                assert_eq!(all.filter(used).count(), 0, "{config:?}\n{program}");
+                assert_eq!(instructions.filter(used).count(), 0, "{config:?}\n{program}");
             }
         }
     }
@@ -77,18 +77,18 @@ fn gradients_are_those_of_differences() {
 fn gradients_are_finite() {
     for dtype in [DType::F32, DType::F64] {
         for config in configs() {
-            for seen in [false, true] {
-                let case = Config { dtype, seen, ..config }.case();
+            for exposes_weights in [false, true] {
+                let case = Config { dtype, seen: exposes_weights, ..config }.case();
                 let mut graph = gradient_graph(&Config { dtype, ..config }.case()).unwrap();
-                if seen {
+                if exposes_weights {
                     let softmax = graph.nodes.iter().find(|node| &*node.op == "Softmax").unwrap();
                     graph.outputs.push(softmax.outputs[0].unwrap());
                 }
-                let gradients = graph.outputs.len() - usize::from(seen);
+                let gradients = graph.outputs.len() - usize::from(exposes_weights);
                 for backend in every_level().into_iter().chain([Arc::new(Reference) as _]) {
                     let got = run(&graph, &case.inputs, backend).unwrap();
                     let finite = got[..gradients].iter().all(|x| x.to_f64().iter().all(|x| x.is_finite()));
-                    assert!(finite, "{config:?}, seen: {seen}");
+                    assert!(finite, "{config:?}, seen: {exposes_weights}");
                 }
             }
         }
@@ -107,16 +107,16 @@ fn fused_and_unfused_are_the_same() {
     for dtype in [DType::F32, DType::F64] {
         for config in configs() {
             let config = Config { dtype, ..config };
-            let (fused, seen) = (config.case(), Config { seen: true, ..config }.case());
+            let (fused, exposed) = (config.case(), Config { seen: true, ..config }.case());
             // The same gradients: the softmax is not part of the loss.
             let mut backward = gradient_graph(&fused).unwrap();
             let softmax =
                 backward.nodes.iter().find(|node| &*node.op == "Softmax").unwrap().outputs[0].unwrap();
-            let unfused_forward = program(seen.graph.clone(), &seen.inputs);
+            let unfused_forward = program(exposed.graph.clone(), &exposed.inputs);
             assert_eq!(attentions(&unfused_forward), 0, "{config:?}\n{unfused_forward}");
             let reference = || Arc::new(Reference) as Arc<dyn ortrain_program::Backend>;
             let mut got = run(&fused.graph, &fused.inputs, reference()).unwrap();
-            let mut want = run(&seen.graph, &seen.inputs, reference()).unwrap();
+            let mut want = run(&exposed.graph, &exposed.inputs, reference()).unwrap();
             want.pop();
             got.extend(run(&backward, &fused.inputs, reference()).unwrap());
             backward.outputs.push(softmax);
@@ -129,9 +129,9 @@ fn fused_and_unfused_are_the_same() {
                 let scale =
                     want.iter().fold(1e-3f64, |scale, v| if v.is_nan() { scale } else { scale.max(v.abs()) });
                 for (got, want) in got.iter().zip(&want) {
-                    let near =
+                    let is_close =
                         got.is_nan() && want.is_nan() || (got - want).abs() <= tolerance::FLOAT32 * scale;
-                    assert!(near, "{config:?}: result {k} has {got}, not {want}");
+                    assert!(is_close, "{config:?}: result {k} has {got}, not {want}");
                 }
             }
         }

@@ -48,7 +48,7 @@ proptest! {
     #[test]
     fn slopes_of_prelu(dims in dims(4), ones in any::<[bool; 4]>(), lead in 0..4usize) {
         let slope: Vec<usize> =
-            dims.iter().zip(ones).map(|(&dim, one)| if one { 1 } else { dim }).skip(lead).collect();
+            dims.iter().zip(ones).map(|(&dim, is_one)| if is_one { 1 } else { dim }).skip(lead).collect();
         let mut b = CaseBuilder::new("PRelu", &format!("{dims:?} by {slope:?}"));
         let x = b.float(&dims, &Fill::Signed);
         let w = b.float(&slope, &Fill::Positive);
@@ -150,16 +150,17 @@ fn check_result_or_error(mut graph: Graph, inputs: &[Tensor]) -> Result<(), Test
     let seed = graph.add_value("seed", ValueType::tensor(DType::F32, &dims));
     graph.inputs.push(seed);
     let (output, targets) = (graph.outputs[0], [graph.inputs[0]]);
-    let found = ortrain_ops::passes::differentiate::backpropagate(&mut graph, &[(output, seed)], &targets);
-    let Ok(found) = found else { return Ok(()) };
-    graph.outputs = found.into_iter().flatten().collect();
-    let mut given = inputs.to_vec();
-    given.push(Tensor::zeros(DType::F32, dims).expect("not too many"));
-    let made = Specialiser::new(graph.clone(), roles(&graph)).schedule(&given);
-    prop_assert!(made.is_ok(), "{:?}", made.err());
+    let gradients =
+        ortrain_ops::passes::differentiate::backpropagate(&mut graph, &[(output, seed)], &targets);
+    let Ok(gradients) = gradients else { return Ok(()) };
+    graph.outputs = gradients.into_iter().flatten().collect();
+    let mut run_inputs = inputs.to_vec();
+    run_inputs.push(Tensor::zeros(DType::F32, dims).expect("not too many"));
+    let first_schedule = Specialiser::new(graph.clone(), roles(&graph)).schedule(&run_inputs);
+    prop_assert!(first_schedule.is_ok(), "{:?}", first_schedule.err());
     if ortrain_ops::passes::decompose::standardise(&mut graph).is_ok() {
-        let made = Specialiser::new(graph.clone(), roles(&graph)).schedule(&given);
-        prop_assert!(made.is_ok(), "{:?}", made.err());
+        let second_schedule = Specialiser::new(graph.clone(), roles(&graph)).schedule(&run_inputs);
+        prop_assert!(second_schedule.is_ok(), "{:?}", second_schedule.err());
     }
     Ok(())
 }

@@ -196,9 +196,9 @@ impl Samples {
         mut buffers: Vec<Vec<Scalar>>,
     ) {
         for (at, scheduled) in program.instructions_in(entry).enumerate() {
-            let (ids, one) = single_instruction_program(program, &scheduled.instruction);
+            let (ids, is_single) = single_instruction_program(program, &scheduled.instruction);
             let before: Vec<Vec<Scalar>> = ids.iter().map(|id| buffers[id.0 as usize].clone()).collect();
-            let after = reference::evaluate(&one, Mode::Exact, &before, SCALARS);
+            let after = reference::evaluate(&is_single, Mode::Exact, &before, SCALARS);
             if let Instruction::Nest(nest) = &scheduled.instruction {
                 self.add(&format!("{label}, instruction {at}"), program, nest, (&ids, &before), &after);
             }
@@ -337,24 +337,27 @@ impl Samples {
         (outcome.functions, outcome.exprs) = (self.functions.len(), self.exprs.len());
         outcome.segmented = self.segmented;
         for sample in &self.samples {
-            let mut take = |bytes: usize| {
-                let (taken, left) = rest.split_at(bytes);
+            let mut next_bytes = |bytes: usize| {
+                let (head, left) = rest.split_at(bytes);
                 rest = left;
-                taken
+                head
             };
-            let failed: Vec<i64> =
-                take(32).chunks_exact(8).map(|word| i64::from_ne_bytes(word.try_into().unwrap())).collect();
-            let found: Vec<&[u8]> = sample.buffers.iter().map(|(_, bytes)| take(bytes.len())).collect();
+            let failed: Vec<i64> = next_bytes(32)
+                .chunks_exact(8)
+                .map(|word| i64::from_ne_bytes(word.try_into().unwrap()))
+                .collect();
+            let actual: Vec<&[u8]> =
+                sample.buffers.iter().map(|(_, bytes)| next_bytes(bytes.len())).collect();
             outcome.maps += 1;
             let fault = match &sample.expected {
                 Err(guard) => {
                     outcome.failed_guards += 1;
-                    let found = (failed[3] == 1).then_some((failed[0], failed[1], failed[2]));
-                    outcome.equal += usize::from(found == Some(*guard));
-                    (found != Some(*guard)).then(|| format!("guard {found:?}, not {guard:?}"))
+                    let failure = (failed[3] == 1).then_some((failed[0], failed[1], failed[2]));
+                    outcome.equal += usize::from(failure == Some(*guard));
+                    (failure != Some(*guard)).then(|| format!("guard {failure:?}, not {guard:?}"))
                 }
                 Ok(_) if failed[3] != 0 => Some(format!("a guard failed: {failed:?}")),
-                Ok(expected) => sample.first_difference(&found, expected, &mut outcome),
+                Ok(expected) => sample.first_difference(&actual, expected, &mut outcome),
             };
             failures.extend(fault.map(|fault| format!("{}\n    {fault}", sample.label)));
         }
@@ -368,31 +371,33 @@ impl Sample {
     /// must not change.
     fn first_difference(
         &self,
-        found: &[&[u8]],
+        actual: &[&[u8]],
         expected: &[Vec<u8>],
         outcome: &mut Outcome,
     ) -> Option<String> {
         let stored = &self.operands[self.operands.len() - self.stores..];
-        let (mut most, mut fault) = (0, None);
-        for (k, ((dtype, _), (found, expected))) in
-            self.buffers.iter().zip(found.iter().zip(expected)).enumerate()
+        let (mut max_distance, mut fault) = (0, None);
+        for (k, ((dtype, _), (actual, expected))) in
+            self.buffers.iter().zip(actual.iter().zip(expected)).enumerate()
         {
             let is_stored = stored.contains(&k);
-            let elements = found.chunks_exact(dtype.size()).zip(expected.chunks_exact(dtype.size()));
-            for (index, (found, expected)) in elements.enumerate() {
-                let steps = ulp_distance(*dtype, found, expected);
+            let elements = actual.chunks_exact(dtype.size()).zip(expected.chunks_exact(dtype.size()));
+            for (index, (actual_value, expected)) in elements.enumerate() {
+                let steps = ulp_distance(*dtype, actual_value, expected);
                 outcome.results += usize::from(is_stored);
                 outcome.different_results += usize::from(steps > 0);
-                most = most.max(steps);
+                max_distance = max_distance.max(steps);
                 if steps > if self.is_exact { 0 } else { FUNCTION_ULP_TOLERANCE } && fault.is_none() {
-                    let [found, expected] = [found, expected].map(|bytes| Scalar::read(*dtype, bytes));
-                    fault =
-                        Some(format!("buffer {k} of {dtype} at {index} is {found}, not {expected}: {steps}"));
+                    let [actual_scalar, expected] =
+                        [actual_value, expected].map(|bytes| Scalar::read(*dtype, bytes));
+                    fault = Some(format!(
+                        "buffer {k} of {dtype} at {index} is {actual_scalar}, not {expected}: {steps}"
+                    ));
                 }
             }
         }
-        outcome.equal += usize::from(most == 0);
-        outcome.most_steps = outcome.most_steps.max(most);
+        outcome.equal += usize::from(max_distance == 0);
+        outcome.most_steps = outcome.most_steps.max(max_distance);
         fault
     }
 }
@@ -426,7 +431,7 @@ fn ulp_distance(dtype: DType, a: &[u8], b: &[u8]) -> u64 {
 /// Returns the initial contents of the buffers of a program, except for its inputs and state: constants, and
 /// zeros.
 fn initial_contents(program: &Program) -> Vec<Vec<Scalar>> {
-    let elements = |buffer: &ortrain_program::Buffer| match buffer.place {
+    let elements = |buffer: &ortrain_program::Buffer| match buffer.location {
         BufferLocation::Constant(number) => Scalar::read_all(buffer.dtype, program.constants[number].data()),
         _ => vec![Scalar::from_f64(Type::of(buffer.dtype), 0.0); buffer.len],
     };
@@ -459,16 +464,16 @@ fn add_random_programs(samples: &mut Samples) {
             for entry in [GradientMode::Accumulate, GradientMode::Overwrite] {
                 let mut buffers = initial_contents(&program);
                 for (k, buffer) in program.buffers.iter().enumerate() {
-                    let is_state = matches!(buffer.place, BufferLocation::Plane(..));
+                    let is_state = matches!(buffer.location, BufferLocation::Plane(..));
                     if !is_state && !program.inputs.contains(&BufferId(k as u32)) {
                         continue;
                     }
                     // Between -1 and 1.
-                    let number = |index: usize| {
+                    let sample = |index: usize| {
                         f64::from(philox4x32_10(seed, k as u64, index as u64)[0] as i32) / 2f64.powi(31)
                     };
                     buffers[k] = (0..buffer.len)
-                        .map(|index| Scalar::from_f64(Type::of(buffer.dtype), number(index)))
+                        .map(|index| Scalar::from_f64(Type::of(buffer.dtype), sample(index)))
                         .collect();
                 }
                 let label = format!("random program {seed}, fused {is_fused}, {entry:?}");
@@ -492,8 +497,8 @@ fn edge_values(dtype: DType) -> Vec<Scalar> {
     } else {
         let small = [0, 1, 2, 3, 5, 31, 40, 100, 200].into_iter();
         let powers = bits.iter().map(|&bits| 1i64.checked_shl(bits as u32).unwrap_or(0));
-        let near = powers.flat_map(|power| [power.wrapping_sub(1), power, power.wrapping_add(1)]);
-        let signed = small.chain(near).flat_map(|value| [value, value.wrapping_neg()]);
+        let neighbors = powers.flat_map(|power| [power.wrapping_sub(1), power, power.wrapping_add(1)]);
+        let signed = small.chain(neighbors).flat_map(|value| [value, value.wrapping_neg()]);
         signed.map(|value| Scalar::I64(value).convert(ty)).collect()
     };
     // As they are read back from memory.
@@ -670,15 +675,15 @@ fn add_narrow_floats(samples: &mut Samples) {
         maps.map(&[(x, 0, &[1])], DType::F32, |b, types| b.load(0, types[0]));
         for part in [0.5, 0.499, 0.501] {
             maps.map(&[(x, 0, &[1]), (x, 0, &[0])], dtype, |b, types| {
-                let (here, one) = (b.coordinate(0), b.int(1));
-                let next = b.add(here, one);
+                let (coordinate, one) = (b.coordinate(0), b.int(1));
+                let next = b.add(coordinate, one);
                 let [x, y] = [b.load(0, types[0]), b.load_at(1, next, types[1])];
                 let [x, y] = [x, y].map(|reg| b.convert(reg, Type::F64));
                 let step = b.sub(y, x);
                 let part = b.constant(Type::F64, part);
                 let part = b.mul(step, part);
-                let between = b.add(x, part);
-                b.convert(between, Type::F32)
+                let sum = b.add(x, part);
+                b.convert(sum, Type::F32)
             });
         }
         maps.add_to(&format!("all of {dtype}"), samples);
@@ -697,17 +702,17 @@ fn add_coordinates_and_indices(samples: &mut Samples) {
     for scalar in [RunScalar::Seed, RunScalar::TrainStep] {
         maps.map(&[], DType::U64, |b, _| b.run_scalar(scalar));
     }
-    let number = |b: &mut Builder| b.element_number(&[3, 4, 5]);
+    let linear = |b: &mut Builder| b.element_number(&[3, 4, 5]);
     for (offset, shift) in [(0, -10), (5, -10), (23, -1), (3, i64::MAX - 30), (3, i64::MIN)] {
         maps.map(&[(x, offset, &[0, 0, 0])], DType::I64, |b, types| {
-            let (at, shift) = (number(b), b.int(shift));
+            let (at, shift) = (linear(b), b.int(shift));
             let at = b.add(at, shift);
             b.load_at(0, at, types[0])
         });
     }
     for stream in [0, 1 << 40, -1] {
         maps.map(&[], DType::U32, |b, _| {
-            let (key, index, stream) = (b.run_scalar(RunScalar::Seed), number(b), b.int(stream));
+            let (key, index, stream) = (b.run_scalar(RunScalar::Seed), linear(b), b.int(stream));
             let [stream, index] = [stream, index].map(|reg| b.convert(reg, Type::U64));
             // Also across the wraparound of the index.
             let index = b.sub(index, key);
@@ -715,14 +720,14 @@ fn add_coordinates_and_indices(samples: &mut Samples) {
         });
     }
     maps.map(&[], DType::I64, |b, _| {
-        let at = number(b);
+        let at = linear(b);
         b.guard(at, 60)
     });
     maps.add_to("places", samples);
     for (shift, bound) in [(0, 59), (0, 1), (0, 0), (-1, 60), (-60, 60), (i64::MAX - 40, i64::MAX)] {
         let mut maps = Maps::over(&[3, 4, 5]);
         maps.map(&[], DType::I64, |b, _| {
-            let (at, shift) = (number(b), b.int(shift));
+            let (at, shift) = (linear(b), b.int(shift));
             let at = b.add(at, shift);
             b.guard(at, bound)
         });
@@ -754,21 +759,21 @@ fn printed_functions_match_at_edges() {
     let outcome = check("edges", &samples);
     println!("{outcome:?}");
     assert_eq!(outcome.failed_guards, 6);
-    let all = [Type::F32, Type::F64, Type::I32, Type::I64, Type::U32, Type::U64, Type::Bool];
-    let mut wanted: BTreeSet<String> =
+    let types = [Type::F32, Type::F64, Type::I32, Type::I64, Type::U32, Type::U64, Type::Bool];
+    let mut unseen: BTreeSet<String> =
         ["Const", "Load", "LoadAt", "Coordinate", "Select", "Guard", "Random", "Seed", "TrainStep"]
             .map(str::to_owned)
             .into();
-    for ty in all {
+    for ty in types {
         let unary = UNARY.into_iter().filter(|&op| has_unary(op, ty));
-        wanted.extend(unary.map(|op| format!("{op:?} {ty:?}")));
+        unseen.extend(unary.map(|op| format!("{op:?} {ty:?}")));
         let binary = BINARY.into_iter().filter(|&op| has_binary(op, ty));
-        wanted.extend(binary.map(|op| format!("{op:?} {ty:?}")));
-        wanted.extend(COMPARE.map(|op| format!("{op:?} {ty:?}")));
-        let others = all.into_iter().filter(|&other| other != ty);
-        wanted.extend(others.map(|other| format!("Convert {other:?} {ty:?}")));
+        unseen.extend(binary.map(|op| format!("{op:?} {ty:?}")));
+        unseen.extend(COMPARE.map(|op| format!("{op:?} {ty:?}")));
+        let others = types.into_iter().filter(|&other| other != ty);
+        unseen.extend(others.map(|other| format!("Convert {other:?} {ty:?}")));
     }
-    let missing: Vec<&String> = wanted.difference(&samples.instructions).collect();
+    let missing: Vec<&String> = unseen.difference(&samples.instructions).collect();
     assert!(missing.is_empty(), "nothing was printed of {missing:?}");
 }
 
@@ -791,12 +796,13 @@ fn unfused_printed_cases_match() {
         .env(PASSES_VARIABLE, left_out)
         .output()
         .unwrap();
-    let [said, errors] = [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-    assert!(done.status.success() && said.contains("1 passed"), "{said}{errors}");
-    println!("{said}");
+    let [stdout, errors] = [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+    assert!(done.status.success() && stdout.contains("1 passed"), "{stdout}{errors}");
+    println!("{stdout}");
     // Fusion would leave a quarter of the maps.
-    let maps = said.split_once("maps: ").and_then(|(_, rest)| rest.split(',').next()?.parse::<usize>().ok());
-    assert!(maps.is_some_and(|maps| maps > 5000), "{said}");
+    let maps =
+        stdout.split_once("maps: ").and_then(|(_, rest)| rest.split(',').next()?.parse::<usize>().ok());
+    assert!(maps.is_some_and(|maps| maps > 5000), "{stdout}");
 }
 
 #[test]

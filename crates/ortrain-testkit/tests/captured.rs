@@ -26,16 +26,16 @@ fn check(wrap: impl Fn(&Case) -> Case, leave_out: &[&str]) {
         let at = |message: String| format!("{} ({}): {message}", case.operator, case.name);
         let want = gradients(&case).expect("the main graph has gradients");
         match gradients(&wrap(&case)) {
-            Ok(found) => {
+            Ok(actual) => {
                 let numbers = |tensors: &[Tensor]| tensors.iter().map(Tensor::to_f64).collect::<Vec<_>>();
-                let (found, want) = (numbers(&found), numbers(&want));
+                let (actual, want) = (numbers(&actual), numbers(&want));
                 let same = |(a, b): (&f64, &f64)| a == b || a.is_nan() && b.is_nan();
-                compared += found.len();
-                if found.len() != want.len()
-                    || found.iter().flatten().count() != want.iter().flatten().count()
-                    || !found.iter().flatten().zip(want.iter().flatten()).all(same)
+                compared += actual.len();
+                if actual.len() != want.len()
+                    || actual.iter().flatten().count() != want.iter().flatten().count()
+                    || !actual.iter().flatten().zip(want.iter().flatten()).all(same)
                 {
-                    failures.push(at(format!("{found:?} instead of {want:?}")));
+                    failures.push(at(format!("{actual:?} instead of {want:?}")));
                 }
             }
             Err(error) => failures.push(at(error)),

@@ -97,16 +97,16 @@ proptest! {
         let seed = graph.add_value("seed", ortrain_graph::ValueType::tensor(DType::F32, &dims));
         graph.inputs.push(seed);
         let (output, targets) = (graph.outputs[0], graph.inputs[..2].to_vec());
-        let found = ortrain_ops::passes::differentiate::backpropagate(&mut graph, &[(output, seed)], &targets);
-        let Ok(found) = found else { return Ok(()) };
-        graph.outputs = found.into_iter().flatten().collect();
-        let mut given = case.inputs.clone();
-        given.push(Tensor::zeros(DType::F32, dims).expect("not too many"));
-        let made = Specialiser::new(graph.clone(), roles(&graph)).schedule(&given);
-        prop_assert!(made.is_ok(), "{:?}", made.err());
+        let gradients = ortrain_ops::passes::differentiate::backpropagate(&mut graph, &[(output, seed)], &targets);
+        let Ok(gradients) = gradients else { return Ok(()) };
+        graph.outputs = gradients.into_iter().flatten().collect();
+        let mut run_inputs = case.inputs.clone();
+        run_inputs.push(Tensor::zeros(DType::F32, dims).expect("not too many"));
+        let first_schedule = Specialiser::new(graph.clone(), roles(&graph)).schedule(&run_inputs);
+        prop_assert!(first_schedule.is_ok(), "{:?}", first_schedule.err());
         if ortrain_ops::passes::decompose::standardise(&mut graph).is_ok() {
-            let made = Specialiser::new(graph.clone(), roles(&graph)).schedule(&given);
-            prop_assert!(made.is_ok(), "{:?}", made.err());
+            let second_schedule = Specialiser::new(graph.clone(), roles(&graph)).schedule(&run_inputs);
+            prop_assert!(second_schedule.is_ok(), "{:?}", second_schedule.err());
         }
     }
 }

@@ -70,10 +70,10 @@ fn fused_programs_mean_the_same() {
 /// Returns true if float32 results differ by no more than sums in another order.
 fn results_close(got: &[Vec<u8>], want: &[Vec<u8>]) -> bool {
     let close = |(x, y): (f64, f64)| (x - y).abs() <= tolerance::FLOAT32 * y.abs().max(1.0);
-    let all = |(got, want): (&Vec<u8>, &Vec<u8>)| {
+    let is_close = |(got, want): (&Vec<u8>, &Vec<u8>)| {
         got.len() == want.len() && numbers(got).zip(numbers(want)).all(close)
     };
-    got.len() == want.len() && got.iter().zip(want).all(all)
+    got.len() == want.len() && got.iter().zip(want).all(is_close)
 }
 
 /// On the reference evaluator and on the CPU, with and without a memory limit: reads before an in-place
@@ -172,20 +172,20 @@ fn map(
     let mut expr = Builder::new();
     let regs: Vec<Reg> = (0..reads.len()).map(|slot| expr.load(slot, Type::F32)).collect();
     let result = f(&mut expr, &regs);
-    let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[elements]);
+    let contiguous = |id: BufferId| Operand::contiguous(id, DType::F32, &[elements]);
     Instruction::from(Nest {
         dims: [elements].into_iter().collect(),
         inner: 0,
         segments: None,
-        loads: reads.iter().map(|&id| Load::Buffer(whole(id))).collect(),
+        loads: reads.iter().map(|&id| Load::Buffer(contiguous(id))).collect(),
         expr: expr.finish(&[result]),
         reductions: Vec::new(),
-        stores: vec![whole(to)],
+        stores: vec![contiguous(to)],
     })
 }
 
 /// Builds the gradient of an embedding, and an operation on it before its accumulation in a plane.
-fn embedding(fused: bool, between: Option<BinaryOp>) -> Program {
+fn embedding(fused: bool, operation: Option<BinaryOp>) -> Program {
     let (rows, width, count) = (9, 5, 7);
     let node: Arc<str> = "node".into();
     let mut b = ProgramBuilder::new();
@@ -206,7 +206,7 @@ fn embedding(fused: bool, between: Option<BinaryOp>) -> Program {
         overwrites: false,
     };
     let mut steps = vec![(zeros, GradientModes::ALL), (Instruction::from(sums), GradientModes::ALL)];
-    if let Some(op) = between {
+    if let Some(op) = operation {
         let next = b.work("both", DType::F32, rows * width);
         steps.push((map(&b, &[other, value], next, |b, x| b.binary(op, x[0], x[1])), GradientModes::ALL));
         value = next;
@@ -228,13 +228,13 @@ fn row_sums_touch_no_other_row() {
     let entry_of = |program: &Program, entry| -> Vec<&str> {
         program.instructions_in(entry).map(|scheduled| scheduled.instruction.name()).collect()
     };
-    for (between, adding, putting) in [
+    for (operation, adding, putting) in [
         (None, vec!["ScatterAdd"], vec!["Map", "ScatterAdd"]),
         (Some(BinaryOp::Add), vec!["Map", "ScatterAdd"], vec!["Map", "ScatterAdd"]),
         (Some(BinaryOp::Mul), vec!["Map", "ScatterAdd", "Map"], vec!["Map", "ScatterAdd", "Map"]),
     ] {
-        let plain = Arc::new(embedding(false, between));
-        let fused = Arc::new(embedding(true, between));
+        let plain = Arc::new(embedding(false, operation));
+        let fused = Arc::new(embedding(true, operation));
         assert_eq!(entry_of(&fused, GradientMode::Accumulate), adding, "{fused}");
         assert_eq!(entry_of(&fused, GradientMode::Overwrite), putting, "{fused}");
         let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
@@ -243,11 +243,11 @@ fn row_sums_touch_no_other_row() {
         {
             let want = run_program(&plain, &reference(), 1, entry);
             let got = run_program(&fused, &backend, 1, entry);
-            let [found, expected] =
+            let [actual, expected] =
                 [&got, &want].map(|results| results.iter().flat_map(|bytes| numbers(bytes)));
-            for (x, y) in found.zip(expected) {
+            for (x, y) in actual.zip(expected) {
                 let close = (x - y).abs() <= tolerance::FLOAT32 * y.abs().max(1.0);
-                assert!(close, "{between:?}, {entry:?}: {x} is not {y}\n{fused}");
+                assert!(close, "{operation:?}, {entry:?}: {x} is not {y}\n{fused}");
             }
         }
     }
@@ -267,12 +267,13 @@ impl DropoutNet {
     fn product(&mut self, a: BufferId, factor: BufferId, mask: BufferId, forward: Option<u64>) -> BufferId {
         let (rows, columns) = (self.rows, self.columns);
         let result = self.b.work("product", DType::F32, rows * columns);
-        let whole = |id: BufferId, dtype| Operand::contiguous(id, dtype, &[rows, columns]);
+        let contiguous = |id: BufferId, dtype| Operand::contiguous(id, dtype, &[rows, columns]);
         let mut factor = Operand::contiguous(factor, DType::F32, &[columns, columns]);
         let mut e = Builder::new();
         let (product, zero) = (e.load(0, Type::F32), e.constant(Type::F32, 0.0));
-        let (mut loads, mut stores) = (vec![Load::Accumulator(DType::F32)], vec![whole(result, DType::F32)]);
-        let kept = if let Some(stream) = forward {
+        let (mut loads, mut stores) =
+            (vec![Load::Accumulator(DType::F32)], vec![contiguous(result, DType::F32)]);
+        let dropped = if let Some(stream) = forward {
             let [i, j] = [e.coordinate(0), e.coordinate(1)];
             let width = e.int(columns as i64);
             let first = e.mul(i, width);
@@ -282,15 +283,15 @@ impl DropoutNet {
             let stream = e.convert(stream, Type::U64);
             let random = e.push(ortrain_expr::Inst::Random(key, stream, at), Type::U32);
             let limit = e.constant(Type::U32, f64::from(3u32 << 30));
-            stores.push(whole(mask, DType::Bool));
+            stores.push(contiguous(mask, DType::Bool));
             e.compare(CompareOp::Lt, random, limit)
         } else {
             factor.access.strides.reverse();
-            loads.push(Load::Buffer(whole(mask, DType::Bool)));
+            loads.push(Load::Buffer(contiguous(mask, DType::Bool)));
             e.load(1, Type::Bool)
         };
-        let value = e.select(kept, product, zero);
-        let outputs = if forward.is_some() { vec![value, kept] } else { vec![value] };
+        let value = e.select(dropped, product, zero);
+        let outputs = if forward.is_some() { vec![value, dropped] } else { vec![value] };
         let expr = e.finish(&outputs);
         let dims = [rows, columns].into_iter().collect();
         let epilogue = Nest { dims, inner: 0, segments: None, loads, expr, reductions: Vec::new(), stores };
@@ -299,7 +300,7 @@ impl DropoutNet {
             m: rows,
             n: columns,
             k: columns,
-            a: whole(a, DType::F32),
+            a: contiguous(a, DType::F32),
             b: factor,
             rounded: [None; 2],
             precision: Precision::F32,
@@ -367,19 +368,19 @@ fn pooling(fused: bool, planes: usize, axes: &[SlidingAxis]) -> Program {
     let mut b = ProgramBuilder::new();
     let shape = |pass| WindowShape { pass, planes, axes: axes.iter().copied().collect() };
     let [inputs, outputs] = shape(WindowPass::Max).operands();
-    let [source, back] = ["source", "back"].map(|name| b.work(name, DType::F32, inputs));
+    let [source, source_gradient] = ["source", "back"].map(|name| b.work(name, DType::F32, inputs));
     let [gradient, target] = ["gradient", "target"].map(|name| b.work(name, DType::F32, outputs));
     let index = b.work("positions", DType::I64, outputs);
     for (pass, source, target) in
-        [(WindowPass::Max, source, target), (WindowPass::MaxGradient, gradient, back)]
+        [(WindowPass::Max, source, target), (WindowPass::MaxGradient, gradient, source_gradient)]
     {
-        let whole = |id: BufferId| Operand::contiguous(id, b.buffer(id).dtype, &[b.buffer(id).len]);
-        let (source, target) = (whole(source), whole(target));
-        let index = Some(WindowIndex::with_element_positions(whole(index)));
+        let contiguous = |id: BufferId| Operand::contiguous(id, b.buffer(id).dtype, &[b.buffer(id).len]);
+        let (source, target) = (contiguous(source), contiguous(target));
+        let index = Some(WindowIndex::with_element_positions(contiguous(index)));
         let instruction = Instruction::from(Window { shape: shape(pass), source, index, target });
         b.emit(instruction, GradientModes::ALL, &node).expect("it is valid");
     }
-    let (inputs, outputs) = (vec![source, gradient], vec![target, back]);
+    let (inputs, outputs) = (vec![source, gradient], vec![target, source_gradient]);
     if fused { b.finish(inputs, outputs) } else { b.finish_unfused(inputs, outputs) }
         .expect("it fits in memory")
 }
@@ -402,8 +403,9 @@ fn cell_indices_match_positions() {
     ] {
         let (plain, fused) =
             (Arc::new(pooling(false, planes, &axes)), Arc::new(pooling(true, planes, &axes)));
-        let found = fused.buffers.iter().find(|buffer| &*buffer.label == "positions").map(|b| b.dtype);
-        assert_eq!(found, Some(dtype), "{fused}");
+        let position_dtype =
+            fused.buffers.iter().find(|buffer| &*buffer.label == "positions").map(|b| b.dtype);
+        assert_eq!(position_dtype, Some(dtype), "{fused}");
         let want = run_program(&plain, &reference(), 3, GradientMode::Accumulate);
         let backends = common::every_level().into_iter().chain([Arc::new(Reference) as Arc<dyn Backend>]);
         for backend in backends {

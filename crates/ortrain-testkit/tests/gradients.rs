@@ -184,12 +184,12 @@ fn detects_wrong_sign() {
     let y = b.node("Sub", &[x, z], Attrs::new());
     let case = b.outputs(&[y]);
     check_gradient(&case).expect("the true gradient passes");
-    let wrong = ortrain_testkit::check_gradient_after(&case, |graph| {
+    let outcome = ortrain_testkit::check_gradient_after(&case, |graph| {
         // The gradient of the subtrahend is Neg of the incoming gradient; drop the sign.
         let node =
             graph.nodes.iter_mut().find(|node| &*node.op == "Neg").expect("Sub passes back a negation");
         node.op = "Identity".into();
     });
-    let message = wrong.expect_err("a wrong sign is a failure");
+    let message = outcome.expect_err("a wrong sign is a failure");
     assert!(message.contains("the gradient of input 1"), "{message}");
 }

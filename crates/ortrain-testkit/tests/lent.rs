@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU8;
 
 use ortrain_program::{
-    Backend, Bindings, BufferLocation, GradientMode, Instruction, LentMemory, Memory, Reference, RunError,
-    Scalars, Workspace,
+    Backend, Bindings, BorrowedMemory, BufferLocation, GradientMode, Instruction, Memory, Reference,
+    RunError, Scalars, Workspace,
 };
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size, run_program_on};
 
@@ -33,8 +33,8 @@ impl GuardedMemory {
         let pages = (len + gap).div_ceil(PAGE) + 2;
         // SAFETY: a new mapping, at an address that the system chooses.
         let map = unsafe {
-            let all = libc::MAP_PRIVATE | libc::MAP_ANON;
-            libc::mmap(null_mut(), pages * PAGE, libc::PROT_READ | libc::PROT_WRITE, all, -1, 0)
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANON;
+            libc::mmap(null_mut(), pages * PAGE, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
         };
         assert_ne!(map, libc::MAP_FAILED);
         for guard in [0, (pages - 1) * PAGE] {
@@ -46,7 +46,7 @@ impl GuardedMemory {
     }
 }
 
-impl LentMemory for GuardedMemory {
+impl BorrowedMemory for GuardedMemory {
     fn bytes(&self) -> &[AtomicU8] {
         // SAFETY: the bytes are in readable and writable pages of the mapping, which lives as long as `self`.
         unsafe { std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.start), self.len) }
@@ -79,7 +79,7 @@ fn caller_planes_give_identical_results() {
             for (level, entry) in levels.iter().flat_map(|level| ENTRIES.map(|entry| (level, entry))) {
                 let want = run_program_on(&program, level, seed, entry, &Memory::new(bytes));
                 for gap in [0, 4, 12] {
-                    let plane = Memory::lent(Arc::new(GuardedMemory::new(bytes, gap, false)));
+                    let plane = Memory::borrowed(Arc::new(GuardedMemory::new(bytes, gap, false)));
                     let got = run_program_on(&program, level, seed, entry, &plane);
                     assert!(got == want, "seed {seed}, {entry:?}, {gap} bytes before the end\n{program}");
                 }
@@ -108,7 +108,7 @@ fn rejects_unsuitable_planes() {
         let program = Arc::new(RandomProgram::new(seed, kinds).finish(true));
         let Some(bytes) = program.planes.first().map(|used| used.bytes) else { continue };
         let steps = || program.instructions.iter().map(|scheduled| &scheduled.instruction);
-        let in_plane = |id| matches!(program.buffer(id).place, BufferLocation::Plane(..));
+        let in_plane = |id| matches!(program.buffer(id).location, BufferLocation::Plane(..));
         let writes = steps().flat_map(Instruction::writes).any(in_plane);
         if !writes && !steps().flat_map(Instruction::reads).any(in_plane) {
             continue;
@@ -118,7 +118,7 @@ fn rejects_unsuitable_planes() {
             let mut work = Workspace::new(backend.clone());
             work.reserve(program.work_bytes, executable.scratch_bytes()).unwrap();
             let mut run = |gap, read_only| {
-                let plane = Memory::lent(Arc::new(GuardedMemory::new(bytes, gap, read_only)));
+                let plane = Memory::borrowed(Arc::new(GuardedMemory::new(bytes, gap, read_only)));
                 let bindings = Bindings { planes: &[&plane] };
                 let outcome =
                     executable.run(&bindings, &mut work, GradientMode::Accumulate, Scalars::default());

@@ -15,8 +15,8 @@ use ortrain_testkit::{
 };
 
 /// Returns true if the layer before the selection is computed for a few tokens only.
-fn computes_few_tokens(taken: &Selection) -> bool {
-    !matches!(taken, Selection::All | Selection::Slice(0, 6))
+fn computes_few_tokens(selection: &Selection) -> bool {
+    !matches!(selection, Selection::All | Selection::Slice(0, 6))
 }
 
 fn program(graph: Graph, inputs: &[Tensor]) -> Arc<Program> {
@@ -33,15 +33,15 @@ fn flops(config: &Config) -> [u64; 2] {
 
 #[test]
 fn layer_is_computed_for_selection_only() {
-    let whole = flops(&Config { taken: Selection::All, dropped: true });
+    let full_flops = flops(&Config { taken: Selection::All, dropped: true });
     for config in configs().into_iter().filter(|config| config.taken != Selection::All && config.dropped) {
         let some = flops(&config);
         // Gradients of rows that are selected twice are row sums: their zeros are not known.
         let passes = if config.taken == Selection::Some(vec![1, 1]) { 1 } else { 2 };
-        for (some, whole) in some.into_iter().zip(whole).take(passes) {
+        for (some, full) in some.into_iter().zip(full_flops).take(passes) {
             // Keys and values are computed for all tokens: at most a third of the products' operations.
-            let few = some * 2 < whole;
-            assert_eq!(few, computes_few_tokens(&config.taken), "{config:?}: {some} of {whole}");
+            let is_less_than_half = some * 2 < full;
+            assert_eq!(is_less_than_half, computes_few_tokens(&config.taken), "{config:?}: {some} of {full}");
         }
     }
 }
@@ -49,9 +49,11 @@ fn layer_is_computed_for_selection_only() {
 /// Attention remains a single instruction, for the required queries only, and no buffer holds other tokens.
 #[test]
 fn attention_keeps_required_queries_only() {
-    let few = [(Selection::One(0), 1), (Selection::One(-1), 1), (Selection::Slice(4, 7), 3)];
-    for ((taken, wanted), dropped) in few.into_iter().flat_map(|few| [(few.clone(), false), (few, true)]) {
-        let config = Config { taken, dropped };
+    let small_cases = [(Selection::One(0), 1), (Selection::One(-1), 1), (Selection::Slice(4, 7), 3)];
+    for ((selection, wanted), dropped) in
+        small_cases.into_iter().flat_map(|small| [(small.clone(), false), (small, true)])
+    {
+        let config = Config { taken: selection, dropped };
         let case = config.case();
         let backward = program(gradient_graph(&case).unwrap(), &case.inputs);
         let queries: Vec<usize> = backward
@@ -75,8 +77,8 @@ fn attention_keeps_required_queries_only() {
 /// Gradients in float64 agree with central differences.
 #[test]
 fn gradients_are_those_of_differences() {
-    for taken in [Selection::One(-1), Selection::Some(vec![2, 3, 4]), Selection::Sentence(1)] {
-        check_gradient(&Config { taken, dropped: true }.case()).unwrap();
+    for selection in [Selection::One(-1), Selection::Some(vec![2, 3, 4]), Selection::Sentence(1)] {
+        check_gradient(&Config { taken: selection, dropped: true }.case()).unwrap();
     }
     check_second_order(&Config { taken: Selection::One(0), dropped: false }.case()).unwrap();
 }
@@ -95,9 +97,9 @@ fn results_are_unchanged() {
         let mut graph = gradient_graph(&case).unwrap();
         let reference = || Arc::new(Reference) as Arc<dyn ortrain_program::Backend>;
         let got = run(&graph, &case.inputs, reference()).unwrap();
-        let all: Vec<ValueId> =
+        let values: Vec<ValueId> =
             graph.nodes.iter().flat_map(|node| node.outputs.iter().flatten().copied()).collect();
-        for id in all {
+        for id in values {
             if !graph.outputs.contains(&id) {
                 graph.outputs.push(id);
             }

@@ -79,12 +79,12 @@ proptest! {
             return Ok(());
         }
         // The size of the result if all sizes were known.
-        let mut given = case.graph.clone();
-        given.value_mut(given.inputs[0]).ty = ValueType::tensor(DType::F32, case.inputs[0].dims());
-        if ortrain_ops::passes::infer::infer(&mut given).is_err() {
+        let mut forward_graph = case.graph.clone();
+        forward_graph.value_mut(forward_graph.inputs[0]).ty = ValueType::tensor(DType::F32, case.inputs[0].dims());
+        if ortrain_ops::passes::infer::infer(&mut forward_graph).is_err() {
             return Ok(());
         }
-        let dims = given.value(given.outputs[0]).ty.shape().and_then(Shape::concrete).expect("all are given");
+        let dims = forward_graph.value(forward_graph.outputs[0]).ty.shape().and_then(Shape::concrete).expect("all are given");
         if dims.iter().product::<usize>() > MAX_ELEMENTS {
             return Ok(());
         }
@@ -94,18 +94,18 @@ proptest! {
         let seed = graph.add_value("seed", ValueType::tensor(DType::F32, &dims));
         graph.inputs.push(seed);
         let (output, targets) = (graph.outputs[0], [graph.inputs[0]]);
-        let found = ortrain_ops::passes::differentiate::backpropagate(&mut graph, &[(output, seed)], &targets);
-        let Ok(found) = found else { return Ok(()) };
-        graph.outputs = found.into_iter().flatten().collect();
-        let mut given = case.inputs.clone();
-        given.push(Tensor::zeros(DType::F32, dims).expect("not too many"));
+        let gradients = ortrain_ops::passes::differentiate::backpropagate(&mut graph, &[(output, seed)], &targets);
+        let Ok(gradients) = gradients else { return Ok(()) };
+        graph.outputs = gradients.into_iter().flatten().collect();
+        let mut run_inputs = case.inputs.clone();
+        run_inputs.push(Tensor::zeros(DType::F32, dims).expect("not too many"));
         // With known sizes, a successful inference guarantees a schedule; otherwise, sizes may be too large.
         let all_known = config.has_known_sizes();
-        let made = Specialiser::new(graph.clone(), roles(&graph)).schedule(&given);
-        prop_assert!(made.is_ok() || !all_known, "{:?}", made.err());
+        let first_schedule = Specialiser::new(graph.clone(), roles(&graph)).schedule(&run_inputs);
+        prop_assert!(first_schedule.is_ok() || !all_known, "{:?}", first_schedule.err());
         if ortrain_ops::passes::decompose::standardise(&mut graph).is_ok() {
-            let made = Specialiser::new(graph.clone(), roles(&graph)).schedule(&given);
-            prop_assert!(made.is_ok() || !all_known, "{:?}", made.err());
+            let second_schedule = Specialiser::new(graph.clone(), roles(&graph)).schedule(&run_inputs);
+            prop_assert!(second_schedule.is_ok() || !all_known, "{:?}", second_schedule.err());
         }
     }
 }

@@ -34,14 +34,18 @@ fn cpu(isa: Isa, precision: Precision) -> Arc<dyn Backend> {
 
 /// Returns the number of a program's instructions that round factors.
 fn rounded_instruction_count(program: &Program) -> usize {
-    program.instructions.iter().filter(|one| one.instruction.precision() != Precision::F32).count()
+    program
+        .instructions
+        .iter()
+        .filter(|scheduled| scheduled.instruction.precision() != Precision::F32)
+        .count()
 }
 
 /// Products and convolutions use the precision if it is worthwhile; all other instructions are the same as in
 /// `f32`.
 #[test]
 fn nothing_else_changes() {
-    let mut found = 0;
+    let mut rounded_count = 0;
     for seed in 0..300 {
         let plain = RandomProgram::new(seed, KINDS).finish(true);
         let same = RandomProgram::new(seed, KINDS).precision(Precision::F32).finish(true);
@@ -56,12 +60,12 @@ fn nothing_else_changes() {
                 };
                 assert_eq!(scheduled.instruction.precision(), expected, "{rounded}");
             }
-            found += rounded_instruction_count(&rounded);
+            rounded_count += rounded_instruction_count(&rounded);
             let without = rounded.to_string().replace(&format!(" {precision}  ("), "  (");
             assert_eq!(without, plain.to_string());
         }
     }
-    assert!(found > 300, "{found} instructions round");
+    assert!(rounded_count > 300, "{rounded_count} instructions round");
 }
 
 /// Forward: the rounded factors are inputs, so both round the same numbers. With 8 bits, results differ from
@@ -107,13 +111,13 @@ fn gradients_are_rounded_as_the_reference_rounds_them() {
 /// Fusion preserves every rounding, and the CPU agrees.
 #[test]
 fn random_programs_mean_the_same() {
-    let mut found = 0;
+    let mut rounded = 0;
     for precision in ROUNDED {
         let cpu = cpu(Isa::detect().unwrap(), precision);
         for seed in 0..60 {
             let plain = Arc::new(RandomProgram::new(seed, KINDS).precision(precision).finish(false));
             let fused = Arc::new(RandomProgram::new(seed, KINDS).precision(precision).finish(true));
-            found += rounded_instruction_count(&fused);
+            rounded += rounded_instruction_count(&fused);
             let want = run_program(&plain, &reference(), seed, GradientMode::Overwrite);
             assert!(
                 run_program(&fused, &reference(), seed, GradientMode::Overwrite) == want,
@@ -128,20 +132,20 @@ fn random_programs_mean_the_same() {
             }
         }
     }
-    assert!(found > 60, "{found} instructions round");
+    assert!(rounded > 60, "{rounded} instructions round");
 }
 
 /// On images that are split: bit-identical at every thread count.
 #[test]
 fn threads_change_no_bit() {
     let before = Cpu::num_threads();
-    let mut found = 0;
+    let mut rounded = 0;
     for precision in ROUNDED {
         let cpu = cpu(Isa::detect().unwrap(), precision);
         for seed in 0..40 {
             let kinds = Kinds { size: Size::Large, ..KINDS };
             let program = Arc::new(RandomProgram::new(seed, kinds).precision(precision).finish(true));
-            found += rounded_instruction_count(&program);
+            rounded += rounded_instruction_count(&program);
             let outcomes = [1, 2, 3].map(|threads| {
                 Cpu::set_num_threads(threads);
                 run_program(&program, &cpu, seed, GradientMode::Accumulate)
@@ -150,7 +154,7 @@ fn threads_change_no_bit() {
         }
     }
     Cpu::set_num_threads(before);
-    assert!(found > 10, "{found} instructions round");
+    assert!(rounded > 10, "{rounded} instructions round");
 }
 
 /// Infinity and NaN pass through as in `f32`; only `bf16` turns the largest numbers into infinity.
@@ -173,11 +177,11 @@ fn non_finite_values_pass_through() {
         let mut backends = vec![Arc::new(Reference) as Arc<dyn Backend>];
         backends.extend(Isa::available().into_iter().map(|isa| cpu(isa, precision)));
         for backend in backends {
-            let found = run_with_precision(&case.graph, &case.inputs, backend, precision)
+            let actual = run_with_precision(&case.graph, &case.inputs, backend, precision)
                 .unwrap()
                 .remove(0)
                 .to_vec::<f32>();
-            let first = |row: usize| found[row * rows];
+            let first = |row: usize| actual[row * rows];
             assert_eq!(first(0), f32::INFINITY, "{precision}");
             assert_eq!(first(1), f32::NEG_INFINITY, "{precision}");
             assert!(first(2).is_nan() && first(5).is_nan(), "{precision}");

@@ -15,8 +15,8 @@ use ortrain_testkit::{Case, check_gradient, gradient_graph, run, tolerance};
 /// Returns the same graph with every value as an output: no value can be omitted or fused.
 fn with_all_outputs(graph: &Graph) -> Graph {
     let mut graph = graph.clone();
-    let all: Vec<ValueId> = graph.nodes.iter().flat_map(ortrain_graph::Node::present_outputs).collect();
-    let more: Vec<ValueId> = all.into_iter().filter(|id| !graph.outputs.contains(id)).collect();
+    let values: Vec<ValueId> = graph.nodes.iter().flat_map(ortrain_graph::Node::present_outputs).collect();
+    let more: Vec<ValueId> = values.into_iter().filter(|id| !graph.outputs.contains(id)).collect();
     graph.outputs.extend(more);
     graph
 }
@@ -30,8 +30,8 @@ fn check_with_all_outputs(case: &Case) {
         for (k, (got, want)) in got.iter().zip(&want).enumerate() {
             let (got, want) = (got.to_f64(), want.to_f64());
             let scale = want.iter().fold(1e-3f64, |scale, value| scale.max(value.abs()));
-            let near = got.iter().zip(&want).all(|(a, b)| (a - b).abs() <= tolerance::FLOAT32 * scale);
-            assert!(near, "{} ({}): result {k} is {got:?}, not {want:?}", case.operator, case.name);
+            let is_close = got.iter().zip(&want).all(|(a, b)| (a - b).abs() <= tolerance::FLOAT32 * scale);
+            assert!(is_close, "{} ({}): result {k} is {got:?}, not {want:?}", case.operator, case.name);
         }
     }
 }

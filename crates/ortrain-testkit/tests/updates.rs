@@ -19,20 +19,21 @@ fn node_by_node(case: &Case) -> Vec<Tensor> {
         values[id.0 as usize] = Some(tensor.clone());
     }
     for node in &graph.nodes {
-        let mut alone: Graph = graph.clone();
-        (alone.inputs, alone.nodes) = (Vec::new(), vec![node.clone()]);
-        alone.outputs = node.present_outputs().collect();
-        let mut given = Vec::new();
+        let mut single_node: Graph = graph.clone();
+        (single_node.inputs, single_node.nodes) = (Vec::new(), vec![node.clone()]);
+        single_node.outputs = node.present_outputs().collect();
+        let mut node_inputs = Vec::new();
         for id in node.present_inputs().filter(|id| graph.value(*id).content().is_none()) {
-            if !alone.inputs.contains(&id) {
+            if !single_node.inputs.contains(&id) {
                 let tensor = values[id.0 as usize].clone().unwrap();
-                alone.value_mut(id).ty = ortrain_graph::ValueType::tensor(tensor.dtype(), tensor.dims());
-                alone.inputs.push(id);
-                given.push(tensor);
+                single_node.value_mut(id).ty =
+                    ortrain_graph::ValueType::tensor(tensor.dtype(), tensor.dims());
+                single_node.inputs.push(id);
+                node_inputs.push(tensor);
             }
         }
-        let made = run(&alone, &given, Arc::new(Reference)).unwrap();
-        for (id, tensor) in alone.outputs.iter().zip(made) {
+        let outputs = run(&single_node, &node_inputs, Arc::new(Reference)).unwrap();
+        for (id, tensor) in single_node.outputs.iter().zip(outputs) {
             values[id.0 as usize] = Some(tensor);
         }
     }
@@ -49,8 +50,8 @@ const READERS: [(&str, Readers); 4] = [
     }),
     ("both, and the sum of both", |b, d, s| vec![d, s, b.node("Add", &[d, s], Attrs::new())]),
     ("functions of both, and of these", |b, d, s| {
-        let (one, other) = (b.node("Sigmoid", &[d], Attrs::new()), b.node("Tanh", &[s], Attrs::new()));
-        vec![b.node("Mul", &[one, other], Attrs::new()), b.node("Sub", &[other, d], Attrs::new())]
+        let (first, other) = (b.node("Sigmoid", &[d], Attrs::new()), b.node("Tanh", &[s], Attrs::new()));
+        vec![b.node("Mul", &[first, other], Attrs::new()), b.node("Sub", &[other, d], Attrs::new())]
     }),
 ];
 
@@ -83,12 +84,12 @@ fn scatters() -> Vec<Case> {
 
 /// Returns values with a selection, where the gradient is added at some rows, and with other readers.
 fn parts_beside_others() -> Vec<Case> {
-    let beside: [(&str, &[&str]); 4] =
+    let neighbors: [(&str, &[&str]); 4] =
         [("PRelu", &["PRelu"]), ("Log", &["Log"]), ("Sinh and Relu", &["Sinh", "Relu"]), ("Exp", &["Exp"])];
     let mut cases = Vec::new();
-    for (name, others) in beside {
-        for taken in ["TopK", "Gather", "GatherElements", "GatherND"] {
-            let mut b = CaseBuilder::new(taken, &format!("beside {name}"));
+    for (name, others) in neighbors {
+        for op in ["TopK", "Gather", "GatherElements", "GatherND"] {
+            let mut b = CaseBuilder::new(op, &format!("beside {name}"));
             let x = b.float(&[4, 5], &Fill::Positive);
             let t = b.node("Softplus", &[x], Attrs::new());
             let mut outputs = Vec::new();
@@ -96,18 +97,18 @@ fn parts_beside_others() -> Vec<Case> {
                 let inputs = if other == "PRelu" { vec![t, t] } else { vec![t] };
                 outputs.push(b.node(other, &inputs, Attrs::new()));
             }
-            let part = match taken {
+            let part = match op {
                 "TopK" => {
                     let k = b.ints(&[2]);
                     b.node_with("", "TopK", &[Some(t), Some(k)], 2, Attrs::new())[0]
                 }
                 "GatherElements" => {
                     let index = b.constant(Tensor::i64(&[2, 5], &[0, 3, 1, 2, 0, 3, 1, 1, 0, 2]));
-                    b.node(taken, &[t, index], Attrs::new())
+                    b.node(op, &[t, index], Attrs::new())
                 }
                 _ => {
                     let index = b.constant(Tensor::i64(&[3, 1], &[2, 0, 2]));
-                    b.node(taken, &[t, index], Attrs::new())
+                    b.node(op, &[t, index], Attrs::new())
                 }
             };
             outputs.insert(0, part);
@@ -130,7 +131,7 @@ fn assert_close(got: &[Tensor], want: &[Tensor], case: &Case) {
 }
 
 #[test]
-fn values_are_read_as_the_graph_says() {
+fn updated_values_equal_the_graph() {
     let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
     for case in scatters().into_iter().chain(parts_beside_others()) {
         let want = node_by_node(&case);

@@ -78,7 +78,7 @@ pub fn is_adapter_name(name: &str) -> bool {
 
 /// Parses a name to its interface and its number; returns `None` for an invalid name.
 fn parse_name(name: &str) -> Option<(&str, usize)> {
-    let (interface, number) = match name.split_once(':') {
+    let (interface, index) = match name.split_once(':') {
         Some((interface, number)) if number.bytes().all(|byte| byte.is_ascii_digit()) => {
             (interface, number.parse().ok()?)
         }
@@ -86,7 +86,7 @@ fn parse_name(name: &str) -> Option<(&str, usize)> {
         None => (name, 0),
     };
     let is_known = INTERFACES.iter().any(|&(known, ..)| known == interface);
-    (is_known || name == BEST_NAME).then_some((interface, number))
+    (is_known || name == BEST_NAME).then_some((interface, index))
 }
 
 fn kind_of(adapter: &wgpu::Adapter) -> AdapterKind {
@@ -113,9 +113,9 @@ fn without_complaints<T>(call: impl FnOnce() -> T) -> T {
         return call();
     }
     let nowhere = std::fs::File::options().write(true).open("/dev/null");
-    let own = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 0);
-    let (Ok(nowhere), Ok(own)) = (nowhere, own) else { return call() };
-    let _kept = SavedStderr(own);
+    let saved_stderr = rustix::io::fcntl_dupfd_cloexec(rustix::stdio::stderr(), 0);
+    let (Ok(nowhere), Ok(saved_stderr)) = (nowhere, saved_stderr) else { return call() };
+    let _kept = SavedStderr(saved_stderr);
     let _ = rustix::stdio::dup2_stderr(nowhere);
     call()
 }
@@ -138,10 +138,10 @@ fn named_adapters() -> Vec<(String, wgpu::Adapter)> {
     });
     adapters.sort_by_key(kind_of);
     let of_interface = |&(interface, backend, _): &(&'static str, wgpu::Backend, &str)| {
-        let ours: Vec<_> = adapters.iter().filter(|a| a.get_info().backend == backend).cloned().collect();
-        ours.into_iter().enumerate().map(move |(number, adapter)| match number {
+        let matching: Vec<_> = adapters.iter().filter(|a| a.get_info().backend == backend).cloned().collect();
+        matching.into_iter().enumerate().map(move |(index, adapter)| match index {
             0 => (interface.to_owned(), adapter),
-            _ => (format!("{interface}:{number}"), adapter),
+            _ => (format!("{interface}:{index}"), adapter),
         })
     };
     INTERFACES.iter().flat_map(of_interface).collect()
@@ -162,8 +162,8 @@ pub fn adapters(software: bool) -> Vec<AdapterInfo> {
             binding_bytes: limits.max_storage_buffer_binding_size,
         }
     };
-    let found = named_adapters().into_iter().map(described);
-    found.filter(|adapter| software || adapter.kind != AdapterKind::Software).collect()
+    let described_adapters = named_adapters().into_iter().map(described);
+    described_adapters.filter(|adapter| software || adapter.kind != AdapterKind::Software).collect()
 }
 
 /// Finds the adapter of a name, and returns it with its canonical name.
@@ -173,40 +173,40 @@ fn find_adapter(name: &str, software: bool) -> Result<(String, wgpu::Adapter), N
         reason,
         remedy: remedy.to_owned(),
     };
-    let Some((interface, number)) = parse_name(name) else {
+    let Some((interface, index)) = parse_name(name) else {
         return Err(missing(
             "the name is unknown".to_owned(),
             "names are \"webgpu\", \"vulkan\", \"metal\" and \"dx12\", the last three with an optional index, as in \
              \"vulkan:1\"",
         ));
     };
-    let own = INTERFACES.iter().find(|&&(known, ..)| known == interface);
-    let title = own.map_or("Vulkan, Metal or Direct3D 12", |&(_, _, title)| title);
-    let elsewhere = match interface {
+    let named = INTERFACES.iter().find(|&&(known, ..)| known == interface);
+    let title = named.map_or("Vulkan, Metal or Direct3D 12", |&(_, _, title)| title);
+    let other_systems = match interface {
         "metal" if !cfg!(any(target_os = "macos", target_os = "ios")) => Some("Apple's systems"),
         "dx12" if !cfg!(windows) => Some("Windows"),
         _ => None,
     };
-    if let Some(systems) = elsewhere {
+    if let Some(systems) = other_systems {
         let remedy = "\"webgpu\" selects the best GPU on every system";
         return Err(missing(format!("{title} exists only on {systems}"), remedy));
     }
-    let mut found = named_adapters();
-    if own.is_some() {
-        found.retain(|(known, _)| known.split(':').next() == Some(interface));
+    let mut candidates = named_adapters();
+    if named.is_some() {
+        candidates.retain(|(known, _)| known.split(':').next() == Some(interface));
     } else {
-        found.sort_by_key(|(_, adapter)| kind_of(adapter));
+        candidates.sort_by_key(|(_, adapter)| kind_of(adapter));
     }
-    let hidden =
-        found.iter().find(|(_, a)| kind_of(a) == AdapterKind::Software).map(|(_, a)| a.get_info().name);
+    let software_driver =
+        candidates.iter().find(|(_, a)| kind_of(a) == AdapterKind::Software).map(|(_, a)| a.get_info().name);
     if !software {
-        found.retain(|(_, adapter)| kind_of(adapter) != AdapterKind::Software);
+        candidates.retain(|(_, adapter)| kind_of(adapter) != AdapterKind::Software);
     }
-    let count = found.len();
-    if let Some((known, adapter)) = found.into_iter().nth(number) {
+    let count = candidates.len();
+    if let Some((known, adapter)) = candidates.into_iter().nth(index) {
         return Ok((known, adapter));
     }
-    Err(match (count, hidden) {
+    Err(match (count, software_driver) {
         (0, Some(driver)) if !software => missing(
             format!("the only driver is {driver}, which computes on the processor"),
             "set the environment variable ORTRAIN_SOFTWARE_GPU to 1 to use it, or use \"cpu\", which is faster",
@@ -229,14 +229,14 @@ static OPENED: Mutex<Vec<(String, Arc<Device>)>> = Mutex::new(Vec::new());
 
 /// Returns the working open device of a name, or else registers `new` under this name and returns it.
 fn find_or_register(name: &str, software: bool, new: Option<Arc<Device>>) -> Option<Arc<Device>> {
-    let mut all = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut opened = OPENED.lock().unwrap_or_else(PoisonError::into_inner);
     let works = |device: &Arc<Device>| (software || !device.is_software) && device.check().is_ok();
-    let found = all.iter().find(|(known, device)| known == name && works(device));
-    let found = found.map(|(_, device)| device.clone());
-    if found.is_none() {
-        all.extend(new.clone().map(|device| (name.to_owned(), device)));
+    let entry = opened.iter().find(|(known, device)| known == name && works(device));
+    let existing = entry.map(|(_, device)| device.clone());
+    if existing.is_none() {
+        opened.extend(new.clone().map(|device| (name.to_owned(), device)));
     }
-    found.or(new)
+    existing.or(new)
 }
 
 /// Returns the device of a name. Opens a device if none is open, or if the open device is lost.

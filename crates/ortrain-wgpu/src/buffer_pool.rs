@@ -20,7 +20,7 @@ impl BufferPool {
     }
 
     /// Takes a buffer of the size for `bytes` bytes out of the pool.
-    pub(crate) fn take(&self, bytes: usize) -> Option<wgpu::Buffer> {
+    pub(crate) fn take_buffer(&self, bytes: usize) -> Option<wgpu::Buffer> {
         let mut buffers = self.buffers();
         let at = buffers.iter().position(|buffer| buffer.size() == buffer_size(bytes))?;
         Some(buffers.swap_remove(at))
@@ -29,8 +29,8 @@ impl BufferPool {
     /// Returns a buffer to the pool. Returns false if the pool is full.
     pub(crate) fn put(&self, buffer: &wgpu::Buffer) -> bool {
         let mut buffers = self.buffers();
-        let held: u64 = buffers.iter().map(wgpu::Buffer::size).sum();
-        let keeps = held + buffer.size() <= MAX_POOL_BYTES;
+        let pooled_bytes: u64 = buffers.iter().map(wgpu::Buffer::size).sum();
+        let keeps = pooled_bytes + buffer.size() <= MAX_POOL_BYTES;
         if keeps {
             buffers.push(buffer.clone());
         }

@@ -60,32 +60,34 @@ impl HostExecutable {
         &self,
         rest: &Program,
         work: &Workspace,
-        kept: &[(BufferId, Vec<u8>)],
+        saved_inputs: &[(BufferId, Vec<u8>)],
         scalars: Scalars,
     ) -> Result<(), RunError> {
-        let mut own = self.work.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut work_memory = self.work.lock().unwrap_or_else(PoisonError::into_inner);
         let program = self.executable.program();
-        own.prepare(program, self.executable.scratch_bytes(), 0)?;
+        work_memory.prepare(program, self.executable.scratch_bytes(), 0)?;
         for (&id, &input) in self.inputs.iter().zip(&program.inputs) {
             let (BufferLocation::Work(from), BufferLocation::Work(to)) =
-                (rest.buffer(id).place, program.buffer(input).place)
+                (rest.buffer(id).location, program.buffer(input).location)
             else {
                 continue;
             };
-            match kept.iter().find(|(known, _)| *known == id) {
-                Some((_, bytes)) => own.arena().write(to, bytes)?,
-                None => own.arena().write(to, &work.arena().to_vec(from, rest.buffer(id).bytes())?)?,
+            match saved_inputs.iter().find(|(known, _)| *known == id) {
+                Some((_, bytes)) => work_memory.arena().write(to, bytes)?,
+                None => {
+                    work_memory.arena().write(to, &work.arena().to_vec(from, rest.buffer(id).bytes())?)?
+                }
             }
         }
-        self.executable.run(&Bindings { planes: &[] }, &mut own, GradientMode::Overwrite, scalars)?;
+        self.executable.run(&Bindings { planes: &[] }, &mut work_memory, GradientMode::Overwrite, scalars)?;
         for (&id, &output) in self.results.iter().zip(&program.outputs) {
             let buffer = program.buffer(output);
-            let bytes = match buffer.place {
-                BufferLocation::Work(from) => own.arena().to_vec(from, buffer.bytes())?,
+            let bytes = match buffer.location {
+                BufferLocation::Work(from) => work_memory.arena().to_vec(from, buffer.bytes())?,
                 BufferLocation::Constant(number) => program.constants[number].data().to_vec(),
                 BufferLocation::Plane(..) => continue,
             };
-            if let BufferLocation::Work(to) = rest.buffer(id).place {
+            if let BufferLocation::Work(to) = rest.buffer(id).location {
                 work.arena().write(to, &bytes)?;
             }
         }
@@ -156,11 +158,11 @@ impl WgpuExecutable {
         groups: &[wgpu::BindGroup],
         pass: &mut wgpu::ComputePass<'_>,
         entry: GradientMode,
-        places: &Range<usize>,
+        positions: &Range<usize>,
     ) {
         for ((launch, kernel), group) in self.lowered.launches.iter().zip(&self.kernels).zip(groups) {
             let at = launch.instruction as usize;
-            if places.contains(&at) && self.program.instructions[at].gradient_modes.contains(entry) {
+            if positions.contains(&at) && self.program.instructions[at].gradient_modes.contains(entry) {
                 pass.set_pipeline(kernel);
                 pass.set_bind_group(0, group, &[]);
                 let [x, y, z] = launch.groups;
@@ -171,9 +173,9 @@ impl WgpuExecutable {
 
     /// Submits the launches of some instructions in a gradient mode. Several submissions let the device start before
     /// all launches are recorded.
-    fn submit(&self, groups: &[wgpu::BindGroup], entry: GradientMode, places: &Range<usize>) {
+    fn submit(&self, groups: &[wgpu::BindGroup], entry: GradientMode, positions: &Range<usize>) {
         for part in &self.submissions {
-            let part = part.start.max(places.start)..part.end.min(places.end);
+            let part = part.start.max(positions.start)..part.end.min(positions.end);
             if !part.is_empty() {
                 let mut encoder = self.device.encoder();
                 self.record(groups, &mut encoder.begin_compute_pass(&Default::default()), entry, &part);
@@ -188,10 +190,10 @@ impl WgpuExecutable {
         &self,
         groups: &[wgpu::BindGroup],
         entry: GradientMode,
-        places: Range<usize>,
+        positions: Range<usize>,
         observer: &mut dyn Observer,
     ) -> Result<(), RunError> {
-        let ran = places.filter(|&at| self.program.instructions[at].gradient_modes.contains(entry));
+        let ran = positions.filter(|&at| self.program.instructions[at].gradient_modes.contains(entry));
         for part in ran.collect::<Vec<_>>().chunks(MAX_TIMED_INSTRUCTIONS) {
             let Some(times) = TimestampQueries::new(&self.device, part.len()) else {
                 for &at in part {
@@ -207,8 +209,8 @@ impl WgpuExecutable {
                 continue;
             };
             let mut encoder = self.device.encoder();
-            for (number, &at) in part.iter().enumerate() {
-                self.record(groups, &mut times.pass(&mut encoder, number), entry, &(at..at + 1));
+            for (index, &at) in part.iter().enumerate() {
+                self.record(groups, &mut times.pass(&mut encoder, index), entry, &(at..at + 1));
             }
             for (&at, (start, end)) in part.iter().zip(times.finish(&self.device, encoder)?) {
                 observer.instruction(&self.program, at, start, end);
@@ -241,19 +243,19 @@ impl Executable for WgpuExecutable {
         observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError> {
         self.device.check()?;
-        let places = self.program.part_positions(part)?;
+        let positions = self.program.part_positions(part)?;
         self.program.check_bindings(bindings, part)?;
         work.reserve(self.program.work_bytes, self.lowered.scratch)?;
         // A run is submitted as a whole, so interrupts are checked only before.
         let mut watch = work.take_watch();
         let mut ran =
-            places.clone().filter(|&at| self.program.instructions[at].gradient_modes.contains(entry));
+            positions.clone().filter(|&at| self.program.instructions[at].gradient_modes.contains(entry));
         let outcome = ran.try_for_each(|at| self.marks.check_before(at, bindings, &mut watch));
         work.restore_watch(watch);
         outcome?;
-        let kept = work.take_saved_inputs();
+        let saved_inputs = work.take_saved_inputs();
         if let Some(host) = self.host.as_ref().filter(|_| part != RunPart::AfterYield) {
-            host.run(&self.program, work, &kept, scalars)?;
+            host.run(&self.program, work, &saved_inputs, scalars)?;
         }
         let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
         let resident = match &mut *resident {
@@ -263,12 +265,12 @@ impl Executable for WgpuExecutable {
         let (what, memory) = ((&*self.program, &self.lowered), (bindings, &*work));
         let groups = resident.begin(&self.device, what, &self.kernels, memory, scalars)?;
         match observer {
-            Some(observer) => self.run_timed(groups, entry, places.clone(), observer)?,
-            None => self.submit(groups, entry, &places),
+            Some(observer) => self.run_timed(groups, entry, positions.clone(), observer)?,
+            None => self.submit(groups, entry, &positions),
         }
         self.device.check()?;
         let checked = self.host.as_ref().map_or(&[][..], |host| &host.checked);
-        let fault = match places.into_iter().any(|at| {
+        let fault = match positions.into_iter().any(|at| {
             let scheduled = &self.program.instructions[at];
             scheduled.gradient_modes.contains(entry)
                 && scheduled.instruction.can_fail()

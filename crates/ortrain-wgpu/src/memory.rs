@@ -27,15 +27,15 @@ impl WgpuMemory {
     /// Allocates zeroed memory.
     pub(crate) fn new(device: Arc<Device>, bytes: usize) -> Result<WgpuMemory, AllocationError> {
         device.check()?;
-        let lacks = |most| AllocationError::OnDevice { device: device.name().to_owned(), bytes, most };
-        let most = device.device.limits().max_buffer_size;
-        if bytes as u64 > most {
-            return Err(lacks(Some(most)));
+        let error = |most| AllocationError::OnDevice { device: device.name().to_owned(), bytes, most };
+        let limit = device.device.limits().max_buffer_size;
+        if bytes as u64 > limit {
+            return Err(error(Some(limit)));
         }
         let scope = device.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let buffer = device.buffer(bytes);
         if pollster::block_on(scope.pop()).is_some() {
-            return Err(lacks(None));
+            return Err(error(None));
         }
         Ok(WgpuMemory { device, buffer, bytes, is_result: false })
     }
@@ -43,12 +43,12 @@ impl WgpuMemory {
     /// Allocates memory with undefined content for a result. It reuses the buffer of a dropped result of the same size,
     /// if available.
     fn for_result(device: Arc<Device>, bytes: usize) -> Result<WgpuMemory, AllocationError> {
-        match device.spare.take(bytes) {
+        match device.spare.take_buffer(bytes) {
             Some(buffer) => Ok(WgpuMemory { device, buffer, bytes, is_result: true }),
             None => {
-                let mut made = WgpuMemory::new(device, bytes)?;
-                made.is_result = true;
-                Ok(made)
+                let mut new_memory = WgpuMemory::new(device, bytes)?;
+                new_memory.is_result = true;
+                Ok(new_memory)
             }
         }
     }
@@ -152,28 +152,28 @@ pub(crate) fn read_buffer(
         let (start, end) =
             (from / WORD_BYTES * WORD_BYTES, (from + piece.len()).next_multiple_of(WORD_BYTES));
         let bytes = (end - start) as u64;
-        let room = match staging.take() {
-            Some(room) if room.size() >= bytes => room,
+        let readback = match staging.take() {
+            Some(readback) if readback.size() >= bytes => readback,
             small => {
-                small.iter().for_each(|room| device.release(room));
+                small.iter().for_each(|readback| device.release(readback));
                 device.readable_buffer(bytes)
             }
         };
         let mut encoder = device.encoder();
-        encoder.copy_buffer_to_buffer(buffer, start as u64, &room, 0, bytes);
+        encoder.copy_buffer_to_buffer(buffer, start as u64, &readback, 0, bytes);
         device.queue.submit([encoder.finish()]);
         let (sender, receiver) = std::sync::mpsc::channel();
-        room.map_async(wgpu::MapMode::Read, ..bytes, move |outcome| {
+        readback.map_async(wgpu::MapMode::Read, ..bytes, move |outcome| {
             // The receiver is dropped only after a failed wait, which is reported.
             let _ = sender.send(outcome);
         });
         device.wait()?;
         receiver.recv().map_err(|error| device.error(&error))?.map_err(|error| device.error(&error))?;
-        let view = room.get_mapped_range(..bytes).map_err(|error| device.error(&error))?;
+        let view = readback.get_mapped_range(..bytes).map_err(|error| device.error(&error))?;
         piece.copy_from_slice(&view[from - start..][..piece.len()]);
         drop(view);
-        room.unmap();
-        *staging = Some(room);
+        readback.unmap();
+        *staging = Some(readback);
     }
     Ok(())
 }

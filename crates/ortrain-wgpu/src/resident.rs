@@ -51,7 +51,7 @@ impl ResidentBuffers {
     ) -> Result<ResidentBuffers, DeviceError> {
         let constants = program.constants.iter();
         let constants = constants
-            .map(|held| (!held.data().is_empty()).then(|| device.constant(held)).transpose())
+            .map(|constant| (!constant.data().is_empty()).then(|| device.constant(constant)).transpose())
             .collect::<Result<_, _>>()?;
         let mut tables: HashMap<Arc<[u32]>, wgpu::Buffer> = HashMap::new();
         for binding in lowered.launches.iter().flat_map(|launch| &launch.bindings) {
@@ -86,9 +86,9 @@ impl ResidentBuffers {
         device.upload(&self.run, 0, bytemuck::cast_slice(&words))?;
         device.upload(&self.fault, 0, bytemuck::cast_slice(&Fault::NONE))?;
         let mut buffers = Vec::with_capacity(2 + program.planes.len());
-        for (number, part) in run_memories(program, lowered, bindings, work).enumerate() {
+        for (index, part) in run_memories(program, lowered, bindings, work).enumerate() {
             buffers.push(match part {
-                Some(part) => self.buffer(device, number, part)?,
+                Some(part) => self.buffer(device, index, part)?,
                 // Planes that a part of a program does not use may be unbound.
                 None => self.empty.clone(),
             });
@@ -104,7 +104,7 @@ impl ResidentBuffers {
     fn buffer(
         &mut self,
         device: &Arc<Device>,
-        number: usize,
+        index: usize,
         part: RunMemory<'_>,
     ) -> Result<wgpu::Buffer, RunError> {
         if part.bytes == 0 {
@@ -113,7 +113,7 @@ impl ResidentBuffers {
         if let Some(buffer) = WgpuMemory::buffer_of(part.memory, device) {
             return Ok(buffer.clone());
         }
-        let buffer = self.copies.entry(number).or_insert_with(|| device.buffer(part.bytes));
+        let buffer = self.copies.entry(index).or_insert_with(|| device.buffer(part.bytes));
         let mut bytes = part.memory.to_vec(0, part.bytes)?;
         bytes.resize(bytes.len().next_multiple_of(4), 0);
         device.upload(buffer, 0, &bytes)?;
@@ -154,7 +154,7 @@ impl ResidentBuffers {
         let group = |(launch, kernel): (&Launch, &wgpu::ComputePipeline)| {
             let entries: Vec<wgpu::BindGroupEntry<'_>> = (0..)
                 .zip(&launch.bindings)
-                .map(|(number, binding)| wgpu::BindGroupEntry { binding: number, resource: bound(binding) })
+                .map(|(index, binding)| wgpu::BindGroupEntry { binding: index, resource: bound(binding) })
                 .collect();
             device.bind_group(kernel, &entries)
         };
@@ -175,11 +175,11 @@ impl ResidentBuffers {
         (program, lowered): (&Program, &Lowered),
         (bindings, work): (&Bindings<'_>, &Workspace),
     ) -> Result<(), DeviceError> {
-        for (number, part) in run_memories(program, lowered, bindings, work).enumerate() {
+        for (index, part) in run_memories(program, lowered, bindings, work).enumerate() {
             let Some(RunMemory { memory, bytes, is_written: true }) = part else { continue };
             if memory.host().is_some() && bytes > 0 {
                 let mut content = vec![0; bytes];
-                read_buffer(device, &self.copies[&number], 0, &mut content)?;
+                read_buffer(device, &self.copies[&index], 0, &mut content)?;
                 memory.write(0, &content)?;
             }
         }
@@ -189,9 +189,9 @@ impl ResidentBuffers {
 
 impl Drop for ResidentBuffers {
     fn drop(&mut self) {
-        let own = [&self.run, &self.fault, &self.empty];
-        let all = own.into_iter().chain(self.tables.values()).chain(self.copies.values());
-        all.for_each(|buffer| self.device.release(buffer));
+        let own_buffers = [&self.run, &self.fault, &self.empty];
+        let buffers = own_buffers.into_iter().chain(self.tables.values()).chain(self.copies.values());
+        buffers.for_each(|buffer| self.device.release(buffer));
     }
 }
 

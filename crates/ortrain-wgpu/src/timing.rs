@@ -44,9 +44,9 @@ impl TimestampQueries {
     pub(crate) fn pass<'e>(
         &self,
         encoder: &'e mut wgpu::CommandEncoder,
-        number: usize,
+        index: usize,
     ) -> wgpu::ComputePass<'e> {
-        let first = 2 * number as u32;
+        let first = 2 * index as u32;
         encoder.begin_compute_pass(&wgpu::ComputePassDescriptor {
             label: None,
             timestamp_writes: Some(wgpu::ComputePassTimestampWrites {

@@ -31,7 +31,7 @@ impl Bits {
     }
 
     /// Returns a number with this exponent: with few significant bits, with a run of ones, or with random bits.
-    fn number(&mut self, exponent: u64) -> f64 {
+    fn value_with_exponent(&mut self, exponent: u64) -> f64 {
         let digits = match self.next() % 4 {
             0 => self.next() << (26 + self.next() % 26),
             1 => u64::MAX << (self.next() % 52),
@@ -85,7 +85,8 @@ fn pairs() -> (Vec<f64>, Vec<f64>) {
     for _ in 0..PAIRS {
         let exponent = bits.next() % 2048;
         let small = 1 + bits.next() % 1022;
-        let around = |bits: &mut Bits, most: u64| (bits.next() % (2 * most + 1)) as i64 - most as i64;
+        let around =
+            |bits: &mut Bits, max_delta: u64| (bits.next() % (2 * max_delta + 1)) as i64 - max_delta as i64;
         let to = |middle: u64, by: i64| (middle as i64 + by).clamp(0, 2046) as u64;
         let others = [
             (exponent, bits.next() % 2048),
@@ -95,7 +96,7 @@ fn pairs() -> (Vec<f64>, Vec<f64>) {
             (small, to(small + 1022, around(&mut bits, 58))),
             (small + 1022, to(3070 - (small + 1022), around(&mut bits, 3))),
         ];
-        pairs.extend(others.map(|(a, b)| (bits.number(a), bits.number(b))));
+        pairs.extend(others.map(|(a, b)| (bits.value_with_exponent(a), bits.value_with_exponent(b))));
     }
     pairs.into_iter().unzip()
 }
@@ -126,12 +127,12 @@ fn functions_of_two_numbers() {
 fn numbers() -> Vec<f64> {
     let mut bits = Bits(2);
     let mut numbers = specials();
-    numbers.extend((0..8 * 2048).map(|k| bits.number(k / 8)));
+    numbers.extend((0..8 * 2048).map(|k| bits.value_with_exponent(k / 8)));
     for power in 0..=66 {
         let middle = 2f64.powi(power);
-        let near = [-1.0, -0.5, 0.5, 1.0].map(|by| middle + by);
-        let all = near.into_iter().chain([middle, middle.next_up(), middle.next_down()]);
-        numbers.extend(all.flat_map(|x| [x, -x, x.next_up(), x.next_down()]));
+        let neighbors = [-1.0, -0.5, 0.5, 1.0].map(|by| middle + by);
+        let candidates = neighbors.into_iter().chain([middle, middle.next_up(), middle.next_down()]);
+        numbers.extend(candidates.flat_map(|x| [x, -x, x.next_up(), x.next_down()]));
     }
     let narrow = (0..8_000).map(|_| f64::from(f32::from_bits(bits.next() as u32)));
     let ends =
@@ -231,15 +232,15 @@ fn other_types_become_doubles() {
 fn rows(count: usize, len: usize) -> Vec<f64> {
     let mut bits = Bits(4);
     let specials = specials();
-    let number = |at: usize| match at / len % 4 {
-        0 => bits.number(0),
+    let sample = |at: usize| match at / len % 4 {
+        0 => bits.value_with_exponent(0),
         1 if at.is_multiple_of(5) => specials[bits.next() as usize % specials.len()],
         _ => {
             let exponent = 1013 + bits.next() % 20;
-            bits.number(exponent)
+            bits.value_with_exponent(exponent)
         }
     };
-    (0..count * len).map(number).collect()
+    (0..count * len).map(sample).collect()
 }
 
 const REDUCTIONS: [ReduceOp; 4] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Max, ReduceOp::Min];
@@ -254,13 +255,13 @@ fn reduced(e: &mut Builder, regs: &[Reg]) -> Results {
     let norm = e.unary(UnaryOp::Sqrt, totals[4]);
     let size = e.constant(Type::F64, 36.0);
     let mean = e.div(totals[0], size);
-    let apart = e.sub(x, mean);
-    reductions.push((ReduceOp::Sum, apart));
+    let centered = e.sub(x, mean);
+    reductions.push((ReduceOp::Sum, centered));
     let rest = e.reduced(5, Type::F64);
-    let most = e.constant(Type::F64, 0.7);
-    let is_large = e.compare(CompareOp::Lt, most, norm);
+    let limit = e.constant(Type::F64, 0.7);
+    let is_large = e.compare(CompareOp::Lt, limit, norm);
     let one = e.constant(Type::F64, 1.0);
-    let share = e.div(most, norm);
+    let share = e.div(limit, norm);
     let factor = e.select(is_large, share, one);
     let clipped = e.mul(x, factor);
     let by_row = totals.into_iter().chain([norm, rest]).map(|reg| (reg, DType::F64)).collect();
@@ -289,12 +290,12 @@ fn segments_are_reduced() {
     let space = Space { rows: segments.len(), len: 2000, segments: Some(segments.clone()) };
     let values = rows(50, 40);
     let program = program(&space, &[DType::F64], reduced);
-    let mut found = differences(&program, &[bytes_of(&values)]);
+    let mut actual = differences(&program, &[bytes_of(&values)]);
     // Nothing is stored outside of segments. The first two results have an element at every point.
-    found.retain(|difference| {
+    actual.retain(|difference| {
         difference.result > 1 || segments.iter().any(|range| range.contains(&difference.at))
     });
-    assert!(found.is_empty(), "{} differ: {:?}", found.len(), found[0]);
+    assert!(actual.is_empty(), "{} differ: {:?}", actual.len(), actual[0]);
 }
 
 /// Loads by computed index, zero out of range; constants of each kind.

@@ -19,18 +19,18 @@ fn map(inputs: &[DType], len: usize, f: impl FnOnce(&mut Builder, &[Reg]) -> Vec
     let regs: Vec<Reg> = inputs.iter().enumerate().map(|(k, &d)| expr.load(k, Type::of(d))).collect();
     let results = f(&mut expr, &regs);
     let mut b = ProgramBuilder::new();
-    let given: Vec<BufferId> = inputs.iter().map(|&dtype| b.work("x", dtype, len)).collect();
-    let made: Vec<BufferId> = results.iter().map(|&(_, dtype)| b.work("y", dtype, len)).collect();
+    let input_ids: Vec<BufferId> = inputs.iter().map(|&dtype| b.work("x", dtype, len)).collect();
+    let result_ids: Vec<BufferId> = results.iter().map(|&(_, dtype)| b.work("y", dtype, len)).collect();
     let operand = |(&id, &dtype): (&BufferId, &DType)| Operand::contiguous(id, dtype, &[len]);
     let types: Vec<DType> = results.iter().map(|&(_, dtype)| dtype).collect();
     let nest = Nest::elementwise(
         [len].into_iter().collect(),
-        given.iter().zip(inputs).map(operand).map(Load::Buffer).collect(),
+        input_ids.iter().zip(inputs).map(operand).map(Load::Buffer).collect(),
         expr.finish(&results.iter().map(|&(reg, _)| reg).collect::<Vec<_>>()),
-        made.iter().zip(&types).map(operand).collect(),
+        result_ids.iter().zip(&types).map(operand).collect(),
     );
     b.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("the map is valid");
-    b.finish(given, made).expect("it can be planned")
+    b.finish(input_ids, result_ids).expect("it can be planned")
 }
 
 /// Returns floats of all magnitudes and both signs, and special values.
@@ -75,9 +75,9 @@ fn ulp_distance(a: f32, b: f32) -> u64 {
     if a.is_nan() || b.is_nan() {
         return u64::MAX;
     }
-    let place =
+    let ordered =
         |x: f32| i64::from((x.to_bits() & 0x7fff_ffff) as i32) * if x.is_sign_negative() { -1 } else { 1 };
-    place(a).abs_diff(place(b))
+    ordered(a).abs_diff(ordered(b))
 }
 
 /// Replaces subnormal numbers by zeros, as some drivers do.
@@ -106,10 +106,10 @@ fn assert_agrees(
     let or_want = if exact { want.clone() } else { results(Arc::new(Reference), &inputs_flushed) };
     for k in 0..len {
         let arguments: Vec<f32> = inputs.iter().map(|values| values[k]).collect();
-        let apart = ulp_distance(got[k], want[k]).min(ulp_distance(got[k], or_want[k]));
+        let distance = ulp_distance(got[k], want[k]).min(ulp_distance(got[k], or_want[k]));
         assert!(
-            apart <= most,
-            "{name} of {arguments:?} is {}, not {}: {apart} floats apart",
+            distance <= most,
+            "{name} of {arguments:?} is {}, not {}: {distance} floats apart",
             got[k],
             want[k]
         );
@@ -138,17 +138,17 @@ fn functions_of_one_number() {
         (UnaryOp::Tanh, 2, false),
         (UnaryOp::Sigmoid, 3, false),
     ];
-    for (op, most, exact) in functions {
-        assert_agrees(&format!("{op:?}"), (most, exact), &[floats()], |b, regs| b.unary(op, regs[0]));
+    for (op, max_distance, exact) in functions {
+        assert_agrees(&format!("{op:?}"), (max_distance, exact), &[floats()], |b, regs| b.unary(op, regs[0]));
     }
 }
 
 #[test]
 fn functions_of_two_numbers() {
-    let all = floats();
-    let len = all.len();
-    let other: Vec<f32> = (0..len).map(|k| all[(k * 7919 + 13) % len]).collect();
-    let near: Vec<f32> = (0..len).map(|k| (k % 41) as f32 * 0.37 - 7.0).collect();
+    let floats_list = floats();
+    let len = floats_list.len();
+    let other: Vec<f32> = (0..len).map(|k| floats_list[(k * 7919 + 13) % len]).collect();
+    let exponents: Vec<f32> = (0..len).map(|k| (k % 41) as f32 * 0.37 - 7.0).collect();
     let small: Vec<f32> = (0..len).map(|k| 0.01 + (k % 997) as f32 * 0.013).collect();
     let functions = [
         (BinaryOp::Add, 0, false),
@@ -159,11 +159,16 @@ fn functions_of_two_numbers() {
         (BinaryOp::Max, 0, false),
         (BinaryOp::Pow, 4, true),
     ];
-    for (op, most, exact) in functions {
+    for (op, max_distance, exact) in functions {
         let f = |b: &mut Builder, regs: &[Reg]| b.binary(op, regs[0], regs[1]);
-        assert_agrees(&format!("{op:?}"), (most, exact), &[all.clone(), other.clone()], f);
-        assert_agrees(&format!("{op:?}"), (most, exact), &[small.clone(), near.clone()], f);
-        assert_agrees(&format!("{op:?}"), (most, exact), &[all.clone(), near.clone()], f);
+        assert_agrees(&format!("{op:?}"), (max_distance, exact), &[floats_list.clone(), other.clone()], f);
+        assert_agrees(&format!("{op:?}"), (max_distance, exact), &[small.clone(), exponents.clone()], f);
+        assert_agrees(
+            &format!("{op:?}"),
+            (max_distance, exact),
+            &[floats_list.clone(), exponents.clone()],
+            f,
+        );
     }
 }
 
@@ -247,9 +252,9 @@ fn floats_become_integers() {
 /// The error names the smallest point with a failed guard, and nothing is stored.
 #[test]
 fn a_guard_that_fails_names_its_point() {
-    let labels = |wrong: &[(usize, i64)]| {
+    let labels = |faults: &[(usize, i64)]| {
         let mut labels: Vec<i64> = (0..1000).map(|k| k % 10).collect();
-        wrong.iter().for_each(|&(at, label)| labels[at] = label);
+        faults.iter().for_each(|&(at, label)| labels[at] = label);
         labels.iter().flat_map(|label| label.to_le_bytes()).collect::<Vec<u8>>()
     };
     let program = Arc::new(map(&[DType::I64], 1000, |b, regs| {
@@ -257,8 +262,8 @@ fn a_guard_that_fails_names_its_point() {
         let value = b.convert(checked, Type::F32);
         vec![(value, DType::F32)]
     }));
-    for wrong in [&[(999, 10)][..], &[(700, -1), (300, 11)], &[(0, i64::MIN)], &[(5, 1 << 33)]] {
-        let inputs = [labels(wrong)];
+    for faults in [&[(999, 10)][..], &[(700, -1), (300, 11)], &[(0, i64::MIN)], &[(5, 1 << 33)]] {
+        let inputs = [labels(faults)];
         let [got, want] = both().map(|backend| run(&program, backend, &inputs));
         assert_eq!(got, want);
         assert!(got.is_err());

@@ -31,12 +31,12 @@ struct Training {
 }
 
 impl Training {
-    fn new(made: &Artifacts, mut state: CheckpointState, backend: Arc<dyn Backend>) -> Training {
+    fn new(artifacts: &Artifacts, mut state: CheckpointState, backend: Arc<dyn Backend>) -> Training {
         let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
         let options = ModuleOptions::default().backend(backend);
         let module =
-            Module::new(source(&made.training_model), &mut state, None, options).expect("it can run");
-        let model = made.optimizer_model.as_ref().expect("it was requested");
+            Module::new(source(&artifacts.training_model), &mut state, None, options).expect("it can run");
+        let model = artifacts.optimizer_model.as_ref().expect("it was requested");
         let optimizer = Optimizer::new(source(model), &mut state, &module).expect("it fits");
         Training { state, module, optimizer }
     }
@@ -58,12 +58,12 @@ fn assert_lost(what: &str, error: &Error, name: &str) {
 
 #[test]
 fn a_device_is_lost_while_steps_run() {
-    let made = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
+    let trained = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
     let name = wgpu().device().to_owned();
     let folder = tempfile::tempdir().expect("there is a folder for files");
     let file = folder.path().join("checkpoint");
-    let state = CheckpointState::from_checkpoint(made.checkpoint.clone()).expect("it can be read");
-    let mut training = Training::new(&made, state, Arc::new(wgpu().clone()));
+    let state = CheckpointState::from_checkpoint(trained.checkpoint.clone()).expect("it can be read");
+    let mut training = Training::new(&trained, state, Arc::new(wgpu().clone()));
     for _ in 0..SAVED_STEPS {
         training.step().expect("the device works");
     }
@@ -71,9 +71,9 @@ fn a_device_is_lost_while_steps_run() {
     let saved = std::fs::read(&file).expect("it was written");
     let expected = training.step().expect("the device works");
 
-    let (tell, told) = channel();
+    let (tell, signal) = channel();
     let ends = thread::spawn(move || {
-        told.recv().expect("steps run");
+        signal.recv().expect("steps run");
         wgpu().destroy();
     });
     let mut failure = None;
@@ -99,11 +99,12 @@ fn a_device_is_lost_while_steps_run() {
 
     // The file is unchanged, and training continues here and on the reopened device.
     assert!(std::fs::read(&file).expect("it is still there") == saved);
-    let again = Wgpu::open(&name, true).expect("the driver is still there");
-    let others: [Arc<dyn Backend>; 2] = [Arc::new(again), backend("cpu", 0).expect("there is a processor")];
+    let reopened = Wgpu::open(&name, true).expect("the driver is still there");
+    let others: [Arc<dyn Backend>; 2] =
+        [Arc::new(reopened), backend("cpu", 0).expect("there is a processor")];
     for other in others {
         let state = CheckpointState::load(&file).expect("it can be read");
-        let mut training = Training::new(&made, state, other);
+        let mut training = Training::new(&trained, state, other);
         assert!((training.step().expect("it works") - expected).abs() <= 1e-5);
     }
 }

@@ -33,15 +33,16 @@ fn cpu() -> Arc<dyn Backend> {
 
 /// Trains on a backend and returns the losses.
 fn train(
-    made: &Artifacts,
+    artifacts: &Artifacts,
     state: &mut CheckpointState,
     backend: &Arc<dyn Backend>,
     batches: &[[Tensor; 2]],
 ) -> Vec<f32> {
     let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
     let options = ModuleOptions::default().backend(backend.clone());
-    let mut module = Module::new(source(&made.training_model), state, None, options).expect("it can run");
-    let model = made.optimizer_model.as_ref().expect("it was requested");
+    let mut module =
+        Module::new(source(&artifacts.training_model), state, None, options).expect("it can run");
+    let model = artifacts.optimizer_model.as_ref().expect("it was requested");
     let mut optimizer = Optimizer::new(source(model), state, &module).expect("it fits");
     optimizer.set_learning_rate(state, 0.05).expect("valid learning rate");
     let step = |batch: &[Tensor; 2]| {
@@ -65,8 +66,8 @@ fn batches(dims: &[usize], count: usize) -> Vec<[Tensor; 2]> {
     (0..count).map(batch).collect()
 }
 
-fn state_of(made: &Artifacts) -> CheckpointState {
-    CheckpointState::from_checkpoint(made.checkpoint.clone()).expect("it can be read")
+fn state_of(artifacts: &Artifacts) -> CheckpointState {
+    CheckpointState::from_checkpoint(artifacts.checkpoint.clone()).expect("it can be read")
 }
 
 #[test]
@@ -76,11 +77,11 @@ fn a_perceptron_trains_as_on_the_processor() {
     }
 }
 
-fn trains_as_on_the_processor(made: &Artifacts) {
+fn trains_as_on_the_processor(artifacts: &Artifacts) {
     let batches = batches(&[16, 64], STEPS);
     let run = |backend: &Arc<dyn Backend>| {
-        let mut state = state_of(made);
-        let losses = train(made, &mut state, backend, &batches);
+        let mut state = state_of(artifacts);
+        let losses = train(artifacts, &mut state, backend, &batches);
         assert_eq!(state.device(), backend.device());
         (losses, state.to_bytes(true).expect("it fits in memory"))
     };
@@ -94,11 +95,11 @@ fn trains_as_on_the_processor(made: &Artifacts) {
     // A checkpoint from one device continues on the other. On one device, the result has the bits of an uninterrupted
     // run.
     for (first, then) in [(device(), cpu()), (cpu(), device()), (device(), device())] {
-        let mut state = state_of(made);
-        let mut losses = train(made, &mut state, &first, &batches[..5]);
+        let mut state = state_of(artifacts);
+        let mut losses = train(artifacts, &mut state, &first, &batches[..5]);
         let file = state.to_bytes(true).expect("it fits in memory");
         let mut state = CheckpointState::from_bytes(file).expect("it is a checkpoint");
-        losses.extend(train(made, &mut state, &then, &batches[5..]));
+        losses.extend(train(artifacts, &mut state, &then, &batches[5..]));
         for (step, (want, got)) in want.iter().zip(&losses).enumerate() {
             assert!((want - got).abs() <= LOSS_TOLERANCE, "step {step}: {got}, but {want} on the processor");
         }
@@ -116,27 +117,27 @@ fn trains_as_on_the_processor(made: &Artifacts) {
 #[test]
 fn every_optimizer_steps_as_on_the_processor() {
     for row in OPTIMIZERS.iter().filter(|row| OptimizerSpec::new(row.name).is_ok()) {
-        let [whole, clipped] = [None, Some(MAX_NORM)].map(|max_norm| {
+        let [unclipped, clipped] = [None, Some(MAX_NORM)].map(|max_norm| {
             let mut spec = OptimizerSpec::new(row.name).expect("it is a row");
             spec.groups =
                 vec![Group { parameters: vec!["fc1.bias".into()], lr_factor: 0.5, ..Group::default() }];
             spec.max_norm = max_norm;
             steps_as_on_the_processor(row.name, spec)
         });
-        assert!(row.name != "SGD" || whole != clipped, "gradients are no longer than {MAX_NORM}");
+        assert!(row.name != "SGD" || unclipped != clipped, "gradients are no longer than {MAX_NORM}");
     }
 }
 
 /// Returns the weights after some steps on the processor, and compares them with the weights on the device.
 fn steps_as_on_the_processor(name: &str, spec: OptimizerSpec) -> Vec<Vec<f32>> {
-    let most = spec.max_norm;
-    let mut made = artifacts("perceptron", &WEIGHTS, OptimizerKind::SGD);
+    let max_norm = spec.max_norm;
+    let mut trained = artifacts("perceptron", &WEIGHTS, OptimizerKind::SGD);
     let model =
         optimizer_model(&spec.complete().expect("it is valid"), &[DType::F32]).expect("it fits in memory");
-    made.optimizer_model = Some(model);
+    trained.optimizer_model = Some(model);
     let run = |backend: &Arc<dyn Backend>| {
-        let mut state = state_of(&made);
-        train(&made, &mut state, backend, &batches(&[16, 64], 4));
+        let mut state = state_of(&trained);
+        train(&trained, &mut state, backend, &batches(&[16, 64], 4));
         let weights = state.parameters().expect("it can be read");
         weights.map(|view| view.to_tensor().expect("it can be read").to_vec::<f32>()).collect::<Vec<_>>()
     };
@@ -144,7 +145,7 @@ fn steps_as_on_the_processor(name: &str, spec: OptimizerSpec) -> Vec<Vec<f32>> {
     for (want, got) in want.iter().flatten().zip(run(&device()).iter().flatten()) {
         assert!(
             (want - got).abs() <= LOSS_TOLERANCE,
-            "{name}, norm {most:?}: {got}, but {want} on the processor"
+            "{name}, norm {max_norm:?}: {got}, but {want} on the processor"
         );
     }
     want
@@ -157,13 +158,13 @@ const SCALARS: u64 = 2048;
 #[test]
 fn warm_step_creates_no_objects() {
     let backend = device();
-    let made = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
-    let mut state = state_of(&made);
+    let trained = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
+    let mut state = state_of(&trained);
     let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
     let options = ModuleOptions::default().backend(backend.clone());
     let mut module =
-        Module::new(source(&made.training_model), &mut state, None, options).expect("it can run");
-    let model = made.optimizer_model.as_ref().expect("it was requested");
+        Module::new(source(&trained.training_model), &mut state, None, options).expect("it can run");
+    let model = trained.optimizer_model.as_ref().expect("it was requested");
     let mut optimizer = Optimizer::new(source(model), &mut state, &module).expect("it fits");
     let counts: Vec<_> = batches(&[16, 64], 8)
         .iter()
@@ -180,7 +181,7 @@ fn warm_step_creates_no_objects() {
         .collect();
     // The first step replaces gradients of zero, like the later steps.
     let objects =
-        counts.iter().map(|made| DeviceCounts { uploaded: 0, downloaded: 0, ..*made }).collect::<Vec<_>>();
+        counts.iter().map(|count| DeviceCounts { uploaded: 0, downloaded: 0, ..*count }).collect::<Vec<_>>();
     assert_eq!(objects[1..], [objects[0]; 7]);
     let inputs: usize = batches(&[16, 64], 1)[0].iter().map(|input| input.data().len()).sum();
     for pair in counts.windows(2) {
@@ -199,15 +200,15 @@ const OVERHEAD_BYTES: u64 = 16 << 20;
 /// A device holds the bytes that the module counts plus a small overhead, and nothing after state and module are
 /// dropped.
 #[test]
-fn a_device_holds_what_the_module_counts() {
+fn device_memory_equals_the_module_count() {
     let before = wgpu().counts().buffer_bytes;
-    let made = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
-    let mut state = state_of(&made);
+    let trained = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
+    let mut state = state_of(&trained);
     let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
     let options = ModuleOptions::default().backend(device());
     let mut module =
-        Module::new(source(&made.training_model), &mut state, None, options).expect("it can run");
-    let model = made.optimizer_model.as_ref().expect("it was requested");
+        Module::new(source(&trained.training_model), &mut state, None, options).expect("it can run");
+    let model = trained.optimizer_model.as_ref().expect("it was requested");
     let mut optimizer = Optimizer::new(source(model), &mut state, &module).expect("it fits");
     for batch in batches(&[16, 64], 3) {
         let inputs = batch.each_ref().map(RunInput::from);
@@ -218,10 +219,10 @@ fn a_device_holds_what_the_module_counts() {
     // The optimizer has two slots of the size of the trained parameters.
     let counted =
         counted.parameters + counted.gradients + counted.work + counted.scratch + 2 * counted.gradients;
-    let held = wgpu().counts().buffer_bytes - before;
+    let buffer_bytes = wgpu().counts().buffer_bytes - before;
     assert!(
-        held >= counted as u64 && held <= counted as u64 + OVERHEAD_BYTES,
-        "{held} bytes, but {counted} are counted"
+        buffer_bytes >= counted as u64 && buffer_bytes <= counted as u64 + OVERHEAD_BYTES,
+        "{buffer_bytes} bytes, but {counted} are counted"
     );
     drop((optimizer, module, state));
     let left = wgpu().counts().buffer_bytes - before;
@@ -230,7 +231,7 @@ fn a_device_holds_what_the_module_counts() {
 
 /// Large writes are split into pieces, and the device consumes each piece before the next.
 #[test]
-fn large_memory_keeps_what_is_written() {
+fn large_memory_stores_its_bytes() {
     const BYTES: usize = 40 << 20;
     let before = wgpu().counts().buffer_bytes;
     let memory = device().allocate(BYTES, BYTES).expect("it is not much");
@@ -262,15 +263,16 @@ fn too_much_memory_is_an_error() {
 
 #[test]
 fn a_label_out_of_range_changes_nothing() {
-    let made = artifacts("perceptron", &["fc2.weight", "fc2.bias"], OptimizerKind::SGD);
-    let mut state = state_of(&made);
+    let trained = artifacts("perceptron", &["fc2.weight", "fc2.bias"], OptimizerKind::SGD);
+    let mut state = state_of(&trained);
     let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
     let x = Tensor::f32(&[3, 64], &[0.5; 192]);
     let labels = Tensor::i64(&[3], &[1, 2, 10]);
     let inputs = [RunInput::from(&x), RunInput::from(&labels)];
     let error = |backend: Arc<dyn Backend>, state: &mut CheckpointState| {
         let options = ModuleOptions::default().backend(backend);
-        let mut module = Module::new(source(&made.training_model), state, None, options).expect("it can run");
+        let mut module =
+            Module::new(source(&trained.training_model), state, None, options).expect("it can run");
         let failed = module.train_step(state, &inputs, &mut |_, _, _, _| Ok(()));
         let gradients = module.gradient_planes()[0].is_zero().expect("it can be read");
         (failed.map_err(|error| error.to_string()), gradients)

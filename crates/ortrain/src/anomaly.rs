@@ -83,8 +83,8 @@ impl fmt::Display for Anomaly {
                 (None, _) => write!(f, "{tensor:?}, an input of the step, has {value} at {index:?}")?,
                 (Some(node), _) => {
                     let pass = if *backward { "backward" } else { "forward" };
-                    let made = if at == 0 { "computes the first" } else { "computes" };
-                    write!(f, "{node} of the {pass} pass {made} {value}, at {index:?} of {tensor:?}")?;
+                    let verb = if at == 0 { "computes the first" } else { "computes" };
+                    write!(f, "{node} of the {pass} pass {verb} {value}, at {index:?} of {tensor:?}")?;
                 }
             }
         }
@@ -105,12 +105,12 @@ struct FirstNonFinite {
 impl FirstNonFinite {
     /// Searches the elements of a tensor of type `dtype`.
     fn scan(dtype: DType, bytes: &[u8]) -> FirstNonFinite {
-        let mut found = FirstNonFinite::default();
+        let mut values = FirstNonFinite::default();
         let mut look = |at: usize, value: f64| {
             if value.is_nan() {
-                found.nan.get_or_insert(at);
+                values.nan.get_or_insert(at);
             } else if value.is_infinite() {
-                found.infinity.get_or_insert((at, value));
+                values.infinity.get_or_insert((at, value));
             }
         };
         match dtype {
@@ -131,7 +131,7 @@ impl FirstNonFinite {
             }
             _ => {}
         }
-        found
+        values
     }
 
     fn is_finite(self) -> bool {
@@ -168,11 +168,11 @@ pub(crate) fn check_result(
     if !dtype.is_float() {
         return Ok(None);
     }
-    let found = FirstNonFinite::scan(dtype, &bytes_of(dtype, dims, value)?);
+    let values = FirstNonFinite::scan(dtype, &bytes_of(dtype, dims, value)?);
     // Scores may be masked by infinities.
-    let found = if at == 0 { found } else { FirstNonFinite { infinity: None, ..found } };
+    let finite_or_nan = if at == 0 { values } else { FirstNonFinite { infinity: None, ..values } };
     let tensor = if at == 0 { "the loss".to_owned() } else { format!("{name:?}") };
-    Ok(found.to_report(&tensor, dims))
+    Ok(finite_or_nan.to_report(&tensor, dims))
 }
 
 /// Checks the gradients and the running statistics that a step updates. The planes hold trainable parameters,
@@ -182,12 +182,12 @@ pub(crate) fn check_planes(layout: &StateLayout, planes: &Planes<'_>) -> Result<
     let gradients = layout.trainable.iter().zip(gradients).map(|pair| (pair, "the gradient of "));
     let frozen = planes.iter().skip(layout.trainable.len());
     let frozen = layout.frozen.iter().zip(frozen).map(|pair| (pair, ""));
-    for ((plane, memory), what) in gradients.chain(frozen) {
+    for ((plane, memory), label) in gradients.chain(frozen) {
         for tensor in &plane.tensors {
             let bytes =
                 memory.to_vec(tensor.offset, tensor.dims.iter().product::<usize>() * plane.dtype.size())?;
-            let found = FirstNonFinite::scan(plane.dtype, &bytes);
-            if let Some(report) = found.to_report(&format!("{what}{:?}", tensor.name), &tensor.dims) {
+            let values = FirstNonFinite::scan(plane.dtype, &bytes);
+            if let Some(report) = values.to_report(&format!("{label}{:?}", tensor.name), &tensor.dims) {
                 return Ok(Some(report));
             }
         }
@@ -228,16 +228,16 @@ impl Replay<'_> {
     /// # Errors
     /// If the step fails.
     pub(crate) fn trace_origin(&self) -> Result<Vec<NotFinite>> {
-        let mut shown = self.replay(self.executables)?;
-        let mut path = trace_backwards(self.executables.graph(), &shown.found);
-        let mut written: Option<ExecutableCache> = None;
+        let mut replayed = self.replay(self.executables)?;
+        let mut path = trace_backwards(self.executables.graph(), &replayed.found);
+        let mut inlined: Option<ExecutableCache> = None;
         for _ in 0..MAX_INLINING_DEPTH {
-            let runners = written.as_ref().unwrap_or(self.executables);
+            let runners = inlined.as_ref().unwrap_or(self.executables);
             let outer = path.iter().filter_map(|(_, node)| *node);
             let next = outer.filter(|&node| has_subgraphs(&runners.graph().nodes[node])).find_map(|node| {
                 runners.with_node_inlined(
                     node,
-                    &|id| shown.subgraph_values.get(&id).cloned(),
+                    &|id| replayed.subgraph_values.get(&id).cloned(),
                     self.backend.clone(),
                 )
             });
@@ -249,7 +249,7 @@ impl Replay<'_> {
             if longer.is_empty() {
                 break;
             }
-            (shown, path, written) = (inside, longer, Some(next));
+            (replayed, path, inlined) = (inside, longer, Some(next));
         }
         Ok(path.into_iter().map(|(report, _)| report).collect())
     }
@@ -258,33 +258,33 @@ impl Replay<'_> {
     fn replay(&self, runners: &ExecutableCache) -> Result<ReplayValues> {
         let graph = runners.graph();
         let of_loops = graph.nodes.iter().filter(|node| has_subgraphs(node));
-        let around: FxHashSet<ValueId> =
+        let captured: FxHashSet<ValueId> =
             of_loops.flat_map(|node| node.present_inputs().chain(node.present_outputs())).collect();
-        let shown: Vec<ValueId> = (graph.nodes.iter().flat_map(Node::present_outputs))
-            .filter(|&id| matches!(&graph.value(id).ty, ValueType::Tensor(_, shape) if shape.is_some() || around.contains(&id)))
+        let node_outputs: Vec<ValueId> = (graph.nodes.iter().flat_map(Node::present_outputs))
+            .filter(|&id| matches!(&graph.value(id).ty, ValueType::Tensor(_, shape) if shape.is_some() || captured.contains(&id)))
             .filter(|&id| {
                 let dtype = graph.value(id).ty.dtype();
-                dtype.is_some_and(|dtype| dtype.is_float() || around.contains(&id))
+                dtype.is_some_and(|dtype| dtype.is_float() || captured.contains(&id))
             })
             .collect();
         let mut result =
             ReplayValues { found: self.non_finite_inputs(runners)?, subgraph_values: FxHashMap::default() };
-        for (id, given) in runners.user_inputs().zip(self.inputs).filter(|(id, _)| around.contains(id)) {
-            let tensor = Tensor::new(given.dtype, given.dims.to_vec(), given.bytes.to_vec().into());
+        for (id, input) in runners.user_inputs().zip(self.inputs).filter(|(id, _)| captured.contains(id)) {
+            let tensor = Tensor::new(input.dtype, input.dims.to_vec(), input.bytes.to_vec().into());
             result.subgraph_values.extend(tensor.ok().map(|tensor| (id, tensor)));
         }
-        for &id in &around {
+        for &id in &captured {
             result.subgraph_values.extend(graph.value(id).content().map(|tensor| (id, tensor.clone())));
         }
         // A separate workspace without the memory limit of the module: the step runs once, for the diagnosis.
-        runners.with_outputs(shown.clone(), self.backend.clone()).run(
+        runners.with_outputs(node_outputs.clone(), self.backend.clone()).run(
             &mut Workspace::new(self.backend.clone()),
             self.planes,
             self.gradient_mode,
             self.scalars,
             self.inputs,
             &mut |at, dtype, dims, value| {
-                let Some(&id) = shown.get(at) else { return Ok(()) };
+                let Some(&id) = node_outputs.get(at) else { return Ok(()) };
                 let bytes = bytes_of(dtype, dims, value)?;
                 let seen = if dtype.is_float() {
                     FirstNonFinite::scan(dtype, &bytes)
@@ -294,7 +294,7 @@ impl Replay<'_> {
                 if !seen.is_finite() {
                     result.found.insert(id, (seen, dims.to_vec()));
                 }
-                if around.contains(&id)
+                if captured.contains(&id)
                     && let Ok(tensor) = Tensor::new(dtype, dims.to_vec(), bytes.into())
                 {
                     result.subgraph_values.insert(id, tensor);
@@ -310,12 +310,12 @@ impl Replay<'_> {
         &self,
         runners: &ExecutableCache,
     ) -> Result<FxHashMap<ValueId, (FirstNonFinite, Vec<usize>)>> {
-        let mut found = FxHashMap::default();
+        let mut inputs_found = FxHashMap::default();
         let graph = runners.graph();
-        for (id, given) in runners.user_inputs().zip(self.inputs) {
-            let seen = FirstNonFinite::scan(given.dtype, given.bytes);
+        for (id, input) in runners.user_inputs().zip(self.inputs) {
+            let seen = FirstNonFinite::scan(input.dtype, input.bytes);
             if !seen.is_finite() {
-                found.insert(id, (seen, given.dims.to_vec()));
+                inputs_found.insert(id, (seen, input.dims.to_vec()));
             }
         }
         let planes = self.layout.trainable.iter().chain(&self.layout.frozen).zip(self.planes);
@@ -326,11 +326,11 @@ impl Replay<'_> {
                     .to_vec(tensor.offset, tensor.dims.iter().product::<usize>() * plane.dtype.size())?;
                 let seen = FirstNonFinite::scan(plane.dtype, &bytes);
                 if !seen.is_finite() {
-                    found.insert(id, (seen, tensor.dims.clone()));
+                    inputs_found.insert(id, (seen, tensor.dims.clone()));
                 }
             }
         }
-        Ok(found)
+        Ok(inputs_found)
     }
 }
 
@@ -360,12 +360,12 @@ fn trace_backwards(
         Some((report, node))
     };
     // In execution order.
-    let given = graph.inputs.iter().map(|&id| (id, None));
+    let input_ids = graph.inputs.iter().map(|&id| (id, None));
     let nodes = graph.nodes.iter().enumerate();
-    let made = nodes.flat_map(|(at, node)| node.present_outputs().map(move |id| (id, Some(at))));
-    let mut all = given.chain(made).filter(|(id, _)| reaching.contains(id));
-    let Some(first) = all.next() else { return Vec::new() };
+    let output_ids = nodes.flat_map(|(at, node)| node.present_outputs().map(move |id| (id, Some(at))));
+    let mut candidates = input_ids.chain(output_ids).filter(|(id, _)| reaching.contains(id));
+    let Some(first) = candidates.next() else { return Vec::new() };
     let has_nan = |id: ValueId| found.get(&id).is_some_and(|(seen, _)| seen.nan.is_some());
-    let first_nan = if has_nan(first.0) { None } else { all.find(|&(id, _)| has_nan(id)) };
+    let first_nan = if has_nan(first.0) { None } else { candidates.find(|&(id, _)| has_nan(id)) };
     [Some(first), first_nan].into_iter().flatten().filter_map(|(id, node)| report(id, node)).collect()
 }

@@ -69,8 +69,8 @@ pub fn loss(model: ModelSource, term: &LossTerm, target_is_there: bool, last: u6
     let typed = infer_graph(&label, &model)?;
     let scores = term.scores.as_deref().unwrap_or_default();
     let id = typed.find(scores).ok_or_else(|| {
-        let near = hint_in(&typed, scores);
-        Error::Argument(format!("the model has no value {scores:?}, which the loss compares{near}"))
+        let suggestion = hint_in(&typed, scores);
+        Error::Argument(format!("the model has no value {scores:?}, which the loss compares{suggestion}"))
     })?;
     let mut names = NameGenerator::starting_after(last);
     let mut graph = GraphProto::default();
@@ -99,8 +99,8 @@ pub fn loss(model: ModelSource, term: &LossTerm, target_is_there: bool, last: u6
 pub fn declarations(model: ModelSource, names: &[String]) -> Result<GraphProto> {
     let label = model.label("the model");
     let typed = infer_graph(&label, &to_self_contained(&label, model.load()?)?)?;
-    let known = |name: &String| typed.find(name).filter(|&id| typed.value(id).ty.dtype().is_some());
-    let value_info = names.iter().filter_map(known).map(|id| typed.value_info(id)).collect();
+    let typed_value = |name: &String| typed.find(name).filter(|&id| typed.value(id).ty.dtype().is_some());
+    let value_info = names.iter().filter_map(typed_value).map(|id| typed.value_info(id)).collect();
     Ok(GraphProto { value_info, ..GraphProto::default() })
 }
 

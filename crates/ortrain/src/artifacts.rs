@@ -423,7 +423,7 @@ impl Artifacts {
     pub fn write_with_external_data(&self, folder: impl AsRef<Path>, prefix: &str, above: u64) -> Result<()> {
         let folder = folder.as_ref();
         match std::fs::metadata(folder) {
-            Ok(there) if there.is_dir() => {}
+            Ok(entry) if entry.is_dir() => {}
             Ok(_) => {
                 let folder = folder.display();
                 return Err(Error::Argument(format!(
@@ -450,21 +450,21 @@ impl Artifacts {
 
     /// Stages the models beside their destinations. `at` returns the destination of a file name.
     fn stage_models(&self, at: &dyn Fn(&str) -> PathBuf, above: u64) -> Result<StagedModels> {
-        let named = [
+        let stems = [
             ("training_model.onnx", Some(&self.training_model)),
             ("eval_model.onnx", Some(&self.eval_model)),
             ("optimizer_model.onnx", self.optimizer_model.as_ref()),
         ];
         let mut paths = Vec::new();
         let mut messages = Vec::new();
-        for (name, model) in named {
+        for (name, model) in stems {
             if let Some(model) = model {
                 paths.push(at(name));
                 messages.push(model.clone());
             }
         }
-        let mut others = paths.iter().cloned().chain(["checkpoint", "checkpoint.data"].map(at));
-        if let Some(path) = others.find(|path| self.origins.reads_file(path)) {
+        let mut written_paths = paths.iter().cloned().chain(["checkpoint", "checkpoint.data"].map(at));
+        if let Some(path) = written_paths.find(|path| self.origins.reads_file(path)) {
             return Err(Error::Argument(format!(
                 "{} cannot be written: the model has its data in that file; choose another prefix or another folder",
                 path.display()
@@ -482,7 +482,7 @@ impl Artifacts {
         let models: Vec<ToWrite<'_>> = (messages.iter().zip(&paths))
             .map(|(model, path)| ToWrite { model, external: &external, path })
             .collect();
-        Ok(stage(&models, &DataFile { path: &data, above, from: EXTERNAL_FROM, keep: true })?)
+        Ok(stage(&models, &DataFile { path: &data, above, from: EXTERNAL_FROM, is_appended: true })?)
     }
 
     /// Returns the bytes of the checkpoint file.
@@ -560,8 +560,9 @@ pub(crate) fn generate_loaded(
     let needed: Vec<&str> = needed.iter().map(String::as_str).collect();
     let statistics =
         updated_statistics(label, &mut forward, options.batch_norm, &options.trained_names(), &needed)?;
-    let wanted: FxHashSet<&str> = options.parameters().chain(statistics.iter().map(String::as_str)).collect();
-    let computable = make_initializers(label, &mut forward, &wanted, &statistics, &needed)?;
+    let parameter_names: FxHashSet<&str> =
+        options.parameters().chain(statistics.iter().map(String::as_str)).collect();
+    let computable = make_initializers(label, &mut forward, &parameter_names, &statistics, &needed)?;
     let tail = postprocessing::remove_unsupported(message_graph(label, &mut forward.proto)?, &needed);
     let parameters = choose_parameters(label, &forward, options, &computable, &statistics)?;
 
@@ -600,10 +601,11 @@ pub(crate) fn generate_loaded(
     warnings.extend(notes);
     let additional = &options.additional_output_names;
     // A named loss follows the sum, unless it is the sum, or is among the other outputs.
-    let named = options.losses.iter().filter_map(|term| term.name.as_ref());
-    let named: Vec<String> =
-        named.filter(|name| **name != loss && !additional.contains(name)).cloned().collect();
-    let outputs: Vec<String> = std::iter::once(loss).chain(named).chain(additional.iter().cloned()).collect();
+    let term_names = options.losses.iter().filter_map(|term| term.name.as_ref());
+    let output_names: Vec<String> =
+        term_names.filter(|name| **name != loss && !additional.contains(name)).cloned().collect();
+    let outputs: Vec<String> =
+        std::iter::once(loss).chain(output_names).chain(additional.iter().cloned()).collect();
 
     // Parameters are converted from initializers to inputs, in their order.
     let mut values: Vec<Value> = Vec::new();
@@ -632,14 +634,14 @@ pub(crate) fn generate_loaded(
             .map(|(name, _, value)| declare_value(name, ValueType::tensor(value.dtype(), value.dims()))),
     );
     // The evaluation model has expanded bodies instead of custom-gradient nodes.
-    let kept = has_wrapped_nodes(graph).then(|| graph.node.clone());
+    let original_nodes = has_wrapped_nodes(graph).then(|| graph.node.clone());
     unwrap_nodes(graph);
     let typed =
         infer_graph(label, &forward).map_err(|error| explain_outputs(error, &forward_outputs, options))?;
     set_outputs(label, &mut forward.proto, &typed, &outputs)?;
 
     let mut plain = None;
-    if let Some(nodes) = kept {
+    if let Some(nodes) = original_nodes {
         let graph = message_graph(label, &mut forward.proto)?;
         plain = Some(std::mem::replace(&mut graph.node, nodes));
         check_outputs(graph, &outputs)?;
@@ -719,8 +721,8 @@ fn needed_values(graph: &GraphProto, options: &ArtifactOptions) -> Vec<String> {
     for term in &options.losses {
         values.extend(term.scores.iter().chain(&term.target).cloned());
         if term.scores.is_none() {
-            let named = &options.loss_input_names;
-            values.extend(if named.is_empty() { &outputs } else { named }.iter().cloned());
+            let input_names = &options.loss_input_names;
+            values.extend(if input_names.is_empty() { &outputs } else { input_names }.iter().cloned());
         }
     }
     values
@@ -728,8 +730,9 @@ fn needed_values(graph: &GraphProto, options: &ArtifactOptions) -> Vec<String> {
 
 /// Adds a possible reason to an error after the losses were appended: the outputs do not fit the loss.
 fn explain_outputs(error: Error, outputs: &[String], options: &ArtifactOptions) -> Error {
-    let all = options.loss_input_names.is_empty() && options.losses.iter().any(|term| term.scores.is_none());
-    if !all || outputs.len() < 2 {
+    let uses_all_outputs =
+        options.loss_input_names.is_empty() && options.losses.iter().any(|term| term.scores.is_none());
+    if !uses_all_outputs || outputs.len() < 2 {
         return error;
     }
     Error::Argument(format!(
@@ -760,8 +763,8 @@ fn build_described_optimizer(
         if group.parameters.is_empty() {
             return Err(Error::Argument(format!("group {k} of the optimizer has no parameters")));
         }
-        let known = |name: &String| trained.iter().any(|(trained, _)| **trained == **name);
-        if let Some(name) = group.parameters.iter().find(|name| !known(name)) {
+        let is_trained = |name: &String| trained.iter().any(|(trained, _)| **trained == **name);
+        if let Some(name) = group.parameters.iter().find(|name| !is_trained(name)) {
             return Err(Error::Argument(format!(
                 "group {k} of the optimizer names {name:?}, which is not trained{}",
                 hint(name, trained.iter().map(|(name, _)| &**name))
@@ -810,8 +813,8 @@ fn choose_parameters<'a>(
             return Err(error);
         }
         let optimized = options.optimizer.is_some();
-        let found = inspect_loaded(label, model, &Scope::Outputs)?;
-        if optimized || found.names(ParameterRole::Trained).next().is_some() {
+        let inspection = inspect_loaded(label, model, &Scope::Outputs)?;
+        if optimized || inspection.names(ParameterRole::Trained).next().is_some() {
             return Err(Error::Argument(
                 "there are no parameters to train; name them in requires_grad".into(),
             ));
@@ -821,11 +824,11 @@ fn choose_parameters<'a>(
         return Err(Error::Argument(format!("parameter {both:?} cannot be both trained and frozen")));
     }
     let graph = model.proto.graph.as_ref();
-    let there: FxHashSet<&str> =
+    let initializers: FxHashSet<&str> =
         graph.iter().flat_map(|graph| &graph.initializer).map(|tensor| tensor.name.as_str()).collect();
     let missing: Vec<String> = options
         .parameters()
-        .filter(|name| !there.contains(name))
+        .filter(|name| !initializers.contains(name))
         .map(|name| {
             let nodes = graph.iter().flat_map(|graph| &graph.node);
             if !name.is_empty() && nodes.flat_map(|node| &node.output).any(|output| output == name) {
@@ -833,7 +836,7 @@ fn choose_parameters<'a>(
             } else {
                 format!(
                     "{name:?}{}",
-                    hint(name, there.iter().copied().chain(computable.iter().map(|name| &**name)))
+                    hint(name, initializers.iter().copied().chain(computable.iter().map(|name| &**name)))
                 )
             }
         })
@@ -861,15 +864,19 @@ pub(crate) fn updated_statistics(
     needed: &[&str],
 ) -> Result<Vec<String>> {
     let graph = postprocessing::graph_for(label, model, needed)?;
-    let found = running_statistics(&graph, mode, trained).map_err(|source| Error::model(label, source))?;
-    let inner: Vec<&str> =
-        found.iter().filter(|statistic| statistic.inner).map(|statistic| statistic.name.as_str()).collect();
+    let statistics =
+        running_statistics(&graph, mode, trained).map_err(|source| Error::model(label, source))?;
+    let inner: Vec<&str> = statistics
+        .iter()
+        .filter(|statistic| statistic.inner)
+        .map(|statistic| statistic.name.as_str())
+        .collect();
     lift_from_subgraphs(label, &mut model.proto, &inner)?;
-    Ok(found.into_iter().map(|statistic| statistic.name).collect())
+    Ok(statistics.into_iter().map(|statistic| statistic.name).collect())
 }
 
-fn unknown_value(graph: &Graph, name: &str, what: &str) -> Error {
-    Error::Argument(format!("the model has no value {name:?} to use as {what}{}", hint_in(graph, name)))
+fn unknown_value(graph: &Graph, name: &str, role: &str) -> Error {
+    Error::Argument(format!("the model has no value {name:?} to use as {role}{}", hint_in(graph, name)))
 }
 
 pub(crate) fn message_graph<'a>(label: &str, proto: &'a mut ModelProto) -> Result<&'a mut GraphProto> {
@@ -956,24 +963,24 @@ fn append_losses(
     let mut dtype = DType::F32;
     // Targets of earlier losses are no outputs of the model.
     let forward: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
-    let mut chosen = Vec::new();
+    let mut selected = Vec::new();
     for term in &options.losses {
         let (scores, target) = match &term.scores {
             Some(scores) => (scores.clone(), None),
             None => loss_inputs(&forward, options)?,
         };
-        chosen.push((term, scores, term.target.clone().or(target)));
+        selected.push((term, scores, term.target.clone().or(target)));
     }
     // Terms with different scores have separate targets, unless they name one.
     let shared = |term: &LossTerm, scores: &str| {
-        let mut others = chosen.iter().filter(|(other, _, target)| {
+        let mut rivals = selected.iter().filter(|(other, _, target)| {
             target.is_none() && default_target(other.loss) == default_target(term.loss)
         });
-        others.all(|(_, other, _)| other == scores)
+        rivals.all(|(_, other, _)| other == scores)
     };
-    for (term, scores, target) in &chosen {
-        let own = || format!("{}_{scores}", default_target(term.loss));
-        let target = target.clone().or_else(|| (!shared(term, scores)).then(own));
+    for (term, scores, target) in &selected {
+        let default_name = || format!("{}_{scores}", default_target(term.loss));
+        let target = target.clone().or_else(|| (!shared(term, scores)).then(default_name));
         let id = typed.find(scores).ok_or_else(|| unknown_value(typed, scores, "an input of the loss"))?;
         check_scores(typed, term, id).map_err(|source| Error::model(label, source))?;
         compared.push((term.loss, id));
@@ -1178,9 +1185,9 @@ pub(crate) fn build_full_checkpoint(values: Vec<Value>) -> Checkpoint {
 }
 
 pub(crate) fn build_nominal_checkpoint(values: &[Value]) -> Checkpoint {
-    let list = |wanted: bool| {
-        let chosen = values.iter().filter(|(_, requires_grad, _)| *requires_grad == wanted);
-        chosen
+    let list = |trained: bool| {
+        let selected = values.iter().filter(|(_, requires_grad, _)| *requires_grad == trained);
+        selected
             .map(|(name, _, value)| NominalTensor { name: name.to_string(), dtype: value.dtype() })
             .collect()
     };

@@ -63,12 +63,12 @@ pub fn devices() -> Vec<DeviceInfo> {
         tensor_bytes: None,
     };
     let level = Cpu::new().map_or_else(|error| error.to_string(), |cpu| cpu.level().to_owned());
-    let mut found = vec![
+    let mut available = vec![
         host(HOST, "processor", level),
         host(REFERENCE, REFERENCE, "reference evaluator for tests".to_owned()),
     ];
-    found.extend(gpu::devices());
-    found
+    available.extend(gpu::devices());
+    available
 }
 
 /// Returns the default backend: the processor.
@@ -182,7 +182,7 @@ mod gpu {
 
     fn open_with(device: &str, software: bool) -> Result<Arc<dyn Backend>> {
         match Wgpu::open(device, software) {
-            Ok(found) => Ok(Arc::new(found)),
+            Ok(backend) => Ok(Arc::new(backend)),
             Err(NoDevice { device, reason, remedy }) => {
                 Err(Error::DeviceUnavailable { device, reason, remedy })
             }

@@ -71,13 +71,13 @@ pub fn open_batch(model: ModelSource) -> Result<ModelProto> {
     for info in &mut graph.output {
         info.r#type = None;
     }
-    let others: Vec<usize> = CHECKED_BATCH_SIZES.into_iter().filter(|&size| size != batch).collect();
-    let mut here = with_batch(&label, &loaded, &typed, &opened, batch)?;
-    let mut other = with_batch(&label, &loaded, &typed, &opened, others[0])?;
-    let fixed = find_fixed_batches(&mut here, &mut other, batch, others[0]);
+    let other_sizes: Vec<usize> = CHECKED_BATCH_SIZES.into_iter().filter(|&size| size != batch).collect();
+    let mut original = with_batch(&label, &loaded, &typed, &opened, batch)?;
+    let mut other = with_batch(&label, &loaded, &typed, &opened, other_sizes[0])?;
+    let fixed = find_fixed_batches(&mut original, &mut other, batch, other_sizes[0]);
     let graph = message_graph(&label, &mut loaded.proto)?;
-    for (number, fix) in fixed.iter().enumerate() {
-        apply_fix(graph, fix, number, &name).ok_or_else(|| {
+    for (index, fix) in fixed.iter().enumerate() {
+        apply_fix(graph, fix, index, &name).ok_or_else(|| {
             wrong(format!(
                 "{} has the batch size {batch} in an attribute; raise the opset of the model to 13",
                 fix.node
@@ -91,7 +91,7 @@ pub fn open_batch(model: ModelSource) -> Result<ModelProto> {
         Ok::<Graph, Error>(graph)
     };
     let before = sized(batch)?;
-    for &size in &others {
+    for &size in &other_sizes {
         let after = sized(size)?;
         check_shapes(&before, &after, &outputs, batch).map_err(&wrong)?;
     }
@@ -101,8 +101,8 @@ pub fn open_batch(model: ModelSource) -> Result<ModelProto> {
         set_inference_mode(message_graph(&label, &mut model.proto)?);
         with_batch(&label, &model, &typed, &opened, size)
     };
-    let (alone, together) = (run(&fixed_model, batch)?, run(&loaded, BATCH_COUNT * batch)?);
-    if let Some(reason) = find_dependence(alone, together, &opened, batch)? {
+    let (single, together) = (run(&fixed_model, batch)?, run(&loaded, BATCH_COUNT * batch)?);
+    if let Some(reason) = find_dependence(single, together, &opened, batch)? {
         return Err(wrong(batch_dependence_error(batch, &reason)));
     }
     let graph = message_graph(&label, &mut loaded.proto)?;
@@ -153,11 +153,11 @@ fn check_shapes(
             _ => None,
         }
     };
-    let stays = |name: &str| {
+    let is_unchanged = |name: &str| {
         dims(before, name).is_some_and(|dims| dims.first() == Some(&batch))
             && dims(before, name) == dims(after, name)
     };
-    let maker = |graph: &Graph, name: &str| {
+    let producer_label = |graph: &Graph, name: &str| {
         let id = graph.find(name)?;
         let node = graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == id))?;
         Some(graph.node_label(node))
@@ -166,20 +166,20 @@ fn check_shapes(
         let (Some(was), Some(is)) = (dims(before, name), dims(after, name)) else { continue };
         let Some(axis) = (0..was.len()).find(|&axis| is.get(axis) != Some(&was[axis])) else { continue };
         if was.len() == is.len() && was[axis] != batch && (axis != 0 || was.len() == 1) {
-            let node = maker(before, name).unwrap_or_default();
+            let node = producer_label(before, name).unwrap_or_default();
             let reason = format!("{node} merges the batch with other axes in axis {axis} of output {name:?}");
             return Err(batch_dependence_error(batch, &reason));
         }
     }
-    let Some(output) = outputs.iter().find(|name| batch > 1 && stays(name)) else { return Ok(()) };
+    let Some(output) = outputs.iter().find(|name| batch > 1 && is_unchanged(name)) else { return Ok(()) };
     // Finds the node with an input that follows the batch and an output that does not.
     let follows = |name: &str| dims(before, name) != dims(after, name);
     let node = before.nodes.iter().find(|node| {
         node.present_inputs().any(|id| follows(before.name_of(id)))
-            && node.present_outputs().any(|id| stays(before.name_of(id)))
+            && node.present_outputs().any(|id| is_unchanged(before.name_of(id)))
     });
-    let what = node.map_or_else(|| format!("output {output:?}"), |node| before.node_label(node));
-    Err(batch_dependence_error(batch, &format!("{what} has the same shape for every batch size")))
+    let culprit = node.map_or_else(|| format!("output {output:?}"), |node| before.node_label(node));
+    Err(batch_dependence_error(batch, &format!("{culprit} has the same shape for every batch size")))
 }
 
 /// Sets the first axis of inputs to a size or a symbol.
@@ -195,42 +195,45 @@ fn set_first_axes(graph: &mut GraphProto, typed: &Graph, opened: &FxHashSet<Stri
 
 /// Replaces an input of a node so that its shape follows the batch. Returns `None` if the message has no such
 /// input.
-fn apply_fix(graph: &mut GraphProto, fix: &FixedBatch, number: usize, first_input: &str) -> Option<()> {
+fn apply_fix(graph: &mut GraphProto, fix: &FixedBatch, index: usize, first_input: &str) -> Option<()> {
     let at = graph.node.iter().position(|node| node.output.contains(&fix.output))?;
     graph.node[at].input.get(fix.input)?;
-    let named = |what: &str| format!("open_batch/{number}/{what}");
+    let value_name = |suffix: &str| format!("open_batch/{index}/{suffix}");
     match &fix.open {
         OpenShape::Omitted => graph.node[at].input[fix.input].clear(),
         OpenShape::Shape(shape) => {
-            graph.initializer.push(tensor_to_proto(&named("shape"), &Tensor::i64(&[shape.len()], shape)));
-            graph.node[at].input[fix.input] = named("shape");
+            graph
+                .initializer
+                .push(tensor_to_proto(&value_name("shape"), &Tensor::i64(&[shape.len()], shape)));
+            graph.node[at].input[fix.input] = value_name("shape");
         }
         OpenShape::FirstSlice(axis) => {
-            let (first, zero) = first_slice_nodes(&graph.node[at].input[fix.input], *axis, &named("first"));
+            let (first, zero) =
+                first_slice_nodes(&graph.node[at].input[fix.input], *axis, &value_name("first"));
             graph.initializer.push(zero);
-            graph.node[at].input[fix.input] = named("first");
+            graph.node[at].input[fix.input] = value_name("first");
             graph.node.insert(at, first);
         }
         OpenShape::RepeatedRows(rest) => {
-            let (first, zero) = first_slice_nodes(&graph.node[at].input[fix.input], 0, &named("first"));
-            let (mut added, constants) = batch_shape_nodes(first_input, rest, &named("shape"));
+            let (first, zero) = first_slice_nodes(&graph.node[at].input[fix.input], 0, &value_name("first"));
+            let (mut added, constants) = batch_shape_nodes(first_input, rest, &value_name("shape"));
             graph.initializer.push(zero);
             graph.initializer.extend(constants);
             added.push(first);
             added.push(NodeProto {
                 op_type: "Expand".into(),
-                name: named("rows"),
-                input: vec![named("first"), named("shape")],
-                output: vec![named("rows")],
+                name: value_name("rows"),
+                input: vec![value_name("first"), value_name("shape")],
+                output: vec![value_name("rows")],
                 ..NodeProto::default()
             });
-            graph.node[at].input[fix.input] = named("rows");
+            graph.node[at].input[fix.input] = value_name("rows");
             graph.node.splice(at..at, added);
         }
         OpenShape::BatchThen(rest) => {
-            let (added, constants) = batch_shape_nodes(first_input, rest, &named("shape"));
+            let (added, constants) = batch_shape_nodes(first_input, rest, &value_name("shape"));
             graph.initializer.extend(constants);
-            graph.node[at].input[fix.input] = named("shape");
+            graph.node[at].input[fix.input] = value_name("shape");
             graph.node.splice(at..at, added);
         }
     }

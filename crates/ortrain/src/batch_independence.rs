@@ -35,24 +35,24 @@ const MISMATCH_DIVISOR: usize = 50;
 /// # Errors
 /// If there is no backend.
 pub(crate) fn find_dependence(
-    mut alone: Graph,
+    mut single: Graph,
     mut together: Graph,
     opened: &FxHashSet<String>,
     batch: usize,
 ) -> Result<Option<String>> {
     let backend = default_backend()?;
-    if infer(&mut alone).is_err() || infer(&mut together).is_err() {
+    if infer(&mut single).is_err() || infer(&mut together).is_err() {
         return Ok(None);
     }
-    let Some(inputs) = draw_inputs(&alone, opened) else { return Ok(None) };
+    let Some(inputs) = draw_inputs(&single, opened) else { return Ok(None) };
     let compared = |names: &[String], inside: bool| -> Option<std::result::Result<Vec<bool>, String>> {
         let mut parts = Vec::with_capacity(BATCH_COUNT);
         for part in 0..BATCH_COUNT {
             let rows: Vec<Tensor> = inputs.iter().map(|input| input.batch_rows(part)).collect();
-            parts.push(run_graph(&alone, names, &rows, &backend).ok()?);
+            parts.push(run_graph(&single, names, &rows, &backend).ok()?);
         }
-        let whole: Vec<Tensor> = inputs.iter().map(|input| input.tensor.clone()).collect();
-        let whole = match run_graph(&together, names, &whole, &backend) {
+        let batched_inputs: Vec<Tensor> = inputs.iter().map(|input| input.tensor.clone()).collect();
+        let batched = match run_graph(&together, names, &batched_inputs, &backend) {
             Ok(whole) => whole,
             Err(error) if error.kind() == ErrorKind::MemoryLimit => return None,
             Err(error) => return Some(Err(error.to_string())),
@@ -60,7 +60,7 @@ pub(crate) fn find_dependence(
         let agree = |k: usize| {
             let parts: Option<Vec<&Tensor>> = parts.iter().map(|results| results[k].as_ref()).collect();
             parts
-                .zip(whole[k].as_ref())
+                .zip(batched[k].as_ref())
                 .is_none_or(|(parts, whole)| values_agree(&parts, whole, batch, inside))
         };
         Some(Ok((0..names.len()).map(agree).collect()))
@@ -68,22 +68,22 @@ pub(crate) fn find_dependence(
     let differing = |names: Vec<String>, agree: Vec<bool>| {
         names.into_iter().zip(agree).find_map(|(name, agrees)| (!agrees).then_some(name))
     };
-    let outputs = common_float_names(&alone, &together, alone.outputs.iter().copied());
+    let outputs = common_float_names(&single, &together, single.outputs.iter().copied());
     let output = match compared(&outputs, false) {
         None => return Ok(None),
         Some(Err(reason)) => return Ok(Some(reason)),
         Some(Ok(agree)) => differing(outputs, agree),
     };
     let Some(output) = output else { return Ok(None) };
-    let made = common_float_names(&alone, &together, alone.nodes.iter().flat_map(Node::present_outputs));
-    let first = match compared(&made, true) {
-        Some(Ok(agree)) => differing(made, agree),
+    let common = common_float_names(&single, &together, single.nodes.iter().flat_map(Node::present_outputs));
+    let first = match compared(&common, true) {
+        Some(Ok(agree)) => differing(common, agree),
         _ => None,
     };
-    let id = alone.find(&first.unwrap_or(output));
-    let maker = alone.nodes.iter().find(|node| node.present_outputs().any(|output| Some(output) == id));
-    let maker = maker.map(|node| alone.node_label(node)).unwrap_or_default();
-    Ok(Some(format!("{maker} computes other values for a row in a larger batch than for the row alone")))
+    let id = single.find(&first.unwrap_or(output));
+    let producer = single.nodes.iter().find(|node| node.present_outputs().any(|output| Some(output) == id));
+    let label = producer.map(|node| single.node_label(node)).unwrap_or_default();
+    Ok(Some(format!("{label} computes other values for a row in a larger batch than for the row alone")))
 }
 
 /// An input of the model for [`BATCHES`] batches.
@@ -110,7 +110,7 @@ impl Input {
 /// Generates all inputs: floats from -1 to 1; integers are 0 or 1, which are valid indices of most tables.
 /// Returns `None` if an input is no tensor of numbers.
 fn draw_inputs(graph: &Graph, opened: &FxHashSet<String>) -> Option<Vec<Input>> {
-    let mut room = MAX_ELEMENTS_AND_BYTES.0;
+    let mut remaining = MAX_ELEMENTS_AND_BYTES.0;
     let inputs = graph.inputs.iter().enumerate().map(|(stream, &id)| {
         let ValueType::Tensor(dtype, Some(shape)) = &graph.value(id).ty else { return None };
         let mut dims: Vec<usize> =
@@ -122,8 +122,8 @@ fn draw_inputs(graph: &Graph, opened: &FxHashSet<String>) -> Option<Vec<Input>> 
         }
         let bits = |index: usize| random_bits(SEED, stream as u64, index as u64);
         let len = dims.iter().try_fold(1usize, |len, &size| len.checked_mul(size))?;
-        room = room.checked_sub(len)?;
-        let whole = if dtype.is_float() {
+        remaining = remaining.checked_sub(len)?;
+        let drawn = if dtype.is_float() {
             let elements: Vec<f32> = (0..len).map(|k| bits(k) as f32 / (1u32 << 31) as f32 - 1.0).collect();
             Tensor::f32(&dims, &elements).converted(*dtype)
         } else if dtype.is_integer() || *dtype == DType::Bool {
@@ -132,18 +132,22 @@ fn draw_inputs(graph: &Graph, opened: &FxHashSet<String>) -> Option<Vec<Input>> 
         } else {
             return None;
         };
-        Some(Input { tensor: whole, is_batched: opened })
+        Some(Input { tensor: drawn, is_batched: opened })
     });
     inputs.collect()
 }
 
 /// Returns the names of the float values that both graphs have.
-fn common_float_names(alone: &Graph, together: &Graph, values: impl Iterator<Item = ValueId>) -> Vec<String> {
+fn common_float_names(
+    single: &Graph,
+    together: &Graph,
+    values: impl Iterator<Item = ValueId>,
+) -> Vec<String> {
     let is_float = |graph: &Graph, id: ValueId| {
         let ty = &graph.value(id).ty;
         ty.shape().is_some() && ty.dtype().is_some_and(DType::is_float)
     };
-    let names = values.filter(|&id| is_float(alone, id)).map(|id| alone.name_of(id).to_owned());
+    let names = values.filter(|&id| is_float(single, id)).map(|id| single.name_of(id).to_owned());
     names.filter(|name| together.find(name).is_some_and(|id| is_float(together, id))).collect()
 }
 
@@ -158,59 +162,59 @@ fn run_graph(
     graph.outputs = names.iter().filter_map(|name| graph.find(name)).collect();
     graph.remove_unused();
     let roles = vec![Role::User; graph.inputs.len()];
-    let mut found = vec![None; names.len()];
-    let given: Vec<RunInput<'_>> = inputs.iter().map(RunInput::from).collect();
+    let mut results = vec![None; names.len()];
+    let run_inputs: Vec<RunInput<'_>> = inputs.iter().map(RunInput::from).collect();
     ExecutableCache::new(graph, roles, backend.clone()).run(
         &mut Workspace::with_limit(backend.clone(), Some(MAX_ELEMENTS_AND_BYTES.1), 0),
         &[],
         GradientMode::Accumulate,
         Scalars::default(),
-        &given,
+        &run_inputs,
         &mut |at, dtype, dims, value| {
-            found[at] = Some(value.to_tensor(dtype, dims)?);
+            results[at] = Some(value.to_tensor(dtype, dims)?);
             Ok(())
         },
     )?;
-    Ok(found)
+    Ok(results)
 }
 
 /// Returns true if a value of the larger batch equals the values of the single batches. A value with the same
 /// shape for every batch may be a sum over all rows. `inside` the model, an axis may have other elements
 /// before the batch.
-fn values_agree(parts: &[&Tensor], whole: &Tensor, batch: usize, inside: bool) -> bool {
+fn values_agree(parts: &[&Tensor], batched: &Tensor, batch: usize, inside: bool) -> bool {
     let dims = parts[0].dims();
-    if dims.len() != whole.dims().len() {
+    if dims.len() != batched.dims().len() {
         return false;
     }
     if parts.iter().any(|part| part.dims() != dims) {
         // Sizes that depend on the data.
         return true;
     }
-    let mut grown = (0..dims.len()).filter(|&axis| dims[axis] != whole.dims()[axis]);
+    let mut grown = (0..dims.len()).filter(|&axis| dims[axis] != batched.dims()[axis]);
     let Some(axis) = grown.next() else {
         let may_be_a_row = batch == 1 && dims.len() > 1 && dims[0] == 1;
         return !may_be_a_row
-            || parts.iter().all(|part| are_close(&part.to_f64(), &whole.to_f64(), whole.dtype()));
+            || parts.iter().all(|part| are_close(&part.to_f64(), &batched.to_f64(), batched.dtype()));
     };
     if grown.next().is_some() {
         // Each row is combined with each.
         return true;
     }
-    if whole.dims()[axis] != BATCH_COUNT * dims[axis] {
+    if batched.dims()[axis] != BATCH_COUNT * dims[axis] {
         return false;
     }
-    let elements = whole.to_f64();
+    let elements = batched.to_f64();
     let parts: Vec<Vec<f64>> = parts.iter().map(|part| part.to_f64()).collect();
     let front: usize = dims[..axis].iter().product();
-    let most = if inside { dims[axis] } else { 1 };
-    (1..=most).filter(|&outer| dims[axis].is_multiple_of(outer)).any(|outer| {
+    let max_rows = if inside { dims[axis] } else { 1 };
+    (1..=max_rows).filter(|&outer| dims[axis].is_multiple_of(outer)).any(|outer| {
         let blocks = front * outer;
         let len = parts[0].len() / blocks.max(1);
         let together: Vec<f64> = (0..blocks)
             .flat_map(|block| parts.iter().flat_map(move |part| &part[block * len..(block + 1) * len]))
             .copied()
             .collect();
-        are_close(&together, &elements, whole.dtype())
+        are_close(&together, &elements, batched.dtype())
     })
 }
 
@@ -218,7 +222,7 @@ fn values_agree(parts: &[&Tensor], whole: &Tensor, batch: usize, inside: bool) -
 fn are_close(a: &[f64], b: &[f64], dtype: DType) -> bool {
     let share = RELATIVE_TOLERANCES.iter().find(|(ty, _)| *ty == dtype).map_or(1e-6, |(_, share)| *share);
     let largest =
-        a.iter().filter(|value| value.is_finite()).fold(0.0, |most: f64, value| most.max(value.abs()));
+        a.iter().filter(|value| value.is_finite()).fold(0.0, |maximum: f64, value| maximum.max(value.abs()));
     let same = |a: f64, b: f64| a == b || (a.is_nan() && b.is_nan()) || (a - b).abs() <= share * largest;
     let differing = a.iter().zip(b).filter(|(a, b)| !same(**a, **b)).count();
     a.len() == b.len() && differing * MISMATCH_DIVISOR <= a.len()

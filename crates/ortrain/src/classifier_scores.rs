@@ -53,9 +53,9 @@ pub(crate) fn with_default_scores(
         return Ok(options);
     }
     let mut proto = std::mem::take(&mut model.proto);
-    let chosen = replace_outputs_by_tensors(message_graph(label, &mut proto)?);
+    let replaced = replace_outputs_by_tensors(message_graph(label, &mut proto)?);
     model.proto = proto;
-    let Some(graph) = chosen.then(|| typed_subgraph(model, &postprocessing::output_names(model))).flatten()
+    let Some(graph) = replaced.then(|| typed_subgraph(model, &postprocessing::output_names(model))).flatten()
     else {
         return Ok(options);
     };
@@ -66,8 +66,8 @@ pub(crate) fn with_default_scores(
         let scores = if let [one] = floats[..] { one } else { scores };
         let message = message_graph(label, &mut model.proto)?;
         for term in options.losses.iter_mut().filter(|term| term.scores.is_none()) {
-            let found = default_scores(message, &graph, scores, term.loss);
-            term.scores = Some(found.map_err(|source| Error::model(label, source))?);
+            let scores_name = default_scores(message, &graph, scores, term.loss);
+            term.scores = Some(scores_name.map_err(|source| Error::model(label, source))?);
         }
     }
     Ok(options)

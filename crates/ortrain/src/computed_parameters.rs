@@ -21,14 +21,14 @@ use crate::{Error, Result, default_backend};
 
 /// Returns the values that nodes compute from constants alone, without the constants themselves.
 fn computed_constants(graph: &Graph) -> FxHashSet<ValueId> {
-    let mut found = FxHashSet::default();
+    let mut names = FxHashSet::default();
     // The graph's nodes are in topological order.
     for node in &graph.nodes {
-        if node.present_inputs().all(|id| graph.value(id).constant.is_some() || found.contains(&id)) {
-            found.extend(node.present_outputs());
+        if node.present_inputs().all(|id| graph.value(id).constant.is_some() || names.contains(&id)) {
+            names.extend(node.present_outputs());
         }
     }
-    found
+    names
 }
 
 /// Converts the values in `wanted` that nodes compute from constants alone to initializers. Returns the names
@@ -45,7 +45,7 @@ fn computed_constants(graph: &Graph) -> FxHashSet<ValueId> {
 pub(crate) fn make_initializers(
     label: &str,
     model: &mut LoadedModel,
-    wanted: &FxHashSet<&str>,
+    parameters: &FxHashSet<&str>,
     independent: &[String],
     needed: &[&str],
 ) -> Result<FxHashSet<Arc<str>>> {
@@ -57,12 +57,12 @@ pub(crate) fn make_initializers(
         .nodes
         .iter()
         .flat_map(ortrain_graph::Node::present_outputs)
-        .filter(|id| computed.contains(id) && wanted.contains(graph.name_of(*id)))
+        .filter(|id| computed.contains(id) && parameters.contains(graph.name_of(*id)))
         .collect();
     if ids.is_empty() {
         return Ok(computable);
     }
-    reject_dependent_parameters(&graph, &ids, wanted, independent)?;
+    reject_dependent_parameters(&graph, &ids, parameters, independent)?;
     let names: Vec<Arc<str>> = ids.iter().map(|&id| graph.value(id).name.clone()).collect();
     graph.outputs = ids;
     graph.remove_unused();
@@ -81,18 +81,18 @@ pub(crate) fn make_initializers(
 /// are unique in the model.
 pub(crate) fn constants_of_subgraphs(model: &ModelProto) -> Vec<String> {
     let Some(graph) = &model.graph else { return Vec::new() };
-    let mut found = Vec::new();
+    let mut names = Vec::new();
     let mut defined: FxHashMap<&str, usize> = FxHashMap::default();
-    collect_constants(graph, true, &mut found, &mut defined);
-    found.retain(|name| defined.get(name) == Some(&1));
-    found.into_iter().map(str::to_owned).collect()
+    collect_constants(graph, true, &mut names, &mut defined);
+    names.retain(|name| defined.get(name) == Some(&1));
+    names.into_iter().map(str::to_owned).collect()
 }
 
 /// Collects the float constants in the subgraphs of a graph, and counts the definitions of each name.
 fn collect_constants<'a>(
     graph: &'a GraphProto,
     outermost: bool,
-    found: &mut Vec<&'a str>,
+    constants: &mut Vec<&'a str>,
     defined: &mut FxHashMap<&'a str, usize>,
 ) {
     let is_float = |tensor: &TensorProto| DType::from_onnx(tensor.data_type).is_some_and(DType::is_float);
@@ -105,7 +105,7 @@ fn collect_constants<'a>(
     }
     if !outermost {
         let initializers = graph.initializer.iter().filter(|tensor| is_float(tensor));
-        found.extend(initializers.map(|tensor| tensor.name.as_str()));
+        constants.extend(initializers.map(|tensor| tensor.name.as_str()));
     }
     // The body of a node with a custom gradient is private to the node.
     for node in graph.node.iter().filter(|node| !is_custom_gradient(node)) {
@@ -119,11 +119,11 @@ fn collect_constants<'a>(
             (outermost, node.input.is_empty(), node.output.as_slice(), node.attribute.as_slice())
             && holds(attribute)
         {
-            found.push(output);
+            constants.push(output);
         }
         for attribute in &node.attribute {
             for subgraph in attribute.g.as_deref().into_iter().chain(&attribute.graphs) {
-                collect_constants(subgraph, false, found, defined);
+                collect_constants(subgraph, false, constants, defined);
             }
         }
     }
@@ -137,13 +137,13 @@ fn collect_constants<'a>(
 pub(crate) fn lift_from_subgraphs(label: &str, model: &mut ModelProto, names: &[&str]) -> Result<()> {
     let Some(graph) = &mut model.graph else { return Ok(()) };
     for &name in names {
-        let mut found = LiftedConstants::default();
-        extract_constant(graph, name, &mut found);
-        let taken = graph.initializer.iter().any(|tensor| tensor.name == name)
+        let mut lifted = LiftedConstants::default();
+        extract_constant(graph, name, &mut lifted);
+        let is_used = graph.initializer.iter().any(|tensor| tensor.name == name)
             || graph.input.iter().any(|info| info.name == name)
             || graph.node.iter().any(|node| node.output.iter().any(|output| output == name));
-        let count = found.initializers.len() + found.nodes.len();
-        if taken || count != 1 {
+        let count = lifted.initializers.len() + lifted.nodes.len();
+        if is_used || count != 1 {
             return Err(Error::WrongModel {
                 model: label.to_owned(),
                 reason: if count == 0 {
@@ -158,8 +158,8 @@ pub(crate) fn lift_from_subgraphs(label: &str, model: &mut ModelProto, names: &[
                 },
             });
         }
-        graph.initializer.extend(found.initializers);
-        graph.node.splice(0..0, found.nodes);
+        graph.initializer.extend(lifted.initializers);
+        graph.node.splice(0..0, lifted.nodes);
     }
     Ok(())
 }
@@ -172,13 +172,13 @@ struct LiftedConstants {
 }
 
 /// Removes the definitions of a value from the subgraphs of a graph, and collects them.
-fn extract_constant(graph: &mut GraphProto, name: &str, found: &mut LiftedConstants) {
+fn extract_constant(graph: &mut GraphProto, name: &str, lifted: &mut LiftedConstants) {
     for attribute in graph.node.iter_mut().flat_map(|node| &mut node.attribute) {
         for subgraph in attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs) {
-            extract_constant(subgraph, name, found);
-            found.initializers.extend(subgraph.initializer.extract_if(.., |tensor| tensor.name == name));
+            extract_constant(subgraph, name, lifted);
+            lifted.initializers.extend(subgraph.initializer.extract_if(.., |tensor| tensor.name == name));
             let makes = |node: &mut NodeProto| node.input.is_empty() && node.output == [name];
-            found.nodes.extend(subgraph.node.extract_if(.., makes));
+            lifted.nodes.extend(subgraph.node.extract_if(.., makes));
             subgraph.value_info.retain(|info| info.name != name);
         }
     }
@@ -188,7 +188,7 @@ fn extract_constant(graph: &mut GraphProto, name: &str, found: &mut LiftedConsta
 fn reject_dependent_parameters(
     graph: &Graph,
     ids: &[ValueId],
-    wanted: &FxHashSet<&str>,
+    parameters: &FxHashSet<&str>,
     independent: &[String],
 ) -> Result<()> {
     let producers = graph.producers();
@@ -198,7 +198,7 @@ fn reject_dependent_parameters(
     let mut rest: Vec<(ValueId, ValueId)> = ids.iter().map(|&id| (id, id)).collect();
     while let Some((id, parameter)) = rest.pop() {
         let both_independent = is_independent(id) && is_independent(parameter);
-        if id != parameter && wanted.contains(graph.name_of(id)) && !both_independent {
+        if id != parameter && parameters.contains(graph.name_of(id)) && !both_independent {
             return Err(Error::Argument(format!(
                 "parameter {:?} is computed from parameter {:?} and would no longer follow it; name only one of them",
                 graph.name_of(parameter),
@@ -239,7 +239,7 @@ fn compute_outputs(label: &str, mut graph: Graph) -> Result<Vec<Tensor>> {
 /// Disconnects values from the nodes that compute them, then removes nodes and initializers without remaining
 /// uses.
 fn remove_producers(graph: &mut GraphProto, names: &[Arc<str>]) {
-    let mut makers: FxHashMap<String, usize> = FxHashMap::default();
+    let mut producers: FxHashMap<String, usize> = FxHashMap::default();
     let mut uses: FxHashMap<String, usize> = FxHashMap::default();
     let mut inputs: Vec<FxHashSet<String>> = Vec::with_capacity(graph.node.len());
     for (index, node) in graph.node.iter().enumerate() {
@@ -249,21 +249,21 @@ fn remove_producers(graph: &mut GraphProto, names: &[Arc<str>]) {
             *uses.entry(name.clone()).or_default() += 1;
         }
         inputs.push(of_node);
-        makers.extend(node.output.iter().map(|name| (name.clone(), index)));
+        producers.extend(node.output.iter().map(|name| (name.clone(), index)));
     }
     for info in &graph.output {
         *uses.entry(info.name.clone()).or_default() += 1;
     }
 
-    let mut taken: FxHashSet<String> = makers.keys().chain(uses.keys()).cloned().collect();
-    taken.extend(graph.input.iter().map(|info| info.name.clone()));
-    taken.extend(graph.initializer.iter().map(|tensor| tensor.name.clone()));
+    let mut used_names: FxHashSet<String> = producers.keys().chain(uses.keys()).cloned().collect();
+    used_names.extend(graph.input.iter().map(|info| info.name.clone()));
+    used_names.extend(graph.initializer.iter().map(|tensor| tensor.name.clone()));
     let mut doubtful = Vec::with_capacity(names.len());
     for name in names {
-        let Some(index) = makers.remove(&**name) else { continue };
+        let Some(index) = producers.remove(&**name) else { continue };
         // The node remains if another of its outputs is used; then this output is unused.
         let mut other = format!("{name}/computed");
-        while !taken.insert(other.clone()) {
+        while !used_names.insert(other.clone()) {
             other.push('_');
         }
         if let Some(output) = graph.node[index].output.iter_mut().find(|output| **output == **name) {
@@ -284,8 +284,8 @@ fn remove_producers(graph: &mut GraphProto, names: &[Arc<str>]) {
             let count = uses.get_mut(name).expect("the use was counted");
             *count -= 1;
             if *count == 0 {
-                match makers.get(name) {
-                    Some(&maker) => doubtful.push(maker),
+                match producers.get(name) {
+                    Some(&producer) => doubtful.push(producer),
                     None => drop(unused.insert(name.clone())),
                 }
             }
@@ -337,24 +337,24 @@ mod tests {
     #[test]
     fn removes_producers_without_other_uses() {
         let nodes = [node(&["a"], &["b"]), node(&["b", "b", "c"], &["w"]), node(&["x", "w", "c"], &["y"])];
-        let made = remaining(graph(&nodes, &["a", "c", "d"], "y"), &["w"]);
-        assert_eq!(made, (vec![strings(&["y"])], strings(&["c", "d"])));
+        let remaining_graph = remaining(graph(&nodes, &["a", "c", "d"], "y"), &["w"]);
+        assert_eq!(remaining_graph, (vec![strings(&["y"])], strings(&["c", "d"])));
     }
 
     #[test]
     fn keeps_producers_with_other_outputs() {
         let nodes = [node(&["a"], &["w", "v"]), node(&["w", "v", "w/computed"], &["y"])];
-        let made = remaining(graph(&nodes, &["a", "w/computed"], "y"), &["w"]);
-        let kept = vec![strings(&["w/computed_", "v"]), strings(&["y"])];
-        assert_eq!(made, (kept, strings(&["a", "w/computed"])));
-        let made = remaining(graph(&nodes, &["a", "w/computed"], "y"), &["w", "v"]);
-        assert_eq!(made, (vec![strings(&["y"])], strings(&["w/computed"])));
+        let remaining_graph = remaining(graph(&nodes, &["a", "w/computed"], "y"), &["w"]);
+        let expected = vec![strings(&["w/computed_", "v"]), strings(&["y"])];
+        assert_eq!(remaining_graph, (expected, strings(&["a", "w/computed"])));
+        let remaining_both = remaining(graph(&nodes, &["a", "w/computed"], "y"), &["w", "v"]);
+        assert_eq!(remaining_both, (vec![strings(&["y"])], strings(&["w/computed"])));
     }
 
     #[test]
     fn graph_outputs_count_as_uses() {
         let nodes = [node(&["a"], &["b"]), node(&["b"], &["w"])];
-        let made = remaining(graph(&nodes, &["a"], "b"), &["w"]);
-        assert_eq!(made, (vec![strings(&["b"])], strings(&["a"])));
+        let remaining_graph = remaining(graph(&nodes, &["a"], "b"), &["w"]);
+        assert_eq!(remaining_graph, (vec![strings(&["b"])], strings(&["a"])));
     }
 }

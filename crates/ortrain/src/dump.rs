@@ -74,10 +74,10 @@ impl Stage {
             return Ok(stage);
         }
         let names: Vec<&str> = stages.into_iter().map(|(name, _)| name).collect();
-        let (named, passes) = names.split_at(NAMED_STAGES.len());
+        let (stage_names, passes) = names.split_at(NAMED_STAGES.len());
         Err(Error::Argument(format!(
             "there is no stage {name:?}; stages are {}, and each pass: {}{}",
-            named.join(", "),
+            stage_names.join(", "),
             passes.join(", "),
             hint(name, names.iter().copied())
         )))
@@ -205,8 +205,8 @@ fn print_program(
     // Sizes of symbols, from the argument `shapes`.
     let mut symbols: Vec<(&Dim, usize)> = Vec::new();
     for &id in &graph.inputs {
-        let given = shapes.iter().find(|(name, _)| name == graph.name_of(id));
-        let (Some((_, given)), Some(declared)) = (given, graph.value(id).ty.shape()) else { continue };
+        let argument = shapes.iter().find(|(name, _)| name == graph.name_of(id));
+        let (Some((_, given)), Some(declared)) = (argument, graph.value(id).ty.shape()) else { continue };
         if given.len() != declared.rank() {
             return Err(Error::Argument(format!(
                 "input {:?} is {}, so the shape {given:?} does not fit",
@@ -238,7 +238,7 @@ fn print_program(
             roles.push(Role::ResetFlag);
             continue;
         }
-        let given = shapes.iter().find(|(known, _)| known == name).map(|(_, dims)| dims.clone());
+        let shape = shapes.iter().find(|(known, _)| known == name).map(|(_, dims)| dims.clone());
         let (dtype, declared) = match &graph.value(id).ty {
             ValueType::Tensor(dtype, declared) => (dtype, declared),
             ValueType::Sequence(dtype) => {
@@ -265,7 +265,7 @@ fn print_program(
             dim.known().or(known).unwrap_or(1)
         };
         let dims =
-            given.or_else(|| declared.as_ref().map(|dims| dims.iter().map(size).collect())).ok_or_else(
+            shape.or_else(|| declared.as_ref().map(|dims| dims.iter().map(size).collect())).ok_or_else(
                 || Error::Argument(format!("the rank of input {name:?} is unknown; give its shape")),
             )?;
         let bytes = byte_length(*dtype, &dims)
@@ -331,18 +331,18 @@ fn print_kernels(schedule: &Schedule) -> Result<String> {
     let mut text = String::new();
     for (k, program) in schedule.programs().into_iter().enumerate() {
         let parts = split_host_part(program);
-        let (shown, checked) = match &parts {
+        let (bindings, checked) = match &parts {
             Some((rest, host)) => (rest, &host.checked[..]),
             None => (&**program, &[][..]),
         };
-        let lowered = lower(shown, checked, &Caps::GUARANTEED, &Wgsl).map_err(|unsupported| {
+        let lowered = lower(bindings, checked, &Caps::GUARANTEED, &Wgsl).map_err(|unsupported| {
             let Unsupported { node, instruction, reason } = unsupported;
             UnsupportedOnBackend { backend: "webgpu", node, instruction, reason }
         })?;
         if let Some((_, host)) = &parts {
             text += &format!("before program {k}, on the host: {}", host.program);
         }
-        text += &format!("program {k}: {}", lowered.text(shown));
+        text += &format!("program {k}: {}", lowered.text(bindings));
     }
     match text.is_empty() {
         true => Err(Error::Argument("there are no kernels: all programs are built during the run".into())),

@@ -49,10 +49,10 @@ impl ExecutableCache {
     /// [`Specialiser::with_planes`].
     pub(crate) fn with_planes<'d>(
         &self,
-        places: impl IntoIterator<Item = (usize, &'d [usize], PlaneId)>,
+        ranges: impl IntoIterator<Item = (usize, &'d [usize], PlaneId)>,
         backend: Arc<dyn Backend>,
     ) -> ExecutableCache {
-        let specialiser = self.specialiser.with_planes(places);
+        let specialiser = self.specialiser.with_planes(ranges);
         ExecutableCache { specialiser, backend }
     }
 
@@ -79,27 +79,27 @@ impl ExecutableCache {
 
     /// Returns the schedules that have been run so far, the most recently used one last.
     pub(crate) fn schedules(&self) -> impl Iterator<Item = Arc<Schedule>> {
-        let kept = self
+        let cached = self
             .specialiser
             .cached_schedules()
             .into_iter()
             .filter(|specialised| specialised.cached_executor().is_some());
-        kept.map(|specialised| specialised.schedule().clone())
+        cached.map(|specialised| specialised.schedule().clone())
     }
 
     /// Returns the cached schedule for these inputs.
-    fn cached_schedule(&self, given: &[RunInput<'_>]) -> Option<Arc<Specialised>> {
-        let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
-        self.specialiser.find_cached(&dims, &|k| given[k].bytes)
+    fn cached_schedule(&self, inputs: &[RunInput<'_>]) -> Option<Arc<Specialised>> {
+        let dims: SmallVec<[&[usize]; 16]> = inputs.iter().map(|value| value.dims).collect();
+        self.specialiser.find_cached(&dims, &|k| inputs[k].bytes)
     }
 
     /// Returns the schedule for these inputs, planned now if it is not cached.
-    pub(crate) fn schedule(&self, given: &[RunInput<'_>]) -> Result<Arc<Specialised>> {
-        if let Some(schedule) = self.cached_schedule(given) {
+    pub(crate) fn schedule(&self, inputs: &[RunInput<'_>]) -> Result<Arc<Specialised>> {
+        if let Some(schedule) = self.cached_schedule(inputs) {
             return Ok(schedule);
         }
-        let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
-        let schedule = self.specialiser.schedule_with(&dims, &|k| to_tensor(&given[k]));
+        let dims: SmallVec<[&[usize]; 16]> = inputs.iter().map(|value| value.dims).collect();
+        let schedule = self.specialiser.schedule_with(&dims, &|k| to_tensor(&inputs[k]));
         schedule.map_err(|source| Error::Shapes(Box::new(source)))
     }
 
@@ -108,12 +108,12 @@ impl ExecutableCache {
     pub(crate) fn profile_planning(
         &self,
         work: &Workspace,
-        given: &[RunInput<'_>],
+        inputs: &[RunInput<'_>],
     ) -> Result<Vec<(&'static str, Duration)>> {
-        let dims: SmallVec<[&[usize]; 16]> = given.iter().map(|value| value.dims).collect();
+        let dims: SmallVec<[&[usize]; 16]> = inputs.iter().map(|value| value.dims).collect();
         let log = PassLog::new();
         let start = Instant::now();
-        let schedule = self.specialiser.schedule_logged(&dims, &|k| to_tensor(&given[k]), log.clone());
+        let schedule = self.specialiser.schedule_logged(&dims, &|k| to_tensor(&inputs[k]), log.clone());
         let schedule = Arc::new(schedule.map_err(|source| Error::Shapes(Box::new(source)))?);
         let planned = start.elapsed();
         let start = Instant::now();
@@ -152,10 +152,10 @@ impl ExecutableCache {
         planes: &[&Memory],
         entry: GradientMode,
         scalars: Scalars,
-        given: &[RunInput<'_>],
+        inputs: &[RunInput<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
-        self.run_traced(work, planes, (entry, scalars), None, given, deliver)
+        self.run_traced(work, planes, (entry, scalars), None, inputs, deliver)
     }
 
     /// Runs on checked inputs and records all events in `trace`.
@@ -165,13 +165,13 @@ impl ExecutableCache {
         planes: &[&Memory],
         (entry, scalars): (GradientMode, Scalars),
         trace: Option<&mut Trace>,
-        given: &[RunInput<'_>],
+        inputs: &[RunInput<'_>],
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
-        let runner = self.executor(work, given)?;
+        let runner = self.executor(work, inputs)?;
         let (bindings, observer) = (Bindings { planes }, trace.map(|trace| trace as &mut dyn Observer));
         let run =
-            runner.run(RunContext::new(&bindings, work, entry, scalars).observed(observer), given, deliver);
+            runner.run(RunContext::new(&bindings, work, entry, scalars).observed(observer), inputs, deliver);
         run.map_err(|error| self.explain(error))
     }
 
@@ -188,14 +188,14 @@ impl ExecutableCache {
     pub(crate) fn executor(
         &mut self,
         work: &Workspace,
-        given: &[RunInput<'_>],
+        inputs: &[RunInput<'_>],
     ) -> Result<Arc<ScheduleExecutor>> {
         if let Some(schedule) =
-            self.cached_schedule(given).filter(|schedule| schedule.cached_executor().is_some())
+            self.cached_schedule(inputs).filter(|schedule| schedule.cached_executor().is_some())
         {
             return self.compiled_executor(&schedule, work);
         }
-        interruptible(work.interrupter(), || self.compiled_executor(&*self.schedule(given)?, work))
+        interruptible(work.interrupter(), || self.compiled_executor(&*self.schedule(inputs)?, work))
     }
 
     fn compiled_executor(&self, schedule: &Specialised, work: &Workspace) -> Result<Arc<ScheduleExecutor>> {

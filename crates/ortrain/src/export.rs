@@ -37,8 +37,8 @@ pub(crate) fn inference_model(
     graph.output = infos;
 
     let (keep, needed) = needed_nodes_and_values(graph, outputs);
-    let mut kept = keep.into_iter();
-    graph.node.retain(|_| kept.next() == Some(true));
+    let mut keep_flags = keep.into_iter();
+    graph.node.retain(|_| keep_flags.next() == Some(true));
     graph.initializer.retain(|tensor| needed.contains(&tensor.name));
     graph
         .sparse_initializer
@@ -52,18 +52,19 @@ pub(crate) fn inference_model(
     // An input that was requested as an output passes through.
     graph.input.retain(|info| state.entry(&info.name).is_none() && needed.contains(&info.name));
     remove_master_weights(graph).map_err(|source| Error::graph("the evaluation model", source))?;
-    let made: FxHashSet<&str> =
+    let available: FxHashSet<&str> =
         graph.node.iter().flat_map(|node| node.output.iter().map(String::as_str)).collect();
-    graph.value_info.retain(|info| made.contains(info.name.as_str()));
+    graph.value_info.retain(|info| available.contains(info.name.as_str()));
     graph.quantization_annotation.retain(|annotation| needed.contains(&annotation.tensor_name));
     Ok(message.with_proto(proto))
 }
 
 /// Returns for each node of a graph whether one of the values needs it, and the names of all needed values.
 pub(crate) fn needed_nodes_and_values(graph: &GraphProto, values: &[&str]) -> (Vec<bool>, FxHashSet<String>) {
-    let mut makers: FxHashMap<&str, usize> = FxHashMap::default();
+    let mut producers: FxHashMap<&str, usize> = FxHashMap::default();
     for (index, node) in graph.node.iter().enumerate() {
-        makers.extend(node.output.iter().filter(|name| !name.is_empty()).map(|name| (name.as_str(), index)));
+        producers
+            .extend(node.output.iter().filter(|name| !name.is_empty()).map(|name| (name.as_str(), index)));
     }
     let mut needed: FxHashSet<String> = FxHashSet::default();
     let mut keep = vec![false; graph.node.len()];
@@ -72,7 +73,7 @@ pub(crate) fn needed_nodes_and_values(graph: &GraphProto, values: &[&str]) -> (V
     while !rest.is_empty() {
         let mut next = FxHashSet::default();
         for name in rest {
-            if let Some(&index) = makers.get(name.as_str())
+            if let Some(&index) = producers.get(name.as_str())
                 && !std::mem::replace(&mut keep[index], true)
             {
                 collect_inputs(&graph.node[index], &mut next);
@@ -109,16 +110,18 @@ fn collect_attribute_names(attribute: &AttributeProto, names: &mut FxHashSet<Str
 /// Returns the declaration of a value from the message, or else the inferred one.
 fn output_declaration(graph: &GraphProto, inferred: &Graph, name: &str) -> Result<ValueInfoProto> {
     let unknown = || {
-        let near = hint_in(inferred, name);
-        Error::Argument(format!("the evaluation model has no value {name:?} that could be an output{near}"))
+        let suggestion = hint_in(inferred, name);
+        Error::Argument(format!(
+            "the evaluation model has no value {name:?} that could be an output{suggestion}"
+        ))
     };
     let mut declared = graph.output.iter().chain(&graph.input).chain(&graph.value_info);
     if let Some(info) = declared.find(|info| info.name == name) {
         return Ok(info.clone());
     }
-    let made = graph.node.iter().any(|node| node.output.iter().any(|output| output == name))
+    let is_computed = graph.node.iter().any(|node| node.output.iter().any(|output| output == name))
         || graph.initializer.iter().any(|tensor| tensor.name == name);
-    if !made || name.is_empty() {
+    if !is_computed || name.is_empty() {
         return Err(unknown());
     }
     Ok(inferred.find(name).map_or_else(

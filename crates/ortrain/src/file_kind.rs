@@ -97,8 +97,8 @@ impl FileKind {
             FileKind::TrainingModel
         } else {
             let first = graph.outputs.first().map(|&id| &graph.value(id).ty);
-            let number = first.and_then(|ty| ty.shape()).is_some_and(|shape| shape.rank() == 0);
-            let weights = number && !weight_inputs(graph).is_empty();
+            let is_scalar = first.and_then(|ty| ty.shape()).is_some_and(|shape| shape.rank() == 0);
+            let weights = is_scalar && !weight_inputs(graph).is_empty();
             if weights { FileKind::EvalModel } else { FileKind::ForwardModel }
         }
     }
@@ -128,25 +128,25 @@ fn weight_inputs(graph: &Graph) -> Vec<ValueId> {
         _ => false,
     };
     let inputs: FxHashSet<ValueId> = graph.inputs.iter().copied().filter(|id| fixed(id)).collect();
-    let mut found = Vec::new();
+    let mut weights = Vec::new();
     for node in &graph.nodes {
         let Some(definition) = Registry::standard().find(&node.domain, &node.op) else { continue };
         for &at in definition.weights.iter().chain(definition.statistics) {
             let id = node.inputs.get(at).copied().flatten().filter(|id| inputs.contains(id));
-            found.extend(id.filter(|id| !found.contains(id)));
+            weights.extend(id.filter(|id| !weights.contains(id)));
         }
     }
-    found
+    weights
 }
 
 /// Inspects a source that is no model but identifies itself by its header.
 pub(crate) fn inspect_other(source: &ModelSource) -> Result<Option<Inspection>> {
     let mut optimizer = None;
-    let mut checkpoint = |found: Checkpoint| {
-        let text = found.extras.optimizer.as_deref();
+    let mut checkpoint = |content: Checkpoint| {
+        let text = content.extras.optimizer.as_deref();
         // Training reports a damaged description; inspection ignores it.
         optimizer = text.and_then(|text| OptimizerSpec::from_text(text).ok());
-        (FileKind::Checkpoint, checkpoint_infos(found))
+        (FileKind::Checkpoint, checkpoint_infos(content))
     };
     let (kind, parameters) = match source {
         ModelSource::WithOperators(source, _) | ModelSource::WithChanges(source, _) => {
@@ -224,13 +224,13 @@ fn checkpoint_infos(checkpoint: Checkpoint) -> Vec<ParameterInfo> {
 
 /// Inspects a model of artifacts: its parameters are inputs.
 pub(crate) fn inspect_artifact(kind: FileKind, graph: &Graph) -> Inspection {
-    let mut found = Inspection { kind, inputs: described_inputs(graph), ..Inspection::default() };
-    let gathered: FxHashSet<&str> =
+    let mut inspection = Inspection { kind, inputs: described_inputs(graph), ..Inspection::default() };
+    let accumulated: FxHashSet<&str> =
         graph.inputs.iter().filter_map(|&id| graph.name_of(id).strip_suffix(BUFFER_SUFFIX)).collect();
     let weights = if kind == FileKind::EvalModel { weight_inputs(graph) } else { Vec::new() };
     for &id in &graph.inputs {
         let name = graph.name_of(id);
-        let reason = if gathered.contains(name) {
+        let reason = if accumulated.contains(name) {
             "the model accumulates its gradient"
         } else if weights.contains(&id) {
             "it is an input with its value in a checkpoint"
@@ -240,30 +240,31 @@ pub(crate) fn inspect_artifact(kind: FileKind, graph: &Graph) -> Inspection {
         if let ValueType::Tensor(dtype, Some(shape)) = &graph.value(id).ty
             && let Some(dims) = shape.concrete()
         {
-            found.parameters.push(parameter(name.to_owned(), *dtype, dims, true, reason));
+            inspection.parameters.push(parameter(name.to_owned(), *dtype, dims, true, reason));
         }
     }
-    let known: FxHashSet<&str> = found.parameters.iter().map(|info| info.name.as_str()).collect();
-    found.inputs.retain(|(name, _)| {
-        !known.contains(name.as_str()) && name != RESET_FLAG && !name.ends_with(BUFFER_SUFFIX)
+    let parameter_names: FxHashSet<&str> =
+        inspection.parameters.iter().map(|info| info.name.as_str()).collect();
+    inspection.inputs.retain(|(name, _)| {
+        !parameter_names.contains(name.as_str()) && name != RESET_FLAG && !name.ends_with(BUFFER_SUFFIX)
     });
-    found
+    inspection
 }
 
 /// Returns the inputs of a model that are no initializers, with their types.
 pub(crate) fn described_inputs(graph: &Graph) -> Vec<(String, String)> {
-    let given = graph.inputs.iter().filter(|&&id| graph.value(id).constant.is_none());
-    given.map(|&id| (graph.name_of(id).to_owned(), graph.value(id).ty.to_string())).collect()
+    let inputs = graph.inputs.iter().filter(|&&id| graph.value(id).constant.is_none());
+    inputs.map(|&id| (graph.name_of(id).to_owned(), graph.value(id).ty.to_string())).collect()
 }
 
 /// Returns the first names as a list, and the number of the others.
 pub(crate) fn list_names<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
     const SHOWN: usize = 3;
     let names: Vec<&str> = names.into_iter().collect();
-    let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("{name:?}")).collect();
+    let quoted: Vec<String> = names.iter().take(SHOWN).map(|name| format!("{name:?}")).collect();
     match names.len().saturating_sub(SHOWN) {
-        0 => shown.join(", "),
-        more => format!("{} and {more} more", shown.join(", ")),
+        0 => quoted.join(", "),
+        more => format!("{} and {more} more", quoted.join(", ")),
     }
 }
 
@@ -278,16 +279,16 @@ pub(crate) fn check_training(model: &str, graph: &Graph, state: &CheckpointState
     {
         return Ok(());
     }
-    let gathered: Vec<&str> = names().filter_map(|name| name.strip_suffix(BUFFER_SUFFIX)).collect();
+    let accumulated: Vec<&str> = names().filter_map(|name| name.strip_suffix(BUFFER_SUFFIX)).collect();
     let wrong = |reason: String| Err(Error::WrongModel { model: model.to_owned(), reason });
     match FileKind::of_graph(graph) {
-        FileKind::TrainingModel if gathered.is_empty() => Ok(()),
+        FileKind::TrainingModel if accumulated.is_empty() => Ok(()),
         FileKind::TrainingModel => Err(Error::Mismatch {
             model: model.to_owned(),
             reason: format!(
                 "the model trains {}, but the checkpoint trains {}; give the checkpoint that was made together with \
                  the model",
-                list_names(gathered.iter().copied()),
+                list_names(accumulated.iter().copied()),
                 list_names(trained.iter().copied())
             ),
         }),
@@ -348,22 +349,22 @@ pub(crate) fn check_forward(model: &str, graph: &Graph) -> Result<()> {
 }
 
 /// Adds the actual kind of the file to the error for a file that is no checkpoint or no safetensors file.
-pub(crate) fn add_file_kind(error: CheckpointError, path: &Path, wanted: FileKind) -> Error {
+pub(crate) fn add_file_kind(error: CheckpointError, path: &Path, expected: FileKind) -> Error {
     let is_other = matches!(
-        (error.content(), wanted),
+        (error.content(), expected),
         (CheckpointError::NotACheckpoint, FileKind::Checkpoint)
             | (CheckpointError::Safetensors(_), FileKind::Safetensors)
     );
-    let found = if is_other { kind_of_file(path) } else { None };
-    found.map_or(Error::Checkpoint(error), |found| wrong_file(path.display().to_string(), found, wanted))
+    let actual = if is_other { kind_of_file(path) } else { None };
+    actual.map_or(Error::Checkpoint(error), |kind| wrong_file(path.display().to_string(), kind, expected))
 }
 
 /// Adds the actual kind of the bytes to the error for bytes that are no checkpoint.
 pub(crate) fn add_kind_of_bytes(error: CheckpointError, bytes: &Bytes) -> Error {
     let is_other = matches!(error.content(), CheckpointError::NotACheckpoint);
-    let found = if is_other { kind_of_model(ModelSource::Bytes(bytes.clone())) } else { None };
-    found.map_or(Error::Checkpoint(error), |found| {
-        wrong_file("the argument".to_owned(), found, FileKind::Checkpoint)
+    let actual = if is_other { kind_of_model(ModelSource::Bytes(bytes.clone())) } else { None };
+    actual.map_or(Error::Checkpoint(error), |kind| {
+        wrong_file("the argument".to_owned(), kind, FileKind::Checkpoint)
     })
 }
 
@@ -376,8 +377,8 @@ fn kind_of_model(source: ModelSource) -> Option<FileKind> {
     Some(FileKind::of_graph(&Graph::from_model(&source.load().ok()?).ok()?))
 }
 
-fn wrong_file(file: String, found: FileKind, expected: FileKind) -> Error {
-    let help = match (found, expected) {
+fn wrong_file(file: String, actual: FileKind, expected: FileKind) -> Error {
+    let help = match (actual, expected) {
         (FileKind::Checkpoint, _) => "load_parameters and CheckpointState.load_checkpoint read checkpoints",
         (FileKind::ForwardModel, _) => "generate_artifacts makes a checkpoint of a forward model",
         (_, FileKind::Checkpoint) => {
@@ -385,5 +386,5 @@ fn wrong_file(file: String, found: FileKind, expected: FileKind) -> Error {
         }
         _ => "give a file that save_safetensors, or another library, wrote",
     };
-    Error::WrongFile { file, found: found.name_with_article(), expected: expected.name_with_article(), help }
+    Error::WrongFile { file, found: actual.name_with_article(), expected: expected.name_with_article(), help }
 }

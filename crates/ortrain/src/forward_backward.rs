@@ -178,7 +178,7 @@ impl Weight {
     }
 
     /// Checks that a buffer has the type, shape and size of the weight, and that its address is aligned.
-    fn check(&self, lent: &Lent<'_>, what: &str) -> Result<()> {
+    fn check(&self, lent: &Lent<'_>, label: &str) -> Result<()> {
         let (dtype, dims) = (self.initial.dtype(), self.initial.dims());
         let fits = lent.dtype == dtype && lent.dims == dims;
         if fits && lent.memory.len() >= self.initial.data().len() {
@@ -187,17 +187,17 @@ impl Weight {
                 return Ok(());
             }
             return Err(Error::Argument(format!(
-                "the address of {what}{:?} is not a multiple of {} bytes, its element size; give an aligned copy",
+                "the address of {label}{:?} is not a multiple of {} bytes, its element size; give an aligned copy",
                 self.name,
                 dtype.size()
             )));
         }
-        let found = if fits {
+        let actual = if fits {
             format!("{} bytes", lent.memory.len())
         } else {
             format!("{}{:?}", lent.dtype, lent.dims)
         };
-        Err(Error::Argument(format!("{what}{:?} should be {dtype}{dims:?}, but it is {found}", self.name)))
+        Err(Error::Argument(format!("{label}{:?} should be {dtype}{dims:?}, but it is {actual}", self.name)))
     }
 }
 
@@ -292,8 +292,8 @@ impl Prepared {
     /// Checks the inputs and returns their executor.
     fn executor(&mut self, inputs: &[RunInput<'_>]) -> Result<Arc<ScheduleExecutor>> {
         self.signature.check(inputs)?;
-        let found = self.executables.executor(&self.planning_workspace, inputs);
-        found.map_err(|error| {
+        let cached = self.executables.executor(&self.planning_workspace, inputs);
+        cached.map_err(|error| {
             over_limit::explain(error, &self.executables, &self.signature, &self.planning_workspace, inputs)
         })
     }
@@ -402,9 +402,13 @@ impl ForwardBackward {
             names = find_reached_weights(&label, &graph)?;
             if options.training.is_some() {
                 // Running statistics update themselves. Ambiguous statistics are reported below.
-                let found = running_statistics(&graph, BatchNormMode::Train, &FxHashSet::default());
-                let moved: FxHashSet<String> =
-                    found.unwrap_or_default().into_iter().map(|statistic| statistic.name).collect();
+                let statistics_result =
+                    running_statistics(&graph, BatchNormMode::Train, &FxHashSet::default());
+                let moved: FxHashSet<String> = statistics_result
+                    .unwrap_or_default()
+                    .into_iter()
+                    .map(|statistic| statistic.name)
+                    .collect();
                 names.retain(|name| !moved.contains(name));
             }
         }
@@ -461,14 +465,15 @@ impl ForwardBackward {
         let is_float = |info: &ValueInfo| info.dtype.is_float();
         let differentiable: Vec<usize> = (0..outputs.len()).filter(|&k| is_float(&outputs[k])).collect();
         if differentiable.is_empty() {
-            let shown: Vec<String> =
+            let descriptions: Vec<String> =
                 outputs.iter().map(|info| format!("{:?} is {info}", info.name)).collect();
-            let reason = format!("it has no float output, so there are no gradients: {}", shown.join(", "));
+            let reason =
+                format!("it has no float output, so there are no gradients: {}", descriptions.join(", "));
             return Err(Error::WrongModel { model: label, reason });
         }
         let seeds = append_yield(&mut graph, &differentiable);
-        let chosen = inputs_with_gradients(&label, &inputs, options.inputs.as_deref())?;
-        let mut targets: Vec<ValueId> = chosen.iter().map(|&k| user_inputs[k]).collect();
+        let selected_inputs = inputs_with_gradients(&label, &inputs, options.inputs.as_deref())?;
+        let mut targets: Vec<ValueId> = selected_inputs.iter().map(|&k| user_inputs[k]).collect();
         targets.extend(weights.iter().filter_map(|weight| graph.find(&weight.name)));
         let gradients = backpropagate(&mut graph, &seeds, &targets).map_err(fail)?;
         let from: Vec<ValueId> = seeds.iter().map(|&(value, _)| value).collect();
@@ -476,7 +481,7 @@ impl ForwardBackward {
         let mut results = Vec::new();
         let mut of_weights = Vec::new();
         for (at, (&target, gradient)) in targets.iter().zip(&gradients).enumerate() {
-            match (gradient, chosen.get(at)) {
+            match (gradient, selected_inputs.get(at)) {
                 (Some(gradient), Some(&input)) => {
                     input_gradients.push(input);
                     results.push(*gradient);
@@ -494,7 +499,7 @@ impl ForwardBackward {
         }
         graph.outputs = results.iter().chain(&of_weights).copied().collect();
         let names = graph.outputs.iter().map(|&id| graph.name_of(id).to_owned()).collect();
-        let written = graph.clone();
+        let training_graph = graph.clone();
 
         // Gradients of weights are written to buffers of the caller. Gradients of inputs have varying sizes
         // and are delivered.
@@ -502,37 +507,43 @@ impl ForwardBackward {
         let buffers = accumulate_into_inputs(&mut graph, &weights, &of_weights);
         unwrap_gradients(&mut graph).map_err(fail)?;
         infer(&mut graph).map_err(fail)?;
-        let place = |k: usize| Role::Plane(PlaneId(k as u32), 0);
+        let plane_role = |k: usize| Role::Plane(PlaneId(k as u32), 0);
         let planes = weights.len() + statistics.len();
         let roles = |graph: &Graph| {
             let role = |(k, _): (usize, &ValueId)| match k.checked_sub(user_inputs.len()) {
                 None => Role::User,
-                Some(k) if k < planes + buffers => place(k),
+                Some(k) if k < planes + buffers => plane_role(k),
                 Some(_) => Role::ResetFlag,
             };
             graph.inputs.iter().enumerate().map(role).collect::<Vec<Role>>()
         };
         let bytes = |weight: &Weight| weight.initial.data().len();
-        let held = 2 * weights.iter().map(bytes).sum::<usize>() + statistics.iter().map(bytes).sum::<usize>();
+        let held_bytes =
+            2 * weights.iter().map(bytes).sum::<usize>() + statistics.iter().map(bytes).sum::<usize>();
         let prepared = |graph: Graph, roles: Vec<Role>| {
             Mutex::new(Prepared {
                 executables: ExecutableCache::new(graph, roles, backend.clone()).with_precision(precision),
                 signature: Signature::new(inputs.clone()),
-                planning_workspace: Workspace::with_limit(backend.clone(), limit, held)
+                planning_workspace: Workspace::with_limit(backend.clone(), limit, held_bytes)
                     .iteration_limit(iterations),
             })
         };
         let (roles_of_training, roles_of_evaluation) = (roles(&graph), roles(&evaluation));
-        let home = Placement::of(&backend);
+        let placement = Placement::of(&backend);
         let statistics = statistics.into_iter().map(|weight| {
-            let memory = home.allocate(weight.initial.data().len()).map_err(RunError::from)?;
+            let memory = placement.allocate(weight.initial.data().len()).map_err(RunError::from)?;
             memory.write(0, weight.initial.data())?;
             Ok((weight, Arc::new(memory)))
         });
         Ok(ForwardBackward {
             training: prepared(graph, roles_of_training),
             evaluation: Some(prepared(evaluation.clone(), roles_of_evaluation)),
-            graphs: Some(Box::new(Graphs { training: written, evaluation, opset, model: model.proto })),
+            graphs: Some(Box::new(Graphs {
+                training: training_graph,
+                evaluation,
+                opset,
+                model: model.proto,
+            })),
             names,
             weights,
             statistics: statistics.collect::<Result<_>>()?,
@@ -544,7 +555,7 @@ impl ForwardBackward {
             pool: Arc::default(),
             backend: backend.clone(),
             limit,
-            parameter_bytes: held,
+            parameter_bytes: held_bytes,
             iterations,
             interrupt,
             seed: options.seed.cast_unsigned(),
@@ -574,13 +585,13 @@ impl ForwardBackward {
     pub fn of_session(session: &InferenceSession) -> Result<ForwardBackward> {
         let Parts { label, graph, backend, precision, limit, iterations, interrupt } =
             session.session_parts();
-        let (given, taken) = find_yield(graph).ok_or_else(|| Error::WrongModel {
+        let (yield_inputs, yield_outputs) = find_yield(graph).ok_or_else(|| Error::WrongModel {
             model: label.to_owned(),
             reason: "it has no YieldOp, the end of the forward pass; a training graph of ForwardBackward needs one".into(),
         })?;
         let info = |id: &ValueId| ValueInfo::of(label, graph, *id);
         let inputs = graph.inputs.iter().map(info).collect::<Result<Vec<_>>>()?;
-        let outputs = given.iter().map(info).collect::<Result<Vec<_>>>()?;
+        let outputs = yield_inputs.iter().map(info).collect::<Result<Vec<_>>>()?;
         let roles = vec![Role::User; graph.inputs.len()];
         let prepared = Prepared {
             executables: ExecutableCache::new(graph.clone(), roles, backend.clone())
@@ -594,7 +605,7 @@ impl ForwardBackward {
             statistics: Vec::new(),
             inputs,
             outputs,
-            differentiable: taken,
+            differentiable: yield_outputs,
             input_gradients: Vec::new(),
             names: graph.outputs.iter().map(|&id| graph.name_of(id).to_owned()).collect(),
             training: Mutex::new(prepared),
@@ -916,7 +927,7 @@ impl ForwardBackward {
         planes
     }
 
-    fn check_weights(&self, lent: &[Lent<'_>], what: &str) -> Result<()> {
+    fn check_weights(&self, lent: &[Lent<'_>], label: &str) -> Result<()> {
         if lent.len() != self.weights.len() {
             let names: Vec<&str> = self.weights.iter().map(|weight| weight.name.as_str()).collect();
             return Err(Error::Argument(format!(
@@ -926,14 +937,14 @@ impl ForwardBackward {
                 lent.len()
             )));
         }
-        self.weights.iter().zip(lent).try_for_each(|(weight, lent)| weight.check(lent, what))
+        self.weights.iter().zip(lent).try_for_each(|(weight, lent)| weight.check(lent, label))
     }
 
     /// Checks that gradient buffers are writable, and overlap neither a weight nor another gradient.
     fn check_no_overlap(&self, weights: &[Arc<Memory>], gradients: &[Lent<'_>]) -> Result<()> {
         let name = |k: usize| &self.weights[k].name;
         // Start, end, true if written, and index of the weight.
-        let mut places: SmallVec<[(usize, usize, bool, usize); INLINE_PLANES]> = SmallVec::new();
+        let mut ranges: SmallVec<[(usize, usize, bool, usize); INLINE_PLANES]> = SmallVec::new();
         for (k, (weight, gradient)) in weights.iter().zip(gradients).enumerate() {
             if gradient.memory.is_read_only() {
                 return Err(Error::Argument(format!(
@@ -945,16 +956,16 @@ impl ForwardBackward {
             for (memory, is_written) in [(weight, false), (gradient.memory, true)] {
                 let Some(start) = memory.host().map(|memory| memory.as_ptr() as usize) else { continue };
                 if bytes > 0 {
-                    places.push((start, start + bytes, is_written, k));
+                    ranges.push((start, start + bytes, is_written, k));
                 }
             }
         }
-        places.sort_unstable();
+        ranges.sort_unstable();
         // Last end so far, of all spans and of the written ones, with the index of the weight.
-        let mut all: Option<(usize, usize)> = None;
-        let mut written = None;
-        for (start, end, is_written, k) in places {
-            let before = if is_written { all } else { written };
+        let mut last_end: Option<(usize, usize)> = None;
+        let mut last_written = None;
+        for (start, end, is_written, k) in ranges {
+            let before = if is_written { last_end } else { last_written };
             if let Some((_, other)) = before.filter(|&(end, _)| start < end) {
                 return Err(Error::Argument(format!(
                     "the gradient of {:?} would overwrite {:?} or its gradient, because they share memory; give \
@@ -963,8 +974,8 @@ impl ForwardBackward {
                     name(other)
                 )));
             }
-            all = all.max(Some((end, k)));
-            written = if is_written { written.max(Some((end, k))) } else { written };
+            last_end = last_end.max(Some((end, k)));
+            last_written = if is_written { last_written.max(Some((end, k))) } else { last_written };
         }
         Ok(())
     }
@@ -1008,10 +1019,10 @@ impl ForwardBackward {
             && over.need.state > self.parameter_bytes
         {
             // The failing pass is counted, too.
-            let others = self.pool.passes.load(Ordering::Relaxed).saturating_sub(1);
+            let other_passes = self.pool.passes.load(Ordering::Relaxed).saturating_sub(1);
             let bytes = over.need.state - self.parameter_bytes;
             let help = format!(
-                "{bytes} of them belong to {others} forward passes without a backward pass; run it, or drop them"
+                "{bytes} of them belong to {other_passes} forward passes without a backward pass; run it, or drop them"
             );
             return Error::StepOverLimit { over: over.clone(), help };
         }
@@ -1029,10 +1040,12 @@ fn find_reached_weights(label: &str, graph: &Graph) -> Result<Vec<String>> {
     let fail = |source| Error::model(label, source);
     infer(&mut graph).map_err(fail)?;
     let is_float = |graph: &Graph, id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
-    let made: FxHashSet<ValueId> = graph.nodes.iter().flat_map(Node::present_outputs).collect();
+    let node_outputs: FxHashSet<ValueId> = graph.nodes.iter().flat_map(Node::present_outputs).collect();
     let floats: Vec<ValueId> = graph
         .value_ids()
-        .filter(|&id| graph.value(id).constant.is_some() && is_float(&graph, id) && !made.contains(&id))
+        .filter(|&id| {
+            graph.value(id).constant.is_some() && is_float(&graph, id) && !node_outputs.contains(&id)
+        })
         .collect();
     let differentiable: Vec<usize> =
         (0..graph.outputs.len()).filter(|&k| is_float(&graph, graph.outputs[k])).collect();
@@ -1056,8 +1069,8 @@ fn initializer_to_input(label: &str, graph: &mut Graph, name: &str) -> Result<We
         let ids = graph.value_ids().filter(|&id| graph.value(id).constant.is_some());
         ids.map(|id| graph.name_of(id).to_owned()).collect()
     };
-    let found = graph.find(name).filter(|&id| !graph.inputs.contains(&id));
-    let Some((id, initial)) = found.and_then(|id| Some((id, graph.value(id).constant.clone()?))) else {
+    let constant = graph.find(name).filter(|&id| !graph.inputs.contains(&id));
+    let Some((id, initial)) = constant.and_then(|id| Some((id, graph.value(id).constant.clone()?))) else {
         let known = constants(graph);
         return Err(Error::Argument(format!(
             "{label} has no initializer {name:?}{}",
@@ -1099,10 +1112,10 @@ fn inputs_with_gradients(label: &str, inputs: &[ValueInfo], names: Option<&[Stri
         }
         Ok(k)
     };
-    let mut chosen = names.iter().map(position).collect::<Result<Vec<usize>>>()?;
-    chosen.sort_unstable();
-    chosen.dedup();
-    Ok(chosen)
+    let mut indices = names.iter().map(position).collect::<Result<Vec<usize>>>()?;
+    indices.sort_unstable();
+    indices.dedup();
+    Ok(indices)
 }
 
 /// Accumulates the gradients of weights into new inputs of the graph, which are bound to planes. Returns
@@ -1121,7 +1134,7 @@ fn accumulate_into_inputs(graph: &mut Graph, weights: &[Weight], gradients: &[Va
         .iter()
         .map(|weight| format!("{}{}", weight.name, crate::parameter_binding::UPDATED_SUFFIX))
         .collect();
-    let all: Vec<Accumulation<'_>> = (0..gradients.len())
+    let accumulations: Vec<Accumulation<'_>> = (0..gradients.len())
         .map(|k| Accumulation {
             node: graph.unused_name(&format!("GradientAccumulator{k}")).to_string(),
             buffer: buffers[k],
@@ -1129,6 +1142,6 @@ fn accumulate_into_inputs(graph: &mut Graph, weights: &[Weight], gradients: &[Va
             updated: &updated[k],
         })
         .collect();
-    append_accumulators(graph, reset, &all);
+    append_accumulators(graph, reset, &accumulations);
     buffers.len()
 }

@@ -271,8 +271,8 @@ impl GradientGraph {
         let mut model = self.source().load_for_gradients()?;
         self.check_seeds(message_graph(MODEL_LABEL, &mut model.proto)?)?;
         let options = GradientOptions { of: vec![self.loss.clone()], wrt: self.x.clone(), plain: self.plain };
-        let made = gradient_model(MODEL_LABEL, model, &options, Seeds::Ones, BUILDER_LIST_NAMES)?;
-        self.built = Some(encode(&made).map_err(Error::from)?.into());
+        let with_gradients = gradient_model(MODEL_LABEL, model, &options, Seeds::Ones, BUILDER_LIST_NAMES)?;
+        self.built = Some(encode(&with_gradients).map_err(Error::from)?.into());
         Ok(())
     }
 
@@ -357,20 +357,20 @@ fn gradient_model(
     model: LoadedModel,
     options: &GradientOptions,
     seeds: Seeds,
-    words: (&str, &str),
+    list_names: (&str, &str),
 ) -> Result<ModelProto> {
     let mut model = embed_external_data(model)?;
     let (of, wrt) = (unique_names(&options.of), unique_names(&options.wrt));
     if of.is_empty() {
         return Err(Error::Argument(format!(
             "the list {} is empty; name the values to differentiate",
-            words.0
+            list_names.0
         )));
     }
     if wrt.is_empty() {
         return Err(Error::Argument(format!(
             "the list {} is empty; name the values to differentiate with respect to",
-            words.1
+            list_names.1
         )));
     }
     let inner = constants_of_subgraphs(&model.proto);
@@ -378,8 +378,8 @@ fn gradient_model(
         wrt.iter().copied().filter(|name| inner.iter().any(|inner| inner == name)).collect();
     lift_from_subgraphs(label, &mut model.proto, &inner)?;
     let message = MessageIndex::new(message_graph(label, &mut model.proto)?);
-    check_names(label, &message, &of, words.0)?;
-    check_names(label, &message, &wrt, words.1)?;
+    check_names(label, &message, &of, list_names.0)?;
+    check_names(label, &message, &wrt, list_names.1)?;
     check_unused_names(&message, &of, &wrt, seeds)?;
 
     let opset = if imports_standard(&model.proto) { opset_of(&model.proto) } else { DEFAULT_OPSET };
@@ -387,9 +387,9 @@ fn gradient_model(
     let find = |graph: &Graph, name: &&str| graph.find(name).expect("it is a value of the message");
     let sources: Vec<ValueId> = of.iter().map(|name| find(&graph, name)).collect();
     let targets: Vec<ValueId> = wrt.iter().map(|name| find(&graph, name)).collect();
-    check_types(&graph, &sources, &targets, words)?;
+    check_types(&graph, &sources, &targets, list_names)?;
     let seeded = add_seeds(&mut graph, &sources, &targets, seeds);
-    let gradients = add_gradients(label, &mut graph, (&sources, &targets), &seeded, words)?;
+    let gradients = add_gradients(label, &mut graph, (&sources, &targets), &seeded, list_names)?;
 
     let fail = |source| Error::model(label, source);
     unwrap_gradients(&mut graph).map_err(fail)?;
@@ -401,16 +401,16 @@ fn gradient_model(
     // Custom-gradient nodes are expanded into their bodies from here on.
     unwrap_nodes(message_graph(label, &mut model.proto)?);
     let message = MessageIndex::new(message_graph(label, &mut model.proto)?);
-    let chosen = NodeSelection::new(&graph, &message, &gradients, options.plain);
-    check_expressible(label, &graph, &message, &chosen, &refused, (options.plain, opset))?;
+    let selection = NodeSelection::new(&graph, &message, &gradients, options.plain);
+    check_expressible(label, &graph, &message, &selection, &refused, (options.plain, opset))?;
     let inputs: &[(ValueId, ValueId)] = if seeds == Seeds::Inputs { &seeded } else { &[] };
     let results: Vec<(ValueId, ValueId)> = targets.into_iter().zip(gradients).collect();
-    let written = build_graph(&graph, &message, &chosen, inputs, results, initializers);
+    let result_graph = build_graph(&graph, &message, &selection, inputs, results, initializers);
 
     let mut proto = model.proto;
     proto.functions.clear();
-    proto.opset_import = imported_opsets(&proto, &written, opset);
-    proto.graph = Some(written);
+    proto.opset_import = imported_opsets(&proto, &result_graph, opset);
+    proto.graph = Some(result_graph);
     Ok(proto)
 }
 
@@ -439,16 +439,16 @@ struct MessageIndex<'a> {
 
 impl<'a> MessageIndex<'a> {
     fn new(graph: &'a GraphProto) -> MessageIndex<'a> {
-        let mut makers = FxHashMap::default();
+        let mut producer_map = FxHashMap::default();
         for (index, node) in graph.node.iter().enumerate() {
             let names = node.output.iter().filter(|name| !name.is_empty());
-            makers.extend(names.map(|name| (name.as_str(), index)));
+            producer_map.extend(names.map(|name| (name.as_str(), index)));
         }
         let sparse = graph.sparse_initializer.iter().filter_map(|sparse| sparse.values.as_ref());
-        let given = graph.input.iter().map(|info| info.name.as_str());
-        let given = given.chain(graph.initializer.iter().map(|tensor| tensor.name.as_str()));
-        let given = given.chain(sparse.map(|values| values.name.as_str())).collect();
-        MessageIndex { graph, producers: makers, inputs_and_initializers: given }
+        let input_names = graph.input.iter().map(|info| info.name.as_str());
+        let all_names = input_names.chain(graph.initializer.iter().map(|tensor| tensor.name.as_str()));
+        let value_names = all_names.chain(sparse.map(|values| values.name.as_str())).collect();
+        MessageIndex { graph, producers: producer_map, inputs_and_initializers: value_names }
     }
 
     fn has_value(&self, name: &str) -> bool {
@@ -461,7 +461,7 @@ impl<'a> MessageIndex<'a> {
 }
 
 /// Checks that each name is the name of a value.
-fn check_names(label: &str, message: &MessageIndex<'_>, names: &[&str], word: &str) -> Result<()> {
+fn check_names(label: &str, message: &MessageIndex<'_>, names: &[&str], list_name: &str) -> Result<()> {
     let unknown: Vec<&&str> = names.iter().filter(|name| !message.has_value(name)).collect();
     if unknown.is_empty() {
         return Ok(());
@@ -476,7 +476,7 @@ fn check_names(label: &str, message: &MessageIndex<'_>, names: &[&str], word: &s
         false => String::new(),
     };
     let sentences = sentences.join(", ");
-    Err(Error::Argument(format!("{word} names unknown values of {label}: {sentences}{outputs}")))
+    Err(Error::Argument(format!("{list_name} names unknown values of {label}: {sentences}{outputs}")))
 }
 
 /// Suggests a value for an unknown name, as the end of a sentence.
@@ -487,7 +487,7 @@ fn suggest_value(message: &MessageIndex<'_>, name: &str) -> Option<String> {
             node.output.iter().filter(|name| !name.is_empty()).map(|name| format!("{name:?}")).collect();
         return Some(format!("; a node has this name, and its output is {}", outputs.join(", ")));
     }
-    Some(hint(name, message.value_names())).filter(|near| !near.is_empty())
+    Some(hint(name, message.value_names())).filter(|suggestion| !suggestion.is_empty())
 }
 
 /// Checks that the names of added values are unused.
@@ -500,8 +500,8 @@ fn check_unused_names(message: &MessageIndex<'_>, of: &[&str], wrt: &[&str], see
              leave it out of wrt, because its gradient is that input"
         )));
     }
-    let given = if seeds == Seeds::Inputs { of } else { &[] };
-    let mut names = given.iter().chain(wrt).map(|name| format!("{name}{GRADIENT_SUFFIX}"));
+    let seeded = if seeds == Seeds::Inputs { of } else { &[] };
+    let mut names = seeded.iter().chain(wrt).map(|name| format!("{name}{GRADIENT_SUFFIX}"));
     names.find(|name| message.has_value(name)).map_or(Ok(()), |name| {
         Err(Error::Argument(format!(
             "the model has a value {name:?}, which is the name of a gradient; rename it"
@@ -512,9 +512,9 @@ fn check_unused_names(message: &MessageIndex<'_>, of: &[&str], wrt: &[&str], see
 /// Returns the typed graph of the model with operators of the newest version. The values in `wrt` are inputs
 /// in it.
 fn forward_graph(label: &str, model: &LoadedModel, of: &[&str], wrt: &[&str]) -> Result<Graph> {
-    let asked: Vec<&str> = of.iter().chain(wrt).copied().collect();
+    let requested: Vec<&str> = of.iter().chain(wrt).copied().collect();
     // Nodes after the requested values are irrelevant.
-    let shorter = postprocessing::without_unsupported(model, &asked);
+    let shorter = postprocessing::without_unsupported(model, &requested);
     let model = shorter.as_ref().unwrap_or(model);
     let mut proto = model.proto.clone();
     let mut names = Vec::new();
@@ -537,9 +537,9 @@ fn forward_graph(label: &str, model: &LoadedModel, of: &[&str], wrt: &[&str]) ->
             graph.add_value(&name, ValueType::Unknown);
         }
     }
-    let wanted = asked.iter().filter_map(|name| graph.find(name));
-    let wanted: Vec<ValueId> = wanted.filter(|id| !graph.outputs.contains(id)).collect();
-    graph.outputs.extend(wanted);
+    let requested_ids = requested.iter().filter_map(|name| graph.find(name));
+    let missing_outputs: Vec<ValueId> = requested_ids.filter(|id| !graph.outputs.contains(id)).collect();
+    graph.outputs.extend(missing_outputs);
     let raw = graph.clone();
     let outcome = upgrade(&mut graph).and_then(|()| infer(&mut graph));
     let Err(first) = outcome else { return Ok(graph) };
@@ -573,14 +573,21 @@ fn collect_names(graph: &GraphProto, names: &mut Vec<String>) {
 }
 
 /// Checks that the values are floats, and that each source depends on a target.
-fn check_types(graph: &Graph, sources: &[ValueId], targets: &[ValueId], words: (&str, &str)) -> Result<()> {
+fn check_types(
+    graph: &Graph,
+    sources: &[ValueId],
+    targets: &[ValueId],
+    list_names: (&str, &str),
+) -> Result<()> {
     let is_float =
         |id: ValueId| matches!(&graph.value(id).ty, ValueType::Tensor(dtype, _) if dtype.is_float());
     let mut wrong = Vec::new();
-    for (ids, word) in [(sources, words.0), (targets, words.1)] {
+    for (ids, list_name) in [(sources, list_names.0), (targets, list_names.1)] {
         for &id in ids.iter().filter(|&&id| !is_float(id)) {
             let (name, ty) = (graph.name_of(id), &graph.value(id).ty);
-            wrong.push(format!("{name:?} is {ty}, and only floats have gradients; leave it out of {word}"));
+            wrong.push(format!(
+                "{name:?} is {ty}, and only floats have gradients; leave it out of {list_name}"
+            ));
         }
     }
     if wrong.is_empty() {
@@ -595,7 +602,7 @@ fn check_types(graph: &Graph, sources: &[ValueId], targets: &[ValueId], words: (
                     "{:?} depends on none of {}; leave it out of {}",
                     graph.name_of(id),
                     names(targets).join(", "),
-                    words.0
+                    list_names.0
                 ));
             }
         }
@@ -622,9 +629,9 @@ fn add_seeds(
             Seeds::Ones => {
                 // If further gradients arrive at the source, and its gradient is a result, the result is
                 // their sum under `name`.
-                let behind = dependent_values(graph, &[source]);
-                let more = sources.iter().any(|other| *other != source && behind.contains(other));
-                let start = if more && targets.contains(&source) { format!("{name}/ones") } else { name };
+                let dependents = dependent_values(graph, &[source]);
+                let has_more = sources.iter().any(|other| *other != source && dependents.contains(other));
+                let start = if has_more && targets.contains(&source) { format!("{name}/ones") } else { name };
                 ones_like(graph, source, &start)
             }
         };
@@ -639,17 +646,21 @@ fn add_gradients(
     graph: &mut Graph,
     (sources, targets): (&[ValueId], &[ValueId]),
     seeded: &[(ValueId, ValueId)],
-    words: (&str, &str),
+    argument_names: (&str, &str),
 ) -> Result<Vec<ValueId>> {
     let before = graph.clone();
     let failure = match backpropagate(graph, seeded, targets) {
-        Ok(found) => {
-            let missing: Vec<ValueId> =
-                targets.iter().zip(&found).filter(|(_, found)| found.is_none()).map(|(&id, _)| id).collect();
+        Ok(gradients) => {
+            let missing: Vec<ValueId> = targets
+                .iter()
+                .zip(&gradients)
+                .filter(|(_, gradient)| gradient.is_none())
+                .map(|(&id, _)| id)
+                .collect();
             if missing.is_empty() {
-                return Ok(found.into_iter().flatten().collect());
+                return Ok(gradients.into_iter().flatten().collect());
             }
-            return Err(unreached_error(label, &before, sources, &missing, words));
+            return Err(unreached_error(label, &before, sources, &missing, argument_names));
         }
         Err(error) => error,
     };
@@ -661,7 +672,7 @@ fn add_gradients(
             let through: Vec<&str> = stop.targets.iter().map(|&id| before.name_of(id)).collect();
             let mut fix = format!(
                 "leave the values that need its gradient out of {} ({})",
-                words.1,
+                argument_names.1,
                 list_names(through)
             );
             if stop.has_unknown_sizes {
@@ -682,7 +693,7 @@ fn unreached_error(
     graph: &Graph,
     sources: &[ValueId],
     targets: &[ValueId],
-    words: (&str, &str),
+    list_names: (&str, &str),
 ) -> Error {
     let names: Vec<String> = sources.iter().map(|&id| format!("{:?}", graph.name_of(id))).collect();
     let sentence = |&target: &ValueId| {
@@ -691,7 +702,11 @@ fn unreached_error(
             other => other.to_string(),
         };
         let name = graph.name_of(target);
-        format!("no gradient of {} reaches {name:?}: {reason}; leave it out of {}", names.join(", "), words.1)
+        format!(
+            "no gradient of {} reaches {name:?}: {reason}; leave it out of {}",
+            names.join(", "),
+            list_names.1
+        )
     };
     let sentences: Vec<String> = targets.iter().map(sentence).collect();
     Error::Argument(format!("{label}: {}", sentences.join("; ")))
@@ -710,21 +725,23 @@ struct NodeSelection {
 impl NodeSelection {
     fn new(graph: &Graph, message: &MessageIndex<'_>, gradients: &[ValueId], plain: bool) -> NodeSelection {
         let producers = graph.producers();
-        let made = |name: &String| graph.find(name).is_some_and(|id| producers[id.0 as usize].is_some());
+        let is_computed =
+            |name: &String| graph.find(name).is_some_and(|id| producers[id.0 as usize].is_some());
         let nodes = message.graph.node.iter().enumerate();
-        let foreign = nodes.filter(|(_, node)| plain && !is_plain(node) && node.output.iter().any(made));
-        let mut chosen = NodeSelection {
+        let foreign =
+            nodes.filter(|(_, node)| plain && !is_plain(node) && node.output.iter().any(is_computed));
+        let mut selection = NodeSelection {
             nodes: BTreeSet::new(),
             constants: BTreeSet::new(),
             replaced: foreign.map(|(index, _)| index).collect(),
         };
         loop {
-            chosen.select_nodes(graph, message, &producers, gradients);
-            let more = chosen.conflicts(graph, message);
-            if more.is_empty() {
-                return chosen;
+            selection.select_nodes(graph, message, &producers, gradients);
+            let conflicts = selection.conflicts(graph, message);
+            if conflicts.is_empty() {
+                return selection;
             }
-            chosen.replaced.extend(more);
+            selection.replaced.extend(conflicts);
         }
     }
 
@@ -775,23 +792,23 @@ impl NodeSelection {
     /// Returns the nodes of the message that conflict with the selected ones: both compute the same value or
     /// must draw the same random numbers.
     fn conflicts(&self, graph: &Graph, message: &MessageIndex<'_>) -> Vec<usize> {
-        let mut found = Vec::new();
+        let mut indices = Vec::new();
         let mut drawn: FxHashSet<ValueId> = FxHashSet::default();
         for (index, node) in graph.nodes.iter().enumerate() {
-            let chosen = self.nodes.contains(&index);
-            let random = chosen && draws_random_numbers(node);
-            let behind = random || node.present_inputs().any(|id| drawn.contains(&id));
+            let is_selected = self.nodes.contains(&index);
+            let random = is_selected && draws_random_numbers(node);
+            let is_random = random || node.present_inputs().any(|id| drawn.contains(&id));
             for id in node.present_outputs() {
                 match self.remaining_producer(message, graph.name_of(id)) {
-                    Some(maker) if chosen || behind => found.push(maker),
-                    None if behind => {
+                    Some(producer) if is_selected || is_random => indices.push(producer),
+                    None if is_random => {
                         drawn.insert(id);
                     }
                     _ => {}
                 }
             }
         }
-        found
+        indices
     }
 }
 
@@ -812,13 +829,13 @@ fn check_expressible(
     label: &str,
     graph: &Graph,
     message: &MessageIndex<'_>,
-    chosen: &NodeSelection,
+    selection: &NodeSelection,
     refused: &[RejectedNode],
     (plain, opset): (bool, i64),
 ) -> Result<()> {
-    let made: FxHashSet<ValueId> =
-        chosen.nodes.iter().flat_map(|&index| graph.nodes[index].present_outputs()).collect();
-    let wrong = refused.iter().filter(|refused| refused.outputs.iter().any(|id| made.contains(id)));
+    let added_values: FxHashSet<ValueId> =
+        selection.nodes.iter().flat_map(|&index| graph.nodes[index].present_outputs()).collect();
+    let wrong = refused.iter().filter(|refused| refused.outputs.iter().any(|id| added_values.contains(id)));
     let raise = format!(
         "raise the opset of the model, which is {opset}{}",
         if plain { ", or let gradients be operators of com.microsoft (plain=False)" } else { "" }
@@ -832,8 +849,8 @@ fn check_expressible(
     if !wrong.is_empty() {
         return Err(obstacles_error(label, wrong));
     }
-    let made = chosen.nodes.iter().map(|&index| &graph.nodes[index]);
-    let foreign: Vec<String> = made
+    let added_nodes = selection.nodes.iter().map(|&index| &graph.nodes[index]);
+    let foreign: Vec<String> = added_nodes
         .filter(|node| {
             let definition = Registry::standard().find(&node.domain, &node.op);
             plain && !definition.is_some_and(Definition::is_standard)
@@ -845,8 +862,9 @@ fn check_expressible(
     if !foreign.is_empty() {
         return Err(Error::Argument(format!("{label}: {}; {raise}", foreign.join("; "))));
     }
-    let stays = message.graph.node.iter().enumerate().filter(|(index, _)| !chosen.replaced.contains(index));
-    let foreign: Vec<String> = stays
+    let original_nodes =
+        message.graph.node.iter().enumerate().filter(|(index, _)| !selection.replaced.contains(index));
+    let foreign: Vec<String> = original_nodes
         .filter(|(_, node)| plain && !is_plain(node))
         .map(|(_, node)| format!("{:?} ({}:{})", node.name, node.domain, node.op_type))
         .collect();
@@ -863,9 +881,9 @@ fn check_expressible(
 fn obstacles_error(label: &str, wrong: Vec<(&ortrain_ops::Error, Option<String>)>) -> Error {
     let kind = wrong.first().map(|(error, _)| Error::model(label, (*error).clone()).kind());
     let obstacles = wrong.into_iter().map(|(error, fix)| {
-        let mut found = to_obstacle(error, label);
-        found.fix = fix.unwrap_or(found.fix);
-        found
+        let mut obstacle = to_obstacle(error, label);
+        obstacle.fix = fix.unwrap_or(obstacle.fix);
+        obstacle
     });
     Error::Obstacles {
         model: label.to_owned(),
@@ -878,25 +896,25 @@ fn obstacles_error(label: &str, wrong: Vec<(&ortrain_ops::Error, Option<String>)
 fn build_graph(
     graph: &Graph,
     message: &MessageIndex<'_>,
-    chosen: &NodeSelection,
+    selection: &NodeSelection,
     inputs: &[(ValueId, ValueId)],
     mut results: Vec<(ValueId, ValueId)>,
     initializers: bool,
 ) -> GraphProto {
-    let mut written = message.graph.clone();
+    let mut output_graph = message.graph.clone();
     let mut nodes: Vec<NodeProto> = Vec::new();
-    for &id in &chosen.constants {
+    for &id in &selection.constants {
         let tensor = graph.value(id).constant.as_ref().expect("it is a constant");
         let tensor = tensor_to_proto(graph.name_of(id), tensor);
         if initializers {
-            written.initializer.push(tensor);
+            output_graph.initializer.push(tensor);
         } else {
             nodes.push(constant_node(graph.name_of(id), &tensor));
         }
     }
-    let mut order = NodeOrder::new(graph, chosen);
+    let mut order = NodeOrder::new(graph, selection);
     for (index, node) in message.graph.node.iter().enumerate() {
-        if chosen.replaced.contains(&index) {
+        if selection.replaced.contains(&index) {
             node.output.iter().for_each(|name| order.place_producer(name));
         } else {
             let mut names = FxHashSet::default();
@@ -907,9 +925,9 @@ fn build_graph(
             order.nodes.push(NodeSource::Message(index));
         }
     }
-    chosen.nodes.iter().for_each(|&index| order.place_node(index));
+    selection.nodes.iter().for_each(|&index| order.place_node(index));
 
-    let mut whole = graph.to_proto();
+    let mut full_graph = graph.to_proto();
     let mut declared: FxHashSet<&str> = message.inputs_and_initializers.clone();
     let graph_outputs = message.graph.output.iter().chain(&message.graph.value_info);
     declared.extend(graph_outputs.map(|info| info.name.as_str()));
@@ -918,23 +936,23 @@ fn build_graph(
         match *placed {
             NodeSource::Message(index) => nodes.push(message.graph.node[index].clone()),
             NodeSource::Graph(index) => {
-                nodes.push(std::mem::take(&mut whole.node[index]));
+                nodes.push(std::mem::take(&mut full_graph.node[index]));
                 for id in graph.nodes[index].present_outputs() {
                     let result = results.iter().any(|&(_, gradient)| gradient == id);
-                    let known = graph.value(id).ty.dtype().is_some();
-                    if known && !result && declared.insert(graph.name_of(id)) {
-                        written.value_info.push(graph.value_info(id));
+                    let has_type = graph.value(id).ty.dtype().is_some();
+                    if has_type && !result && declared.insert(graph.name_of(id)) {
+                        output_graph.value_info.push(graph.value_info(id));
                     }
                 }
             }
         }
     }
-    written.node = nodes;
-    written.input.extend(inputs.iter().map(|&(source, seed)| gradient_declaration(graph, source, seed)));
-    written
+    output_graph.node = nodes;
+    output_graph.input.extend(inputs.iter().map(|&(source, seed)| gradient_declaration(graph, source, seed)));
+    output_graph
         .output
         .extend(results.iter().map(|&(target, gradient)| gradient_declaration(graph, target, gradient)));
-    written
+    output_graph
 }
 
 /// Returns the declaration of a gradient, with the type of its value.
@@ -957,9 +975,9 @@ struct NodeOrder<'a> {
 }
 
 impl<'a> NodeOrder<'a> {
-    fn new(graph: &'a Graph, chosen: &NodeSelection) -> NodeOrder<'a> {
+    fn new(graph: &'a Graph, selection: &NodeSelection) -> NodeOrder<'a> {
         let mut waiting = FxHashMap::default();
-        for &index in &chosen.nodes {
+        for &index in &selection.nodes {
             waiting.extend(graph.nodes[index].present_outputs().map(|id| (id, index)));
         }
         NodeOrder { graph, unplaced: waiting, nodes: Vec::new() }
@@ -1041,11 +1059,11 @@ mod tests {
         for (k, op) in ops.iter().enumerate() {
             let inputs: &[Option<ValueId>] =
                 if *op == "Mul" { &[Some(last), Some(w)] } else { &[Some(last)] };
-            let made = graph.add_value(&format!("v{k}"), ty.clone());
-            let mut node = Node::new("", op, inputs, &[Some(made)], Attrs::new());
+            let output = graph.add_value(&format!("v{k}"), ty.clone());
+            let mut node = Node::new("", op, inputs, &[Some(output)], Attrs::new());
             node.name = format!("n{k}").into();
             graph.nodes.push(node);
-            last = made;
+            last = output;
         }
         graph.outputs.push(last);
         let mut proto = graph.to_proto();
@@ -1064,25 +1082,25 @@ mod tests {
 
     #[test]
     fn original_nodes_come_first() {
-        let made =
+        let model =
             grad(chain(&["Mul", "Tanh"], 17, 8), &options(&["v1"], &["x", "w"])).expect("it has gradients");
-        let graph = made.graph.expect("there is one");
+        let graph = model.graph.expect("there is one");
         let names: Vec<&str> = graph.node[..2].iter().map(|node| node.name.as_str()).collect();
         assert_eq!(names, ["n0", "n1"]);
         let outputs: Vec<&str> = graph.output.iter().map(|info| info.name.as_str()).collect();
         assert_eq!(outputs, ["v1", "w_grad", "x_grad"]);
-        assert_eq!(made.opset_import.len(), 1);
+        assert_eq!(model.opset_import.len(), 1);
         assert!(graph.node.iter().all(|node| node.domain.is_empty()));
     }
 
     /// In IR version 3, each initializer is also an input: new constants are computed by nodes.
     #[test]
     fn ir_version_3_gets_no_initializers() {
-        let made =
+        let model =
             grad(chain(&["Mul", "Sigmoid"], 9, 3), &options(&["v1"], &["w"])).expect("it has gradients");
-        let graph = made.graph.expect("there is one");
+        let graph = model.graph.expect("there is one");
         let initializers: Vec<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
-        assert_eq!((made.ir_version, initializers), (3, vec!["w"]));
+        assert_eq!((model.ir_version, initializers), (3, vec!["w"]));
         assert!(graph.node.iter().any(|node| node.op_type == "Constant"));
     }
 
@@ -1101,9 +1119,9 @@ mod tests {
     /// Nodes that the gradient does not need may be unknown, and remain.
     #[test]
     fn unneeded_unknown_nodes_remain() {
-        let made =
+        let model =
             grad(chain(&["Mul", "Strange"], 17, 8), &options(&["v0"], &["w"])).expect("it is not needed");
-        assert_eq!(made.graph.expect("there is one").node[1].op_type, "Strange");
+        assert_eq!(model.graph.expect("there is one").node[1].op_type, "Strange");
     }
 
     #[test]

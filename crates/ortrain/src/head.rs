@@ -72,10 +72,10 @@ pub fn replace_head(
         info.r#type = None;
     }
     let mut again = Graph::from_model(&loaded).map_err(|source| Error::graph(&label, source))?;
-    let behind =
+    let error_message =
         |source| Error::Argument(incompatible_classes_message(&head, classes, &Error::model(&label, source)));
-    upgrade(&mut again).map_err(behind)?;
-    infer(&mut again).map_err(behind)?;
+    upgrade(&mut again).map_err(error_message)?;
+    infer(&mut again).map_err(error_message)?;
     let graph = message_graph(&label, &mut loaded.proto)?;
     for info in &mut graph.output {
         if let Some(id) = again.find(&info.name) {
@@ -95,14 +95,14 @@ fn incompatible_classes_message(head: &Head, classes: usize, error: &Error) -> S
 
 /// Returns the tensors of a head, each with its class axis and random stream.
 fn head_tensors(typed: &Graph, head: &Head) -> Vec<(Arc<str>, usize, u64)> {
-    let mut found: Vec<(Arc<str>, usize, u64)> =
+    let mut tensors: Vec<(Arc<str>, usize, u64)> =
         vec![(head.weight.as_str().into(), head.axis, RANDOM_STREAMS[0])];
     if let Some(bias) = &head.bias {
         let rank =
             typed.find(bias).and_then(|id| typed.value(id).constant.as_ref()).map_or(1, |t| t.dims().len());
-        found.push((bias.as_str().into(), rank.max(1) - 1, RANDOM_STREAMS[1]));
+        tensors.push((bias.as_str().into(), rank.max(1) - 1, RANDOM_STREAMS[1]));
     }
-    found
+    tensors
 }
 
 /// Returns the number of inputs of each score.

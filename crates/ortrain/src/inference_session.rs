@@ -593,12 +593,12 @@ impl InferenceSession {
             });
         }
         let feeds = inputs.iter().map(Feed::from).collect();
-        let all: Vec<usize> = (0..self.outputs.len()).collect();
+        let all_outputs: Vec<usize> = (0..self.outputs.len()).collect();
         let fetch = |&output: &usize| Fetch { output, into: None };
-        let fetches: Vec<Fetch<'_>> = only.unwrap_or(&all).iter().map(fetch).collect();
-        let found =
+        let fetches: Vec<Fetch<'_>> = only.unwrap_or(&all_outputs).iter().map(fetch).collect();
+        let results =
             self.run_ordered(OrderedFeeds { overridden: Vec::new(), feeds }, &fetches, only.is_some(), None)?;
-        Ok(found.into_iter().flatten().collect())
+        Ok(results.into_iter().flatten().collect())
     }
 
     /// Computes outputs from inputs by name. Values in memory of the caller are read and written in place
@@ -677,14 +677,14 @@ impl InferenceSession {
 
     /// Sorts the values of a run into the order of the inputs.
     fn order_feeds<'v>(&self, feeds: &[(&str, Feed<'v>)]) -> Result<OrderedFeeds<'v>> {
-        let given = |name: &str| feeds.iter().find(|(known, _)| *known == name).map(|(_, feed)| *feed);
+        let find_feed = |name: &str| feeds.iter().find(|(known, _)| *known == name).map(|(_, feed)| *feed);
         let mut ordered = OrderedFeeds { overridden: Vec::new(), feeds: Vec::with_capacity(feeds.len()) };
         for info in &self.base.inputs {
             let missing = || Error::Argument(format!("no value was given for input {:?}", info.name));
-            ordered.feeds.push(given(&info.name).ok_or_else(missing)?);
+            ordered.feeds.push(find_feed(&info.name).ok_or_else(missing)?);
         }
         for (at, info) in self.overridable.iter().enumerate() {
-            if let Some(feed) = given(&info.name) {
+            if let Some(feed) = find_feed(&info.name) {
                 ordered.overridden.push(at);
                 ordered.feeds.push(feed);
             }
@@ -785,14 +785,14 @@ impl InferenceSession {
     ) -> Result<Vec<Option<Value>>> {
         let Prepared { key, planes, origins, .. } = &self.prepared[at];
         let restricted = key.selected_outputs.is_some();
-        let places: Vec<Vec<Range<usize>>> = sequences
+        let sequence_ranges: Vec<Vec<Range<usize>>> = sequences
             .iter()
             .zip(&key.shapes)
             .map(|((dtype, _), shapes)| tensor_ranges(*dtype, shapes))
             .collect();
-        for ((plane, (_, several)), places) in planes.iter().zip(sequences).zip(&places) {
-            for (tensor, place) in several.iter().zip(places) {
-                plane.write(place.start, tensor.data())?;
+        for ((plane, (_, several)), places) in planes.iter().zip(sequences).zip(&sequence_ranges) {
+            for (tensor, tensor_range) in several.iter().zip(places) {
+                plane.write(tensor_range.start, tensor.data())?;
             }
         }
         let origin = |k: usize, fetch: &Fetch<'_>| origins[if restricted { k } else { fetch.output }];
@@ -801,22 +801,22 @@ impl InferenceSession {
         if fetches.iter().any(|fetch| fetch.into.is_some()) {
             let known = self.known_output_shapes(at, tensors)?;
             for (fetch, source) in fetches.iter().zip(&sources) {
-                let (Some(into), &Origin::Delivered(number)) = (&fetch.into, source) else { continue };
-                match &known[number] {
+                let (Some(into), &Origin::Delivered(position)) = (&fetch.into, source) else { continue };
+                match &known[position] {
                     Some(dims) => check_output_buffer(&self.outputs[fetch.output], into, dims)?,
                     None => sure = false,
                 }
             }
         }
         let mut delivered: Vec<Option<Tensor>> = vec![None; fetches.len()];
-        self.execute(at, tensors, lent, &mut |number, dtype, dims, value| {
+        self.execute(at, tensors, lent, &mut |result_index, dtype, dims, value| {
             let bytes = dims.iter().product::<usize>() * dtype.size();
             for (k, fetch) in fetches.iter().enumerate() {
                 match (&sources[k], &fetch.into) {
-                    (Origin::Delivered(of), Some(into)) if *of == number && sure => {
+                    (Origin::Delivered(of), Some(into)) if *of == result_index && sure => {
                         value.write_to(into.memory, bytes)?;
                     }
-                    (Origin::Delivered(of), into) if *of == number => match &mut deliver {
+                    (Origin::Delivered(of), into) if *of == result_index => match &mut deliver {
                         Some(deliver) if into.is_none() => deliver(k, dtype, dims, value)?,
                         _ => delivered[k] = Some(value.to_tensor(dtype, dims)?),
                     },
@@ -842,12 +842,12 @@ impl InferenceSession {
             Origin::Delivered(_) => Ok(delivered[k].take().map(Value::Tensor)),
             Origin::Sequence(at) => {
                 let (dtype, several) = sequences[at];
-                let read = |(tensor, place): (&Tensor, &Range<usize>)| {
-                    let bytes = planes[at].to_vec(place.start, place.len())?;
+                let read = |(tensor, source_range): (&Tensor, &Range<usize>)| {
+                    let bytes = planes[at].to_vec(source_range.start, source_range.len())?;
                     let read = Tensor::new(dtype, tensor.dims().to_vec(), bytes.into());
                     Ok(read.expect("the size is unchanged"))
                 };
-                let read = several.iter().zip(&places[at]).map(read).collect::<Result<_>>()?;
+                let read = several.iter().zip(&sequence_ranges[at]).map(read).collect::<Result<_>>()?;
                 Ok(Some(Value::Sequence(read)))
             }
         };
@@ -906,13 +906,13 @@ impl InferenceSession {
         tensors: &[RunInput<'_>],
     ) -> Result<Vec<Option<Vec<usize>>>> {
         let Prepared { key, runners, .. } = &mut self.prepared[at];
-        let found = runners.executor(&self.work, tensors).map(|runner| {
+        let shapes = runners.executor(&self.work, tensors).map(|runner| {
             let schedule = runner.schedule();
             let dims =
                 |slot: &SlotId| schedule.slots[slot.0 as usize].ty.as_ref().map(|(_, dims)| dims.clone());
             schedule.outputs.iter().map(dims).collect()
         });
-        found.map_err(|error| match key.lent.is_empty() {
+        shapes.map_err(|error| match key.lent.is_empty() {
             true => {
                 let variant = variant_of(&mut self.base, &mut self.variants, &key.overridden);
                 over_limit::explain(error, runners, &variant.signature, &self.work, tensors)
@@ -961,11 +961,11 @@ impl InferenceSession {
         match self.prepared.iter().position(|known| known.key == *key) {
             Some(at) => self.prepared[at..].rotate_left(1),
             None => {
-                let made = self.prepare(key)?;
+                let prepared = self.prepare(key)?;
                 if self.prepared.len() == MAX_PREPARED {
                     self.prepared.remove(0);
                 }
-                self.prepared.push(made);
+                self.prepared.push(prepared);
             }
         }
         Ok(self.prepared.len() - 1)
@@ -1004,22 +1004,22 @@ impl InferenceSession {
         let mut planes = Vec::with_capacity(sequences.len());
         let mut roles = Vec::with_capacity(graph.inputs.len());
         for (k, info) in variant.inputs.iter().enumerate() {
-            if let Some(number) = key.lent.iter().position(|(at, _)| *at == k) {
+            if let Some(position) = key.lent.iter().position(|(at, _)| *at == k) {
                 let id = graph.inputs[k];
-                graph.value_mut(id).ty = ValueType::tensor(info.dtype, &key.lent[number].1);
-                roles.push(Role::Plane(PlaneId((sequences.len() + number) as u32), 0));
+                graph.value_mut(id).ty = ValueType::tensor(info.dtype, &key.lent[position].1);
+                roles.push(Role::Plane(PlaneId((sequences.len() + position) as u32), 0));
                 continue;
             }
             if !info.sequence {
                 roles.push(Role::User);
                 continue;
             }
-            let places = tensor_ranges(info.dtype, &key.shapes[planes.len()]);
-            let bytes = places.last().map_or(0, |place| align(place.end));
+            let ranges = tensor_ranges(info.dtype, &key.shapes[planes.len()]);
+            let bytes = ranges.last().map_or(0, |place| align(place.end));
             let plane = PlaneId(planes.len() as u32);
             let size = info.dtype.size();
             let tensors =
-                places.iter().map(|place| PartTensor { start: place.start / size, len: place.len() / size });
+                ranges.iter().map(|place| PartTensor { start: place.start / size, len: place.len() / size });
             let tensors = tensors.collect();
             let part = PlanePart { dtype: info.dtype, plane, offset: 0, len: bytes / size, tensors };
             // An empty sequence requires no computation.
@@ -1081,14 +1081,14 @@ fn overridable_infos(label: &str, model: &LoadedModel) -> Result<Vec<ValueInfo>>
         return Ok(Vec::new());
     };
     let initializers: FxHashSet<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
-    let listed: Vec<ValueInfoProto> =
+    let infos: Vec<ValueInfoProto> =
         graph.input.iter().filter(|info| initializers.contains(info.name.as_str())).cloned().collect();
-    if listed.is_empty() {
+    if infos.is_empty() {
         return Ok(Vec::new());
     }
     // A graph with inputs only.
     let proto = ModelProto {
-        graph: Some(GraphProto { input: listed, ..GraphProto::default() }),
+        graph: Some(GraphProto { input: infos, ..GraphProto::default() }),
         ..ModelProto::default()
     };
     let declared =
@@ -1102,12 +1102,12 @@ fn write_optimized(label: &str, model: &LoadedModel, graph: &Graph, path: &Path)
     // An operator of another domain may have no equivalent in an old opset.
     let mut proto = message(opset_of(&model.proto)).or_else(|_| message(NEWEST_OPSET))?;
     proto.metadata_props.clone_from(&model.proto.metadata_props);
-    if let (Some(written), Some(read)) = (&mut proto.graph, &model.proto.graph) {
-        written.doc_string.clone_from(&read.doc_string);
+    if let (Some(output_graph), Some(read)) = (&mut proto.graph, &model.proto.graph) {
+        output_graph.doc_string.clone_from(&read.doc_string);
         let is_listed =
-            |info: &&ValueInfoProto| written.initializer.iter().any(|tensor| tensor.name == info.name);
-        let listed: Vec<ValueInfoProto> = read.input.iter().filter(is_listed).cloned().collect();
-        written.input.extend(listed);
+            |info: &&ValueInfoProto| output_graph.initializer.iter().any(|tensor| tensor.name == info.name);
+        let input_infos: Vec<ValueInfoProto> = read.input.iter().filter(is_listed).cloned().collect();
+        output_graph.input.extend(input_infos);
     }
     Ok(model.with_proto(proto).save(path)?)
 }
@@ -1115,9 +1115,9 @@ fn write_optimized(label: &str, model: &LoadedModel, graph: &Graph, path: &Path)
 /// Checks that values fit the inputs.
 fn check_feeds(variant: &mut Variant, feeds: &[Feed<'_>]) -> Result<()> {
     for (info, feed) in variant.inputs.iter().zip(feeds) {
-        let refuse = |found: String, reason: &str| {
+        let refuse = |actual: String, reason: &str| {
             let (name, expected) = (info.name.clone(), info.to_string());
-            Err(Error::Input { name, expected, found, reason: reason.into() })
+            Err(Error::Input { name, expected, found: actual, reason: reason.into() })
         };
         match feed {
             Feed::Sequence(_) if !info.sequence => {
@@ -1147,31 +1147,31 @@ pub(crate) fn check_output_buffers(outputs: &[ValueInfo], fetches: &[Fetch<'_>])
                 "output {name:?} is {info}, and only a tensor can have a buffer"
             )));
         }
-        let found = || format!("{}{:?}", into.dtype, into.dims);
+        let actual = || format!("{}{:?}", into.dtype, into.dims);
         if into.dtype != info.dtype {
             let (name, expected) = (name.clone(), info.to_string());
-            return Err(Error::Output { name, expected, found: found(), dims: None });
+            return Err(Error::Output { name, expected, found: actual(), dims: None });
         }
-        let room = |error: String| Error::Argument(format!("the buffer of output {name:?}: {error}"));
-        let bytes = byte_length(into.dtype, into.dims).map_err(|error| room(error.to_string()))?;
+        let buffer_error = |error: String| Error::Argument(format!("the buffer of output {name:?}: {error}"));
+        let bytes = byte_length(into.dtype, into.dims).map_err(|error| buffer_error(error.to_string()))?;
         if bytes > into.memory.len() {
             let have = into.memory.len();
             return Err(Error::Argument(format!(
                 "the buffer of output {name:?} is declared as {} ({bytes} bytes), but it has {have} bytes",
-                found()
+                actual()
             )));
         }
         if into.memory.is_read_only() {
-            return Err(room("it is read-only; give a writable buffer".into()));
+            return Err(buffer_error("it is read-only; give a writable buffer".into()));
         }
-        let own = memory_span(into, bytes);
-        if let Some((other, _)) = spans.iter().find(|(_, other)| spans_overlap(own, *other)) {
+        let buffer_span = memory_span(into, bytes);
+        if let Some((other, _)) = spans.iter().find(|(_, other)| spans_overlap(buffer_span, *other)) {
             return Err(Error::Argument(format!(
                 "outputs {other:?} and {name:?} share memory, so one result would overwrite the other; give each \
                  output its own memory"
             )));
         }
-        spans.push((name, own));
+        spans.push((name, buffer_span));
     }
     Ok(())
 }
@@ -1182,17 +1182,17 @@ pub(crate) fn check_output_buffer(info: &ValueInfo, into: &Lent<'_>, dims: &[usi
         return Ok(());
     }
     let (name, expected) = (info.name.clone(), format!("{}{dims:?}", info.dtype));
-    let found = format!("{}{:?}", into.dtype, into.dims);
-    Err(Error::Output { name, expected, found, dims: Some(dims.to_vec()) })
+    let actual = format!("{}{:?}", into.dtype, into.dims);
+    Err(Error::Output { name, expected, found: actual, dims: Some(dims.to_vec()) })
 }
 
 /// Returns the byte ranges of the tensors of a sequence in its plane.
 fn tensor_ranges(dtype: DType, shapes: &[Vec<usize>]) -> Vec<Range<usize>> {
     let mut end = 0;
-    let place = |dims: &Vec<usize>| {
+    let next_range = |dims: &Vec<usize>| {
         let start = align(end);
         end = start + dims.iter().product::<usize>() * dtype.size();
         start..end
     };
-    shapes.iter().map(place).collect()
+    shapes.iter().map(next_range).collect()
 }

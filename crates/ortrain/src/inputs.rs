@@ -116,13 +116,13 @@ impl Signature {
     }
 
     /// Returns the batch size: the size of the first axis of the first input, if that axis is symbolic.
-    pub(crate) fn batch_size(&self, given: &[RunInput<'_>]) -> Option<usize> {
+    pub(crate) fn batch_size(&self, inputs: &[RunInput<'_>]) -> Option<usize> {
         let first = self.axes.first()?.as_ref()?.first()?;
-        matches!(first, Axis::Symbol(_)).then(|| given.first()?.dims.first().copied()).flatten()
+        matches!(first, Axis::Symbol(_)).then(|| inputs.first()?.dims.first().copied()).flatten()
     }
 
     /// Returns the shapes of the inputs with another batch size.
-    pub(crate) fn shapes_with_batch(&self, given: &[RunInput<'_>], size: usize) -> Vec<Vec<usize>> {
+    pub(crate) fn shapes_with_batch(&self, inputs: &[RunInput<'_>], size: usize) -> Vec<Vec<usize>> {
         let batch = match self.axes.first().and_then(|axes| axes.as_ref()?.first()) {
             Some(Axis::Symbol(symbol)) => Some(*symbol),
             _ => None,
@@ -134,32 +134,37 @@ impl Signature {
             };
             value.dims.iter().enumerate().map(|(at, &dim)| if is_batch(at) { size } else { dim }).collect()
         };
-        given.iter().zip(&self.axes).map(resized).collect()
+        inputs.iter().zip(&self.axes).map(resized).collect()
     }
 
     /// Checks number, types and shapes. Allocates only for an error.
-    pub(crate) fn check(&mut self, given: &[RunInput<'_>]) -> Result<()> {
-        self.check_described(given.iter().map(|value| (value.dtype, value.dims, value.bytes.len())))
+    pub(crate) fn check(&mut self, inputs: &[RunInput<'_>]) -> Result<()> {
+        self.check_described(inputs.iter().map(|value| (value.dtype, value.dims, value.bytes.len())))
     }
 
     /// Checks values of known element type, shape and number of bytes.
     pub(crate) fn check_described<'v>(
         &mut self,
-        given: impl ExactSizeIterator<Item = (DType, &'v [usize], usize)>,
+        inputs: impl ExactSizeIterator<Item = (DType, &'v [usize], usize)>,
     ) -> Result<()> {
-        if given.len() != self.infos.len() {
+        if inputs.len() != self.infos.len() {
             return Err(Error::InputCount {
                 expected: self.infos.len(),
                 names: self.infos.iter().map(|info| info.name.clone()).collect(),
-                found: given.len(),
+                found: inputs.len(),
             });
         }
         self.sizes.fill(None);
-        for (k, ((dtype, dims, found_bytes), axes)) in given.zip(&self.axes).enumerate() {
+        for (k, ((dtype, dims, found_bytes), axes)) in inputs.zip(&self.axes).enumerate() {
             let info = &self.infos[k];
             let refuse = |reason: String| {
-                let found = format!("{dtype}{dims:?}");
-                Err(Error::Input { name: info.name.clone(), expected: info.to_string(), found, reason })
+                let actual = format!("{dtype}{dims:?}");
+                Err(Error::Input {
+                    name: info.name.clone(),
+                    expected: info.to_string(),
+                    found: actual,
+                    reason,
+                })
             };
             if dtype != info.dtype {
                 return refuse("the element types differ".into());

@@ -345,8 +345,9 @@ pub fn inspect_with(model: ModelSource, scope: &Scope, options: &InspectOptions)
         shapes.into_iter().map(|(name, dims)| Some((name, dims?))).collect();
     if inspection.obstacles.is_empty() && !values.is_empty() {
         // Artifacts support symbolic sizes, too: an error of their generation is an obstacle for every size.
-        let made = build_artifacts(&label, model, &inspection, &values);
-        let planned = made.and_then(|made| shapes.map(|shapes| plan_step(made, shapes)).transpose());
+        let artifacts = build_artifacts(&label, model, &inspection, &values);
+        let planned =
+            artifacts.and_then(|generated| shapes.map(|shapes| plan_step(generated, shapes)).transpose());
         match planned {
             Ok(None) => {}
             Ok(Some(Plan::Values(inputs))) => inspection.value_inputs = inputs,
@@ -433,12 +434,12 @@ fn inspect_graph(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Insp
     let tensors = classifier_scores::with_tensor_outputs(model);
     let model = tensors.as_ref().unwrap_or(model);
     let outputs = postprocessing::output_names(model);
-    let asked = match scope {
+    let requested = match scope {
         Scope::Outputs => outputs,
         Scope::FirstOutput => outputs.into_iter().take(1).collect(),
         Scope::Values(names) => names.iter().map(String::as_str).collect(),
     };
-    let shorter = postprocessing::without_unsupported(model, &asked);
+    let shorter = postprocessing::without_unsupported(model, &requested);
     let model = shorter.as_ref().unwrap_or(model);
     // Constants of subgraphs are parameters, too.
     let inner = constants_of_subgraphs(&model.proto);
@@ -474,7 +475,7 @@ fn inspect_graph(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Insp
             ))
         }
     };
-    let whole = graph.clone();
+    let original = graph.clone();
     if own_gradients && failure.is_none() {
         graph = infer_graph(label, model)?;
     }
@@ -482,19 +483,19 @@ fn inspect_graph(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Insp
     let values: Vec<(String, ValueType)> =
         seeds.iter().map(|&(id, _)| (graph.name_of(id).to_owned(), graph.value(id).ty.clone())).collect();
 
-    let uses = ConstantUses::new(&whole);
+    let uses = ConstantUses::new(&original);
     let mut inspection = Inspection::default();
-    let mut wanted: Vec<(usize, ValueId)> = Vec::new();
+    let mut candidates: Vec<(usize, ValueId)> = Vec::new();
     for name in constant_names(&raw) {
-        let Some(id) = whole.find(&name) else { continue };
+        let Some(id) = original.find(&name) else { continue };
         // Only tensors of known size can be trained (not strings or sparse tensors).
-        let ValueType::Tensor(dtype, Some(shape)) = &whole.value(id).ty else { continue };
+        let ValueType::Tensor(dtype, Some(shape)) = &original.value(id).ty else { continue };
         let Some(dims) = shape.concrete() else { continue };
         let dtype = *dtype;
         let Judgement { mut role, confidence, mut reason, nodes } = uses.classify(id, dtype, &dims);
         match graph.find(&name) {
             _ if role != ParameterRole::Trained => {}
-            Some(id) => wanted.push((inspection.parameters.len(), id)),
+            Some(id) => candidates.push((inspection.parameters.len(), id)),
             // Constants inside a node with a custom gradient are not values of the graph.
             None => {
                 role = ParameterRole::Constant;
@@ -512,21 +513,21 @@ fn inspect_graph(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Insp
             layer: None,
         });
     }
-    collect_notes(&whole, &mut inspection);
-    inspection.warnings = loss_problems(&whole, &[]);
+    collect_notes(&original, &mut inspection);
+    inspection.warnings = loss_problems(&original, &[]);
     // If the first output is a class choice, the loss uses the logits by default.
-    let outputs = values.iter().filter(|_| tensors.is_none()).filter_map(|(name, _)| whole.find(name));
-    inspection.warnings.extend(outputs.filter_map(|output| probabilities_note(&whole, output)));
+    let outputs = values.iter().filter(|_| tensors.is_none()).filter_map(|(name, _)| original.find(name));
+    inspection.warnings.extend(outputs.filter_map(|output| probabilities_note(&original, output)));
     inspection.obstacles = wrong.iter().map(|error| to_obstacle(error, label)).collect();
     inspection.obstacle = failure.as_ref().map(ToString::to_string);
-    let weights: Vec<ValueId> = wanted.iter().map(|&(_, id)| id).collect();
+    let weights: Vec<ValueId> = candidates.iter().map(|&(_, id)| id).collect();
     inspection.stop_candidates = stop_candidates(&graph, &weights);
     if failure.is_none() {
-        trace_gradients(label, graph, &seeds, &wanted, &mut inspection);
+        trace_gradients(label, graph, &seeds, &candidates, &mut inspection);
     }
     let mut trained: Vec<(&mut ParameterInfo, ValueId)> = (inspection.parameters.iter_mut())
         .filter(|info| info.role == ParameterRole::Trained)
-        .filter_map(|info| whole.find(&info.name).map(|id| (info, id)))
+        .filter_map(|info| original.find(&info.name).map(|id| (info, id)))
         .collect();
     let narrow: Vec<(&str, DType)> = (trained.iter().map(|(info, _)| (info.name.as_str(), info.dtype)))
         .filter(|(_, dtype)| is_narrow(*dtype))
@@ -541,7 +542,7 @@ fn inspect_graph(label: &str, model: &LoadedModel, scope: &Scope) -> Result<Insp
     for ((info, _), layer) in trained.iter_mut().zip(uses.layers(&ids)) {
         info.layer = layer;
     }
-    Ok(InspectionState { inspection, failure, graph: whole, values })
+    Ok(InspectionState { inspection, failure, graph: original, values })
 }
 
 /// Determines the constants that a gradient reaches, and the nodes that stop it.
@@ -549,22 +550,22 @@ fn trace_gradients(
     label: &str,
     mut graph: Graph,
     seeds: &[(ValueId, ValueId)],
-    wanted: &[(usize, ValueId)],
+    candidates: &[(usize, ValueId)],
     inspection: &mut Inspection,
 ) {
-    let targets: Vec<ValueId> = wanted.iter().map(|&(_, id)| id).collect();
+    let targets: Vec<ValueId> = candidates.iter().map(|&(_, id)| id).collect();
     let to: Vec<ValueId> = seeds.iter().map(|&(id, _)| id).collect();
     let names = |graph: &Graph, ids: &[ValueId]| -> Vec<String> {
         ids.iter().map(|&id| graph.name_of(id).to_owned()).collect()
     };
-    let mut cut = Vec::new();
+    let mut blocked = Vec::new();
     for index in gradient_cuts(&graph, &to, &targets) {
         let node = &graph.nodes[index];
         let before = names(&graph, &targets_of_node(&graph, index, &targets));
         if let Some((values, operator)) = find_stop(&graph, node) {
             let values: Vec<String> = values.iter().map(|value| format!("{value:?}")).collect();
             let reason = format!("stop_gradients ends the gradient at {}", listed(&values));
-            cut.push((graph.node_label(node), operator, reason, before));
+            blocked.push((graph.node_label(node), operator, reason, before));
             continue;
         }
         let types: Vec<DType> = node.present_outputs().filter_map(|id| graph.value(id).ty.dtype()).collect();
@@ -574,10 +575,10 @@ fn trace_gradients(
             }
             _ => "its derivative is zero almost everywhere".to_owned(),
         };
-        cut.push((graph.node_label(node), node.op_label(), reason, before));
+        blocked.push((graph.node_label(node), node.op_label(), reason, before));
     }
-    let (found, stops) = match backpropagate_known(&mut graph, seeds, &targets) {
-        Ok(known) => known,
+    let (gradients, stops) = match backpropagate_known(&mut graph, seeds, &targets) {
+        Ok(result) => result,
         Err(error) => {
             inspection.obstacles.push(to_obstacle(&error, label));
             inspection.obstacle = Some(Error::model(label, error).to_string());
@@ -585,42 +586,42 @@ fn trace_gradients(
         }
     };
     // Constants behind an error would be trained otherwise: they keep their role.
-    let mut kept: Vec<ValueId> = Vec::new();
+    let mut kept_values: Vec<ValueId> = Vec::new();
     for stop in stops {
         let before = names(&graph, &stop.targets);
         match stop.error {
             Some(error) => {
-                kept.extend(&stop.targets);
-                let mut found = to_obstacle(&error, label);
+                kept_values.extend(&stop.targets);
+                let mut obstacle = to_obstacle(&error, label);
                 let quoted: Vec<String> = before.iter().map(|name| format!("{name:?}")).collect();
-                found.fix = format!(
+                obstacle.fix = format!(
                     "leave the parameters that need its gradient out of requires_grad ({})",
                     listed(&quoted)
                 );
                 if stop.has_unknown_sizes {
-                    found.fix += ", or give the inputs of the model fixed sizes, which it may need";
+                    obstacle.fix += ", or give the inputs of the model fixed sizes, which it may need";
                 }
-                found.fix += ", or give it a custom gradient (docs/extending.md)";
-                inspection.obstacles.push(found);
+                obstacle.fix += ", or give it a custom gradient (docs/extending.md)";
+                inspection.obstacles.push(obstacle);
                 if inspection.obstacle.is_none() {
                     inspection.obstacle = Some(Error::model(label, error).to_string());
                 }
             }
-            None if cut.iter().any(|(node, ..)| *node == stop.node) => {}
+            None if blocked.iter().any(|(node, ..)| *node == stop.node) => {}
             None => {
                 let reason = "it passes no gradient to its inputs".to_owned();
-                cut.push((stop.node, stop.operator, reason, before));
+                blocked.push((stop.node, stop.operator, reason, before));
             }
         }
     }
-    for (&(at, id), found) in wanted.iter().zip(found) {
-        if !found && !kept.contains(&id) {
+    for (&(at, id), found) in candidates.iter().zip(gradients) {
+        if !found && !kept_values.contains(&id) {
             inspection.parameters[at].role = ParameterRole::Constant;
             inspection.parameters[at].confidence = Confidence::Certain;
             inspection.parameters[at].reason = "no gradient of the loss reaches it".into();
         }
     }
-    for (node, operator, reason, mut parameters) in cut {
+    for (node, operator, reason, mut parameters) in blocked {
         parameters.retain(|name| {
             let mut infos = inspection.parameters.iter();
             infos.any(|info| info.name == *name && info.role == ParameterRole::Constant)
@@ -635,7 +636,8 @@ fn trace_gradients(
 
 /// Returns all obstacles as one sentence.
 pub(crate) fn join_obstacles(obstacles: &[Obstacle]) -> String {
-    let parts: Vec<String> = obstacles.iter().map(|found| format!("{}; {}", found.what, found.fix)).collect();
+    let parts: Vec<String> =
+        obstacles.iter().map(|obstacle| format!("{}; {}", obstacle.what, obstacle.fix)).collect();
     match parts.as_slice() {
         [one] => one.clone(),
         all => format!("{} obstacles: {}", all.len(), all.join(". ")),
@@ -691,10 +693,10 @@ fn collect_notes(graph: &Graph, inspection: &mut Inspection) {
         let computed =
             !node.inputs.is_empty() && node.present_inputs().all(|id| graph.value(id).constant.is_some());
         let Some(op) = build(graph, node).ok().filter(|_| !computed) else { continue };
-        let note = |what: &str| NodeNote {
+        let note = |text: &str| NodeNote {
             node: graph.node_label(node),
             operator: node.op_label(),
-            what: what.to_owned(),
+            what: text.to_owned(),
         };
         match op.placement() {
             Placement::Program | Placement::Composition | Placement::Yield => {}
@@ -740,7 +742,11 @@ fn constant_names(graph: &Graph) -> Vec<String> {
     let initializers = graph
         .value_ids()
         .filter(|id| graph.value(*id).constant.is_some() && producers[id.0 as usize].is_none());
-    let made = graph.nodes.iter().filter(|node| node.inputs.is_empty());
-    let made = made.flat_map(Node::present_outputs);
-    initializers.chain(made).map(|id| graph.name_of(id).to_owned()).filter(|name| !name.is_empty()).collect()
+    let constant_nodes = graph.nodes.iter().filter(|node| node.inputs.is_empty());
+    let constant_values = constant_nodes.flat_map(Node::present_outputs);
+    initializers
+        .chain(constant_values)
+        .map(|id| graph.name_of(id).to_owned())
+        .filter(|name| !name.is_empty())
+        .collect()
 }

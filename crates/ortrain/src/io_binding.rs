@@ -32,8 +32,8 @@ pub enum Feed<'a> {
 }
 
 impl<'a> From<RunInput<'a>> for Feed<'a> {
-    fn from(given: RunInput<'a>) -> Feed<'a> {
-        Feed::Given(given)
+    fn from(input: RunInput<'a>) -> Feed<'a> {
+        Feed::Given(input)
     }
 }
 
@@ -86,10 +86,10 @@ const MIN_IN_PLACE_BYTES: usize = 4096;
 /// overwrite.
 pub(crate) fn is_read_in_place(lent: &Lent<'_>, mut written: impl Iterator<Item = (usize, usize)>) -> bool {
     let bytes = byte_length(lent.dtype, lent.dims).unwrap_or(usize::MAX);
-    let own = memory_span(lent, bytes);
-    let is_aligned = lent.memory.host().is_none() || own.0.is_multiple_of(lent.dtype.size());
+    let input_span = memory_span(lent, bytes);
+    let is_aligned = lent.memory.host().is_none() || input_span.0.is_multiple_of(lent.dtype.size());
     let fits = is_aligned && lent.dtype.is_float() && bytes >= MIN_IN_PLACE_BYTES;
-    fits && !written.any(|other| spans_overlap(own, other))
+    fits && !written.any(|other| spans_overlap(input_span, other))
 }
 
 /// Returns the address ranges of the output buffers.

@@ -629,7 +629,7 @@ pub use ortrain_program::DeviceError;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(inline)]
-pub use ortrain_program::LentMemory;
+pub use ortrain_program::BorrowedMemory;
 
 /// Memory need of a step in bytes, known in advance: [`Module::memory_need`].
 ///

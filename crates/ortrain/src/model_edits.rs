@@ -102,22 +102,22 @@ impl ModelChanges {
         let symbols: Vec<String> = graph.input.iter().flat_map(axes).filter_map(name_of).collect();
         for (name, size) in &self.sizes {
             if !symbols.contains(name) {
-                let near = hint(name, symbols.iter().map(String::as_str));
+                let suggestion = hint(name, symbols.iter().map(String::as_str));
                 return Err(Error::Argument(format!(
-                    "no input of {label} has an axis {name:?}, whose size is given{near}"
+                    "no input of {label} has an axis {name:?}, whose size is given{suggestion}"
                 )));
             }
             note(&mut sizes, name, *size)?;
         }
         for (denotation, size) in &self.sizes_by_denotation {
-            let mut found = false;
+            let mut is_found = false;
             for info in &mut graph.input {
                 let input = info.name.clone();
                 for dim in shape_of(info).into_iter().flat_map(|shape| &mut shape.dim) {
                     if dim.denotation != *denotation {
                         continue;
                     }
-                    found = true;
+                    is_found = true;
                     match &dim.value {
                         Some(dimension::Value::DimParam(name)) => note(&mut sizes, name, *size)?,
                         Some(dimension::Value::DimValue(known)) if *known != *size as i64 => {
@@ -131,7 +131,7 @@ impl ModelChanges {
                     }
                 }
             }
-            if !found {
+            if !is_found {
                 return Err(Error::Argument(format!(
                     "no input of {label} has an axis with the denotation {denotation:?}, whose size is given"
                 )));
@@ -159,8 +159,8 @@ pub(crate) fn replace_initializers(
     let mut replaced = vec![false; initializers.len()];
     for (name, value) in values {
         let Some(at) = initializers.iter().position(|tensor| tensor.name == *name) else {
-            let near = hint(name, initializers.iter().map(|tensor| tensor.name.as_str()));
-            return Err(Error::Argument(format!("{label} has no initializer {name:?}{near}")));
+            let suggestion = hint(name, initializers.iter().map(|tensor| tensor.name.as_str()));
+            return Err(Error::Argument(format!("{label} has no initializer {name:?}{suggestion}")));
         };
         if std::mem::replace(&mut replaced[at], true) {
             return Err(Error::Argument(format!("initializer {name:?} is given twice")));
@@ -168,11 +168,12 @@ pub(crate) fn replace_initializers(
         let tensor = &mut initializers[at];
         let dims = tensor.dims.iter().map(|&size| usize::try_from(size).unwrap_or(usize::MAX));
         let dims: Vec<usize> = dims.collect();
-        let wanted = DType::from_onnx(tensor.data_type);
-        if wanted != Some(value.dtype()) || dims != value.dims() {
-            let wanted = wanted.map_or_else(|| "of an unknown type".to_owned(), |dtype| dtype.to_string());
+        let expected_dtype = DType::from_onnx(tensor.data_type);
+        if expected_dtype != Some(value.dtype()) || dims != value.dims() {
+            let expected_name =
+                expected_dtype.map_or_else(|| "of an unknown type".to_owned(), |dtype| dtype.to_string());
             return Err(Error::Argument(format!(
-                "initializer {name:?} is {wanted}{dims:?}, but the value is {}{:?}",
+                "initializer {name:?} is {expected_name}{dims:?}, but the value is {}{:?}",
                 value.dtype(),
                 value.dims()
             )));

@@ -223,11 +223,13 @@ impl ModelSource {
     }
 
     /// Returns the name in messages.
-    pub(crate) fn label(&self, what: &str) -> String {
+    pub(crate) fn label(&self, default_name: &str) -> String {
         match self {
-            ModelSource::Path(path) => format!("{what} {}", path.display()),
-            ModelSource::Bytes(_) | ModelSource::BytesIn(..) => what.to_owned(),
-            ModelSource::WithOperators(source, _) | ModelSource::WithChanges(source, _) => source.label(what),
+            ModelSource::Path(path) => format!("{default_name} {}", path.display()),
+            ModelSource::Bytes(_) | ModelSource::BytesIn(..) => default_name.to_owned(),
+            ModelSource::WithOperators(source, _) | ModelSource::WithChanges(source, _) => {
+                source.label(default_name)
+            }
         }
     }
 

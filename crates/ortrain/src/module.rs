@@ -286,8 +286,8 @@ impl Phase {
         infer(&mut graph).map_err(|source| Error::model(label, source))?;
         if let Some(state) = trained {
             // Gradients and flags are not results.
-            let shown = |&id: &ValueId| !is_gradient(graph.name_of(id), state);
-            graph.outputs = graph.outputs.iter().copied().filter(shown).collect();
+            let is_visible = |&id: &ValueId| !is_gradient(graph.name_of(id), state);
+            graph.outputs = graph.outputs.iter().copied().filter(is_visible).collect();
         }
         if graph.outputs.is_empty() {
             let reason = "it has no outputs, not even a loss".to_owned();
@@ -295,8 +295,8 @@ impl Phase {
         }
         let info = |id| ValueInfo::of(label, &graph, id);
         let outputs = graph.outputs.iter().copied().map(info).collect::<Result<_>>()?;
-        let given = graph.inputs.iter().zip(&roles).filter(|(_, role)| **role == Role::User);
-        let inputs = given.map(|(&id, _)| info(id)).collect::<Result<_>>()?;
+        let user_inputs = graph.inputs.iter().zip(&roles).filter(|(_, role)| **role == Role::User);
+        let inputs = user_inputs.map(|(&id, _)| info(id)).collect::<Result<_>>()?;
         let signature = Signature::new(inputs);
         let runners = ExecutableCache::new(graph, roles, backend.clone()).with_precision(precision);
         let changed = written_inputs(runners.graph());
@@ -315,34 +315,38 @@ impl Phase {
     }
 
     /// Checks number, types and shapes of inputs.
-    fn check(&mut self, given: &[RunInput<'_>]) -> Result<()> {
-        let Err(error) = self.signature.check(given) else {
+    fn check(&mut self, inputs: &[RunInput<'_>]) -> Result<()> {
+        let Err(error) = self.signature.check(inputs) else {
             self.open_labels.clear();
             return Ok(());
         };
-        let described = given.iter().map(|value| (value.dtype, value.dims, value.bytes.len()));
+        let described = inputs.iter().map(|value| (value.dtype, value.dims, value.bytes.len()));
         self.infer_class_axis(error, &described.collect::<Vec<_>>())
     }
 
     /// Checks inputs like [`Phase::check`], from element type, shape and number of bytes.
-    fn check_described(&mut self, given: &[(DType, &[usize], usize)]) -> Result<()> {
-        let Err(error) = self.signature.check_described(given.iter().copied()) else {
+    fn check_described(&mut self, inputs: &[(DType, &[usize], usize)]) -> Result<()> {
+        let Err(error) = self.signature.check_described(inputs.iter().copied()) else {
             self.open_labels.clear();
             return Ok(());
         };
-        self.infer_class_axis(error, given)
+        self.infer_class_axis(error, inputs)
     }
 
     /// Determines the symbolic class axis from the shape of rejected labels, and checks the inputs again.
-    fn infer_class_axis(&mut self, error: Error, given: &[(DType, &[usize], usize)]) -> Result<()> {
+    fn infer_class_axis(
+        &mut self,
+        error: Error,
+        signature_inputs: &[(DType, &[usize], usize)],
+    ) -> Result<()> {
         let graph = self.executables.graph();
-        let Some((changed, note)) = self.classes_last(&error, given) else {
+        let Some((changed, note)) = self.classes_last(&error, signature_inputs) else {
             return Err(class_axis::explain_readings(error, graph));
         };
         let info = |id| ValueInfo::of("", &changed, id);
         let inputs = self.executables.user_inputs().map(info).collect::<Result<_>>()?;
         let mut signature = Signature::new(inputs);
-        signature.check_described(given.iter().copied())?;
+        signature.check_described(signature_inputs.iter().copied())?;
         (self.executables, self.signature) = (self.executables.with_graph(changed), signature);
         self.in_place_executables.clear();
         self.notes.push(note);
@@ -351,14 +355,14 @@ impl Phase {
 
     /// Returns the graph with the classes of a loss on the last axis, and a note, if the labels in an error
     /// require it.
-    fn classes_last(&self, error: &Error, given: &[(DType, &[usize], usize)]) -> Option<(Graph, String)> {
+    fn classes_last(&self, error: &Error, inputs: &[(DType, &[usize], usize)]) -> Option<(Graph, String)> {
         let Error::Input { name, .. } = error else { return None };
         let graph = self.executables.graph();
         if !self.open_labels.contains(name) {
             return None;
         }
         let at = self.signature.infos.iter().position(|info| info.name == *name)?;
-        let (labels, (_, dims, _)) = (graph.find(name)?, given.get(at)?);
+        let (labels, (_, dims, _)) = (graph.find(name)?, inputs.get(at)?);
         let mut changed = with_classes_last(graph, labels, dims)?;
         infer(&mut changed).ok()?;
         Some((changed, classes_last_note(graph, labels, dims)?))
@@ -387,16 +391,17 @@ impl Phase {
         if self.in_place_executables.len() == MAX_IN_PLACE_VARIANTS {
             self.in_place_executables.remove(0);
         }
-        let place = |(number, (at, lent)): (usize, &(usize, Lent<'_>))| {
-            (*at, lent.dims.to_vec(), PlaneId((planes + number) as u32))
+        let locate = |(index, (at, lent)): (usize, &(usize, Lent<'_>))| {
+            (*at, lent.dims.to_vec(), PlaneId((planes + index) as u32))
         };
-        let places: Vec<(usize, Vec<usize>, PlaneId)> =
-            inputs.in_place.iter().enumerate().map(place).collect();
-        let runners = self
-            .executables
-            .with_planes(places.iter().map(|(at, dims, plane)| (*at, &**dims, *plane)), backend.clone());
+        let in_place_inputs: Vec<(usize, Vec<usize>, PlaneId)> =
+            inputs.in_place.iter().enumerate().map(locate).collect();
+        let runners = self.executables.with_planes(
+            in_place_inputs.iter().map(|(at, dims, plane)| (*at, &**dims, *plane)),
+            backend.clone(),
+        );
         self.in_place_executables
-            .push((places.into_iter().map(|(at, dims, _)| (at, dims)).collect(), runners));
+            .push((in_place_inputs.into_iter().map(|(at, dims, _)| (at, dims)).collect(), runners));
         let last = self.in_place_executables.len() - 1;
         &mut self.in_place_executables[last].1
     }
@@ -584,7 +589,7 @@ impl Module {
         &mut self,
         state: &CheckpointState,
         feeds: &[Feed<'_>],
-        taken: &[(usize, usize)],
+        output_spans: &[(usize, usize)],
         training: bool,
     ) -> Result<Vec<Option<Tensor>>> {
         self.check_state(state)?;
@@ -599,10 +604,10 @@ impl Module {
         phase.check_described(&describe_feeds(feeds))?;
         let copy = |(k, feed): (usize, &Feed<'_>)| {
             let Feed::Lent(lent) = feed else { return Ok(None) };
-            let written = planes.iter().chain(taken).copied();
-            let stays =
-                stays_in_place && !phase.written_inputs.contains(&k) && is_read_in_place(lent, written);
-            if stays { Ok(None) } else { copy_tensor(feed) }
+            let written_spans = planes.iter().chain(output_spans).copied();
+            let is_in_place =
+                stays_in_place && !phase.written_inputs.contains(&k) && is_read_in_place(lent, written_spans);
+            if is_in_place { Ok(None) } else { copy_tensor(feed) }
         };
         feeds.iter().enumerate().map(copy).collect()
     }
@@ -636,9 +641,9 @@ impl Module {
         }
         let copy = |(at, lent): &(usize, Lent<'_>)| Some((*at, copy_tensor(&Feed::Lent(*lent)).ok()??));
         let copies: Vec<(usize, Tensor)> = inputs.in_place.iter().filter_map(copy).collect();
-        let mut all: Vec<RunInput<'_>> = inputs.copied_values.to_vec();
-        copies.iter().for_each(|(at, tensor)| all.insert(*at, RunInput::from(tensor)));
-        self.add_sufficient_limit(error, &all, training)
+        let mut all_inputs: Vec<RunInput<'_>> = inputs.copied_values.to_vec();
+        copies.iter().for_each(|(at, tensor)| all_inputs.insert(*at, RunInput::from(tensor)));
+        self.add_sufficient_limit(error, &all_inputs, training)
     }
 
     /// Runs a training step and writes the results to memory of the caller, in the order of
@@ -671,12 +676,12 @@ impl Module {
         let sure = (self.train.check_outputs(&self.work, inputs, outputs))
             .map_err(|error| self.add_sufficient_limit(error, inputs, true))?;
         // Data-dependent shapes are known after the step; if they do not fit, written memory is restored.
-        let written = || self.gradients.iter().chain(state.frozen_planes());
+        let written_planes = || self.gradients.iter().chain(state.frozen_planes());
         let before: Vec<(Arc<Memory>, Vec<u8>)> = if sure {
             Vec::new()
         } else {
             let copy = |plane: &Arc<Memory>| Ok((plane.clone(), plane.to_vec(0, plane.len())?));
-            written().map(copy).collect::<Result<_>>()?
+            written_planes().map(copy).collect::<Result<_>>()?
         };
         let mut fill = OutputWriter::new(outputs);
         self.run_train(state, StepInputs::all_copied(inputs), &mut |k, dtype, dims, value| {
@@ -743,9 +748,12 @@ impl Module {
         }
         let inputs = inputs.copied_values;
         // Frozen planes include running statistics.
-        let written = self.layout.trainable.len()..planes.len();
-        let home = Placement::of(&self.backend);
-        let copies = written.clone().map(|k| home.copy_plane(planes[k])).collect::<Result<Vec<Memory>>>()?;
+        let written_range = self.layout.trainable.len()..planes.len();
+        let placement = Placement::of(&self.backend);
+        let copies = written_range
+            .clone()
+            .map(|k| placement.copy_plane(planes[k]))
+            .collect::<Result<Vec<Memory>>>()?;
         let mut seen = None;
         let outputs = &self.train.outputs;
         self.train.executables.run(
@@ -766,10 +774,10 @@ impl Module {
             None => anomaly::check_planes(&self.layout, &planes)?,
         };
         let Some(seen) = seen else { return Ok(()) };
-        for (k, copy) in written.clone().zip(&copies) {
+        for (k, copy) in written_range.clone().zip(&copies) {
             planes[k].write(0, &copy.to_vec(0, copy.len())?)?;
         }
-        let first = written.start;
+        let first = written_range.start;
         let again: parameter_binding::Planes<'_> = planes[..first].iter().copied().chain(&copies).collect();
         let (runners, backend, layout) = (&self.train.executables, &self.backend, &*self.layout);
         let again = Replay {
@@ -1060,11 +1068,12 @@ impl Module {
         };
         // Gradients are written, and so are frozen planes with running statistics.
         let trainable = self.layout.trainable.len();
-        let written = if options.training { trainable..real.len() } else { 0..0 };
-        let home = Placement::of(&self.backend);
-        let copies = written.clone().map(|k| home.copy_plane(real[k])).collect::<Result<Vec<_>>>()?;
+        let written_range = if options.training { trainable..real.len() } else { 0..0 };
+        let placement = Placement::of(&self.backend);
+        let copies =
+            written_range.clone().map(|k| placement.copy_plane(real[k])).collect::<Result<Vec<_>>>()?;
         let mut planes: parameter_binding::Planes<'_> = real.iter().copied().collect();
-        for (k, copy) in written.zip(&copies) {
+        for (k, copy) in written_range.zip(&copies) {
             planes[k] = copy;
         }
         let bindings = Bindings { planes: &planes };
@@ -1223,8 +1232,8 @@ impl Module {
         state: &'a CheckpointState,
         trainable_only: bool,
     ) -> impl Iterator<Item = &'a Entry> {
-        let known = self.parameters.iter().filter_map(|name| state.entry(name));
-        known.filter(move |entry| entry.requires_grad || !trainable_only)
+        let entries = self.parameters.iter().filter_map(|name| state.entry(name));
+        entries.filter(move |entry| entry.requires_grad || !trainable_only)
     }
 
     /// Returns the number of elements of all parameters of the training model, or of the trained ones.
@@ -1493,9 +1502,11 @@ impl Module {
         let Some(data) = model.data_file_above(path, above)? else {
             return Ok(model.save_above(path, above)?);
         };
-        let place = ortrain_files::resolved(&data);
-        if let Some(file) =
-            self.external_files.iter().find(|file| std::fs::canonicalize(&place).is_ok_and(|at| at == **file))
+        let data_path = ortrain_files::resolved(&data);
+        if let Some(file) = self
+            .external_files
+            .iter()
+            .find(|file| std::fs::canonicalize(&data_path).is_ok_and(|at| at == **file))
         {
             return Err(Error::Argument(format!(
                 "the model cannot be exported to {}: its weights would replace {}, which has the weights of the \
@@ -1616,11 +1627,11 @@ fn norm(entry: &Entry, plane: &Memory) -> Result<f64> {
 }
 
 /// Sums the squares of numbers in sixteen accumulators, since a single accumulator would be bound by latency.
-fn sum_of_squares<const SIZE: usize>(bytes: &[u8], number: impl Fn([u8; SIZE]) -> f64) -> f64 {
+fn sum_of_squares<const SIZE: usize>(bytes: &[u8], to_f64: impl Fn([u8; SIZE]) -> f64) -> f64 {
     let mut sums = [0.0; 16];
     let add = |sum: &mut f64, bits: [u8; SIZE]| {
-        let number = number(bits);
-        *sum += number * number;
+        let value = to_f64(bits);
+        *sum += value * value;
     };
     let (rows, rest) = bytes.as_chunks::<SIZE>().0.as_chunks::<16>();
     for row in rows {

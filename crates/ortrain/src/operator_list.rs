@@ -50,7 +50,7 @@ pub struct OperatorInfo {
 /// ```
 #[must_use]
 pub fn operators() -> Vec<OperatorInfo> {
-    let known = Registry::standard().file_definitions().into_iter().filter_map(|definition| {
+    let rows = Registry::standard().file_definitions().into_iter().filter_map(|definition| {
         let facts = definition.operator_info()?;
         Some(OperatorInfo {
             domain: if definition.domain.is_empty() { "ai.onnx" } else { definition.domain },
@@ -63,5 +63,5 @@ pub fn operators() -> Vec<OperatorInfo> {
             variadic: facts.variadic,
         })
     });
-    known.collect()
+    rows.collect()
 }

@@ -199,7 +199,7 @@ impl Optimizer {
         let ParsedOptimizer { mut graph, spec, in_model, is_spread, slots, columns } =
             read_optimizer(&label, &model.load()?)?;
         let layout = module.layout().clone();
-        if state.shared_layout().is_none_or(|own| *own != layout) {
+        if state.shared_layout().is_none_or(|state_layout| *state_layout != layout) {
             return Err(Error::OtherState { what: "module" });
         }
         let declared = |id: &&ValueId| graph.name_of(**id) == "params";
@@ -208,12 +208,12 @@ impl Optimizer {
             && !layout.trainable.is_empty()
             && layout.trainable.iter().all(|plane| plane.dtype != declared)
         {
-            let found: Vec<String> = layout.trainable.iter().map(|plane| plane.dtype.to_string()).collect();
+            let dtypes: Vec<String> = layout.trainable.iter().map(|plane| plane.dtype.to_string()).collect();
             return Err(Error::WrongModel {
                 model: label,
                 reason: format!(
                     "it is for parameters of {declared}, but {} are trained",
-                    found.join(" and ")
+                    dtypes.join(" and ")
                 ),
             });
         }
@@ -221,7 +221,7 @@ impl Optimizer {
         let before = state.optimizer().cloned();
         let needs = OptimizerNeeds { spec: &spec, in_model, slots: &slots };
         state.prepare_optimizer(&needs, replace)?;
-        let made = || {
+        let build_optimizer = || {
             let optimizer = state.optimizer().ok_or(Error::OtherState { what: "optimizer" })?;
             let (roles, numbers) = match is_spread {
                 false => roles_of_planes(&graph, &layout, optimizer, &slots, in_model)?,
@@ -233,16 +233,17 @@ impl Optimizer {
             let work = Workspace::new(module.backend().clone());
             let parameters = optimizer.groups.len();
             let table = Table { columns, ..Table::default() };
-            let made = Optimizer { layout, runners, work, spec, in_model, slots, numbers, table, clips };
-            made.check(&label, parameters)?;
-            Ok(made)
+            let new_optimizer =
+                Optimizer { layout, runners, work, spec, in_model, slots, numbers, table, clips };
+            new_optimizer.check(&label, parameters)?;
+            Ok(new_optimizer)
         };
-        let made = made();
+        let result = build_optimizer();
         // On failure, the slots of the previous optimizer are restored.
-        if made.is_err() {
+        if result.is_err() {
             state.restore_optimizer(before);
         }
-        made
+        result
     }
 
     /// Checks that a step can run on the parameters of the state.
@@ -314,18 +315,18 @@ impl Optimizer {
         let rate = optimizer.learning_rate.to_le_bytes();
         let max_norm =
             optimizer.spec.as_ref().and_then(|spec| spec.max_norm).unwrap_or(f64::MAX).to_le_bytes();
-        let (step_bytes, gathered) = (step.to_le_bytes(), gradients.accumulated_steps.to_le_bytes());
+        let (step_bytes, accumulated) = (step.to_le_bytes(), gradients.accumulated_steps.to_le_bytes());
         let loss_scale = gradients.loss_scale.to_le_bytes();
         let table_dims = [optimizer.groups.len(), self.table.columns.len()];
-        let given: smallvec::SmallVec<[RunInput<'_>; NumberInput::ALL.len()]> = (self.numbers.iter())
+        let run_inputs: smallvec::SmallVec<[RunInput<'_>; NumberInput::ALL.len()]> = (self.numbers.iter())
             .map(|number| {
-                let one: &[usize] = &[1];
+                let scalar_dims: &[usize] = &[1];
                 let (dtype, dims, bytes): (DType, &[usize], &[u8]) = match number {
-                    NumberInput::LearningRate => (DType::F32, one, &rate),
-                    NumberInput::Step => (DType::I64, one, &step_bytes),
-                    NumberInput::GatheredSteps => (DType::I64, one, &gathered),
-                    NumberInput::MaxNorm => (DType::F64, one, &max_norm),
-                    NumberInput::LossScale => (DType::F32, one, &loss_scale),
+                    NumberInput::LearningRate => (DType::F32, scalar_dims, &rate),
+                    NumberInput::Step => (DType::I64, scalar_dims, &step_bytes),
+                    NumberInput::GatheredSteps => (DType::I64, scalar_dims, &accumulated),
+                    NumberInput::MaxNorm => (DType::F64, scalar_dims, &max_norm),
+                    NumberInput::LossScale => (DType::F32, scalar_dims, &loss_scale),
                     NumberInput::Settings => (DType::F64, &table_dims, &self.table.bytes),
                 };
                 RunInput { dtype, dims, bytes }
@@ -340,28 +341,28 @@ impl Optimizer {
             .map(|plane| &**plane)
             .collect();
         let mut updated = [1_u8];
-        let mut told = [0_u8; 8];
+        let mut norm_bytes = [0_u8; 8];
         let mut has_norm = false;
         self.runners.run(
             &mut self.work,
             &planes,
             GradientMode::Accumulate,
             Scalars::default(),
-            &given,
+            &run_inputs,
             &mut |_, dtype, dims, value| match (dtype, dims.iter().product::<usize>()) {
                 (DType::Bool, 1) => value.copy_to(&mut updated),
                 (DType::F64, 1) => {
                     has_norm = true;
-                    value.copy_to(&mut told)
+                    value.copy_to(&mut norm_bytes)
                 }
                 _ => Ok(()),
             },
         )?;
         drop(planes);
         module.mark_gradients_used();
-        let told = has_norm.then(|| f64::from_le_bytes(told));
+        let total_norm = has_norm.then(|| f64::from_le_bytes(norm_bytes));
         let updated =
-            updated[0] != 0 && !(self.spec.loss_scale && told.is_some_and(|norm| !norm.is_finite()));
+            updated[0] != 0 && !(self.spec.loss_scale && total_norm.is_some_and(|norm| !norm.is_finite()));
         if let (Some(optimizer), true) = (state.optimizer_mut(), updated) {
             optimizer.step = step;
             if let Some(spec) = &mut optimizer.spec {
@@ -369,7 +370,7 @@ impl Optimizer {
                 frozen.for_each(|group| group.skipped_steps = group.skipped_steps.saturating_add(1));
             }
         }
-        Ok(StepOutcome { norm: norm.or(told), updated })
+        Ok(StepOutcome { norm: norm.or(total_norm), updated })
     }
 
     /// Returns the planes of a slot in a state.
@@ -502,11 +503,11 @@ impl Optimizer {
 ///
 /// # Errors
 /// If the rate is negative, infinite or NaN: a step would ascend, or destroy the parameters.
-pub(crate) fn check_rate(what: &str, rate: f32) -> Result<()> {
+pub(crate) fn check_rate(label: &str, rate: f32) -> Result<()> {
     if rate.is_finite() && rate >= 0.0 {
         return Ok(());
     }
-    Err(Error::Argument(format!("{what} must be finite and at least 0, got {rate}")))
+    Err(Error::Argument(format!("{label} must be finite and at least 0, got {rate}")))
 }
 
 fn optimizer_state(state: &CheckpointState) -> Result<&OptimizerState> {
@@ -524,16 +525,16 @@ impl Table {
         let width = self.columns.len() * size_of::<f64>();
         self.bytes.resize(optimizer.groups.len() * width, 0);
         for (row, group) in self.bytes.chunks_exact_mut(width.max(1)).zip(&optimizer.groups) {
-            let own = group.and_then(|group| spec.groups.get(group));
+            let group_spec = group.and_then(|group| spec.groups.get(group));
             for (cell, column) in row.as_chunks_mut::<8>().0.iter_mut().zip(&self.columns) {
                 let value = match column {
                     Column::Lr => {
-                        own.and_then(|group| group.lr).map_or(0.0, |lr| lr * optimizer.schedule_factor)
+                        group_spec.and_then(|group| group.lr).map_or(0.0, |lr| lr * optimizer.schedule_factor)
                     }
                     Column::LrFactor => {
-                        own.map_or(1.0, |group| if group.lr.is_some() { 0.0 } else { group.lr_factor })
+                        group_spec.map_or(1.0, |group| if group.lr.is_some() { 0.0 } else { group.lr_factor })
                     }
-                    Column::SkippedSteps => match own {
+                    Column::SkippedSteps => match group_spec {
                         None => spec.skipped_steps as f64,
                         // Skipping all steps makes the group's own step 0: nothing changes.
                         Some(group) if step <= group.frozen_steps => step as f64,
@@ -618,11 +619,11 @@ fn roles_of_tensors(
         let (planes, first) = planes_of_sequence(layout, optimizer, slots, at).ok()?;
         let tensors = planes.iter().enumerate().flat_map(|(k, plane)| {
             let plane_id = PlaneId((first + k) as u32);
-            let place = move |tensor: &TensorLayout| {
+            let tensor_location = move |tensor: &TensorLayout| {
                 let ty = ValueType::tensor(plane.dtype, &tensor.dims);
                 (ty, Role::Plane(plane_id, tensor.offset))
             };
-            plane.tensors.iter().map(place)
+            plane.tensors.iter().map(tensor_location)
         });
         Some(tensors.collect::<Vec<(ValueType, Role)>>())
     };
@@ -630,7 +631,7 @@ fn roles_of_tensors(
     let types = |name: &str| Some(tensors(name)?.into_iter().map(|(ty, _)| ty).collect());
     let (_, members) =
         expand_sequences(graph, count, &types).map_err(|source| Error::model(label, source))?;
-    let places: FxHashMap<ValueId, Role> = ["params", "gradients"]
+    let sequence_roles: FxHashMap<ValueId, Role> = ["params", "gradients"]
         .into_iter()
         .chain(slots.iter().map(|slot| slot.slot.name.as_str()))
         .flat_map(|name| {
@@ -642,7 +643,7 @@ fn roles_of_tensors(
     let mut roles = Vec::with_capacity(graph.inputs.len());
     let mut numbers = Vec::new();
     for &id in &graph.inputs {
-        match (places.get(&id), NumberInput::of(graph.name_of(id))) {
+        match (sequence_roles.get(&id), NumberInput::of(graph.name_of(id))) {
             (Some(role), _) => roles.push(role.clone()),
             (None, Some(number)) => {
                 numbers.push(number);
@@ -708,8 +709,8 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<ParsedOptimizer> {
             (ValueType::Sequence(_), _) => {}
             (ValueType::Tensor(dtype, _), Some((_, number, wanted)))
                 if dtype == wanted && *number != NumberInput::Settings => {}
-            (ty, Some((_, _, wanted))) => {
-                return Err(wrong(format!("input {name:?} should be {wanted}[1] but is {ty}")));
+            (ty, Some((_, _, expected))) => {
+                return Err(wrong(format!("input {name:?} should be {expected}[1] but is {ty}")));
             }
             (ty, None) => {
                 let known: Vec<&str> = NumberInput::ALL[..5].iter().map(|(name, ..)| *name).collect();
@@ -744,17 +745,17 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<ParsedOptimizer> {
     });
     let slots = slots.collect::<Result<Vec<RequiredSlots>>>()?;
     // An element-wise step is one instruction over all parameters.
-    let mut whole = graph.clone();
+    let mut bound_graph = graph.clone();
     let is_scalar = |name: &str| {
         let slot = slots.iter().find(|slot| slot.slot.name == name);
         slot.is_some_and(|slot| slot.shape().is_ok_and(|shape| shape == SlotShape::Scalar))
     };
-    let is_elementwise = bind(&mut whole).is_ok_and(|found| found.is_some())
-        && upgrade(&mut whole).is_ok()
-        && infer(&mut whole).is_ok()
-        && elementwise(&whole, &is_scalar);
+    let is_elementwise = bind(&mut bound_graph).is_ok_and(|found| found.is_some())
+        && upgrade(&mut bound_graph).is_ok()
+        && infer(&mut bound_graph).is_ok()
+        && elementwise(&bound_graph, &is_scalar);
     if is_elementwise {
-        graph = whole;
+        graph = bound_graph;
     }
     Ok(ParsedOptimizer { graph, spec, in_model: false, is_spread: !is_elementwise, slots, columns })
 }
@@ -792,8 +793,11 @@ fn read_onnxruntime_optimizer(label: &str, model: &LoadedModel) -> Result<Parsed
             _ => matches!(ty, ValueType::Sequence(_)),
         };
         if !fits {
-            let wanted = ["float32[1]", "int64[1]"].get(k).unwrap_or(&"a sequence of tensors");
-            return Err(wrong(format!("input {:?} should be {wanted} but is {ty}", graph.name_of(id))));
+            let expected_type = ["float32[1]", "int64[1]"].get(k).unwrap_or(&"a sequence of tensors");
+            return Err(wrong(format!(
+                "input {:?} should be {expected_type} but is {ty}",
+                graph.name_of(id)
+            )));
         }
     }
     let spec = match read_description(&model.proto).map_err(|source| wrong(source.to_string()))? {

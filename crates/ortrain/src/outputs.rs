@@ -89,8 +89,8 @@ impl<'a> Destination<'a> {
     }
 
     fn mismatch_error(&self, info: &ValueInfo, expected: String, dims: Option<Vec<usize>>) -> Error {
-        let found = format!("{}{:?}", self.dtype, self.dims);
-        Error::Output { name: info.name.clone(), expected, found, dims }
+        let actual = format!("{}{:?}", self.dtype, self.dims);
+        Error::Output { name: info.name.clone(), expected, found: actual, dims }
     }
 }
 
@@ -107,14 +107,14 @@ pub(crate) fn check_destinations(infos: &[ValueInfo], destinations: &[Destinatio
         if destination.dtype != info.dtype {
             return Err(destination.mismatch_error(info, info.to_string(), None));
         }
-        let (name, found) = (&info.name, destination.bytes.len());
+        let (name, actual_bytes) = (&info.name, destination.bytes.len());
         match byte_length(destination.dtype, destination.dims) {
-            Ok(bytes) if bytes == found => {}
+            Ok(bytes) if bytes == actual_bytes => {}
             Ok(bytes) => {
                 let (dtype, dims) = (destination.dtype, destination.dims);
                 return Err(Error::Argument(format!(
                     "the buffer of output {name:?} is declared as {dtype}{dims:?} ({bytes} bytes), but it has \
-                     {found} bytes"
+                     {actual_bytes} bytes"
                 )));
             }
             Err(error) => return Err(Error::Argument(format!("the buffer of output {name:?}: {error}"))),

@@ -59,13 +59,13 @@ pub(crate) fn explain(
     }
     if let Some(batch) = signature.batch_size(inputs) {
         // Binary search: the largest batch that fits is at least `least` (0: unknown) and less than `most`.
-        let (mut least, mut most) = (0, batch);
-        while over.need.state + over.need.constants < over.limit && most - least > 1 {
-            let size = least + (most - least) / 2;
+        let (mut fitting, mut failing) = (0, batch);
+        while over.need.state + over.need.constants < over.limit && failing - fitting > 1 {
+            let size = fitting + (failing - fitting) / 2;
             let fits = plan(work, Some(size)).is_ok_and(|(_, need)| need.total() <= over.limit);
-            if fits { least = size } else { most = size }
+            if fits { fitting = size } else { failing = size }
         }
-        help.push(match least {
+        help.push(match fitting {
             0 => "even a batch of 1 exceeds the limit".to_owned(),
             size => format!("within the limit a batch of {size} fits"),
         });

@@ -46,8 +46,8 @@ pub(crate) fn is_gradient(name: &str, state: &CheckpointState) -> bool {
 
 /// Returns the planes of a module's programs: trainable, frozen, gradients.
 pub(crate) fn planes<'a>(state: &'a CheckpointState, gradients: &'a [Arc<Memory>]) -> Planes<'a> {
-    let all = state.trainable_planes().iter().chain(state.frozen_planes()).chain(gradients);
-    all.map(|plane| &**plane).collect()
+    let plane_chain = state.trainable_planes().iter().chain(state.frozen_planes()).chain(gradients);
+    plane_chain.map(|plane| &**plane).collect()
 }
 
 /// Returns the role of a parameter among [`planes`].
@@ -177,7 +177,7 @@ pub(crate) fn bind(model: &str, graph: &mut Graph, state: &CheckpointState, trai
 }
 
 /// Checks that the declared type of an input matches a parameter, and sets the exact type.
-fn check_type(model: &str, graph: &mut Graph, id: ValueId, entry: &Entry, what: &str) -> Result<()> {
+fn check_type(model: &str, graph: &mut Graph, id: ValueId, entry: &Entry, label: &str) -> Result<()> {
     let Some(dims) = &entry.dims else {
         return Err(Error::Mismatch {
             model: model.to_owned(),
@@ -202,7 +202,7 @@ fn check_type(model: &str, graph: &mut Graph, id: ValueId, entry: &Entry, what: 
         return Err(Error::Mismatch {
             model: model.to_owned(),
             reason: format!(
-                "{what}{:?} is {} in the model, but {}{dims:?} in the checkpoint; give the checkpoint that was made \
+                "{label}{:?} is {} in the model, but {}{dims:?} in the checkpoint; give the checkpoint that was made \
                  together with the model",
                 entry.name,
                 graph.value(id).ty,

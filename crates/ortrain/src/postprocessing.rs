@@ -37,7 +37,7 @@ impl RemovedParts {
 /// them, and constants of non-numeric types.
 pub(crate) fn remove_unsupported(graph: &mut GraphProto, values: &[&str]) -> RemovedParts {
     match find_unsupported(graph, values) {
-        Some(found) => remove_parts(graph, &found),
+        Some(parts) => remove_parts(graph, &parts),
         None => RemovedParts::default(),
     }
 }
@@ -45,9 +45,9 @@ pub(crate) fn remove_unsupported(graph: &mut GraphProto, values: &[&str]) -> Rem
 /// Returns the model without unsupported parts that `values` do not need, even outputs; `None` if nothing is
 /// removed.
 pub(crate) fn without_unsupported(model: &LoadedModel, values: &[&str]) -> Option<LoadedModel> {
-    let found = find_unsupported(model.proto.graph.as_ref()?, values)?;
+    let parts = find_unsupported(model.proto.graph.as_ref()?, values)?;
     let mut proto = model.proto.clone();
-    remove_parts(proto.graph.as_mut()?, &found);
+    remove_parts(proto.graph.as_mut()?, &parts);
     Some(model.with_proto(proto))
 }
 
@@ -77,20 +77,20 @@ pub(crate) fn add_advice(error: Error, model: &LoadedModel) -> Error {
         _ => false,
     };
     let Some(graph) = model.proto.graph.as_ref().filter(|_| unknown) else { return error };
-    let behind = unsupported_nodes(graph);
-    let made: FxHashSet<&str> = graph
+    let unsupported = unsupported_nodes(graph);
+    let produced: FxHashSet<&str> = graph
         .node
         .iter()
-        .zip(&behind)
+        .zip(&unsupported)
         .filter(|(_, behind)| !**behind)
         .flat_map(|(node, _)| node.output.iter().map(String::as_str))
         .collect();
     let mut values: Vec<String> = Vec::new();
-    for (node, _) in graph.node.iter().zip(&behind).filter(|(_, behind)| **behind) {
-        for name in node.input.iter().filter(|name| !name.is_empty() && made.contains(name.as_str())) {
-            let shown = format!("{name:?}");
-            if values.len() < MAX_LISTED && !values.contains(&shown) {
-                values.push(shown);
+    for (node, _) in graph.node.iter().zip(&unsupported).filter(|(_, behind)| **behind) {
+        for name in node.input.iter().filter(|name| !name.is_empty() && produced.contains(name.as_str())) {
+            let quoted = format!("{name:?}");
+            if values.len() < MAX_LISTED && !values.contains(&quoted) {
+                values.push(quoted);
             }
         }
     }
@@ -111,7 +111,7 @@ fn find_unsupported(graph: &GraphProto, values: &[&str]) -> Option<UnsupportedPa
     let (needed, names) = needed_nodes_and_values(graph, values);
     nodes.iter_mut().zip(needed).for_each(|(node, needed)| *node &= !needed);
     let mut used = names;
-    for (node, _) in graph.node.iter().zip(&nodes).filter(|(_, taken)| !**taken) {
+    for (node, _) in graph.node.iter().zip(&nodes).filter(|(_, is_removed)| !**is_removed) {
         collect_inputs(node, &mut used);
     }
     let initializers: FxHashSet<String> = graph
@@ -123,13 +123,13 @@ fn find_unsupported(graph: &GraphProto, values: &[&str]) -> Option<UnsupportedPa
     (nodes.contains(&true) || !initializers.is_empty()).then_some(UnsupportedParts { nodes, initializers })
 }
 
-fn remove_parts(graph: &mut GraphProto, found: &UnsupportedParts) -> RemovedParts {
-    let mut flags = found.nodes.iter();
+fn remove_parts(graph: &mut GraphProto, parts: &UnsupportedParts) -> RemovedParts {
+    let mut flags = parts.nodes.iter();
     let nodes: Vec<NodeProto> = graph.node.extract_if(.., |_| flags.next() == Some(&true)).collect();
-    let made: FxHashSet<&str> =
+    let produced: FxHashSet<&str> =
         nodes.iter().flat_map(|node| node.output.iter().map(String::as_str)).collect();
-    let outputs = graph.output.extract_if(.., |info| made.contains(info.name.as_str())).collect();
-    let foreign = |tensor: &mut TensorProto| found.initializers.contains(&tensor.name);
+    let outputs = graph.output.extract_if(.., |info| produced.contains(info.name.as_str())).collect();
+    let foreign = |tensor: &mut TensorProto| parts.initializers.contains(&tensor.name);
     let initializers = graph.initializer.extract_if(.., foreign).collect();
     RemovedParts { nodes, initializers, outputs }
 }
@@ -137,7 +137,7 @@ fn remove_parts(graph: &mut GraphProto, found: &UnsupportedParts) -> RemovedPart
 /// Returns for each node true if the node, or one that it depends on, is unsupported.
 fn unsupported_nodes(graph: &GraphProto) -> Vec<bool> {
     let sequences = sequences::unsupported_sequence_nodes(graph);
-    let mut found: Vec<bool> =
+    let mut flags: Vec<bool> =
         graph.node.iter().zip(sequences).map(|(node, sequence)| sequence || !is_known(node)).collect();
     let texts: FxHashSet<&str> = graph
         .initializer
@@ -145,27 +145,27 @@ fn unsupported_nodes(graph: &GraphProto) -> Vec<bool> {
         .filter(|tensor| !is_numeric(tensor))
         .map(|tensor| tensor.name.as_str())
         .collect();
-    if !found.contains(&true) && texts.is_empty() {
-        return found;
+    if !flags.contains(&true) && texts.is_empty() {
+        return flags;
     }
     let mut users: FxHashMap<String, Vec<usize>> = FxHashMap::default();
     for (index, node) in graph.node.iter().enumerate() {
         let mut names = FxHashSet::default();
         collect_inputs(node, &mut names);
-        found[index] |= names.iter().any(|name| texts.contains(name.as_str()));
+        flags[index] |= names.iter().any(|name| texts.contains(name.as_str()));
         for name in names {
             users.entry(name).or_default().push(index);
         }
     }
-    let mut rest: Vec<usize> = (0..found.len()).filter(|&index| found[index]).collect();
+    let mut rest: Vec<usize> = (0..flags.len()).filter(|&index| flags[index]).collect();
     while let Some(index) = rest.pop() {
         for user in graph.node[index].output.iter().filter_map(|name| users.get(name)).flatten() {
-            if !std::mem::replace(&mut found[*user], true) {
+            if !std::mem::replace(&mut flags[*user], true) {
                 rest.push(*user);
             }
         }
     }
-    found
+    flags
 }
 
 fn is_known(node: &NodeProto) -> bool {

@@ -296,8 +296,8 @@ impl Observer for Collector {
         self.add(EventKey::Host(node.to_owned()), start, end, row);
     }
 
-    fn copied(&mut self, what: Copied, bytes: usize, start: Instant, end: Instant) {
-        let (kind, node) = match what {
+    fn copied(&mut self, direction: Copied, bytes: usize, start: Instant, end: Instant) {
+        let (kind, node) = match direction {
             Copied::Inputs => ("Inputs", "copied into the arena"),
             Copied::Outputs => ("Outputs", "copied out of the arena"),
         };
@@ -311,7 +311,7 @@ impl Observer for Collector {
             bytes: 2 * bytes as u64,
             calls: Vec::new(),
         };
-        self.add(EventKey::Copied(what, bytes), start, end, row);
+        self.add(EventKey::Copied(direction, bytes), start, end, row);
     }
 }
 

@@ -22,17 +22,17 @@ fn write_list<T>(
     mut line: impl FnMut(&mut fmt::Formatter<'_>, &T) -> fmt::Result,
 ) -> fmt::Result {
     // One excess line is as short as the note about it.
-    let shown = if f.alternate() || items.len() <= MAX_LISTED + 1 { items.len() } else { MAX_LISTED };
-    items[..shown].iter().try_for_each(|item| line(f, item))?;
-    match items.len() - shown {
+    let listed_count = if f.alternate() || items.len() <= MAX_LISTED + 1 { items.len() } else { MAX_LISTED };
+    items[..listed_count].iter().try_for_each(|item| line(f, item))?;
+    match items.len() - listed_count {
         0 => Ok(()),
         more => writeln!(f, "  and {more} more"),
     }
 }
 
 /// Formats a count with its noun.
-fn format_count(count: usize, what: &str) -> String {
-    format!("{} {what}{}", group_digits(count as u64), if count == 1 { "" } else { "s" })
+fn format_count(count: usize, noun: &str) -> String {
+    format!("{} {noun}{}", group_digits(count as u64), if count == 1 { "" } else { "s" })
 }
 
 impl fmt::Display for Inspection {
@@ -42,22 +42,24 @@ impl fmt::Display for Inspection {
             FileKind::EvalModel => "parameters",
             _ => "trained",
         };
-        let others = match self.kind {
+        let constant_title = match self.kind {
             FileKind::Safetensors => "tensors",
             _ => "not trained",
         };
         let titles = [
             (ParameterRole::Trained, trained),
             (ParameterRole::Statistic, "statistics, in the checkpoint but not trained"),
-            (ParameterRole::Constant, others),
+            (ParameterRole::Constant, constant_title),
         ];
         for (role, title) in titles {
-            let mut found: Vec<&ParameterInfo> =
+            let mut parameters: Vec<&ParameterInfo> =
                 self.parameters.iter().filter(|info| info.role == role).collect();
             // Guesses come first, because the user decides about them.
-            found.sort_by_key(|info| info.confidence != Confidence::Guess);
+            parameters.sort_by_key(|info| info.confidence != Confidence::Guess);
             // A forward model without trained parameters is worth a line.
-            if found.is_empty() && !(role == ParameterRole::Trained && self.kind == FileKind::ForwardModel) {
+            if parameters.is_empty()
+                && !(role == ParameterRole::Trained && self.kind == FileKind::ForwardModel)
+            {
                 continue;
             }
             let sum = |size: &dyn Fn(&ParameterInfo, usize) -> usize| {
@@ -65,18 +67,18 @@ impl fmt::Display for Inspection {
                 let elements =
                     |info: &ParameterInfo| info.dims.iter().copied().fold(1, usize::saturating_mul);
                 let of = |info: &&ParameterInfo| size(info, elements(info));
-                found.iter().map(of).fold(0, usize::saturating_add)
+                parameters.iter().map(of).fold(0, usize::saturating_add)
             };
             let elements = sum(&|_, elements| elements);
             let bytes = sum(&|info, elements| byte_length(info.dtype, &info.dims).unwrap_or(elements));
             writeln!(
                 f,
                 "{title}: {}, {}, {}",
-                format_count(found.len(), "tensor"),
+                format_count(parameters.len(), "tensor"),
                 format_count(elements, "element"),
                 format_bytes(bytes as u64)
             )?;
-            write_list(f, &found, |f, ParameterInfo { name, dtype, dims, confidence, reason, .. }| {
+            write_list(f, &parameters, |f, ParameterInfo { name, dtype, dims, confidence, reason, .. }| {
                 let guess = if *confidence == Confidence::Guess { "a guess: " } else { "" };
                 writeln!(f, "  {name}: {dtype}{dims:?}: {guess}{reason}")
             })?;
@@ -94,10 +96,10 @@ impl fmt::Display for Inspection {
                 if stop.parameters.is_empty() {
                     return Ok(());
                 }
-                let shown = if f.alternate() { stop.parameters.len() } else { MAX_LISTED };
-                let more = stop.parameters.len().saturating_sub(shown);
-                let names = stop.parameters[..stop.parameters.len() - more].join(", ");
-                let rest = if more > 0 { format!(" and {more} more") } else { String::new() };
+                let max_names = if f.alternate() { stop.parameters.len() } else { MAX_LISTED };
+                let hidden = stop.parameters.len().saturating_sub(max_names);
+                let names = stop.parameters[..stop.parameters.len() - hidden].join(", ");
+                let rest = if hidden > 0 { format!(" and {hidden} more") } else { String::new() };
                 writeln!(f, "    not trained because of it: {names}{rest}")?;
                 writeln!(f, "    remedy: {}", stop.fix)
             })?;
@@ -151,29 +153,30 @@ fn write_optimizer(f: &mut fmt::Formatter<'_>, spec: &OptimizerSpec) -> fmt::Res
     let numbers = |settings: &BTreeMap<String, f64>| {
         settings.iter().map(|(name, value)| format!("{name}={value:?}")).collect::<Vec<String>>()
     };
-    let mut said = vec![format!("lr={:?}", spec.learning_rate)];
-    said.extend(numbers(&spec.settings));
-    said.extend(spec.flags.iter().map(|(name, value)| format!("{name}={value}")));
-    said.extend(spec.max_norm.map(|norm| format!("max_norm={norm:?}")));
-    said.extend(spec.mean_of_gathered.then(|| "the mean of accumulated gradients".to_owned()));
-    writeln!(f, "optimizer: {}({})", spec.optimizer, said.join(", "))?;
+    let mut fields = vec![format!("lr={:?}", spec.learning_rate)];
+    fields.extend(numbers(&spec.settings));
+    fields.extend(spec.flags.iter().map(|(name, value)| format!("{name}={value}")));
+    fields.extend(spec.max_norm.map(|norm| format!("max_norm={norm:?}")));
+    fields.extend(spec.mean_of_gathered.then(|| "the mean of accumulated gradients".to_owned()));
+    writeln!(f, "optimizer: {}({})", spec.optimizer, fields.join(", "))?;
     let slots: Vec<&str> = spec.slots.iter().map(|slot| slot.name.as_str()).collect();
     if !slots.is_empty() {
         writeln!(f, "  state of each parameter: {}", slots.join(", "))?;
     }
     for (k, group) in spec.groups.iter().enumerate() {
-        let mut said = vec![match group.lr {
+        let mut group_fields = vec![match group.lr {
             Some(lr) => format!("lr={lr:?}"),
             None => format!("lr_factor={:?}", group.lr_factor),
         }];
-        said.extend((group.frozen_steps > 0).then(|| format!("frozen_steps={}", group.frozen_steps)));
-        let own = group.settings.iter().filter(|(name, value)| spec.settings.get(*name) != Some(value));
-        said.extend(own.map(|(name, value)| format!("{name}={value:?}")));
+        group_fields.extend((group.frozen_steps > 0).then(|| format!("frozen_steps={}", group.frozen_steps)));
+        let own_settings =
+            group.settings.iter().filter(|(name, value)| spec.settings.get(*name) != Some(value));
+        group_fields.extend(own_settings.map(|(name, value)| format!("{name}={value:?}")));
         writeln!(
             f,
             "  group {k}: {}, {}",
             format_count(group.parameters.len(), "parameter"),
-            said.join(", ")
+            group_fields.join(", ")
         )?;
         write_list(f, &group.parameters, |f, name| writeln!(f, "    {name}"))?;
     }
@@ -184,8 +187,8 @@ fn write_optimizer(f: &mut fmt::Formatter<'_>, spec: &OptimizerSpec) -> fmt::Res
 }
 
 fn format_inputs(inputs: &[(String, String)]) -> String {
-    let all: Vec<String> = inputs.iter().map(|(name, ty)| format!("{name}: {ty}")).collect();
-    all.join(", ")
+    let formatted: Vec<String> = inputs.iter().map(|(name, ty)| format!("{name}: {ty}")).collect();
+    formatted.join(", ")
 }
 
 /// Formats a number with digits in groups of three.
@@ -242,11 +245,11 @@ impl fmt::Display for StepCost {
         // Numbers are right-aligned; units differ in length.
         let number = |text: &str| text.find(' ').unwrap_or(text.len());
         let width = rows.iter().map(|(_, text)| number(text)).max().unwrap_or(0);
-        for (what, text) in rows {
-            writeln!(f, "  {what:<22}  {:1$}{text}", "", width - number(&text))?;
+        for (label, text) in rows {
+            writeln!(f, "  {label:<22}  {:1$}{text}", "", width - number(&text))?;
         }
-        for what in &self.without {
-            writeln!(f, "  not counted: {what}")?;
+        for omission in &self.without {
+            writeln!(f, "  not counted: {omission}")?;
         }
         Ok(())
     }
@@ -322,9 +325,9 @@ impl Inspection {
             ])
         };
         let typed = |inputs: &[(String, String)]| {
-            let all: Vec<(&str, String)> =
+            let json_fields: Vec<(&str, String)> =
                 inputs.iter().map(|(name, ty)| (name.as_str(), to_json_string(ty))).collect();
-            object(&all)
+            object(&json_fields)
         };
         object(&[
             ("kind", to_json_string(self.kind.name())),

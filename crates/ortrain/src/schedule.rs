@@ -108,7 +108,7 @@ impl Rule {
             Setting::Number(number) => number,
             _ => f64::NAN,
         };
-        let (sound, wanted) = match self {
+        let (sound, range) = match self {
             Rule::OneOrMore => (number >= 1.0, "1 or more"),
             Rule::Count => (number >= 0.0, "0 or more"),
             Rule::Factor => (number >= 0.0 && number.is_finite(), "a finite number that is not negative"),
@@ -122,15 +122,18 @@ impl Rule {
             }
             Rule::Free => (true, ""),
         };
-        (!sound).then_some(wanted)
+        (!sound).then_some(range)
     }
 }
 
 fn unknown_schedule(name: &str) -> Error {
     let names = || KINDS.iter().map(|(name, _)| *name);
-    let near = hint(name, names());
-    let known = || format!("; there are {}", names().collect::<Vec<_>>().join(", "));
-    Error::Argument(format!("there is no schedule {name:?}{}", if near.is_empty() { known() } else { near }))
+    let suggestion = hint(name, names());
+    let all_schedules = || format!("; there are {}", names().collect::<Vec<_>>().join(", "));
+    Error::Argument(format!(
+        "there is no schedule {name:?}{}",
+        if suggestion.is_empty() { all_schedules() } else { suggestion }
+    ))
 }
 
 /// Settings by name that have not been consumed.
@@ -148,9 +151,9 @@ impl Settings<'_> {
                 .ok_or_else(|| Error::Argument(format!("{} needs {name}, {}", self.schedule, T::WHAT)));
         };
         let (_, setting) = self.given.swap_remove(at);
-        let shown = setting.to_string();
+        let text = setting.to_string();
         T::read(setting).ok_or_else(|| {
-            Error::Argument(format!("{name} of {} must be {}, got {shown}", self.schedule, T::WHAT))
+            Error::Argument(format!("{name} of {} must be {}, got {text}", self.schedule, T::WHAT))
         })
     }
 
@@ -387,10 +390,10 @@ impl Schedule {
     /// # Errors
     /// If the name is unknown, or a setting is missing, unknown, or out of range.
     pub fn from_settings(name: &str, settings: Vec<(String, Setting)>) -> Result<Schedule> {
-        let made =
+        let parsed =
             Schedule::unchecked(name, Settings { schedule: name, known: Vec::new(), given: settings })?;
-        made.check()?;
-        Ok(made)
+        parsed.check()?;
+        Ok(parsed)
     }
 
     /// Returns all schedules: their names with their settings and defaults.
@@ -417,8 +420,8 @@ impl Schedule {
     pub fn check(&self) -> Result<()> {
         let name = self.name();
         for (setting, rule, value) in self.described() {
-            if let Some(wanted) = rule.broken(&value) {
-                return Err(Error::Argument(format!("{setting} of {name} must be {wanted}, got {value}")));
+            if let Some(range) = rule.broken(&value) {
+                return Err(Error::Argument(format!("{setting} of {name} must be {range}, got {value}")));
             }
         }
         let Schedule::Warmup { steps, then, .. } = self else { return Ok(()) };
@@ -494,20 +497,20 @@ impl Schedule {
     /// Returns the factor after `t` steps of the training, including `from` warm-up steps.
     fn factor_at(&self, t: i64, from: i64, decided: f64) -> f64 {
         let n = t.saturating_sub(from);
-        let whole = |total: i64| total.saturating_sub(from).max(1);
-        let share = |total: i64| (n as f64 / whole(total) as f64).min(1.0);
+        let remaining_steps = |total: i64| total.saturating_sub(from).max(1);
+        let share = |total: i64| (n as f64 / remaining_steps(total) as f64).min(1.0);
         match *self {
             Schedule::Constant {} => 1.0,
             Schedule::ReduceOnPlateau { .. } | Schedule::Function {} => decided,
             Schedule::Linear { total, end, start } => interpolate(start, end, share(total)),
             Schedule::Cosine { total, end, cycles } => {
-                let whole = i128::from(whole(total));
-                if i128::from(n) >= whole {
+                let total_steps = i128::from(remaining_steps(total));
+                if i128::from(n) >= total_steps {
                     return end;
                 }
                 // Integer arithmetic, since a rounded quotient could be in the wrong cycle.
-                let into = i128::from(n) * i128::from(cycles) % whole;
-                interpolate_cosine(1.0, end, into as f64 / whole as f64)
+                let into = i128::from(n) * i128::from(cycles) % total_steps;
+                interpolate_cosine(1.0, end, into as f64 / total_steps as f64)
             }
             Schedule::CosineRestarts { first, growth, end } => {
                 let (mut into, mut period) = (n, first);
@@ -521,7 +524,7 @@ impl Schedule {
                 interpolate_cosine(1.0, end, into as f64 / period as f64)
             }
             Schedule::Polynomial { total, power, end } => {
-                if n >= whole(total) {
+                if n >= remaining_steps(total) {
                     return end;
                 }
                 interpolate(end, 1.0, (1.0 - share(total)).powf(power))
@@ -532,8 +535,8 @@ impl Schedule {
                 gamma.powf(milestones.partition_point(|&milestone| milestone <= t) as f64)
             }
             Schedule::OneCycle { total, rise, start_division, final_division } => {
-                let last = (whole(total) - 1) as f64;
-                let peak = rise * whole(total) as f64 - 1.0;
+                let last = (remaining_steps(total) - 1) as f64;
+                let peak = rise * remaining_steps(total) as f64 - 1.0;
                 let n = (n as f64).min(last);
                 let first = 1.0 / start_division;
                 match (n < peak, last > peak) {
@@ -638,8 +641,8 @@ mod tests {
             warm.check().unwrap();
             let top = warm.factor(4);
             let rise: Vec<f64> = (0..4).map(|t| warm.factor(t) / top).collect();
-            for (found, wanted) in rise.iter().zip([0.25, 0.4375, 0.625, 0.8125]) {
-                assert!((found - wanted).abs() < 1e-15, "{warm}: {rise:?}");
+            for (got, expected) in rise.iter().zip([0.25, 0.4375, 0.625, 0.8125]) {
+                assert!((got - expected).abs() < 1e-15, "{warm}: {rise:?}");
             }
             assert_eq!(top, then.factor(0), "{warm}");
         }

@@ -77,9 +77,9 @@ impl<'a> ScheduleParser<'a> {
 
     fn take_until(&mut self, end: impl Fn(char) -> bool) -> &'a str {
         self.rest = self.rest.trim_start();
-        let (found, rest) = self.rest.split_at(self.rest.find(end).unwrap_or(self.rest.len()));
+        let (token, rest) = self.rest.split_at(self.rest.find(end).unwrap_or(self.rest.len()));
         self.rest = rest;
-        found.trim_end()
+        token.trim_end()
     }
 
     fn accept(&mut self, sign: char) -> bool {
@@ -96,9 +96,11 @@ impl<'a> ScheduleParser<'a> {
         if self.accept(sign) { Ok(()) } else { Err(self.syntax_error(&format!("{sign:?} is expected"))) }
     }
 
-    fn syntax_error(&self, what: &str) -> Error {
+    fn syntax_error(&self, problem: &str) -> Error {
         let at: String = self.rest.chars().take(MAX_QUOTED_CHARS).collect();
-        Error::Argument(format!("a schedule is written like \"Linear(total=100)\", but {what} before {at:?}"))
+        Error::Argument(format!(
+            "a schedule is written like \"Linear(total=100)\", but {problem} before {at:?}"
+        ))
     }
 
     /// Checks that no text remains.
@@ -119,17 +121,17 @@ impl<'a> ScheduleParser<'a> {
     /// Parses `(setting=value, ...)`.
     pub(crate) fn settings(&mut self, depth: usize) -> Result<Vec<(String, Setting)>> {
         self.expect('(')?;
-        let mut found = Vec::new();
+        let mut pairs = Vec::new();
         while !self.accept(')') {
             let name = self.name().to_owned();
             self.expect('=')?;
-            found.push((name, self.value(depth)?));
+            pairs.push((name, self.value(depth)?));
             if !self.accept(',') {
                 self.expect(')')?;
                 break;
             }
         }
-        Ok(found)
+        Ok(pairs)
     }
 
     fn value(&mut self, depth: usize) -> Result<Setting> {
@@ -176,8 +178,10 @@ impl Schedule {
 /// ```
 #[must_use]
 pub fn curve_steps(last: i64) -> [i64; CURVE_COLUMNS] {
-    let (last, most) = (i128::from(last.max(0)), CURVE_COLUMNS as i128 - 1);
-    std::array::from_fn(|k| i64::try_from((last * k as i128 + most / 2) / most).unwrap_or(i64::MAX))
+    let (last, max_column) = (i128::from(last.max(0)), CURVE_COLUMNS as i128 - 1);
+    std::array::from_fn(|k| {
+        i64::try_from((last * k as i128 + max_column / 2) / max_column).unwrap_or(i64::MAX)
+    })
 }
 
 /// Draws these factors as text. The first one is at step 0, the last one at step `last`.
@@ -223,22 +227,23 @@ mod tests {
     #[test]
     fn draws_curve() {
         let curve = "Warmup(steps=20, then=Linear(total=59))".parse::<Schedule>().unwrap().curve(None);
-        let wanted = "    1 ┤                 ▂▄▆█▇▆▅▄▃▂▁
+        let expected = "    1 ┤                 ▂▄▆█▇▆▅▄▃▂▁
       │             ▂▄▆█████████████▇▆▅▄▃▂▁
       │         ▂▄▆█████████████████████████▇▆▅▃▂▁
       │     ▂▄▆████████████████████████████████████▇▆▅▄▃▂▁
       │ ▂▄▆████████████████████████████████████████████████▇▆▅▄▃▂▁
     0 └────────────────────────────────────────────────────────────
        0                                                    step 59";
-        assert_eq!(curve, wanted);
+        assert_eq!(curve, expected);
     }
 
     #[test]
     fn rejects_damaged_texts() {
         let deep = "Warmup(steps=1, then=".repeat(100_000);
         let sound = "Warmup(steps=3, then=MultiStep(milestones=[5, 9], gamma=0.1), start=0.0)";
-        let cut = (0..sound.len()).map(|end| sound[..end].to_owned());
-        for text in cut.chain([deep, "Linear(total=9)x".into(), "Linear(total=)".into(), "é(=".into()]) {
+        let truncated = (0..sound.len()).map(|end| sound[..end].to_owned());
+        for text in truncated.chain([deep, "Linear(total=9)x".into(), "Linear(total=)".into(), "é(=".into()])
+        {
             let error = text.parse::<Schedule>().unwrap_err().to_string();
             assert!(error.len() < 400, "{error}");
         }

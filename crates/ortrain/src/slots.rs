@@ -59,18 +59,18 @@ impl RequiredSlots {
 impl Slot {
     /// Creates a zeroed slot for every trainable parameter.
     fn new(
-        wanted: &RequiredSlots,
+        required: &RequiredSlots,
         trainable: &[PlaneLayout],
         spec: &OptimizerSpec,
-        home: &Placement,
+        placement: &Placement,
     ) -> Result<Slot> {
-        let shape = wanted.shape()?;
+        let shape = required.shape()?;
         let layout = (trainable.iter())
-            .map(|plane| slot_layout(shape, wanted.dtype_for(plane.dtype), plane, spec))
+            .map(|plane| slot_layout(shape, required.dtype_for(plane.dtype), plane, spec))
             .collect::<Option<Vec<PlaneLayout>>>()
             .ok_or_else(|| Error::State("the optimizer needs more memory than can be addressed".into()))?;
-        let planes = home.allocate_planes(&layout)?;
-        Ok(Slot { name: wanted.slot.name.as_str().into(), shape, layout, planes })
+        let planes = placement.allocate_planes(&layout)?;
+        Ok(Slot { name: required.slot.name.as_str().into(), shape, layout, planes })
     }
 
     /// Returns the slot of a parameter: its type, its layout and its plane.
@@ -126,14 +126,17 @@ impl Slot {
                         entry.elements()
                     )));
                 }
-                let own = trained[entry.plane].to_vec(entry.offset, entry.bytes())?;
+                let start_bytes = trained[entry.plane].to_vec(entry.offset, entry.bytes())?;
                 if dtype == entry.dtype {
-                    plane.write(tensor.offset, &own)?;
+                    plane.write(tensor.offset, &start_bytes)?;
                 } else {
-                    let own = Tensor::new(entry.dtype, vec![count], own.into());
-                    let own =
-                        own.map_err(|source| Error::State(format!("slot {:?}: {source}", self.name)))?;
-                    plane.write(tensor.offset, Tensor::from_f64(dtype, vec![count], &own.to_f64()).data())?;
+                    let start_value = Tensor::new(entry.dtype, vec![count], start_bytes.into());
+                    let start_tensor = start_value
+                        .map_err(|source| Error::State(format!("slot {:?}: {source}", self.name)))?;
+                    plane.write(
+                        tensor.offset,
+                        Tensor::from_f64(dtype, vec![count], &start_tensor.to_f64()).data(),
+                    )?;
                 }
                 continue;
             }
@@ -245,16 +248,16 @@ pub(crate) struct SlotStorage<'a> {
 
 impl SlotStorage<'_> {
     /// Creates a slot with its initial values.
-    pub(crate) fn create(&self, wanted: &RequiredSlots) -> Result<Slot> {
-        let slot = Slot::new(wanted, &self.layout.trainable, self.spec, self.home)?;
-        slot.initialize(&wanted.slot.start, self.entries, self.trained, self.spec)?;
+    pub(crate) fn create(&self, required: &RequiredSlots) -> Result<Slot> {
+        let slot = Slot::new(required, &self.layout.trainable, self.spec, self.home)?;
+        slot.initialize(&required.slot.start, self.entries, self.trained, self.spec)?;
         Ok(slot)
     }
 
     /// Returns true if a slot meets a requirement.
-    pub(crate) fn fits(&self, slot: &Slot, wanted: &RequiredSlots) -> bool {
-        let dtypes = self.layout.trainable.iter().map(|plane| wanted.dtype_for(plane.dtype));
-        wanted.shape().is_ok_and(|shape| shape == slot.shape)
+    pub(crate) fn fits(&self, slot: &Slot, required: &RequiredSlots) -> bool {
+        let dtypes = self.layout.trainable.iter().map(|plane| required.dtype_for(plane.dtype));
+        required.shape().is_ok_and(|shape| shape == slot.shape)
             && dtypes.eq(slot.layout.iter().map(|plane| plane.dtype))
     }
 
@@ -262,8 +265,8 @@ impl SlotStorage<'_> {
     ///
     /// # Errors
     /// If a value is missing, or has another type or shape.
-    pub(crate) fn restore(&self, wanted: &RequiredSlots, stored: &[ParameterState]) -> Result<Slot> {
-        let slot = Slot::new(wanted, &self.layout.trainable, self.spec, self.home)?;
+    pub(crate) fn restore(&self, required: &RequiredSlots, stored: &[ParameterState]) -> Result<Slot> {
+        let slot = Slot::new(required, &self.layout.trainable, self.spec, self.home)?;
         let name = &*slot.name;
         for entry in self.entries.iter().filter(|entry| entry.requires_grad) {
             let state = stored.iter().find(|state| *state.parameter == *entry.name).ok_or_else(|| {
@@ -300,9 +303,13 @@ impl SlotStorage<'_> {
 }
 
 /// Returns the error for a state with the slots of another optimizer.
-pub(crate) fn other_optimizer_error(there: (&str, &[&str]), wanted: (&str, &[RequiredSlots])) -> Error {
-    let keeps: Vec<&str> =
-        wanted.1.iter().map(|slot| slot.slot.name.as_str()).filter(|name| there.1.contains(name)).collect();
+pub(crate) fn other_optimizer_error(existing: (&str, &[&str]), required: (&str, &[RequiredSlots])) -> Error {
+    let keeps: Vec<&str> = required
+        .1
+        .iter()
+        .map(|slot| slot.slot.name.as_str())
+        .filter(|name| existing.1.contains(name))
+        .collect();
     let offer = match keeps.as_slice() {
         [] => "replace it (Optimizer::replacing, Optimizer(..., replace=True) in Python): every slot starts anew".into(),
         keeps => format!(
@@ -314,9 +321,9 @@ pub(crate) fn other_optimizer_error(there: (&str, &[&str]), wanted: (&str, &[Req
     Error::State(format!(
         "the state has the optimizer {} with the slots {}, but the optimizer model is for {} with the slots {}; \
          give the optimizer model of the former, or {offer}",
-        there.0,
-        join_names(there.1.iter().copied()),
-        wanted.0,
-        join_names(wanted.1.iter().map(|slot| slot.slot.name.as_str())),
+        existing.0,
+        join_names(existing.1.iter().copied()),
+        required.0,
+        join_names(required.1.iter().map(|slot| slot.slot.name.as_str())),
     ))
 }

@@ -307,9 +307,9 @@ impl CheckpointState {
     /// If the file does not exist, or is no valid checkpoint.
     pub fn load(path: impl AsRef<Path>) -> Result<CheckpointState> {
         let path = path.as_ref();
-        let found = ortrain_checkpoint::load(path)
+        let checkpoint = ortrain_checkpoint::load(path)
             .map_err(|error| add_file_kind(error, path, FileKind::Checkpoint))?;
-        CheckpointState::from_checkpoint(found)
+        CheckpointState::from_checkpoint(checkpoint)
     }
 
     /// Loads the bytes of a checkpoint file, for example from [`CheckpointState::to_bytes`].
@@ -326,9 +326,9 @@ impl CheckpointState {
     /// If they are no valid checkpoint, or its tensors are in a file beside it.
     pub fn from_bytes(bytes: impl Into<Bytes>) -> Result<CheckpointState> {
         let bytes = bytes.into();
-        let found =
+        let checkpoint =
             ortrain_checkpoint::read(bytes.clone()).map_err(|error| add_kind_of_bytes(error, &bytes))?;
-        CheckpointState::from_checkpoint(found)
+        CheckpointState::from_checkpoint(checkpoint)
     }
 
     /// Creates a state from the content of a checkpoint.
@@ -970,17 +970,18 @@ impl CheckpointState {
         if self.device() == backend.device() {
             return Ok(());
         }
-        let home = Placement::of(backend);
-        let (trainable, frozen) = (home.copy_planes(&self.trainable)?, home.copy_planes(&self.frozen)?);
+        let placement = Placement::of(backend);
+        let (trainable, frozen) =
+            (placement.copy_planes(&self.trainable)?, placement.copy_planes(&self.frozen)?);
         let slots = match self.optimizer.as_ref().map(|optimizer| &optimizer.slots) {
             Some(Slots::Planes(slots)) => {
                 let moved =
-                    |slot: &Slot| Ok(Slot { planes: home.copy_planes(&slot.planes)?, ..slot.clone() });
+                    |slot: &Slot| Ok(Slot { planes: placement.copy_planes(&slot.planes)?, ..slot.clone() });
                 Some(Slots::Planes(slots.iter().map(moved).collect::<Result<_>>()?))
             }
             _ => None,
         };
-        (self.trainable, self.frozen, self.home) = (trainable, frozen, home);
+        (self.trainable, self.frozen, self.home) = (trainable, frozen, placement);
         if let (Some(optimizer), Some(slots)) = (&mut self.optimizer, slots) {
             optimizer.slots = slots;
         }
@@ -1172,7 +1173,7 @@ impl CheckpointState {
     pub(crate) fn prepare_optimizer(&mut self, needs: &OptimizerNeeds<'_>, replace: bool) -> Result<()> {
         let layout = self.layout.clone().ok_or(Error::NominalState)?;
         let unstarted = self.nominal;
-        let Some(there) = &self.optimizer else {
+        let Some(existing) = &self.optimizer else {
             let ground = SlotStorage {
                 layout: &layout,
                 entries: &self.entries,
@@ -1196,14 +1197,14 @@ impl CheckpointState {
             return Ok(());
         };
         // A step counter without slots fits any optimizer.
-        let bare = there.spec.is_none() && there.slots.names().is_empty();
-        let same = if bare { Ok(()) } else { self.check_optimizer(there, needs) };
+        let bare = existing.spec.is_none() && existing.slots.names().is_empty();
+        let same = if bare { Ok(()) } else { self.check_optimizer(existing, needs) };
         let is_other = same.is_err();
         if let (Err(error), false) = (&same, replace) {
             return Err(Error::State(error.to_string()));
         }
         // Settings that were changed during the training take precedence over the settings of the model.
-        let mut spec = match &there.spec {
+        let mut spec = match &existing.spec {
             Some(spec) if same.is_ok() => spec.clone(),
             _ => needs.spec.clone(),
         };
@@ -1216,33 +1217,33 @@ impl CheckpointState {
         };
         let mut anew = 0;
         let mut slots = Vec::with_capacity(needs.slots.len());
-        for wanted in needs.slots {
-            let kept = match &there.slots {
+        for required in needs.slots {
+            let reusable = match &existing.slots {
                 // Matching slots of another optimizer are shared; missing ones start anew.
                 Slots::Planes(slots) => {
-                    let fits = |slot: &&Slot| *slot.name == wanted.slot.name && ground.fits(slot, wanted);
+                    let fits = |slot: &&Slot| *slot.name == required.slot.name && ground.fits(slot, required);
                     Ok(slots.iter().find(fits).cloned())
                 }
                 Slots::Stored(_) if bare => Ok(None),
-                Slots::Stored(stored) => ground.restore(wanted, stored).map(Some),
+                Slots::Stored(stored) => ground.restore(required, stored).map(Some),
             };
-            slots.push(match kept {
+            slots.push(match reusable {
                 Ok(Some(slot)) => slot,
                 Err(error) if !replace => return Err(error),
                 Ok(None) | Err(_) => {
                     anew += 1;
-                    ground.create(wanted)?
+                    ground.create(required)?
                 }
             });
         }
         if (same.is_err() || bare) && anew > 0 {
             // Bias correction of averages that start anew begins with the first step.
-            spec.skipped_steps = there.step;
-            spec.groups.iter_mut().for_each(|group| group.skipped_steps = there.step);
+            spec.skipped_steps = existing.step;
+            spec.groups.iter_mut().for_each(|group| group.skipped_steps = existing.step);
         }
-        if let (true, Slots::Planes(others)) = (needs.in_model, &there.slots) {
-            let taken: Vec<Arc<str>> = slots.iter().map(|slot| slot.name.clone()).collect();
-            slots.extend(others.iter().filter(|slot| !taken.contains(&slot.name)).cloned());
+        if let (true, Slots::Planes(existing_slots)) = (needs.in_model, &existing.slots) {
+            let slot_names: Vec<Arc<str>> = slots.iter().map(|slot| slot.name.clone()).collect();
+            slots.extend(existing_slots.iter().filter(|slot| !slot_names.contains(&slot.name)).cloned());
         }
         if let Some(optimizer) = &mut self.optimizer {
             optimizer.slots = Slots::Planes(slots);
@@ -1260,23 +1261,23 @@ impl CheckpointState {
     }
 
     /// Checks that the optimizer of the state matches an optimizer model.
-    fn check_optimizer(&self, there: &OptimizerState, needs: &OptimizerNeeds<'_>) -> Result<()> {
-        let (name, mut slots) = there.identity();
-        let mut wanted: Vec<&str> = needs.slots.iter().map(|slot| slot.slot.name.as_str()).collect();
+    fn check_optimizer(&self, existing: &OptimizerState, needs: &OptimizerNeeds<'_>) -> Result<()> {
+        let (name, mut slots) = existing.identity();
+        let mut required_names: Vec<&str> = needs.slots.iter().map(|slot| slot.slot.name.as_str()).collect();
         // Files store them sorted.
         slots.sort_unstable();
-        wanted.sort_unstable();
-        let same = match &there.spec {
+        required_names.sort_unstable();
+        let same = match &existing.spec {
             // AdamW of ONNX Runtime reports a missing moment itself; its SGD would drop one.
-            None if needs.in_model => slots.iter().all(|slot| wanted.contains(slot)),
-            None => name == needs.spec.optimizer && slots == wanted,
+            None if needs.in_model => slots.iter().all(|slot| required_names.contains(slot)),
+            None => name == needs.spec.optimizer && slots == required_names,
             Some(spec) => {
                 spec.optimizer == needs.spec.optimizer
-                    && slots == wanted
+                    && slots == required_names
                     && spec.flags == needs.spec.flags
                     && spec.settings.keys().eq(needs.spec.settings.keys())
                     && spec.max_norm.is_some() == needs.spec.max_norm.is_some()
-                    || needs.in_model && spec.optimizer == needs.spec.optimizer && slots == wanted
+                    || needs.in_model && spec.optimizer == needs.spec.optimizer && slots == required_names
             }
         };
         if same {

@@ -107,8 +107,8 @@ pub(crate) fn input_shapes(
     let inputs: Vec<ValueId> =
         graph.inputs.iter().copied().filter(|&id| graph.value(id).constant.is_none()).collect();
     let described = || {
-        let all = inputs.iter().map(|&id| format!("{}: {}", graph.name_of(id), graph.value(id).ty));
-        all.collect::<Vec<_>>().join(", ")
+        let formatted = inputs.iter().map(|&id| format!("{}: {}", graph.name_of(id), graph.value(id).ty));
+        formatted.collect::<Vec<_>>().join(", ")
     };
     let mut symbols: FxHashMap<&Dim, (usize, String)> = FxHashMap::default();
     for (name, given) in &options.shapes {
@@ -168,21 +168,21 @@ pub(crate) fn input_shapes(
             }
         }
     }
-    let mut all = Vec::with_capacity(inputs.len());
+    let mut shapes_by_name = Vec::with_capacity(inputs.len());
     for &id in &inputs {
         let name = graph.name_of(id);
         let given = options.shapes.iter().find(|(known, _)| known == name).map(|(_, dims)| dims.clone());
         let size = |dim: &Dim| dim.known().or_else(|| symbols.get(dim).map(|&(size, _)| size));
         let inferred = || graph.value(id).ty.shape()?.iter().map(size).collect::<Option<Vec<usize>>>();
-        all.push((name.to_owned(), given.or_else(inferred)));
+        shapes_by_name.push((name.to_owned(), given.or_else(inferred)));
     }
-    for (name, dims) in &all {
+    for (name, dims) in &shapes_by_name {
         let dtype = graph.find(name).and_then(|id| graph.value(id).ty.dtype()).unwrap_or(DType::F32);
         if let Some(dims) = dims {
             byte_length(dtype, dims).map_err(|error| Error::Argument(format!("input {name:?}: {error}")))?;
         }
     }
-    Ok(all)
+    Ok(shapes_by_name)
 }
 
 /// Generates artifacts with a placeholder for the loss.
@@ -192,15 +192,15 @@ pub(crate) fn build_artifacts(
     inspection: &Inspection,
     values: &[(String, ValueType)],
 ) -> Result<Artifacts> {
-    let asked: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
-    if let Some(shorter) = postprocessing::without_unsupported(&model, &asked) {
+    let value_names: Vec<&str> = values.iter().map(|(name, _)| name.as_str()).collect();
+    if let Some(shorter) = postprocessing::without_unsupported(&model, &value_names) {
         model = shorter;
     }
     let graph = message_graph(label, &mut model.proto)?;
     let loss = append_placeholder_loss(graph, values).expect("there is a value");
     let declared = ValueInfoProto { name: loss.clone(), ..ValueInfoProto::default() };
-    let known = graph.output.iter().find(|info| info.name == loss).cloned();
-    graph.output = vec![known.unwrap_or(declared)];
+    let loss_info = graph.output.iter().find(|info| info.name == loss).cloned();
+    graph.output = vec![loss_info.unwrap_or(declared)];
     let requires_grad = inspection.names(ParameterRole::Trained).map(str::to_owned).collect();
     let options = ArtifactOptions { requires_grad, ..ArtifactOptions::default() };
     generate_loaded(label, model, &options)
@@ -215,15 +215,17 @@ pub(crate) enum Plan {
 }
 
 /// Plans a step on artifacts like a [`Module`].
-pub(crate) fn plan_step(made: Artifacts, inputs: Vec<(String, Vec<usize>)>) -> Result<Plan> {
-    let mut state = CheckpointState::from_checkpoint(made.checkpoint)?;
-    let (train, eval) =
-        (ModelSource::from_proto(&made.training_model)?, ModelSource::from_proto(&made.eval_model)?);
+pub(crate) fn plan_step(artifacts: Artifacts, inputs: Vec<(String, Vec<usize>)>) -> Result<Plan> {
+    let mut state = CheckpointState::from_checkpoint(artifacts.checkpoint)?;
+    let (train, eval) = (
+        ModelSource::from_proto(&artifacts.training_model)?,
+        ModelSource::from_proto(&artifacts.eval_model)?,
+    );
     let module = Module::new(train, &mut state, Some(eval), ModuleOptions::default())?;
 
     let find = |name: &str| {
-        let found = inputs.iter().find(|(known, _)| known == name);
-        found.map(|(_, dims)| dims.as_slice()).ok_or_else(|| {
+        let shape = inputs.iter().find(|(known, _)| known == name);
+        shape.map(|(_, dims)| dims.as_slice()).ok_or_else(|| {
             Error::Argument(format!("the training model has an input {name:?} that the model does not have"))
         })
     };
@@ -231,8 +233,9 @@ pub(crate) fn plan_step(made: Artifacts, inputs: Vec<(String, Vec<usize>)>) -> R
         |training| module.input_names(training).iter().map(|name| find(name)).collect::<Result<Vec<_>>>();
     let (forward, step) = (module.plan(&dims(false)?, false), module.plan(&dims(true)?, true));
     let mut behind_shapes = module.shape_deciding_inputs(true);
-    let others = module.shape_deciding_inputs(false).into_iter().filter(|name| !behind_shapes.contains(name));
-    behind_shapes.extend(others.collect::<Vec<_>>());
+    let eval_inputs =
+        module.shape_deciding_inputs(false).into_iter().filter(|name| !behind_shapes.contains(name));
+    behind_shapes.extend(eval_inputs.collect::<Vec<_>>());
     // Planning uses zeros for values. A zero is no valid size. Indices of floats are different: the host
     // computes them during a step.
     let infos = || module.inputs(true).iter().chain(module.inputs(false));
@@ -257,13 +260,13 @@ pub(crate) fn plan_step(made: Artifacts, inputs: Vec<(String, Vec<usize>)>) -> R
         let of = |program: &Arc<Program>| program.cost(GradientMode::Overwrite).flops;
         schedule.programs().into_iter().map(of).fold(0u64, u64::saturating_add)
     };
-    let held = module.memory();
+    let memory = module.memory();
     let cost = StepCost {
         forward_flops: flops(&forward),
         training_flops: flops(&step),
-        parameters: held.parameters,
-        gradients: held.gradients,
-        moments: held.gradients.saturating_mul(2),
+        parameters: memory.parameters,
+        gradients: memory.gradients,
+        moments: memory.gradients.saturating_mul(2),
         constants: need.constants,
         work: need.work,
         scratch: need.scratch,

@@ -16,8 +16,8 @@ pub(crate) struct StepInputs<'a> {
 
 impl<'a> StepInputs<'a> {
     /// Creates inputs that are all copied.
-    pub(crate) fn all_copied(given: &'a [RunInput<'a>]) -> StepInputs<'a> {
-        StepInputs { copied_values: given, in_place: &[] }
+    pub(crate) fn all_copied(inputs: &'a [RunInput<'a>]) -> StepInputs<'a> {
+        StepInputs { copied_values: inputs, in_place: &[] }
     }
 
     /// Returns the memory of the inputs that are read in place.
@@ -31,14 +31,14 @@ pub(crate) fn split_inputs<'a>(
     feeds: &[Feed<'a>],
     copies: &'a [Option<Tensor>],
 ) -> (Vec<RunInput<'a>>, Vec<(usize, Lent<'a>)>) {
-    let (mut given, mut lent) = (Vec::with_capacity(feeds.len()), Vec::new());
+    let (mut copied, mut lent) = (Vec::with_capacity(feeds.len()), Vec::new());
     for (k, (feed, copy)) in feeds.iter().zip(copies).enumerate() {
         match (feed, copy) {
-            (_, Some(tensor)) => given.push(RunInput::from(tensor)),
-            (Feed::Given(value), None) => given.push(*value),
+            (_, Some(tensor)) => copied.push(RunInput::from(tensor)),
+            (Feed::Given(value), None) => copied.push(*value),
             (Feed::Lent(value), None) => lent.push((k, *value)),
             (Feed::Sequence(_), None) => {}
         }
     }
-    (given, lent)
+    (copied, lent)
 }

@@ -41,14 +41,14 @@ impl<'a> ValuesByOrigin<'a> {
 }
 
 /// Collects the element types of the values of a graph and its subgraphs.
-fn collect_types(graph: &Graph, found: &mut FxHashMap<String, DType>) {
+fn collect_types(graph: &Graph, dtypes: &mut FxHashMap<String, DType>) {
     for node in &graph.nodes {
         let known = node.present_outputs().filter_map(|id| {
             let dtype = graph.value(id).ty.dtype()?;
             Some((graph.name_of(id).to_owned(), dtype))
         });
-        found.extend(known);
-        Graph::subgraphs(node).for_each(|(_, inner)| collect_types(inner, found));
+        dtypes.extend(known);
+        Graph::subgraphs(node).for_each(|(_, inner)| collect_types(inner, dtypes));
     }
 }
 
@@ -69,7 +69,7 @@ pub(crate) fn stop_gradients(label: &str, model: &mut LoadedModel, stops: &[Stri
     let mut values = ValuesByOrigin::default();
     values.collect(graph);
     let is_float = |name: &str| dtypes.get(name).is_none_or(|dtype| dtype.is_float());
-    let mut chosen: FxHashSet<&str> = FxHashSet::default();
+    let mut selected: FxHashSet<&str> = FxHashSet::default();
     for stop in stops {
         let name = stop.as_str();
         let argument = |reason: String| Error::Argument(format!("stop_gradients names {name:?}{reason}"));
@@ -80,7 +80,7 @@ pub(crate) fn stop_gradients(label: &str, model: &mut LoadedModel, stops: &[Stri
                     ", which is {dtype}: only floats have gradients; leave it out"
                 )));
             }
-            chosen.insert(made);
+            selected.insert(made);
         } else if values.weights.contains(name) {
             return Err(argument(
                 ", which is a weight or a constant: leave it out of requires_grad to keep it as it is".into(),
@@ -92,17 +92,17 @@ pub(crate) fn stop_gradients(label: &str, model: &mut LoadedModel, stops: &[Stri
         } else {
             let pattern = Pattern::new(name).ok();
             let fits = |made: &&&str| pattern.as_ref().is_some_and(|pattern| pattern.matches(made));
-            let found: Vec<&&str> =
+            let matches: Vec<&&str> =
                 values.node_outputs.iter().filter(fits).filter(|made| is_float(made)).collect();
-            if found.is_empty() {
-                let near = hint(name, values.node_outputs.iter().copied());
-                return Err(argument(format!(", but {label} computes no floats of that name{near}")));
+            if matches.is_empty() {
+                let suggestion = hint(name, values.node_outputs.iter().copied());
+                return Err(argument(format!(", but {label} computes no floats of that name{suggestion}")));
             }
-            chosen.extend(found);
+            selected.extend(matches);
         }
     }
-    let chosen: FxHashSet<String> = chosen.into_iter().map(str::to_owned).collect();
-    let names = chosen.iter().map(String::as_str).collect();
+    let selected_names: FxHashSet<String> = selected.into_iter().map(str::to_owned).collect();
+    let names = selected_names.iter().map(String::as_str).collect();
     ortrain_ops::training::stop_gradients(graph, &names);
     Ok(())
 }
@@ -115,9 +115,9 @@ pub(crate) fn no_trained_weights_error(graph: &GraphProto) -> Option<Error> {
     }
     let names: Vec<String> = stopped.iter().take(3).map(|name| format!("{name:?}")).collect();
     let rest = stopped.len() - names.len();
-    let more = if rest > 0 { format!(" and {rest} more") } else { String::new() };
+    let suffix = if rest > 0 { format!(" and {rest} more") } else { String::new() };
     Some(Error::Argument(format!(
-        "nothing would be trained: every path from the loss to a weight goes through values that pass no gradient ({}{more}); take \
+        "nothing would be trained: every path from the loss to a weight goes through values that pass no gradient ({}{suffix}); take \
          one of them out of stop_gradients",
         names.join(", ")
     )))

@@ -18,26 +18,26 @@ pub(crate) fn nearest<'a>(name: &str, names: impl IntoIterator<Item = &'a str>) 
     if name.is_empty() {
         return None;
     }
-    let wanted = normalize(name);
+    let normalized = normalize(name);
     names
         .into_iter()
         .filter(|other| !other.is_empty() && *other != name)
-        .filter_map(|other| Some((name_distance(&wanted, name, other)?, other)))
+        .filter_map(|other| Some((name_distance(&normalized, name, other)?, other)))
         .min()
         .map(|(_, other)| other)
 }
 
 /// Returns the edit distance of two names. If one name ends with the other, as after a forgotten prefix, the
 /// distance is larger than any edit distance, but not `None`.
-fn name_distance(wanted: &str, name: &str, other: &str) -> Option<usize> {
-    let there = normalize(other);
-    let (own, its) = (wanted.chars().count(), there.chars().count());
-    let longer = own.max(its);
-    let most = longer * (MIN_SIMILARITY.1 - MIN_SIMILARITY.0) / MIN_SIMILARITY.1;
+fn name_distance(normalized: &str, name: &str, other: &str) -> Option<usize> {
+    let candidate = normalize(other);
+    let (name_len, its) = (normalized.chars().count(), candidate.chars().count());
+    let longer = name_len.max(its);
+    let max_distance = longer * (MIN_SIMILARITY.1 - MIN_SIMILARITY.0) / MIN_SIMILARITY.1;
     let ends = other.ends_with(name) || name.ends_with(other);
-    if own.abs_diff(its) <= most && longer <= MAX_COMPARED_CHARS {
-        let changes = strsim::osa_distance(wanted, &there);
-        if changes <= most {
+    if name_len.abs_diff(its) <= max_distance && longer <= MAX_COMPARED_CHARS {
+        let changes = strsim::osa_distance(normalized, &candidate);
+        if changes <= max_distance {
             return Some(changes);
         }
     }
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn suggests_similar_names() {
         let names = ["fc1.weight", "fc1.bias", "fc2.weight", "encoder.layer.0.bias"];
-        for (given, meant) in [
+        for (misspelled, meant) in [
             ("fc1.wieght", Some("fc1.weight")),
             ("FC1.Weight", Some("fc1.weight")),
             ("fc1_weight", Some("fc1.weight")),
@@ -98,7 +98,7 @@ mod tests {
             ("logits", None),
         ] {
             let expected = meant.map_or(String::new(), |meant| format!("; did you mean {meant:?}?"));
-            assert_eq!(hint(given, names), expected, "{given}");
+            assert_eq!(hint(misspelled, names), expected, "{misspelled}");
         }
     }
 

@@ -121,10 +121,10 @@ impl Observer for Trace {
         self.add(start, end, || empty_event("Host", node.into()));
     }
 
-    fn copied(&mut self, what: Copied, bytes: usize, start: Instant, end: Instant) {
+    fn copied(&mut self, direction: Copied, bytes: usize, start: Instant, end: Instant) {
         let node = self.host.clone();
         self.add(start, end, || {
-            let kind = match what {
+            let kind = match direction {
                 Copied::Inputs => "Inputs",
                 Copied::Outputs => "Outputs",
             };

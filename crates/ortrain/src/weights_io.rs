@@ -156,13 +156,13 @@ impl CheckpointState {
         strict: bool,
         names: &FxHashMap<String, String>,
     ) -> Result<LoadReport> {
-        let mut there: FxHashMap<String, Tensor> =
+        let mut file_tensors: FxHashMap<String, Tensor> =
             tensors.into_iter().map(|NamedTensor { name, tensor }| (name, tensor)).collect();
         let mut report = LoadReport::default();
         let mut values = Vec::new();
         let known: Vec<String> = self.names().map(str::to_owned).collect();
         for name in known {
-            match there.remove(names.get(&name).unwrap_or(&name)) {
+            match file_tensors.remove(names.get(&name).unwrap_or(&name)) {
                 None => report.missing.push(name),
                 Some(tensor) => {
                     let value = widen(tensor, self.dtype_of(&name)?);
@@ -172,7 +172,7 @@ impl CheckpointState {
                 }
             }
         }
-        report.unexpected = there.into_keys().collect();
+        report.unexpected = file_tensors.into_keys().collect();
         report.unexpected.sort_unstable();
         if strict && !report.is_complete() {
             return Err(Error::MismatchedNames { path: path.to_owned(), report: Box::new(report) });
@@ -207,10 +207,10 @@ fn widen(tensor: Tensor, dtype: DType) -> Tensor {
 pub(crate) fn describe_difference(report: &LoadReport) -> String {
     const SHOWN: usize = 5;
     let list = |names: &[String]| {
-        let shown: Vec<String> = names.iter().take(SHOWN).map(|name| format!("{name:?}")).collect();
-        let more = names.len().saturating_sub(SHOWN);
-        let more = if more == 0 { String::new() } else { format!(" and {more} more") };
-        shown.join(", ") + &more
+        let quoted: Vec<String> = names.iter().take(SHOWN).map(|name| format!("{name:?}")).collect();
+        let hidden = names.len().saturating_sub(SHOWN);
+        let suffix = if hidden == 0 { String::new() } else { format!(" and {hidden} more") };
+        quoted.join(", ") + &suffix
     };
     let mut parts = Vec::new();
     if !report.missing.is_empty() {

@@ -41,17 +41,17 @@ fn nodes(graph: &GraphProto) -> Vec<NodeProto> {
     nodes
 }
 
-fn assert_same(case: &str, found: &ModelProto, wanted: &ModelProto) {
-    assert_eq!(found.ir_version, wanted.ir_version, "{case}");
-    assert_eq!(found.producer_name, wanted.producer_name, "{case}");
-    assert_eq!(found.opset_import, wanted.opset_import, "{case}");
-    let (found, wanted) = (found.graph.as_ref().unwrap(), wanted.graph.as_ref().unwrap());
-    assert_eq!(found.name, wanted.name, "{case}");
-    assert_eq!(found.input, wanted.input, "{case}");
-    assert_eq!(found.output, wanted.output, "{case}");
-    assert_eq!(nodes(found), nodes(wanted), "{case}");
+fn assert_same(case: &str, actual: &ModelProto, expected: &ModelProto) {
+    assert_eq!(actual.ir_version, expected.ir_version, "{case}");
+    assert_eq!(actual.producer_name, expected.producer_name, "{case}");
+    assert_eq!(actual.opset_import, expected.opset_import, "{case}");
+    let (actual_graph, expected_graph) = (actual.graph.as_ref().unwrap(), expected.graph.as_ref().unwrap());
+    assert_eq!(actual_graph.name, expected_graph.name, "{case}");
+    assert_eq!(actual_graph.input, expected_graph.input, "{case}");
+    assert_eq!(actual_graph.output, expected_graph.output, "{case}");
+    assert_eq!(nodes(actual_graph), nodes(expected_graph), "{case}");
     let names = |graph: &GraphProto| graph.initializer.iter().map(|t| t.name.clone()).collect::<Vec<_>>();
-    assert_eq!(names(found), names(wanted), "{case}");
+    assert_eq!(names(actual_graph), names(expected_graph), "{case}");
 }
 
 #[test]
@@ -88,17 +88,17 @@ fn models_equal_recorded_models() {
         ),
     ];
     for (case, options) in cases {
-        let made = generate(recorded(case, "forward.onnx").into(), options).unwrap();
-        assert_same(case, &made.eval_model, &recorded_model(case, "eval_model.onnx"));
-        assert_same(case, &made.optimizer_model.unwrap(), &recorded_model(case, "optimizer_model.onnx"));
-        let wanted = recorded_model(case, "training_model.onnx");
-        assert_eq!(made.training_model.opset_import, wanted.opset_import, "{case}");
-        assert_eq!(made.training_model.ir_version, wanted.ir_version, "{case}");
-        let (found, wanted) = (made.training_model.graph.unwrap(), wanted.graph.unwrap());
+        let artifacts = generate(recorded(case, "forward.onnx").into(), options).unwrap();
+        assert_same(case, &artifacts.eval_model, &recorded_model(case, "eval_model.onnx"));
+        assert_same(case, &artifacts.optimizer_model.unwrap(), &recorded_model(case, "optimizer_model.onnx"));
+        let expected = recorded_model(case, "training_model.onnx");
+        assert_eq!(artifacts.training_model.opset_import, expected.opset_import, "{case}");
+        assert_eq!(artifacts.training_model.ir_version, expected.ir_version, "{case}");
+        let (found, wanted) = (artifacts.training_model.graph.unwrap(), expected.graph.unwrap());
         assert_eq!(found.input, wanted.input, "{case}");
         assert_eq!(found.output, wanted.output, "{case}");
         assert_eq!(
-            made.checkpoint,
+            artifacts.checkpoint,
             ortrain_checkpoint::load(recorded(case, "checkpoint")).unwrap(),
             "{case}"
         );
@@ -130,7 +130,7 @@ fn training_models_match_recorded_results() {
         ("mlp_l1", Loss::L1Loss, 3),
     ];
     for (case, loss, width) in cases {
-        let made =
+        let artifacts =
             generate(recorded(case, "forward.onnx").into(), options(loss, OptimizerKind::SGD)).unwrap();
         let x = Tensor::f32(&[6, 10], &numbers(60, 1));
         let target = if loss == Loss::CrossEntropyLoss {
@@ -140,8 +140,9 @@ fn training_models_match_recorded_results() {
             Tensor::f32(&[6, width], &target)
         };
         let inputs = [x, target];
-        let bytes = made.checkpoint_bytes().unwrap();
-        let ours = step(ModelSource::from_proto(&made.training_model).unwrap(), &bytes, &inputs, &PARAMETERS);
+        let bytes = artifacts.checkpoint_bytes().unwrap();
+        let ours =
+            step(ModelSource::from_proto(&artifacts.training_model).unwrap(), &bytes, &inputs, &PARAMETERS);
         let theirs = step(recorded(case, "training_model.onnx").into(), &bytes, &inputs, &PARAMETERS);
         assert!((ours.0 - theirs.0).abs() <= 1e-6 * theirs.0.abs(), "{case}: {} and {}", ours.0, theirs.0);
         for (a, b) in ours.1.iter().flatten().zip(theirs.1.iter().flatten()) {
@@ -153,9 +154,9 @@ fn training_models_match_recorded_results() {
 #[test]
 fn generation_is_deterministic() {
     let make = || {
-        let made =
+        let build =
             generate(recorded("mlp_l1", "forward.onnx").into(), options(Loss::MSELoss, OptimizerKind::AdamW));
-        made.unwrap().training_model
+        build.unwrap().training_model
     };
     assert_eq!(make(), make());
 }
@@ -202,14 +203,14 @@ fn reports_impossible_artifacts() {
 #[test]
 fn initializers_may_be_listed_as_inputs() {
     let mut proto = recorded_model("mlp_adamw_ce", "forward.onnx");
-    let wanted = recorded_model("mlp_adamw_ce", "eval_model.onnx");
+    let expected = recorded_model("mlp_adamw_ce", "eval_model.onnx");
     proto.ir_version = 3;
-    let of_parameters = wanted.graph.as_ref().unwrap().input[2..].to_vec();
+    let of_parameters = expected.graph.as_ref().unwrap().input[2..].to_vec();
     proto.graph.as_mut().unwrap().input.splice(0..0, of_parameters);
     let source = ModelSource::from_proto(&proto).unwrap();
-    let made = generate(source, options(Loss::CrossEntropyLoss, OptimizerKind::AdamW)).unwrap();
-    assert_eq!(made.eval_model.graph.unwrap().input, wanted.graph.unwrap().input);
-    assert_eq!(made.eval_model.ir_version, 4);
+    let artifacts = generate(source, options(Loss::CrossEntropyLoss, OptimizerKind::AdamW)).unwrap();
+    assert_eq!(artifacts.eval_model.graph.unwrap().input, expected.graph.unwrap().input);
+    assert_eq!(artifacts.eval_model.ir_version, 4);
 }
 
 fn int64s(name: &str, values: &[i64]) -> ortrain_onnx::proto::TensorProto {
@@ -266,29 +267,29 @@ fn computed_constants_may_be_parameters() {
         vec![ortrain_graph::tensor_to_proto("w", &w), ortrain_graph::tensor_to_proto("b", &b)];
     let make = |proto: &ModelProto, options| generate(ModelSource::from_proto(proto).unwrap(), options);
     for (train, freeze) in [(["w"], ["b"]), (["b"], ["w"])] {
-        let made = make(&computed_parameters(), options(&train, &freeze)).unwrap();
-        let wanted = make(&plain, options(&train, &freeze)).unwrap();
-        assert_eq!(made.checkpoint, wanted.checkpoint);
-        assert_eq!(made.eval_model, wanted.eval_model);
-        assert_eq!(made.training_model, wanted.training_model);
-        assert_eq!(made.optimizer_model, wanted.optimizer_model);
+        let artifacts = make(&computed_parameters(), options(&train, &freeze)).unwrap();
+        let expected = make(&plain, options(&train, &freeze)).unwrap();
+        assert_eq!(artifacts.checkpoint, expected.checkpoint);
+        assert_eq!(artifacts.eval_model, expected.eval_model);
+        assert_eq!(artifacts.training_model, expected.training_model);
+        assert_eq!(artifacts.optimizer_model, expected.optimizer_model);
     }
 
     // If only one of them is requested, the other one and the shared inputs remain.
     let mut proto = computed_parameters();
     proto.graph.as_mut().unwrap().initializer.push(int64s("unused", &[1]));
-    let made = make(&proto, options(&["w"], &[])).unwrap();
-    let eval = made.eval_model.graph.as_ref().unwrap();
-    let kept: Vec<&str> = eval.node.iter().map(|node| node.op_type.as_str()).collect();
-    assert_eq!(kept[..4], ["Add", "MatMul", "Constant", "Unsqueeze"]);
+    let partial = make(&proto, options(&["w"], &[])).unwrap();
+    let eval = partial.eval_model.graph.as_ref().unwrap();
+    let operators: Vec<&str> = eval.node.iter().map(|node| node.op_type.as_str()).collect();
+    assert_eq!(operators[..4], ["Add", "MatMul", "Constant", "Unsqueeze"]);
     let initializers: Vec<&str> = eval.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
     assert_eq!(initializers[..2], ["axes", "unused"]);
     let (x, target) = (Tensor::f32(&[2, 2], &numbers(4, 1)), Tensor::f32(&[2, 3], &numbers(6, 2)));
-    let train = ModelSource::from_proto(&made.training_model).unwrap();
-    let ours = step(train, &made.checkpoint_bytes().unwrap(), &[x.clone(), target.clone()], &["w"]);
-    let made = make(&plain, options(&["w"], &[])).unwrap();
-    let train = ModelSource::from_proto(&made.training_model).unwrap();
-    assert_eq!(ours, step(train, &made.checkpoint_bytes().unwrap(), &[x, target], &["w"]));
+    let train = ModelSource::from_proto(&partial.training_model).unwrap();
+    let ours = step(train, &partial.checkpoint_bytes().unwrap(), &[x.clone(), target.clone()], &["w"]);
+    let plain_artifacts = make(&plain, options(&["w"], &[])).unwrap();
+    let train = ModelSource::from_proto(&plain_artifacts.training_model).unwrap();
+    assert_eq!(ours, step(train, &plain_artifacts.checkpoint_bytes().unwrap(), &[x, target], &["w"]));
 
     let refused = |train: &[&str], freeze: &[&str]| {
         make(&computed_parameters(), options(train, freeze)).unwrap_err().to_string()
@@ -308,7 +309,7 @@ fn computed_constants_may_be_parameters() {
 fn other_types_than_float32_train_as_well() {
     for dtype in [DType::F64, DType::F16] {
         for loss in [Loss::MSELoss, Loss::L1Loss, Loss::BCEWithLogitsLoss, Loss::CrossEntropyLoss] {
-            let made = generate(
+            let artifacts = generate(
                 linear(dtype),
                 ArtifactOptions {
                     requires_grad: names(&["w"]),
@@ -323,8 +324,8 @@ fn other_types_than_float32_train_as_well() {
             } else {
                 Tensor::filled(dtype, &[2, 3], 0.75)
             };
-            let train = ModelSource::from_proto(&made.training_model).unwrap();
-            let bytes = made.checkpoint_bytes().unwrap();
+            let train = ModelSource::from_proto(&artifacts.training_model).unwrap();
+            let bytes = artifacts.checkpoint_bytes().unwrap();
             let x = Tensor::filled(dtype, &[2, 2], 1.0);
             let inputs = [x, target];
             let (value, gradients) = step(train.clone(), &bytes, &inputs, &["w"]);
@@ -333,7 +334,7 @@ fn other_types_than_float32_train_as_well() {
 
             let mut state = CheckpointState::from_bytes(bytes).unwrap();
             let mut module = Module::new(train, &mut state, None, ModuleOptions::default()).unwrap();
-            let optimizer = ModelSource::from_proto(&made.optimizer_model.unwrap()).unwrap();
+            let optimizer = ModelSource::from_proto(&artifacts.optimizer_model.unwrap()).unwrap();
             let mut optimizer = Optimizer::new(optimizer, &mut state, &module).unwrap();
             optimizer.set_learning_rate(&mut state, 0.05).unwrap();
             let inputs: Vec<_> = inputs.iter().map(run_input).collect();
@@ -376,12 +377,12 @@ fn linear_proto(dtype: DType) -> ModelProto {
 #[test]
 fn files_are_written_and_train() {
     let folder = tempfile::tempdir().unwrap();
-    let made: Artifacts = generate(
+    let artifacts: Artifacts = generate(
         recorded("mlp_sgd_mse", "forward.onnx").into(),
         ArtifactOptions { nominal_checkpoint: true, ..options(Loss::MSELoss, OptimizerKind::SGD) },
     )
     .unwrap();
-    made.write(folder.path(), "a_").unwrap();
+    artifacts.write(folder.path(), "a_").unwrap();
     let mut files: Vec<String> = std::fs::read_dir(folder.path())
         .unwrap()
         .map(|entry| entry.unwrap().file_name().into_string().unwrap())
@@ -414,7 +415,7 @@ fn files_are_written_and_train() {
         module.lazy_reset_grad();
     }
     assert!(losses.windows(2).all(|pair| pair[1] < pair[0]), "{losses:?}");
-    let missing = made.write(at("nowhere"), "").unwrap_err();
+    let missing = artifacts.write(at("nowhere"), "").unwrap_err();
     assert_eq!(missing.kind(), ErrorKind::NoSuchFile);
 }
 
@@ -439,7 +440,7 @@ fn every_stage_can_be_printed() {
 }
 
 #[test]
-fn a_forward_model_runs() {
+fn forward_model_runs() {
     let mut session = InferenceSession::new(linear(DType::F32), SessionOptions::default()).unwrap();
     assert_eq!(session.inputs()[0].to_string(), "float32[batch, 2]");
     let x = Tensor::f32(&[1, 2], &[1.0, 2.0]);

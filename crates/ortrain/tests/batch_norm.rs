@@ -88,18 +88,18 @@ impl ModelBuilder {
 
 /// Two normalizations in sequence.
 fn two_normalizations() -> ModelProto {
-    two_with("Relu")
+    two_normalizations_with("Relu")
 }
 
-fn two_with(activation: &str) -> ModelProto {
-    let mut maker = ModelBuilder::new();
-    let h = maker.hidden();
-    let one = maker.parameters("one", 10);
-    let a = maker.norm("a", h, one);
-    let active = maker.node(activation, "r", &[a], Attrs::new());
-    let two = maker.parameters("two", 20);
-    let b = maker.norm("b", active, two);
-    maker.finish(b)
+fn two_normalizations_with(activation: &str) -> ModelProto {
+    let mut builder = ModelBuilder::new();
+    let h = builder.hidden();
+    let first = builder.parameters("one", 10);
+    let a = builder.norm("a", h, first);
+    let active = builder.node(activation, "r", &[a], Attrs::new());
+    let two = builder.parameters("two", 20);
+    let b = builder.norm("b", active, two);
+    builder.finish(b)
 }
 
 fn names(list: &[&str]) -> Vec<String> {
@@ -229,16 +229,16 @@ fn updated_statistics_are_parameters() {
     }
     assert_eq!(run.module.parameters_size(&run.state, false), 10 * HIDDEN + 8 * HIDDEN + 5 * HIDDEN);
     // Naming them changes nothing.
-    let mut named = options(&PARAMETERS, BatchNormMode::Auto);
-    named.frozen_params = names(&STATISTICS);
-    let named = generate(source(&two_normalizations()), named).unwrap();
-    assert_eq!(named.training_model, artifacts.training_model);
-    assert_eq!(named.eval_model, artifacts.eval_model);
-    assert_eq!(named.checkpoint, artifacts.checkpoint);
+    let mut named_options = options(&PARAMETERS, BatchNormMode::Auto);
+    named_options.frozen_params = names(&STATISTICS);
+    let named_artifacts = generate(source(&two_normalizations()), named_options).unwrap();
+    assert_eq!(named_artifacts.training_model, artifacts.training_model);
+    assert_eq!(named_artifacts.eval_model, artifacts.eval_model);
+    assert_eq!(named_artifacts.checkpoint, artifacts.checkpoint);
 }
 
 #[test]
-fn a_step_uses_the_batch_and_updates_the_running_statistics() {
+fn training_updates_running_statistics() {
     let artifacts = generate_artifacts(&two_normalizations(), &PARAMETERS, BatchNormMode::Auto);
     let mut run = Run::new(&artifacts);
     let data = batch(6, 1);
@@ -260,7 +260,7 @@ fn a_step_uses_the_batch_and_updates_the_running_statistics() {
 
 #[test]
 fn gradients_are_those_of_finite_differences() {
-    let artifacts = generate_artifacts(&two_with("Tanh"), &PARAMETERS, BatchNormMode::Auto);
+    let artifacts = generate_artifacts(&two_normalizations_with("Tanh"), &PARAMETERS, BatchNormMode::Auto);
     let mut run = Run::new(&artifacts);
     let data = batch(7, 2);
     run.module.lazy_reset_grad();
@@ -324,9 +324,9 @@ fn mode_applies_to_all_normalizations() {
     }
 
     // Named frozen statistics are stored in the checkpoint and remain unchanged.
-    let mut named = options(&PARAMETERS, BatchNormMode::Freeze);
-    named.frozen_params = names(&STATISTICS);
-    let mut run = Run::new(&generate(source(&model), named).unwrap());
+    let mut freeze_options = options(&PARAMETERS, BatchNormMode::Freeze);
+    freeze_options.frozen_params = names(&STATISTICS);
+    let mut run = Run::new(&generate(source(&model), freeze_options).unwrap());
     let before = run.values(&STATISTICS);
     let generation = run.state.generation();
     run.step(&data);
@@ -421,7 +421,7 @@ fn statistics_survive_save_load_export() {
 
     let exported = run.module.inference_model(&run.state, &["scores"]).unwrap();
     let bytes = encode(&exported.proto).unwrap();
-    let kept: Vec<&str> = exported
+    let exported_names: Vec<&str> = exported
         .proto
         .graph
         .as_ref()
@@ -430,7 +430,7 @@ fn statistics_survive_save_load_export() {
         .iter()
         .map(|tensor| tensor.name.as_str())
         .collect();
-    assert!(STATISTICS.iter().all(|name| kept.contains(name)), "{kept:?}");
+    assert!(STATISTICS.iter().all(|name| exported_names.contains(name)), "{exported_names:?}");
     let mut session = InferenceSession::new(bytes.into(), SessionOptions::default()).unwrap();
     let x = [run_input(&data[0].0)];
     let scores = common::collect(|deliver| session.run(&x, deliver)).unwrap()[0].to_f64();
@@ -480,18 +480,18 @@ fn same_bits_at_every_thread_count() {
             .collect();
         (losses, values)
     };
-    let one = bits(1);
-    assert!(bits(2) == one && bits(3) == one);
+    let expected = bits(1);
+    assert!(bits(2) == expected && bits(3) == expected);
 }
 
 #[test]
 fn shared_statistics_update_in_order() {
-    let mut maker = ModelBuilder::new();
-    let h = maker.hidden();
-    let parameters = maker.parameters("one", 10);
-    let a = maker.norm("a", h, parameters);
-    let b = maker.norm("b", a, parameters);
-    let artifacts = generate_artifacts(&maker.finish(b), &["one.scale", "w2"], BatchNormMode::Auto);
+    let mut builder = ModelBuilder::new();
+    let h = builder.hidden();
+    let parameters = builder.parameters("one", 10);
+    let a = builder.norm("a", h, parameters);
+    let b = builder.norm("b", a, parameters);
+    let artifacts = generate_artifacts(&builder.finish(b), &["one.scale", "w2"], BatchNormMode::Auto);
     let mut run = Run::new(&artifacts);
     let [before, scale, bias, w] = ["one.mean", "one.scale", "one.bias", "w1"]
         .map(|name| run.state.parameter(name).map(|p| p.to_tensor().unwrap().to_vec::<f32>()));
@@ -511,36 +511,36 @@ fn shared_statistics_update_in_order() {
 
 /// Builds a constant vector with the length of a row of `h`. `h` is trained, but no gradient reaches it from
 /// the vector.
-fn gradient_free_vector(maker: &mut ModelBuilder, how: &str, value: f32, h: ValueId) -> ValueId {
+fn gradient_free_vector(builder: &mut ModelBuilder, how: &str, value: f32, h: ValueId) -> ValueId {
     let name = |part: &str| format!("{how}.{value}.{part}");
-    let number = maker.graph.add_constant(&name("number"), Tensor::f32(&[], &[value]));
+    let scalar = builder.graph.add_constant(&name("number"), Tensor::f32(&[], &[value]));
     let cast = |dtype: DType| Attrs::new().with("to", i64::from(dtype.to_onnx()));
     let columns = Attrs::new().with("start", 1i64).with("end", 2i64);
-    let shape = maker.node("Shape", &name("shape"), &[h], columns);
-    let least = Attrs::new().with("axes", vec![0i64]).with("keepdims", 0i64);
+    let shape = builder.node("Shape", &name("shape"), &[h], columns);
+    let reduce_attrs = Attrs::new().with("axes", vec![0i64]).with("keepdims", 0i64);
     match how {
         // The current PyTorch exporter writes `affine=False` like this.
         "like" => {
-            let like = maker.node("CastLike", &name("like"), &[number, h], Attrs::new());
-            maker.node("Expand", &name("vector"), &[like, shape], Attrs::new())
+            let like = builder.node("CastLike", &name("like"), &[scalar, h], Attrs::new());
+            builder.node("Expand", &name("vector"), &[like, shape], Attrs::new())
         }
         "filled" => {
             let value = Attrs::new().with("value", Tensor::f32(&[1], &[value]));
-            maker.node("ConstantOfShape", &name("vector"), &[shape], value)
+            builder.node("ConstantOfShape", &name("vector"), &[shape], value)
         }
         "whole" => {
-            let least = maker.node("ReduceMax", &name("max"), &[h], least);
-            let whole = maker.node("Cast", &name("whole"), &[least], cast(DType::I32));
-            maker.node("Cast", &name("vector"), &[whole], cast(DType::F32))
+            let row_max = builder.node("ReduceMax", &name("max"), &[h], reduce_attrs);
+            let integers = builder.node("Cast", &name("whole"), &[row_max], cast(DType::I32));
+            builder.node("Cast", &name("vector"), &[integers], cast(DType::F32))
         }
         "chosen" => {
-            let least = maker.node("ReduceMax", &name("max"), &[h], least);
-            let above = maker.node("Greater", &name("above"), &[least, number], Attrs::new());
-            maker.node("Where", &name("vector"), &[above, number, number], Attrs::new())
+            let least = builder.node("ReduceMax", &name("max"), &[h], reduce_attrs);
+            let above = builder.node("Greater", &name("above"), &[least, scalar], Attrs::new());
+            builder.node("Where", &name("vector"), &[above, scalar, scalar], Attrs::new())
         }
         "sign" => {
-            let least = maker.node("ReduceMax", &name("max"), &[h], least);
-            maker.node("Sign", &name("vector"), &[least], Attrs::new())
+            let least = builder.node("ReduceMax", &name("max"), &[h], reduce_attrs);
+            builder.node("Sign", &name("vector"), &[least], Attrs::new())
         }
         _ => unreachable!("{how}"),
     }
@@ -549,29 +549,31 @@ fn gradient_free_vector(maker: &mut ModelBuilder, how: &str, value: f32, h: Valu
 #[test]
 fn normalizations_without_gradient_are_not_trained() {
     for how in ["like", "filled", "whole", "chosen", "sign"] {
-        let mut maker = ModelBuilder::new();
-        let h = maker.hidden();
-        let [_, _, mean, var] = maker.parameters("one", 10);
-        let (scale, bias) =
-            (gradient_free_vector(&mut maker, how, 1.0, h), gradient_free_vector(&mut maker, how, 0.0, h));
-        let a = maker.norm("a", h, [scale, bias, mean, var]);
+        let mut builder = ModelBuilder::new();
+        let h = builder.hidden();
+        let [_, _, mean, var] = builder.parameters("one", 10);
+        let (scale, bias) = (
+            gradient_free_vector(&mut builder, how, 1.0, h),
+            gradient_free_vector(&mut builder, how, 0.0, h),
+        );
+        let a = builder.norm("a", h, [scale, bias, mean, var]);
         // A regular normalization after it keeps its mode.
-        let two = maker.parameters("two", 20);
-        let b = maker.norm("b", a, two);
-        let model = maker.finish(b);
+        let two = builder.parameters("two", 20);
+        let b = builder.norm("b", a, two);
+        let model = builder.finish(b);
         let artifacts =
             generate_artifacts(&model, &["w1", "w2", "two.scale", "two.bias"], BatchNormMode::Auto);
         assert_eq!(count(&artifacts.training_model, INTERNAL), 1, "{how}");
-        let held = inputs(artifacts.training_model.graph.as_ref());
+        let input_names = inputs(artifacts.training_model.graph.as_ref());
         let updated: Vec<&str> =
-            STATISTICS.into_iter().filter(|name| held.contains(&(*name).to_owned())).collect();
+            STATISTICS.into_iter().filter(|name| input_names.contains(&(*name).to_owned())).collect();
         assert_eq!(updated, ["two.mean", "two.var"], "{how}");
         let mut run = Run::new(&artifacts);
         assert!(run.step(&batch(8, 3)).is_finite(), "{how}");
         let frozen = generate_artifacts(&model, &["w1", "w2"], BatchNormMode::Auto);
         assert_eq!(count(&frozen.training_model, INTERNAL), 0, "{how}");
-        let all = generate_artifacts(&model, &["w1", "w2"], BatchNormMode::Train);
-        assert_eq!(count(&all.training_model, INTERNAL), 2, "{how}");
+        let all_modes = generate_artifacts(&model, &["w1", "w2"], BatchNormMode::Train);
+        assert_eq!(count(&all_modes.training_model, INTERNAL), 2, "{how}");
     }
 }
 
@@ -579,29 +581,29 @@ fn normalizations_without_gradient_are_not_trained() {
 #[test]
 fn computed_scales_with_gradient_are_trained() {
     for how in ["Identity", "Mul", "Expand", "CastLike", "Where"] {
-        let mut maker = ModelBuilder::new();
-        let h = maker.hidden();
-        let [_, bias, mean, var] = maker.parameters("one", 10);
+        let mut builder = ModelBuilder::new();
+        let h = builder.hidden();
+        let [_, bias, mean, var] = builder.parameters("one", 10);
         let dims: &[usize] = if how == "Expand" { &[] } else { &[HIDDEN] };
-        let gain = maker.weight("gain", dims, 30);
+        let gain = builder.weight("gain", dims, 30);
         let none = Attrs::new;
-        let two = maker.graph.add_constant("number", Tensor::f32(&[], &[2.0]));
+        let two = builder.graph.add_constant("number", Tensor::f32(&[], &[2.0]));
         let columns = Attrs::new().with("start", 1i64).with("end", 2i64);
         let scale = match how {
-            "Identity" => maker.node("Identity", "scaled", &[gain], none()),
-            "Mul" => maker.node("Mul", "scaled", &[gain, two], none()),
+            "Identity" => builder.node("Identity", "scaled", &[gain], none()),
+            "Mul" => builder.node("Mul", "scaled", &[gain, two], none()),
             "Expand" => {
-                let shape = maker.node("Shape", "shape", &[h], columns);
-                maker.node("Expand", "scaled", &[gain, shape], none())
+                let shape = builder.node("Shape", "shape", &[h], columns);
+                builder.node("Expand", "scaled", &[gain, shape], none())
             }
-            "CastLike" => maker.node("CastLike", "scaled", &[gain, h], none()),
+            "CastLike" => builder.node("CastLike", "scaled", &[gain, h], none()),
             _ => {
-                let above = maker.node("Greater", "above", &[gain, two], none());
-                maker.node("Where", "scaled", &[above, two, gain], none())
+                let above = builder.node("Greater", "above", &[gain, two], none());
+                builder.node("Where", "scaled", &[above, two, gain], none())
             }
         };
-        let a = maker.norm("a", h, [scale, bias, mean, var]);
-        let model = maker.finish(a);
+        let a = builder.norm("a", h, [scale, bias, mean, var]);
+        let model = builder.finish(a);
         let artifacts = generate_artifacts(&model, &["gain"], BatchNormMode::Auto);
         assert_eq!(count(&artifacts.training_model, INTERNAL), 1, "{how}");
         let artifacts = generate_artifacts(&model, &["w1"], BatchNormMode::Auto);
@@ -612,29 +614,29 @@ fn computed_scales_with_gradient_are_trained() {
 /// Weights standardized by a normalization (`F.batch_norm` of PyTorch) with computed statistics, followed by
 /// a regular normalization.
 fn standardized(trained: bool) -> (ModelProto, Vec<&'static str>) {
-    let mut maker = ModelBuilder::new();
-    let w = maker.weight("w1", &[HIDDEN, 10], 1);
-    let gain = maker.weight("gain", &[HIDDEN], 30);
-    let zeros = maker.graph.add_constant("zeros", Tensor::f32(&[HIDDEN], &[0.0; HIDDEN]));
-    let shape = maker.graph.add_constant("rows", Tensor::i64(&[3], &[1, HIDDEN as i64, 10]));
-    let back = maker.graph.add_constant("back", Tensor::i64(&[2], &[HIDDEN as i64, 10]));
-    let rows = maker.node("Reshape", "reshaped", &[w, shape], Attrs::new());
+    let mut builder = ModelBuilder::new();
+    let w = builder.weight("w1", &[HIDDEN, 10], 1);
+    let gain = builder.weight("gain", &[HIDDEN], 30);
+    let zeros = builder.graph.add_constant("zeros", Tensor::f32(&[HIDDEN], &[0.0; HIDDEN]));
+    let shape = builder.graph.add_constant("rows", Tensor::i64(&[3], &[1, HIDDEN as i64, 10]));
+    let back = builder.graph.add_constant("back", Tensor::i64(&[2], &[HIDDEN as i64, 10]));
+    let rows = builder.node("Reshape", "reshaped", &[w, shape], Attrs::new());
     let axes = || Attrs::new().with("axes", vec![1i64]);
-    let mean = maker.node("ReduceMean", "row.mean", &[w], axes().with("keepdims", 1i64));
-    let centred = maker.node("Sub", "centred", &[w, mean], Attrs::new());
-    let square = maker.node("Mul", "square", &[centred, centred], Attrs::new());
-    let var = maker.node("ReduceMean", "row.var", &[square], axes().with("keepdims", 0i64));
-    let flat = maker.graph.add_constant("flat", Tensor::i64(&[1], &[-1]));
-    let mean = maker.node("Reshape", "row.flat", &[mean, flat], Attrs::new());
-    let normal = maker.norm("standard", rows, [gain, zeros, mean, var]);
-    let normal = maker.node("Reshape", "normal", &[normal, back], Attrs::new());
-    let turned = maker.node("Transpose", "turned", &[normal], Attrs::new());
-    let h = maker.node("MatMul", "h", &[maker.graph.inputs[0], turned], Attrs::new());
-    let one = maker.parameters("one", 10);
-    let a = maker.norm("a", h, one);
+    let mean = builder.node("ReduceMean", "row.mean", &[w], axes().with("keepdims", 1i64));
+    let centred = builder.node("Sub", "centred", &[w, mean], Attrs::new());
+    let square = builder.node("Mul", "square", &[centred, centred], Attrs::new());
+    let var = builder.node("ReduceMean", "row.var", &[square], axes().with("keepdims", 0i64));
+    let flat = builder.graph.add_constant("flat", Tensor::i64(&[1], &[-1]));
+    let mean = builder.node("Reshape", "row.flat", &[mean, flat], Attrs::new());
+    let normal = builder.norm("standard", rows, [gain, zeros, mean, var]);
+    let normal = builder.node("Reshape", "normal", &[normal, back], Attrs::new());
+    let transposed = builder.node("Transpose", "turned", &[normal], Attrs::new());
+    let h = builder.node("MatMul", "h", &[builder.graph.inputs[0], transposed], Attrs::new());
+    let first = builder.parameters("one", 10);
+    let a = builder.norm("a", h, first);
     let mut names = vec!["gain", "one.scale", "one.bias", "w2"];
     names.extend(trained.then_some("w1"));
-    (maker.finish(a), names)
+    (builder.finish(a), names)
 }
 
 /// Statistics of a weight are computed in training as in the model, and its gradient passes through them. A
@@ -645,9 +647,12 @@ fn computed_statistics_are_used_unchanged() {
         let (model, names) = standardized(trained);
         let artifacts = generate_artifacts(&model, &names, BatchNormMode::Auto);
         assert_eq!(count(&artifacts.training_model, INTERNAL), 1, "trained: {trained}");
-        let held = inputs(artifacts.training_model.graph.as_ref());
-        assert!(held.contains(&"one.mean".to_owned()) && held.contains(&"one.var".to_owned()), "{held:?}");
-        assert!(!held.iter().any(|name| name.starts_with("row.")), "{held:?}");
+        let input_names = inputs(artifacts.training_model.graph.as_ref());
+        assert!(
+            input_names.contains(&"one.mean".to_owned()) && input_names.contains(&"one.var".to_owned()),
+            "{input_names:?}"
+        );
+        assert!(!input_names.iter().any(|name| name.starts_with("row.")), "{input_names:?}");
         let data = batch(16, 3);
         let loss_with = |name: &str, at: usize, step: f32| {
             let mut run = Run::new(&artifacts);
@@ -686,19 +691,19 @@ fn rejects_statistics_without_storage() {
     assert!(message.contains("cannot be trained by gradients"), "{message}");
 
     // Statistics that the model computes from its inputs.
-    let mut maker = ModelBuilder::new();
-    let h = maker.hidden();
-    let parameters = maker.parameters("one", 10);
-    let axes = maker.graph.add_constant("axes", Tensor::i64(&[1], &[0]));
-    let mean = maker.node(
+    let mut builder = ModelBuilder::new();
+    let h = builder.hidden();
+    let parameters = builder.parameters("one", 10);
+    let axes = builder.graph.add_constant("axes", Tensor::i64(&[1], &[0]));
+    let mean = builder.node(
         "ReduceMean",
         "computed",
         &[h],
         Attrs::new().with("axes", vec![0i64]).with("keepdims", 0i64),
     );
     let _ = axes;
-    let a = maker.norm("a", h, [parameters[0], parameters[1], mean, parameters[3]]);
-    let model = maker.finish(a);
+    let a = builder.norm("a", h, [parameters[0], parameters[1], mean, parameters[3]]);
+    let model = builder.finish(a);
     let (kind, message) = generation_error(&model, options(&["one.scale"], BatchNormMode::Train));
     assert_eq!(kind, ErrorKind::NotImplemented);
     assert!(
@@ -758,14 +763,14 @@ fn rejects_statistics_without_storage() {
 fn statistics_may_be_computed_from_constants() {
     // Shared by an Identity, as some exporters write equal initializers: each normalization gets its own
     // copy.
-    let mut maker = ModelBuilder::new();
-    let h = maker.hidden();
-    let one = maker.parameters("one", 10);
-    let a = maker.norm("a", h, one);
-    let [scale, bias, _, var] = maker.parameters("two", 20);
-    let mean = maker.node("Identity", "two.copy", &[one[2]], Attrs::new());
-    let b = maker.norm("b", a, [scale, bias, mean, var]);
-    let artifacts = generate_artifacts(&maker.finish(b), &PARAMETERS, BatchNormMode::Auto);
+    let mut builder = ModelBuilder::new();
+    let h = builder.hidden();
+    let first = builder.parameters("one", 10);
+    let a = builder.norm("a", h, first);
+    let [scale, bias, _, var] = builder.parameters("two", 20);
+    let mean = builder.node("Identity", "two.copy", &[first[2]], Attrs::new());
+    let b = builder.norm("b", a, [scale, bias, mean, var]);
+    let artifacts = generate_artifacts(&builder.finish(b), &PARAMETERS, BatchNormMode::Auto);
     assert_eq!(count(&artifacts.eval_model, "Identity"), 0);
     let mut run = Run::new(&artifacts);
     assert_eq!(run.value("one.mean"), run.value("two.copy"));
@@ -776,16 +781,19 @@ fn statistics_may_be_computed_from_constants() {
 
 /// `x w1`, normalized if its sum is positive, otherwise doubled. The statistics belong to the branch.
 fn branching() -> ModelProto {
-    let mut maker = ModelBuilder::new();
-    let h = maker.hidden();
-    let all = [h, maker.weight("one.scale", &[HIDDEN], 10), maker.weight("one.bias", &[HIDDEN], 11)];
-    let sum = maker.node("ReduceSum", "sum", &[h], Attrs::new().with("keepdims", 0i64));
-    let zero = maker.graph.add_constant("zero", Tensor::f32(&[], &[0.0]));
-    let condition = maker.node("Less", "condition", &[zero, sum], Attrs::new());
+    let mut builder = ModelBuilder::new();
+    let h = builder.hidden();
+    let normalization_inputs =
+        [h, builder.weight("one.scale", &[HIDDEN], 10), builder.weight("one.bias", &[HIDDEN], 11)];
+    let sum = builder.node("ReduceSum", "sum", &[h], Attrs::new().with("keepdims", 0i64));
+    let zero = builder.graph.add_constant("zero", Tensor::f32(&[], &[0.0]));
+    let condition = builder.node("Less", "condition", &[zero, sum], Attrs::new());
     let branch = |normalized: bool| {
         let mut graph = Graph::new("branch");
-        let inputs: Vec<ValueId> =
-            all.iter().map(|&id| graph.add_value(maker.graph.name_of(id), ValueType::Unknown)).collect();
+        let inputs: Vec<ValueId> = normalization_inputs
+            .iter()
+            .map(|&id| graph.add_value(builder.graph.name_of(id), ValueType::Unknown))
+            .collect();
         graph.inputs.clone_from(&inputs);
         let mut inner = ModelBuilder { graph, opset: 17 };
         let y = if normalized {
@@ -800,9 +808,9 @@ fn branching() -> ModelProto {
         inner.graph
     };
     let attrs = Attrs::new().with("then_branch", branch(true)).with("else_branch", branch(false));
-    let y = maker.node("If", "chosen", &[&[condition][..], &all].concat(), attrs);
-    maker.graph.nodes.last_mut().unwrap().captures = all.len();
-    maker.finish(y)
+    let y = builder.node("If", "chosen", &[&[condition][..], &normalization_inputs].concat(), attrs);
+    builder.graph.nodes.last_mut().unwrap().captures = normalization_inputs.len();
+    builder.finish(y)
 }
 
 #[test]
@@ -812,14 +820,14 @@ fn statistics_in_branches() {
     let mut run = Run::new(&artifacts);
     let w = run.value("w1");
     let statistics = ["one.mean", "one.var"];
-    let mut taken = [0, 0];
+    let mut branch_counts = [0, 0];
     for seed in 0..6 {
         let data = batch(5, seed);
         let before = run.values(&statistics);
         train(&mut run.module, &mut run.state, &data);
         let h = hidden(&data.0, &w);
         let positive = h.iter().sum::<f64>() > 0.0;
-        taken[usize::from(positive)] += 1;
+        branch_counts[usize::from(positive)] += 1;
         if positive {
             let (mean, var) = columns(&h, HIDDEN);
             assert_blended(&run.value("one.mean"), &before[0], &mean);
@@ -831,7 +839,7 @@ fn statistics_in_branches() {
         evaluate(&mut run.module, &run.state, &data);
         assert_eq!(run.values(&statistics), after);
     }
-    assert!(taken[0] > 0 && taken[1] > 0, "{taken:?}");
+    assert!(branch_counts[0] > 0 && branch_counts[1] > 0, "{branch_counts:?}");
     run.module.inference_model(&run.state, &["scores"]).unwrap();
 }
 
@@ -839,15 +847,15 @@ fn statistics_in_branches() {
 fn statistics_of_every_element_of_a_row() {
     // In opset 7, `spatial=0` requests statistics of every element. A row has one axis here, so they are
     // column statistics.
-    let mut maker = ModelBuilder::new();
-    maker.opset = 7;
-    let h = maker.hidden();
-    let one = maker.parameters("one", 10);
+    let mut builder = ModelBuilder::new();
+    builder.opset = 7;
+    let h = builder.hidden();
+    let first = builder.parameters("one", 10);
     let attrs = Attrs::new().with("momentum", MOMENTUM).with("spatial", 0i64);
-    let a = maker.node("BatchNormalization", "a", &[&[h][..], &one].concat(), attrs);
+    let a = builder.node("BatchNormalization", "a", &[&[h][..], &first].concat(), attrs);
     let mut options = options(&["one.scale", "w2"], BatchNormMode::Auto);
     options.losses = vec![Loss::MSELoss.into()];
-    let mut run = Run::new(&generate(source(&maker.finish(a)), options).unwrap());
+    let mut run = Run::new(&generate(source(&builder.finish(a)), options).unwrap());
     let before = run.values(&STATISTICS[..2]);
     let data = (batch(6, 2).0, Tensor::f32(&[6, 5], &numbers(30, 3)));
     train(&mut run.module, &mut run.state, &data);

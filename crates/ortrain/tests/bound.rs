@@ -40,8 +40,8 @@ fn caller_memory_gives_identical_results() {
     let fetch = Fetch { output: 0, into: Some(lent(&logits, &[ROWS, 10])) };
     for _ in 0..2 {
         let feed = Feed::from(lent(&inside, &[ROWS, 64]));
-        let found = session.run_bound(&[("x", feed)], &[fetch], false).unwrap();
-        assert_eq!(found, [None]);
+        let results = session.run_bound(&[("x", feed)], &[fetch], false).unwrap();
+        assert_eq!(results, [None]);
         let Value::Tensor(expected) = &expected[0] else { panic!("it is one tensor") };
         assert_eq!(logits.to_vec(0, logits.len()).unwrap(), expected.data().to_vec());
         logits.clear().unwrap();
@@ -134,8 +134,8 @@ fn unknown_shape_results_are_all_or_nothing() {
     run(&[2, 2], &mut found).unwrap();
     let read: Vec<i64> = found.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();
     assert_eq!(read, [0, 0, 3, 60]);
-    let mut room = [7_u8; 16];
-    let error = run(&[2, 1], &mut room).unwrap_err();
+    let mut buffer = [7_u8; 16];
+    let error = run(&[2, 1], &mut buffer).unwrap_err();
     assert!(error.to_string().contains("is int64[2, 2], but its buffer is int64[2, 1]"), "{error}");
-    assert_eq!(room, [7; 16]);
+    assert_eq!(buffer, [7; 16]);
 }

@@ -50,9 +50,13 @@ fn same_bits_at_every_thread_count() {
                 backend("cpu", threads).expect("there is a CPU");
                 run_steps(&mut session(optimizer, &WEIGHTS, narrow), 1024.0)
             };
-            let one = run(1);
+            let expected = run(1);
             for threads in [1, 2, 3] {
-                assert_eq!(one, run(threads), "{optimizer}, {narrow:?}: {threads} threads differ from one");
+                assert_eq!(
+                    expected,
+                    run(threads),
+                    "{optimizer}, {narrow:?}: {threads} threads differ from one"
+                );
             }
         }
     }
@@ -80,7 +84,7 @@ fn update_size_is_independent_of_weight_count() {
 }
 
 #[test]
-fn a_step_in_mixed_precision_takes_no_more_memory() {
+fn mixed_precision_needs_no_extra_memory() {
     let memory = |narrow: Option<DType>| {
         let mut session = session("AdamOptimizer", &WEIGHTS, narrow);
         run_steps(&mut session, 1024.0);
@@ -147,16 +151,16 @@ fn run_reads_inputs_in_place() {
                 (Some(name), Some(last)) => last.0 = name,
                 _ => feeds.truncate(3),
             }
-            let all = [Fetch { output: 0, into: None }, Fetch { output: 1, into: None }];
+            let fetches = [Fetch { output: 0, into: None }, Fetch { output: 1, into: None }];
             let mut seen = Vec::new();
             for options in [RunOptions::default(), restricted, RunOptions::default()] {
-                seen.extend(session.run_bound(&feeds, &all, options).expect("it runs"));
+                seen.extend(session.run_bound(&feeds, &fetches, options).expect("it runs"));
             }
             let work = session.module().memory().work;
             ((seen, session.state().expect("it is whole")), work)
         };
-        let ((found, work), (expected, with_copies)) = (run(true), run(false));
-        assert_eq!(found, expected, "{narrow:?}");
+        let ((results, work), (expected, with_copies)) = (run(true), run(false));
+        assert_eq!(results, expected, "{narrow:?}");
         // In float16, the copy shares memory with later values.
         if narrow.is_none() {
             let bytes = batch.x.data().len();
@@ -180,8 +184,8 @@ fn written_inputs_are_copied() {
     let logits = session.run_bound(feeds, &[Fetch { output: 1, into: None }], restricted).expect("it runs");
     assert_ne!(logits, expected, "the weights have changed");
     session.run_bound(feeds, &[Fetch { output: 1, into: Some(into) }], restricted).expect("it runs");
-    let written = batch.memory.to_vec(0, ROWS * 10 * 4).expect("it is there");
-    assert_eq!(logits[0].as_ref().map(|tensor| tensor.data().to_vec()), Some(written));
+    let original = batch.memory.to_vec(0, ROWS * 10 * 4).expect("it is there");
+    assert_eq!(logits[0].as_ref().map(|tensor| tensor.data().to_vec()), Some(original));
 }
 
 #[test]
@@ -206,8 +210,8 @@ fn training_resumes_within_window() {
             session.run_bound(feeds, &[Fetch { output, into: None }], options).expect("it runs");
         }
     };
-    let mut whole = make();
-    run(&mut whole, 0..7);
+    let mut uninterrupted = make();
+    run(&mut uninterrupted, 0..7);
     for stop in 1..7 {
         let mut first = make();
         run(&mut first, 0..stop);
@@ -219,10 +223,14 @@ fn training_resumes_within_window() {
         second.set_train_steps(first.train_steps());
         assert_eq!(first.accumulated_gradients().expect("it is there").is_empty(), stop % 3 == 0);
         run(&mut second, stop..7);
-        assert_eq!(second.state().expect("it is whole"), whole.state().expect("it is whole"), "after {stop}");
+        assert_eq!(
+            second.state().expect("it is whole"),
+            uninterrupted.state().expect("it is whole"),
+            "after {stop}"
+        );
         assert_eq!(
             second.accumulated_gradients().expect("it is there"),
-            whole.accumulated_gradients().expect("it is there")
+            uninterrupted.accumulated_gradients().expect("it is there")
         );
     }
 }

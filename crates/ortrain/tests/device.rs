@@ -132,7 +132,7 @@ fn existing_views_keep_their_memory() {
 }
 
 #[test]
-fn a_state_is_on_one_device() {
+fn state_is_on_one_device() {
     let mut state = setup::state().unwrap();
     let mut first = module(&mut state, &host()).unwrap();
     let mut of_first = optimizer(&mut state, &first);
@@ -159,7 +159,7 @@ fn a_state_is_on_one_device() {
 }
 
 #[test]
-fn a_device_with_too_little_memory_changes_nothing() {
+fn allocation_failure_changes_nothing() {
     let mut state = setup::state().unwrap();
     let before = parameters(&state);
     for bytes in [0, 4096, 8192, 30_000] {

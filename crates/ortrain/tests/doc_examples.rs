@@ -18,7 +18,7 @@ fn without_example(text: &str) -> Vec<(usize, String)> {
     let keywords = ["fn ", "struct ", "enum ", "trait ", "type ", "use ortrain_", "use bytes::"];
     let (mut found, mut example, mut attribute, mut fenced) = (Vec::new(), false, false, false);
     let mut lines = (1..).zip(text.lines().map(str::trim)).peekable();
-    while let Some((number, line)) = lines.next() {
+    while let Some((line_number, line)) = lines.next() {
         if line == "#[cfg(test)]" {
             break;
         }
@@ -37,7 +37,7 @@ fn without_example(text: &str) -> Vec<(usize, String)> {
                 let name = item.split(['(', '<', '{', ';', '=']).next().unwrap_or(item).trim();
                 let next = lines.peek().map_or("", |(_, next)| next);
                 if !example && !(item.starts_with("fn ") && is_method(item, next)) {
-                    found.push((number, name.to_owned()));
+                    found.push((line_number, name.to_owned()));
                 }
             }
             example = false;

@@ -223,10 +223,10 @@ fn rejects_invalid_buffers_without_changes() {
     assert!(error.contains("but it is 4 bytes"), "{error}");
 
     let (mut live, outputs) = hands.forward(&both, &inputs).unwrap();
-    let one = ones(&outputs[0]);
+    let gradient_of_ones = ones(&outputs[0]);
     for (seeds, want) in [
         (vec![], "expected 1 gradients, one for each float output"),
-        (vec![one.clone(), one.clone()], ", got 2"),
+        (vec![gradient_of_ones.clone(), gradient_of_ones.clone()], ", got 2"),
         (vec![Tensor::f32(&[2], &[1.0; 2])], "is float32[2], but the output is float32[]"),
         (vec![Tensor::filled(DType::F64, &[], 1.0)], "is float64[], but the output is float32[]"),
     ] {
@@ -236,19 +236,23 @@ fn rejects_invalid_buffers_without_changes() {
     }
     // Gradient buffers that overlap weights, or another gradient.
     let bytes = |k: &usize| both.weights()[*k].initial.data().len();
-    let (least, most) = ((0..4).min_by_key(bytes).unwrap(), (0..4).max_by_key(bytes).unwrap());
-    for (at, there) in [(0, &hands.weights[0]), (least, &hands.weights[most]), (least, &hands.rooms[most])] {
+    let (smallest, biggest) = ((0..4).min_by_key(bytes).unwrap(), (0..4).max_by_key(bytes).unwrap());
+    for (at, there) in
+        [(0, &hands.weights[0]), (smallest, &hands.weights[biggest]), (smallest, &hands.rooms[biggest])]
+    {
         let mut shared = both.lend(&hands.rooms);
         shared[at].memory = there;
-        let error = message(both.backward(&mut live, &[run_input(&one)], &shared, nothing).unwrap_err());
+        let error =
+            message(both.backward(&mut live, &[run_input(&gradient_of_ones)], &shared, nothing).unwrap_err());
         assert!(error.contains("share memory; give each gradient its own memory"), "{error}");
     }
-    hands.backward(&both, &mut live, std::slice::from_ref(&one)).unwrap();
-    let error = message(hands.backward(&both, &mut live, std::slice::from_ref(&one)).unwrap_err());
+    hands.backward(&both, &mut live, std::slice::from_ref(&gradient_of_ones)).unwrap();
+    let error =
+        message(hands.backward(&both, &mut live, std::slice::from_ref(&gradient_of_ones)).unwrap_err());
     assert!(error.contains("has run already; run the model forward again"), "{error}");
     let (_, _, other) = perceptron(ForwardBackwardOptions::default());
     let (mut foreign, _) = CallerMemory::new(&other).forward(&other, &inputs).unwrap();
-    let error = message(hands.backward(&both, &mut foreign, &[one]).unwrap_err());
+    let error = message(hands.backward(&both, &mut foreign, &[gradient_of_ones]).unwrap_err());
     assert!(error.contains("forward pass"), "{error}");
 }
 
@@ -260,9 +264,9 @@ fn rejects_unknown_names() {
     let default = ForwardBackwardOptions::default;
     let weights = ForwardBackward::new(model(), default()).unwrap();
     let first = weights.weights()[0].name.clone();
-    let near = format!("{first}s");
-    let error = refused(default().weights([near.as_str()]));
-    assert!(error.contains(&format!("no initializer {near:?}")) && error.contains(&first), "{error}");
+    let misspelled = format!("{first}s");
+    let error = refused(default().weights([misspelled.as_str()]));
+    assert!(error.contains(&format!("no initializer {misspelled:?}")) && error.contains(&first), "{error}");
     let error = refused(default().weights([first.as_str(), first.as_str()]));
     assert!(error.contains("is named twice"), "{error}");
     let error = refused(default().inputs(["nothing like that"]));

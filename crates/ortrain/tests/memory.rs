@@ -48,19 +48,19 @@ fn memory_limit_is_exact() {
 
     let mut state = state_of(CASE);
     // Recomputation reduces the need down to a minimum.
-    let mut most = need.total();
-    let least = loop {
-        let mut short = module(&mut state, Some(most - 1)).unwrap();
+    let mut too_small = need.total();
+    let min_limit = loop {
+        let mut short = module(&mut state, Some(too_small - 1)).unwrap();
         let less = short.memory_need(&inputs, true).unwrap();
-        if less.total() >= most {
+        if less.total() >= too_small {
             break less;
         }
-        most = less.total();
+        too_small = less.total();
     };
-    let mut short = module(&mut state, Some(least.total() - 1)).unwrap();
+    let mut short = module(&mut state, Some(min_limit.total() - 1)).unwrap();
     let refused = short.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()));
     let error = over_limit(refused);
-    assert_eq!((error.limit, error.need.work), (least.total() - 1, least.work));
+    assert_eq!((error.limit, error.need.work), (min_limit.total() - 1, min_limit.work));
     assert_eq!(short.memory().work, 0, "nothing was allocated");
     assert_eq!(state.train_step_count(), 0);
     // A smaller batch fits.
@@ -105,18 +105,18 @@ fn oversized_arena_is_freed() {
     let inputs = [4, 300].map(|rows| Tensor::f32(&[rows, 10], &vec![0.5; rows * 10]));
     let mut free = session(None);
     let want = inputs.each_ref().map(|x| collect(|deliver| free.run(&[run_input(x)], deliver)).unwrap());
-    let mut least = 0;
+    let mut min_bytes = 0;
     // Find the smallest limit at which the larger batch runs.
     for bits in (0..24).rev() {
-        let tried = least + (1 << bits);
+        let tried = min_bytes + (1 << bits);
         let fails = session(Some(tried)).run(&[run_input(&inputs[1])], &mut |_, _, _, _| Ok(())).is_err();
-        least = if fails { tried } else { least };
+        min_bytes = if fails { tried } else { min_bytes };
     }
-    let mut limited = session(Some(least + 1));
+    let mut limited = session(Some(min_bytes + 1));
     for _ in 0..3 {
         for (x, want) in inputs.iter().zip(&want) {
             assert_eq!(&collect(|deliver| limited.run(&[run_input(x)], deliver)).unwrap(), want);
         }
     }
-    over_limit(session(Some(least)).run(&[run_input(&inputs[1])], &mut |_, _, _, _| Ok(())));
+    over_limit(session(Some(min_bytes)).run(&[run_input(&inputs[1])], &mut |_, _, _, _| Ok(())));
 }

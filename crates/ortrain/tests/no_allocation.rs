@@ -61,18 +61,18 @@ fn sums() -> ortrain::InferenceSession {
     let typed = |dims: &[Dim]| ValueType::Tensor(DType::F32, Some(dims.iter().cloned().collect::<Shape>()));
     let (rows, width) = (Dim::symbol("rows"), Dim::Known(64));
     let mut body = Graph::new("body");
-    let one = typed(std::slice::from_ref(&width));
-    let ids = ["sum", "row", "next", "out"].map(|name| Some(body.add_value(name, one.clone())));
+    let vector_type = typed(std::slice::from_ref(&width));
+    let ids = ["sum", "row", "next", "out"].map(|name| Some(body.add_value(name, vector_type.clone())));
     let [sum, row, next, out] = ids;
     body.nodes.push(Node::new("", "Add", &[sum, row], &[next], Attrs::new()));
     body.nodes.push(Node::new("", "Tanh", &[next], &[out], Attrs::new()));
     body.inputs = [sum, row].into_iter().flatten().collect();
     body.outputs = [next, out].into_iter().flatten().collect();
     let mut graph = Graph::new("graph");
-    let all = typed(&[rows, width]);
-    let start = Some(graph.add_value("start", one.clone()));
-    let steps = Some(graph.add_value("steps", all.clone()));
-    let outputs = [Some(graph.add_value("last", one)), Some(graph.add_value("all", all))];
+    let matrix_type = typed(&[rows, width]);
+    let start = Some(graph.add_value("start", vector_type.clone()));
+    let steps = Some(graph.add_value("steps", matrix_type.clone()));
+    let outputs = [Some(graph.add_value("last", vector_type)), Some(graph.add_value("all", matrix_type))];
     let attrs = Attrs::new().with("num_scan_inputs", 1i64).with("body", body);
     graph.nodes.push(Node::new("", "Scan", &[start, steps], &outputs, attrs));
     graph.inputs = [start, steps].into_iter().flatten().collect();
@@ -91,7 +91,7 @@ fn sums() -> ortrain::InferenceSession {
 /// The only test of its process, since others would be counted, too. A perceptron runs with alternating
 /// batches of two sizes; the larger one uses several threads. Complete convolution networks follow.
 #[test]
-fn a_warm_step_allocates_nothing() {
+fn warm_step_allocates_nothing() {
     let case = "mlp_adamw_ce";
     let mut state: CheckpointState = state_of(case);
     let options = ModuleOptions::default().backend(backend("cpu", 2).unwrap());

@@ -21,7 +21,9 @@ fn nominal() -> CheckpointState {
         panic!("values are there")
     };
     let names = |list: Vec<NamedTensor>| {
-        list.into_iter().map(|one| NominalTensor { name: one.name, dtype: one.tensor.dtype() }).collect()
+        list.into_iter()
+            .map(|tensor| NominalTensor { name: tensor.name, dtype: tensor.tensor.dtype() })
+            .collect()
     };
     let module = ModuleState::Nominal { trainable: names(trainable), frozen: names(frozen) };
     CheckpointState::from_checkpoint(Checkpoint { module, ..Checkpoint::default() }).unwrap()
@@ -55,7 +57,7 @@ fn load(
 #[test]
 fn loaded_values_train() {
     let mut full = state_of(CASE);
-    let wanted = values(&full);
+    let expected = values(&full);
     let mut module = module_on(CASE, &mut full);
     let mut optimizer = optimizer_on(CASE, &mut full, &module);
     let batch = batch(4, 1);
@@ -66,17 +68,17 @@ fn loaded_values_train() {
     for safe in [false, true] {
         for module_first in [false, true] {
             let mut state = nominal();
-            let mut made = module_first.then(|| {
+            let mut early_module = module_first.then(|| {
                 let module = module_on(CASE, &mut state);
                 let optimizer = optimizer_on(CASE, &mut state, &module);
                 (module, optimizer)
             });
-            let report = load(&mut state, &wanted, true, safe).unwrap();
+            let report = load(&mut state, &expected, true, safe).unwrap();
             assert_eq!(report.loaded, state.names().collect::<Vec<_>>());
             assert!(report.is_complete() && !state.is_nominal());
-            assert_eq!(values(&state), wanted);
+            assert_eq!(values(&state), expected);
             assert!(state.requires_grad("fc1.weight").unwrap(), "as the state said");
-            let (module, optimizer) = made.get_or_insert_with(|| {
+            let (module, optimizer) = early_module.get_or_insert_with(|| {
                 let module = module_on(CASE, &mut state);
                 let optimizer = optimizer_on(CASE, &mut state, &module);
                 (module, optimizer)
@@ -97,7 +99,7 @@ fn loaded_values_train() {
 /// A file without all parameters is rejected, even if not strict, and the state can still load them.
 #[test]
 fn rejects_incomplete_files() {
-    let wanted = values(&state_of(CASE));
+    let expected = values(&state_of(CASE));
     for (module_first, safe, strict) in [false, true]
         .into_iter()
         .flat_map(|a| [false, true].map(|b| [false, true].map(|c| (a, b, c))))
@@ -107,7 +109,7 @@ fn rejects_incomplete_files() {
         let module = module_first.then(|| module_on(CASE, &mut state));
         let before = state.to_checkpoint(true).unwrap();
         let layout = state.layout().ok().cloned();
-        let error = load(&mut state, &wanted[..2], strict, safe).unwrap_err();
+        let error = load(&mut state, &expected[..2], strict, safe).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         let text = error.to_string();
         let lacks = r#"it lacks "fc2.bias", "fc2.weight""#;
@@ -125,13 +127,13 @@ fn rejects_incomplete_files() {
         assert_eq!(state.to_checkpoint(true).unwrap(), before);
         assert_eq!(state.layout().ok(), layout.as_ref());
 
-        let more = [&wanted[..], &[NamedTensor::new("head", Tensor::f32(&[1], &[0.0]))]].concat();
-        let result = load(&mut state, &more, strict, safe);
+        let with_extra = [&expected[..], &[NamedTensor::new("head", Tensor::f32(&[1], &[0.0]))]].concat();
+        let result = load(&mut state, &with_extra, strict, safe);
         assert_eq!(result.is_ok(), !strict);
         assert_eq!(state.is_nominal(), strict);
         if !strict {
             assert_eq!(result.unwrap().unexpected, ["head"]);
-            assert_eq!(values(&state), wanted);
+            assert_eq!(values(&state), expected);
         }
         drop(module);
     }
@@ -139,9 +141,9 @@ fn rejects_incomplete_files() {
 
 #[test]
 fn types_and_shapes_are_those_of_checkpoint_and_model() {
-    let wanted = values(&state_of(CASE));
+    let expected = values(&state_of(CASE));
     let with = |name: &str, tensor: Tensor| {
-        let mut tensors = wanted.clone();
+        let mut tensors = expected.clone();
         tensors.iter_mut().find(|one| one.name == name).unwrap().tensor = tensor;
         tensors
     };
@@ -159,7 +161,7 @@ fn types_and_shapes_are_those_of_checkpoint_and_model() {
     let _module = module_on(CASE, &mut state);
     let wide = with("fc2.bias", Tensor::f32(&[6], &[0.0; 6]));
     fails(&mut state, &wide, "parameter \"fc2.bias\" is float32[5], but a value of float32[6] was given");
-    load(&mut state, &wanted, true, true).unwrap();
+    load(&mut state, &expected, true, true).unwrap();
 
     // Without a model, the file determines the shapes; a later model must agree.
     let mut state = nominal();
@@ -184,7 +186,7 @@ fn types_and_shapes_are_those_of_checkpoint_and_model() {
 #[test]
 fn rejects_parameters_missing_in_model() {
     let spare = NamedTensor::new("spare", Tensor::f32(&[2], &[1.0, 2.0]));
-    let wanted = [&values(&state_of(CASE))[..], std::slice::from_ref(&spare)].concat();
+    let expected = [&values(&state_of(CASE))[..], std::slice::from_ref(&spare)].concat();
     let state = || {
         let ModuleState::Nominal { trainable, .. } = nominal().to_checkpoint(false).unwrap().module else {
             panic!()
@@ -196,21 +198,21 @@ fn rejects_parameters_missing_in_model() {
     let mut late = state();
     let _module = module_on(CASE, &mut late);
     assert_eq!(
-        load(&mut late, &wanted, true, false).unwrap_err().to_string(),
+        load(&mut late, &expected, true, false).unwrap_err().to_string(),
         "the state stays nominal: its training model has no parameter \"spare\"; load the parameters before a \
          module is made"
     );
     assert!(late.is_nominal());
 
     let mut early = state();
-    load(&mut early, &wanted, true, false).unwrap();
+    load(&mut early, &expected, true, false).unwrap();
     assert_eq!(early.parameter("spare").unwrap().to_tensor().unwrap(), spare.tensor);
     let mut module = module_on(CASE, &mut early);
     train(&mut module, &mut early, &batch(4, 1));
 }
 
 #[test]
-fn a_nominal_file_has_nothing_to_load() {
+fn rejects_loading_nominal_files() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("nominal");
     fs::write(&path, nominal().to_bytes(true).unwrap()).unwrap();
@@ -224,7 +226,7 @@ fn a_nominal_file_has_nothing_to_load() {
 
 /// Slots that start from parameter values, or from their average, are initialized when the values are loaded.
 #[test]
-fn slots_start_from_values_that_come_later() {
+fn slots_start_from_loaded_values() {
     use ortrain::optim::{OptimizerSpec, optimizer_model};
     use ortrain::{ModelSource, Optimizer};
 

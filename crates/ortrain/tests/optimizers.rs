@@ -22,9 +22,9 @@ fn instructions(spec: OptimizerSpec, layers: usize) -> usize {
         optimizer: Some(spec.into()),
         ..ArtifactOptions::default()
     };
-    let made = generate(ModelSource::from_proto(&model).unwrap(), options).unwrap();
-    let (mut state, mut module) = long::module(&made);
-    let model = ModelSource::from_proto(made.optimizer_model.as_ref().unwrap()).unwrap();
+    let artifacts = generate(ModelSource::from_proto(&model).unwrap(), options).unwrap();
+    let (mut state, mut module) = long::module(&artifacts);
+    let model = ModelSource::from_proto(artifacts.optimizer_model.as_ref().unwrap()).unwrap();
     let mut optimizer = Optimizer::new(model, &mut state, &module).unwrap();
     long::step(&mut state, &mut module, WIDTH);
     optimizer.step(&mut state, &module).unwrap();
@@ -41,7 +41,7 @@ fn step_size_is_independent_of_parameter_count() {
     for row in OPTIMIZERS.iter().filter(|row| row.name != "Muon") {
         let [few, many] = [3, 40].map(|layers| instructions(OptimizerSpec::of_row(row), layers));
         assert!(many <= few, "{} takes {few} and {many}", row.name);
-        let most = if row.name == "Adafactor" { 16 } else { 2 };
-        assert!(few <= most, "{} takes {few}", row.name);
+        let max_growth = if row.name == "Adafactor" { 16 } else { 2 };
+        assert!(few <= max_growth, "{} takes {few}", row.name);
     }
 }

@@ -20,7 +20,7 @@ fn profile(backend_name: &str, training: bool) -> Profile {
 }
 
 #[test]
-fn a_profiled_step_has_the_same_results_and_changes_nothing() {
+fn profiling_changes_no_results() {
     let data = batch(16, 3);
     let inputs = [run_input(&data.0), run_input(&data.1)];
     let mut state = state_of(CASE);
@@ -47,52 +47,52 @@ fn a_profiled_step_has_the_same_results_and_changes_nothing() {
 #[test]
 fn every_instruction_is_listed() {
     for backend in ["cpu", "reference"] {
-        let found = profile(backend, true);
-        assert_eq!(found.steps.len(), 3);
-        let products: Vec<_> = found.instructions.iter().filter(|i| i.kind == "MatMul").collect();
+        let result = profile(backend, true);
+        assert_eq!(result.steps.len(), 3);
+        let products: Vec<_> = result.instructions.iter().filter(|i| i.kind == "MatMul").collect();
         // Two layers in the forward pass; both weights and the hidden layer in the backward pass.
-        assert_eq!(products.len(), 5, "{found}");
+        assert_eq!(products.len(), 5, "{result}");
         for product in &products {
             assert_eq!(product.calls, 3);
-            assert!(product.min <= product.median && product.median <= product.total, "{found}");
-            assert!(product.flops > 0 && product.bytes > 0 && product.share() > 0.0, "{found}");
+            assert!(product.min <= product.median && product.median <= product.total, "{result}");
+            assert!(product.flops > 0 && product.bytes > 0 && product.share() > 0.0, "{result}");
         }
         // [8, 10] x [24, 10], with bias and activation as epilogue; an activation only compares and selects.
         let first = products.iter().find(|i| i.shapes == "[] 8x24x10").unwrap();
-        assert!(first.node.contains("(Gemm) + ") && first.node.ends_with("(Relu)"), "{found}");
-        assert_eq!(first.flops, 2 * 8 * 24 * 10 + 8 * 24, "{found}");
-        assert_eq!(first.bytes, 4 * (8 * 10 + 24 * 10 + 24 + 8 * 24), "{found}");
-        assert!(found.total() <= found.steps.iter().sum());
+        assert!(first.node.contains("(Gemm) + ") && first.node.ends_with("(Relu)"), "{result}");
+        assert_eq!(first.flops, 2 * 8 * 24 * 10 + 8 * 24, "{result}");
+        assert_eq!(first.bytes, 4 * (8 * 10 + 24 * 10 + 24 + 8 * 24), "{result}");
+        assert!(result.total() <= result.steps.iter().sum());
         let listed = profile(backend, false);
-        assert!(listed.instructions.len() < found.instructions.len());
+        assert!(listed.instructions.len() < result.instructions.len());
     }
 }
 
 #[test]
 fn table_totals_match() {
-    let found = profile("cpu", true);
-    let table = found.to_string();
+    let result = profile("cpu", true);
+    let table = result.to_string();
     let lines: Vec<&str> = table.lines().collect();
-    assert_eq!(lines.len(), 4 + found.instructions.len(), "{table}");
+    assert_eq!(lines.len(), 4 + result.instructions.len(), "{table}");
     assert!(lines[0].starts_with("3 steps of "), "{table}");
     assert!(lines[lines.len() - 2].ends_with("all"), "{table}");
     assert!(lines.last().unwrap().contains(" ms to plan for new shapes: shapes and lowering "), "{table}");
-    let parts: Vec<&str> = found.planning.iter().map(|&(part, _)| part).collect();
+    let parts: Vec<&str> = result.planning.iter().map(|&(part, _)| part).collect();
     assert_eq!((parts.first(), parts.last()), (Some(&"shapes and lowering"), Some(&"kernels")));
     assert!(parts.contains(&"fusion") && parts.contains(&"memory_plan"), "{parts:?}");
-    let slowest = found.instructions.iter().max_by_key(|i| i.total).unwrap();
+    let slowest = result.instructions.iter().max_by_key(|i| i.total).unwrap();
     assert!(lines[2].contains(slowest.kind) && lines[2].ends_with(&format!("# {}", slowest.node)), "{table}");
 }
 
 #[test]
-fn a_trace_has_an_event_for_each_call() {
-    let found = profile("cpu", true);
-    let calls: usize = found.instructions.iter().map(|i| i.calls).sum();
-    let json = found.chrome_trace_json();
+fn trace_has_one_event_per_call() {
+    let result = profile("cpu", true);
+    let calls: usize = result.instructions.iter().map(|i| i.calls).sum();
+    let json = result.chrome_trace_json();
     assert_eq!(json.matches("\"ph\":\"X\"").count(), calls + 3);
     let file = tempfile::NamedTempFile::new().unwrap();
-    found.chrome_trace(file.path()).unwrap();
+    result.chrome_trace(file.path()).unwrap();
     assert_eq!(std::fs::read_to_string(file.path()).unwrap(), json);
-    let error = found.chrome_trace("/nowhere/at/all.json").unwrap_err();
+    let error = result.chrome_trace("/nowhere/at/all.json").unwrap_err();
     assert!(error.to_string().starts_with("cannot write /nowhere/at/all.json"), "{error}");
 }

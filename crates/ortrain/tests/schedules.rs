@@ -36,7 +36,7 @@ fn damaged_schedules_report_errors() {
 }
 
 #[test]
-fn a_damaged_schedule_is_no_text() {
+fn rejects_damaged_schedule_text() {
     let (mut state, _, _) = setup::training().unwrap();
     LrScheduler::new(&mut state, Schedule::Constant {}, 0.5).unwrap();
     let mut checkpoint = state.to_checkpoint(true).unwrap();
@@ -60,12 +60,12 @@ fn failed_step_changes_nothing() {
 }
 
 #[test]
-fn a_state_without_an_optimizer_has_no_scheduler() {
+fn scheduler_requires_optimizer() {
     let mut state = setup::state().unwrap();
     let sentence = "there is no optimizer on the state yet; make one before its scheduler";
     assert_eq!(LrScheduler::resume(&state).unwrap_err().to_string(), sentence);
-    let made = LrScheduler::new(&mut state, Schedule::Constant {}, 0.1);
-    assert_eq!(made.unwrap_err().to_string(), sentence);
+    let scheduler = LrScheduler::new(&mut state, Schedule::Constant {}, 0.1);
+    assert_eq!(scheduler.unwrap_err().to_string(), sentence);
 }
 
 #[test]

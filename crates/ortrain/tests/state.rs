@@ -85,7 +85,7 @@ fn setting_frozen_parameters_changes_generation() {
 }
 
 #[test]
-fn errors_say_what_was_expected() {
+fn errors_name_expected_types() {
     let mut state = state(&[("w", Tensor::f32(&[2], &[1.0, 2.0]))], &[]);
     let error = state.set_parameter("w", &Tensor::i64(&[3], &[1, 2, 3])).unwrap_err();
     assert_eq!(error.to_string(), "parameter \"w\" is float32[2], but a value of int64[3] was given");
@@ -116,9 +116,10 @@ fn files_round_trip() {
 }
 
 #[test]
-fn a_nominal_state_has_names_only() {
-    let one = |name: &str| NominalTensor { name: name.into(), dtype: DType::F32 };
-    let module = ModuleState::Nominal { trainable: vec![one("w")], frozen: vec![one("f")] };
+fn nominal_state_has_only_names() {
+    let nominal_tensor = |name: &str| NominalTensor { name: name.into(), dtype: DType::F32 };
+    let module =
+        ModuleState::Nominal { trainable: vec![nominal_tensor("w")], frozen: vec![nominal_tensor("f")] };
     let checkpoint = Checkpoint { module, ..Checkpoint::default() };
     let mut state = CheckpointState::from_checkpoint(checkpoint.clone()).unwrap();
     assert!(state.is_nominal() && state.contains("w") && state.len() == 2);

@@ -27,10 +27,10 @@ fn train_bits(threads: usize) -> Vec<u32> {
 
 #[test]
 fn same_bits_at_every_thread_count() {
-    let one = train_bits(1);
-    assert_eq!(one, train_bits(1), "two runs differ");
+    let expected = train_bits(1);
+    assert_eq!(expected, train_bits(1), "two runs differ");
     for threads in [2, 3] {
-        assert_eq!(one, train_bits(threads), "{threads} threads differ from one");
+        assert_eq!(expected, train_bits(threads), "{threads} threads differ from one");
     }
 }
 
@@ -52,11 +52,11 @@ fn trained_with_dropout(threads: usize) -> (Vec<u32>, String) {
 
 #[test]
 fn same_bits_with_bit_masks() {
-    let (one, dump) = trained_with_dropout(1);
+    let (expected, dump) = trained_with_dropout(1);
     // 300 rows of 512.
     assert!(dump.contains("uint8[19200] work@"), "{dump}");
     for threads in [2, 3] {
-        assert_eq!(one, trained_with_dropout(threads).0, "{threads} threads differ from one");
+        assert_eq!(expected, trained_with_dropout(threads).0, "{threads} threads differ from one");
     }
 }
 
@@ -95,9 +95,12 @@ fn same_bits_of_every_optimizer() {
     let run = common::Workload::new("mlp", 16);
     let first = run.state.names().next().expect("there is one").to_owned();
     for (name, optimizer) in common::optimizers(&first) {
-        let one = optimizer_bits(&optimizer, 1);
+        let expected = optimizer_bits(&optimizer, 1);
         for threads in [2, 4] {
-            assert!(one == optimizer_bits(&optimizer, threads), "{name}: {threads} threads differ from one");
+            assert!(
+                expected == optimizer_bits(&optimizer, threads),
+                "{name}: {threads} threads differ from one"
+            );
         }
     }
 }

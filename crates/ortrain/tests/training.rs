@@ -17,7 +17,7 @@ const CASE: &str = "mlp_adamw_ce";
 const NAMES: [&str; 4] = ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"];
 
 #[test]
-fn a_model_learns() {
+fn training_reduces_loss() {
     let mut state = state_of(CASE);
     let mut module = module_on(CASE, &mut state);
     let mut optimizer = optimizer_on(CASE, &mut state, &module);
@@ -62,9 +62,9 @@ fn gradients_are_those_of_finite_differences() {
     let data = batch(8, 5);
     train(&mut module, &mut state, &data);
     for name in NAMES {
-        let found = gradient(&module, name);
+        let computed = gradient(&module, name);
         let view = state.parameter(name).unwrap();
-        for at in [0, found.len() / 2, found.len() - 1] {
+        for at in [0, computed.len() / 2, computed.len() - 1] {
             let value = view.to_tensor().unwrap().to_vec::<f32>()[at];
             let mut loss_at = |value: f32| {
                 view.memory.write(view.offset + 4 * at, &value.to_le_bytes()).unwrap();
@@ -73,7 +73,11 @@ fn gradients_are_those_of_finite_differences() {
             let step = 1e-2;
             let slope = (loss_at(value + step) - loss_at(value - step)) / (2.0 * f64::from(step));
             loss_at(value);
-            assert!((slope - f64::from(found[at])).abs() < 1e-3, "{name}[{at}]: {slope} and {}", found[at]);
+            assert!(
+                (slope - f64::from(computed[at])).abs() < 1e-3,
+                "{name}[{at}]: {slope} and {}",
+                computed[at]
+            );
         }
     }
 }
@@ -139,7 +143,7 @@ fn gradients_go_through_a_buffer() {
 }
 
 #[test]
-fn two_modules_on_one_state_have_gradients_of_their_own() {
+fn modules_have_separate_gradients() {
     let mut state = state_of(CASE);
     let mut first = module_on(CASE, &mut state);
     let data = batch(4, 1);
@@ -194,7 +198,7 @@ fn inputs_are_checked() {
 }
 
 #[test]
-fn a_step_that_fails_changes_nothing() {
+fn failed_step_changes_nothing() {
     let mut state = state_of(CASE);
     let mut module = module_on(CASE, &mut state);
     train(&mut module, &mut state, &batch(4, 1));
@@ -213,7 +217,7 @@ fn a_step_that_fails_changes_nothing() {
 }
 
 #[test]
-fn an_empty_batch_has_no_loss_and_no_gradient() {
+fn empty_batch_has_no_gradient() {
     let mut state = state_of(CASE);
     let mut module = module_on(CASE, &mut state);
     assert!(train(&mut module, &mut state, &batch(0, 1)).is_nan());
@@ -345,11 +349,11 @@ fn scheduler_follows_documentation() {
         scheduler.step(&mut state).unwrap();
         rates.push(optimizer.learning_rate(&state).unwrap());
     }
-    let wanted: Vec<f32> = [0.0, 0.5, 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0, 0.0]
+    let expected: Vec<f32> = [0.0, 0.5, 1.0, 0.875, 0.75, 0.625, 0.5, 0.375, 0.25, 0.125, 0.0, 0.0]
         .iter()
         .map(|f| 0.1 * f)
         .collect();
-    assert_eq!(rates, wanted);
+    assert_eq!(rates, expected);
 }
 
 #[test]
@@ -368,7 +372,7 @@ fn parameters_pack_in_the_order_of_the_model() {
 }
 
 #[test]
-fn a_nominal_state_is_completed_by_a_buffer() {
+fn buffer_fills_nominal_state() {
     let case = "checkpoint_resume";
     let mut full = state_of(case);
     let mut full_module = module_on(case, &mut full);
@@ -395,7 +399,7 @@ fn a_nominal_state_is_completed_by_a_buffer() {
 }
 
 #[test]
-fn the_exported_model_computes_what_evaluation_does() {
+fn exported_model_equals_evaluation() {
     let folder = tempfile::tempdir().unwrap();
     let mut state = state_of(CASE);
     let mut module = module_on(CASE, &mut state);
@@ -447,7 +451,7 @@ fn frozen_parameters_are_unchanged() {
 }
 
 #[test]
-fn an_empty_checkpoint_has_nothing_to_train() {
+fn empty_checkpoint_trains_nothing() {
     let mut state = CheckpointState::from_checkpoint(Checkpoint::default()).unwrap();
     let source = recorded(CASE, "training_model.onnx").into();
     Module::new(source, &mut state, None, ModuleOptions::default()).unwrap_err();

@@ -83,7 +83,7 @@ fn session_matches_its_parts() {
 }
 
 #[test]
-fn the_state_is_owned_or_borrowed() {
+fn session_owns_or_borrows_state() {
     let mut state = state_of(CASE);
     let mut session = session_with(CASE, &mut state, ALL);
     session.train_step(&inputs(&batch(4, 1))).unwrap();
@@ -117,12 +117,12 @@ fn the_state_is_owned_or_borrowed() {
 }
 
 #[test]
-fn another_state_is_refused() {
+fn rejects_other_state() {
     let (_, rest) = session_on(CASE).detach();
     let mut session = rest.attach(state_of("frozen_params"));
     let expected = "the state has other parameters than the state of this module";
-    let found = sentence(session.train_step(&inputs(&batch(4, 1))));
-    assert_eq!(found, (ErrorKind::InvalidArgument, expected.into()));
+    let message = sentence(session.train_step(&inputs(&batch(4, 1))));
+    assert_eq!(message, (ErrorKind::InvalidArgument, expected.into()));
 }
 
 #[test]
@@ -136,16 +136,16 @@ fn outputs_are_written_to_destinations() {
     let data = batch(8, 1);
     let (mut loss, mut logits, mut a1) = ([f32::NAN; 1], [f32::NAN; 40], [f32::NAN; 192]);
     for training in [true, false] {
-        let mut places = [
+        let mut destinations = [
             Destination::f32(&[], &mut loss),
             Destination::f32(&[8, 5], &mut logits),
             Destination::f32(&[8, 24], &mut a1),
         ];
         let expected = if training {
-            session.train_step_into(&inputs(&data), &mut places).unwrap();
+            session.train_step_into(&inputs(&data), &mut destinations).unwrap();
             other.train_step(&inputs(&data)).unwrap()
         } else {
-            session.eval_step_into(&inputs(&data), &mut places).unwrap();
+            session.eval_step_into(&inputs(&data), &mut destinations).unwrap();
             other.eval_step(&inputs(&data)).unwrap()
         };
         assert_eq!(expected[0].to_vec::<f32>(), loss);
@@ -158,7 +158,7 @@ fn outputs_are_written_to_destinations() {
 }
 
 #[test]
-fn outputs_that_do_not_fit_are_refused_before_the_step() {
+fn rejects_mismatched_outputs_before_step() {
     let case = "mlp_adamw_clip_outputs";
     let mut session = session_on(case);
     let data = batch(8, 1);
@@ -168,30 +168,30 @@ fn outputs_that_do_not_fit_are_refused_before_the_step() {
     let narrow: &[usize] = &[6, 8];
     let expected = |text: &str| (ErrorKind::InvalidArgument, text.replace("LOSS", &loss_name));
 
-    let mut one = [Destination::f32(&[], &mut loss)];
-    let found = sentence(session.train_step_into(&inputs(&data), &mut one));
-    assert_eq!(found, expected("expected 3 output buffers (LOSS, logits, a1), got 1"));
+    let mut single = [Destination::f32(&[], &mut loss)];
+    let message = sentence(session.train_step_into(&inputs(&data), &mut single));
+    assert_eq!(message, expected("expected 3 output buffers (LOSS, logits, a1), got 1"));
 
-    let mut places = [
+    let mut destinations = [
         Destination::f32(&[], &mut loss),
         Destination::f32(narrow, &mut logits),
         Destination::f32(&[8, 24], &mut a1),
     ];
     let text = "output \"logits\" is float32[8, 5], but its buffer is float32[6, 8]";
-    assert_eq!(sentence(session.train_step_into(&inputs(&data), &mut places)), expected(text));
-    assert_eq!(sentence(session.eval_step_into(&inputs(&data), &mut places)), expected(text));
+    assert_eq!(sentence(session.train_step_into(&inputs(&data), &mut destinations)), expected(text));
+    assert_eq!(sentence(session.eval_step_into(&inputs(&data), &mut destinations)), expected(text));
 
-    places[1].dims = &[8, 5];
+    destinations[1].dims = &[8, 5];
     let text =
         "the buffer of output \"logits\" is declared as float32[8, 5] (160 bytes), but it has 192 bytes";
-    assert_eq!(sentence(session.train_step_into(&inputs(&data), &mut places)), expected(text));
+    assert_eq!(sentence(session.train_step_into(&inputs(&data), &mut destinations)), expected(text));
 
-    places[0] = Destination { dtype: DType::F64, dims: &[], bytes: &mut wide };
+    destinations[0] = Destination { dtype: DType::F64, dims: &[], bytes: &mut wide };
     let text = "output \"LOSS\" is float32[], but its buffer is float64[]";
-    assert_eq!(sentence(session.train_step_into(&inputs(&data), &mut places)), expected(text));
+    assert_eq!(sentence(session.train_step_into(&inputs(&data), &mut destinations)), expected(text));
 
-    places[0] = Destination { dtype: DType::F32, dims: &[usize::MAX, 2], bytes: &mut [] };
-    let (kind, text) = sentence(session.train_step_into(&inputs(&data), &mut places));
+    destinations[0] = Destination { dtype: DType::F32, dims: &[usize::MAX, 2], bytes: &mut [] };
+    let (kind, text) = sentence(session.train_step_into(&inputs(&data), &mut destinations));
     assert_eq!(kind, ErrorKind::InvalidArgument);
     assert!(text.contains("too large to address"), "{text}");
 
@@ -209,7 +209,7 @@ fn counting() -> (CheckpointState, ModelSource, ModelSource) {
         output: vec!["places".into()],
         ..NodeProto::default()
     });
-    let made = generate(
+    let artifacts = generate(
         ModelSource::from_proto(&proto).unwrap(),
         ArtifactOptions {
             requires_grad: vec!["fc1.weight".into(), "fc2.weight".into()],
@@ -219,30 +219,30 @@ fn counting() -> (CheckpointState, ModelSource, ModelSource) {
         },
     )
     .unwrap();
-    let state = CheckpointState::from_bytes(made.checkpoint_bytes().unwrap()).unwrap();
+    let state = CheckpointState::from_bytes(artifacts.checkpoint_bytes().unwrap()).unwrap();
     let of = |proto| ModelSource::from_proto(proto).unwrap();
-    (state, of(&made.training_model), of(&made.eval_model))
+    (state, of(&artifacts.training_model), of(&artifacts.eval_model))
 }
 
 #[test]
-fn outputs_whose_shapes_depend_on_values() {
+fn writes_outputs_with_value_dependent_shapes() {
     let (state, train, eval) = counting();
     let mut session = TrainingSession::new(state, train, Some(eval), None, ModuleOptions::default()).unwrap();
     let mut elements = [0.0; 20];
     [elements[3], elements[14]] = [1.0, 2.0];
     let data = (Tensor::f32(&[2, 10], &elements), Tensor::i64(&[2], &[0, 1]));
     let mut loss = [0.0];
-    let mut places = [0_u8; 32];
+    let mut position_bytes = [0_u8; 32];
     let gradients = |session: &TrainingSession| {
         ["fc1.weight", "fc2.weight"].map(|name| common::gradient(session.module(), name))
     };
     session.train_step(&inputs(&data)).unwrap();
     let before = gradients(&session);
 
-    let mut room = [0_u8; 48];
+    let mut buffer = [0_u8; 48];
     let mut outputs = [
         Destination::f32(&[], &mut loss),
-        Destination { dtype: DType::I64, dims: &[2, 3], bytes: &mut room },
+        Destination { dtype: DType::I64, dims: &[2, 3], bytes: &mut buffer },
     ];
     let text = "output \"places\" is int64[2, 2], but its buffer is int64[2, 3]";
     let expected = (ErrorKind::InvalidArgument, text.to_owned());
@@ -251,10 +251,10 @@ fn outputs_whose_shapes_depend_on_values() {
     assert_eq!(gradients(&session), before, "the step was taken back");
     assert_eq!(session.state().train_step_count(), 1);
 
-    outputs[1] = Destination { dtype: DType::I64, dims: &[2, 2], bytes: &mut places };
+    outputs[1] = Destination { dtype: DType::I64, dims: &[2, 2], bytes: &mut position_bytes };
     session.train_step_into(&inputs(&data), &mut outputs).unwrap();
-    let found = bytemuck::pod_collect_to_vec::<u8, i64>(&places);
-    assert_eq!(found, [0, 1, 3, 4]);
+    let positions = bytemuck::pod_collect_to_vec::<u8, i64>(&position_bytes);
+    assert_eq!(positions, [0, 1, 3, 4]);
     let doubled = before.map(|values| values.iter().map(|value| value * 2.0).collect::<Vec<f32>>());
     assert_eq!(gradients(&session), doubled);
 }
@@ -279,7 +279,7 @@ fn learning_rates_follow_the_schedule() {
 }
 
 #[test]
-fn a_scheduler_is_in_a_checkpoint_from_its_registration_on() {
+fn registered_scheduler_is_in_checkpoint() {
     let mut session = session_on(CASE);
     session.register_linear_lr_scheduler(3, 9, 0.25).unwrap();
     let extras = session.state().to_checkpoint(true).unwrap().extras;
@@ -344,14 +344,14 @@ fn failed_construction_keeps_state() {
     drop(session);
     let attempt = |state: &mut CheckpointState, train: &str, eval: Option<&str>, optimizer: &str| {
         let file = |name: &str| ModelSource::from(recorded(CASE, name));
-        let made = TrainingSession::new(
+        let result = TrainingSession::new(
             state,
             file(train),
             eval.map(file),
             Some(file(optimizer)),
             ModuleOptions::default(),
         );
-        sentence(made)
+        sentence(result)
     };
     let (kind, text) = attempt(&mut state, "training_model.onnx", None, "eval_model.onnx");
     assert_eq!(kind, ErrorKind::InvalidModel);
@@ -371,9 +371,14 @@ fn parameters_go_through_a_buffer() {
     let case = "frozen_params";
     let mut session = session_on(case);
     assert_eq!((session.parameters_size(true), session.parameters_size(false)), (125, 365));
-    let (trainable, all) = (session.to_buffer(true).unwrap(), session.to_buffer(false).unwrap());
-    assert_eq!((trainable.len(), all.len()), (125, 365));
-    for (buffer, flag) in [(&trainable, None), (&trainable, Some(true)), (&all, None), (&all, Some(false))] {
+    let (trainable, all_parameters) = (session.to_buffer(true).unwrap(), session.to_buffer(false).unwrap());
+    assert_eq!((trainable.len(), all_parameters.len()), (125, 365));
+    for (buffer, flag) in [
+        (&trainable, None),
+        (&trainable, Some(true)),
+        (&all_parameters, None),
+        (&all_parameters, Some(false)),
+    ] {
         session.from_buffer(&[2.0; 365], None).unwrap();
         let doubled: Vec<f32> = buffer.iter().map(|value| value * 2.0).collect();
         session.from_buffer(&doubled, flag).unwrap();
@@ -392,11 +397,14 @@ fn parameters_go_through_a_buffer() {
         )
     );
     let text = "the buffer should have 125 elements, but it has 365";
-    assert_eq!(sentence(session.from_buffer(&all, Some(true))), (ErrorKind::InvalidArgument, text.into()));
+    assert_eq!(
+        sentence(session.from_buffer(&all_parameters, Some(true))),
+        (ErrorKind::InvalidArgument, text.into())
+    );
 }
 
 #[test]
-fn a_nominal_state_gets_its_values_from_a_buffer() {
+fn buffer_fills_nominal_state() {
     let case = "checkpoint_resume";
     let nominal = CheckpointState::load(recorded(case, "nominal_checkpoint")).unwrap();
     let mut session = session_with(case, nominal, ALL);
@@ -423,7 +431,7 @@ fn a_nominal_state_gets_its_values_from_a_buffer() {
 }
 
 #[test]
-fn models_may_be_bytes_and_are_exported_all_the_same() {
+fn exports_models_loaded_from_bytes() {
     let bytes = |file: &str| ModelSource::from(std::fs::read(recorded(CASE, file)).unwrap());
     let mut session = TrainingSession::new(
         state_of(CASE),

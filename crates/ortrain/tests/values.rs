@@ -45,7 +45,7 @@ fn inputs(shapes: &[&[usize]]) -> Vec<Value> {
 }
 
 #[test]
-fn an_optimizer_model_takes_sequences() {
+fn optimizer_model_takes_sequences() {
     let mut session = session(recorded(CASE, "optimizer_model.onnx").into());
     let kinds: Vec<bool> = session.inputs().iter().map(|info| info.sequence).collect();
     assert_eq!(kinds, [false, false, true, true, true, true]);
@@ -110,10 +110,10 @@ fn some_outputs_in_any_order() {
             }
         })
         .collect();
-    let all = session.run_values(&given, None).unwrap();
-    assert!(all.len() > 2);
+    let expected = session.run_values(&given, None).unwrap();
+    assert!(expected.len() > 2);
     let some = session.run_values(&given, Some(&[2, 0, 2])).unwrap();
-    assert_eq!(some, [all[2].clone(), all[0].clone(), all[2].clone()]);
+    assert_eq!(some, [expected[2].clone(), expected[0].clone(), expected[2].clone()]);
 }
 
 #[test]
@@ -126,8 +126,8 @@ fn gradients_of_inputs() {
         losses: vec![Loss::MSELoss.into()],
         ..ArtifactOptions::default()
     };
-    let made = generate(source(), options(&input)).unwrap();
-    let session = session(encode_model(&made.training_model).unwrap().into());
+    let artifacts = generate(source(), options(&input)).unwrap();
+    let session = session(encode_model(&artifacts.training_model).unwrap().into());
     let buffer = format!("{input}_grad.accumulation.buffer");
     let of = |name: &str| session.inputs().iter().find(|info| info.name == name).unwrap().shape.clone();
     assert_eq!(of(&buffer), of(&input));
@@ -136,7 +136,7 @@ fn gradients_of_inputs() {
 }
 
 #[test]
-fn a_loss_that_has_a_name_is_an_output() {
+fn named_loss_is_output() {
     let outputs = |names: [Option<&str>; 2], others: &[&str]| {
         let term = |loss: Loss, name: Option<&str>, factor| LossTerm {
             name: name.map(str::to_owned),
@@ -150,11 +150,11 @@ fn a_loss_that_has_a_name_is_an_output() {
             additional_output_names: others.iter().map(|&name| name.to_owned()).collect(),
             ..ArtifactOptions::default()
         };
-        let made = generate(recorded("mlp_sgd_mse", "forward.onnx").into(), options)?;
+        let artifacts = generate(recorded("mlp_sgd_mse", "forward.onnx").into(), options)?;
         let of = |graph: Option<ortrain::GraphProto>| -> Vec<String> {
             graph.unwrap().output.into_iter().map(|info| info.name).collect()
         };
-        let (training, eval) = (of(made.training_model.graph), of(made.eval_model.graph));
+        let (training, eval) = (of(artifacts.training_model.graph), of(artifacts.eval_model.graph));
         assert_eq!(training[..eval.len()], eval);
         ortrain::Result::Ok(eval)
     };

@@ -28,11 +28,11 @@ fn trained(name: &str, rows: usize, threads: usize) -> Vec<u32> {
 }
 
 fn same_bits(name: &str, rows: usize, threads: &[usize]) {
-    let one = trained(name, rows, 1);
+    let single_thread = trained(name, rows, 1);
     for &threads in threads {
-        let more = trained(name, rows, threads);
-        let differing = one.iter().zip(&more).filter(|(a, b)| a != b).count();
-        assert_eq!((one.len(), differing), (more.len(), 0), "{name} at {threads} threads");
+        let many_threads = trained(name, rows, threads);
+        let differing = single_thread.iter().zip(&many_threads).filter(|(a, b)| a != b).count();
+        assert_eq!((single_thread.len(), differing), (many_threads.len(), 0), "{name} at {threads} threads");
     }
 }
 

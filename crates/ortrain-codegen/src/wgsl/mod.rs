@@ -20,7 +20,7 @@ static PRELUDE: LazyLock<Prelude> = LazyLock::new(|| {
         include_str!("doubles.wgsl"),
         &functions(),
     ];
-    Prelude::new(texts.iter().fold(String::from("\n"), |all, text| all + text + "\n"))
+    Prelude::new(texts.iter().fold(String::from("\n"), |prelude_text, text| prelude_text + text + "\n"))
 });
 
 impl Dialect for Wgsl {

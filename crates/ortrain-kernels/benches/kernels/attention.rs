@@ -104,7 +104,7 @@ fn desc(sizes: [usize; 4], scores: Scores, backward: bool) -> AttentionDesc {
         let scaled = b.mul(x[0], factor);
         x.get(1).map_or(scaled, |&mask| b.add(scaled, mask))
     });
-    let back = nest(&square, 1, None, |b, x| {
+    let gradients = nest(&square, 1, None, |b, x| {
         let factor = b.constant(Type::F32, factor);
         b.mul(x[0], factor)
     });
@@ -113,7 +113,7 @@ fn desc(sizes: [usize; 4], scores: Scores, backward: bool) -> AttentionDesc {
             output_gradient: operand.clone(),
             weights: nest(&square, 2, None, |_, x| x[0]),
             softmax: nest(&square, 1, None, |_, x| x[0]),
-            scores: back,
+            scores: gradients,
             q: Some(result()),
             k: Some(result()),
             v: Some(result()),

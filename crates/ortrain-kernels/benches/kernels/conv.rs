@@ -128,8 +128,9 @@ pub(crate) fn cases() -> Vec<Case> {
         (depthwise("depthwise", 960, 3, 1), ConvPass::InputGradient, Epilogue::Mask),
     ];
     let network = layer("network", 8, [1, 64, 64], 28, 3, 1, 1);
-    let all = Precision::ALL[1..].iter().flat_map(|&precision| passes.map(|pass| (precision, pass)));
-    let rounded = all.map(|(precision, pass)| case(network, pass, Epilogue::Plain, precision));
+    let precision_passes =
+        Precision::ALL[1..].iter().flat_map(|&precision| passes.map(|pass| (precision, pass)));
+    let rounded = precision_passes.map(|(precision, pass)| case(network, pass, Epilogue::Plain, precision));
     let tails = tails.map(|(layer, pass, tail)| case(layer, pass, tail, Precision::F32));
     plain.chain(tails).chain(rounded).collect()
 }
@@ -155,8 +156,8 @@ fn epilogue(shape: &ConvShape, tail: Epilogue) -> Nest {
         }
         Epilogue::Clip => {
             let [mean, scale, shift] = [1, 2, 3].map(|slot| b.load(slot, Type::F32));
-            let moved = b.binary(BinaryOp::Sub, result, mean);
-            let scaled = b.mul(moved, scale);
+            let centered = b.binary(BinaryOp::Sub, result, mean);
+            let scaled = b.mul(centered, scale);
             let sum = b.add(scaled, shift);
             let above = b.binary(BinaryOp::Max, sum, zero);
             (b.binary(BinaryOp::Min, above, six), vec![channel.clone(), channel.clone(), channel])
@@ -230,10 +231,10 @@ fn case(layer: Layer, pass: ConvPass, tail: Epilogue, precision: Precision) -> C
         Epilogue::Mask => " +mask",
         Epilogue::Norm => " +norm",
     };
-    let made = if precision == Precision::F32 { String::new() } else { format!(" {precision}") };
+    let precision_label = if precision == Precision::F32 { String::new() } else { format!(" {precision}") };
     Case {
         name: format!(
-            "conv {letter}{made} {name} {batch}x{channels} {size}x{size} k{kernel} s{stride}{with}"
+            "conv {letter}{precision_label} {name} {batch}x{channels} {size}x{size} k{kernel} s{stride}{with}"
         ),
         flops: 2.0 * (batch * groups * channels_in * channels_out * inside * inside) as f64,
         rate: 1.0,

@@ -126,7 +126,7 @@ fn bf16_cases() -> Vec<Case> {
         ("bert_mini up, to weight", [1, 256, 1024, 1024], tn),
         ("heads", [32, 128, 128, 64], nt),
     ];
-    let all = Precision::ALL[1..].iter().flat_map(|&precision| shapes.map(|shape| (precision, shape)));
+    let cases = Precision::ALL[1..].iter().flat_map(|&precision| shapes.map(|shape| (precision, shape)));
     let case = |(precision, (what, dims, transposed))| {
         case(
             what,
@@ -140,7 +140,7 @@ fn bf16_cases() -> Vec<Case> {
             },
         )
     };
-    all.map(case).collect()
+    cases.map(case).collect()
 }
 
 /// Returns products of networks, as in their programs.
@@ -220,9 +220,9 @@ fn case(what: &str, product: Product) -> Case {
     let elements = [batch * m * k, b_elements, batch * m * n];
     let bytes = elements.map(|elements| elements * size);
     let batches = if batch > 1 { format!("{batch}x") } else { String::new() };
-    let made = if precision == Precision::F32 { dtype.to_string() } else { precision.to_string() };
+    let type_label = if precision == Precision::F32 { dtype.to_string() } else { precision.to_string() };
     Case {
-        name: format!("gemm {}{} {made} {what} {batches}{m}x{n}x{k}", letter(ta), letter(tb)),
+        name: format!("gemm {}{} {type_label} {what} {batches}{m}x{n}x{k}", letter(ta), letter(tb)),
         flops: 2.0 * (batch * m * n * k) as f64,
         // A double takes the space of two floats in a register.
         rate: 4.0 / size as f64,

@@ -40,7 +40,7 @@ fn cases() -> Vec<Case> {
 
 fn main() {
     // Cargo passes its own flags.
-    let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with('-')).collect();
+    let words: Vec<String> = std::env::args().skip(1).filter(|pattern| !pattern.starts_with('-')).collect();
     let isa = Isa::detect().expect("ORTRAIN_ISA is a level or not set");
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = match std::env::var("THREADS") {
@@ -69,7 +69,7 @@ fn main() {
         println!("{:56} {:>10} {:>9} {:>8} {:>8}", "kernel", "time µs", "GFLOP/s", "GB/s", "share");
         for case in &cases {
             let line = case.name.to_lowercase();
-            if words.iter().any(|word| !line.contains(&word.to_lowercase())) {
+            if words.iter().any(|pattern| !line.contains(&pattern.to_lowercase())) {
                 continue;
             }
             let set = WORKING_SETS

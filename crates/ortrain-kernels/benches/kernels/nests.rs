@@ -154,14 +154,14 @@ fn dropout(dims: &[usize]) -> Case {
     let bits = b.push(Inst::Random(key, stream, index), Type::U32);
     let low = b.constant(Type::U32, 256.0);
     let upper = b.div(bits, low);
-    let number = b.convert(upper, Type::F32);
+    let float_value = b.convert(upper, Type::F32);
     let unit = b.constant(Type::F32, 1.0 / 16_777_216.0);
-    let uniform = b.mul(number, unit);
+    let uniform = b.mul(float_value, unit);
     let [half, two, zero] = [0.5, 2.0, 0.0].map(|value| b.constant(Type::F32, value));
-    let keep = b.compare(CompareOp::Le, half, uniform);
+    let is_kept = b.compare(CompareOp::Le, half, uniform);
     let x = b.load(0, Type::F32);
     let scaled = b.mul(x, two);
-    let y = b.select(keep, scaled, zero);
+    let y = b.select(is_kept, scaled, zero);
     let sizes: Vec<String> = dims.iter().map(ToString::to_string).collect();
     let nest = Nest {
         dims: dims.iter().copied().collect(),
@@ -249,8 +249,8 @@ fn adamw(elements: usize) -> Case {
         let root = b.add(root, epsilon);
         let step = b.div(m, root);
         let step = b.mul(step, rate);
-        let kept = b.mul(p, decay);
-        vec![b.sub(kept, step), m, v]
+        let decayed = b.mul(p, decay);
+        vec![b.sub(decayed, step), m, v]
     };
     map("AdamW", elements, 4, 14.0, build, 3)
 }
@@ -320,8 +320,8 @@ fn adamw_of_segments(lengths: &[usize]) -> Case {
     let root = b.add(root, epsilon);
     let step = b.div(m, root);
     let step = b.mul(step, rate);
-    let kept = b.mul(p, decay);
-    let p = b.sub(kept, step);
+    let decayed = b.mul(p, decay);
+    let p = b.sub(decayed, step);
     let nest = Nest {
         dims: [count, len].into_iter().collect(),
         inner: 0,
@@ -374,8 +374,8 @@ fn columns(rows: usize, wide: usize, first: usize) -> Access {
 }
 
 /// Step of an LSTM after its products: gates of data, state and bias, the new cell, and the new state.
-fn lstm_gates(batch: usize, hidden: usize) -> Case {
-    let dims = [batch, hidden];
+fn lstm_gates(batch: usize, width: usize) -> Case {
+    let dims = [batch, width];
     let mut b = Builder::new();
     let mut loads = Vec::new();
     let mut load = |b: &mut Builder, access: Access| {
@@ -383,9 +383,9 @@ fn lstm_gates(batch: usize, hidden: usize) -> Case {
         b.load(loads.len() - 1, Type::F32)
     };
     let mut gate = |b: &mut Builder, k: usize, op: UnaryOp| {
-        let [data, state] = [0; 2].map(|_| load(b, columns(batch, 4 * hidden, k * hidden)));
-        let mut bias = Access::broadcast(F32, &[hidden], &dims);
-        (bias.offset, bias.len) = (k * hidden, 4 * hidden);
+        let [data, state] = [0; 2].map(|_| load(b, columns(batch, 4 * width, k * width)));
+        let mut bias = Access::broadcast(F32, &[width], &dims);
+        (bias.offset, bias.len) = (k * width, 4 * width);
         let bias = load(b, bias);
         let sum = b.add(data, bias);
         let sum = b.add(sum, state);
@@ -396,10 +396,10 @@ fn lstm_gates(batch: usize, hidden: usize) -> Case {
     let before = load(&mut b, Access::contiguous(F32, &dims));
     let (old, new) = (b.mul(f, before), b.mul(i, g));
     let cell = b.add(old, new);
-    let seen = b.unary(UnaryOp::Tanh, cell);
-    let state = b.mul(o, seen);
+    let activated = b.unary(UnaryOp::Tanh, cell);
+    let state = b.mul(o, activated);
     let mut stores = vec![Access::contiguous(F32, &dims); 2];
-    stores.extend([0, 1, 2, 3].map(|k| columns(batch, 4 * hidden, k * hidden)));
+    stores.extend([0, 1, 2, 3].map(|k| columns(batch, 4 * width, k * width)));
     let expr = b.finish(&[state, cell, i, o, f, g]);
     let nest = Nest {
         dims: dims.into_iter().collect(),
@@ -410,17 +410,17 @@ fn lstm_gates(batch: usize, hidden: usize) -> Case {
         reductions: Vec::new(),
         stores,
     };
-    let name = format!("nest lstm gates {batch}x{hidden}");
-    case(name, 113.0 * (batch * hidden) as f64, nest, false)
+    let name = format!("nest lstm gates {batch}x{width}");
+    case(name, 113.0 * (batch * width) as f64, nest, false)
 }
 
 /// Gradient of [`gates`].
-fn gates_gradient(batch: usize, hidden: usize) -> Case {
-    let dims = [batch, hidden];
+fn gates_gradient(batch: usize, width: usize) -> Case {
+    let dims = [batch, width];
     let mut b = Builder::new();
     let mut loads = vec![Load::Buffer(Access::contiguous(F32, &dims)); 4];
     let [of_cell, of_state, cell, last] = [0, 1, 2, 3].map(|k| b.load(k, Type::F32));
-    loads.extend([0, 1, 2, 3].map(|k| Load::Buffer(columns(batch, 4 * hidden, k * hidden))));
+    loads.extend([0, 1, 2, 3].map(|k| Load::Buffer(columns(batch, 4 * width, k * width))));
     let [i, o, f, g] = [4, 5, 6, 7].map(|k| b.load(k, Type::F32));
     let one = b.constant(Type::F32, 1.0);
     let of_sigmoid = |b: &mut Builder, value, y| {
@@ -433,11 +433,11 @@ fn gates_gradient(batch: usize, hidden: usize) -> Case {
         let slope = b.sub(one, square);
         b.mul(value, slope)
     };
-    let seen = b.unary(UnaryOp::Tanh, cell);
-    let of_o = b.mul(of_state, seen);
+    let activated = b.unary(UnaryOp::Tanh, cell);
+    let of_o = b.mul(of_state, activated);
     let of_o = of_sigmoid(&mut b, of_o, o);
     let through = b.mul(of_state, o);
-    let through = of_tanh(&mut b, through, seen);
+    let through = of_tanh(&mut b, through, activated);
     let of_new = b.add(of_cell, through);
     let of_g = b.mul(of_new, i);
     let of_g = of_tanh(&mut b, of_g, g);
@@ -447,7 +447,7 @@ fn gates_gradient(batch: usize, hidden: usize) -> Case {
     let of_i = of_sigmoid(&mut b, of_i, i);
     let of_last = b.mul(of_new, f);
     // Rows of the gradients have a gap after them.
-    let mut stores = [0, 1, 2, 3].map(|k| columns(batch, 4 * hidden + 16, k * hidden)).to_vec();
+    let mut stores = [0, 1, 2, 3].map(|k| columns(batch, 4 * width + 16, k * width)).to_vec();
     stores.push(Access::contiguous(F32, &dims));
     let expr = b.finish(&[of_i, of_o, of_f, of_g, of_last]);
     let nest = Nest {
@@ -459,15 +459,15 @@ fn gates_gradient(batch: usize, hidden: usize) -> Case {
         reductions: Vec::new(),
         stores,
     };
-    let name = format!("nest lstm gates, back {batch}x{hidden}");
-    case(name, 42.0 * (batch * hidden) as f64, nest, false)
+    let name = format!("nest lstm gates, back {batch}x{width}");
+    case(name, 42.0 * (batch * width) as f64, nest, false)
 }
 
 fn softmax(dims: [usize; 2]) -> Case {
     let mut b = Builder::new();
     let x = b.load(0, Type::F32);
-    let most = b.reduced(0, Type::F32);
-    let shifted = b.sub(x, most);
+    let maximum = b.reduced(0, Type::F32);
+    let shifted = b.sub(x, maximum);
     let e = b.unary(UnaryOp::Exp, shifted);
     let total = b.reduced(1, Type::F32);
     let result = b.div(e, total);
@@ -490,10 +490,10 @@ fn softmax(dims: [usize; 2]) -> Case {
 
 /// Sums over one axis of a matrix.
 fn sum(name: &str, dims: [usize; 2], axis: usize) -> Case {
-    let kept = 1 - axis;
+    let other_axis = 1 - axis;
     let mut load = Access::contiguous(F32, &dims);
-    load.strides = [load.strides[kept], load.strides[axis]].into_iter().collect();
-    let nest = sums(&[dims[kept], dims[axis]], 1, load, &[ReduceOp::Sum]);
+    load.strides = [load.strides[other_axis], load.strides[axis]].into_iter().collect();
+    let nest = sums(&[dims[other_axis], dims[axis]], 1, load, &[ReduceOp::Sum]);
     case(format!("nest {name} {}x{}", dims[0], dims[1]), (dims[0] * dims[1]) as f64, nest, false)
 }
 
@@ -515,8 +515,8 @@ fn sums(dims: &[usize], inner: usize, load: Access, ops: &[ReduceOp]) -> Nest {
     let values = [x, square];
     let outputs: Vec<Reg> = (0..ops.len()).map(|k| b.reduced(k, Type::F32)).collect();
     let (expr, values) = b.finish_keeping(&outputs, &values[..ops.len()]);
-    let kept = dims.len() - inner;
-    let mut store = Access::contiguous(F32, &dims[..kept]);
+    let outer_rank = dims.len() - inner;
+    let mut store = Access::contiguous(F32, &dims[..outer_rank]);
     store.strides.extend(std::iter::repeat_n(0, inner));
     Nest {
         dims: dims.iter().copied().collect(),
@@ -531,16 +531,16 @@ fn sums(dims: &[usize], inner: usize, load: Access, ops: &[ReduceOp]) -> Nest {
 
 fn scatter([outer, size, count, inner]: [usize; 4]) -> Case {
     let desc = ScatterDesc { outer, size, count, inner, dtype: F32, index: DType::I64, overwrites: false };
-    let moved = outer * count * inner;
+    let elements = outer * count * inner;
     Case {
         name: format!("scatter {outer}x{count}x{inner} into {size}"),
-        flops: moved as f64,
+        flops: elements as f64,
         rate: 1.0,
         precision: Precision::F32,
-        bytes: (3 * moved * F32.size() + count * 8) as f64,
+        bytes: (3 * elements * F32.size() + count * 8) as f64,
         compile: Box::new(move |isa, _| {
             let kernel = ScatterKernel::new(desc, isa).expect("valid description");
-            let mut buffers = Buffers::new(&[outer * size * inner * 4, moved * 4], 0);
+            let mut buffers = Buffers::new(&[outer * size * inner * 4, elements * 4], 0);
             let mut indices: Vec<i64> = (0..count).map(|j| ((j * 7919) % size) as i64).collect();
             Box::new(move |pool| {
                 let bases = buffers.bases();

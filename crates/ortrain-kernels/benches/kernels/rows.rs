@@ -72,12 +72,12 @@ impl Body {
     }
 
     fn access_along(&self, axes: &[usize], dtype: DType) -> Access {
-        let own: Vec<usize> =
+        let strides: Vec<usize> =
             (0..self.dims.len()).map(|axis| if axes.contains(&axis) { self.dims[axis] } else { 1 }).collect();
-        Access::broadcast(dtype, &own, &self.dims)
+        Access::broadcast(dtype, &strides, &self.dims)
     }
 
-    fn number(&mut self, value: f64) -> Reg {
+    fn constant(&mut self, value: f64) -> Reg {
         self.b.constant(Type::F32, value)
     }
 
@@ -88,7 +88,7 @@ impl Body {
 
     fn mean(&mut self, value: Reg, count: usize) -> Reg {
         let sum = self.reduce(ReduceOp::Sum, value);
-        let part = self.number(1.0 / count as f64);
+        let part = self.constant(1.0 / count as f64);
         self.b.mul(sum, part)
     }
 
@@ -129,7 +129,7 @@ fn layer_norm(dims: [usize; 2]) -> Case {
     let distance = body.b.sub(x, mean);
     let square = body.b.mul(distance, distance);
     let variance = body.mean(square, dims[1]);
-    let epsilon = body.number(1e-5);
+    let epsilon = body.constant(1e-5);
     let variance = body.b.add(variance, epsilon);
     let inverse = body.b.unary(UnaryOp::Rsqrt, variance);
     let normal = body.b.mul(distance, inverse);
@@ -161,9 +161,9 @@ fn layer_norm_gradient(dims: [usize; 2]) -> Case {
 fn layer_norm_weights([rows, width]: [usize; 2]) -> Case {
     let dims = [width, rows];
     let mut body = Body::new(&dims);
-    let mut turned = Access::contiguous(F32, &[rows, width]);
-    turned.strides.reverse();
-    let (x, dy) = (body.load(turned.clone()), body.load(turned));
+    let mut transposed = Access::contiguous(F32, &[rows, width]);
+    transposed.strides.reverse();
+    let (x, dy) = (body.load(transposed.clone()), body.load(transposed));
     let (mean, inverse) = (body.load_along(&[1], F32), body.load_along(&[1], F32));
     let distance = body.b.sub(x, mean);
     let normal = body.b.mul(distance, inverse);
@@ -184,7 +184,7 @@ fn batch_norm(dims: [usize; 3]) -> Case {
     let (x, scale, shift) = (body.load_plane(), body.load_along(&[1], F32), body.load_along(&[1], F32));
     let scaled = body.b.mul(x, scale);
     let sum = body.b.add(scaled, shift);
-    let zero = body.number(0.0);
+    let zero = body.constant(0.0);
     let y = body.b.binary(BinaryOp::Max, sum, zero);
     let plane = Access::contiguous(F32, &dims);
     body.case(&case_name("batch norm and relu", &dims), 3.0, 0, &[(y, plane)])
@@ -196,7 +196,7 @@ fn batch_norm_sums([batch, channels, places]: [usize; 3]) -> Case {
     let mut body = Body::new(&dims);
     let [x, dy, y] = [(); 3].map(|()| body.load(image([batch, channels, places])));
     let (mean, inverse) = (body.load_along(&[0], F32), body.load_along(&[0], F32));
-    let zero = body.number(0.0);
+    let zero = body.constant(0.0);
     let passes = body.b.compare(CompareOp::Lt, zero, y);
     let g = body.b.select(passes, dy, zero);
     let distance = body.b.sub(x, mean);
@@ -213,7 +213,7 @@ fn batch_norm_gradient(dims: [usize; 3]) -> Case {
     let mut body = Body::new(&dims);
     let (x, dy, y) = (body.load_plane(), body.load_plane(), body.load_plane());
     let [a, b, c] = [(); 3].map(|()| body.load_along(&[1], F32));
-    let zero = body.number(0.0);
+    let zero = body.constant(0.0);
     let passes = body.b.compare(CompareOp::Lt, zero, y);
     let g = body.b.select(passes, dy, zero);
     let g = body.b.mul(g, a);
@@ -233,39 +233,39 @@ fn image([batch, channels, places]: [usize; 3]) -> Access {
 
 /// Statistics, normalization and Clip to 0..6, in one nest.
 fn batch_norm_training(sizes: [usize; 3]) -> Case {
-    let [batch, channels, places] = sizes;
-    let mut body = Body::new(&[channels, batch, places]);
+    let [batch, channels, positions] = sizes;
+    let mut body = Body::new(&[channels, batch, positions]);
     let x = body.load(image(sizes));
     let (scale, shift) = (body.load_along(&[0], F32), body.load_along(&[0], F32));
-    let mean = body.mean(x, batch * places);
+    let mean = body.mean(x, batch * positions);
     let distance = body.b.sub(x, mean);
     let square = body.b.mul(distance, distance);
-    let variance = body.mean(square, batch * places);
-    let epsilon = body.number(1e-5);
+    let variance = body.mean(square, batch * positions);
+    let epsilon = body.constant(1e-5);
     let variance = body.b.add(variance, epsilon);
     let inverse = body.b.unary(UnaryOp::Rsqrt, variance);
     let factor = body.b.mul(scale, inverse);
     let scaled = body.b.mul(distance, factor);
     let sum = body.b.add(scaled, shift);
-    let (zero, six) = (body.number(0.0), body.number(6.0));
+    let (zero, six) = (body.constant(0.0), body.constant(6.0));
     let y = body.b.binary(BinaryOp::Max, sum, zero);
     let y = body.b.binary(BinaryOp::Min, y, six);
-    let kept = body.access_along(&[0], F32);
-    let outputs = [(mean, kept.clone()), (inverse, kept), (sum, image(sizes)), (y, image(sizes))];
+    let running = body.access_along(&[0], F32);
+    let outputs = [(mean, running.clone()), (inverse, running), (sum, image(sizes)), (y, image(sizes))];
     body.case(&case_name("batch norm in training", &sizes), 10.0, 2, &outputs)
 }
 
 /// Gradients of scale, bias and input, through Clip, in one nest.
 fn batch_norm_training_gradient(sizes: [usize; 3]) -> Case {
-    let [batch, channels, places] = sizes;
-    let mut body = Body::new(&[channels, batch, places]);
+    let [batch, channels, positions] = sizes;
+    let mut body = Body::new(&[channels, batch, positions]);
     let (dy, x) = (body.load(image(sizes)), body.load(image(sizes)));
     let [mean, inverse, scale] = [(); 3].map(|()| body.load_along(&[0], F32));
     let distance = body.b.sub(x, mean);
     let along = body.b.mul(dy, distance);
     let (flat, tilt) = (body.reduce(ReduceOp::Sum, dy), body.reduce(ReduceOp::Sum, along));
     let tilt = body.b.mul(tilt, inverse);
-    let count = body.number(1.0 / (batch * places) as f64);
+    let count = body.constant(1.0 / (batch * positions) as f64);
     let factor = body.b.mul(scale, inverse);
     let (level, slope) = (body.b.mul(flat, count), body.b.mul(tilt, inverse));
     let slope = body.b.mul(slope, count);
@@ -273,8 +273,8 @@ fn batch_norm_training_gradient(sizes: [usize; 3]) -> Case {
     let rest = body.b.sub(dy, level);
     let rest = body.b.sub(rest, tilted);
     let dx = body.b.mul(factor, rest);
-    let kept = body.access_along(&[0], F32);
-    let outputs = [(tilt, kept.clone()), (flat, kept), (dx, image(sizes))];
+    let running = body.access_along(&[0], F32);
+    let outputs = [(tilt, running.clone()), (flat, running), (dx, image(sizes))];
     body.case(&case_name("batch norm in training, gradient", &sizes), 10.0, 2, &outputs)
 }
 
@@ -282,17 +282,17 @@ fn batch_norm_training_gradient(sizes: [usize; 3]) -> Case {
 fn cross_entropy(dims: [usize; 2]) -> Case {
     let mut body = Body::new(&dims);
     let (x, label) = (body.load_plane(), body.load_along(&[0], DType::I64));
-    let most = body.reduce(ReduceOp::Max, x);
-    let shifted = body.b.sub(x, most);
+    let maximum = body.reduce(ReduceOp::Max, x);
+    let shifted = body.b.sub(x, maximum);
     let e = body.b.unary(UnaryOp::Exp, shifted);
     let total = body.reduce(ReduceOp::Sum, e);
-    let place = body.b.coordinate(1);
-    let its = body.b.compare(CompareOp::Eq, place, label);
-    let zero = body.number(0.0);
+    let label_index = body.b.coordinate(1);
+    let its = body.b.compare(CompareOp::Eq, label_index, label);
+    let zero = body.constant(0.0);
     let picked = body.b.select(its, x, zero);
     let score = body.reduce(ReduceOp::Sum, picked);
     let log = body.b.unary(UnaryOp::Log, total);
-    let log = body.b.add(log, most);
+    let log = body.b.add(log, maximum);
     let loss = body.b.sub(log, score);
     let store = body.access_along(&[0], F32);
     body.case(&case_name("cross-entropy", &dims), 25.0, 1, &[(loss, store.clone()), (log, store)])
@@ -304,12 +304,12 @@ fn cross_entropy_gradient(dims: [usize; 2]) -> Case {
     let (x, log, label) = (body.load_plane(), body.load_along(&[0], F32), body.load_along(&[0], DType::I64));
     let shifted = body.b.sub(x, log);
     let share = body.b.unary(UnaryOp::Exp, shifted);
-    let place = body.b.coordinate(1);
-    let its = body.b.compare(CompareOp::Eq, place, label);
-    let (one, zero) = (body.number(1.0), body.number(0.0));
+    let label_index = body.b.coordinate(1);
+    let its = body.b.compare(CompareOp::Eq, label_index, label);
+    let (one, zero) = (body.constant(1.0), body.constant(0.0));
     let less = body.b.select(its, one, zero);
     let rest = body.b.sub(share, less);
-    let part = body.number(1.0 / dims[0] as f64);
+    let part = body.constant(1.0 / dims[0] as f64);
     let dx = body.b.mul(rest, part);
     let plane = Access::contiguous(F32, &dims);
     body.case(&case_name("cross-entropy gradient", &dims), 24.0, 0, &[(dx, plane)])
@@ -321,10 +321,10 @@ fn gather([count, rows, width]: [usize; 3]) -> Case {
     let mut body = Body::new(&dims);
     let where_ = body.load_along(&[0], F32);
     // Floats are between 0.5 and 1.5.
-    let (half, size) = (body.number(0.5), body.number(rows as f64 * 0.999));
+    let (half, size) = (body.constant(0.5), body.constant(rows as f64 * 0.999));
     let share = body.b.sub(where_, half);
-    let place = body.b.mul(share, size);
-    let row = body.b.convert(place, Type::I64);
+    let start_index = body.b.mul(share, size);
+    let row = body.b.convert(start_index, Type::I64);
     let row = body.b.guard(row, rows as i64);
     let (step, column) = (body.b.int(width as i64), body.b.coordinate(1));
     let start = body.b.mul(row, step);

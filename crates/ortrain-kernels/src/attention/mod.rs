@@ -163,8 +163,8 @@ impl AttentionKernel {
     /// Returns the bytes of scratch memory for a run on `threads` threads.
     #[must_use]
     pub fn scratch_bytes(&self, threads: usize) -> usize {
-        let cut = self.engine.partition();
-        cut.shared + threads.max(1) * cut.bytes
+        let partition = self.engine.partition();
+        partition.shared + threads.max(1) * partition.bytes
     }
 
     /// Computes the attention or its gradients. Allocates nothing, and gives the same bits on any number of threads.
@@ -178,9 +178,9 @@ impl AttentionKernel {
     /// # Safety
     /// The contract of [`crate::NestKernel::run`]. The operands are loads too, and no store overlaps them.
     pub unsafe fn run(&self, bases: &[*mut u8], scalars: RunScalars, pool: &Pool, scratch: Scratch) {
-        let cut = self.engine.partition();
-        assert_eq!(bases.len(), cut.buffers, "one pointer for each buffer");
-        let parts = scratch.split(cut.shared, cut.bytes, pool);
+        let partition = self.engine.partition();
+        assert_eq!(bases.len(), partition.buffers, "one pointer for each buffer");
+        let parts = scratch.split(partition.shared, partition.bytes, pool);
         // SAFETY: the caller's contract.
         unsafe { self.engine.run(bases, scalars, pool, parts) }
     }
@@ -211,15 +211,16 @@ struct Partition {
 impl Partition {
     /// Creates a partition with blocks of about `scores` scores.
     fn new(heads: usize, [queries, keys, size, width]: [usize; 4], scores: usize, mr: usize) -> Partition {
-        let one = (queries * keys).saturating_mul(size + width);
-        let wanted = (one.saturating_mul(heads) / MIN_TASK_WORK).clamp(1, MAX_TASKS).div_ceil(heads);
-        let most = (scores / keys).max(mr).min(queries.div_ceil(wanted).max(mr));
+        let head_work = (queries * keys).saturating_mul(size + width);
+        let target_tasks =
+            (head_work.saturating_mul(heads) / MIN_TASK_WORK).clamp(1, MAX_TASKS).div_ceil(heads);
+        let max_rows = (scores / keys).max(mr).min(queries.div_ceil(target_tasks).max(mr));
         // Whole blocks of the micro-kernel.
-        let rows = queries.div_ceil(queries.div_ceil(most)).next_multiple_of(mr).min(queries);
+        let rows = queries.div_ceil(queries.div_ceil(max_rows)).next_multiple_of(mr).min(queries);
         let blocks = queries.div_ceil(rows);
-        let part = blocks.div_ceil(wanted.min(blocks)) * rows;
+        let part = blocks.div_ceil(target_tasks.min(blocks)) * rows;
         let parts = queries.div_ceil(part);
-        let group = (MIN_TASK_WORK / 2 / (one / parts).max(1)).max(1);
+        let group = (MIN_TASK_WORK / 2 / (head_work / parts).max(1)).max(1);
         Partition {
             heads,
             queries,
@@ -332,7 +333,7 @@ enum Pass {
 struct Kernel<T: 'static> {
     isa: Isa,
     micro: Micro<T>,
-    cut: Partition,
+    partition: Partition,
     q: Operand,
     k: Operand,
     v: Operand,
@@ -387,7 +388,7 @@ impl KernelBuilder<'_> {
         &mut self,
         nest: &Nest,
         [lines, elements]: [usize; 2],
-        given: usize,
+        accumulator_count: usize,
         to_block: bool,
     ) -> Result<CompiledNest, String> {
         let axes = self.batch.len();
@@ -398,13 +399,13 @@ impl KernelBuilder<'_> {
         let (loads, stores) = (nest.loads.len(), nest.stores.len());
         let accumulators =
             nest.loads.iter().take_while(|load| **load == Load::Accumulator(self.real)).count();
-        if accumulators != given || nest.num_accumulators() != given {
-            return Err(format!("a nest must have {given} accumulators of type {}", self.real));
+        if accumulators != accumulator_count || nest.num_accumulators() != accumulator_count {
+            return Err(format!("a nest must have {accumulator_count} accumulators of type {}", self.real));
         }
         let mut nest = Cow::Borrowed(nest);
         if to_block {
-            let whole = Access::contiguous(self.real, &nest.dims);
-            nest.to_mut().stores.push(whole);
+            let contiguous = Access::contiguous(self.real, &nest.dims);
+            nest.to_mut().stores.push(contiguous);
         }
         let nest = &*nest;
         if loads + stores.max(1) > MAX_BUFFERS {
@@ -415,12 +416,12 @@ impl KernelBuilder<'_> {
             LoopPlan { nest, loop_order: LoopOrder::Map, outer_axes: &outside, tile_axes: &[axes, axes + 1] };
         let tape = TileProgram::new(&plan, self.compiler)?;
         let frame = self.cut.reserve(tape.frame);
-        let (buffer, buffers) = (self.cut.buffers, loads - given + stores);
+        let (buffer, buffers) = (self.cut.buffers, loads - accumulator_count + stores);
         self.cut.buffers += buffers;
-        let whole = lines * elements;
+        let len = lines * elements;
         let plain = (loads, stores) == (1, 1)
             && nest.stores.iter().all(|store| store.dtype == self.real && store.strides[axes + 1] == 1);
-        let place = match plain.then(|| match_scale_and_add(nest, self.real)).flatten() {
+        let destination = match plain.then(|| match_scale_and_add(nest, self.real)).flatten() {
             Some(ScaleAndAdd { factor: None, added: None }) => {
                 Some(self.operand_lines(&nest.stores[0], buffer)?)
             }
@@ -429,14 +430,14 @@ impl KernelBuilder<'_> {
         Ok(CompiledNest {
             program: tape,
             elements,
-            head_elements: whole,
+            head_elements: len,
             loads,
-            num_accumulators: given,
+            num_accumulators: accumulator_count,
             to_block,
             buffer,
             buffers,
             frame,
-            direct_store: place,
+            direct_store: destination,
         })
     }
 
@@ -445,26 +446,26 @@ impl KernelBuilder<'_> {
     fn compile_pointwise(
         &mut self,
         nest: &Nest,
-        given: usize,
+        accumulators: usize,
         [scalable, addable]: [bool; 2],
     ) -> Result<Pointwise, String> {
         if !nest.stores.is_empty() || nest.expr.outputs().len() != 1 {
             return Err("a nest over scores must have exactly 1 result and no stores".to_owned());
         }
-        let taped = self.compile_nest(nest, [self.cut.queries, self.cut.keys], given, true)?;
+        let compiled = self.compile_nest(nest, [self.cut.queries, self.cut.keys], accumulators, true)?;
         let side_by_side = |access: &Access| access.dtype == self.real && access.strides.last() == Some(&1);
         Ok(match match_scale_and_add(nest, self.real) {
             Some(ScaleAndAdd { factor: None, added: None }) => Pointwise::Identity,
             Some(ScaleAndAdd { factor: Some(factor), added: None }) if scalable => Pointwise::Scale(factor),
-            Some(ScaleAndAdd { factor, added: Some(slot) }) if addable && slot == given => {
+            Some(ScaleAndAdd { factor, added: Some(slot) }) if addable && slot == accumulators => {
                 match &nest.loads[slot] {
                     Load::Buffer(access) if side_by_side(access) => {
-                        Pointwise::Added(factor.unwrap_or(1.0), self.operand_lines(access, taped.buffer)?)
+                        Pointwise::Added(factor.unwrap_or(1.0), self.operand_lines(access, compiled.buffer)?)
                     }
-                    _ => Pointwise::Program(Box::new(taped)),
+                    _ => Pointwise::Program(Box::new(compiled)),
                 }
             }
-            _ => Pointwise::Program(Box::new(taped)),
+            _ => Pointwise::Program(Box::new(compiled)),
         })
     }
 }
@@ -478,21 +479,21 @@ struct ScaleAndAdd {
 fn match_scale_and_add(nest: &Nest, real: DType) -> Option<ScaleAndAdd> {
     let insts = nest.expr.insts();
     let inst = |reg: Reg| insts[usize::from(reg.0)];
-    let given = |reg: Reg| inst(reg) == (Inst::Load(0), Type::of(real));
+    let is_accumulator = |reg: Reg| inst(reg) == (Inst::Load(0), Type::of(real));
     let constant = |reg: Reg| match inst(reg).0 {
         Inst::Const(Scalar::F32(value)) => Some(f64::from(value)),
         Inst::Const(Scalar::F64(value)) => Some(value),
         _ => None,
     };
     let scaled = |reg: Reg, added: Option<usize>| {
-        if given(reg) {
+        if is_accumulator(reg) {
             return Some(ScaleAndAdd { factor: None, added });
         }
         let factor = match inst(reg).0 {
-            Inst::Binary(BinaryOp::Mul, x, c) if given(x) => constant(c),
-            Inst::Binary(BinaryOp::Mul, c, x) if given(x) => constant(c),
+            Inst::Binary(BinaryOp::Mul, x, c) if is_accumulator(x) => constant(c),
+            Inst::Binary(BinaryOp::Mul, c, x) if is_accumulator(x) => constant(c),
             // Division by a power of two equals multiplication by its reciprocal, bit for bit.
-            Inst::Binary(BinaryOp::Div, x, c) if given(x) => constant(c)
+            Inst::Binary(BinaryOp::Div, x, c) if is_accumulator(x) => constant(c)
                 .filter(|c| (1e-30..1e30).contains(&c.abs()) && libm::frexp(*c).0.abs() == 0.5)
                 .map(|c| 1.0 / c),
             _ => None,
@@ -529,31 +530,31 @@ impl<T: Computed> Kernel<T> {
         let differs = |mask: &Access| mask.strides.get(axes).is_some_and(|&stride| stride != 0);
         let masked = desc.scores.load_operands().any(differs);
         let scores = if masked { MASKED_BLOCK_SCORES } else { BLOCK_SCORES };
-        let cut = Partition::new(heads, [queries, keys, size, width], scores, mr);
-        let mut making = KernelBuilder { compiler, real, batch: &dims[..axes], cut };
-        let q = making.add_operand(&desc.q, queries, size)?;
-        let k = making.add_operand(&desc.k, keys, size)?;
-        let v = making.add_operand(&desc.v, keys, width)?;
-        let given = match &desc.pass {
+        let partition = Partition::new(heads, [queries, keys, size, width], scores, mr);
+        let mut builder = KernelBuilder { compiler, real, batch: &dims[..axes], cut: partition };
+        let q = builder.add_operand(&desc.q, queries, size)?;
+        let k = builder.add_operand(&desc.k, keys, size)?;
+        let v = builder.add_operand(&desc.v, keys, width)?;
+        let gradient_operand = match &desc.pass {
             AttentionPass::Gradients(gradients) => {
-                Some(making.add_operand(&gradients.output_gradient, queries, width)?)
+                Some(builder.add_operand(&gradients.output_gradient, queries, width)?)
             }
             AttentionPass::Output(_) => None,
         };
-        let scores = making.compile_pointwise(&desc.scores, 1, [true, true])?;
-        let weights = making.compile_pointwise(&desc.weights, 1, [false, false])?;
-        let pass = match (&desc.pass, given) {
+        let scores = builder.compile_pointwise(&desc.scores, 1, [true, true])?;
+        let weights = builder.compile_pointwise(&desc.weights, 1, [false, false])?;
+        let pass = match (&desc.pass, gradient_operand) {
             (AttentionPass::Output(nest), _) => {
-                Pass::Output(Box::new(making.compile_nest(nest, [queries, width], 1, false)?))
+                Pass::Output(Box::new(builder.compile_nest(nest, [queries, width], 1, false)?))
             }
             (AttentionPass::Gradients(gradients), Some(given)) => {
                 let AttentionGradients { weights, softmax, scores, q, k, v, .. } = &**gradients;
-                let weights = making.compile_pointwise(weights, 2, [false, false])?;
-                let softmax = making.compile_pointwise(softmax, 1, [false, false])?;
-                let scores = making.compile_pointwise(scores, 1, [true, false])?;
+                let weights = builder.compile_pointwise(weights, 2, [false, false])?;
+                let softmax = builder.compile_pointwise(softmax, 1, [false, false])?;
+                let scores = builder.compile_pointwise(scores, 1, [true, false])?;
                 let mut result = |nest: &Option<Nest>, lines, elements| {
                     nest.as_ref()
-                        .map(|nest| making.compile_nest(nest, [lines, elements], 1, false))
+                        .map(|nest| builder.compile_nest(nest, [lines, elements], 1, false))
                         .transpose()
                 };
                 let (q, k, v) = (result(q, queries, size)?, result(k, keys, size)?, result(v, keys, width)?);
@@ -570,44 +571,44 @@ impl<T: Computed> Kernel<T> {
             (AttentionPass::Gradients(_), None) => unreachable!("the output gradient was compiled above"),
         };
 
-        let mut cut = making.cut;
-        let rows = cut.rows;
+        let mut partition = builder.cut;
+        let rows = partition.rows;
         let packed = |lines: usize, depth: usize| lines.next_multiple_of(nr) * depth * T::BYTES;
         let mut layout = Layout {
-            k_transposed: cut.reserve(packed(keys, size)),
-            softmax: cut.reserve(rows * keys * T::BYTES),
-            result: cut.reserve(rows * size.max(width) * T::BYTES),
-            corner: cut.reserve(mr * nr * T::BYTES),
+            k_transposed: partition.reserve(packed(keys, size)),
+            softmax: partition.reserve(rows * keys * T::BYTES),
+            result: partition.reserve(rows * size.max(width) * T::BYTES),
+            corner: partition.reserve(mr * nr * T::BYTES),
             ..Layout::default()
         };
         // Without an operation on the softmax, the softmax is the weights of the values.
         layout.weights = layout.softmax;
         match &pass {
-            Pass::Output(_) => layout.v = cut.reserve(packed(width, keys)),
+            Pass::Output(_) => layout.v = partition.reserve(packed(width, keys)),
             Pass::Gradients(gradients) => {
-                layout.v_transposed = cut.reserve(packed(keys, width));
-                layout.k = cut.reserve(packed(size, keys));
-                layout.q_block = cut.reserve(packed(size, rows));
-                layout.output_gradient_block = cut.reserve(packed(width, rows));
-                layout.gradients = cut.reserve(rows * keys * T::BYTES);
+                layout.v_transposed = partition.reserve(packed(keys, width));
+                layout.k = partition.reserve(packed(size, keys));
+                layout.q_block = partition.reserve(packed(size, rows));
+                layout.output_gradient_block = partition.reserve(packed(width, rows));
+                layout.gradients = partition.reserve(rows * keys * T::BYTES);
                 if !matches!(weights, Pointwise::Identity) {
-                    layout.weights = cut.reserve(rows * keys * T::BYTES);
+                    layout.weights = partition.reserve(rows * keys * T::BYTES);
                 }
-                for (taped, at, elements) in
+                for (compiled, at, elements) in
                     [(&gradients.k, &mut layout.k_sums, size), (&gradients.v, &mut layout.v_sums, width)]
                 {
                     let bytes = keys * elements * T::BYTES;
-                    match taped {
+                    match compiled {
                         None => {}
-                        Some(_) if cut.parts == 1 => *at = cut.reserve(bytes),
+                        Some(_) if partition.parts == 1 => *at = partition.reserve(bytes),
                         Some(_) => {
-                            *at = cut.shared;
-                            cut.shared += (heads * cut.parts * bytes).next_multiple_of(ALIGN);
+                            *at = partition.shared;
+                            partition.shared += (heads * partition.parts * bytes).next_multiple_of(ALIGN);
                         }
                     }
                 }
             }
         }
-        Ok(Kernel { isa, micro, cut, q, k, v, scores, weights, pass, layout })
+        Ok(Kernel { isa, micro, partition, q, k, v, scores, weights, pass, layout })
     }
 }

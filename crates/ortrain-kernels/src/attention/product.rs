@@ -49,7 +49,7 @@ impl<T: Real> Product<T> {
             let n = CHUNK_DEPTH.min(depth - p);
             let add = add || p > 0;
             for j in (0..cols).step_by(nr) {
-                let there = nr.min(cols - j);
+                let columns = nr.min(cols - j);
                 let b = b.wrapping_add(j * pitch + p * nr);
                 let b = Factor { at: b, line: 1, depth: nr as isize };
                 for i in (0..rows).step_by(height) {
@@ -59,7 +59,7 @@ impl<T: Real> Product<T> {
                     let at = c.at.wrapping_offset(i as isize * c.row).wrapping_add(j);
                     let to = Target { at, row: c.row };
                     // SAFETY: rows before `rows` are valid, and panels of B are padded.
-                    unsafe { micro.multiply_partial(isa, (count, there), n, a, b, to, add, corner) };
+                    unsafe { micro.multiply_partial(isa, (count, columns), n, a, b, to, add, corner) };
                 }
             }
         }

@@ -45,15 +45,15 @@ fn max_ignoring_nan<T: Float>(a: T, b: T) -> T {
 #[inline(always)]
 fn scaled_max<T: Float>(row: &[T], scale: T) -> T {
     let mut lanes = [T::LOWEST; LANES];
-    let mut take = |tile: &[T; LANES]| {
+    let mut add_tile = |tile: &[T; LANES]| {
         for (lane, &x) in lanes.iter_mut().zip(tile) {
             *lane = max_ignoring_nan(x.mul(scale), *lane);
         }
     };
     let (tiles, rest) = row.as_chunks::<LANES>();
-    tiles.iter().for_each(&mut take);
+    tiles.iter().for_each(&mut add_tile);
     if let Some(&last) = rest.last() {
-        take(&pad_to_tile(rest, last));
+        add_tile(&pad_to_tile(rest, last));
     }
     join_lanes(lanes, max_ignoring_nan)
 }
@@ -61,15 +61,15 @@ fn scaled_max<T: Float>(row: &[T], scale: T) -> T {
 #[inline(always)]
 fn sum<T: Float>(row: &[T]) -> T {
     let mut lanes = [T::ZERO; LANES];
-    let mut take = |tile: &[T; LANES]| {
+    let mut add_tile = |tile: &[T; LANES]| {
         for (lane, &x) in lanes.iter_mut().zip(tile) {
             *lane = lane.add(x);
         }
     };
     let (tiles, rest) = row.as_chunks::<LANES>();
-    tiles.iter().for_each(&mut take);
+    tiles.iter().for_each(&mut add_tile);
     if !rest.is_empty() {
-        take(&pad_to_tile(rest, T::ZERO));
+        add_tile(&pad_to_tile(rest, T::ZERO));
     }
     join_lanes(lanes, T::add)
 }
@@ -78,15 +78,15 @@ fn sum<T: Float>(row: &[T]) -> T {
 #[inline(always)]
 fn dot<T: Float>(a: &[T], b: &[T]) -> T {
     let mut lanes = [T::ZERO; LANES];
-    let mut take = |a: &[T; LANES], b: &[T; LANES]| {
+    let mut add_tile = |a: &[T; LANES], b: &[T; LANES]| {
         for (lane, (&a, &b)) in lanes.iter_mut().zip(a.iter().zip(b)) {
             *lane = lane.add(a.mul(b));
         }
     };
     let ((a_tiles, a_rest), (b_tiles, b_rest)) = (a.as_chunks::<LANES>(), b.as_chunks::<LANES>());
-    a_tiles.iter().zip(b_tiles).for_each(|(a, b)| take(a, b));
+    a_tiles.iter().zip(b_tiles).for_each(|(a, b)| add_tile(a, b));
     if !a_rest.is_empty() {
-        take(&pad_to_tile(a_rest, T::ZERO), &pad_to_tile(b_rest, T::ZERO));
+        add_tile(&pad_to_tile(a_rest, T::ZERO), &pad_to_tile(b_rest, T::ZERO));
     }
     join_lanes(lanes, T::add)
 }
@@ -157,8 +157,8 @@ impl<T: Float> Work for Softmax<T> {
         // The bias is added after scaling, so the later passes need no scale.
         let later = if added.is_some() { T::ONE } else { scale };
         for (first, end) in rows.groups() {
-            let mut most = [T::ZERO; MAX_GROUP_ROWS];
-            for (i, most) in (first..end).zip(&mut most) {
+            let mut maxima = [T::ZERO; MAX_GROUP_ROWS];
+            for (i, maximum) in (first..end).zip(&mut maxima) {
                 let row = row(i);
                 if let Some(added) = added {
                     // SAFETY: as above.
@@ -167,13 +167,13 @@ impl<T: Float> Work for Softmax<T> {
                         *x = x.mul(scale).add(y);
                     }
                 }
-                *most = scaled_max(row, later);
+                *maximum = scaled_max(row, later);
             }
             let mut sums = [T::ZERO; MAX_GROUP_ROWS];
-            for ((i, &most), total) in (first..end).zip(&most).zip(&mut sums) {
+            for ((i, &maximum), total) in (first..end).zip(&maxima).zip(&mut sums) {
                 let row = row(i);
                 for x in &mut *row {
-                    *x = x.mul(later).sub(most).exp::<L>();
+                    *x = x.mul(later).sub(maximum).exp::<L>();
                 }
                 *total = sum(row);
             }
@@ -226,22 +226,22 @@ impl<T: Float> Work for MaxMagnitude<T> {
     #[inline(always)]
     fn work<L: Level>(self) -> T {
         let MaxMagnitude(from, [rows, elements]) = self;
-        let (mut most, mut wrong) = ([T::ZERO; LANES], [T::ZERO; LANES]);
-        let mut take = |tile: &[Unaligned<T>; LANES]| {
-            for ((most, wrong), &Unaligned(x)) in most.iter_mut().zip(&mut wrong).zip(tile) {
-                *most = max_ignoring_nan(x.magnitude(), *most);
+        let (mut maxima, mut wrong) = ([T::ZERO; LANES], [T::ZERO; LANES]);
+        let mut add_tile = |tile: &[Unaligned<T>; LANES]| {
+            for ((maximum, wrong), &Unaligned(x)) in maxima.iter_mut().zip(&mut wrong).zip(tile) {
+                *maximum = max_ignoring_nan(x.magnitude(), *maximum);
                 *wrong = wrong.add(x.mul(T::ZERO));
             }
         };
         for i in 0..rows {
             // SAFETY: guaranteed by the creator of the work.
             let (tiles, rest) = unsafe { from.row(i, elements) }.as_chunks::<LANES>();
-            tiles.iter().for_each(&mut take);
+            tiles.iter().for_each(&mut add_tile);
             if !rest.is_empty() {
-                take(&pad_to_tile(rest, Unaligned(T::ZERO)));
+                add_tile(&pad_to_tile(rest, Unaligned(T::ZERO)));
             }
         }
-        join_lanes(most, max_ignoring_nan).add(join_lanes(wrong, T::add))
+        join_lanes(maxima, max_ignoring_nan).add(join_lanes(wrong, T::add))
     }
 }
 
@@ -251,38 +251,38 @@ pub(super) struct VisibleKeys<T> {
     pub(super) added: BiasRows<T>,
     pub(super) rows: usize,
     pub(super) keys: usize,
-    pub(super) hidden: T,
+    pub(super) masked: T,
     pub(super) open: T,
-    pub(super) most: T,
+    pub(super) limit: T,
 }
 
 impl<T: Float> Work for VisibleKeys<T> {
     type Out = usize;
     #[inline(always)]
     fn work<L: Level>(self) -> usize {
-        let VisibleKeys { added, rows, keys, hidden, open, most } = self;
-        let mut seen = 0;
+        let VisibleKeys { added, rows, keys, masked: hidden, open, limit: most } = self;
+        let mut visible = 0;
         for i in 0..rows {
-            let (mut any, mut all) = (false, true);
+            let (mut any, mut all_equal) = (false, true);
             // SAFETY: guaranteed by the creator of the work.
             let row = unsafe { added.row(i, keys) };
             for (tile, end) in row.chunks(LANES / 2).zip((LANES / 2..).step_by(LANES / 2)) {
-                let mut sees = false;
+                let mut is_visible = false;
                 for &Unaligned(x) in tile {
                     // NaN counts as visible.
                     let hides = x <= hidden;
-                    sees |= !hides;
+                    is_visible |= !hides;
                     any |= x >= open;
-                    all &= x <= most;
+                    all_equal &= x <= most;
                 }
-                if sees {
-                    seen = seen.max(end);
+                if is_visible {
+                    visible = visible.max(end);
                 }
             }
-            if !(any && all) {
+            if !(any && all_equal) {
                 return keys;
             }
         }
-        seen.min(keys)
+        visible.min(keys)
     }
 }

@@ -26,26 +26,26 @@ struct Task<'a> {
 
 impl Task<'_> {
     /// Returns the address of an offset in the worker's scratch memory.
-    fn at<T>(&self, place: usize) -> *mut T {
-        self.scratch.wrapping_add(place).cast()
+    fn at<T>(&self, offset: usize) -> *mut T {
+        self.scratch.wrapping_add(offset).cast()
     }
 }
 
 impl<T: Computed + Send + Sync> Engine for Kernel<T> {
     fn partition(&self) -> &Partition {
-        &self.cut
+        &self.partition
     }
 
     unsafe fn run(&self, bases: &[*mut u8], scalars: RunScalars, pool: &Pool, parts: ScratchParts) {
-        let &Partition { heads, queries, keys, parts: count, part, group, .. } = &self.cut;
+        let &Partition { heads, queries, keys, parts: count, part, group, .. } = &self.partition;
         let bases = BaseAddresses(bases);
         let pieces = heads * count;
         pool.run(pieces.div_ceil(group), parts.workers, &|task, worker| {
             let bases = { bases }.0;
             for piece in task * group..pieces.min((task + 1) * group) {
-                let (head, number) = (piece / count, piece % count);
+                let (head, index) = (piece / count, piece % count);
                 let task = Task { bases, scalars, scratch: parts.worker_part(worker), head };
-                let first = number * part;
+                let first = index * part;
                 let end = queries.min(first + part);
                 // SAFETY: the caller's contract; pieces have distinct results, and each worker has its own scratch
                 // memory.
@@ -66,18 +66,18 @@ impl<T: Computed + Send + Sync> Engine for Kernel<T> {
         }
         pool.run(heads, parts.workers, &|head, worker| {
             let task = Task { bases: { bases }.0, scalars, scratch: parts.worker_part(worker), head };
-            for (taped, at, elements) in self.summed_gradients(gradients) {
-                let Some(taped) = taped else { continue };
+            for (nest, at, elements) in self.summed_gradients(gradients) {
+                let Some(nest) = nest else { continue };
                 let len = keys * elements;
                 // SAFETY: all tasks are done, and only this task accesses these sums.
                 unsafe {
                     let sums = parts.shared_part().add(at).cast::<T>().add(head * count * len);
-                    let all = std::slice::from_raw_parts_mut(sums, count * len);
-                    let (total, more) = all.split_at_mut(len);
+                    let all_sums = std::slice::from_raw_parts_mut(sums, count * len);
+                    let (total, more) = all_sums.split_at_mut(len);
                     for part in more.chunks_exact(len) {
                         self.isa.run(AddRow { to: total, from: part });
                     }
-                    self.run_nest(&task, taped, (0, keys), sums, std::ptr::null(), std::ptr::null_mut());
+                    self.run_nest(&task, nest, (0, keys), sums, std::ptr::null(), std::ptr::null_mut());
                 }
             }
         });
@@ -108,8 +108,8 @@ impl<T: Computed> Kernel<T> {
         gradients: &'a Gradients,
     ) -> [(Option<&'a CompiledNest>, usize, usize); 2] {
         [
-            (gradients.k.as_ref(), self.layout.k_sums, self.cut.size),
-            (gradients.v.as_ref(), self.layout.v_sums, self.cut.width),
+            (gradients.k.as_ref(), self.layout.k_sums, self.partition.size),
+            (gradients.v.as_ref(), self.layout.v_sums, self.partition.width),
         ]
     }
 
@@ -129,12 +129,12 @@ impl<T: Computed> Kernel<T> {
         operand: &Operand,
         (first, lines): (usize, usize),
         elements: usize,
-        turned: bool,
+        is_transposed: bool,
         to: usize,
     ) {
         let at = self.line_address(task, operand, first).cast();
         let &Operand { line, step, .. } = operand;
-        let block = if turned {
+        let block = if is_transposed {
             Block { at, line_step: line, depth_step: step, lines, depth: elements }
         } else {
             Block { at, line_step: step, depth_step: line, lines: elements, depth: lines }
@@ -164,13 +164,15 @@ impl<T: Computed> Kernel<T> {
     fn result_destination(
         &self,
         task: &Task<'_>,
-        taped: &CompiledNest,
+        nest: &CompiledNest,
         line: usize,
         block: *mut T,
     ) -> Target<T> {
-        match &taped.direct_store {
-            Some(place) => Target { at: self.line_address(task, place, line).cast_mut(), row: place.line },
-            None => Target { at: block, row: taped.elements as isize },
+        match &nest.direct_store {
+            Some(operand) => {
+                Target { at: self.line_address(task, operand, line).cast_mut(), row: operand.line }
+            }
+            None => Target { at: block, row: nest.elements as isize },
         }
     }
 
@@ -181,19 +183,19 @@ impl<T: Computed> Kernel<T> {
     unsafe fn run_epilogue(
         &self,
         task: &Task<'_>,
-        taped: &CompiledNest,
+        nest: &CompiledNest,
         lines: (usize, usize),
         block: *const T,
     ) {
-        if taped.direct_store.is_none() {
+        if nest.direct_store.is_none() {
             // SAFETY: the caller's contract.
-            unsafe { self.run_nest(task, taped, lines, block, std::ptr::null(), std::ptr::null_mut()) };
+            unsafe { self.run_nest(task, nest, lines, block, std::ptr::null(), std::ptr::null_mut()) };
         }
     }
 
     /// Returns the scores of a block, limited to the first `keys` keys.
     fn score_rows(&self, at: *mut T, rows: usize, keys: usize) -> Rows<T> {
-        Rows { at, rows, pitch: self.cut.keys, keys }
+        Rows { at, rows, pitch: self.partition.keys, keys }
     }
 
     /// Returns lines of an operand with adjacent elements.
@@ -212,7 +214,7 @@ impl<T: Computed> Kernel<T> {
         (first, end): (usize, usize),
         gradients: Option<&Gradients>,
     ) -> bool {
-        let &Partition { keys, size, width, .. } = &self.cut;
+        let &Partition { keys, size, width, .. } = &self.partition;
         let (Pointwise::Added(scale, _), Pointwise::Identity) = (&self.scores, &self.weights) else {
             return false;
         };
@@ -220,21 +222,21 @@ impl<T: Computed> Kernel<T> {
             matches!((&gradients.weights, &gradients.softmax), (Pointwise::Identity, Pointwise::Identity))
                 && !matches!(gradients.scores, Pointwise::Program(_))
         };
-        let given = gradients.map(|gradients| &gradients.output_gradient);
-        let mut operands = [&self.q, &self.k, &self.v].into_iter().chain(given);
+        let output_gradient = gradients.map(|gradients| &gradients.output_gradient);
+        let mut operands = [&self.q, &self.k, &self.v].into_iter().chain(output_gradient);
         if !gradients.is_none_or(one_by_one) || operands.any(|operand| operand.step != 1) {
             return false;
         }
-        let most = |operand: &Operand, (first, end): (usize, usize), elements: usize| {
+        let max_abs = |operand: &Operand, (first, end): (usize, usize), elements: usize| {
             self.isa.run(MaxMagnitude(self.bias_rows(task, operand, first), [end - first, elements]))
         };
-        let number = T::from_constant;
-        let scores = most(&self.q, (first, end), size).mul(most(&self.k, (0, keys), size));
-        let values = most(&self.v, (0, keys), width);
+        let constant = T::from_constant;
+        let scores = max_abs(&self.q, (first, end), size).mul(max_abs(&self.k, (0, keys), size));
+        let values = max_abs(&self.v, (0, keys), width);
         // Difference of two sums of `width` products each.
-        let sums = given.map_or(T::ONE, |given| most(given, (first, end), width)).mul(values);
-        let sums = sums.mul(number(4.0 * width as f64));
-        scores.mul(number(scale.abs() * size as f64)) <= number(MAX_UNBIASED_SCORE)
+        let sums = output_gradient.map_or(T::ONE, |given| max_abs(given, (first, end), width)).mul(values);
+        let sums = sums.mul(constant(4.0 * width as f64));
+        scores.mul(constant(scale.abs() * size as f64)) <= constant(MAX_UNBIASED_SCORE)
             && sums.mul(T::ZERO) == T::ZERO
     }
 
@@ -249,12 +251,12 @@ impl<T: Computed> Kernel<T> {
         (first, rows): (usize, usize),
         hides: bool,
     ) -> usize {
-        let keys = self.cut.keys;
+        let keys = self.partition.keys;
         let (Pointwise::Added(_, operand), true) = (&self.scores, hides) else { return keys };
-        let [hidden, open, most] = [MASKED_BIAS, VISIBLE_BIAS, -MASKED_BIAS].map(T::from_constant);
+        let [masked, open, most] = [MASKED_BIAS, VISIBLE_BIAS, -MASKED_BIAS].map(T::from_constant);
         let added = self.bias_rows(task, operand, first);
         let rows = if added.row == 0 { 1 } else { rows };
-        self.isa.run(VisibleKeys { added, rows, keys, hidden, open, most })
+        self.isa.run(VisibleKeys { added, rows, keys, masked, open, limit: most })
     }
 
     /// Runs a nest over some lines of its space, with values in a block. The second accumulator (`next`), and the
@@ -266,37 +268,37 @@ impl<T: Computed> Kernel<T> {
     unsafe fn run_nest(
         &self,
         task: &Task<'_>,
-        taped: &CompiledNest,
+        nest: &CompiledNest,
         (first, lines): (usize, usize),
         block: *const T,
         next: *const T,
         to: *mut T,
     ) {
-        let tape = &taped.program;
-        let elements = taped.elements;
+        let tape = &nest.program;
+        let elements = nest.elements;
         let (first, count) = (first * elements, lines * elements);
         let mut slots = [std::ptr::null_mut(); MAX_BUFFERS];
-        slots[taped.num_accumulators..][..taped.buffers]
-            .copy_from_slice(&task.bases[taped.buffer..][..taped.buffers]);
+        slots[nest.num_accumulators..][..nest.buffers]
+            .copy_from_slice(&task.bases[nest.buffer..][..nest.buffers]);
         // Accesses count from the first element of all heads.
-        let before = task.head * taped.head_elements + first;
-        if taped.num_accumulators > 1 {
+        let before = task.head * nest.head_elements + first;
+        if nest.num_accumulators > 1 {
             slots[1] = next.wrapping_sub(before).cast_mut().cast();
         }
-        if taped.to_block {
-            slots[taped.loads] = to.wrapping_sub(before).cast();
+        if nest.to_block {
+            slots[nest.loads] = to.wrapping_sub(before).cast();
         }
         let site = |product: *const T| ExecContext {
             program: tape,
             bases: &slots,
             scalars: task.scalars,
-            frame: task.at(taped.frame),
+            frame: task.at(nest.frame),
             product: product.cast(),
         };
         // SAFETY: the caller's contract, and the layout of `Kernel::new`. Operations that run once per task read values
         // that are the same at every index.
         unsafe {
-            site(block).run(&tape.once, 0, 0, tape.tile);
+            site(block).run(&tape.per_run, 0, 0, tape.tile);
             for (start, n) in tape.tiles(first, first + count) {
                 site(block.add(start - first)).run(&tape.stages[0].body, task.head, start, n);
             }
@@ -308,8 +310,8 @@ impl<T: Computed> Kernel<T> {
     ///
     /// # Safety
     /// The contract of [`super::AttentionKernel::run`]; the keys are packed.
-    unsafe fn compute_weights(&self, task: &Task<'_>, block: (usize, usize), seen: usize) {
-        let (Partition { keys, size, .. }, layout) = (&self.cut, &self.layout);
+    unsafe fn compute_weights(&self, task: &Task<'_>, block: (usize, usize), visible: usize) {
+        let (Partition { keys, size, .. }, layout) = (&self.partition, &self.layout);
         let (first, rows) = block;
         let softmax: *mut T = task.at(layout.softmax);
         // SAFETY: the caller's contract, and the layout of `Kernel::new`.
@@ -320,7 +322,7 @@ impl<T: Computed> Kernel<T> {
                 depth: self.q.step,
             };
             let c = Target { at: softmax, row: *keys as isize };
-            self.multiply(task, [rows, seen, *size], a, (layout.k_transposed, *size), (c, false));
+            self.multiply(task, [rows, visible, *size], a, (layout.k_transposed, *size), (c, false));
             let (scale, added) = match &self.scores {
                 Pointwise::Identity => (T::ONE, None),
                 Pointwise::Scale(factor) => (T::from_constant(*factor), None),
@@ -332,16 +334,16 @@ impl<T: Computed> Kernel<T> {
                     (T::ONE, None)
                 }
             };
-            self.isa.run(Softmax { rows: self.score_rows(softmax, rows, seen), scale, added });
-            if let Pointwise::Program(taped) = &self.weights {
-                self.run_nest(task, taped, block, softmax, std::ptr::null(), task.at(layout.weights));
+            self.isa.run(Softmax { rows: self.score_rows(softmax, rows, visible), scale, added });
+            if let Pointwise::Program(nest) = &self.weights {
+                self.run_nest(task, nest, block, softmax, std::ptr::null(), task.at(layout.weights));
             }
         }
     }
 
     /// Computes the output for some queries of a head: first query and end.
     unsafe fn compute_output(&self, task: &Task<'_>, output: &CompiledNest, (first, end): (usize, usize)) {
-        let (&Partition { keys, size, width, rows, .. }, layout) = (&self.cut, &self.layout);
+        let (&Partition { keys, size, width, rows, .. }, layout) = (&self.partition, &self.layout);
         // SAFETY: the caller's contract, and the layout of `Kernel::new`.
         unsafe {
             let hides = self.can_skip_masked_keys(task, (first, end), None);
@@ -349,11 +351,11 @@ impl<T: Computed> Kernel<T> {
             self.pack_factor(task, &self.v, (0, keys), width, false, layout.v);
             for at in (first..end).step_by(rows) {
                 let block = (at, rows.min(end - at));
-                let seen = self.count_visible_keys(task, block, hides);
-                self.compute_weights(task, block, seen);
+                let visible = self.count_visible_keys(task, block, hides);
+                self.compute_weights(task, block, visible);
                 let (a, result) = (self.weights_factor(task), task.at(layout.result));
                 let to = self.result_destination(task, output, at, result);
-                self.multiply(task, [block.1, width, seen], a, (layout.v, keys), (to, false));
+                self.multiply(task, [block.1, width, visible], a, (layout.v, keys), (to, false));
                 self.run_epilogue(task, output, block, result);
             }
         }
@@ -362,7 +364,7 @@ impl<T: Computed> Kernel<T> {
     /// Returns the weights of the values as a left factor.
     fn weights_factor(&self, task: &Task<'_>) -> LeftFactor<T> {
         let at = task.at::<T>(self.layout.weights).cast_const();
-        LeftFactor { at, row: self.cut.keys as isize, depth: 1 }
+        LeftFactor { at, row: self.partition.keys as isize, depth: 1 }
     }
 
     /// Computes the gradients for some queries of a head. `sums` is the memory for the sums of the gradients of keys
@@ -374,11 +376,11 @@ impl<T: Computed> Kernel<T> {
         (first, end): (usize, usize),
         (sums, piece): (*mut u8, usize),
     ) {
-        let (&Partition { keys, size, width, rows, parts, .. }, layout) = (&self.cut, &self.layout);
-        let given = &gradients.output_gradient;
+        let (&Partition { keys, size, width, rows, parts, .. }, layout) = (&self.partition, &self.layout);
+        let output_gradient = &gradients.output_gradient;
         let piece = if parts > 1 { piece } else { 0 };
-        let sums_at = |place: usize, elements: usize| {
-            sums.wrapping_add(place).cast::<T>().wrapping_add(piece * keys * elements)
+        let sums_at = |offset: usize, elements: usize| {
+            sums.wrapping_add(offset).cast::<T>().wrapping_add(piece * keys * elements)
         };
         let (k_sums, v_sums) = (sums_at(layout.k_sums, size), sums_at(layout.v_sums, width));
         let needs_scores = gradients.q.is_some() || gradients.k.is_some();
@@ -398,9 +400,9 @@ impl<T: Computed> Kernel<T> {
                     }
                 }
             };
-        let sums_to = |taped: &CompiledNest, sums: *mut T| match parts {
-            1 => self.result_destination(task, taped, 0, sums),
-            _ => Target { at: sums, row: taped.elements as isize },
+        let sums_to = |nest: &CompiledNest, sums: *mut T| match parts {
+            1 => self.result_destination(task, nest, 0, sums),
+            _ => Target { at: sums, row: nest.elements as isize },
         };
         // SAFETY: the caller's contract, and the layout of `Kernel::new`.
         unsafe {
@@ -414,36 +416,49 @@ impl<T: Computed> Kernel<T> {
             for at in (first..end).step_by(rows) {
                 let block = (at, rows.min(end - at));
                 let rows = block.1;
-                let seen = self.count_visible_keys(task, block, hides);
-                self.compute_weights(task, block, seen);
+                let visible = self.count_visible_keys(task, block, hides);
+                self.compute_weights(task, block, visible);
                 let weights = self.weights_factor(task);
                 let add = at > first;
-                if let Some(taped) = &gradients.v {
-                    self.pack_factor(task, given, block, width, false, layout.output_gradient_block);
-                    let to = sums_to(taped, v_sums);
-                    add_up([seen, width, rows], weights.transpose(), layout.output_gradient_block, to, add);
+                if let Some(nest) = &gradients.v {
+                    self.pack_factor(
+                        task,
+                        output_gradient,
+                        block,
+                        width,
+                        false,
+                        layout.output_gradient_block,
+                    );
+                    let to = sums_to(nest, v_sums);
+                    add_up(
+                        [visible, width, rows],
+                        weights.transpose(),
+                        layout.output_gradient_block,
+                        to,
+                        add,
+                    );
                 }
                 if !needs_scores {
                     continue;
                 }
-                self.compute_scores_gradient(task, gradients, block, seen);
+                self.compute_scores_gradient(task, gradients, block, visible);
                 let at = task.at::<T>(layout.gradients).cast_const();
                 let scores = LeftFactor { at, row: keys as isize, depth: 1 };
-                if let Some(taped) = &gradients.k {
+                if let Some(nest) = &gradients.k {
                     self.pack_factor(task, &self.q, block, size, false, layout.q_block);
-                    let to = sums_to(taped, k_sums);
-                    add_up([seen, size, rows], scores.transpose(), layout.q_block, to, add);
+                    let to = sums_to(nest, k_sums);
+                    add_up([visible, size, rows], scores.transpose(), layout.q_block, to, add);
                 }
-                if let Some(taped) = &gradients.q {
+                if let Some(nest) = &gradients.q {
                     let result = task.at(layout.result);
-                    let to = self.result_destination(task, taped, block.0, result);
-                    self.multiply(task, [rows, size, seen], scores, (layout.k, keys), (to, false));
-                    self.run_epilogue(task, taped, block, result);
+                    let to = self.result_destination(task, nest, block.0, result);
+                    self.multiply(task, [rows, size, visible], scores, (layout.k, keys), (to, false));
+                    self.run_epilogue(task, nest, block, result);
                 }
             }
             if parts == 1 {
-                for (taped, sums) in [(&gradients.k, k_sums), (&gradients.v, v_sums)] {
-                    if let Some(taped) = taped {
+                for (nest, sums) in [(&gradients.k, k_sums), (&gradients.v, v_sums)] {
+                    if let Some(taped) = nest {
                         self.run_epilogue(task, taped, (0, keys), sums);
                     }
                 }
@@ -457,33 +472,37 @@ impl<T: Computed> Kernel<T> {
         task: &Task<'_>,
         gradients: &Gradients,
         block: (usize, usize),
-        seen: usize,
+        visible: usize,
     ) {
-        let (&Partition { keys, width, .. }, layout) = (&self.cut, &self.layout);
+        let (&Partition { keys, width, .. }, layout) = (&self.partition, &self.layout);
         let (first, rows) = block;
-        let given = &gradients.output_gradient;
+        let output_gradient = &gradients.output_gradient;
         let (softmax, to) = (task.at::<T>(layout.softmax), task.at::<T>(layout.gradients));
         // SAFETY: the caller's contract, and the layout of `Kernel::new`.
         unsafe {
-            let a =
-                LeftFactor { at: self.line_address(task, given, first), row: given.line, depth: given.step };
+            let a = LeftFactor {
+                at: self.line_address(task, output_gradient, first),
+                row: output_gradient.line,
+                depth: output_gradient.step,
+            };
             let c = Target { at: to, row: keys as isize };
-            self.multiply(task, [rows, seen, width], a, (layout.v_transposed, width), (c, false));
-            if let Pointwise::Program(taped) = &gradients.weights {
-                self.run_nest(task, taped, block, to, softmax, to);
+            self.multiply(task, [rows, visible, width], a, (layout.v_transposed, width), (c, false));
+            if let Pointwise::Program(nest) = &gradients.weights {
+                self.run_nest(task, nest, block, to, softmax, to);
             }
             // The weights of the values, which may use the same memory, are no longer needed.
-            if let Pointwise::Program(taped) = &gradients.softmax {
-                self.run_nest(task, taped, block, softmax, std::ptr::null(), softmax);
+            if let Pointwise::Program(nest) = &gradients.softmax {
+                self.run_nest(task, nest, block, softmax, std::ptr::null(), softmax);
             }
             let scale = match &gradients.scores {
                 Pointwise::Scale(factor) => T::from_constant(*factor),
                 _ => T::ONE,
             };
-            let (softmax, to_rows) = (self.score_rows(softmax, rows, seen), self.score_rows(to, rows, seen));
+            let (softmax, to_rows) =
+                (self.score_rows(softmax, rows, visible), self.score_rows(to, rows, visible));
             self.isa.run(SoftmaxGradient { softmax, gradients: to_rows, scale });
-            if let Pointwise::Program(taped) = &gradients.scores {
-                self.run_nest(task, taped, block, to, std::ptr::null(), to);
+            if let Pointwise::Program(nest) = &gradients.scores {
+                self.run_nest(task, nest, block, to, std::ptr::null(), to);
             }
         }
     }

@@ -96,14 +96,14 @@ impl<T: Real> ChannelVectors<T> {
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<ChannelVectors<T>> {
         let shape = &desc.shape;
         let dims = shape.operands();
-        let places = dims.each_ref().map(|dims| dims[2..].iter().product::<usize>());
+        let position_counts = dims.each_ref().map(|dims| dims[2..].iter().product::<usize>());
         let depthwise = shape.channels_in == 1 && shape.channels_out == 1 && shape.groups >= MIN_CHANNELS;
         let moves = usize::from(shape.axes.iter().any(|axis| axis.stride > 1));
         let by_three = |axis: &SlidingAxis| axis.kernel == 3 && axis.stride == 1 && axis.dilation == 1;
         let three =
             shape.axes.len() == 2 && shape.axes.iter().all(by_three) && Kernels3x3::new::<T>(isa).is_some();
-        let most = if three { MAX_POSITIONS_3X3 } else { MAX_POSITIONS[moves] };
-        if !depthwise || places.iter().any(|&count| count > most) {
+        let max_positions = if three { MAX_POSITIONS_3X3 } else { MAX_POSITIONS[moves] };
+        if !depthwise || position_counts.iter().any(|&count| count > max_positions) {
             return None;
         }
         // From (input, filter, output) to (result, A, B).
@@ -113,29 +113,35 @@ impl<T: Real> ChannelVectors<T> {
             ConvPass::FilterGradient => [1, 2, 0],
         };
         // Positions fit into 16 bits, so one number encodes all three, and numbers are sorted quickly.
-        let number = |product: [usize; 3]| order.iter().fold(0u64, |all, &i| all << 16 | product[i] as u64);
-        let mut list: Vec<u64> = list_products(shape)?.into_iter().map(number).collect();
+        let key =
+            |product: [usize; 3]| order.iter().fold(0u64, |packed, &i| packed << 16 | product[i] as u64);
+        let mut list: Vec<u64> = list_products(shape)?.into_iter().map(key).collect();
         list.sort_unstable();
-        let ends = (0..places[2] as u64).map(|place| list.partition_point(|all| all >> 32 <= place) as u32);
+        let ends = (0..position_counts[2] as u64)
+            .map(|position| list.partition_point(|packed_indices| packed_indices >> 32 <= position) as u32);
         let ends = ends.collect();
-        let products =
-            list.iter().map(|&all| (u32::from((all >> 16) as u16), u32::from(all as u16))).collect();
+        let products = list
+            .iter()
+            .map(|&packed_indices| {
+                (u32::from((packed_indices >> 16) as u16), u32::from(packed_indices as u16))
+            })
+            .collect();
         let mut layout = Layout { each: finish.frame, ..Layout::default() };
-        let mut room = |places: usize| {
+        let mut reserve = |places: usize| {
             let at = layout.each;
             layout.each += (places * LANES * T::BYTES).next_multiple_of(ALIGN);
             at
         };
-        layout.planes = places.map(&mut room);
-        layout.lines = room(places.into_iter().max().unwrap_or(0));
+        layout.planes = position_counts.map(&mut reserve);
+        layout.lines = reserve(position_counts.into_iter().max().unwrap_or(0));
         let filter = shape.pass == ConvPass::FilterGradient;
         let blocks = shape.groups.div_ceil(LANES);
         let work = list.len() * LANES;
-        let wanted =
+        let target_tasks =
             (work.saturating_mul(shape.batch * blocks) / MIN_TASK_WORK).clamp(1, MAX_TASKS).div_ceil(blocks);
-        let parts = Partition::new(shape.batch, 1, if filter { wanted } else { MAX_TASKS });
+        let parts = Partition::new(shape.batch, 1, if filter { target_tasks } else { MAX_TASKS });
         if filter && parts.parts > 1 {
-            let sums = parts.parts * blocks * places[2] * LANES * T::BYTES;
+            let sums = parts.parts * blocks * position_counts[2] * LANES * T::BYTES;
             layout.shared = sums.next_multiple_of(ALIGN);
         }
         Some(ChannelVectors {
@@ -145,7 +151,7 @@ impl<T: Real> ChannelVectors<T> {
             batch: shape.batch,
             channels: shape.groups,
             is_filter_gradient: filter,
-            positions: places,
+            positions: position_counts,
             ends,
             products,
             parts,
@@ -163,20 +169,20 @@ impl<T: Real> ChannelVectors<T> {
         count: usize,
         scratch: *mut u8,
     ) {
-        let (places, dtype) = (self.positions[i], self.dtypes[i]);
+        let (positions, dtype) = (self.positions[i], self.dtypes[i]);
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
-        let from = bases[i].wrapping_add(first * places * dtype.size()).cast_const();
+        let from = bases[i].wrapping_add(first * positions * dtype.size()).cast_const();
         // SAFETY: the planes belong to the operand, and the layout that `new` computed has capacity for them.
         unsafe {
             let to = scratch.add(self.layout.planes[i]).cast::<T>();
             let mut from = from.cast::<T>();
             if dtype != real {
                 let decoded = scratch.add(self.layout.lines).cast::<T>();
-                let all = count * places;
-                copy_lines(self.isa, dtype, from.cast(), (all, 0), 1, (0, all), decoded, all);
+                let len = count * positions;
+                copy_lines(self.isa, dtype, from.cast(), (len, 0), 1, (0, len), decoded, len);
                 from = decoded;
             }
-            transpose(self.isa, from, places, (count, places), to, LANES);
+            transpose(self.isa, from, positions, (count, positions), to, LANES);
         }
     }
 
@@ -221,24 +227,24 @@ impl<T: Real> ChannelVectors<T> {
     unsafe fn store_image(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         (block, image): (usize, usize),
         from: *const T,
         scratch: *mut u8,
     ) {
-        let places = self.positions[2];
+        let position_count = self.positions[2];
         let channels = self.block_channels(block);
-        let rect = Rect { image, channels, positions: (0, places) };
+        let rect = Rect { image, channels, positions: (0, position_count) };
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             if self.epilogue.is_direct() {
                 let to = self.epilogue.target::<T>(bases, rect);
-                transpose(self.isa, from, LANES, (places, channels.1), to, places);
+                transpose(self.isa, from, LANES, (position_count, channels.1), to, position_count);
                 return;
             }
             let to = scratch.add(self.layout.lines).cast::<T>();
-            transpose(self.isa, from, LANES, (places, channels.1), to, places);
-            self.epilogue.run(bases, given, scratch, rect, to, places);
+            transpose(self.isa, from, LANES, (position_count, channels.1), to, position_count);
+            self.epilogue.run(bases, settings, scratch, rect, to, position_count);
         }
     }
 
@@ -266,7 +272,7 @@ impl<T: Real> Work for Sums<'_, T> {
     #[inline(always)]
     fn work<L: Level>(self) {
         let mut begin = 0;
-        for (place, &end) in self.ends.iter().enumerate() {
+        for (position, &end) in self.ends.iter().enumerate() {
             let mut sums = [T::ZERO; LANES];
             // SAFETY: the ends are in order, and the last one is the length of the list of products. Products are
             // positions in the planes.
@@ -278,7 +284,7 @@ impl<T: Real> Work for Sums<'_, T> {
                         sums[l] = T::mul_add_at::<L>(a[l], b[l], sums[l]);
                     }
                 }
-                let to = self.to.add(place * LANES).cast::<[T; LANES]>();
+                let to = self.to.add(position * LANES).cast::<[T; LANES]>();
                 if self.add {
                     let old = to.read();
                     for l in 0..LANES {
@@ -308,7 +314,7 @@ impl<T: Real + Send + Sync> Engine for ChannelVectors<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -329,7 +335,7 @@ impl<T: Real + Send + Sync> Engine for ChannelVectors<T> {
                     let to = scratch.add(result).cast::<T>();
                     self.clear(block, scratch);
                     self.compute_image(bases.0, block, image, to, scratch);
-                    self.store_image(bases.0, given, (block, image), to, scratch);
+                    self.store_image(bases.0, settings, (block, image), to, scratch);
                 }
             });
         } else {
@@ -352,7 +358,7 @@ impl<T: Real + Send + Sync> Engine for ChannelVectors<T> {
                         self.compute_image(bases.0, block, image, to, scratch);
                     }
                     if shared == 0 {
-                        self.store_image(bases.0, given, (block, 0), to, scratch);
+                        self.store_image(bases.0, settings, (block, 0), to, scratch);
                     }
                 }
             });
@@ -365,7 +371,7 @@ impl<T: Real + Send + Sync> Engine for ChannelVectors<T> {
                         let to = scratch.add(result).cast::<T>();
                         let sums = (count, blocks * elements);
                         add_parts(self.isa, from, LANES, sums, (self.positions[2], LANES), to, LANES);
-                        self.store_image({ bases }.0, given, (block, 0), to, scratch);
+                        self.store_image({ bases }.0, settings, (block, 0), to, scratch);
                     }
                 });
             }

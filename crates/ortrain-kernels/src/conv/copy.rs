@@ -78,7 +78,7 @@ unsafe fn gather<S: Stored>(from: *const S, step: usize, count: usize, to: *mut 
 #[inline(always)]
 unsafe fn copy_band<S: Stored>(band: &Band, from: *const S, to: *mut S::Computed) {
     let &Band { rows, count, .. } = band;
-    let whole = count - count % WIDE;
+    let wide_len = count - count % WIDE;
     for row in 0..rows {
         let from = from.wrapping_add(band.from + row * band.from_step);
         let to = to.wrapping_add(band.to + row * band.to_step);
@@ -92,14 +92,14 @@ unsafe fn copy_band<S: Stored>(band: &Band, from: *const S, to: *mut S::Computed
                 }
             }};
         }
-        for i in (0..whole).step_by(WIDE) {
+        for i in (0..wide_len).step_by(WIDE) {
             vector!(WIDE, i);
         }
         // The last vectors may overlap the vectors before them.
-        if count - whole > NARROW {
-            vector!(NARROW, whole);
+        if count - wide_len > NARROW {
+            vector!(NARROW, wide_len);
         }
-        if count > whole {
+        if count > wide_len {
             vector!(NARROW, count - NARROW);
         }
     }
@@ -115,19 +115,19 @@ unsafe fn split_even_odd<S: Stored>(pair: &[(usize, Run); 2], from: *const S, to
     let from = from.wrapping_add(evens.first);
     let (even, odd) = (to.wrapping_add(*even), to.wrapping_add(*odd));
     let both = evens.count.min(odds.count);
-    let whole = both - both % NARROW;
+    let narrow_len = both - both % NARROW;
     // SAFETY: the caller's contract.
     unsafe {
-        for i in (0..whole).step_by(NARROW) {
+        for i in (0..narrow_len).step_by(NARROW) {
             let line = from.add(2 * i).cast::<[S; 2 * NARROW]>().read_unaligned();
-            let parted = |place: usize| std::array::from_fn(|k| line[2 * k + place].decode());
+            let parted = |parity: usize| std::array::from_fn(|k| line[2 * k + parity].decode());
             even.add(i).cast::<[S::Computed; NARROW]>().write_unaligned(parted(0));
             odd.add(i).cast::<[S::Computed; NARROW]>().write_unaligned(parted(1));
         }
-        for i in whole..evens.count {
+        for i in narrow_len..evens.count {
             even.add(i).write_unaligned(from.add(2 * i).read_unaligned().decode());
         }
-        for i in whole..odds.count {
+        for i in narrow_len..odds.count {
             odd.add(i).write_unaligned(from.add(2 * i + 1).read_unaligned().decode());
         }
     }
@@ -240,8 +240,8 @@ impl<T: Real> RowCopy<'_, T> {
             vectors += segment.len.div_ceil(WIDE as u32) as usize;
             for i in 0..segment.len {
                 let (from, to) = (segment.from + i as isize, segment.to + i);
-                let near = from >= pick.from && from < pick.from + PICK_REACH as isize;
-                if pick.len == WIDE as u32 || !near || to != pick.to + pick.len {
+                let is_near = from >= pick.from && from < pick.from + PICK_REACH as isize;
+                if pick.len == WIDE as u32 || !is_near || to != pick.to + pick.len {
                     if pick.len > 0 {
                         *picks.get_mut(count)? = pick;
                         count += 1;

@@ -96,9 +96,13 @@ impl<T: Real> Depthwise<T> {
         if !is_supported(desc, &patches) || patches.positions() == 0 {
             return None;
         }
-        let (groups, many) = (shape.groups, shape.channels_out);
-        let back = shape.pass == ConvPass::InputGradient;
-        let (channels, sources, sharing) = if back { (groups, many, 1) } else { (groups * many, 1, many) };
+        let (groups, outputs_per_group) = (shape.groups, shape.channels_out);
+        let is_gradient = shape.pass == ConvPass::InputGradient;
+        let (channels, sources, sharing) = if is_gradient {
+            (groups, outputs_per_group, 1)
+        } else {
+            (groups * outputs_per_group, 1, outputs_per_group)
+        };
         if sources == 0 {
             patches.phases.clear();
         }
@@ -126,9 +130,11 @@ impl<T: Real> Depthwise<T> {
         let phases: Vec<Vec<Tap>> = phases.collect();
         let sizes = (blocks.max_positions * copies).max(patches.strip.elements * sources.max(1));
         let planes = (BLOCK_ELEMENTS / sizes).clamp(1, channels.max(1));
-        let all = shape.batch.saturating_mul(channels).saturating_mul(positions);
-        let wanted = (all / MIN_TASK_WORK).clamp(1, MAX_TASKS).div_ceil((shape.batch * blocks.count).max(1));
-        let parts = Partition::new(channels, 1, wanted);
+        let total_elements = shape.batch.saturating_mul(channels).saturating_mul(positions);
+        let target_tasks = (total_elements / MIN_TASK_WORK)
+            .clamp(1, MAX_TASKS)
+            .div_ceil((shape.batch * blocks.count).max(1));
+        let parts = Partition::new(channels, 1, target_tasks);
         let mut layout = Layout { each: finish.frame, ..Layout::default() };
         layout.strips = layout.reserve::<T>(patches.strip.elements * sources * planes);
         layout.weights = layout.reserve::<T>(taps * sources * parts.max_size());
@@ -158,7 +164,7 @@ impl<T: Real> Depthwise<T> {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         image: usize,
         (channel, channel_end): (usize, usize),
         (begin, end): (usize, usize),
@@ -172,12 +178,12 @@ impl<T: Real> Depthwise<T> {
         let (rows, cols) = if split { (1, size) } else { (size / patches.cols.count, patches.cols.count) };
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
-            let at = |place: usize| scratch.add(place).cast::<T>();
+            let at = |offset: usize| scratch.add(offset).cast::<T>();
             let (strips, weights) = (at(layout.strips), at(layout.weights));
             let each = self.taps * self.planes_per_channel;
             let filter = bases[1].wrapping_add(channel * each * self.dtypes[1].size()).cast_const();
-            let all = (channel_end - channel) * each;
-            copy_lines(self.isa, self.dtypes[1], filter, (all, 0), 1, (0, all), weights, all);
+            let len = (channel_end - channel) * each;
+            copy_lines(self.isa, self.dtypes[1], filter, (len, 0), 1, (0, len), weights, len);
             let strip = patches.strip.elements * self.planes_per_channel;
             scratch.add(layout.strips).write_bytes(0, self.planes * strip * T::BYTES);
             for first in (channel..channel_end).step_by(self.planes) {
@@ -219,7 +225,7 @@ impl<T: Real> Depthwise<T> {
                     continue;
                 }
                 if self.has_single_phase {
-                    self.epilogue.run(bases, given, scratch, rect, block, size);
+                    self.epilogue.run(bases, settings, scratch, rect, block, size);
                     continue;
                 }
                 let weave = PhaseInterleaver {
@@ -231,7 +237,7 @@ impl<T: Real> Depthwise<T> {
                     pitch: size,
                 };
                 let (block, line) = (block.cast_const(), at(layout.line));
-                weave.run(bases, given, (first, count), positions, block, line, scratch);
+                weave.run(bases, settings, (first, count), positions, block, line, scratch);
             }
         }
     }
@@ -277,9 +283,9 @@ impl<T: Real> Plane<'_, T> {
                 let weight = self.weights.add(weight).read();
                 let from = from.wrapping_offset(offset);
                 for (r, sums) in sums.iter_mut().enumerate() {
-                    let seen = from.wrapping_add(r * self.step).cast::<[T; V]>().read_unaligned();
-                    for (sum, seen) in sums.iter_mut().zip(seen) {
-                        *sum = T::mul_add_at::<L>(weight, seen, *sum);
+                    let input = from.wrapping_add(r * self.step).cast::<[T; V]>().read_unaligned();
+                    for (sum, input) in sums.iter_mut().zip(input) {
+                        *sum = T::mul_add_at::<L>(weight, input, *sum);
                     }
                 }
             }
@@ -305,11 +311,11 @@ impl<T: Real> Plane<'_, T> {
         }
         // The last vector of a row ends with the row.
         if cols >= NARROW {
-            let whole = cols - cols % WIDE;
-            for x in (0..whole).step_by(WIDE) {
+            let wide_cols = cols - cols % WIDE;
+            for x in (0..wide_cols).step_by(WIDE) {
                 vector!(WIDE, x);
             }
-            match cols - whole {
+            match cols - wide_cols {
                 0 => {}
                 rest if rest <= NARROW => vector!(NARROW, cols - NARROW),
                 _ if cols >= WIDE => vector!(WIDE, cols - WIDE),
@@ -341,16 +347,16 @@ impl<T: Real, F: Fn(usize) -> (*const T, *const T, *mut T)> Work for Correlate<'
         const ROWS_8: usize = 8;
         const ROWS_4: usize = 4;
         let Correlate { taps, plane, count, step, rows, cols } = self;
-        let (many, few) = (rows - rows % ROWS_8, rows - rows % ROWS_4);
+        let (rows_8, few) = (rows - rows % ROWS_8, rows - rows % ROWS_4);
         for i in 0..count {
             let (weights, from, to) = plane(i);
             let plane = Plane { taps, weights, from, step, rows, cols, to };
             // SAFETY: `Depthwise::task` has filled the struct's fields as their comments require.
             unsafe {
-                for y in (0..many).step_by(ROWS_8) {
+                for y in (0..rows_8).step_by(ROWS_8) {
                     plane.rows::<L, ROWS_8>(y);
                 }
-                for y in (many..few).step_by(ROWS_4) {
+                for y in (rows_8..few).step_by(ROWS_4) {
                     plane.rows::<L, ROWS_4>(y);
                 }
                 for y in few..rows {
@@ -377,7 +383,7 @@ impl<T: Real + Send + Sync> Engine for Depthwise<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -392,7 +398,7 @@ impl<T: Real + Send + Sync> Engine for Depthwise<T> {
             let (part, image) = (rest % self.parts.parts, rest / self.parts.parts);
             let (channels, positions) = (self.parts.part(part), self.blocks.block(block));
             // SAFETY: as above.
-            unsafe { self.task(bases.0, given, image, channels, positions, parts.worker_part(worker)) };
+            unsafe { self.task(bases.0, settings, image, channels, positions, parts.worker_part(worker)) };
         });
         // SAFETY: all tasks are done.
         unsafe { self.epilogue.first_failure(parts) }
@@ -436,13 +442,14 @@ impl<T: Real> DepthwiseFilterGradient<T> {
         if !is_supported(desc, &patches) || patches.positions() == 0 {
             return None;
         }
-        let (groups, many) = (shape.groups, shape.channels_out);
+        let (groups, channels_per_group) = (shape.groups, shape.channels_out);
         let taps = shape.axes.iter().map(|axis| axis.kernel).product();
         let blocks =
             Blocks::new(patches.positions(), patches.cols.count, BlockUnit::Rows(16), BLOCK_POSITIONS, 1);
         patches.plan_strip(blocks.max_positions, blocks.is_split_by_rows(), true);
-        let all = shape.batch.saturating_mul(groups * many).saturating_mul(patches.positions());
-        let parts = Partition::new(groups, 1, (all / MIN_TASK_WORK).clamp(1, MAX_TASKS));
+        let elements =
+            shape.batch.saturating_mul(groups * channels_per_group).saturating_mul(patches.positions());
+        let parts = Partition::new(groups, 1, (elements / MIN_TASK_WORK).clamp(1, MAX_TASKS));
         let cols = if blocks.is_split_by_rows() { blocks.max_positions } else { patches.cols.count };
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
         let nine = Kernels3x3::new::<T>(isa).filter(|_| {
@@ -452,7 +459,7 @@ impl<T: Real> DepthwiseFilterGradient<T> {
         let mut layout = Layout { each: finish.frame, ..Layout::default() };
         layout.strips = layout.reserve::<T>(patches.strip.elements);
         layout.block = layout.reserve::<T>(blocks.max_positions / cols * cols.next_multiple_of(LANES));
-        let filters = EPILOGUE_CHANNELS.min(parts.max_size()) * many * taps;
+        let filters = EPILOGUE_CHANNELS.min(parts.max_size()) * channels_per_group * taps;
         layout.weights = layout.reserve::<T>(filters * LANES);
         layout.line = layout.reserve::<T>(filters);
         Some(DepthwiseFilterGradient {
@@ -461,7 +468,7 @@ impl<T: Real> DepthwiseFilterGradient<T> {
             patches,
             dtypes: [desc.a, desc.b],
             groups,
-            outputs_per_group: many,
+            outputs_per_group: channels_per_group,
             taps,
             blocks,
             parts,
@@ -476,34 +483,34 @@ impl<T: Real> DepthwiseFilterGradient<T> {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         (group, group_end): (usize, usize),
         scratch: *mut u8,
     ) {
-        let &DepthwiseFilterGradient { ref layout, outputs_per_group: many, taps, .. } = self;
+        let &DepthwiseFilterGradient { ref layout, outputs_per_group: channels_per_group, taps, .. } = self;
         let phase = self.patches.phases.first();
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
-            let at = |place: usize| scratch.add(place).cast::<T>();
+            let at = |offset: usize| scratch.add(offset).cast::<T>();
             for first in (group..group_end).step_by(EPILOGUE_CHANNELS) {
                 let count = EPILOGUE_CHANNELS.min(group_end - first);
                 let line = at(layout.line);
-                (0..count * many * taps).for_each(|i| line.add(i).write(T::ZERO));
+                (0..count * channels_per_group * taps).for_each(|i| line.add(i).write(T::ZERO));
                 if let Some(phase) = phase {
                     let alive = phase.taps.len();
                     let sums = at(layout.weights).cast::<[T; LANES]>();
-                    (0..count * many * alive).for_each(|i| sums.add(i).write([T::ZERO; LANES]));
+                    (0..count * channels_per_group * alive).for_each(|i| sums.add(i).write([T::ZERO; LANES]));
                     scratch.add(layout.strips).write_bytes(0, self.patches.strip.elements * T::BYTES);
                     // In memory order.
                     for image in 0..self.patches.batch {
                         for i in 0..count {
-                            let sums = sums.add(i * many * alive);
+                            let sums = sums.add(i * channels_per_group * alive);
                             self.sum(bases, (image, first + i), &phase.offsets, scratch, sums);
                         }
                     }
                     for i in 0..count {
-                        let sums = sums.add(i * many * alive);
-                        for m in 0..many {
+                        let sums = sums.add(i * channels_per_group * alive);
+                        for m in 0..channels_per_group {
                             for (tap, &to) in phase.taps.iter().enumerate() {
                                 let mut lanes = sums.add(m * alive + tap).read();
                                 let mut width = LANES / 2;
@@ -513,14 +520,14 @@ impl<T: Real> DepthwiseFilterGradient<T> {
                                     }
                                     width /= 2;
                                 }
-                                line.add((i * many + m) * taps + to).write(lanes[0]);
+                                line.add((i * channels_per_group + m) * taps + to).write(lanes[0]);
                             }
                         }
                     }
                 }
-                let channels = (first * many, count * many);
+                let channels = (first * channels_per_group, count * channels_per_group);
                 let rect = Rect { image: 0, channels, positions: (0, taps) };
-                self.epilogue.run(bases, given, scratch, rect, line, taps);
+                self.epilogue.run(bases, settings, scratch, rect, line, taps);
             }
         }
     }
@@ -538,7 +545,7 @@ impl<T: Real> DepthwiseFilterGradient<T> {
         let plane = patches.positions();
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
-            let at = |place: usize| scratch.add(place).cast::<T>();
+            let at = |offset: usize| scratch.add(offset).cast::<T>();
             for block in 0..self.blocks.count {
                 let (begin, end) = self.blocks.block(block);
                 let split = self.blocks.is_split_by_rows();
@@ -606,29 +613,29 @@ impl<T: Real> Dots<'_, T> {
     unsafe fn taps<L: Level, const N: usize>(&self, tap: usize) {
         let offsets: [isize; N] = std::array::from_fn(|i| self.offsets[tap + i]);
         let mut sums = [[T::ZERO; LANES]; N];
-        let (whole, rest) = (self.cols - self.cols % LANES, self.cols % LANES);
+        let (full_cols, rest) = (self.cols - self.cols % LANES, self.cols % LANES);
         // SAFETY: planes and strips have these elements, and strips have capacity for one more vector at their end.
         unsafe {
             for y in 0..self.rows {
                 let (from, scale) = (self.from.add(y * self.step), self.scale.add(y * self.pitch));
-                for x in (0..whole).step_by(LANES) {
+                for x in (0..full_cols).step_by(LANES) {
                     let scale = scale.add(x).cast::<[T; LANES]>().read_unaligned();
                     for (sums, offset) in sums.iter_mut().zip(offsets) {
-                        let seen = from.add(x).wrapping_offset(offset).cast::<[T; LANES]>().read_unaligned();
+                        let input = from.add(x).wrapping_offset(offset).cast::<[T; LANES]>().read_unaligned();
                         for l in 0..LANES {
-                            sums[l] = T::mul_add_at::<L>(scale[l], seen[l], sums[l]);
+                            sums[l] = T::mul_add_at::<L>(scale[l], input[l], sums[l]);
                         }
                     }
                 }
                 if rest > 0 {
-                    let scale = scale.add(whole).cast::<[T; LANES]>().read_unaligned();
+                    let scale = scale.add(full_cols).cast::<[T; LANES]>().read_unaligned();
                     for (sums, offset) in sums.iter_mut().zip(offsets) {
-                        let seen = from.add(whole).wrapping_offset(offset).cast::<[T; LANES]>();
-                        let seen = seen.read_unaligned();
+                        let address = from.add(full_cols).wrapping_offset(offset).cast::<[T; LANES]>();
+                        let loaded = address.read_unaligned();
                         for l in 0..LANES {
                             // Elements after the row may have any value.
-                            let seen = if l < rest { seen[l] } else { T::ZERO };
-                            sums[l] = T::mul_add_at::<L>(scale[l], seen, sums[l]);
+                            let masked = if l < rest { loaded[l] } else { T::ZERO };
+                            sums[l] = T::mul_add_at::<L>(scale[l], masked, sums[l]);
                         }
                     }
                 }
@@ -689,7 +696,7 @@ impl<T: Real + Send + Sync> Engine for DepthwiseFilterGradient<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -700,7 +707,7 @@ impl<T: Real + Send + Sync> Engine for DepthwiseFilterGradient<T> {
         pool.run(self.parts.parts, parts.workers, &|task, worker| {
             let bases = &{ bases };
             // SAFETY: as above.
-            unsafe { self.task(bases.0, given, self.parts.part(task), parts.worker_part(worker)) };
+            unsafe { self.task(bases.0, settings, self.parts.part(task), parts.worker_part(worker)) };
         });
         // SAFETY: all tasks are done.
         unsafe { self.epilogue.first_failure(parts) }

@@ -54,8 +54,8 @@ impl Grid {
         let offset = *offsets.iter().min()?;
         let mut taps = [0; NINE];
         for (i, tap) in taps.iter_mut().enumerate() {
-            let wanted = offset + (i / 3 * step + i % 3) as isize;
-            *tap = offsets.iter().position(|&other| other == wanted)?;
+            let expected = offset + (i / 3 * step + i % 3) as isize;
+            *tap = offsets.iter().position(|&other| other == expected)?;
         }
         (offsets.len() == NINE).then_some(Grid { offset, taps })
     }
@@ -221,11 +221,11 @@ mod x86 {
         }
         for i in 0..R + 2 {
             for j in 0..3 {
-                let seen = load(from.wrapping_add(i * step + j));
+                let input = load(from.wrapping_add(i * step + j));
                 for (r, &factor) in factors.iter().enumerate() {
                     if r <= i && i < r + 3 {
                         let k = 3 * (i - r) + j;
-                        sums[k] = _mm256_fmadd_ps(factor, seen, sums[k]);
+                        sums[k] = _mm256_fmadd_ps(factor, input, sums[k]);
                     }
                 }
             }
@@ -265,7 +265,7 @@ mod x86 {
         totals: &mut [[f32; LANES]; NINE],
     ) {
         const TWO: usize = 2;
-        let (whole, rest) = (cols - cols % LANES, cols % LANES);
+        let (full_cols, rest) = (cols - cols % LANES, cols % LANES);
         let mut sums = [_mm256_setzero_ps(); NINE];
         let is_grid = (0..NINE).all(|k| from[k] == from[0].wrapping_add(k / 3 * step + k % 3));
         // SAFETY: the caller's contract. Elements after a row are not read, because they may have any value.
@@ -275,14 +275,14 @@ mod x86 {
                 let (first, two) = (from[0], rows - rows % TWO);
                 for y in (0..two).step_by(TWO) {
                     let (from, scale) = (first.add(y * step), scale.add(y * cols));
-                    for x in (0..whole).step_by(LANES) {
+                    for x in (0..full_cols).step_by(LANES) {
                         add_grid_rows::<TWO, false>(from.add(x), step, scale.add(x), cols, mask, &mut sums);
                     }
                     if rest > 0 {
                         add_grid_rows::<TWO, true>(
-                            from.add(whole),
+                            from.add(full_cols),
                             step,
-                            scale.add(whole),
+                            scale.add(full_cols),
                             cols,
                             mask,
                             &mut sums,
@@ -291,14 +291,14 @@ mod x86 {
                 }
                 if two < rows {
                     let (from, scale) = (first.add(two * step), scale.add(two * cols));
-                    for x in (0..whole).step_by(LANES) {
+                    for x in (0..full_cols).step_by(LANES) {
                         add_grid_rows::<1, false>(from.add(x), step, scale.add(x), cols, mask, &mut sums);
                     }
                     if rest > 0 {
                         add_grid_rows::<1, true>(
-                            from.add(whole),
+                            from.add(full_cols),
                             step,
-                            scale.add(whole),
+                            scale.add(full_cols),
                             cols,
                             mask,
                             &mut sums,
@@ -308,11 +308,11 @@ mod x86 {
             } else {
                 for y in 0..rows {
                     let (at, scale) = (y * step, scale.add(y * cols));
-                    for x in (0..whole).step_by(LANES) {
+                    for x in (0..full_cols).step_by(LANES) {
                         add_row::<false>(from, at + x, scale.add(x), mask, &mut sums);
                     }
                     if rest > 0 {
-                        add_row::<true>(from, at + whole, scale.add(whole), mask, &mut sums);
+                        add_row::<true>(from, at + full_cols, scale.add(full_cols), mask, &mut sums);
                     }
                 }
             }

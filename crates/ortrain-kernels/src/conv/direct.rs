@@ -122,8 +122,8 @@ impl Direct {
             ConvPass::FilterGradient => return None,
         };
         let plain = patches.rows.spread * patches.cols.spread == 1 && patches.outer.is_empty();
-        let several = phase.taps.len() > 1 && shape.groups == 1 && m >= MIN_CHANNELS && channels > 0;
-        if !plain || !several || desc.b != DType::F32 || patches.positions() == 0 {
+        let has_several_taps = phase.taps.len() > 1 && shape.groups == 1 && m >= MIN_CHANNELS && channels > 0;
+        if !plain || !has_several_taps || desc.b != DType::F32 || patches.positions() == 0 {
             return None;
         }
         // Compares the cost of unused lanes and rows with the cost of packing.
@@ -141,8 +141,8 @@ impl Direct {
         }
 
         let rows = (MAX_BLOCK_ELEMENTS / (m * cols)).max(1);
-        let wanted = MAX_TASKS.div_ceil(patches.batch.max(1));
-        let blocks = Blocks::new(patches.positions(), cols, BlockUnit::Rows(1), rows * cols, wanted);
+        let target_tasks = MAX_TASKS.div_ceil(patches.batch.max(1));
+        let blocks = Blocks::new(patches.positions(), cols, BlockUnit::Rows(1), rows * cols, target_tasks);
         patches.plan_strip(blocks.max_positions, blocks.is_split_by_rows(), true);
         let elements = patches.strip.elements;
         if blocks.is_split_by_rows() || channels.saturating_mul(elements) > MAX_STRIP_ELEMENTS {
@@ -157,11 +157,11 @@ impl Direct {
         let lines = order.chunk_by(|&a, &b| phase.row_offset(a) == phase.row_offset(b));
         let line =
             (tiles.run.len() * tiles.lanes * BYTES).next_multiple_of(CACHE_LINE_BYTES) + CACHE_LINE_BYTES;
-        let at_once = match lanes {
+        let group_size = match lanes {
             VectorAxis::Positions(_) => MAX_WINDOW_BYTES / (lines.clone().count() * line),
             VectorAxis::Channels(_) => MAX_WEIGHT_BYTES / (phase.taps.len() * height * BYTES),
         };
-        let chunks = Partition::with_max_size(channels, 1, at_once.max(1));
+        let chunks = Partition::with_max_size(channels, 1, group_size.max(1));
         let (mut offsets, mut terms, mut rows) = (Vec::new(), Vec::new(), Vec::new());
         for chunk in 0..chunks.parts {
             let (first, end) = chunks.part(chunk);
@@ -182,19 +182,19 @@ impl Direct {
 
         let mut layout =
             Layout { each: finish.frame, pitch: blocks.max_positions + tiles.lanes, ..Layout::default() };
-        let all = m.next_multiple_of(height);
+        let padded_rows = m.next_multiple_of(height);
         layout.strip_bytes = channels * elements * BYTES;
-        let mut room = |bytes: usize| {
+        let mut reserve = |bytes: usize| {
             let at = layout.each;
             layout.each += bytes.next_multiple_of(ALIGN);
             at
         };
-        layout.strips = room(layout.strip_bytes);
-        layout.block = room(all * layout.pitch * BYTES);
+        layout.strips = reserve(layout.strip_bytes);
+        layout.block = reserve(padded_rows * layout.pitch * BYTES);
         if matches!(lanes, VectorAxis::Channels(_)) {
-            layout.transposed = room(all * blocks.max_positions * BYTES);
+            layout.transposed = reserve(padded_rows * blocks.max_positions * BYTES);
         }
-        let weights = all * offsets.len();
+        let weights = padded_rows * offsets.len();
         layout.shared = (weights * BYTES).next_multiple_of(ALIGN);
         Some(Direct {
             epilogue: Arc::clone(finish),
@@ -247,7 +247,7 @@ impl Direct {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         image: usize,
         (begin, end): (usize, usize),
         parts: ScratchParts,
@@ -277,14 +277,14 @@ impl Direct {
                     self.vectors_of_positions(tiles, bases, image, (begin, end), weights, strips, block);
                 }
                 VectorAxis::Channels(tiles) => {
-                    let turned = scratch.add(layout.transposed).cast::<f32>();
-                    self.vectors_of_channels(tiles, (begin, end), weights, strips, turned);
+                    let transposed = scratch.add(layout.transposed).cast::<f32>();
+                    self.vectors_of_channels(tiles, (begin, end), weights, strips, transposed);
                     let pitch = self.m.next_multiple_of(tiles.channels);
-                    transpose(self.isa, turned, pitch, (end - begin, self.m), block, layout.pitch);
+                    transpose(self.isa, transposed, pitch, (end - begin, self.m), block, layout.pitch);
                 }
             }
             let rect = Rect { image, channels: (0, self.m), positions: (begin, end - begin) };
-            self.epilogue.run(bases, given, scratch, rect, block, layout.pitch);
+            self.epilogue.run(bases, settings, scratch, rect, block, layout.pitch);
         }
     }
 
@@ -312,11 +312,14 @@ impl Direct {
             let vector = |i: usize| (i / across, i % across * lanes);
             for first in (0..rows * across).step_by(tiles.run.len()) {
                 let count = tiles.run.len().min(rows * across - first);
-                let (mut froms, mut places) = ([strips.cast_const(); MAX_VECTORS], [0; MAX_VECTORS]);
-                for (v, (from, place)) in froms.iter_mut().zip(&mut places).take(count).enumerate() {
+                let (mut froms, mut position_indices) =
+                    ([strips.cast_const(); MAX_VECTORS], [0; MAX_VECTORS]);
+                for (v, (from, position)) in
+                    froms.iter_mut().zip(&mut position_indices).take(count).enumerate()
+                {
                     let (y, x) = vector(first + v);
                     *from = strips.add(y * patches.strip.row_step + x);
-                    *place = y * cols + x;
+                    *position = y * cols + x;
                 }
                 let (top, bottom) = (row + vector(first).0, row + vector(first + count - 1).0);
                 for (chunk, lines) in self.rows.iter().enumerate() {
@@ -325,7 +328,7 @@ impl Direct {
                         if chunk + 1 == self.rows.len() {
                             let channel = tile * tiles.rows;
                             let channels = (channel, tiles.rows.min(self.m - channel));
-                            let rect = Rect { image, channels, positions: (begin + places[0], 1) };
+                            let rect = Rect { image, channels, positions: (begin + position_indices[0], 1) };
                             self.epilogue.prefetch_rect(bases, rect);
                         }
                         tiles.run[count - 1](
@@ -333,7 +336,7 @@ impl Direct {
                             self.offsets.as_ptr().add(low),
                             weights.add((tile * self.offsets.len() + low) * tiles.rows),
                             froms.as_ptr(),
-                            places.as_ptr(),
+                            position_indices.as_ptr(),
                             block.add(tile * tiles.rows * layout.pitch),
                             layout.pitch,
                             chunk > 0,
@@ -401,7 +404,7 @@ impl Engine for Direct {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -422,7 +425,7 @@ impl Engine for Direct {
             let bases = &{ bases };
             let (block, image) = (task % self.blocks.count, task / self.blocks.count);
             // SAFETY: as above; the weights are packed.
-            unsafe { self.task(bases.0, given, image, self.blocks.block(block), parts, worker) };
+            unsafe { self.task(bases.0, settings, image, self.blocks.block(block), parts, worker) };
         });
         // SAFETY: all tasks are done.
         unsafe { self.epilogue.first_failure(parts) }
@@ -475,8 +478,11 @@ mod tests {
     #[test]
     fn vector_axis_follows_the_shape() {
         for isa in Isa::available() {
-            let all = ChannelKernels::new(isa, 32).channels;
-            assert!(matches!(chosen_vector_axis(isa, [16, all], 10), Some(VectorAxis::Channels(_))), "{isa}");
+            let channels = ChannelKernels::new(isa, 32).channels;
+            assert!(
+                matches!(chosen_vector_axis(isa, [16, channels], 10), Some(VectorAxis::Channels(_))),
+                "{isa}"
+            );
             assert!(matches!(chosen_vector_axis(isa, [16, 18], 64), Some(VectorAxis::Positions(_))), "{isa}");
             // Packing costs less than one part in a hundred here.
             assert!(chosen_vector_axis(isa, [16, 800], 10).is_none(), "{isa}");

@@ -84,8 +84,9 @@ impl Epilogue {
             })
         };
         let accesses = nest.operands().enumerate();
-        let beside = accesses.filter(|(_, access)| row_major(access));
-        let beside = beside.map(|(i, access)| (2 + i, access.offset as isize, access.dtype.size())).collect();
+        let row_major_loads = accesses.filter(|(_, access)| row_major(access));
+        let row_major_operands =
+            row_major_loads.map(|(i, access)| (2 + i, access.offset as isize, access.dtype.size())).collect();
         let mut direct = None;
         if let ([store], [_]) = (nest.stores.as_slice(), nest.loads.as_slice()) {
             let (inst, ty) = nest.expr.insts()[usize::from(nest.expr.outputs()[0].0)];
@@ -104,7 +105,7 @@ impl Epilogue {
             compute_dtype: real,
             channels,
             plane,
-            row_major_buffers: beside,
+            row_major_buffers: row_major_operands,
             direct_offset: direct,
             store,
             padding_fixup: edges,
@@ -139,8 +140,8 @@ impl Epilogue {
         }
     }
 
-    fn linear_index(&self, image: usize, channel: usize, place: usize) -> usize {
-        (image * self.channels + channel) * self.plane + place
+    fn linear_index(&self, image: usize, channel: usize, position: usize) -> usize {
+        (image * self.channels + channel) * self.plane + position
     }
 
     /// Prefetches each channel's part of a rectangle that will run soon. If planes are large, every row of a block is
@@ -188,7 +189,7 @@ impl Epilogue {
     pub(super) unsafe fn run<T: Real>(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         frame: *mut u8,
         rect: Rect,
         block: *mut T,
@@ -200,7 +201,7 @@ impl Epilogue {
             unsafe { self.copy(bases, rect, block.cast_const(), step) };
             return;
         }
-        if let Some(edges) = self.padding_fixup.as_ref().filter(|_| given.may_need_fixup) {
+        if let Some(edges) = self.padding_fixup.as_ref().filter(|_| settings.may_need_fixup) {
             // SAFETY: the caller's contract.
             unsafe { edges.recompute(bases, rect, (self.channels, self.plane), block, step) };
         }
@@ -209,7 +210,7 @@ impl Epilogue {
             program: tape,
             // Slot 0 is the accumulator and never read from `bases`, so that slots count from B on.
             bases: &bases[1..],
-            scalars: given.scalars,
+            scalars: settings.scalars,
             frame,
             product: product.cast(),
         };
@@ -225,12 +226,12 @@ impl Epilogue {
         };
         // SAFETY: the caller's contract. These operations load from index zero only, and the iteration space has an
         // index zero.
-        unsafe { site(std::ptr::null()).run(&tape.once, 0, 0, tape.tile) };
-        let Rect { image, channels: (channel, channels), positions: (place, count) } = rect;
-        let first = self.linear_index(image, channel, place);
+        unsafe { site(std::ptr::null()).run(&tape.per_run, 0, 0, tape.tile) };
+        let Rect { image, channels: (channel, channels), positions: (position, count) } = rect;
+        let first = self.linear_index(image, channel, position);
         if self.runs_along_planes {
             for c in 0..channels {
-                run(image * self.channels + channel + c, place, count, block.wrapping_add(c * step));
+                run(image * self.channels + channel + c, position, count, block.wrapping_add(c * step));
             }
         } else if count < self.plane {
             for c in 0..channels {
@@ -239,9 +240,9 @@ impl Epilogue {
         } else if step == count {
             run(0, first, channels * count, block);
         } else {
-            let at_once = (tape.tile / count).max(1);
-            for c in (0..channels).step_by(at_once) {
-                let channels = at_once.min(channels - c);
+            let rows_per_run = (tape.tile / count).max(1);
+            for c in (0..channels).step_by(rows_per_run) {
+                let channels = rows_per_run.min(channels - c);
                 // SAFETY: the caller's contract, and the frame has capacity for `at_once` channels of `count` values.
                 unsafe {
                     let line = frame.add(tape.frame).cast::<T>();

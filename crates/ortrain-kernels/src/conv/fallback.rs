@@ -71,19 +71,19 @@ impl<T: Real> Fallback<T> {
 
     /// Returns the linear input position under a tap of the window at an output position; `None` in the padding.
     fn input_at(&self, mut output: usize, mut tap: usize) -> Option<usize> {
-        let (mut place, mut step) = (0, 1);
+        let (mut index, mut step) = (0, 1);
         for axis in self.shape.axes.iter().rev() {
-            place += step * axis.input_at(output % axis.output, tap % axis.kernel)?;
+            index += step * axis.input_at(output % axis.output, tap % axis.kernel)?;
             step *= axis.input;
             output /= axis.output;
             tap /= axis.kernel;
         }
-        Some(place)
+        Some(index)
     }
 
     /// Returns the linear output position of the window with this tap over an input position.
     fn output_at(&self, mut input: usize, mut tap: usize) -> Option<usize> {
-        let (mut place, mut step) = (0, 1);
+        let (mut index, mut step) = (0, 1);
         for axis in self.shape.axes.iter().rev() {
             let at = (input % axis.input) as isize + axis.padding_before
                 - (tap % axis.kernel * axis.dilation) as isize;
@@ -91,12 +91,12 @@ impl<T: Real> Fallback<T> {
             if at % axis.stride != 0 || at / axis.stride >= axis.output {
                 return None;
             }
-            place += step * (at / axis.stride);
+            index += step * (at / axis.stride);
             step *= axis.output;
             input /= axis.input;
             tap /= axis.kernel;
         }
-        Some(place)
+        Some(index)
     }
 
     /// Returns the element of the first matrix at a row and a depth of a group's product.
@@ -111,8 +111,8 @@ impl<T: Real> Fallback<T> {
                 ((group * channels_out + m) * channels_in + row) * taps + tap
             }
             ConvPass::FilterGradient => {
-                let (image, place) = (depth / outputs, depth % outputs);
-                ((image * groups + group) * channels_out + row) * outputs + place
+                let (image, position) = (depth / outputs, depth % outputs);
+                ((image * groups + group) * channels_out + row) * outputs + position
             }
         })
     }
@@ -130,9 +130,9 @@ impl<T: Real> Fallback<T> {
             ConvPass::Output => input(column / outputs, depth / taps, column % outputs, depth % taps),
             ConvPass::FilterGradient => input(depth / outputs, column / taps, depth % outputs, column % taps),
             ConvPass::InputGradient => {
-                let (image, place) = (column / inputs, column % inputs);
+                let (image, position) = (column / inputs, column % inputs);
                 let channel = (image * groups + group) * channels_out + depth / taps;
-                Some(channel * outputs + self.output_at(place, depth % taps)?)
+                Some(channel * outputs + self.output_at(position, depth % taps)?)
             }
         }
     }
@@ -198,7 +198,7 @@ impl<T: Real + Send + Sync> Engine for Fallback<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -262,10 +262,10 @@ impl<T: Real + Send + Sync> Engine for Fallback<T> {
                     if self.shape.pass == ConvPass::FilterGradient { self.n } else { self.epilogue.plane };
                 let mut j = 0;
                 while j < cols {
-                    let (image, place) = ((col + j) / plane, (col + j) % plane);
-                    let count = (plane - place).min(cols - j);
-                    let rect = Rect { image, channels: (channel, rows), positions: (place, count) };
-                    self.epilogue.run(bases.0, given, frame, rect, c.add(j), self.cols);
+                    let (image, position) = ((col + j) / plane, (col + j) % plane);
+                    let count = (plane - position).min(cols - j);
+                    let rect = Rect { image, channels: (channel, rows), positions: (position, count) };
+                    self.epilogue.run(bases.0, settings, frame, rect, c.add(j), self.cols);
                     j += count;
                 }
             }

@@ -122,21 +122,21 @@ impl<T: Real> FilterGradient<T> {
         let row = patches.cols.count;
         let unit =
             if patches.is_aligned && row < PANEL_DEPTH / 3 { BlockUnit::Any(1) } else { BlockUnit::Rows(8) };
-        let most =
+        let max_rows =
             if patches.is_aligned && row >= PANEL_DEPTH / 3 { row.min(PANEL_DEPTH) } else { PANEL_DEPTH };
-        let blocks = Blocks::new(n, row, unit, most, 1);
+        let blocks = Blocks::new(n, row, unit, max_rows, 1);
         patches.plan_strip(blocks.max_positions, blocks.is_split_by_rows(), false);
 
         // Division of the work.
         let (ct_unit, m_unit) = if wide { (mr, nr) } else { (nr, mr) };
         let work = n.saturating_mul(m).saturating_mul(c * alive).saturating_mul(groups);
-        let wanted = (work / MIN_TASK_WORK).clamp(1, MAX_TASKS).div_ceil(groups);
+        let target_tasks = (work / MIN_TASK_WORK).clamp(1, MAX_TASKS).div_ceil(groups);
         let padded = m.next_multiple_of(m_unit) * (c * alive).next_multiple_of(ct_unit);
         let ins = padded.div_ceil(MAX_SUM_ELEMENTS).min(c);
         let outs = padded.div_ceil(ins).div_ceil(MAX_SUM_ELEMENTS);
         let most_parts = (MAX_PARTIAL_ELEMENTS / (groups * padded)).min(n / PANEL_DEPTH).max(1);
-        let parts = Partition::new(blocks.count, 1, wanted.div_ceil(ins * outs).min(most_parts));
-        let left = wanted.div_ceil(parts.parts);
+        let parts = Partition::new(blocks.count, 1, target_tasks.div_ceil(ins * outs).min(most_parts));
+        let left = target_tasks.div_ceil(parts.parts);
         let ins = Partition::new(c, 1, ins.max(left.min(c * alive / MAX_WINDOW_ROWS)));
         let left = left.div_ceil(ins.parts);
         let outs = Partition::new(m, m_unit, outs.max(left.min(m / (4 * m_unit))));
@@ -150,11 +150,11 @@ impl<T: Real> FilterGradient<T> {
             let steps = divide_into_steps(ins.max_size(), alive, MAX_WINDOW_COLUMNS, &patches).count();
             (out_rows, in_rows + steps * nr + 16)
         };
-        let at_once = if wide { MAX_WINDOW_ROWS } else { MAX_WINDOW_COLUMNS };
+        let max_rows_per_step = if wide { MAX_WINDOW_ROWS } else { MAX_WINDOW_COLUMNS };
         // Fewer channels may have fewer, but larger steps.
         let (mut most_rows, mut most_channels) = (0, 0);
         for channels in ins.sizes() {
-            for step in divide_into_steps(channels, alive, at_once, &patches) {
+            for step in divide_into_steps(channels, alive, max_rows_per_step, &patches) {
                 most_rows = most_rows.max(step.rows());
                 most_channels = most_channels.max(step.channels);
             }
@@ -169,31 +169,32 @@ impl<T: Real> FilterGradient<T> {
             each: finish.frame,
             ..Layout::default()
         };
-        let mut room = |elements: usize| {
+        let mut reserve = |elements: usize| {
             let at = layout.each;
             layout.each += (elements * T::BYTES).next_multiple_of(ALIGN);
             at
         };
         let segment = size_of::<Segment>().div_ceil(T::BYTES);
-        layout.segments = room(patches.max_segments(blocks.max_positions, blocks.max_positions) * segment);
+        layout.segments = reserve(patches.max_segments(blocks.max_positions, blocks.max_positions) * segment);
         let strips = patches.strip.elements * most_channels;
-        layout.strips = room(strips);
-        layout.rows = room(most_rows * blocks.max_positions + SLACK);
-        layout.lines = room(out_rows * blocks.max_positions);
+        layout.strips = reserve(strips);
+        layout.rows = reserve(most_rows * blocks.max_positions + SLACK);
+        layout.lines = reserve(out_rows * blocks.max_positions);
         let lefts = if wide { most_rows } else { out_rows }.next_multiple_of(mr);
-        layout.lefts = room(if micro.tiles.is_some() {
+        layout.lefts = reserve(if micro.tiles.is_some() {
             micro.packed_len(Side::A, lefts, blocks.max_positions)
         } else {
             0
         });
-        layout.panels = room(micro.packed_len(Side::B, columns.next_multiple_of(nr), blocks.max_positions));
-        layout.sums = if parts.parts > 1 { 0 } else { room(size) };
+        layout.panels =
+            reserve(micro.packed_len(Side::B, columns.next_multiple_of(nr), blocks.max_positions));
+        layout.sums = if parts.parts > 1 { 0 } else { reserve(size) };
         layout.tile = if parts.parts > 1 {
-            room(if wide { in_rows * TRANSPOSED_CHANNELS } else { TRANSPOSED_CHANNELS * pitch })
+            reserve(if wide { in_rows * TRANSPOSED_CHANNELS } else { TRANSPOSED_CHANNELS * pitch })
         } else {
             0
         };
-        layout.line = room(TRANSPOSED_CHANNELS * ins.max_size() * taps);
+        layout.line = reserve(TRANSPOSED_CHANNELS * ins.max_size() * taps);
         layout.strip_bytes = strips * T::BYTES;
         if parts.parts > 1 {
             let tasks = parts.parts * groups * ins.parts * outs.parts;
@@ -247,17 +248,17 @@ impl<T: Real> FilterGradient<T> {
         let offsets = &patches.phases[0].offsets;
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
-            let at = |place: usize| scratch.add(place).cast::<T>();
+            let at = |offset: usize| scratch.add(offset).cast::<T>();
             for block in part..part_end {
                 let (begin, end) = self.blocks.block(block);
                 let depth = end - begin;
                 let first = block == part;
-                let (image, place) = (begin / plane, begin % plane);
-                let one_image = place + depth <= plane;
+                let (image, position) = (begin / plane, begin % plane);
+                let one_image = position + depth <= plane;
 
                 // The gradient of the output, line by line, in place if possible.
                 let channel = (image * self.groups + group) * self.m + outs.0;
-                let from = bases[0].wrapping_add((channel * plane + place) * self.dtypes[0].size());
+                let from = bases[0].wrapping_add((channel * plane + position) * self.dtypes[0].size());
                 let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
                 let (out, out_step, dtype) = if one_image && (wide || self.dtypes[0] == real) {
                     (from.cast_const(), plane as isize, self.dtypes[0])
@@ -311,12 +312,12 @@ impl<T: Real> FilterGradient<T> {
                 let segments = std::slice::from_raw_parts(segments, count);
                 let mut column = 0;
                 for step in self.steps(ins.1 - ins.0) {
-                    let rows_here = step.rows();
-                    debug_assert!(rows_here <= layout.step_rows && step.channels <= layout.step_channels);
+                    let step_height = step.rows();
+                    debug_assert!(step_height <= layout.step_rows && step.channels <= layout.step_channels);
                     let first_channel = (group * self.channels_in + ins.0 + step.channel) * patches.plane;
                     let source = bases[1].wrapping_add(first_channel * self.dtypes[1].size()).cast_const();
                     let (windows, windows_step) = if patches.is_aligned && one_image {
-                        (source.cast::<T>().wrapping_add(image * patches.image + place), patches.plane)
+                        (source.cast::<T>().wrapping_add(image * patches.image + position), patches.plane)
                     } else {
                         let strips = at(layout.strips);
                         let (from, limit, channel) = if patches.is_aligned {
@@ -328,7 +329,7 @@ impl<T: Real> FilterGradient<T> {
                             }
                             (strips.cast_const(), usize::MAX, patches.strip.elements)
                         };
-                        let made = RowCopy {
+                        let copy = RowCopy {
                             from,
                             limit,
                             channel,
@@ -340,18 +341,18 @@ impl<T: Real> FilterGradient<T> {
                             pitch: depth,
                             to: at(layout.rows),
                         };
-                        copy_rows(isa, made);
+                        copy_rows(isa, copy);
                         (at(layout.rows).cast_const(), depth)
                     };
-                    let windows = lines_of(windows.cast(), windows_step as isize, rows_here);
+                    let windows = lines_of(windows.cast(), windows_step as isize, step_height);
                     if let Some(out) = out_left {
                         micro.pack(isa, real, windows, Side::B, panels);
-                        self.multiply(out, out_rows, panels, rows_here, depth, sums.add(column), !first);
-                        column += rows_here.next_multiple_of(nr);
+                        self.multiply(out, out_rows, panels, step_height, depth, sums.add(column), !first);
+                        column += step_height.next_multiple_of(nr);
                     } else {
                         let to = sums.add(column * layout.pitch);
-                        self.multiply(left(real, windows), rows_here, panels, out_rows, depth, to, !first);
-                        column += rows_here;
+                        self.multiply(left(real, windows), step_height, panels, out_rows, depth, to, !first);
+                        column += step_height;
                     }
                 }
             }
@@ -395,7 +396,7 @@ impl<T: Real> FilterGradient<T> {
     unsafe fn run_epilogue(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         group: usize,
         (out, out_end): (usize, usize),
         ins: (usize, usize),
@@ -413,20 +414,20 @@ impl<T: Real> FilterGradient<T> {
             if self.columns_are_outputs { step.rows() } else { step.rows().next_multiple_of(nr) }
         };
         // True if there is no gap between the columns of two steps.
-        let whole = || {
+        let is_whole = || {
             self.steps(channels).scan(0, |end, step| {
                 let begin = std::mem::replace(end, *end + columns(&step));
                 Some(begin == step.channel * self.taps + step.tap)
             })
         };
-        let stays = !self.columns_are_outputs && in_order && whole().all(|whole| whole);
+        let can_skip = !self.columns_are_outputs && in_order && is_whole().all(|is_full| is_full);
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let line = scratch.add(self.layout.line).cast::<T>();
             for tile in (out..out_end).step_by(TRANSPOSED_CHANNELS) {
                 let count = TRANSPOSED_CHANNELS.min(out_end - tile);
                 let mut block = (line, width);
-                if stays {
+                if can_skip {
                     block = (sums.add((tile - out) * pitch).cast_mut(), pitch);
                 } else if self.columns_are_outputs && in_order {
                     transpose(self.isa, sums.add(tile - out), pitch, (width, count), line, width);
@@ -464,7 +465,7 @@ impl<T: Real> FilterGradient<T> {
                     channels: (group * self.m + tile, count),
                     positions: (ins.0 * self.taps, width),
                 };
-                self.epilogue.run(bases, given, scratch, rect, block.0, block.1);
+                self.epilogue.run(bases, settings, scratch, rect, block.0, block.1);
             }
         }
     }
@@ -473,7 +474,7 @@ impl<T: Real> FilterGradient<T> {
     unsafe fn add_parts(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         (group, out, in_): (usize, usize, usize),
         tile: usize,
         parts: ScratchParts,
@@ -500,7 +501,7 @@ impl<T: Real> FilterGradient<T> {
                 parts.shared_part().cast::<T>().add(self.task_index(0, group, out, in_) * size + first);
             let step = self.task_index(1, 0, 0, 0) * size;
             add_parts(self.isa, from, pitch, (self.parts.parts, step), (rows, width), to, to_pitch);
-            self.run_epilogue(bases, given, group, (begin, end), ins, to, to_pitch, scratch);
+            self.run_epilogue(bases, settings, group, (begin, end), ins, to, to_pitch, scratch);
         }
     }
 
@@ -514,14 +515,14 @@ impl<T: Real> FilterGradient<T> {
 fn divide_into_steps(
     channels: usize,
     taps: usize,
-    most: usize,
+    max_size: usize,
     patches: &Patches,
 ) -> impl Iterator<Item = Step> + use<> {
-    let at_once = (most / taps).min(MAX_STRIP_ELEMENTS / patches.strip.elements.max(1)).max(1);
-    let cut = Partition::with_max_size(channels, 1, at_once);
-    let ranges = Partition::with_max_size(taps, 1, if taps > most { most } else { taps });
-    (0..cut.parts).flat_map(move |i| {
-        let (begin, end) = cut.part(i);
+    let at_once = (max_size / taps).min(MAX_STRIP_ELEMENTS / patches.strip.elements.max(1)).max(1);
+    let partition = Partition::with_max_size(channels, 1, at_once);
+    let ranges = Partition::with_max_size(taps, 1, if taps > max_size { max_size } else { taps });
+    (0..partition.parts).flat_map(move |i| {
+        let (begin, end) = partition.part(i);
         (0..ranges.parts).map(move |range| {
             let (from, to) = ranges.part(range);
             Step { channel: begin, channels: end - begin, tap: from, taps: to - from }
@@ -545,7 +546,7 @@ impl<T: Real + Send + Sync> Engine for FilterGradient<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -573,7 +574,7 @@ impl<T: Real + Send + Sync> Engine for FilterGradient<T> {
                 };
                 self.sum_blocks(bases.0, group, self.parts.part(part), outs, ins, scratch, sums);
                 if !split {
-                    self.run_epilogue(bases.0, given, group, outs, ins, sums, layout.pitch, scratch);
+                    self.run_epilogue(bases.0, settings, group, outs, ins, sums, layout.pitch, scratch);
                 }
             }
         });
@@ -584,7 +585,7 @@ impl<T: Real + Send + Sync> Engine for FilterGradient<T> {
                 let (in_, rest) = (rest % self.ins.parts, rest / self.ins.parts);
                 let (out, group) = (rest % self.outs.parts, rest / self.outs.parts);
                 // SAFETY: as above.
-                unsafe { self.add_parts({ bases }.0, given, (group, out, in_), tile, parts, worker) };
+                unsafe { self.add_parts({ bases }.0, settings, (group, out, in_), tile, parts, worker) };
             });
         }
         // SAFETY: all tasks are done.

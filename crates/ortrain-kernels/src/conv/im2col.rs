@@ -27,7 +27,7 @@ pub(super) struct Axis {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct AxisPhase {
-    place: usize,
+    phase_index: usize,
     /// For each tap: its offset in the filter, and its element of the tensor at position zero.
     taps: Vec<(usize, isize)>,
 }
@@ -172,7 +172,7 @@ pub(super) const SLACK: usize = 32;
 impl Axis {
     /// Returns the axis of a missing dimension: one position with one tap.
     fn single_position() -> Axis {
-        let phases = vec![AxisPhase { place: 0, taps: vec![(0, 0)] }];
+        let phases = vec![AxisPhase { phase_index: 0, taps: vec![(0, 0)] }];
         Axis { count: 1, source: 1, step: 1, spread: 1, result: 1, phases }
     }
 
@@ -187,7 +187,7 @@ impl Axis {
             step: if axis.output > 1 { axis.stride } else { 1 },
             spread: 1,
             result: axis.output,
-            phases: vec![AxisPhase { place: 0, taps }],
+            phases: vec![AxisPhase { phase_index: 0, taps }],
         }
         .without_dead_taps()
     }
@@ -198,17 +198,17 @@ impl Axis {
         let mut phases: Vec<AxisPhase> = Vec::new();
         for k in 0..axis.kernel {
             let shift = axis.padding_before - (k * axis.dilation) as isize;
-            let place = (-shift).rem_euclid(stride);
-            let tap = (k * unit, (place + shift) / stride);
-            let place = place as usize;
-            if place < axis.input {
-                match phases.iter_mut().find(|phase| phase.place == place) {
+            let remainder = (-shift).rem_euclid(stride);
+            let tap = (k * unit, (remainder + shift) / stride);
+            let phase_index = remainder as usize;
+            if phase_index < axis.input {
+                match phases.iter_mut().find(|phase| phase.phase_index == phase_index) {
                     Some(phase) => phase.taps.push(tap),
-                    None => phases.push(AxisPhase { place, taps: vec![tap] }),
+                    None => phases.push(AxisPhase { phase_index, taps: vec![tap] }),
                 }
             }
         }
-        phases.sort_by_key(|phase| phase.place);
+        phases.sort_by_key(|phase| phase.phase_index);
         let spread = if axis.input > 1 { axis.stride } else { 1 };
         Axis {
             count: axis.input.div_ceil(axis.stride),
@@ -224,12 +224,12 @@ impl Axis {
     /// Drops taps that see only padding.
     fn without_dead_taps(mut self) -> Axis {
         let Axis { count, source, step, .. } = self;
-        let sees = |offset: isize| {
+        let reaches = |offset: isize| {
             let first = if offset < 0 { offset.unsigned_abs().div_ceil(step) } else { 0 };
             first < count && ((first * step) as isize + offset) < source as isize
         };
         for phase in &mut self.phases {
-            phase.taps.retain(|&(_, offset)| sees(offset));
+            phase.taps.retain(|&(_, offset)| reaches(offset));
         }
         self.phases.retain(|phase| !phase.taps.is_empty());
         self
@@ -238,8 +238,12 @@ impl Axis {
     /// Returns true if each position sees exactly the element of the same index.
     fn is_aligned(&self) -> bool {
         let [phase] = self.phases.as_slice() else { return false };
-        let one = matches!(phase.taps.as_slice(), [(_, 0)]) && phase.place == 0;
-        one && self.step == 1 && self.spread == 1 && self.count == self.source && self.count == self.result
+        let is_single = matches!(phase.taps.as_slice(), [(_, 0)]) && phase.phase_index == 0;
+        is_single
+            && self.step == 1
+            && self.spread == 1
+            && self.count == self.source
+            && self.count == self.result
     }
 
     /// Merges both axes, if windows cover the whole inner axis, element by element.
@@ -247,7 +251,7 @@ impl Axis {
         let ([outer_phase], [inner_phase]) = (self.phases.as_slice(), inner.phases.as_slice()) else {
             return None;
         };
-        let plain = self.step == 1 && self.spread == 1 && outer_phase.place == 0;
+        let plain = self.step == 1 && self.spread == 1 && outer_phase.phase_index == 0;
         if !plain || !inner.is_aligned() {
             return None;
         }
@@ -260,7 +264,7 @@ impl Axis {
             step: 1,
             spread: 1,
             result: self.result * inner.result,
-            phases: vec![AxisPhase { place: 0, taps }],
+            phases: vec![AxisPhase { phase_index: 0, taps }],
         })
     }
 }
@@ -270,25 +274,25 @@ impl Patches {
     /// if the stride is so large that most elements of the result have no taps, or taps of their own. `in_place`: the
     /// tensor may be read directly.
     pub(super) fn new(shape: &ConvShape, in_place: bool) -> Option<Patches> {
-        let back = shape.pass == ConvPass::InputGradient;
+        let is_gradient = shape.pass == ConvPass::InputGradient;
         // From the innermost axis on, so that each axis may merge with the axis inside of it.
         let mut axes: Vec<Axis> = Vec::new();
         let mut unit = 1;
         for axis in shape.axes.iter().rev() {
-            let made = if back { Axis::backward(axis, unit) } else { Axis::forward(axis, unit) };
+            let new_axis = if is_gradient { Axis::backward(axis, unit) } else { Axis::forward(axis, unit) };
             unit *= axis.kernel;
-            match axes.last().and_then(|inner| made.merge_inner(inner)) {
+            match axes.last().and_then(|inner| new_axis.merge_inner(inner)) {
                 Some(merged) => *axes.last_mut()? = merged,
-                None => axes.push(made),
+                None => axes.push(new_axis),
             }
         }
         let product = |f: fn(&Axis) -> usize| axes.iter().try_fold(1usize, |n, axis| n.checked_mul(f(axis)));
-        let few = |count: Option<usize>| count.is_some_and(|count| count <= MAX_PHASES);
-        if !few(product(|axis| axis.phases.len())) || !few(product(|axis| axis.spread)) {
+        let is_few = |count: Option<usize>| count.is_some_and(|count| count <= MAX_PHASES);
+        if !is_few(product(|axis| axis.phases.len())) || !is_few(product(|axis| axis.spread)) {
             return None;
         }
         let aligned = in_place && axes.len() == 1 && axes[0].is_aligned();
-        let channels = if back { shape.channels_out } else { shape.channels_in };
+        let channels = if is_gradient { shape.channels_out } else { shape.channels_in };
         let plane: usize = axes.iter().map(|axis| axis.source).product();
         let mut axes = axes.into_iter();
         let cols = axes.next().unwrap_or_else(Axis::single_position);
@@ -306,24 +310,24 @@ impl Patches {
         for axis in outer.iter().chain([&rows, &cols]) {
             phases = phases
                 .iter()
-                .flat_map(|(places, taps)| {
+                .flat_map(|(phases_so_far, taps)| {
                     axis.phases.iter().map(move |phase| {
-                        let places = [places.as_slice(), &[phase.place]].concat();
+                        let indices = [phases_so_far.as_slice(), &[phase.phase_index]].concat();
                         let taps = taps.iter().flat_map(|(tap, along)| {
                             let with = move |&(unit, offset): &(usize, isize)| {
                                 (tap + unit, [along.as_slice(), &[offset]].concat())
                             };
                             phase.taps.iter().map(with)
                         });
-                        (places, taps.collect())
+                        (indices, taps.collect())
                     })
                 })
                 .collect();
         }
-        let phases = phases.into_iter().map(|(mut places, taps): (Vec<usize>, Vec<(usize, Vec<isize>)>)| {
-            let (col, row) = (places.pop().unwrap_or(0), places.pop().unwrap_or(0));
+        let phases = phases.into_iter().map(|(mut indices, taps): (Vec<usize>, Vec<(usize, Vec<isize>)>)| {
+            let (col, row) = (indices.pop().unwrap_or(0), indices.pop().unwrap_or(0));
             let (taps, along) = taps.into_iter().unzip();
-            Phase { outer: places, row, col, taps, offsets: Vec::new(), along }
+            Phase { outer: indices, row, col, taps, offsets: Vec::new(), along }
         });
         Some(Patches {
             plane,
@@ -345,7 +349,7 @@ impl Patches {
 
     /// Chooses the layout of strips for ranges of at most `most` positions. `split`: each range is inside of one row.
     /// `planar`: each range is inside of one image, and there are no outer axes.
-    pub(super) fn plan_strip(&mut self, most: usize, split: bool, planar: bool) {
+    pub(super) fn plan_strip(&mut self, max_columns: usize, split: bool, planar: bool) {
         let rank = self.outer.len();
         let offsets = |axis: usize| {
             self.phases.iter().flat_map(move |phase| phase.along.iter().map(move |along| along[axis]))
@@ -360,10 +364,11 @@ impl Patches {
             outer.sort_unstable();
             outer.dedup();
         }
-        let seen = if split { most.min(self.cols.count) } else { self.cols.count };
-        let width = seen + col.span;
-        let all = self.batch * (self.positions() / self.cols.count.max(1));
-        let touched = if split { 1 } else { all.min(most.saturating_sub(1) / self.cols.count.max(1) + 2) };
+        let columns = if split { max_columns.min(self.cols.count) } else { self.cols.count };
+        let width = columns + col.span;
+        let row_count = self.batch * (self.positions() / self.cols.count.max(1));
+        let touched =
+            if split { 1 } else { row_count.min(max_columns.saturating_sub(1) / self.cols.count.max(1) + 2) };
         let tall = touched.min(self.rows.count.max(1));
         let pieces = touched.min(touched.saturating_sub(1) / self.rows.count.max(1) + 2);
         let phases = row.remainders.len() * col.remainders.len();
@@ -412,12 +417,12 @@ impl Patches {
     fn column_run(&self, remainder: usize, x: usize, count: usize) -> Run {
         let step = self.cols.step as isize;
         let begin = (x as isize + self.strip.col.low) * step + remainder as isize;
-        let whole = count + self.strip.col.span;
-        let zeros = if begin < 0 { begin.unsigned_abs().div_ceil(self.cols.step).min(whole) } else { 0 };
+        let total = count + self.strip.col.span;
+        let zeros = if begin < 0 { begin.unsigned_abs().div_ceil(self.cols.step).min(total) } else { 0 };
         let first = begin + zeros as isize * step;
         let left = self.cols.source as isize - first;
-        let there = if left > 0 { (left as usize).div_ceil(self.cols.step).min(whole - zeros) } else { 0 };
-        Run { zeros, count: there, first: first.max(0) as usize }
+        let copied = if left > 0 { (left as usize).div_ceil(self.cols.step).min(total - zeros) } else { 0 };
+        Run { zeros, count: copied, first: first.max(0) as usize }
     }
 
     /// Calls `f` for each piece of a range of positions.
@@ -434,8 +439,8 @@ impl Patches {
     }
 
     /// Returns the maximum number of segments of a range of `most` positions, divided into panels.
-    pub(super) fn max_segments(&self, most: usize, panel: usize) -> usize {
-        most / self.cols.count.max(1) + 2 + most.div_ceil(panel)
+    pub(super) fn max_segments(&self, max_panels: usize, panel: usize) -> usize {
+        max_panels / self.cols.count.max(1) + 2 + max_panels.div_ceil(panel)
     }
 
     /// Calls `f` for the segments of the positions `begin..end`, in order. Segments are divided into panels of `panel`
@@ -448,7 +453,7 @@ impl Patches {
         mut f: impl FnMut(Segment),
     ) {
         let mut at = 0;
-        let mut cut = |mut from: isize, mut len: usize| {
+        let mut add_segment = |mut from: isize, mut len: usize| {
             while len > 0 {
                 let now = len.min(panel - at % panel);
                 f(Segment { from, to: (at / panel * pitch + at % panel) as u32, len: now as u32 });
@@ -459,22 +464,22 @@ impl Patches {
         };
         let wide = self.cols.count;
         if self.is_aligned {
-            let mut place = begin;
-            while place < end {
-                let len = (wide - place % wide).min(end - place);
-                cut((place / wide * self.image + place % wide) as isize, len);
-                place += len;
+            let mut index = begin;
+            while index < end {
+                let len = (wide - index % wide).min(end - index);
+                add_segment((index / wide * self.image + index % wide) as isize, len);
+                index += len;
             }
             return;
         }
         let Strip { is_split_by_rows: split, ref outer, ref row, row_step, plane, .. } = self.strip;
         let start = if split { begin % wide } else { 0 };
-        let (mut base, mut place) = (0, begin);
+        let (mut base, mut index) = (0, begin);
         self.for_each_piece(begin, end, |piece| {
             for y in 0..piece.rows {
-                let len = (wide - place % wide).min(end - place);
-                cut((base + y * row_step + place % wide - start) as isize, len);
-                place += len;
+                let len = (wide - index % wide).min(end - index);
+                add_segment((base + y * row_step + index % wide - start) as isize, len);
+                index += len;
             }
             base += if outer.len() == 1 { (piece.rows + row.span) * row_step } else { outer.len() * plane };
         });
@@ -488,8 +493,8 @@ impl Patches {
         let mut base = 0;
         self.for_each_piece(begin, end, |piece| {
             for offsets in outer {
-                if let Some(place) = self.outer_index(piece.outer, offsets) {
-                    let from = piece.image * self.image + place * self.rows.source * self.cols.source;
+                if let Some(index) = self.outer_index(piece.outer, offsets) {
+                    let from = piece.image * self.image + index * self.rows.source * self.cols.source;
                     // In memory order.
                     for quotient in 0..piece.rows + row.span {
                         let first = ((piece.row + quotient) as isize + row.low) * self.rows.step as isize;
@@ -542,14 +547,14 @@ impl Patches {
 
     /// Returns the linear index of the outer element under a tap at an outer position.
     fn outer_index(&self, mut position: usize, offsets: &[isize]) -> Option<usize> {
-        let (mut place, mut unit) = (0, 1);
+        let (mut index, mut unit) = (0, 1);
         for (axis, &offset) in self.outer.iter().zip(offsets).rev() {
             let at = (position % axis.count * axis.step) as isize + offset;
-            place += unit * usize::try_from(at).ok().filter(|&at| at < axis.source)?;
+            index += unit * usize::try_from(at).ok().filter(|&at| at < axis.source)?;
             unit *= axis.source;
             position /= axis.count;
         }
-        Some(place)
+        Some(index)
     }
 
     /// Calls `f(spread, place)` for each outer element of the result at an outer position: its linear index within the
@@ -557,18 +562,18 @@ impl Patches {
     #[inline(always)]
     pub(super) fn for_each_outer_index(&self, position: usize, mut f: impl FnMut(usize, usize)) {
         let axes = &self.outer;
-        let all: usize = axes.iter().map(|axis| axis.spread).product();
-        for spread in 0..all {
-            let (mut left, mut at, mut place, mut unit) = (spread, position, 0, 1);
+        let total: usize = axes.iter().map(|axis| axis.spread).product();
+        for spread in 0..total {
+            let (mut left, mut at, mut index, mut unit) = (spread, position, 0, 1);
             let inside = axes.iter().rev().all(|axis| {
-                let here = at % axis.count * axis.spread + left % axis.spread;
+                let coordinate = at % axis.count * axis.spread + left % axis.spread;
                 (left, at) = (left / axis.spread, at / axis.count);
-                place += here * unit;
+                index += coordinate * unit;
                 unit *= axis.result;
-                here < axis.result
+                coordinate < axis.result
             });
             if inside {
-                f(spread, place);
+                f(spread, index);
             }
         }
     }

@@ -154,13 +154,13 @@ impl<T: Real> ImplicitGemm<T> {
         let mut patches = Patches::new(shape, desc.a == real)?;
         let taps: usize = shape.axes.iter().map(|axis| axis.kernel).product();
         let (groups, plane) = (shape.groups, shape.channels_in * taps);
-        let back = shape.pass == ConvPass::InputGradient;
-        let (m, channels) = if back {
+        let is_gradient = shape.pass == ConvPass::InputGradient;
+        let (m, channels) = if is_gradient {
             (shape.channels_in, shape.channels_out)
         } else {
             (shape.channels_out, shape.channels_in)
         };
-        let filter = if back { [taps, plane, channels * plane] } else { [plane, taps, m * plane] };
+        let filter = if is_gradient { [taps, plane, channels * plane] } else { [plane, taps, m * plane] };
         if channels == 0 {
             patches.phases.clear();
         }
@@ -168,7 +168,7 @@ impl<T: Real> ImplicitGemm<T> {
         let axes = || patches.outer.iter().chain([&patches.rows, &patches.cols]);
         let spread: usize = axes().map(|axis| axis.spread).product();
         let single = phases == 1 && spread == 1;
-        let natural = !back && phases == 1 && patches.phases[0].taps.len() == taps;
+        let natural = !is_gradient && phases == 1 && patches.phases[0].taps.len() == taps;
         let height = micro.panel_rows(m);
         let row_panels = m.div_ceil(height);
 
@@ -176,44 +176,47 @@ impl<T: Real> ImplicitGemm<T> {
         let n = patches.batch * patches.positions();
         let depth: usize = patches.phases.iter().map(|phase| phase.taps.len() * channels).sum();
         let work = n.saturating_mul(m).saturating_mul(depth).saturating_mul(groups);
-        let wanted = (work / MIN_TASK_WORK).clamp(1, MAX_TASKS);
+        let target_tasks = (work / MIN_TASK_WORK).clamp(1, MAX_TASKS);
         let copies = if single { 1 } else { phases + spread };
         let windows = micro.packed_len(Side::B, n.next_multiple_of(nr), depth).saturating_mul(T::BYTES);
-        let near = single && windows <= MAX_CACHED_WINDOW_BYTES && m >= MIN_TASK_ROWS * wanted;
-        let few = near || n <= MAX_TASKS * nr && (single || patches.cols.count <= BLOCK_COLUMNS);
-        let shared = groups == 1 && few && m >= 2 * mr && wanted > 1 && windows <= MAX_SHARED_WINDOW_BYTES;
+        let is_cached = single && windows <= MAX_CACHED_WINDOW_BYTES && m >= MIN_TASK_ROWS * target_tasks;
+        let is_small = is_cached || n <= MAX_TASKS * nr && (single || patches.cols.count <= BLOCK_COLUMNS);
+        let shared =
+            groups == 1 && is_small && m >= 2 * mr && target_tasks > 1 && windows <= MAX_SHARED_WINDOW_BYTES;
         let (rows, blocks);
         if shared {
-            let most = (MAX_BLOCK_ELEMENTS / (copies * n.next_multiple_of(nr))).max(1);
-            let parts = Partition::with_max_size(m, height, most).parts.max(wanted);
+            let max_columns = (MAX_BLOCK_ELEMENTS / (copies * n.next_multiple_of(nr))).max(1);
+            let parts = Partition::with_max_size(m, height, max_columns).parts.max(target_tasks);
             rows = Partition::new(m, height, parts);
             blocks = Blocks::new(n, n, BlockUnit::Any(n), n, 1);
         } else {
-            let least = (2 * nr).max(if single { 0 } else { patches.cols.count.min(BLOCK_COLUMNS) });
-            rows = Partition::with_max_size(m, height, (MAX_BLOCK_ELEMENTS / copies / least).max(height));
+            let min_columns = (2 * nr).max(if single { 0 } else { patches.cols.count.min(BLOCK_COLUMNS) });
+            rows =
+                Partition::with_max_size(m, height, (MAX_BLOCK_ELEMENTS / copies / min_columns).max(height));
             let deepest = patches.phases.iter().map(|phase| phase.taps.len() * channels).max();
             let columns = (MAX_PANEL_ELEMENTS / deepest.unwrap_or(1).clamp(1, PANEL_DEPTH))
                 .clamp(BLOCK_COLUMNS, 4 * BLOCK_COLUMNS);
-            let most = (MAX_BLOCK_ELEMENTS / copies / rows.max_size().max(1)).clamp(nr, columns) / nr * nr;
+            let max_columns =
+                (MAX_BLOCK_ELEMENTS / copies / rows.max_size().max(1)).clamp(nr, columns) / nr * nr;
             // Whole images: contiguous elements are read and written at once.
-            let images = single && patches.batch >= MIN_WHOLE_IMAGES && patches.positions() <= most;
+            let images = single && patches.batch >= MIN_WHOLE_IMAGES && patches.positions() <= max_columns;
             let unit = match (single, patches.is_aligned) {
                 _ if images => BlockUnit::Any(patches.positions().max(1)),
                 (true, true) => BlockUnit::Any(nr),
                 (true, false) => BlockUnit::Within(nr),
                 (false, _) => BlockUnit::Rows(nr),
             };
-            let wanted = wanted.div_ceil(groups.max(1)).min(n.div_ceil(2 * nr).max(1));
-            blocks = Blocks::new(n, patches.cols.count, unit, most, wanted);
+            let target_parts = target_tasks.div_ceil(groups.max(1)).min(n.div_ceil(2 * nr).max(1));
+            blocks = Blocks::new(n, patches.cols.count, unit, max_columns, target_parts);
         }
         let cols = blocks.max_positions.next_multiple_of(nr);
         patches.plan_strip(blocks.max_positions, blocks.is_split_by_rows(), false);
 
         // Some channels at a time.
         let most_taps = patches.phases.iter().map(|phase| phase.taps.len()).max().unwrap_or(1);
-        let at_once =
+        let images_per_block =
             (PANEL_DEPTH / most_taps).min(MAX_STRIP_ELEMENTS / patches.strip.elements.max(1)).max(1);
-        let chunks = Partition::with_max_size(if phases == 0 { 0 } else { channels }, 1, at_once);
+        let chunks = Partition::with_max_size(if phases == 0 { 0 } else { channels }, 1, images_per_block);
         let mut steps = Vec::new();
         let (mut panels, mut packed, mut deepest) = (0, 0usize, 0);
         for i in 0..chunks.parts {
@@ -256,24 +259,24 @@ impl<T: Real> ImplicitGemm<T> {
         let pitch = cols + 16;
         let phase = rows.max_size() * pitch;
         let mut layout = Layout { pitch, phase, each: finish.frame, ..Layout::default() };
-        let mut room = |bytes: usize| {
+        let mut reserve = |bytes: usize| {
             let at = layout.each;
             layout.each += bytes.next_multiple_of(ALIGN);
             at
         };
-        layout.segments = room(patches.max_segments(blocks.max_positions, nr) * size_of::<Segment>());
+        layout.segments = reserve(patches.max_segments(blocks.max_positions, nr) * size_of::<Segment>());
         let strip_bytes = patches.strip.elements * chunks.max_size() * T::BYTES;
-        layout.strips = room(strip_bytes);
+        layout.strips = reserve(strip_bytes);
         let panels_of = |each: usize| cols / nr * each * T::BYTES;
-        layout.windows = room(if shared && !tiled { 0 } else { panels_of(deepest * nr + SLACK) });
-        layout.tiles = room(if tiled && !shared { panels_of(panel_elements(&micro, deepest)) } else { 0 });
+        layout.windows = reserve(if shared && !tiled { 0 } else { panels_of(deepest * nr + SLACK) });
+        layout.tiles = reserve(if tiled && !shared { panels_of(panel_elements(&micro, deepest)) } else { 0 });
         let local = if weights == Weights::Local { rows.max_size().div_ceil(height) } else { 0 };
-        layout.weights = room(local * micro.packed_len(Side::A, mr, deepest) * T::BYTES);
-        layout.plain = room(if tiled { mr * deepest * T::BYTES } else { 0 });
-        layout.block = room(if direct { mr * nr } else { phase * phases } * T::BYTES);
+        layout.weights = reserve(local * micro.packed_len(Side::A, mr, deepest) * T::BYTES);
+        layout.plain = reserve(if tiled { mr * deepest * T::BYTES } else { 0 });
+        layout.block = reserve(if direct { mr * nr } else { phase * phases } * T::BYTES);
         let line =
             if single || finish.is_direct() { 0 } else { blocks.max_positions * spread * rows.max_size() };
-        layout.line = room(line * T::BYTES);
+        layout.line = reserve(line * T::BYTES);
         let bytes = match (shared, weights) {
             (true, _) => panels * T::BYTES,
             (false, Weights::Shared) => packed,
@@ -316,8 +319,8 @@ impl<T: Real> ImplicitGemm<T> {
         channel: usize,
         tap: usize,
     ) -> *const u8 {
-        let [line, plane, all] = self.filter;
-        base.wrapping_add((group * all + row * line + channel * plane + tap) * self.dtypes[1].size())
+        let [line, plane, filter_len] = self.filter;
+        base.wrapping_add((group * filter_len + row * line + channel * plane + tap) * self.dtypes[1].size())
     }
 
     /// Packs the weights of some rows, at most one panel, for one step.
@@ -402,8 +405,8 @@ impl<T: Real> ImplicitGemm<T> {
             let count = self.list_segments((begin, end), step.depth(), segments);
             let first = (group * self.channels + step.channel) * patches.plane;
             let (from, limit, channel) = if patches.is_aligned {
-                let all = patches.batch * patches.image;
-                (base.cast::<T>().wrapping_add(first), all - first, patches.plane)
+                let image_elements = patches.batch * patches.image;
+                (base.cast::<T>().wrapping_add(first), image_elements - first, patches.plane)
             } else {
                 let strips = scratch.add(layout.strips).cast::<T>();
                 (strips.cast_const(), usize::MAX, patches.strip.elements)
@@ -442,7 +445,7 @@ impl<T: Real> ImplicitGemm<T> {
     unsafe fn run_task(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         group: usize,
         positions: (usize, usize),
         rows: (usize, usize),
@@ -476,7 +479,7 @@ impl<T: Real> ImplicitGemm<T> {
                 }
             }
             if self.has_single_phase && !self.stores_directly {
-                self.store(bases, given, group, positions, rows, scratch);
+                self.store(bases, settings, group, positions, rows, scratch);
             } else if !self.stores_directly {
                 let weave = PhaseInterleaver {
                     patches: &self.patches,
@@ -489,7 +492,7 @@ impl<T: Real> ImplicitGemm<T> {
                 let channels = (group * self.m + rows.0, rows.1 - rows.0);
                 let block = scratch.add(layout.block).cast::<T>();
                 let line = scratch.add(layout.line).cast::<T>();
-                weave.run(bases, given, channels, positions, block, line, scratch);
+                weave.run(bases, settings, channels, positions, block, line, scratch);
             }
         }
     }
@@ -548,20 +551,20 @@ impl<T: Real> ImplicitGemm<T> {
                     line: 1,
                     depth: nr as isize,
                 };
-                let there = nr.min(end - col);
-                let (image, place) = (col / plane.max(1), col % plane.max(1));
-                let whole = there == nr && place + nr <= plane;
+                let columns = nr.min(end - col);
+                let (image, position) = (col / plane.max(1), col % plane.max(1));
+                let is_full = columns == nr && position + nr <= plane;
                 for (i, row) in (row..row_end).step_by(height).enumerate() {
                     let count = height.min(row_end - row);
                     let a = Factor { at: weights.at.wrapping_offset(i as isize * next), ..weights };
                     let multiply = |at: *mut T, row: usize, add: bool| {
                         let c = Target { at, row: row as isize };
-                        micro.multiply(isa, (count, there), depth, a, b, c, add);
+                        micro.multiply(isa, (count, columns), depth, a, b, c, add);
                     };
                     if finishes {
                         let channels = (group * self.m + row, count);
                         self.epilogue
-                            .prefetch_rect(bases, Rect { image, channels, positions: (place, there) });
+                            .prefetch_rect(bases, Rect { image, channels, positions: (position, columns) });
                     }
                     if !self.stores_directly {
                         let block = block.add(step.phase * self.layout.phase);
@@ -569,17 +572,17 @@ impl<T: Real> ImplicitGemm<T> {
                         continue;
                     }
                     let channels = (group * self.m + row, count);
-                    if whole {
-                        let rect = Rect { image, channels, positions: (place, nr) };
+                    if is_full {
+                        let rect = Rect { image, channels, positions: (position, nr) };
                         multiply(self.epilogue.target::<T>(bases, rect), plane, false);
                         continue;
                     }
                     multiply(block, nr, false);
                     let mut done = 0;
-                    while done < there {
-                        let (image, place) = ((col + done) / plane, (col + done) % plane);
-                        let now = (plane - place).min(there - done);
-                        let rect = Rect { image, channels, positions: (place, now) };
+                    while done < columns {
+                        let (image, position) = ((col + done) / plane, (col + done) % plane);
+                        let now = (plane - position).min(columns - done);
+                        let rect = Rect { image, channels, positions: (position, now) };
                         self.epilogue.copy(bases, rect, block.add(done), nr);
                         done += now;
                     }
@@ -592,7 +595,7 @@ impl<T: Real> ImplicitGemm<T> {
     unsafe fn store(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         group: usize,
         (begin, end): (usize, usize),
         (row, row_end): (usize, usize),
@@ -601,14 +604,14 @@ impl<T: Real> ImplicitGemm<T> {
         let plane = self.epilogue.plane;
         let mut col = begin;
         while col < end {
-            let (image, place) = (col / plane, col % plane);
-            let now = (plane - place).min(end - col);
+            let (image, position) = (col / plane, col % plane);
+            let now = (plane - position).min(end - col);
             let rect =
-                Rect { image, channels: (group * self.m + row, row_end - row), positions: (place, now) };
+                Rect { image, channels: (group * self.m + row, row_end - row), positions: (position, now) };
             // SAFETY: the caller's contract; the block is complete.
             unsafe {
                 let block = scratch.add(self.layout.block).cast::<T>().add(col - begin);
-                self.epilogue.run(bases, given, scratch, rect, block, self.layout.pitch);
+                self.epilogue.run(bases, settings, scratch, rect, block, self.layout.pitch);
             }
             col += now;
         }
@@ -631,7 +634,7 @@ impl<T: Real + Send + Sync> Engine for ImplicitGemm<T> {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -642,11 +645,12 @@ impl<T: Real + Send + Sync> Engine for ImplicitGemm<T> {
         if self.shares_windows {
             let (begin, end) = self.blocks.block(0);
             let nr = self.micro.nr;
-            let cut = Partition::with_max_size(end - begin, nr, MAX_PACKED_COLUMNS);
-            pool.run(self.steps.len() * cut.parts, parts.workers, &|task, worker| {
+            let partition = Partition::with_max_size(end - begin, nr, MAX_PACKED_COLUMNS);
+            pool.run(self.steps.len() * partition.parts, parts.workers, &|task, worker| {
                 let a = { bases }.0[0].cast_const();
                 let scratch = parts.worker_part(worker);
-                let (steps, positions) = (&self.steps[task / cut.parts], cut.part(task % cut.parts));
+                let (steps, positions) =
+                    (&self.steps[task / partition.parts], partition.part(task % partition.parts));
                 // SAFETY: as above; parts are whole panels.
                 unsafe {
                     let strips = scratch.add(self.layout.strips).cast::<T>();
@@ -682,7 +686,7 @@ impl<T: Real + Send + Sync> Engine for ImplicitGemm<T> {
             let (block, group) = (rest % self.blocks.count, rest / self.blocks.count);
             let (positions, rows) = (self.blocks.block(block), self.rows.part(row));
             // SAFETY: as above.
-            unsafe { self.run_task(bases.0, given, group, positions, rows, parts, worker) };
+            unsafe { self.run_task(bases.0, settings, group, positions, rows, parts, worker) };
         });
         // SAFETY: all tasks are done.
         unsafe { self.epilogue.first_failure(parts) }

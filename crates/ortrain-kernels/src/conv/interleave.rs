@@ -24,8 +24,8 @@ impl PhaseTable {
     pub(super) fn new(patches: &Patches) -> PhaseTable {
         let mut strands: Vec<RowPhases> = Vec::new();
         for (index, phase) in patches.phases.iter().enumerate() {
-            let places = patches.outer.iter().zip(&phase.outer);
-            let outer = places.fold(0, |linear, (axis, &place)| linear * axis.spread + place);
+            let coordinates = patches.outer.iter().zip(&phase.outer);
+            let outer = coordinates.fold(0, |linear, (axis, &coordinate)| linear * axis.spread + coordinate);
             match strands.iter_mut().find(|strand| strand.outer == outer && strand.row == phase.row) {
                 Some(strand) => strand.phases.push((phase.col, index)),
                 None => strands.push(RowPhases { outer, row: phase.row, phases: vec![(phase.col, index)] }),
@@ -62,7 +62,7 @@ impl PhaseInterleaver<'_> {
     pub(super) unsafe fn run<T: Real>(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         channels: (usize, usize),
         (begin, end): (usize, usize),
         block: *const T,
@@ -83,15 +83,15 @@ impl PhaseInterleaver<'_> {
         let xs = (x * wide.spread, ((x + cols) * wide.spread).min(wide.result));
         let mut col = 0;
         patches.for_each_piece(begin, end, |piece| {
-            patches.for_each_outer_index(piece.outer, |outer, place| {
+            patches.for_each_outer_index(piece.outer, |outer, index| {
                 // A part of one row, or whole rows.
-                let whole = xs == (0, wide.result);
+                let is_whole_row = xs == (0, wide.result);
                 let ys = (piece.row * high.spread, ((piece.row + piece.rows) * high.spread).min(high.result));
-                let at_once = if whole { ys.1 - ys.0 } else { 1 };
-                for y in (ys.0..ys.1).step_by(at_once) {
-                    let count = at_once * (xs.1 - xs.0);
-                    let place = (place * high.result + y) * wide.result + xs.0;
-                    let rect = Rect { image: piece.image, channels, positions: (place, count) };
+                let rows_per_copy = if is_whole_row { ys.1 - ys.0 } else { 1 };
+                for y in (ys.0..ys.1).step_by(rows_per_copy) {
+                    let count = rows_per_copy * (xs.1 - xs.0);
+                    let position = (index * high.result + y) * wide.result + xs.0;
+                    let rect = Rect { image: piece.image, channels, positions: (position, count) };
                     let (to, step) = if finish.is_direct() {
                         (finish.target::<T>(bases, rect), finish.plane)
                     } else {
@@ -106,7 +106,7 @@ impl PhaseInterleaver<'_> {
                         block: block.wrapping_add(col),
                         channels: channels.1,
                         first: piece.row,
-                        ys: (y, y + at_once),
+                        ys: (y, y + rows_per_copy),
                         xs,
                         cols,
                         to,
@@ -114,7 +114,7 @@ impl PhaseInterleaver<'_> {
                     });
                     if !finish.is_direct() {
                         // SAFETY: the caller's contract.
-                        unsafe { finish.run(bases, given, frame, rect, to, step) };
+                        unsafe { finish.run(bases, settings, frame, rect, to, step) };
                     }
                 }
             });
@@ -178,9 +178,9 @@ impl<T: Real> Work for Interleave<'_, T> {
                             to.add(i).write_unaligned(T::ZERO);
                         }
                     }
-                    for &(place, phase) in phases {
+                    for &(index, phase) in phases {
                         let from = of(phase);
-                        for (i, at) in (place..count).step_by(spread).enumerate() {
+                        for (i, at) in (index..count).step_by(spread).enumerate() {
                             to.add(at).write_unaligned(from.add(i).read());
                         }
                     }

@@ -84,7 +84,7 @@ trait Engine: Send + Sync {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange>;
@@ -179,31 +179,31 @@ impl ConvKernel {
         let (shared, each) = self.scratch();
         let workers = scratch.split(shared, each, pool).workers;
         let finish = self.engine.epilogue();
-        let mut given = RunSettings { scalars, may_need_fixup: true };
+        let mut settings = RunSettings { scalars, may_need_fixup: true };
         if let Some(transformed) = &self.winograd {
             if !transformed.has_unsupported_elements(bases, pool, workers) {
-                given.may_need_fixup = false;
+                settings.may_need_fixup = false;
                 // SAFETY: the caller's contract.
-                return unsafe { transformed.run(bases, given, pool, scratch) };
+                return unsafe { transformed.run(bases, settings, pool, scratch) };
             }
         } else {
-            given.may_need_fixup = finish
+            settings.may_need_fixup = finish
                 .padding_fixup
                 .as_ref()
                 .is_some_and(|edges| edges.may_be_nonfinite(bases, pool, workers));
         }
         // SAFETY: the caller's contract.
-        unsafe { self.engine.run(bases, given, pool, scratch) }?;
+        unsafe { self.engine.run(bases, settings, pool, scratch) }?;
         if let Some(edges) =
-            finish.padding_fixup.as_ref().filter(|_| given.may_need_fixup && finish.is_direct())
+            finish.padding_fixup.as_ref().filter(|_| settings.may_need_fixup && finish.is_direct())
         {
-            let all = Rect { image: 0, channels: (0, 0), positions: (0, 0) };
+            let full = Rect { image: 0, channels: (0, 0), positions: (0, 0) };
             // SAFETY: the caller's contract; the result is stored unchanged, so the store has the sums.
             unsafe {
                 if self.is_f64 {
-                    edges.recompute_all(bases, finish.target::<f64>(bases, all), pool, workers);
+                    edges.recompute_all(bases, finish.target::<f64>(bases, full), pool, workers);
                 } else {
-                    edges.recompute_all(bases, finish.target::<f32>(bases, all), pool, workers);
+                    edges.recompute_all(bases, finish.target::<f32>(bases, full), pool, workers);
                 }
             }
         }

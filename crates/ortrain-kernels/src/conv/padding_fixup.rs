@@ -178,8 +178,8 @@ impl PaddingFixup {
         element: usize,
         known: &mut NonfiniteSlices,
     ) -> Option<f64> {
-        let (sum, places) = self.sum_of(element);
-        let is_whole = |(i, axis)| self.inside_range(i, places[i]) == (0..self.sizes(axis).0);
+        let (sum, coordinates) = self.sum_of(element);
+        let is_whole = |(i, axis)| self.inside_range(i, coordinates[i]) == (0..self.sizes(axis).0);
         if !self.has_gaps() && self.shape.axes.iter().enumerate().all(is_whole) {
             return None;
         }
@@ -192,22 +192,23 @@ impl PaddingFixup {
             *known = NonfiniteSlices { of: Some(sum.unpadded.0), range: (first, end) };
         }
         // SAFETY: as above.
-        let is_spoiled = |&s: &usize| unsafe {
+        let is_nonfinite = |&s: &usize| unsafe {
             if self.has_gaps() {
-                let mut meets = MeetingPositions::new(self, &places);
-                (0..sum.inner).any(|t| meets.next().is_none() && self.has_nonfinite(bases, slice(s) + t, 1))
+                let mut positions = MeetingPositions::new(self, &coordinates);
+                (0..sum.inner)
+                    .any(|t| positions.next().is_none() && self.has_nonfinite(bases, slice(s) + t, 1))
             } else {
-                self.has_nonfinite_in_padding(bases, slice(s), 0, &places)
+                self.has_nonfinite_in_padding(bases, slice(s), 0, &coordinates)
             }
         };
         // Nonfinite elements are often neighbours, so a product that makes the true sum NaN is often near the first
         // spoiled one.
-        let first = (known.range.0..known.range.1).find(is_spoiled)?;
+        let first = (known.range.0..known.range.1).find(is_nonfinite)?;
         let mut total = 0.0;
         for s in (first..sum.outer).chain(0..first) {
-            let mut meets = MeetingPositions::new(self, &places);
+            let mut positions = MeetingPositions::new(self, &coordinates);
             for t in 0..sum.inner {
-                if let Some(place) = meets.next() {
+                if let Some(place) = positions.next() {
                     let at = sum.padded.0 + s * sum.padded.1 + place;
                     // SAFETY: elements of the operands.
                     total += unsafe {
@@ -243,11 +244,11 @@ impl PaddingFixup {
         bases: &[*mut u8],
         at: usize,
         axis: usize,
-        places: &Dims,
+        coordinates: &Dims,
     ) -> bool {
         let Some((first, rest)) = self.shape.axes[axis..].split_first() else { return false };
         let block: usize = rest.iter().map(|axis| self.sizes(axis).0).product();
-        let (inside, size) = (self.inside_range(axis, places[axis]), self.sizes(first).0);
+        let (inside, size) = (self.inside_range(axis, coordinates[axis]), self.sizes(first).0);
         let after = at + inside.end * block;
         // SAFETY: the caller's contract, for parts of the block.
         unsafe {
@@ -255,7 +256,7 @@ impl PaddingFixup {
                 || self.has_nonfinite(bases, after, (size - inside.end) * block)
                 || inside
                     .into_iter()
-                    .any(|k| self.has_nonfinite_in_padding(bases, at + k * block, axis + 1, places))
+                    .any(|k| self.has_nonfinite_in_padding(bases, at + k * block, axis + 1, coordinates))
         }
     }
 
@@ -276,38 +277,39 @@ impl PaddingFixup {
 
     /// Returns the elements along an axis that meet an element of the other operand, for a position of the result.
     /// Requires an axis without gaps.
-    fn inside_range(&self, i: usize, place: usize) -> Range<usize> {
+    fn inside_range(&self, i: usize, coordinate: usize) -> Range<usize> {
         let axis = &self.shape.axes[i];
         let (size, other) = self.sizes(axis);
-        let place = place as isize;
+        let coordinate = coordinate as isize;
         // Position that element zero meets. The position advances by `step` from element to element.
         let (start, step) = match self.shape.pass {
-            ConvPass::Output => (place * axis.stride as isize - axis.padding_before, axis.dilation as isize),
+            ConvPass::Output => {
+                (coordinate * axis.stride as isize - axis.padding_before, axis.dilation as isize)
+            }
             ConvPass::FilterGradient => {
-                (place * axis.dilation as isize - axis.padding_before, axis.stride as isize)
+                (coordinate * axis.dilation as isize - axis.padding_before, axis.stride as isize)
             }
             // Backwards: positions are counted from the end.
             ConvPass::InputGradient => {
-                (other as isize - 1 - place - axis.padding_before, axis.dilation as isize)
+                (other as isize - 1 - coordinate - axis.padding_before, axis.dilation as isize)
             }
         };
-        let reached =
-            |position: isize| ((position - start).max(0) as usize).div_ceil(step as usize).min(size);
-        let (from, to) = (reached(0), reached(other as isize));
+        let reach = |position: isize| ((position - start).max(0) as usize).div_ceil(step as usize).min(size);
+        let (from, to) = (reach(0), reach(other as isize));
         from..to.max(from)
     }
 
     /// Returns the offsets of the products of an element of the result, and its positions along the axes.
     fn sum_of(&self, mut element: usize) -> (Sum, Dims) {
         let ConvShape { pass, batch, groups, channels_in, channels_out, ref axes } = self.shape;
-        let mut places = zeros(&self.shape);
-        for (place, axis) in places.iter_mut().zip(axes).rev() {
+        let mut coordinates = zeros(&self.shape);
+        for (coordinate, axis) in coordinates.iter_mut().zip(axes).rev() {
             let size = match pass {
                 ConvPass::Output => axis.output,
                 ConvPass::InputGradient => axis.input,
                 ConvPass::FilterGradient => axis.kernel,
             };
-            *place = element % size;
+            *coordinate = element % size;
             element /= size;
         }
         let sizes = |size: fn(&SlidingAxis) -> usize| axes.iter().map(size).product::<usize>();
@@ -346,7 +348,7 @@ impl PaddingFixup {
                 }
             }
         };
-        (sum, places)
+        (sum, coordinates)
     }
 
     unsafe fn read(&self, bases: &[*mut u8], operand: usize, element: usize) -> f64 {
@@ -405,17 +407,18 @@ fn output_at(axis: &SlidingAxis, input: usize, cell: usize) -> Option<usize> {
 /// Iterator over the elements of the unpadded operand, each with the position that it meets in the other operand.
 struct MeetingPositions<'a> {
     edges: &'a PaddingFixup,
-    places: &'a Dims,
+    coordinates: &'a Dims,
     index: Dims,
     /// Linear position along all axes but the last, if it is inside.
     outside: Option<usize>,
 }
 
 impl<'a> MeetingPositions<'a> {
-    fn new(edges: &'a PaddingFixup, places: &'a Dims) -> MeetingPositions<'a> {
-        let mut meets = MeetingPositions { edges, places, index: zeros(&edges.shape), outside: None };
-        meets.outside = meets.linear_position(edges.shape.axes.len().saturating_sub(1));
-        meets
+    fn new(edges: &'a PaddingFixup, coordinates: &'a Dims) -> MeetingPositions<'a> {
+        let mut positions =
+            MeetingPositions { edges, coordinates, index: zeros(&edges.shape), outside: None };
+        positions.outside = positions.linear_position(edges.shape.axes.len().saturating_sub(1));
+        positions
     }
 
     fn sizes(&self, axis: &SlidingAxis) -> (usize, usize) {
@@ -425,15 +428,15 @@ impl<'a> MeetingPositions<'a> {
     /// Returns the linear position along the first axes, if it is inside.
     fn linear_position(&self, axes: usize) -> Option<usize> {
         (0..axes)
-            .try_fold(0, |place, i| Some(place * self.sizes(&self.edges.shape.axes[i]).1 + self.along(i)?))
+            .try_fold(0, |linear, i| Some(linear * self.sizes(&self.edges.shape.axes[i]).1 + self.along(i)?))
     }
 
     fn along(&self, i: usize) -> Option<usize> {
-        let (axis, place, at) = (&self.edges.shape.axes[i], self.places[i], self.index[i]);
+        let (axis, coordinate, at) = (&self.edges.shape.axes[i], self.coordinates[i], self.index[i]);
         match self.edges.shape.pass {
-            ConvPass::Output => axis.input_at(place, at),
-            ConvPass::InputGradient => output_at(axis, place, at),
-            ConvPass::FilterGradient => axis.input_at(at, place),
+            ConvPass::Output => axis.input_at(coordinate, at),
+            ConvPass::InputGradient => output_at(axis, coordinate, at),
+            ConvPass::FilterGradient => axis.input_at(at, coordinate),
         }
     }
 
@@ -443,7 +446,7 @@ impl<'a> MeetingPositions<'a> {
         let axes = &self.edges.shape.axes;
         let Some(last) = axes.len().checked_sub(1) else { return Some(0) };
         let (size, other) = self.sizes(&axes[last]);
-        let found = self.outside.and_then(|outside| Some(outside * other + self.along(last)?));
+        let position = self.outside.and_then(|outside| Some(outside * other + self.along(last)?));
         self.index[last] += 1;
         if self.index[last] == size {
             self.index[last] = 0;
@@ -456,7 +459,7 @@ impl<'a> MeetingPositions<'a> {
             }
             self.outside = self.linear_position(last);
         }
-        found
+        position
     }
 }
 
@@ -477,12 +480,12 @@ impl Work for MagnitudeScan {
     type Out = bool;
     #[inline(always)]
     fn work<L: Level>(self) -> bool {
-        let most = (0..self.len).fold(0, |most: u32, i| {
+        let max_bits = (0..self.len).fold(0, |maximum: u32, i| {
             // SAFETY: an element of an operand (the contract of a run), read without a reference to it.
             let value = unsafe { self.from.add(i).read_unaligned() };
-            most.max(value.to_bits() & !(1 << 31))
+            maximum.max(value.to_bits() & !(1 << 31))
         });
-        most >= self.threshold_bits
+        max_bits >= self.threshold_bits
     }
 }
 
@@ -524,20 +527,20 @@ mod tests {
                     unpadded: (1, 1),
                     results: 1,
                 };
-                let places = match pass {
+                let coordinates = match pass {
                     ConvPass::Output => axis.output,
                     ConvPass::InputGradient => axis.input,
                     ConvPass::FilterGradient => axis.kernel,
                 };
-                for place in 0..places {
-                    let at = Dims::from_elem(place, 1);
-                    let mut meets = MeetingPositions::new(&edges, &at);
-                    let inside = edges.inside_range(0, place);
+                for coordinate in 0..coordinates {
+                    let at = Dims::from_elem(coordinate, 1);
+                    let mut positions = MeetingPositions::new(&edges, &at);
+                    let inside = edges.inside_range(0, coordinate);
                     for k in 0..edges.sizes(&axis).0 {
                         assert_eq!(
                             inside.contains(&k),
-                            meets.next().is_some(),
-                            "{pass:?} {axis:?}: place {place}, element {k}, {inside:?}"
+                            positions.next().is_some(),
+                            "{pass:?} {axis:?}: place {coordinate}, element {k}, {inside:?}"
                         );
                     }
                 }

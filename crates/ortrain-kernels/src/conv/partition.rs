@@ -16,8 +16,8 @@ impl Partition {
     }
 
     /// Divides `size` into parts of at most `most`, or of one unit.
-    pub(super) fn with_max_size(size: usize, unit: usize, most: usize) -> Partition {
-        let units = (most / unit.max(1)).max(1);
+    pub(super) fn with_max_size(size: usize, unit: usize, max_size: usize) -> Partition {
+        let units = (max_size / unit.max(1)).max(1);
         Partition::new(size, unit, size.div_ceil(unit.max(1)).div_ceil(units))
     }
 
@@ -55,26 +55,38 @@ impl Blocks {
     /// Divides `positions` positions, in rows of `row`, into blocks of at most `most` positions. A block consists of
     /// whole units: of `unit` positions, of rows, or inside of one row if rows are long. Makes about `wanted` blocks if
     /// that is more.
-    pub(super) fn new(positions: usize, row: usize, unit: BlockUnit, most: usize, wanted: usize) -> Blocks {
+    pub(super) fn new(
+        positions: usize,
+        row: usize,
+        unit: BlockUnit,
+        max_size: usize,
+        wanted: usize,
+    ) -> Blocks {
         let unit = match unit {
             BlockUnit::Any(unit) => unit,
-            BlockUnit::Rows(_) if row <= most => row,
-            BlockUnit::Within(unit) if row <= most => unit,
+            BlockUnit::Rows(_) if row <= max_size => row,
+            BlockUnit::Within(unit) if row <= max_size => unit,
             BlockUnit::Rows(unit) | BlockUnit::Within(unit) => {
                 let rows = positions.checked_div(row).unwrap_or(0);
-                let parts = Partition::with_max_size(row, unit, most).parts.max(wanted.div_ceil(rows.max(1)));
-                let cut = Partition::new(row, unit, parts);
+                let parts =
+                    Partition::with_max_size(row, unit, max_size).parts.max(wanted.div_ceil(rows.max(1)));
+                let row_partition = Partition::new(row, unit, parts);
                 return Blocks {
-                    partition: cut,
+                    partition: row_partition,
                     row: Some(row),
-                    count: rows * cut.parts,
-                    max_positions: cut.max_size(),
+                    count: rows * row_partition.parts,
+                    max_positions: row_partition.max_size(),
                 };
             }
         };
-        let parts = Partition::with_max_size(positions, unit, most).parts.max(wanted);
-        let cut = Partition::new(positions, unit, parts);
-        Blocks { partition: cut, row: None, count: cut.parts, max_positions: cut.max_size() }
+        let parts = Partition::with_max_size(positions, unit, max_size).parts.max(wanted);
+        let position_partition = Partition::new(positions, unit, parts);
+        Blocks {
+            partition: position_partition,
+            row: None,
+            count: position_partition.parts,
+            max_positions: position_partition.max_size(),
+        }
     }
 
     /// Returns true if each block is inside of one row.
@@ -111,12 +123,12 @@ mod tests {
         for size in 0..40 {
             for unit in 1..7 {
                 for parts in 1..9 {
-                    let cut = Partition::new(size, unit, parts);
+                    let partition = Partition::new(size, unit, parts);
                     let mut next = 0;
-                    for i in 0..cut.parts {
-                        let (begin, end) = cut.part(i);
+                    for i in 0..partition.parts {
+                        let (begin, end) = partition.part(i);
                         assert!(begin == next && end > begin && begin % unit == 0);
-                        assert!(end - begin <= cut.max_size());
+                        assert!(end - begin <= partition.max_size());
                         next = end;
                     }
                     assert_eq!(next, size);
@@ -130,10 +142,10 @@ mod tests {
     fn blocks_cover_every_position_once() {
         for row in 1..9 {
             for rows in 0..5 {
-                for most in 1..20 {
+                for max_size in 1..20 {
                     for unit in [BlockUnit::Any(2), BlockUnit::Rows(2), BlockUnit::Within(3)] {
-                        for wanted in [1, 3, 30] {
-                            let blocks = Blocks::new(row * rows, row, unit, most, wanted);
+                        for target_count in [1, 3, 30] {
+                            let blocks = Blocks::new(row * rows, row, unit, max_size, target_count);
                             let mut next = 0;
                             for i in 0..blocks.count {
                                 let (begin, end) = blocks.block(i);

@@ -141,10 +141,10 @@ unsafe fn portable_channels<const P: usize, const V: usize>(
             let from = from.add(offsets.add(k).read() as usize);
             let line = weights.cast::<[[f32; LANES]; V]>().add(k).read_unaligned();
             for (i, sums) in sums.iter_mut().enumerate() {
-                let seen = from.add(i).read_unaligned();
+                let window_values = from.add(i).read_unaligned();
                 for (sums, line) in sums.iter_mut().zip(&line) {
                     for (sum, weight) in sums.iter_mut().zip(line) {
-                        *sum += seen * weight;
+                        *sum += window_values * weight;
                     }
                 }
             }
@@ -182,8 +182,8 @@ unsafe fn portable<const V: usize>(
             for (row, sums) in sums.iter_mut().enumerate() {
                 let weight = weights.add(k * ROWS + row).read();
                 for (sums, line) in sums.iter_mut().zip(&line) {
-                    for (sum, seen) in sums.iter_mut().zip(line) {
-                        *sum += weight * seen;
+                    for (sum, window_values) in sums.iter_mut().zip(line) {
+                        *sum += weight * window_values;
                     }
                 }
             }

@@ -85,7 +85,7 @@ dots_kernel!(
     f32_join
 );
 pub(super) const F32_DOTS: DotKernels<f32> =
-    DotKernels { one: dots!(f32_dots, 1), many: dots!(f32_dots, 4), width: 4 };
+    DotKernels { single: dots!(f32_dots, 1), several: dots!(f32_dots, 4), width: 4 };
 
 dots_kernel!(
     f64_dots,
@@ -100,4 +100,4 @@ dots_kernel!(
     f64_join
 );
 pub(super) const F64_DOTS: DotKernels<f64> =
-    DotKernels { one: dots!(f64_dots, 1), many: dots!(f64_dots, 4), width: 4 };
+    DotKernels { single: dots!(f64_dots, 1), several: dots!(f64_dots, 4), width: 4 };

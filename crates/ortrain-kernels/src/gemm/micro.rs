@@ -109,7 +109,7 @@ impl<T: Real> Micro<T> {
                     let panel = if side == Side::A { self.mr } else { self.nr };
                     pack(isa, elements, block, panel, to);
                 }
-                Some(made) => tiles::pack(isa, elements, block, (side, made.terms(side)), to.cast()),
+                Some(tiles) => tiles::pack(isa, elements, block, (side, tiles.terms(side)), to.cast()),
             }
         }
     }
@@ -128,9 +128,9 @@ impl<T: Real> Micro<T> {
         size: (usize, usize),
         to: *mut T,
     ) {
-        if let Some(made) = self.tiles {
+        if let Some(tiles) = self.tiles {
             // SAFETY: the caller's contract; tiles exist for products in f32 only.
-            unsafe { tiles::pack_panel(isa, (side, made.terms(side)), from.cast(), pitch, size, to.cast()) };
+            unsafe { tiles::pack_panel(isa, (side, tiles.terms(side)), from.cast(), pitch, size, to.cast()) };
         }
     }
 
@@ -222,9 +222,9 @@ pub(crate) type MicroKernelFn<T> =
 #[derive(Clone, Copy)]
 pub(crate) struct DotKernels<T: 'static> {
     /// Functions for 1, 2, ... lines of the first operand and one line of the second.
-    pub(crate) one: &'static [DotKernelFn<T>],
+    pub(crate) single: &'static [DotKernelFn<T>],
     /// Functions for 1, 2, ... lines of the first operand and `width` lines of the second.
-    pub(crate) many: &'static [DotKernelFn<T>],
+    pub(crate) several: &'static [DotKernelFn<T>],
     pub(crate) width: usize,
 }
 
@@ -450,7 +450,7 @@ pub(crate) trait Real: Number {
     /// Returns true for NaN.
     fn is_nan_value(self) -> bool;
     /// Returns the nearest value to `number`.
-    fn round_from_f64(number: f64) -> Self;
+    fn round_from_f64(value: f64) -> Self;
 }
 
 impl Real for f32 {
@@ -483,8 +483,8 @@ impl Real for f32 {
         self.is_nan()
     }
 
-    fn round_from_f64(number: f64) -> f32 {
-        number as f32
+    fn round_from_f64(value: f64) -> f32 {
+        value as f32
     }
 }
 
@@ -518,7 +518,7 @@ impl Real for f64 {
         self.is_nan()
     }
 
-    fn round_from_f64(number: f64) -> f64 {
-        number
+    fn round_from_f64(value: f64) -> f64 {
+        value
     }
 }

@@ -73,10 +73,10 @@ impl<S: Stored> PackPanels<S> {
     #[inline(always)]
     fn pack_panels<L: Level, const PANEL: usize>(&self) {
         let Block { line_step, depth_step, lines, depth, .. } = self.block;
-        let whole = lines - lines % PANEL;
+        let full_lines = lines - lines % PANEL;
         let to = |first: usize, p: usize| self.to.wrapping_add(first * depth + p * PANEL);
         if line_step == 1 {
-            let rest = lines - whole;
+            let rest = lines - full_lines;
             for slice in (0..depth).step_by(SLICE_DEPTHS) {
                 let depths = slice..depth.min(slice + SLICE_DEPTHS);
                 // Prefetches lines of the next slice: they are a page apart, and the hardware does not predict them.
@@ -86,7 +86,7 @@ impl<S: Stored> PackPanels<S> {
                         .step_by(CACHE_LINE_BYTES / size_of::<S>())
                         .for_each(|i| prefetch(ahead.wrapping_add(i)));
                 };
-                for first in (0..whole).step_by(PANEL) {
+                for first in (0..full_lines).step_by(PANEL) {
                     for p in depths.clone() {
                         ask_ahead(first, p);
                         // SAFETY: lines before `lines` and depths before `depth` are elements of the matrix; `to` has
@@ -98,23 +98,23 @@ impl<S: Stored> PackPanels<S> {
                     continue;
                 }
                 for p in depths {
-                    ask_ahead(whole, p);
+                    ask_ahead(full_lines, p);
                     // SAFETY: as above.
                     unsafe {
-                        to(whole, p).cast::<[S::Computed; PANEL]>().write([self.zero; PANEL]);
-                        copy_any_number(self.element_ptr(whole, p), rest, to(whole, p));
+                        to(full_lines, p).cast::<[S::Computed; PANEL]>().write([self.zero; PANEL]);
+                        copy_any_number(self.element_ptr(full_lines, p), rest, to(full_lines, p));
                     }
                 }
             }
             return;
         }
-        for first in (0..whole).step_by(PANEL) {
-            let turned = if depth_step == 1 {
+        for first in (0..full_lines).step_by(PANEL) {
+            let transpose = if depth_step == 1 {
                 self.pack_by_transposition::<L, PANEL>((first, PANEL), to(first, 0))
             } else {
                 0
             };
-            for p in turned..depth {
+            for p in transpose..depth {
                 for i in 0..PANEL {
                     // SAFETY: as above.
                     unsafe {
@@ -124,24 +124,26 @@ impl<S: Stored> PackPanels<S> {
                 }
             }
         }
-        if whole < lines {
+        if full_lines < lines {
             for p in 0..depth {
                 // SAFETY: as above.
-                unsafe { to(whole, p).cast::<[S::Computed; PANEL]>().write([self.zero; PANEL]) };
+                unsafe { to(full_lines, p).cast::<[S::Computed; PANEL]>().write([self.zero; PANEL]) };
             }
-            let rest = lines - whole;
-            let one = |i: usize, p: usize| {
+            let rest = lines - full_lines;
+            let copy_one = |i: usize, p: usize| {
                 // SAFETY: as above.
                 unsafe {
-                    to(whole, p).add(i).write(self.element_ptr(whole + i, p).read_unaligned().decode())
+                    to(full_lines, p)
+                        .add(i)
+                        .write(self.element_ptr(full_lines + i, p).read_unaligned().decode())
                 };
             };
-            let turned = if depth_step == 1 {
-                self.pack_by_transposition::<L, PANEL>((whole, rest), to(whole, 0))
+            let transpose = if depth_step == 1 {
+                self.pack_by_transposition::<L, PANEL>((full_lines, rest), to(full_lines, 0))
             } else {
                 0
             };
-            (0..rest).for_each(|i| (turned..depth).for_each(|p| one(i, p)));
+            (0..rest).for_each(|i| (transpose..depth).for_each(|p| copy_one(i, p)));
         }
     }
 
@@ -167,18 +169,18 @@ impl<S: Stored> PackPanels<S> {
                 }
             };
             if is_f32 && PANEL == 6 && lines == 6 {
-                let whole = depth - depth % 8;
-                for p in (0..whole).step_by(8) {
+                let full_depth = depth - depth % 8;
+                for p in (0..full_depth).step_by(8) {
                     (first..first + lines)
                         .for_each(|line| prefetch(self.element_ptr(line, p + PREFETCH_ELEMENTS)));
                     L::transpose_6(self.element_ptr(first, p).cast(), line_step, to.add(p * PANEL).cast());
                     read(p, 8);
                 }
-                return whole;
+                return full_depth;
             }
             if is_f32 && PANEL >= 8 {
-                let whole = depth - depth % 16;
-                for p in (0..whole).step_by(16) {
+                let full_depth = depth - depth % 16;
+                for p in (0..full_depth).step_by(16) {
                     for i in (0..lines).step_by(16) {
                         let to = to.add(p * PANEL + i).cast::<f32>();
                         let count = (lines - i).min(16);
@@ -189,19 +191,19 @@ impl<S: Stored> PackPanels<S> {
                     }
                     read(p, 16);
                 }
-                return whole;
+                return full_depth;
             }
             if lines < 4 {
                 return 0;
             }
-            let whole = depth - depth % 4;
-            for p in (0..whole).step_by(4) {
+            let full_depth = depth - depth % 4;
+            for p in (0..full_depth).step_by(4) {
                 for i in (0..lines).step_by(4) {
                     let i = i.min(lines - 4);
                     transpose_4x4(self.element_ptr(first + i, p), line_step, to.add(p * PANEL + i), PANEL);
                 }
             }
-            whole
+            full_depth
         }
     }
 }
@@ -248,9 +250,9 @@ unsafe fn transpose_4x4<S: Stored>(from: *const S, from_step: isize, to: *mut S:
         let lines: [[S; 4]; 4] = std::array::from_fn(|i| {
             from.wrapping_offset(i as isize * from_step).cast::<[S; 4]>().read_unaligned()
         });
-        let turned: [[S::Computed; 4]; 4] =
+        let transposed: [[S::Computed; 4]; 4] =
             std::array::from_fn(|p| std::array::from_fn(|i| lines[i][p].decode()));
-        for (p, line) in turned.into_iter().enumerate() {
+        for (p, line) in transposed.into_iter().enumerate() {
             to.add(p * to_step).cast::<[S::Computed; 4]>().write_unaligned(line);
         }
     }

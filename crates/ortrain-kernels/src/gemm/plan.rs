@@ -231,35 +231,37 @@ impl Axes {
         let adjacent = |store: &Access, along: usize, other: usize| {
             store.strides.get(along) == Some(&1) && store.strides.get(other) != Some(&1)
         };
-        let turned = nest.dims[m] > 1
+        let is_swapped = nest.dims[m] > 1
             && !nest.stores.is_empty()
             && nest.stores.iter().all(|store| adjacent(store, m, n));
-        let mut found =
-            Axes { is_transposed: turned, outside: (0..axes).collect(), rows: vec![m], cols: vec![n] };
-        while let Some(&axis) = found.outside.last() {
+        let mut dims_by_operand =
+            Axes { is_transposed: is_swapped, outside: (0..axes).collect(), rows: vec![m], cols: vec![n] };
+        while let Some(&axis) = dims_by_operand.outside.last() {
             // Tests the strides along the axis: constant, or equal to the step that continues the lines.
-            let stays = |access: &Access| access.strides.get(axis) == Some(&0);
+            let is_constant = |access: &Access| access.strides.get(axis) == Some(&0);
             let evenly = |access: &Access, lines: &[usize]| {
                 let (first, dims) = (lines[0], &nest.dims[lines[0]..]);
                 let even = access.strides.get(first).map(|&step| step * dims[0] as isize);
                 even.is_some() && access.strides.get(axis).copied() == even
             };
-            let grows = |own: &Access, other: &Access, lines: &[usize]| {
-                stays(other) && evenly(own, lines) && nest.stores.iter().all(|store| evenly(store, lines))
+            let grows = |own_access: &Access, other: &Access, lines: &[usize]| {
+                is_constant(other)
+                    && evenly(own_access, lines)
+                    && nest.stores.iter().all(|store| evenly(store, lines))
             };
-            if grows(&desc.a, &desc.b, &found.rows) {
-                found.rows.insert(0, axis);
-            } else if grows(&desc.b, &desc.a, &found.cols) {
-                found.cols.insert(0, axis);
+            if grows(&desc.a, &desc.b, &dims_by_operand.rows) {
+                dims_by_operand.rows.insert(0, axis);
+            } else if grows(&desc.b, &desc.a, &dims_by_operand.cols) {
+                dims_by_operand.cols.insert(0, axis);
             } else {
                 break;
             }
-            found.outside.pop();
+            dims_by_operand.outside.pop();
         }
-        if turned {
-            std::mem::swap(&mut found.rows, &mut found.cols);
+        if is_swapped {
+            std::mem::swap(&mut dims_by_operand.rows, &mut dims_by_operand.cols);
         }
-        found
+        dims_by_operand
     }
 }
 
@@ -287,7 +289,7 @@ impl ProductPlan {
         if nest.loads.first() != Some(&Load::Accumulator(real)) || nest.num_accumulators() != 1 {
             return Err(format!("the accumulator of the epilogue must be the product, of type {real}"));
         }
-        let Axes { is_transposed: turned, outside, rows, cols } = Axes::new(desc);
+        let Axes { is_transposed: swaps_operands, outside, rows, cols } = Axes::new(desc);
         let k = desc.k;
         let size = |list: &[usize]| list.iter().map(|&axis| nest.dims[axis]).product::<usize>();
         let (batch, m, n) = (size(&outside), size(&rows), size(&cols));
@@ -296,20 +298,20 @@ impl ProductPlan {
         let tape = TileProgram::new(&plan, compiler)?;
         let of_a = Operand::new((&desc.a, desc.rounded_to[0], 0), nest, k, &outside, (axes, axes + 1))?;
         let of_b = Operand::new((&desc.b, desc.rounded_to[1], 1), nest, k, &outside, (axes + 1, axes))?;
-        let (mut a, mut b) = if turned { (of_b, of_a) } else { (of_a, of_b) };
+        let (mut a, mut b) = if swaps_operands { (of_b, of_a) } else { (of_a, of_b) };
         let micro: Micro<T> =
             Micro::select(isa, desc.products, [&a, &b].map(|operand| operand.elements.loaded_dtype()));
         let Micro { mr, nr, .. } = micro;
         let (mut row_unit, depth_unit) = micro.block_units();
         let mut direct =
-            direct_store(nest, &outside, if turned { (axes + 1, axes) } else { (axes, axes + 1) })?;
+            direct_store(nest, &outside, if swaps_operands { (axes + 1, axes) } else { (axes, axes + 1) })?;
 
         // Paths without packing need operands as they are; bfloat16 tiles are always packed.
         let as_they_are = micro.tiles.is_none();
         let dots = as_they_are && T::dots(isa).is_some();
-        let few = if dots { SkinnyOperand::of((m, n, k), real, &a, &b) } else { None };
+        let skinny = if dots { SkinnyOperand::of((m, n, k), real, &a, &b) } else { None };
         let thin = as_they_are
-            && few.is_none()
+            && skinny.is_none()
             && m <= small_m::MAX_ROWS
             && (b.line == 1 || b.depth == 1)
             && (m * T::BYTES).saturating_mul(k) <= MAX_REUSED_BLOCK_BYTES;
@@ -320,7 +322,7 @@ impl ProductPlan {
         let halves =
             if b.is_adjacent_along_k(real) { MIN_SWAP_RATIO_HALVES.0 } else { MIN_SWAP_RATIO_HALVES.1 };
         let swapped = as_they_are
-            && few.is_none()
+            && skinny.is_none()
             && !thin
             && !small
             && b.elements.are_stored_as(real)
@@ -336,50 +338,50 @@ impl ProductPlan {
             // All panels of the larger operand are full, except for the last one.
             row_unit = mr;
         }
-        let mut cut = BlockPartition::new(batch, m, n, k, (mr, nr), row_unit);
-        if !thin && small && cut.tasks() < cut.target_tasks {
-            cut.parts = (cut.target_tasks / cut.tasks().max(1))
+        let mut partition = BlockPartition::new(batch, m, n, k, (mr, nr), row_unit);
+        if !thin && small && partition.tasks() < partition.target_tasks {
+            partition.parts = (partition.target_tasks / partition.tasks().max(1))
                 .min(k / MIN_SPLIT_K_DEPTH)
                 .min(MAX_PARTIAL_ELEMENTS / (batch * m * n).max(1))
                 .max(1);
         }
-        if cut.parts == 1 {
-            let panels = few.is_none() && !thin;
+        if partition.parts == 1 {
+            let panels = skinny.is_none() && !thin;
             if swapped {
-                cut.refine(true, false);
-            } else if panels && !keeps(Side::A, cut.rows.div_ceil(2), k) {
-                cut.cols = even_block_size(n, WIDE_BLOCK_COLUMNS, nr);
-                cut.refine(true, false);
+                partition.refine(true, false);
+            } else if panels && !keeps(Side::A, partition.rows.div_ceil(2), k) {
+                partition.cols = even_block_size(n, WIDE_BLOCK_COLUMNS, nr);
+                partition.refine(true, false);
             } else {
-                cut.refine(!thin && few != Some(SkinnyOperand::A), few != Some(SkinnyOperand::B));
+                partition.refine(!thin && skinny != Some(SkinnyOperand::A), skinny != Some(SkinnyOperand::B));
             }
         }
         // With few long sums, a chunk of both operands stays in the first-level cache.
-        let most = if few.is_some() {
+        let max_tasks = if skinny.is_some() {
             MAX_DOT_CHUNK_DEPTH
-        } else if cut.parts > 1 {
+        } else if partition.parts > 1 {
             (L1_CHUNK_BYTES / ((m + n) * T::BYTES).max(1))
                 .clamp(SPLIT_K_CHUNK_DEPTHS.0, SPLIT_K_CHUNK_DEPTHS.1)
         } else {
             MAX_CHUNK_DEPTH
         };
-        let chunks = k.div_ceil(most).max(1);
+        let chunks = k.div_ceil(max_tasks).max(1);
         let depth = k.div_ceil(chunks).next_multiple_of(depth_unit).max(depth_unit);
         let chunks = k.div_ceil(depth).max(1);
-        let part = chunks.div_ceil(cut.parts) * depth;
+        let part = chunks.div_ceil(partition.parts) * depth;
         let parts = k.div_ceil(part).max(1);
-        let BlockPartition { rows, cols, .. } = cut;
+        let BlockPartition { rows, cols, .. } = partition;
         let small = (batch * m * n).saturating_mul(T::BYTES) <= MAX_SEPARATE_EPILOGUE_BYTES;
         // Length of a piece of a row of results, and of the row.
         let (piece, row) = if swapped { (rows, m) } else { (cols, n) };
-        let apart = parts > 1 || direct.is_none() && !thin && piece < row.min(NARROW_COLUMNS) && small;
-        if apart {
+        let is_separate = parts > 1 || direct.is_none() && !thin && piece < row.min(NARROW_COLUMNS) && small;
+        if is_separate {
             direct = None;
         }
-        let strip = match few {
+        let strip = match skinny {
             _ if thin => n.next_multiple_of(cols).max(cols),
-            Some(few) => {
-                let operand = if few == SkinnyOperand::A { &mut a } else { &mut b };
+            Some(skinny_side) => {
+                let operand = if skinny_side == SkinnyOperand::A { &mut a } else { &mut b };
                 if !operand.elements.are_stored_as(real) || operand.depth != 1 {
                     operand.packing = Packing::PerTask { full_depth: true };
                 }
@@ -388,8 +390,8 @@ impl ProductPlan {
             None => {
                 let blocks = BlockSizes { m, n, k, batch, rows, cols, bytes: T::BYTES };
                 let part = part.min(k);
-                let whole = (keeps(Side::A, rows, part), keeps(Side::B, cols, part));
-                blocks.choose_packing(micro, real, (&mut a, whole.0), (&mut b, whole.1))
+                let keeps_blocks = (keeps(Side::A, rows, part), keeps(Side::B, cols, part));
+                blocks.choose_packing(micro, real, (&mut a, keeps_blocks.0), (&mut b, keeps_blocks.1))
             }
         };
         // An operand that tasks pack for themselves has its axis in an outer loop: each packed block is then used by
@@ -409,23 +411,25 @@ impl ProductPlan {
             at
         };
         let mut bytes = tape.frame + size_of::<PackedBlocks>().next_multiple_of(ALIGN);
-        let mut room = |elements: usize| {
+        let mut reserve = |elements: usize| {
             let at = bytes;
             bytes += (elements * T::BYTES).next_multiple_of(ALIGN);
             at
         };
         if thin {
-            a.at = room(m * k);
+            a.at = reserve(m * k);
         } else {
             let (rows, cols) = (rows.next_multiple_of(mr), cols.next_multiple_of(nr));
             for (operand, side, lines) in [(&mut a, Side::A, rows), (&mut b, Side::B, cols)] {
                 operand.at = match operand.packing {
-                    Packing::PerTask { full_depth: true } => room(micro.packed_len(side, lines, part.min(k))),
+                    Packing::PerTask { full_depth: true } => {
+                        reserve(micro.packed_len(side, lines, part.min(k)))
+                    }
                     Packing::PerTask { full_depth: false } => {
-                        room(micro.packed_len(side, lines, depth.min(k)))
+                        reserve(micro.packed_len(side, lines, depth.min(k)))
                     }
                     // Even if B is read in place, its last, narrow panel is packed.
-                    Packing::InPlace => room(nr * depth.min(k)),
+                    Packing::InPlace => reserve(nr * depth.min(k)),
                     Packing::Shared => {
                         let copies = if operand.batch.is_constant() { 1 } else { batch };
                         room_for_all(copies * micro.packed_len(side, strip, k))
@@ -433,11 +437,11 @@ impl ProductPlan {
                 };
             }
         }
-        let partial_at = room_for_all(if apart { parts * batch * m * n } else { 0 });
+        let partial_at = room_for_all(if is_separate { parts * batch * m * n } else { 0 });
         let block = if direct.is_some() && !thin { 0 } else { rows * cols };
-        let block_at = room(if apart { tape.tile } else { block });
-        let swapped_at = room(if swapped { rows * cols } else { 0 });
-        let corner_at = room(mr * nr);
+        let block_at = reserve(if is_separate { tape.tile } else { block });
+        let swapped_at = reserve(if swapped { rows * cols } else { 0 });
+        let corner_at = reserve(mr * nr);
         let shape = ProductPlan {
             is_swapped: swapped,
             batch,
@@ -449,7 +453,7 @@ impl ProductPlan {
             depth,
             parts,
             part,
-            has_separate_epilogue: apart,
+            has_separate_epilogue: is_separate,
             strip,
             order,
             group: (MIN_TASK_WORK / 2 / work).max(1),
@@ -459,7 +463,7 @@ impl ProductPlan {
             epilogue: tape,
             direct,
             has_few_rows: thin,
-            skinny_operand: few,
+            skinny_operand: skinny,
             shared,
             partial_at,
             block_at,
@@ -530,14 +534,14 @@ impl BlockSizes {
         let many_rows = m.div_ceil(mr) > MAX_A_PANELS_FOR_UNPACKED_B && nr * bytes < MIN_UNPACKED_ROW_BYTES
             || m > mr && has_page_stride(b.depth, bytes, 8192);
         if packs(b) || b.line != 1 || many_rows {
-            let again = m.div_ceil(rows) > 1 || batch > 1 && b.batch.is_constant();
+            let repacks = m.div_ceil(rows) > 1 || batch > 1 && b.batch.is_constant();
             let copies = if b.batch.is_constant() { 1 } else { batch };
             let column = micro.packed_len(Side::B, 1, k).saturating_mul(copies * bytes);
-            let room = SHARED_STRIP_BYTES / column.max(1) / cols * cols;
+            let strip_len = SHARED_STRIP_BYTES / column.max(1) / cols * cols;
             b.packing = Packing::PerTask { full_depth: b_whole };
-            if again && (room >= n || copies == 1 && room >= 2 * BLOCK_COLUMNS) {
+            if repacks && (strip_len >= n || copies == 1 && strip_len >= 2 * BLOCK_COLUMNS) {
                 b.packing = Packing::Shared;
-                strip = strip.min(room.max(cols));
+                strip = strip.min(strip_len.max(cols));
             }
         }
         strip
@@ -589,13 +593,14 @@ impl BlockPartition {
     fn refine(&mut self, along_rows: bool, along_cols: bool) {
         let ([_, m, n], (mr, nr)) = (self.sizes, self.units);
         while self.tasks() < self.target_tasks {
-            let few = self.tasks() < self.target_tasks.min(MIN_TASKS);
+            let has_few_tasks = self.tasks() < self.target_tasks.min(MIN_TASKS);
             let (rows, cols) = (
                 even_block_size(m, self.rows.div_ceil(2), self.row_unit),
                 even_block_size(n, self.cols.div_ceil(2), nr),
             );
-            let split_rows = along_rows && rows < self.rows && (rows >= 4 * mr || few && 2 * rows >= mr);
-            let split_cols = along_cols && cols < self.cols && (cols >= 2 * nr || few);
+            let split_rows =
+                along_rows && rows < self.rows && (rows >= 4 * mr || has_few_tasks && 2 * rows >= mr);
+            let split_cols = along_cols && cols < self.cols && (cols >= 2 * nr || has_few_tasks);
             // If there are few rows, each task packs its own block of columns.
             if split_cols && (self.cols > 2 * self.rows || !split_rows || rows < 4 * mr) {
                 self.cols = cols;
@@ -609,8 +614,8 @@ impl BlockPartition {
 }
 
 /// Returns the size of blocks of whole units, about equal and about `most` each, that cover `size`.
-fn even_block_size(size: usize, most: usize, unit: usize) -> usize {
-    let blocks = size.div_ceil(most.max(unit)).max(1);
+fn even_block_size(size: usize, max_size: usize, unit: usize) -> usize {
+    let blocks = size.div_ceil(max_size.max(unit)).max(1);
     size.div_ceil(blocks).next_multiple_of(unit).max(unit)
 }
 

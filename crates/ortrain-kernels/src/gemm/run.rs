@@ -192,8 +192,8 @@ impl<T: Real> Product<T> {
             let task = Task { batch, rows, cols, depths, strip, shared, scratch, bases: bases.0, c, c_row };
             if shape.has_few_rows {
                 self.multiply_few_rows(&task);
-            } else if let (Some(few), Some(dots)) = (shape.skinny_operand, self.dots) {
-                self.multiply_by_dots(&task, few, dots);
+            } else if let (Some(side), Some(dots)) = (shape.skinny_operand, self.dots) {
+                self.multiply_by_dots(&task, side, dots);
             } else {
                 self.multiply(&task);
             }
@@ -207,15 +207,21 @@ impl<T: Real> Product<T> {
     /// Transposes a block of a swapped product into a block of the product itself.
     unsafe fn transpose_block<'a>(&self, task: Task<'a, T>, parts: ScratchParts) -> Task<'a, T> {
         let ProductPlan {
-            m, n, has_separate_epilogue: apart, partial_at, block_at, epilogue: ref tape, ..
+            m,
+            n,
+            has_separate_epilogue: is_separate,
+            partial_at,
+            block_at,
+            epilogue: ref tape,
+            ..
         } = self.shape;
         let (rows, cols) = (task.cols, task.rows);
         // SAFETY: the caller's contract, and the layout of `Shape::new`. The destination has the capacity of the block,
         // or of all results, in rows of `m` elements: the number of rows of the swapped product.
         unsafe {
-            let (c, c_row) = if apart {
-                let all = parts.shared_part().add(partial_at).cast::<T>();
-                (all.add((task.batch * n + rows.0) * m + cols.0), m)
+            let (c, c_row) = if is_separate {
+                let partial_sums = parts.shared_part().add(partial_at).cast::<T>();
+                (partial_sums.add((task.batch * n + rows.0) * m + cols.0), m)
             } else {
                 (task.scratch.add(block_at).cast::<T>(), cols.1)
             };
@@ -230,14 +236,14 @@ impl<T: Real> Product<T> {
         let &Task { rows, cols, scratch, .. } = task;
         // SAFETY: the caller's contract, and the layout of `Shape::new`.
         unsafe {
-            let kept = &mut (*scratch.add(tape.frame).cast::<PackedBlocks>()).a;
+            let packed_keys = &mut (*scratch.add(tape.frame).cast::<PackedBlocks>()).a;
             let (packed, block) = (scratch.add(a.at).cast::<T>(), scratch.add(*block_at).cast::<T>());
             let key = (a.offset + a.batch.offset(task.batch), rows.0, 0);
-            if *kept != key {
+            if *packed_keys != key {
                 let at = element_address(a, task.bases[a.slot], task.batch, rows.0, 0);
                 let lines = Block { at, line_step: a.line, depth_step: a.depth, lines: rows.1, depth: *k };
                 pack(tape.isa, a.elements, lines, 1, packed);
-                *kept = key;
+                *packed_keys = key;
             }
             let thin = FewRowsBlock {
                 a: packed.cast_const(),
@@ -261,10 +267,10 @@ impl<T: Real> Product<T> {
 
     /// Computes a block of a product as dot products. Few lines of one operand, which stay in the first-level cache,
     /// are multiplied with the lines of the other operand.
-    unsafe fn multiply_by_dots(&self, task: &Task<'_, T>, few: SkinnyOperand, dots: DotKernels<T>) {
+    unsafe fn multiply_by_dots(&self, task: &Task<'_, T>, side: SkinnyOperand, dots: DotKernels<T>) {
         let ProductPlan { depth, epilogue: ref tape, ref a, ref b, .. } = self.shape;
         let &Task { rows, cols, depths, scratch, c, c_row, .. } = task;
-        let (operand, other, lines, others, line_step, other_step) = match few {
+        let (operand, other, lines, others, line_step, other_step) = match side {
             SkinnyOperand::A => (a, b, rows, cols, c_row, 1),
             SkinnyOperand::B => (b, a, cols, rows, 1, c_row),
         };
@@ -273,10 +279,10 @@ impl<T: Real> Product<T> {
         // SAFETY: the caller's contract, and the layout of `Shape::new`.
         unsafe {
             if operand.packing != Packing::InPlace {
-                let kept = &mut (*scratch.add(tape.frame).cast::<PackedBlocks>()).a;
+                let packed_keys = &mut (*scratch.add(tape.frame).cast::<PackedBlocks>()).a;
                 let packed = scratch.add(operand.at).cast::<T>();
                 let key = (operand.offset + operand.batch.offset(task.batch), lines.0, depths.0);
-                if *kept != key {
+                if *packed_keys != key {
                     let block = Block {
                         at: first,
                         line_step: operand.line,
@@ -285,7 +291,7 @@ impl<T: Real> Product<T> {
                         depth: depths.1,
                     };
                     pack(tape.isa, operand.elements, block, 1, packed);
-                    *kept = key;
+                    *packed_keys = key;
                 }
                 (at, line) = (packed, depths.1 as isize);
             }
@@ -294,8 +300,8 @@ impl<T: Real> Product<T> {
                 let n = depth.min(depths.1 - p);
                 let mut j = 0;
                 while j < others.1 {
-                    let whole = others.1 - j >= dots.width;
-                    let run = if whole { dots.many } else { dots.one };
+                    let is_full = others.1 - j >= dots.width;
+                    let run = if is_full { dots.several } else { dots.single };
                     let line_of_other = element_address(
                         other,
                         task.bases[other.slot],
@@ -306,10 +312,10 @@ impl<T: Real> Product<T> {
                     for i in (0..lines.1).step_by(run.len()) {
                         let count = run.len().min(lines.1 - i);
                         let c = c.wrapping_offset(i as isize * line_step + j as isize * other_step);
-                        let line_of_few = at.wrapping_offset(i as isize * line).wrapping_add(p);
+                        let skinny_line = at.wrapping_offset(i as isize * line).wrapping_add(p);
                         run[count - 1](
                             n,
-                            line_of_few,
+                            skinny_line,
                             line,
                             line_of_other.cast(),
                             other.line,
@@ -319,7 +325,7 @@ impl<T: Real> Product<T> {
                             p > 0,
                         );
                     }
-                    j += if whole { dots.width } else { 1 };
+                    j += if is_full { dots.width } else { 1 };
                 }
             }
         }
@@ -340,15 +346,15 @@ impl<T: Real> Product<T> {
             return;
         }
         // SAFETY: the layout of `Shape::new`.
-        let kept = unsafe { &mut *scratch.add(tape.frame).cast::<PackedBlocks>() };
+        let packed_keys = unsafe { &mut *scratch.add(tape.frame).cast::<PackedBlocks>() };
         let end = depths.0 + depths.1;
         for p in (depths.0..end).step_by(*depth) {
             pause();
             let n = (*depth).min(end - p);
             // SAFETY: the caller's contract.
             unsafe {
-                let a = self.operand_panels(task, a, rows, (p, n), &mut kept.a, Side::A);
-                let b = self.operand_panels(task, b, cols, (p, n), &mut kept.b, Side::B);
+                let a = self.operand_panels(task, a, rows, (p, n), &mut packed_keys.a, Side::A);
+                let b = self.operand_panels(task, b, cols, (p, n), &mut packed_keys.b, Side::B);
                 self.multiply_panels(task, a, b, n, p > depths.0);
             }
         }
@@ -361,7 +367,7 @@ impl<T: Real> Product<T> {
         operand: &Operand,
         (first, lines): (usize, usize),
         (depth, n): (usize, usize),
-        kept: &mut BlockKey,
+        packed_keys: &mut BlockKey,
         side: Side,
     ) -> OperandPanels<T> {
         let micro = self.micro;
@@ -390,8 +396,8 @@ impl<T: Real> Product<T> {
         unsafe {
             match operand.packing {
                 Packing::Shared => {
-                    let ProductPlan { n: all, k, strip, .. } = self.shape;
-                    let padded = strip.min(all - task.strip).next_multiple_of(panel);
+                    let ProductPlan { n: columns, k, strip, .. } = self.shape;
+                    let padded = strip.min(columns - task.strip).next_multiple_of(panel);
                     let copy = if operand.batch.is_constant() { 0 } else { task.batch };
                     let packed = task.shared.add(operand.at).cast::<T>();
                     let before = size(padded, depth) + size(first - task.strip, n);
@@ -401,13 +407,13 @@ impl<T: Real> Product<T> {
                     let packed = task.scratch.add(operand.at).cast::<T>();
                     let (from, depths) = task.depths;
                     let key = (operand.offset + operand.batch.offset(task.batch), first, from);
-                    if *kept != key {
+                    if *packed_keys != key {
                         for p in (0..depths).step_by(self.shape.depth) {
                             let n = self.shape.depth.min(depths - p);
                             let to = packed.add(size(padded, p));
                             micro.pack(isa, elements, block(first, lines, from + p, n), side, to);
                         }
-                        *kept = key;
+                        *packed_keys = key;
                     }
                     packed_at(packed.add(size(padded, depth - from)))
                 }
@@ -417,7 +423,7 @@ impl<T: Real> Product<T> {
                     packed_at(packed)
                 }
                 Packing::InPlace => {
-                    let mut found = OperandPanels {
+                    let mut panels = OperandPanels {
                         at: element_address(operand, base, task.batch, first, depth).cast(),
                         line,
                         depth: step,
@@ -435,9 +441,9 @@ impl<T: Real> Product<T> {
                             side,
                             packed,
                         );
-                        found.last = packed;
+                        panels.last = packed;
                     }
-                    found
+                    panels
                 }
             }
         }
@@ -457,8 +463,8 @@ impl<T: Real> Product<T> {
         // SAFETY: the layout of `Shape::new`.
         let corner = unsafe { task.scratch.add(self.shape.corner_at).cast::<T>() };
         for j in (0..cols).step_by(nr) {
-            let there = nr.min(cols - j);
-            let b = if there < nr && !b.last.is_null() {
+            let columns = nr.min(cols - j);
+            let b = if columns < nr && !b.last.is_null() {
                 Factor { at: b.last, line: 1, depth: nr as isize }
             } else {
                 let at = b.at.wrapping_offset((j / nr) as isize * b.panel);
@@ -467,7 +473,7 @@ impl<T: Real> Product<T> {
             for i in (0..rows).step_by(mr) {
                 let at = a.at.wrapping_offset((i / mr) as isize * a.panel);
                 let a = Factor { at, line: a.line, depth: a.depth };
-                let size = (mr.min(rows - i), there);
+                let size = (mr.min(rows - i), columns);
                 let at = task.c.wrapping_offset(i as isize * task.c_row).wrapping_add(j);
                 let c = Target { at, row: task.c_row };
                 // SAFETY: rows before `rows` are valid, and columns are padded in B.
@@ -551,7 +557,7 @@ impl<T: Real> Product<T> {
         let site =
             ExecContext { program: tape, bases: &bases[1..], scalars, frame, product: std::ptr::null() };
         // SAFETY: the caller's contract.
-        unsafe { site.run(&tape.once, 0, 0, tape.tile) };
+        unsafe { site.run(&tape.per_run, 0, 0, tape.tile) };
     }
 
     /// Runs the epilogue over a range of a matrix: first index and number. `product` returns the address of the product

@@ -43,10 +43,10 @@ impl<S: Stored<Computed: Real>> MultiplyFewRows<S> {
         for j in 0..cols {
             let b = b.cast::<S>().wrapping_offset(j as isize * line);
             let mut sums = [[zero; LANES]; M];
-            let whole = k - k % LANES;
+            let vector_len = k - k % LANES;
             // SAFETY: each row of A and each column of B has `k` elements, and C has these elements.
             unsafe {
-                for p in (0..whole).step_by(LANES) {
+                for p in (0..vector_len).step_by(LANES) {
                     let y: [S; LANES] = b.add(p).cast::<[S; LANES]>().read_unaligned();
                     for (m, sums) in sums.iter_mut().enumerate() {
                         let x = a.add((i + m) * k + p).cast::<[S::Computed; LANES]>().read_unaligned();
@@ -55,11 +55,11 @@ impl<S: Stored<Computed: Real>> MultiplyFewRows<S> {
                         }
                     }
                 }
-                for p in whole..k {
+                for p in vector_len..k {
                     let y = b.add(p).read_unaligned().decode();
                     for (m, sums) in sums.iter_mut().enumerate() {
                         let x = a.add((i + m) * k + p).read_unaligned();
-                        sums[p - whole] = Real::mul_add_at::<L>(x, y, sums[p - whole]);
+                        sums[p - vector_len] = Real::mul_add_at::<L>(x, y, sums[p - vector_len]);
                     }
                 }
                 for (m, sums) in sums.iter_mut().enumerate() {
@@ -85,8 +85,8 @@ impl<S: Stored<Computed: Real>> MultiplyFewRows<S> {
         let c = unsafe { std::slice::from_raw_parts_mut(c, rows * cols) };
         c.fill(zero);
         let row = |p: usize| b.cast::<S>().wrapping_offset(p as isize * depth);
-        let whole = k - k % GROUP_SIZE;
-        for p in (0..whole).step_by(GROUP_SIZE) {
+        let group_len = k - k % GROUP_SIZE;
+        for p in (0..group_len).step_by(GROUP_SIZE) {
             let b: [*const S; GROUP_SIZE] = std::array::from_fn(|g| row(p + g));
             for (i, c) in c.chunks_exact_mut(cols).enumerate() {
                 // SAFETY: each row of A has `k` elements, each row of B has `cols`.
@@ -103,7 +103,7 @@ impl<S: Stored<Computed: Real>> MultiplyFewRows<S> {
                 }
             }
         }
-        for p in whole..k {
+        for p in group_len..k {
             for (i, c) in c.chunks_exact_mut(cols).enumerate() {
                 // SAFETY: as above.
                 unsafe {

@@ -141,15 +141,15 @@ unsafe fn transpose_16(from: *const f32, from_step: isize, to: *mut f32, to_step
         let [a, b, c, d] = [rows[q], rows[4 + q], rows[8 + q], rows[12 + q]];
         let (even, odd) = (_mm512_shuffle_f32x4::<0x88>(a, b), _mm512_shuffle_f32x4::<0xdd>(a, b));
         let (even2, odd2) = (_mm512_shuffle_f32x4::<0x88>(c, d), _mm512_shuffle_f32x4::<0xdd>(c, d));
-        let turned = [
+        let transposed = [
             _mm512_shuffle_f32x4::<0x88>(even, even2),
             _mm512_shuffle_f32x4::<0x88>(odd, odd2),
             _mm512_shuffle_f32x4::<0xdd>(even, even2),
             _mm512_shuffle_f32x4::<0xdd>(odd, odd2),
         ];
-        for (quarter, turned) in turned.into_iter().enumerate() {
+        for (quarter, row) in transposed.into_iter().enumerate() {
             // SAFETY: the caller's contract.
-            unsafe { _mm512_mask_storeu_ps(to.wrapping_add((4 * quarter + q) * to_step), mask, turned) };
+            unsafe { _mm512_mask_storeu_ps(to.wrapping_add((4 * quarter + q) * to_step), mask, row) };
         }
     }
 }

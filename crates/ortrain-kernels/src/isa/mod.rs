@@ -129,10 +129,10 @@ pub struct UnknownIsa(pub String);
 
 impl fmt::Display for UnknownIsa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [least, middle, best] = Isa::NAMES;
+        let [lowest, middle, best] = Isa::NAMES;
         write!(
             f,
-            "the environment variable ORTRAIN_ISA is {:?}, which is not an instruction-set level; set it to {least:?}, \
+            "the environment variable ORTRAIN_ISA is {:?}, which is not an instruction-set level; set it to {lowest:?}, \
              {middle:?} or {best:?}, or unset it to use the best level of the machine",
             self.0
         )
@@ -269,7 +269,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_environment_caps_but_never_raises() {
+    fn environment_variable_only_lowers_the_level() {
         assert_eq!(Isa::capped(Some("portable")), Ok(Isa::PORTABLE));
         let best = *Isa::available().last().expect("there is always the portable level");
         for isa in Isa::available() {

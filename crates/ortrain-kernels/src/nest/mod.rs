@@ -123,16 +123,16 @@ impl NestKernel {
         if nest.num_accumulators() > 0 {
             return Err("a nest without a product cannot have accumulators".to_owned());
         }
-        let kept = nest.dims.len() - nest.inner;
-        let mut outer_axes: Vec<usize> = (0..kept).collect();
-        let inner_axes: Vec<usize> = (kept..nest.dims.len()).collect();
+        let outer_rank = nest.dims.len() - nest.inner;
+        let mut outer_axes: Vec<usize> = (0..outer_rank).collect();
+        let inner_axes: Vec<usize> = (outer_rank..nest.dims.len()).collect();
         let outer: usize = nest.outer_dims().iter().product();
         let inner: usize = nest.inner_dims().iter().product();
         let (tape, shape) = if let Some(segments) = &nest.segments {
             let plan = LoopPlan { nest, loop_order: LoopOrder::Row, outer_axes: &[0], tile_axes: &[1] };
             let tape = TileProgram::with_overlaps(&plan, compiler, overlaps)?;
-            let cut = SegmentTasks::new(segments, nest, &tape);
-            (tape, TaskPartition::Segments(Box::new(cut)))
+            let segment_tasks = SegmentTasks::new(segments, nest, &tape);
+            (tape, TaskPartition::Segments(Box::new(segment_tasks)))
         } else if let Some(first) = first_row_axis(nest) {
             // A map, executed row by row.
             let (outside, along) = outer_axes.split_at(first);
@@ -150,7 +150,7 @@ impl NestKernel {
                     let chunk = (MIN_TASK_WORK / tape.cost).max(1).next_multiple_of(tape.tile);
                     TaskPartition::Map { count: outer, chunk }
                 },
-                |turned| TaskPartition::Transpose(Box::new(turned)),
+                |transpose| TaskPartition::Transpose(Box::new(transpose)),
             );
             (tape, shape)
         } else if order == Order::Row || order == Order::Auto && !prefers_columns(nest, outer, inner) {
@@ -188,14 +188,14 @@ impl NestKernel {
             let work = outer.saturating_mul(inner).saturating_mul(tape.cost);
             let (mut tile, mut piece) = (tape.tile, None);
             if work > MIN_TASK_WORK {
-                let wanted = (work / MIN_TASK_WORK).min(MAX_TASKS);
+                let target_tasks = (work / MIN_TASK_WORK).min(MAX_TASKS);
                 let splits = (work / MIN_TASK_WORK).min(inner / (2 * ROWS_PER_BLOCK)).min(MAX_SPLITS / 2);
                 let splits = if splits >= 2 && outer.div_ceil(tile) < MAX_TASKS { splits } else { 1 };
                 if splits > 1 {
                     piece = Some(inner.div_ceil(splits).next_multiple_of(ROWS_PER_BLOCK));
                 }
                 // If rows are cut instead of columns, memory is read in long pieces.
-                tile = (outer / wanted.div_ceil(splits)).next_multiple_of(64).max(128).min(tile);
+                tile = (outer / target_tasks.div_ceil(splits)).next_multiple_of(64).max(128).min(tile);
             }
             (tape, TaskPartition::Col { columns: outer, reduced_len: inner, tile, piece })
         };
@@ -257,14 +257,14 @@ impl NestKernel {
     /// Returns the private bytes of each worker: its frame, and if stages save values, its table of buffers and the
     /// saved values of a segment that is not cut.
     fn worker_bytes(&self) -> usize {
-        self.program.frame + self.table_bytes() + self.saved_bytes(|cut| cut.max_whole_segment)
+        self.program.frame + self.table_bytes() + self.saved_bytes(|tasks| tasks.max_whole_segment)
     }
 
     /// Returns the bytes of a table of buffers, including the buffers of saved values; 0 if no values are saved.
     fn table_bytes(&self) -> usize {
         match self.program.num_saved {
             0 => 0,
-            kept => ((self.buffers + 2 * kept) * size_of::<*mut u8>()).next_multiple_of(ALIGN),
+            saved => ((self.buffers + 2 * saved) * size_of::<*mut u8>()).next_multiple_of(ALIGN),
         }
     }
 
@@ -300,7 +300,7 @@ impl NestKernel {
     }
 
     fn shared_bytes(&self) -> usize {
-        self.results_bytes() + self.saved_bytes(|cut| cut.max_wave_elements)
+        self.results_bytes() + self.saved_bytes(|tasks| tasks.max_wave_elements)
     }
 
     /// Returns the bytes of partial and of final results.
@@ -386,8 +386,8 @@ fn first_row_axis(nest: &Nest) -> Option<usize> {
     };
     let rank = nest.dims.len();
     let gain = |first: usize| {
-        let stays = |load: &&Access| moves(load, 0..first) && !moves(load, first..rank);
-        nest.load_operands().filter(stays).count()
+        let is_constant = |load: &&Access| moves(load, 0..first) && !moves(load, first..rank);
+        nest.load_operands().filter(is_constant).count()
     };
     let outer = |first: usize| nest.dims[..first].iter().product::<usize>();
     let inner = |first: usize| nest.dims[first..].iter().product::<usize>();
@@ -416,8 +416,8 @@ fn prefers_columns(nest: &Nest, outer: usize, inner: usize) -> bool {
     /// Maximum length of a short row in many small pieces (a channel of many small images).
     const SHORT_IN_PIECES: usize = 128;
     const SMALL_PIECE: usize = 64;
-    let kept = nest.dims.len() - nest.inner;
-    let axes = || (kept..nest.dims.len()).filter(|&axis| nest.dims[axis] > 1);
+    let outer_rank = nest.dims.len() - nest.inner;
+    let axes = || (outer_rank..nest.dims.len()).filter(|&axis| nest.dims[axis] > 1);
     let in_pieces = nest.load_operands().any(|load| {
         let walk = StridedIter::new(axes().map(|axis| (nest.dims[axis], load.strides[axis])));
         walk.is_ok_and(|walk| walk.contiguous_len().is_some_and(|piece| piece < SMALL_PIECE))
@@ -429,9 +429,9 @@ fn prefers_columns(nest: &Nest, outer: usize, inner: usize) -> bool {
     let (mut rows, mut cols) = (0usize, 0usize);
     for load in nest.load_operands() {
         let moving = || (0..nest.dims.len()).filter(|&axis| nest.dims[axis] > 1 && load.strides[axis] != 0);
-        if let Some(nearest) = moving().min_by_key(|&axis| load.strides[axis].unsigned_abs()) {
+        if let Some(innermost) = moving().min_by_key(|&axis| load.strides[axis].unsigned_abs()) {
             let elements = moving().map(|axis| nest.dims[axis]).fold(1, usize::saturating_mul);
-            let votes = if nearest < kept { &mut cols } else { &mut rows };
+            let votes = if innermost < outer_rank { &mut cols } else { &mut rows };
             *votes = votes.saturating_add(elements);
         }
     }
@@ -465,15 +465,15 @@ impl<'a> Run<'a> {
     }
 
     fn context(&self, worker: usize) -> ExecContext<'_> {
-        let kept = self.program().num_saved;
+        let saved = self.program().num_saved;
         ExecContext {
             program: self.program(),
-            bases: match kept {
+            bases: match saved {
                 0 => self.bases.0,
                 // SAFETY: the worker's table is filled, and is not changed while an execution context of the worker is
                 // in use.
                 _ => unsafe {
-                    std::slice::from_raw_parts(self.buffer_table(worker), self.bases.0.len() + 2 * kept)
+                    std::slice::from_raw_parts(self.buffer_table(worker), self.bases.0.len() + 2 * saved)
                 },
             },
             scalars: self.scalars,
@@ -493,8 +493,8 @@ impl<'a> Run<'a> {
     /// # Safety
     /// No other code uses the worker's memory.
     unsafe fn fill_table(&self, worker: usize) {
-        let kept = self.program().num_saved;
-        if kept == 0 {
+        let saved = self.program().num_saved;
+        if saved == 0 {
             return;
         }
         let (loads, stores) = self.bases.0.split_at(self.program().num_loads());
@@ -502,10 +502,10 @@ impl<'a> Run<'a> {
         // SAFETY: the table has entries for all of these addresses.
         unsafe {
             table.copy_from_nonoverlapping(loads.as_ptr(), loads.len());
-            table.add(loads.len()).write_bytes(0, kept);
-            let table = table.add(loads.len() + kept);
+            table.add(loads.len()).write_bytes(0, saved);
+            let table = table.add(loads.len() + saved);
             table.copy_from_nonoverlapping(stores.as_ptr(), stores.len());
-            table.add(stores.len()).write_bytes(0, kept);
+            table.add(stores.len()).write_bytes(0, saved);
         }
     }
 
@@ -516,14 +516,14 @@ impl<'a> Run<'a> {
     /// The worker has no execution context in use, and no other code uses the worker's memory.
     unsafe fn set_saved_addresses(&self, worker: usize, at: *mut u8, begin: usize, each: usize) {
         let (loads, stores) = (self.program().num_loads(), self.bases.0.len() - self.program().num_loads());
-        let kept = self.program().num_saved;
-        for k in 0..kept {
+        let saved = self.program().num_saved;
+        for k in 0..saved {
             // Elements before `begin` are never accessed.
             let base = at.wrapping_add(k * each).wrapping_sub(begin * size_of::<f32>());
             // SAFETY: these are entries of the table.
             unsafe {
                 self.buffer_table(worker).add(loads + k).write(base);
-                self.buffer_table(worker).add(loads + kept + stores + k).write(base);
+                self.buffer_table(worker).add(loads + saved + stores + k).write(base);
             }
         }
     }
@@ -532,9 +532,9 @@ impl<'a> Run<'a> {
     ///
     /// # Safety
     /// As [`Run::keep`].
-    unsafe fn set_saved_addresses_of_whole_segment(&self, worker: usize, cut: &SegmentTasks, begin: usize) {
+    unsafe fn set_saved_addresses_of_whole_segment(&self, worker: usize, tasks: &SegmentTasks, begin: usize) {
         let at = self.buffer_table(worker).cast::<u8>().wrapping_add(self.kernel.table_bytes());
-        let each = (cut.max_whole_segment * size_of::<f32>()).next_multiple_of(ALIGN);
+        let each = (tasks.max_whole_segment * size_of::<f32>()).next_multiple_of(ALIGN);
         // SAFETY: the caller's contract.
         unsafe { self.set_saved_addresses(worker, at, begin, each) };
     }
@@ -543,20 +543,20 @@ impl<'a> Run<'a> {
     ///
     /// # Safety
     /// As [`Run::keep`].
-    unsafe fn set_saved_addresses_of_long_segment(&self, worker: usize, cut: &SegmentTasks, long: usize) {
-        let LongSegment { segment, elements_before: before, .. } = cut.long_segments[long];
+    unsafe fn set_saved_addresses_of_long_segment(&self, worker: usize, tasks: &SegmentTasks, long: usize) {
+        let LongSegment { segment, elements_before: before, .. } = tasks.long_segments[long];
         let at =
             self.parts.shared_part().wrapping_add(self.kernel.results_bytes() + before * size_of::<f32>());
-        let each = (cut.max_wave_elements * size_of::<f32>()).next_multiple_of(ALIGN);
+        let each = (tasks.max_wave_elements * size_of::<f32>()).next_multiple_of(ALIGN);
         // SAFETY: the caller's contract.
-        unsafe { self.set_saved_addresses(worker, at, cut.segments.range(segment).start, each) };
+        unsafe { self.set_saved_addresses(worker, at, tasks.segments.range(segment).start, each) };
     }
 
     /// Returns an execution context in which the operations that run once per task have run.
     unsafe fn start_task(&self, worker: usize) -> ExecContext<'_> {
         let site = self.context(worker);
         // SAFETY: the worker's own frame. These operations load from index zero only, and the space has this index.
-        unsafe { site.run(&self.program().once, 0, 0, self.program().tile) };
+        unsafe { site.run(&self.program().per_run, 0, 0, self.program().tile) };
         site
     }
 
@@ -590,8 +590,8 @@ impl<'a> Run<'a> {
                 (*site.register_ptr::<PairwiseSum>(total.state)).reset();
             }
             if !stage.body.is_empty() {
-                for (number, (start, n)) in self.program().tiles(begin, end).enumerate() {
-                    if number % TILES_PER_PAUSE == TILES_PER_PAUSE - 1 {
+                for (index, (start, n)) in self.program().tiles(begin, end).enumerate() {
+                    if index % TILES_PER_PAUSE == TILES_PER_PAUSE - 1 {
                         pause();
                     }
                     site.run(&stage.body, row, start, n);
@@ -630,15 +630,15 @@ impl<'a> Run<'a> {
         }
     }
 
-    unsafe fn run_segments(&self, pool: &Pool, cut: &SegmentTasks) {
-        for wave in &cut.waves {
+    unsafe fn run_segments(&self, pool: &Pool, segment_tasks: &SegmentTasks) {
+        for wave in &segment_tasks.waves {
             // SAFETY: the caller's contract.
-            unsafe { self.run_wave(pool, cut, wave) };
+            unsafe { self.run_wave(pool, segment_tasks, wave) };
         }
     }
 
     /// Runs all stages of the segments of a wave.
-    unsafe fn run_wave(&self, pool: &Pool, cut: &SegmentTasks, wave: &Wave) {
+    unsafe fn run_wave(&self, pool: &Pool, segment_tasks: &SegmentTasks, wave: &Wave) {
         let tape = self.program();
         let width = self.kernel.max_stage_reductions();
         let (partial, complete) = self.shared_results();
@@ -648,7 +648,7 @@ impl<'a> Run<'a> {
             unsafe {
                 let site = self.start_task(worker);
                 for (s, earlier) in tape.stages[..=stage].iter().enumerate() {
-                    site.run(&earlier.pre, cut.long_segments[long].segment, 0, n);
+                    site.run(&earlier.pre, segment_tasks.long_segments[long].segment, 0, n);
                     if s < stage {
                         for total in &earlier.reductions {
                             *site.register_ptr(total.result) =
@@ -661,40 +661,40 @@ impl<'a> Run<'a> {
         };
         // The pieces of a segment have the same values before their bodies. A worker's frame keeps these values between
         // pieces.
-        let held = |worker: usize| self.parts.worker_part(worker).cast::<FrameHeader>();
+        let frame_of = |worker: usize| self.parts.worker_part(worker).cast::<FrameHeader>();
         let piece = |worker: usize, k: usize, stage: usize| {
-            let Piece { long_segment: long, begin, end } = cut.pieces[k];
+            let Piece { long_segment: long, begin, end } = segment_tasks.pieces[k];
             // SAFETY: tasks have distinct pieces, and each piece has its own entries for partial results.
             unsafe {
-                self.set_saved_addresses_of_long_segment(worker, cut, long);
-                let held = held(worker);
-                let wanted = (stage, long);
-                let site = match (*held).prepared == Some(wanted) {
+                self.set_saved_addresses_of_long_segment(worker, segment_tasks, long);
+                let frame = frame_of(worker);
+                let context_key = (stage, long);
+                let site = match (*frame).prepared == Some(context_key) {
                     true => self.context(worker),
                     false => before(worker, long, stage, tape.tile),
                 };
-                (*held).prepared = Some(wanted);
+                (*frame).prepared = Some(context_key);
                 let stage = &tape.stages[stage];
-                self.run_row_stage(&site, stage, cut.long_segments[long].segment, begin, end);
+                self.run_row_stage(&site, stage, segment_tasks.long_segments[long].segment, begin, end);
                 for (i, total) in stage.reductions.iter().enumerate() {
                     *partial.at(k * width + i) =
                         (*site.register_ptr::<PairwiseSum>(total.state)).result(total.op, total.ty);
                 }
             }
         };
-        let tasks = &cut.tasks[wave.tasks.clone()];
+        let tasks = &segment_tasks.tasks[wave.tasks.clone()];
         pool.run(tasks.len(), self.parts.workers, &|task, worker| match tasks[task] {
             Task::Piece(k) => piece(worker, k, 0),
             Task::Whole { first, last } => {
                 // SAFETY: tasks have distinct segments, and each worker has its own frame.
                 unsafe {
                     self.start_task(worker);
-                    (*held(worker)).prepared = None;
+                    (*frame_of(worker)).prepared = None;
                     for segment in first..last {
-                        let range = cut.segments.range(segment);
+                        let range = segment_tasks.segments.range(segment);
                         // A map computes nothing once per segment, so empty segments need no work.
-                        if !(cut.is_map && range.is_empty()) {
-                            self.set_saved_addresses_of_whole_segment(worker, cut, range.start);
+                        if !(segment_tasks.is_map && range.is_empty()) {
+                            self.set_saved_addresses_of_whole_segment(worker, segment_tasks, range.start);
                             let site = self.context(worker);
                             self.run_row(&site, segment, range.start, range.end);
                         }
@@ -718,7 +718,7 @@ impl<'a> Run<'a> {
             }
             let site = self.context(0);
             for long in wave.long_segments.clone() {
-                let of = &cut.long_segments[long];
+                let of = &segment_tasks.long_segments[long];
                 for (i, total) in stage.reductions.iter().enumerate() {
                     // SAFETY: all tasks are done; this thread is worker 0.
                     unsafe {
@@ -740,8 +740,8 @@ impl<'a> Run<'a> {
                 // SAFETY: all inputs of the segment's results are complete, tasks have distinct segments, and each
                 // worker has its own frame.
                 unsafe {
-                    (*held(worker)).prepared = None;
-                    site.run(&tape.post, cut.long_segments[long].segment, 0, 1);
+                    (*frame_of(worker)).prepared = None;
+                    site.run(&tape.post, segment_tasks.long_segments[long].segment, 0, 1);
                 }
             });
         }
@@ -856,11 +856,11 @@ impl<'a> Run<'a> {
         }
     }
 
-    unsafe fn run_columns(&self, pool: &Pool, kept: usize, reduced: usize, tile: usize) {
+    unsafe fn run_columns(&self, pool: &Pool, saved: usize, reduced: usize, tile: usize) {
         let tape = self.program();
-        pool.run(kept.div_ceil(tile), self.parts.workers, &|task, worker| {
+        pool.run(saved.div_ceil(tile), self.parts.workers, &|task, worker| {
             let start = task * tile;
-            let n = tile.min(kept - start);
+            let n = tile.min(saved - start);
             // SAFETY: tasks have distinct columns, and each worker has its own frame.
             unsafe {
                 let site = self.start_task(worker);
@@ -873,16 +873,16 @@ impl<'a> Run<'a> {
         });
     }
 
-    unsafe fn run_split_columns(&self, pool: &Pool, kept: usize, reduced: usize, tile: usize, piece: usize) {
+    unsafe fn run_split_columns(&self, pool: &Pool, saved: usize, reduced: usize, tile: usize, piece: usize) {
         let tape = self.program();
         let splits = reduced.div_ceil(piece);
-        let tiles = kept.div_ceil(tile);
+        let tiles = saved.div_ceil(tile);
         let width_of = |total: &StageReduction| width(total.ty);
         let totals = self.kernel.max_stage_reductions();
         let (partial, complete) = self.shared_results();
-        let columns = |task: usize| (task * tile, tile.min(kept - task * tile));
-        let place = |values: SharedValues, line: usize, start: usize, total: &StageReduction| {
-            values.at(line * kept).cast::<u8>().wrapping_add(start * width_of(total))
+        let columns = |task: usize| (task * tile, tile.min(saved - task * tile));
+        let part_address = |values: SharedValues, line: usize, start: usize, total: &StageReduction| {
+            values.at(line * saved).cast::<u8>().wrapping_add(start * width_of(total))
         };
         // Runs everything before the body of stage `stage`.
         let before = |worker: usize, (start, n): (usize, usize), stage: usize| {
@@ -893,7 +893,7 @@ impl<'a> Run<'a> {
                     site.run(&earlier.pre, 0, start, n);
                     if s < stage {
                         for total in &earlier.reductions {
-                            let from = place(complete, total.reduction_index, start, total);
+                            let from = part_address(complete, total.reduction_index, start, total);
                             std::ptr::copy_nonoverlapping(
                                 from,
                                 site.register_ptr(total.result),
@@ -922,7 +922,7 @@ impl<'a> Run<'a> {
                         reduced.min((split + 1) * piece),
                     );
                     for (i, total) in stage.reductions.iter().enumerate() {
-                        let to = place(partial, split * totals + i, start, total);
+                        let to = part_address(partial, split * totals + i, start, total);
                         std::ptr::copy_nonoverlapping(
                             site.register_ptr::<u8>(total.result),
                             to,
@@ -945,13 +945,13 @@ impl<'a> Run<'a> {
                             (site.register_ptr::<u8>(total.state), site.register_ptr::<u8>(total.result));
                         ops::neutral(total.op, total.ty, sum, n);
                         for split in 0..splits {
-                            let from = place(partial, split * totals + i, start, total);
+                            let from = part_address(partial, split * totals + i, start, total);
                             std::ptr::copy_nonoverlapping(from, value, bytes);
                             ops::accumulate(tape.isa, total.op, total.ty, value, sum, n);
                         }
                         std::ptr::copy_nonoverlapping(
                             sum,
-                            place(complete, total.reduction_index, start, total),
+                            part_address(complete, total.reduction_index, start, total),
                             bytes,
                         );
                     }

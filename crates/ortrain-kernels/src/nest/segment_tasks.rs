@@ -88,43 +88,43 @@ impl SegmentTasks {
     /// Creates the tasks of a tile program for a nest over segments.
     pub(super) fn new(segments: &Segments, nest: &Nest, tape: &TileProgram) -> SegmentTasks {
         let is_map = nest.inner == 0;
-        let mut cut = SegmentTasks::from_segments(segments, is_map, tape.cost, tape.tile);
+        let mut tasks = SegmentTasks::from_segments(segments, is_map, tape.cost, tape.tile);
         // A map reads its segments once, so it needs no waves.
         let along = nest.load_operands().filter(|load| load.strides[1] != 0);
         let bytes = along.map(|load| load.dtype.size()).sum();
-        cut.waves = cut.group_into_waves(if is_map { 0 } else { bytes });
-        for wave in &cut.waves {
+        tasks.waves = tasks.group_into_waves(if is_map { 0 } else { bytes });
+        for wave in &tasks.waves {
             let mut before = 0;
-            for long in &mut cut.long_segments[wave.long_segments.clone()] {
+            for long in &mut tasks.long_segments[wave.long_segments.clone()] {
                 long.elements_before = before;
                 before += segments.range(long.segment).len().next_multiple_of(VECTOR_LANES);
             }
-            cut.max_wave_elements = cut.max_wave_elements.max(before);
+            tasks.max_wave_elements = tasks.max_wave_elements.max(before);
         }
-        cut
+        tasks
     }
 
     /// Groups the tasks into waves. The long segments of a wave have about [`WAVE_BYTES`] bytes, with `bytes` bytes for each
     /// element. All tasks are one wave if there are few bytes. A long segment is in one wave.
     fn group_into_waves(&self, bytes: usize) -> Vec<Wave> {
         let elements: usize = self.pieces.iter().map(|piece| piece.end - piece.begin).sum();
-        let are_few = elements.saturating_mul(bytes) <= MAX_SINGLE_WAVE_BYTES;
+        let fits_one_wave = elements.saturating_mul(bytes) <= MAX_SINGLE_WAVE_BYTES;
         let (mut waves, mut wave) = (Vec::new(), Wave { tasks: 0..0, pieces: 0..0, long_segments: 0..0 });
-        let mut held = 0usize;
+        let mut wave_bytes = 0usize;
         for (at, task) in self.tasks.iter().enumerate() {
             wave.tasks.end = at + 1;
             let Task::Piece(piece) = *task else { continue };
             let Piece { long_segment: long, begin, end } = self.pieces[piece];
             (wave.pieces.end, wave.long_segments.end) = (piece + 1, long + 1);
-            held = held.saturating_add((end - begin).saturating_mul(bytes));
-            if held >= WAVE_BYTES && !are_few && piece + 1 == self.long_segments[long].last {
+            wave_bytes = wave_bytes.saturating_add((end - begin).saturating_mul(bytes));
+            if wave_bytes >= WAVE_BYTES && !fits_one_wave && piece + 1 == self.long_segments[long].last {
                 let next = Wave {
                     tasks: at + 1..at + 1,
                     pieces: piece + 1..piece + 1,
                     long_segments: long + 1..long + 1,
                 };
                 waves.push(std::mem::replace(&mut wave, next));
-                held = 0;
+                wave_bytes = 0;
             }
         }
         if !wave.tasks.is_empty() {
@@ -138,7 +138,7 @@ impl SegmentTasks {
     fn from_segments(segments: &Segments, is_map: bool, cost: usize, tile: usize) -> SegmentTasks {
         let piece = (PIECE_WORK / cost).max(segments.num_points() / MAX_TASKS).max(1).next_multiple_of(tile);
         let enough = piece.saturating_mul(cost);
-        let mut cut = SegmentTasks {
+        let mut grouped = SegmentTasks {
             segments: segments.clone(),
             is_map,
             tasks: Vec::new(),
@@ -152,31 +152,31 @@ impl SegmentTasks {
         let (mut first, mut work) = (0, 0usize);
         for (segment, range) in segments.iter().enumerate() {
             if range.len() <= piece {
-                cut.max_whole_segment = cut.max_whole_segment.max(range.len());
+                grouped.max_whole_segment = grouped.max_whole_segment.max(range.len());
                 work = work.saturating_add(range.len().saturating_mul(cost)).saturating_add(SEGMENT_OVERHEAD);
                 if work >= enough {
-                    cut.push_whole_segments(first, segment + 1);
+                    grouped.push_whole_segments(first, segment + 1);
                     (first, work) = (segment + 1, 0);
                 }
                 continue;
             }
-            cut.push_whole_segments(first, segment);
+            grouped.push_whole_segments(first, segment);
             (first, work) = (segment + 1, 0);
             let each = range.len().div_ceil(range.len().div_ceil(piece)).next_multiple_of(tile);
-            let (long, first) = (cut.long_segments.len(), cut.pieces.len());
+            let (long, first) = (grouped.long_segments.len(), grouped.pieces.len());
             for begin in range.clone().step_by(each) {
-                cut.tasks.push(Task::Piece(cut.pieces.len()));
-                cut.pieces.push(Piece { long_segment: long, begin, end: range.end.min(begin + each) });
+                grouped.tasks.push(Task::Piece(grouped.pieces.len()));
+                grouped.pieces.push(Piece { long_segment: long, begin, end: range.end.min(begin + each) });
             }
-            cut.long_segments.push(LongSegment {
+            grouped.long_segments.push(LongSegment {
                 segment,
                 first,
-                last: cut.pieces.len(),
+                last: grouped.pieces.len(),
                 elements_before: 0,
             });
         }
-        cut.push_whole_segments(first, segments.len());
-        cut
+        grouped.push_whole_segments(first, segments.len());
+        grouped
     }
 
     fn push_whole_segments(&mut self, first: usize, last: usize) {
@@ -214,26 +214,26 @@ mod tests {
             &[100_000, 64, 100_001],
         ] {
             let segments = segments(lengths);
-            let cut = SegmentTasks::from_segments(&segments, false, COST, TILE);
-            let mut seen: Vec<(usize, usize, usize)> = Vec::new();
-            for task in &cut.tasks {
+            let tasks = SegmentTasks::from_segments(&segments, false, COST, TILE);
+            let mut visited: Vec<(usize, usize, usize)> = Vec::new();
+            for task in &tasks.tasks {
                 match *task {
                     Task::Whole { first, last } => {
                         assert!(first < last);
-                        seen.extend(
+                        visited.extend(
                             (first..last).map(|k| (k, segments.range(k).start, segments.range(k).end)),
                         );
                     }
                     Task::Piece(k) => {
-                        let Piece { long_segment: long, begin, end } = cut.pieces[k];
-                        let LongSegment { segment, first, last, .. } = cut.long_segments[long];
+                        let Piece { long_segment: long, begin, end } = tasks.pieces[k];
+                        let LongSegment { segment, first, last, .. } = tasks.long_segments[long];
                         assert!((first..last).contains(&k) && begin < end);
                         assert!((begin - segments.range(segment).start).is_multiple_of(TILE));
-                        seen.push((segment, begin, end));
+                        visited.push((segment, begin, end));
                     }
                 }
             }
-            let mut next = seen.into_iter().peekable();
+            let mut next = visited.into_iter().peekable();
             for (k, range) in segments.iter().enumerate() {
                 let mut at = range.start;
                 while let Some((_, begin, end)) = next.next_if(|part| part.0 == k) {
@@ -249,21 +249,22 @@ mod tests {
     #[test]
     fn waves_are_consecutive() {
         const BYTES: usize = 16;
-        let whole = WAVE_BYTES / BYTES;
-        let lengths = [5, whole / 2, 7, whole / 2, whole * 8, whole / 4, 1, 3];
-        let cut = SegmentTasks::from_segments(&segments(&lengths), false, 32, 64);
-        let waves = cut.group_into_waves(BYTES);
+        let wave_elements = WAVE_BYTES / BYTES;
+        let lengths =
+            [5, wave_elements / 2, 7, wave_elements / 2, wave_elements * 8, wave_elements / 4, 1, 3];
+        let tasks = SegmentTasks::from_segments(&segments(&lengths), false, 32, 64);
+        let waves = tasks.group_into_waves(BYTES);
         let long: Vec<_> = waves.iter().map(|wave| wave.long_segments.clone()).collect();
         assert_eq!(long, [0..2, 2..3, 3..4]);
         for (before, after) in waves.iter().zip(&waves[1..]) {
             assert_eq!(before.tasks.end, after.tasks.start);
             assert_eq!(before.pieces.end, after.pieces.start);
         }
-        assert_eq!(waves.iter().map(|wave| wave.tasks.len()).sum::<usize>(), cut.tasks.len());
-        assert_eq!(waves.iter().map(|wave| wave.pieces.len()).sum::<usize>(), cut.pieces.len());
+        assert_eq!(waves.iter().map(|wave| wave.tasks.len()).sum::<usize>(), tasks.tasks.len());
+        assert_eq!(waves.iter().map(|wave| wave.pieces.len()).sum::<usize>(), tasks.pieces.len());
         // Few bytes are one wave; elements that are read once need no waves; no segments give no waves.
-        assert_eq!(cut.group_into_waves(BYTES / 2).len(), 1);
-        assert_eq!(cut.group_into_waves(0).len(), 1);
+        assert_eq!(tasks.group_into_waves(BYTES / 2).len(), 1);
+        assert_eq!(tasks.group_into_waves(0).len(), 1);
         assert_eq!(SegmentTasks::from_segments(&segments(&[]), false, 32, 64).group_into_waves(BYTES), []);
     }
 
@@ -275,7 +276,7 @@ mod tests {
             SegmentTasks::from_segments(&segments(&[4000, 4001]), false, 1000, 4096).long_segments,
             []
         );
-        let cut = SegmentTasks::from_segments(&segments(&[25_000_000]), true, 30, 512);
-        assert!((MAX_TASKS / 2..=MAX_TASKS).contains(&cut.tasks.len()), "{}", cut.tasks.len());
+        let tasks = SegmentTasks::from_segments(&segments(&[25_000_000]), true, 30, 512);
+        assert!((MAX_TASKS / 2..=MAX_TASKS).contains(&tasks.tasks.len()), "{}", tasks.tasks.len());
     }
 }

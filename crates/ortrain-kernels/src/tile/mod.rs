@@ -156,7 +156,8 @@ impl LoopPlan<'_> {
             // Marks the instructions that later stages need, from their outputs back to their loads.
             ahead.saved.clear();
             let stored = ahead.stored.iter().map(|&store| outputs[store]);
-            let at_hand = nest.expr.dependencies_of(&early.iter().copied().chain(stored).collect::<Vec<_>>());
+            let available =
+                nest.expr.dependencies_of(&early.iter().copied().chain(stored).collect::<Vec<_>>());
             let mut needed = vec![false; insts.len()];
             let later = (0..outputs.len()).filter(|store| !ahead.stored.contains(store));
             for root in late.iter().copied().chain(later.map(|store| outputs[store])) {
@@ -167,15 +168,15 @@ impl LoopPlan<'_> {
                     continue;
                 }
                 let is_slow = matches!(about[i], (true, false, true)) && ty == Type::F32;
-                if is_slow && at_hand[i] && segments.max_len() <= MAX_SAVED_SEGMENT {
+                if is_slow && available[i] && segments.max_len() <= MAX_SAVED_SEGMENT {
                     ahead.saved.push(Reg(i as u16));
                 } else {
                     inst.operands().for_each(|operand| needed[usize::from(operand.0)] = true);
                 }
             }
-            let kept = |i: usize| ahead.saved.iter().any(|reg| usize::from(reg.0) == i);
+            let is_saved = |i: usize| ahead.saved.iter().any(|reg| usize::from(reg.0) == i);
             let read: Vec<usize> = (insts.iter().enumerate())
-                .filter(|&(i, _)| needed[i] && !kept(i))
+                .filter(|&(i, _)| needed[i] && !is_saved(i))
                 .filter_map(|(_, &(inst, _))| match inst {
                     Inst::Load(slot) | Inst::LoadAt(slot, _) => Some(usize::from(slot)),
                     _ => None,
@@ -247,15 +248,15 @@ pub(crate) struct TileProgram {
 }
 
 /// Returns a number with its noun, for example `2 tasks`.
-pub(crate) fn counted(number: usize, noun: &str) -> String {
-    format!("{number} {noun}{}", if number == 1 { "" } else { "s" })
+pub(crate) fn counted(count: usize, noun: &str) -> String {
+    format!("{count} {noun}{}", if count == 1 { "" } else { "s" })
 }
 
 impl Code {
     /// Describes the size of a tile, and the execution of the operations.
     pub(crate) fn describe(&self) -> String {
         let of_stages = self.stages.iter().flat_map(|stage| stage.pre.iter().chain(&stage.body));
-        let ops = || self.once.iter().chain(of_stages.clone()).chain(&self.post);
+        let ops = || self.per_run.iter().chain(of_stages.clone()).chain(&self.post);
         let functions = ops().filter(|op| matches!(op.kind, Kind::Native(_))).count();
         format!(
             "tiles of {}, {}, {}",
@@ -280,7 +281,7 @@ impl Deref for TileProgram {
 pub(crate) struct Code {
     pub(crate) isa: Isa,
     /// Runs once for each task.
-    pub(crate) once: Vec<Op>,
+    pub(crate) per_run: Vec<Op>,
     /// The last stage has no totals.
     pub(crate) stages: Vec<Stage>,
     /// Stores of one element per outer index.
@@ -458,8 +459,8 @@ impl ExecContext<'_> {
     /// # Safety
     /// As [`ExecContext::run`].
     #[inline(always)]
-    unsafe fn run_function(&self, k: u16, one: bool, outside: usize, start: usize, n: usize) {
-        let n = if one { 1 } else { n };
+    unsafe fn run_function(&self, k: u16, is_uniform: bool, outside: usize, start: usize, n: usize) {
+        let n = if is_uniform { 1 } else { n };
         // SAFETY: the caller's contract.
         unsafe { self.program.functions.run(k, self, outside, start, n) };
     }
@@ -482,10 +483,10 @@ impl ExecContext<'_> {
             // SAFETY: slots are offsets in the frame (see `TileCompiler::place`). A result shares bytes with no
             // operand.
             let (d, a, b, c) = unsafe {
-                let at = |place: Slot| self.operand_address(place, outside, start);
+                let at = |operand_slot: Slot| self.operand_address(operand_slot, outside, start);
                 (self.frame.add(op.d as usize), at(op.a[0]), at(op.a[1]), at(op.a[2]))
             };
-            let with = |at: *const u8, k: usize| ops::Operand { at, one: op.uniform_operands[k] };
+            let with = |at: *const u8, k: usize| ops::Operand { at, is_uniform: op.uniform_operands[k] };
             // SAFETY: registers have `n` values of the operation's types, as compiled. Accesses stay inside of their
             // buffers, by the caller's contract.
             unsafe {
@@ -548,15 +549,15 @@ impl ExecContext<'_> {
     /// # Safety
     /// As [`ExecContext::run`].
     #[inline(always)]
-    unsafe fn operand_address(&self, place: Slot, outside: usize, start: usize) -> *const u8 {
-        if place & DIRECT_BIT == 0 {
+    unsafe fn operand_address(&self, operand_slot: Slot, outside: usize, start: usize) -> *const u8 {
+        if operand_slot & DIRECT_BIT == 0 {
             // SAFETY: slots are offsets in the frame.
-            return unsafe { self.frame.add(place as usize) };
+            return unsafe { self.frame.add(operand_slot as usize) };
         }
-        if place == DIRECT_PRODUCT {
+        if operand_slot == DIRECT_PRODUCT {
             return self.product;
         }
-        let slot = (place & !DIRECT_BIT) as usize;
+        let slot = (operand_slot & !DIRECT_BIT) as usize;
         self.program.loads[slot].address(self.bases[slot], outside, start)
     }
 
@@ -581,8 +582,8 @@ impl ExecContext<'_> {
                 continue;
             }
             *d = 0;
-            let place = &self.program.index;
-            let linear = (place.outside.offset(outside) + place.along.offset(start + i)) as u64;
+            let access = &self.program.index;
+            let linear = (access.outside.offset(outside) + access.along.offset(start + i)) as u64;
             let failure = Failure { linear, inst: u64::from(inst), index, bound };
             // SAFETY: every frame starts with a failure.
             unsafe {
@@ -598,9 +599,9 @@ impl ExecContext<'_> {
     ///
     /// # Safety
     /// `place` is the slot of a `T`, and no other reference to that `T` is alive.
-    pub(crate) unsafe fn register_ptr<T>(&self, place: Slot) -> *mut T {
+    pub(crate) unsafe fn register_ptr<T>(&self, slot: Slot) -> *mut T {
         // SAFETY: slots are offsets in the frame.
-        unsafe { self.frame.add(place as usize).cast() }
+        unsafe { self.frame.add(slot as usize).cast() }
     }
 }
 
@@ -617,14 +618,14 @@ fn write_coordinates(start: usize, after: usize, dim: usize, d: &mut [i64]) {
 }
 
 /// Returns the coordinates for which the comparison with `one` is true. `first`: the coordinate is the first operand.
-fn matching_range(op: CompareOp, first: bool, one: i64) -> Range<i64> {
-    let behind = one.saturating_add(1);
+fn matching_range(op: CompareOp, first: bool, constant: i64) -> Range<i64> {
+    let above = constant.saturating_add(1);
     match (op, first) {
-        (CompareOp::Eq, _) => one..behind,
-        (CompareOp::Lt, true) => i64::MIN..one,
-        (CompareOp::Le, true) => i64::MIN..behind,
-        (CompareOp::Lt, false) => behind..i64::MAX,
-        (CompareOp::Le, false) => one..i64::MAX,
+        (CompareOp::Eq, _) => constant..above,
+        (CompareOp::Lt, true) => i64::MIN..constant,
+        (CompareOp::Le, true) => i64::MIN..above,
+        (CompareOp::Lt, false) => above..i64::MAX,
+        (CompareOp::Le, false) => constant..i64::MAX,
     }
 }
 
@@ -744,13 +745,13 @@ impl TileProgram {
         let mut stores = nest.stores.iter().map(reach).collect::<Result<Vec<_>, _>>()?;
         let ahead = plan.first_stage_outputs(overlaps);
         if let [_, along] = *nest.dims {
-            let place = Access {
+            let index_access = Access {
                 strides: [0, 1].into_iter().collect(),
                 ..Access::contiguous(DType::F32, &[1, along])
             };
             for _ in &ahead.saved {
-                loads.push(reach(&place)?);
-                stores.push(reach(&place)?);
+                loads.push(reach(&index_access)?);
+                stores.push(reach(&index_access)?);
             }
         }
         let index = reach(&Access::contiguous(DType::U8, &nest.dims))?;
@@ -864,8 +865,8 @@ impl<'a> TileCompiler<'a> {
                 .map(|(reduction, _)| reduction.value)
                 .collect();
             let slots = (0..expr.outputs().len()).filter(|slot| {
-                let is_ahead = stored_ahead.contains(slot);
-                stage == 0 && is_ahead || stage == last && !is_ahead
+                let is_stored_early = stored_ahead.contains(slot);
+                stage == 0 && is_stored_early || stage == last && !is_stored_early
             });
             roots.extend(draft.saved.iter().filter(|_| stage == 0));
             roots.extend(slots.clone().map(|slot| expr.outputs()[slot]));
@@ -887,22 +888,22 @@ impl<'a> TileCompiler<'a> {
             if stage == last {
                 draft.lists.push((Section::Post, Vec::new()));
             }
-            let mut made = Vec::new();
+            let mut sections = Vec::new();
             for slot in slots {
                 let reg = expr.outputs()[slot];
-                made.push(draft.emit_output(stage, slot, &stores[slot], reg, whole_row[slot])?);
+                sections.push(draft.emit_output(stage, slot, &stores[slot], reg, whole_row[slot])?);
             }
             for (k, reg) in draft.saved.iter().enumerate().filter(|_| stage == 0) {
                 let a = draft.value[usize::from(reg.0)].expect("a value of the first stage");
                 let kind = Kind::Store((nest.stores.len() + k) as u16);
-                made.push((
+                sections.push((
                     Section::Body(0),
                     Op { kind, is_uniform: false, d: a, a: [a, 0, 0], uniform_operands: [false; 3] },
                 ));
             }
             // Stores come after all loads, because a store may overwrite an element that is loaded through an equal
             // access.
-            for (section, op) in made {
+            for (section, op) in sections {
                 draft.section_ops(section).push(op);
             }
             if ahead.is_some() {
@@ -957,8 +958,8 @@ impl<'a> TileCompiler<'a> {
     }
 
     fn section_ops(&mut self, section: Section) -> &mut Vec<Op> {
-        let found = self.lists.iter_mut().find(|(at, _)| *at == section);
-        &mut found.expect("sections are made with their stage").1
+        let list = self.lists.iter_mut().find(|(at, _)| *at == section);
+        &mut list.expect("sections are made with their stage").1
     }
 
     fn new_register(&mut self, size: RegisterKind, section: Section) -> Slot {
@@ -966,21 +967,22 @@ impl<'a> TileCompiler<'a> {
         (self.registers.len() - 1) as Slot
     }
 
-    fn push(&mut self, section: Section, kind: Kind, one: bool, ty: Type, a: [Slot; 3]) -> Slot {
-        self.push_with(section, kind, one, ty, a, [false; 3])
+    fn push(&mut self, section: Section, kind: Kind, is_uniform: bool, ty: Type, a: [Slot; 3]) -> Slot {
+        self.push_with(section, kind, is_uniform, ty, a, [false; 3])
     }
 
     fn push_with(
         &mut self,
         section: Section,
         kind: Kind,
-        one: bool,
+        uniform: bool,
         ty: Type,
         a: [Slot; 3],
         ones: [bool; 3],
     ) -> Slot {
-        let d = self.new_register(if one { RegisterKind::Uniform } else { RegisterKind::Tile(ty) }, section);
-        self.section_ops(section).push(Op { kind, is_uniform: one, d, a, uniform_operands: ones });
+        let d =
+            self.new_register(if uniform { RegisterKind::Uniform } else { RegisterKind::Tile(ty) }, section);
+        self.section_ops(section).push(Op { kind, is_uniform: uniform, d, a, uniform_operands: ones });
         d
     }
 
@@ -991,14 +993,14 @@ impl<'a> TileCompiler<'a> {
             needed[usize::from(root.0)] = true;
         }
         // Load of a value that the first stage has saved.
-        let kept = |i: usize| {
+        let keep_inst = |i: usize| {
             let k = self.saved.iter().position(|reg| usize::from(reg.0) == i).filter(|_| stage > 0)?;
             Some(Inst::Load((self.plan.nest.loads.len() + k) as u16))
         };
-        let kept: Vec<Option<Inst>> = (0..needed.len()).map(kept).collect();
+        let used_insts: Vec<Option<Inst>> = (0..needed.len()).map(keep_inst).collect();
         for (i, (inst, _)) in self.expr.insts().iter().enumerate().rev() {
             let numbers = matches!(inst, Inst::Binary(..)) && self.linear_index_axes(Reg(i as u16)).is_some();
-            if needed[i] && self.value[i].is_none() && !numbers && kept[i].is_none() {
+            if needed[i] && self.value[i].is_none() && !numbers && used_insts[i].is_none() {
                 for operand in inst.operands() {
                     needed[usize::from(operand.0)] = true;
                 }
@@ -1007,7 +1009,7 @@ impl<'a> TileCompiler<'a> {
         for (i, &(inst, ty)) in self.expr.insts().iter().enumerate() {
             if needed[i] && self.value[i].is_none() {
                 let section = self.section_of(i, stage);
-                let value = self.emit(i, kept[i].unwrap_or(inst), ty, section, stage);
+                let value = self.emit(i, used_insts[i].unwrap_or(inst), ty, section, stage);
                 self.value[i] = Some(value);
             }
         }
@@ -1049,10 +1051,10 @@ impl<'a> TileCompiler<'a> {
 
     /// Emits one instruction, after its operands.
     fn emit(&mut self, i: usize, inst: Inst, ty: Type, section: Section, stage: usize) -> Slot {
-        let one = !self.varies[i].0;
+        let is_uniform = !self.varies[i].0;
         if let (Inst::Binary(..), Some(axes)) = (inst, self.linear_index_axes(Reg(i as u16))) {
-            let kind = self.coordinate_op(self.plan.tile_axes, axes, !one);
-            return self.push(section, kind, one, ty, [0; 3]);
+            let kind = self.coordinate_op(self.plan.tile_axes, axes, !is_uniform);
+            return self.push(section, kind, is_uniform, ty, [0; 3]);
         }
         let mut a = [0; 3];
         let mut ones = [false; 3];
@@ -1063,18 +1065,19 @@ impl<'a> TileCompiler<'a> {
                 Inst::Select(..) => k > 0,
                 _ => false,
             };
-            ones[k] = !one && takes_one && !self.varies[usize::from(reg.0)].0 && !ones[..k].contains(&true);
-            a[k] = self.operand(reg, one || ones[k], stage);
+            ones[k] =
+                !is_uniform && takes_one && !self.varies[usize::from(reg.0)].0 && !ones[..k].contains(&true);
+            a[k] = self.operand(reg, is_uniform || ones[k], stage);
         }
         let of = |reg: Reg| self.expr.ty(reg);
-        let (kind, made) = match inst {
+        let (kind, op_type) = match inst {
             Inst::Const(value) => (Kind::Const(value.convert(ty).bits()), ty),
             Inst::Run(scalar) => (Kind::Run(scalar), Type::U64),
             Inst::Coordinate(axis) => {
                 let along = self.plan.tile_axes.contains(&usize::from(axis));
                 let axes = if along { self.plan.tile_axes } else { self.plan.outer_axes };
                 let at = axes.iter().take_while(|&&other| other != usize::from(axis)).count();
-                (self.coordinate_op(axes, at..at + 1, along && !one), Type::I64)
+                (self.coordinate_op(axes, at..at + 1, along && !is_uniform), Type::I64)
             }
             Inst::Load(slot) => {
                 let load = &self.loads[usize::from(slot)];
@@ -1082,26 +1085,26 @@ impl<'a> TileCompiler<'a> {
                 // A value that each row has once is read directly by its users: in machine code, often by one function.
                 // If rows have several elements, a store to such a value has one element per row too, and runs after
                 // all loads.
-                let several = self.plan.tile_axes.iter().any(|&axis| self.plan.nest.dims[axis] > 1);
+                let has_long_axis = self.plan.tile_axes.iter().any(|&axis| self.plan.nest.dims[axis] > 1);
                 let plain = load.dtype == DType::F32 && ty == Type::F32;
-                if one && plain && several && section != Section::Once {
+                if is_uniform && plain && has_long_axis && section != Section::Once {
                     return self
                         .new_register(RegisterKind::DirectUniform(DIRECT_BIT | Slot::from(slot)), section);
                 }
-                let there = match slot {
+                let operand_type = match slot {
                     _ if self.plan.is_product(slot) => Some(DIRECT_PRODUCT),
                     _ => {
-                        let there = !one
+                        let target_slot = !is_uniform
                             && load.contiguous_len().is_some_and(|piece| piece.is_multiple_of(self.piece));
-                        there.then_some(DIRECT_BIT | Slot::from(slot))
+                        target_slot.then_some(DIRECT_BIT | Slot::from(slot))
                     }
                 };
-                match there {
-                    Some(there) if stored == ty => {
-                        return self.new_register(RegisterKind::Direct(there), section);
+                match operand_type {
+                    Some(target_slot) if stored == ty => {
+                        return self.new_register(RegisterKind::Direct(target_slot), section);
                     }
-                    Some(there) => {
-                        a[0] = self.new_register(RegisterKind::Direct(there), section);
+                    Some(target_slot) => {
+                        a[0] = self.new_register(RegisterKind::Direct(target_slot), section);
                         (Kind::Copy(stored), stored)
                     }
                     None => (Kind::Load(slot), stored),
@@ -1109,12 +1112,13 @@ impl<'a> TileCompiler<'a> {
             }
             Inst::LoadAt(slot, _) => (Kind::LoadAt(slot), Type::of(self.loads[usize::from(slot)].dtype)),
             Inst::Reduced(k) => {
-                let (made, place) = self.reduced[usize::from(k)].expect("reduced in an earlier stage");
-                if made == ty {
+                let (reduced_type, place) =
+                    self.reduced[usize::from(k)].expect("reduced in an earlier stage");
+                if reduced_type == ty {
                     return place;
                 }
                 a[0] = place;
-                (Kind::Convert(made, ty), ty)
+                (Kind::Convert(reduced_type, ty), ty)
             }
             Inst::Unary(op, _) => (Kind::Unary(op, ty), ty),
             Inst::Binary(op, ..) => (Kind::Binary(op, ty), ty),
@@ -1125,15 +1129,19 @@ impl<'a> TileCompiler<'a> {
             Inst::Guard(..) => (Kind::Guard(i as u16), Type::I64),
             Inst::Random(..) => (Kind::Random, Type::U32),
         };
-        let place = self.push_with(section, kind, one, made, a, ones);
-        if made == ty { place } else { self.push(section, Kind::Convert(made, ty), one, ty, [place, 0, 0]) }
+        let result_slot = self.push_with(section, kind, is_uniform, op_type, a, ones);
+        if op_type == ty {
+            result_slot
+        } else {
+            self.push(section, Kind::Convert(op_type, ty), is_uniform, ty, [result_slot, 0, 0])
+        }
     }
 
     /// Returns the register of a value that is already emitted: as one value, or over the tile.
-    fn operand(&mut self, reg: Reg, one: bool, stage: usize) -> Slot {
+    fn operand(&mut self, reg: Reg, is_uniform: bool, stage: usize) -> Slot {
         let i = usize::from(reg.0);
         let value = self.value[i].expect("operands come before users");
-        if one || self.varies[i].0 {
+        if is_uniform || self.varies[i].0 {
             return value;
         }
         if let Some(splat) = self.splat[i] {
@@ -1178,26 +1186,26 @@ impl<'a> TileCompiler<'a> {
     ) -> Result<(Section, Op), String> {
         let (along, outside) = self.varies[usize::from(reg.0)];
         let section = if whole_row { Section::Post } else { Section::Body(stage) };
-        let one = whole_row && self.plan.loop_order == LoopOrder::Row;
-        if whole_row && (if one { along } else { outside }) {
+        let is_per_row = whole_row && self.plan.loop_order == LoopOrder::Row;
+        if whole_row && (if is_per_row { along } else { outside }) {
             return Err(format!("store {slot} has one element per row, but its value changes along the row"));
         }
-        let mut a = self.operand(reg, one, stage);
+        let mut a = self.operand(reg, is_per_row, stage);
         let (ty, stored) = (self.expr.ty(reg), Type::of(store.dtype));
         if ty != stored {
-            a = self.push(section, Kind::Convert(ty, stored), one, stored, [a, 0, 0]);
+            a = self.push(section, Kind::Convert(ty, stored), is_per_row, stored, [a, 0, 0]);
         } else if matches!(
             self.registers[a as usize].0,
             RegisterKind::Direct(_) | RegisterKind::DirectUniform(_)
         ) {
-            a = self.push(section, Kind::Copy(ty), one, ty, [a, 0, 0]);
+            a = self.push(section, Kind::Copy(ty), is_per_row, ty, [a, 0, 0]);
         }
         // A store produces no value; its result register is never written.
         Ok((
             section,
             Op {
                 kind: Kind::Store(slot as u16),
-                is_uniform: one,
+                is_uniform: is_per_row,
                 d: a,
                 a: [a, 0, 0],
                 uniform_operands: [false; 3],
@@ -1224,56 +1232,60 @@ impl<'a> TileCompiler<'a> {
 
     /// Compares coordinates with one number directly, instead of writing both over a tile first.
     fn compare_coordinates(&mut self) {
-        let mut made: FxHashMap<Slot, Op> = FxHashMap::default();
+        let mut made_by_slot: FxHashMap<Slot, Op> = FxHashMap::default();
         for op in self.lists.iter().flat_map(|(_, list)| list) {
             if matches!(op.kind, Kind::Coordinate { along: true, .. } | Kind::Splat(Type::I64)) {
-                made.insert(op.d, *op);
+                made_by_slot.insert(op.d, *op);
             }
         }
         for op in self.lists.iter_mut().flat_map(|(_, list)| list) {
             let Kind::Compare(compare, Type::I64) = op.kind else { continue };
-            let [a, b] = [op.a[0], op.a[1]].map(|place| made.get(&place).map(|made| (made.kind, made.a[0])));
-            let (coordinate, one, first) = match (a, b) {
+            let [a, b] =
+                [op.a[0], op.a[1]].map(|slot| made_by_slot.get(&slot).map(|made| (made.kind, made.a[0])));
+            let (coordinate, uniform, first) = match (a, b) {
                 (Some((kind, _)), Some((Kind::Splat(_), one))) => (kind, one, true),
                 (Some((Kind::Splat(_), one)), Some((kind, _))) => (kind, one, false),
                 _ => continue,
             };
             let Kind::Coordinate { after, dim, .. } = coordinate else { continue };
             op.kind = Kind::CompareCoordinate { op: compare, first, after, dim };
-            op.a = [one, 0, 0];
+            op.a = [uniform, 0, 0];
         }
-        self.drop_unread_ops(&made);
+        self.drop_unread_ops(&made_by_slot);
     }
 
     /// Loads a row of consecutive elements from its first index, instead of writing the index of every element over a
     /// tile first. Examples are embeddings and the steps of a sequence.
     fn gather_to_row_loads(&mut self) {
         let LoopPlan { nest, tile_axes: along, .. } = *self.plan;
-        let whole: usize = along.iter().map(|&axis| nest.dims[axis]).product();
-        let mut made: FxHashMap<Slot, Op> = FxHashMap::default();
+        let row_len: usize = along.iter().map(|&axis| nest.dims[axis]).product();
+        let mut made_by_slot: FxHashMap<Slot, Op> = FxHashMap::default();
         let mut sums: FxHashMap<Slot, Op> = FxHashMap::default();
         for op in self.lists.iter().flat_map(|(_, list)| list).filter(|op| !op.is_uniform) {
             match op.kind {
-                Kind::Coordinate { along: true, .. } | Kind::Splat(Type::I64) => _ = made.insert(op.d, *op),
+                Kind::Coordinate { along: true, .. } | Kind::Splat(Type::I64) => {
+                    _ = made_by_slot.insert(op.d, *op)
+                }
                 Kind::Binary(BinaryOp::Add, Type::I64) => _ = sums.insert(op.d, *op),
                 _ => {}
             }
         }
         for op in self.lists.iter_mut().flat_map(|(_, list)| list).filter(|op| !op.is_uniform) {
             let (Kind::LoadAt(slot), Some(sum)) = (op.kind, sums.get(&op.a[0])) else { continue };
-            let [a, b] =
-                [sum.a[0], sum.a[1]].map(|place| made.get(&place).map(|made| (made.kind, made.a[0])));
+            let [a, b] = [sum.a[0], sum.a[1]]
+                .map(|source_slot| made_by_slot.get(&source_slot).map(|made| (made.kind, made.a[0])));
             let terms = || [a, b].into_iter().flatten();
             let first = terms().find(|(kind, _)| matches!(kind, Kind::Splat(_)));
             // Only the linear index along the whole tile counts up by one from element to element.
-            let counts = |kind: Kind| matches!(kind, Kind::Coordinate { after: 1, dim, .. } if dim == whole);
+            let counts =
+                |kind: Kind| matches!(kind, Kind::Coordinate { after: 1, dim, .. } if dim == row_len);
             if let (Some((_, first)), true) = (first, terms().any(|(kind, _)| counts(kind))) {
                 op.kind = Kind::LoadRow(slot);
                 op.a = [first, 0, 0];
             }
         }
         self.drop_unread_ops(&sums);
-        self.drop_unread_ops(&made);
+        self.drop_unread_ops(&made_by_slot);
     }
 
     /// Drops each operation of `some` if its result is not read any more.
@@ -1293,8 +1305,8 @@ impl<'a> TileCompiler<'a> {
         let mut readers: FxHashMap<Slot, usize> = FxHashMap::default();
         let mut constants: FxHashMap<Slot, u64> = FxHashMap::default();
         for op in self.lists.iter().flat_map(|(_, list)| list) {
-            for place in &op.a[..op.kind.operands()] {
-                *readers.entry(*place).or_default() += 1;
+            for slot in &op.a[..op.kind.operands()] {
+                *readers.entry(*slot).or_default() += 1;
             }
             if let Kind::Const(bits) = op.kind {
                 constants.insert(op.d, bits);
@@ -1319,7 +1331,7 @@ impl<'a> TileCompiler<'a> {
         let sizes: Vec<RegisterKind> = self.registers.iter().map(|(size, _)| *size).collect();
         let context = Context {
             isa,
-            sizes: &|place| sizes[place as usize],
+            sizes: &|slot| sizes[slot as usize],
             constants,
             loads: self.loads,
             stores,
@@ -1330,33 +1342,32 @@ impl<'a> TileCompiler<'a> {
         let is_store = |op: &Op| matches!(op.kind, Kind::Store(_));
         let (stores, mut rest): (Vec<Op>, Vec<Op>) = list.into_iter().partition(is_store);
         let mut missing: Vec<Slot> = rest.iter().filter(|op| op.kind.has_result()).map(|op| op.d).collect();
-        let ready = |op: &Op, missing: &[Slot]| {
-            op.a[..op.kind.operands()].iter().all(|place| !missing.contains(place))
-        };
+        let ready =
+            |op: &Op, missing: &[Slot]| op.a[..op.kind.operands()].iter().all(|slot| !missing.contains(slot));
         let mut done = Vec::new();
         let mut group: Vec<Op> = Vec::new();
         while !rest.is_empty() {
             let mut later = Vec::new();
             for op in std::mem::take(&mut rest) {
                 if !jit::takes(&op, &context) && ready(&op, &missing) {
-                    missing.retain(|&place| place != op.d);
+                    missing.retain(|&slot| slot != op.d);
                     done.push(op);
                 } else {
                     later.push(op);
                 }
             }
             // Uniform operations come first, because tiles may need their results. A function never mixes both.
-            for one in [true, false] {
+            for is_uniform in [true, false] {
                 rest = Vec::new();
                 for op in std::mem::take(&mut later) {
-                    if op.is_uniform == one && jit::takes(&op, &context) && ready(&op, &missing) {
-                        missing.retain(|&place| place != op.d || !op.kind.has_result());
+                    if op.is_uniform == is_uniform && jit::takes(&op, &context) && ready(&op, &missing) {
+                        missing.retain(|&slot| slot != op.d || !op.kind.has_result());
                         group.push(op);
                     } else {
                         rest.push(op);
                     }
                 }
-                if one {
+                if is_uniform {
                     self.compile_group(std::mem::take(&mut group), &context, &mut done);
                     later = std::mem::take(&mut rest);
                 }
@@ -1366,11 +1377,11 @@ impl<'a> TileCompiler<'a> {
             }
         }
         // All loads come before all stores.
-        let (together, apart): (Vec<Op>, Vec<Op>) =
+        let (together, separate): (Vec<Op>, Vec<Op>) =
             stores.into_iter().partition(|op| jit::takes(op, &context));
         group.extend(together);
         self.compile_group(group, &context, &mut done);
-        done.extend(apart);
+        done.extend(separate);
         done
     }
 
@@ -1407,9 +1418,9 @@ impl<'a> TileCompiler<'a> {
 
     /// Forgets the values that a section has computed.
     fn forget_section(&mut self, section: Section) {
-        for place in self.value.iter_mut().chain(&mut self.splat) {
-            if place.is_some_and(|place| self.registers[place as usize].1 == section) {
-                *place = None;
+        for slot in self.value.iter_mut().chain(&mut self.splat) {
+            if slot.is_some_and(|slot| self.registers[slot as usize].1 == section) {
+                *slot = None;
             }
         }
     }
@@ -1431,14 +1442,14 @@ impl<'a> TileCompiler<'a> {
                     }
                     _ => (op.a.as_slice(), std::slice::from_ref(&op.d)),
                 };
-                for &place in writes {
-                    first[place as usize].get_or_insert(position);
+                for &slot in writes {
+                    first[slot as usize].get_or_insert(position);
                 }
-                for &place in reads.iter().chain(writes) {
-                    let place = place as usize;
+                for &slot in reads.iter().chain(writes) {
+                    let index = slot as usize;
                     // A value from outside of a loop must live until the loop ends.
-                    let looped = matches!(section, Section::Body(_)) && self.registers[place].1 != *section;
-                    last[place] = last[place].max(if looped { end } else { position });
+                    let looped = matches!(section, Section::Body(_)) && self.registers[index].1 != *section;
+                    last[index] = last[index].max(if looped { end } else { position });
                 }
             }
         }
@@ -1501,12 +1512,12 @@ impl<'a> TileCompiler<'a> {
         let frame = self.bytes(tile, count);
         let (slot_bytes, tiles) = (self.slot_bytes(tile), self.fixed_bytes());
         let mut fixed = size_of::<FrameHeader>();
-        let places: Vec<Slot> = self
+        let offsets: Vec<Slot> = self
             .registers
             .iter()
             .zip(&slots)
             .map(|((size, _), &slot)| {
-                let place = match size {
+                let frame_offset = match size {
                     RegisterKind::Direct(there) | RegisterKind::DirectUniform(there) => return *there,
                     RegisterKind::Tile(_) => tiles + slot * slot_bytes,
                     RegisterKind::Uniform => {
@@ -1522,14 +1533,14 @@ impl<'a> TileCompiler<'a> {
                         fixed - LANES_BYTES
                     }
                 };
-                place as Slot
+                frame_offset as Slot
             })
             .collect();
-        let place = |place: Slot| places.get(place as usize).copied().unwrap_or(0);
-        let functions = Functions::new(&self.groups, &place, memory.unwrap_or(&Arc::default()));
-        let mut made = Code {
+        let offset_of = |place: Slot| offsets.get(place as usize).copied().unwrap_or(0);
+        let functions = Functions::new(&self.groups, &offset_of, memory.unwrap_or(&Arc::default()));
+        let mut code = Code {
             isa,
-            once: Vec::new(),
+            per_run: Vec::new(),
             stages: vec![Stage::default(); self.totals.len()],
             post: Vec::new(),
             functions,
@@ -1542,27 +1553,27 @@ impl<'a> TileCompiler<'a> {
         };
         for (section, mut list) in self.lists {
             for op in &mut list {
-                op.d = place(op.d);
-                op.a = op.a.map(place);
+                op.d = offset_of(op.d);
+                op.a = op.a.map(offset_of);
             }
             match section {
-                Section::Once => made.once = list,
-                Section::Pre(stage) => made.stages[stage].pre = list,
-                Section::Body(stage) => made.stages[stage].body = list,
-                Section::Post => made.post = list,
+                Section::Once => code.per_run = list,
+                Section::Pre(stage) => code.stages[stage].pre = list,
+                Section::Body(stage) => code.stages[stage].body = list,
+                Section::Post => code.post = list,
             }
         }
-        for (stage, totals) in made.stages.iter_mut().zip(self.totals) {
+        for (stage, totals) in code.stages.iter_mut().zip(self.totals) {
             stage.reductions = totals
                 .into_iter()
                 .map(|total| StageReduction {
-                    state: place(total.state),
-                    result: place(total.result),
+                    state: offset_of(total.state),
+                    result: offset_of(total.result),
                     ..total
                 })
                 .collect();
         }
-        made
+        code
     }
 }
 
@@ -1632,25 +1643,25 @@ fn check(nest: &Nest) -> Result<(), String> {
     let expr = &nest.expr;
     let insts = expr.insts();
     for (i, &(inst, ty)) in insts.iter().enumerate() {
-        let wrong = |what: &str| Err(format!("instruction {i} ({inst:?} as {ty:?}): {what}"));
+        let error = |what: &str| Err(format!("instruction {i} ({inst:?} as {ty:?}): {what}"));
         if inst.operands().any(|reg| usize::from(reg.0) >= i) {
-            return wrong("an operand is computed later");
+            return error("an operand is computed later");
         }
         let of = |reg: Reg| expr.ty(reg);
         match inst {
             Inst::Load(slot) | Inst::LoadAt(slot, _) if usize::from(slot) >= nest.loads.len() => {
-                return wrong("no such load");
+                return error("no such load");
             }
-            Inst::LoadAt(_, index) if of(index) != Type::I64 => return wrong("the index is not i64"),
-            Inst::Coordinate(axis) if usize::from(axis) >= nest.dims.len() => return wrong("no such axis"),
+            Inst::LoadAt(_, index) if of(index) != Type::I64 => return error("the index is not i64"),
+            Inst::Coordinate(axis) if usize::from(axis) >= nest.dims.len() => return error("no such axis"),
             Inst::Coordinate(_) | Inst::Guard(..) if ty != Type::I64 => {
-                return wrong("the result must be i64");
+                return error("the result must be i64");
             }
-            Inst::Run(_) if ty != Type::U64 => return wrong("the result must be u64"),
-            Inst::Compare(..) if ty != Type::Bool => return wrong("the result must be bool"),
-            Inst::Random(..) if ty != Type::U32 => return wrong("the result must be u32"),
-            Inst::Reduced(k) if usize::from(k) >= nest.reductions.len() => return wrong("no such reduction"),
-            Inst::Unary(_, a) if of(a) != ty => return wrong("the operand has another type"),
+            Inst::Run(_) if ty != Type::U64 => return error("the result must be u64"),
+            Inst::Compare(..) if ty != Type::Bool => return error("the result must be bool"),
+            Inst::Random(..) if ty != Type::U32 => return error("the result must be u32"),
+            Inst::Reduced(k) if usize::from(k) >= nest.reductions.len() => return error("no such reduction"),
+            Inst::Unary(_, a) if of(a) != ty => return error("the operand has another type"),
             Inst::Unary(op, _) => {
                 let fits = match op {
                     UnaryOp::Not => ty == Type::Bool,
@@ -1659,11 +1670,11 @@ fn check(nest: &Nest) -> Result<(), String> {
                     _ => ty.is_float(),
                 };
                 if !fits {
-                    return wrong("not defined for the type");
+                    return error("not defined for the type");
                 }
             }
             Inst::Binary(_, a, b) if of(a) != ty || of(b) != ty => {
-                return wrong("an operand has another type");
+                return error("an operand has another type");
             }
             Inst::Binary(op, ..) => {
                 let fits = match op {
@@ -1671,21 +1682,21 @@ fn check(nest: &Nest) -> Result<(), String> {
                     _ => ty != Type::Bool,
                 };
                 if !fits {
-                    return wrong("not defined for the type");
+                    return error("not defined for the type");
                 }
             }
-            Inst::Compare(_, a, b) if of(a) != of(b) => return wrong("operands of two types"),
+            Inst::Compare(_, a, b) if of(a) != of(b) => return error("operands of two types"),
             Inst::Select(c, a, b) if of(c) != Type::Bool || of(a) != ty || of(b) != ty => {
-                return wrong("an operand has another type");
+                return error("an operand has another type");
             }
             Inst::Guard(a, b) if of(a) != Type::I64 || of(b) != Type::I64 => {
-                return wrong("an operand is not i64");
+                return error("an operand is not i64");
             }
             Inst::Random(a, b, c) if [a, b, c].iter().any(|&reg| of(reg) != Type::U64) => {
-                return wrong("an operand is not u64");
+                return error("an operand is not u64");
             }
             Inst::Const(value) if matches!(value, Scalar::Bool(_)) != (ty == Type::Bool) => {
-                return wrong("a constant has another type");
+                return error("a constant has another type");
             }
             _ => {}
         }
@@ -1711,9 +1722,9 @@ fn check(nest: &Nest) -> Result<(), String> {
     if nest.inner == 0 && !nest.reductions.is_empty() {
         return Err("a reduction needs a reduced axis".to_owned());
     }
-    let kept = nest.dims.len() - nest.inner;
+    let outer_rank = nest.dims.len() - nest.inner;
     for (i, store) in nest.stores.iter().enumerate() {
-        let (outer, inner) = store.strides.split_at(kept);
+        let (outer, inner) = store.strides.split_at(outer_rank);
         let per_row = inner.iter().all(|&stride| stride == 0);
         let stored = if per_row { nest.outer_dims() } else { &nest.dims };
         if nest.segments.is_some() {

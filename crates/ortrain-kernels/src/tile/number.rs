@@ -552,27 +552,33 @@ mod tests {
     #[test]
     fn conversions_match_the_half_crate() {
         for bits in 0..=u16::MAX {
-            let (ours, theirs) = (F16(bits).decode(), half::f16::from_bits(bits).to_f32());
-            assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "{bits:#x}");
-            let (ours, theirs) = (Bf16(bits).decode(), half::bf16::from_bits(bits).to_f32());
-            assert!(ours.to_bits() == theirs.to_bits() || (ours.is_nan() && theirs.is_nan()), "{bits:#x}");
+            let (actual, theirs) = (F16(bits).decode(), half::f16::from_bits(bits).to_f32());
+            assert!(
+                actual.to_bits() == theirs.to_bits() || (actual.is_nan() && theirs.is_nan()),
+                "{bits:#x}"
+            );
+            let (actual, theirs) = (Bf16(bits).decode(), half::bf16::from_bits(bits).to_f32());
+            assert!(
+                actual.to_bits() == theirs.to_bits() || (actual.is_nan() && theirs.is_nan()),
+                "{bits:#x}"
+            );
         }
-        let near = (0..=u16::MAX).flat_map(|bits| {
+        let neighbors = (0..=u16::MAX).flat_map(|bits| {
             let value = half::f16::from_bits(bits).to_f32().to_bits();
             // Values around every representable number and around every midpoint.
             [0u32, 0xfff, 0x1000, 0x1001].map(|delta| value.wrapping_add(delta))
         });
-        for bits in (0..u32::MAX).step_by(997).chain(near).chain(0x477f_e000..0x4780_0100) {
+        for bits in (0..u32::MAX).step_by(997).chain(neighbors).chain(0x477f_e000..0x4780_0100) {
             let value = f32::from_bits(bits);
-            let (ours, theirs) = (F16::encode(value).0, half::f16::from_f32(value));
+            let (actual, theirs) = (F16::encode(value).0, half::f16::from_f32(value));
             assert!(
-                ours == theirs.to_bits() || (theirs.is_nan() && half::f16::from_bits(ours).is_nan()),
-                "f16 of {value:e} ({bits:#x}): {ours:#x}, not {:#x}",
+                actual == theirs.to_bits() || (theirs.is_nan() && half::f16::from_bits(actual).is_nan()),
+                "f16 of {value:e} ({bits:#x}): {actual:#x}, not {:#x}",
                 theirs.to_bits()
             );
-            let (ours, theirs) = (Bf16::encode(value).0, half::bf16::from_f32(value));
+            let (actual, theirs) = (Bf16::encode(value).0, half::bf16::from_f32(value));
             assert!(
-                ours == theirs.to_bits() || (theirs.is_nan() && half::bf16::from_bits(ours).is_nan()),
+                actual == theirs.to_bits() || (theirs.is_nan() && half::bf16::from_bits(actual).is_nan()),
                 "bf16 of {value:e}"
             );
             let [half, brain] = [F16::encode(value).decode(), Bf16::encode(value).decode()];

@@ -38,7 +38,7 @@ trait Function2 {
 #[derive(Clone, Copy)]
 pub(crate) struct Operand {
     pub(crate) at: *const u8,
-    pub(crate) one: bool,
+    pub(crate) is_uniform: bool,
 }
 
 /// An operand of known type. `ONE` is true if the operand is one value for all indices.
@@ -47,7 +47,7 @@ struct Values<T, const ONE: bool>(*const T);
 
 impl<T: Copy, const ONE: bool> Values<T, ONE> {
     fn new(operand: Operand) -> Values<T, ONE> {
-        debug_assert_eq!(operand.one, ONE);
+        debug_assert_eq!(operand.is_uniform, ONE);
         Values(operand.at.cast())
     }
 
@@ -287,7 +287,7 @@ pub(crate) fn takes_one(ty: Type) -> bool {
 /// # Safety
 /// `a` has `n` values of type `ty`. `d` is a register of `n` values of type `ty`, and does not overlap `a`.
 pub(crate) unsafe fn unary(isa: Isa, op: UnaryOp, ty: Type, a: *const u8, d: *mut u8, n: usize) {
-    let a = Operand { at: a, one: false };
+    let a = Operand { at: a, is_uniform: false };
     macro_rules! go {
         ($f:ty) => {{
             // SAFETY: the caller's contract.
@@ -333,7 +333,7 @@ pub(crate) unsafe fn unary(isa: Isa, op: UnaryOp, ty: Type, a: *const u8, d: *mu
 /// Runs a loop over two operands; one of them may be a single float.
 macro_rules! loop2 {
     ($isa:expr, $f:ty, $ty:expr, $a:expr, $b:expr, $d:expr) => {
-        match ($a.one, $b.one) {
+        match ($a.is_uniform, $b.is_uniform) {
             (false, true) if takes_one($ty) => {
                 $isa.run(Loop2::<$f, false, true>(Values::new($a), Values::new($b), $d))
             }
@@ -497,7 +497,7 @@ pub(crate) unsafe fn select(
         ($t:ty) => {{
             // SAFETY: the caller's contract.
             let (c, d) = unsafe { (values::<u8>(c, n), values_mut::<$t>(d, n)) };
-            match (a.one, b.one) {
+            match (a.is_uniform, b.is_uniform) {
                 (false, false) => {
                     isa.run(Choose(c, Values::<_, false>::new(a), Values::<_, false>::new(b), d))
                 }
@@ -576,7 +576,7 @@ pub(crate) unsafe fn convert(isa: Isa, from: Type, to: Type, a: *const u8, d: *m
         ($f:ty, $a:ty, $b:ty) => {{
             // SAFETY: the caller's contract.
             let d = unsafe { values_mut::<$b>(d, n) };
-            isa.run(Loop1::<$f>(Values::new(Operand { at: a, one: false }), d))
+            isa.run(Loop1::<$f>(Values::new(Operand { at: a, is_uniform: false }), d))
         }};
     }
     with_number!(from,
@@ -756,10 +756,10 @@ impl<T: Number, F: Function2<A = T, Out = T>> Work for Fold<T, F> {
         let mut lanes = [self.neutral; LANES];
         let mut done = 0;
         if self.n >= 2 * WIDE_LANES {
-            let mut many = [self.neutral; WIDE_LANES];
-            done = self.add::<L, WIDE_LANES>(0, &mut many);
-            fold_lanes::<L, F>(&mut many, LANES);
-            lanes.copy_from_slice(&many[..LANES]);
+            let mut lane_values = [self.neutral; WIDE_LANES];
+            done = self.add::<L, WIDE_LANES>(0, &mut lane_values);
+            fold_lanes::<L, F>(&mut lane_values, LANES);
+            lanes.copy_from_slice(&lane_values[..LANES]);
         }
         done = self.add::<L, LANES>(done, &mut lanes);
         for (i, lane) in (done..self.n).zip(&mut lanes) {
@@ -788,7 +788,7 @@ macro_rules! with_reduction {
 /// `a` has `n` values of type `ty`. `d` is valid for a write of one value of type `ty`.
 pub(crate) unsafe fn fold(isa: Isa, op: ReduceOp, ty: Type, a: *const u8, d: *mut u8, n: usize) {
     with_reduction!(op, ty, T, F, NEUTRAL => {
-        let values = Values::new(Operand { at: a, one: false });
+        let values = Values::new(Operand { at: a, is_uniform: false });
         let total = isa.run(Fold::<T, F> { values, n, neutral: NEUTRAL, with: PhantomData });
         // SAFETY: the caller's contract.
         unsafe { *d.cast::<T>() = total }
@@ -798,7 +798,7 @@ pub(crate) unsafe fn fold(isa: Isa, op: ReduceOp, ty: Type, a: *const u8, d: *mu
 /// Returns the sum of numbers, in the order of [`fold`].
 #[inline(always)]
 pub(crate) fn sum<L: Level>(numbers: &[f32]) -> f32 {
-    let values = Values::new(Operand { at: numbers.as_ptr().cast(), one: false });
+    let values = Values::new(Operand { at: numbers.as_ptr().cast(), is_uniform: false });
     Fold::<f32, Add<f32>> { values, n: numbers.len(), neutral: f32::ZERO, with: PhantomData }.work::<L>()
 }
 
@@ -823,7 +823,7 @@ pub(crate) unsafe fn accumulate(isa: Isa, op: ReduceOp, ty: Type, b: *const u8, 
     with_reduction!(op, ty, T, F, _NEUTRAL => {
         // SAFETY: the caller's contract.
         let d = unsafe { values_mut::<T>(d, n) };
-        isa.run(AccumulateLoop::<F>(Values::new(Operand { at: b, one: false }), d));
+        isa.run(AccumulateLoop::<F>(Values::new(Operand { at: b, is_uniform: false }), d));
     });
 }
 

@@ -48,9 +48,9 @@ struct CodeCache {
 /// The errors of `make`.
 pub fn with_shared_code<T, E>(isa: Isa, make: impl Fn(Compiler<'_>) -> Result<T, E>) -> Result<T, E> {
     let codes = CodeCache::default();
-    let made = make(Compiler { isa, uses_machine_code: true, cache: Some(&codes) })?;
+    let result = make(Compiler { isa, uses_machine_code: true, cache: Some(&codes) })?;
     if codes.memory.finish() {
-        return Ok(made);
+        return Ok(result);
     }
     make(Compiler { isa, uses_machine_code: false, cache: Some(&CodeCache::default()) })
 }
@@ -155,12 +155,12 @@ mod tests {
             let first = scale_program(compiler, 50, 2.0, (0, 0));
             Ok::<_, String>((
                 first,
-                others.map(|(places, columns, factor)| scale_program(compiler, columns, factor, places)),
+                others.map(|(offsets, columns, factor)| scale_program(compiler, columns, factor, offsets)),
             ))
         });
-        let (first, [moved, wider, negated]) = tapes.expect("valid nests");
+        let (first, [shifted, wider, negated]) = tapes.expect("valid nests");
         for (other, shared) in [
-            (moved, true),
+            (shifted, true),
             (wider, false),
             (negated, false),
             (scale_program(isa.into(), 50, 2.0, (0, 0)), false),
@@ -173,19 +173,19 @@ mod tests {
     fn kernels_are_interpreted_without_code_memory() {
         let isa = Isa::detect().unwrap();
         let tapes = RefCell::new(Vec::new());
-        let made = with_shared_code(isa, |compiler| {
-            let made = scale_program(compiler, 50, 2.0, (0, 0));
+        let result = with_shared_code(isa, |compiler| {
+            let program = scale_program(compiler, 50, 2.0, (0, 0));
             // Executable memory accepts no more code, so the system refuses at the end.
             if let Some(codes) = compiler.cache.filter(|_| compiler.uses_machine_code) {
                 assert!(codes.memory.finish());
                 tapes.borrow_mut().push(scale_program(compiler, 51, 2.0, (0, 0)));
             }
-            Ok::<_, String>(made)
+            Ok::<_, String>(program)
         });
         let is_native = |tape: &TileProgram| {
             tape.stages[0].body.iter().any(|op| matches!(op.kind, crate::tile::Kind::Native(_)))
         };
-        assert!(!is_native(&made.expect("valid nest")));
+        assert!(!is_native(&result.expect("valid nest")));
         assert!(tapes.borrow().iter().all(|tape| is_native(tape) || isa == Isa::PORTABLE));
     }
 }

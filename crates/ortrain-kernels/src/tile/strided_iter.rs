@@ -29,14 +29,14 @@ impl Dim {
 
     /// Returns quotient and remainder.
     #[inline(always)]
-    fn divide(self, number: usize) -> (usize, usize) {
-        let quotient = if (number | self.size) >> 32 == 0 {
+    fn divide(self, dividend: usize) -> (usize, usize) {
+        let quotient = if (dividend | self.size) >> 32 == 0 {
             // Exact for numbers of 32 bits: the inverse is less than one part in 2⁶⁴ too large.
-            ((u128::from(self.inverse) * number as u128) >> 64) as usize
+            ((u128::from(self.inverse) * dividend as u128) >> 64) as usize
         } else {
-            number / self.size
+            dividend / self.size
         };
-        (quotient, number - quotient * self.size)
+        (quotient, dividend - quotient * self.size)
     }
 }
 
@@ -188,12 +188,13 @@ mod tests {
         let edges = |size: usize| [0, 1, size - 1, size, size + 1, 7 * size - 1, 7 * size];
         let ends = [u32::MAX as usize - 1, u32::MAX as usize, 1 << 32, (1 << 40) + 17];
         for size in (2..70).chain([192, 1000, 12544, (1 << 31) - 1, 1 << 31, (1 << 32) - 1, 1 << 33]) {
-            let near = ends.into_iter().map(|end| end / size * size).flat_map(|end| [end, end.max(1) - 1]);
-            for number in edges(size).into_iter().chain(ends).chain(near) {
+            let neighbors =
+                ends.into_iter().map(|end| end / size * size).flat_map(|end| [end, end.max(1) - 1]);
+            for dividend in edges(size).into_iter().chain(ends).chain(neighbors) {
                 assert_eq!(
-                    Dim::new(size).divide(number),
-                    (number / size, number % size),
-                    "{number} by {size}"
+                    Dim::new(size).divide(dividend),
+                    (dividend / size, dividend % size),
+                    "{dividend} by {size}"
                 );
             }
         }

@@ -76,13 +76,13 @@ fn functions() -> [Function; 9] {
 fn max_errors(function: &Function, levels: &[Isa], x: &[f32]) -> Vec<(u32, f32)> {
     let exact: Vec<f32> = x.iter().map(|&x| (function.exact)(f64::from(x)) as f32).collect();
     let mut y = vec![0.0; x.len()];
-    let mut found = Vec::new();
+    let mut level_errors = Vec::new();
     for &isa in levels {
         (function.run)(isa, x, &mut y);
         let errors = y.iter().zip(&exact).zip(x).map(|((&y, &exact), &x)| (ulp(y, exact), x));
-        found.push(errors.max_by_key(|error| error.0).unwrap_or((0, 0.0)));
+        level_errors.push(errors.max_by_key(|error| error.0).unwrap_or((0, 0.0)));
     }
-    found
+    level_errors
 }
 
 fn sample_arguments() -> Vec<f32> {
@@ -112,8 +112,8 @@ fn sample_arguments() -> Vec<f32> {
     ];
     for edge in edges {
         for delta in -3i32..=3 {
-            let near = f32::from_bits((edge.to_bits() as i32 + delta).max(0) as u32);
-            values.extend([near, -near]);
+            let neighbor = f32::from_bits((edge.to_bits() as i32 + delta).max(0) as u32);
+            values.extend([neighbor, -neighbor]);
         }
     }
     values.extend([f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -f32::NAN, f32::MAX, f32::MIN]);
@@ -123,20 +123,20 @@ fn sample_arguments() -> Vec<f32> {
 #[test]
 fn errors_are_within_the_stated_bounds() {
     let levels = Isa::available();
-    let all = std::env::var("ORTRAIN_ALL_F32").is_ok_and(|value| value == "1");
+    let is_exhaustive = std::env::var("ORTRAIN_ALL_F32").is_ok_and(|value| value == "1");
     let some = sample_arguments();
     for function in functions() {
-        let found = if all {
+        let all_errors = if is_exhaustive {
             max_errors_over_all_f32(&function, &levels)
         } else {
             max_errors(&function, &levels, &some)
         };
         let Function { name, bound, .. } = function;
-        for (isa, (error, x)) in levels.iter().zip(&found) {
+        for (isa, (error, x)) in levels.iter().zip(&all_errors) {
             assert!(*error <= bound, "{isa}: {name}({x:e}) is {error} ULP off");
         }
         // The bounds are tight: some level reaches them.
-        assert!(found.iter().any(|found| found.0 == bound), "{name}: {found:?}");
+        assert!(all_errors.iter().any(|measured| measured.0 == bound), "{name}: {all_errors:?}");
     }
 }
 
@@ -146,28 +146,28 @@ fn max_errors_over_all_f32(function: &Function, levels: &[Isa]) -> Vec<(u32, f32
     const CHUNK: u32 = 1 << 20;
     let cores = std::thread::available_parallelism().map_or(1, usize::from) as u32;
     let of_core = |core: u32| {
-        let mut most = vec![(0, 0.0); levels.len()];
+        let mut maxima = vec![(0, 0.0); levels.len()];
         for chunk in (core..=u32::MAX / CHUNK).step_by(cores as usize) {
             let x: Vec<f32> = (0..CHUNK).map(|i| f32::from_bits(chunk * CHUNK + i)).collect();
-            for (most, found) in most.iter_mut().zip(max_errors(function, levels, &x)) {
-                *most = if found.0 > most.0 { found } else { *most };
+            for (maximum, found) in maxima.iter_mut().zip(max_errors(function, levels, &x)) {
+                *maximum = if found.0 > maximum.0 { found } else { *maximum };
             }
         }
-        most
+        maxima
     };
-    let most = std::thread::scope(|scope| {
+    let maxima = std::thread::scope(|scope| {
         let of_core = &of_core;
         let threads: Vec<_> = (0..cores).map(|core| scope.spawn(move || of_core(core))).collect();
-        let found = threads.into_iter().map(|thread| thread.join().expect("no panics"));
+        let thread_errors = threads.into_iter().map(|thread| thread.join().expect("no panics"));
         let join = |a: Vec<(u32, f32)>, b: Vec<(u32, f32)>| {
             a.into_iter().zip(b).map(|(a, b)| if b.0 > a.0 { b } else { a }).collect()
         };
-        found.reduce(join).expect("at least one core")
+        thread_errors.reduce(join).expect("at least one core")
     });
-    for (isa, (error, x)) in levels.iter().zip(&most) {
+    for (isa, (error, x)) in levels.iter().zip(&maxima) {
         eprintln!("{} at {isa}: {error} ULP over all f32, first at {x:e}", function.name);
     }
-    most
+    maxima
 }
 
 #[test]

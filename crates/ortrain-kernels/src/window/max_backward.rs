@@ -37,32 +37,33 @@ impl MaxBackward {
             Some(DType::U16) => 0x1_0000,
             _ => return MaxBackward { has_wide_sums: narrow, cells: Vec::new(), reach: (0, 0) },
         };
-        let under = |number: usize| {
-            let (mut rest, mut at, mut stride) = (number, 0isize, 1isize);
+        let under = |cell: usize| {
+            let (mut rest, mut at, mut stride) = (cell, 0isize, 1isize);
             for axis in shape.axes.iter().rev() {
-                let own = (rest % axis.kernel * axis.dilation) as isize - axis.padding_before;
-                at = at.saturating_add(own.saturating_mul(stride));
+                let shift = (rest % axis.kernel * axis.dilation) as isize - axis.padding_before;
+                at = at.saturating_add(shift.saturating_mul(stride));
                 stride = stride.saturating_mul(axis.input as isize);
                 rest /= axis.kernel;
             }
             (rest == 0).then_some(at)
         };
         let reach = (0..numbers).filter_map(under).fold((0, 0), |(a, b), at| (at.min(a), at.max(b)));
-        let cells = (0..numbers).map(|number| under(number).unwrap_or(NO_CELL)).collect();
+        let cells = (0..numbers).map(|cell| under(cell).unwrap_or(NO_CELL)).collect();
         MaxBackward { has_wide_sums: narrow, cells, reach }
     }
 
     /// Divides the work. Every part of a plane reads all positions of the plane, and adds at the positions in the part.
     pub(super) fn tasks(&self, planes: usize, source: usize, target: usize) -> Tasks {
         let work = source.saturating_add(target);
-        let wanted = if planes < MIN_WHOLE_PLANES { MIN_WHOLE_PLANES.div_ceil(planes.max(1)) } else { 1 };
-        let parts = wanted
+        let target_parts =
+            if planes < MIN_WHOLE_PLANES { MIN_WHOLE_PLANES.div_ceil(planes.max(1)) } else { 1 };
+        let parts = target_parts
             .min(target / MIN_TASK_WORK)
             .max(if self.has_wide_sums { target.div_ceil(MAX_NARROW_ELEMENTS) } else { 1 })
             .max(1);
         let rows = target.div_ceil(parts);
-        let whole = if parts == 1 { (MIN_TASK_WORK / work.max(1)).clamp(1, planes.max(1)) } else { 1 };
-        Tasks { planes: whole, parts: target.div_ceil(rows.max(1)).max(1), rows }
+        let whole_planes = if parts == 1 { (MIN_TASK_WORK / work.max(1)).clamp(1, planes.max(1)) } else { 1 };
+        Tasks { planes: whole_planes, parts: target.div_ceil(rows.max(1)).max(1), rows }
     }
 
     /// Returns the bytes of scratch memory of a worker.
@@ -205,14 +206,14 @@ impl<'a, S: Element> Run<'a, S> {
         (mut gradient, mut index): (*const S, *const I),
         (sums, count): (*mut S::Sum, usize),
     ) {
-        let (least, most) = self.spread.reach;
-        let most = most.wrapping_add((width as isize - 1) * step);
-        let whole = width - width % BATCH;
-        let under = |number: I, from: isize| from.wrapping_add(cells[number.into()]) as usize;
+        let (min_reach, most) = self.spread.reach;
+        let max_reach = most.wrapping_add((width as isize - 1) * step);
+        let batched = width - width % BATCH;
+        let under = |cell: I, from: isize| from.wrapping_add(cells[cell.into()]) as usize;
         for _ in 0..rows {
-            if begin.wrapping_add(most) >= 0 && begin.wrapping_add(least) < count as isize {
+            if begin.wrapping_add(max_reach) >= 0 && begin.wrapping_add(min_reach) < count as isize {
                 let mut from = begin;
-                for o in (0..whole).step_by(BATCH) {
+                for o in (0..batched).step_by(BATCH) {
                     // SAFETY: the caller's contract.
                     unsafe {
                         let numbers = index.add(o).cast::<[I; BATCH]>().read_unaligned();
@@ -224,7 +225,7 @@ impl<'a, S: Element> Run<'a, S> {
                     }
                     from = from.wrapping_add(step.wrapping_mul(BATCH as isize));
                 }
-                for o in whole..width {
+                for o in batched..width {
                     // SAFETY: the caller's contract.
                     unsafe {
                         let at = under(index.add(o).read_unaligned(), from);

@@ -325,17 +325,17 @@ fn windows_over(axis: &SlidingAxis, i: usize) -> Progression {
     let SlidingAxis { output, kernel, stride, dilation, padding_before: before, .. } = *axis;
     let none = Progression::default();
     // Distance from the start of window 0.
-    let Ok(far) = usize::try_from(i as isize + before) else { return none };
+    let Ok(end_index) = usize::try_from(i as isize + before) else { return none };
     if kernel == 0 || output == 0 {
         return none;
     }
     let reach = (kernel - 1) * dilation;
-    let low = steps_to_cover(far as isize - reach as isize, stride);
-    let end = steps_to_cover(far as isize + 1, stride).min(output);
+    let low = steps_to_cover(end_index as isize - reach as isize, stride);
+    let end = steps_to_cover(end_index as isize + 1, stride).min(output);
     // One in `step` windows has a cell on the position.
     let step = if dilation == 1 { 1 } else { dilation / common_divisor(stride, dilation) };
     let first =
-        (low..end.min(low.saturating_add(step))).find(|o| (far - o * stride).is_multiple_of(dilation));
+        (low..end.min(low.saturating_add(step))).find(|o| (end_index - o * stride).is_multiple_of(dilation));
     match first {
         Some(first) => Progression { first, step, count: (end - first).div_ceil(step), skipped: 0 },
         None => none,
@@ -517,12 +517,12 @@ impl WindowKernel {
         let mut positions = Positions::new(index, &shape.axes, trivial);
         let gradient = matches!(pass, WindowPass::MaxGradient | WindowPass::SumGradient);
         // A single window as large as the plane: its cells have the order of the elements.
-        let whole = |axis: &SlidingAxis| {
+        let is_whole = |axis: &SlidingAxis| {
             axis.output == 1 && axis.kernel == axis.input && axis.dilation == 1 && axis.padding_before == 0
         };
-        if gradient && shape.axes.iter().all(whole) {
-            let all = shape.plane_inputs();
-            axes = Axes::from_slice(&[SlidingAxis { input: all, kernel: all, ..axes[0] }]);
+        if gradient && shape.axes.iter().all(is_whole) {
+            let plane_len = shape.plane_inputs();
+            axes = Axes::from_slice(&[SlidingAxis { input: plane_len, kernel: plane_len, ..axes[0] }]);
             positions.units = SmallVec::from_slice(&[1]);
         }
         let (planes, last) = (shape.planes, axes[axes.len() - 1]);
@@ -535,42 +535,46 @@ impl WindowKernel {
         }
         if planes * target == 0 {
             // Nothing is written.
-            let way = Algorithm::PerWindow;
-            let plan = Plan { pass, planes, axes, last, width, source, target, positions, algorithm: way };
+            let selected = Algorithm::PerWindow;
+            let plan =
+                Plan { pass, planes, axes, last, width, source, target, positions, algorithm: selected };
             let tasks = Tasks { planes: 1, parts: 1, rows: 0 };
             return Ok(WindowKernel { plan, dtype, isa, tasks, scratch: 0 });
         }
-        let mut apart =
+        let mut non_overlapping_kernel =
             if gradient { NonOverlapping::new(pass, &axes, dtype, &positions, target) } else { None };
         // True if all cells are over the input.
         let inside = |axis: &SlidingAxis| {
             axis.output > 0
                 && [0, axis.output - 1].iter().all(|&o| axis.cells_over_input(o) == (0..axis.kernel))
         };
-        let own =
+        let is_fast =
             index.is_none() || index == Some((IndexKind::Cell, DType::U8)) && shape.axes.iter().all(inside);
-        let (way, tasks, scratch) = if let Some(apart) = apart.take_if(|_| own) {
-            let (tasks, scratch) = (apart.tasks(planes, target), apart.scratch());
-            (Algorithm::NonOverlapping(apart), tasks, scratch)
+        let (selected, tasks, scratch) = if let Some(non_overlapping_kernel) =
+            non_overlapping_kernel.take_if(|_| is_fast)
+        {
+            let (tasks, scratch) =
+                (non_overlapping_kernel.tasks(planes, target), non_overlapping_kernel.scratch());
+            (Algorithm::NonOverlapping(non_overlapping_kernel), tasks, scratch)
         } else if pass == WindowPass::MaxGradient {
             let spread = MaxBackward::new(dtype, shape, &positions);
             let tasks = spread.tasks(planes, source, target);
             let scratch = spread.scratch(&tasks);
-            match apart {
+            match non_overlapping_kernel {
                 // This fallback needs tasks with whole planes.
-                Some(apart) if tasks.parts == 1 => {
-                    let apart = apart.with_fallback(spread, scratch);
-                    let scratch = apart.scratch();
-                    (Algorithm::NonOverlapping(apart), tasks, scratch)
+                Some(non_overlapping_kernel) if tasks.parts == 1 => {
+                    let non_overlapping_kernel = non_overlapping_kernel.with_fallback(spread, scratch);
+                    let scratch = non_overlapping_kernel.scratch();
+                    (Algorithm::NonOverlapping(non_overlapping_kernel), tasks, scratch)
                 }
                 _ => (Algorithm::MaxBackward(spread), tasks, scratch),
             }
         } else {
             let tasks = divide_into_rows(planes, &axes, gradient, width, target);
             let covers = if gradient { SumBackward::new(&axes, dtype, target / width.max(1)) } else { None };
-            let whole =
+            let is_whole_plane =
                 if tasks.parts == 1 { PlaneVectors::new(pass, &axes, dtype, &positions) } else { None };
-            if let Some(planes) = whole {
+            if let Some(planes) = is_whole_plane {
                 let scratch = planes.scratch();
                 (Algorithm::PlaneVectors(planes), tasks, scratch)
             } else if let Some(covers) = covers {
@@ -583,7 +587,7 @@ impl WindowKernel {
                 (Algorithm::PerWindow, tasks, 0)
             }
         };
-        let plan = Plan { pass, planes, axes, last, width, source, target, positions, algorithm: way };
+        let plan = Plan { pass, planes, axes, last, width, source, target, positions, algorithm: selected };
         let scratch = scratch.next_multiple_of(Scratch::ALIGN);
         Ok(WindowKernel { plan, dtype, isa, tasks, scratch })
     }
@@ -623,7 +627,7 @@ impl WindowKernel {
         if planes * elements == 0 {
             return;
         }
-        let Tasks { planes: whole, parts, rows } = self.tasks;
+        let Tasks { planes: whole_planes, parts, rows } = self.tasks;
         let last = match self.plan.algorithm {
             Algorithm::NonOverlapping(ref apart) => apart.steps(),
             Algorithm::MaxBackward(_) => elements,
@@ -638,13 +642,16 @@ impl WindowKernel {
                 (Some(parts), parts.workers)
             }
         };
-        let tasks = if parts == 1 { planes.div_ceil(whole) } else { planes * parts };
+        let tasks = if parts == 1 { planes.div_ceil(whole_planes) } else { planes * parts };
         pool.run(tasks, limit, &|task, worker| {
             let [source, index, target] = *{ bases }.0 else { unreachable!("three buffers") };
             let scratch = memory.map_or(std::ptr::null_mut(), |memory| memory.worker_part(worker));
             let buffers = Buffers { source: source.cast_const(), index, target, scratch };
             let part = if parts == 1 {
-                Part { planes: (task * whole, ((task + 1) * whole).min(planes)), rows: (0, last) }
+                Part {
+                    planes: (task * whole_planes, ((task + 1) * whole_planes).min(planes)),
+                    rows: (0, last),
+                }
             } else {
                 let (plane, part) = (task / parts, task % parts);
                 Part { planes: (plane, plane + 1), rows: (part * rows, ((part + 1) * rows).min(last)) }

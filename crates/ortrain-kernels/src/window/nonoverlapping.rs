@@ -82,7 +82,7 @@ impl NonOverlapping {
         positions: &Positions,
         target: usize,
     ) -> Option<NonOverlapping> {
-        let apart = |axis: &SlidingAxis| {
+        let is_disjoint = |axis: &SlidingAxis| {
             let reach = axis.kernel.saturating_sub(1).saturating_mul(axis.dilation);
             axis.kernel > 0 && (axis.output <= 1 || reach < axis.stride)
         };
@@ -92,7 +92,7 @@ impl NonOverlapping {
         if !(pass == WindowPass::SumGradient || positions.are_cell_numbers()) || !dtype.is_float() || !fits {
             return None;
         }
-        if !axes.iter().all(apart) || axes.iter().any(|axis| axis.output == 0) {
+        if !axes.iter().all(is_disjoint) || axes.iter().any(|axis| axis.output == 0) {
             return None;
         }
         let along = match last {
@@ -112,44 +112,44 @@ impl NonOverlapping {
         let unit = |k: usize| if sum { 0 } else { positions.units[k] };
         let row = |row: usize| {
             let windows = Rows::new(axes, true, row).next()?;
-            let (mut rest, mut number) = (row, if sum { 0 } else { positions.base });
+            let (mut rest, mut window) = (row, if sum { 0 } else { positions.base });
             for (k, axis) in axes[..axes.len() - 1].iter().enumerate().rev() {
-                number += of_cell(axis, unit(k), rest % axis.input)?;
+                window += of_cell(axis, unit(k), rest % axis.input)?;
                 rest /= axis.input;
             }
             let windows = u32::try_from(windows).ok().filter(|&windows| windows != NO_WINDOWS)?;
-            Some((windows, i32::try_from(number).ok()?))
+            Some((windows, i32::try_from(window).ok()?))
         };
         let mut steps: Vec<Step> = Vec::new();
         for r in 0..rows {
-            let (windows, number) = row(r).unwrap_or((NO_WINDOWS, 0));
+            let (windows, window) = row(r).unwrap_or((NO_WINDOWS, 0));
             match steps.last_mut() {
                 Some(Step { rows: rows @ 1, windows: same, numbers, .. }) if *same == windows => {
-                    (*rows, numbers[1]) = (2, number);
+                    (*rows, numbers[1]) = (2, window);
                 }
                 _ => steps.push(Step {
                     start: (r * last.input) as u32,
                     rows: 1,
                     windows,
-                    numbers: [number; 2],
+                    numbers: [window; 2],
                 }),
             }
         }
         let cells = (0..last.input.next_multiple_of(LANES)).map(|x| {
-            let own = if x < last.input { of_cell(&last, unit(axes.len() - 1), x) } else { None };
-            own.and_then(|own| i32::try_from(own).ok()).unwrap_or(NO_NUMBER)
+            let column_cell = if x < last.input { of_cell(&last, unit(axes.len() - 1), x) } else { None };
+            column_cell.and_then(|own| i32::try_from(own).ok()).unwrap_or(NO_NUMBER)
         });
-        let room = last.input.next_multiple_of(LANES) + 2 * last.stride.min(MAX_WIDTH) + SPLAT;
-        let room =
-            if matches!(along, WindowArrangement::Expanded) { room.next_multiple_of(LANES) } else { 0 };
+        let capacity = last.input.next_multiple_of(LANES) + 2 * last.stride.min(MAX_WIDTH) + SPLAT;
+        let capacity =
+            if matches!(along, WindowArrangement::Expanded) { capacity.next_multiple_of(LANES) } else { 0 };
         let written = last.input.next_multiple_of(LANES);
-        let bytes = room * (computed_bytes(dtype) + size_of::<i32>()) + written * dtype.size();
+        let bytes = capacity * (computed_bytes(dtype) + size_of::<i32>()) + written * dtype.size();
         Some(NonOverlapping {
             steps,
             cells: cells.collect(),
             along,
             fallback: None,
-            line_len: room,
+            line_len: capacity,
             bytes,
             fallback_bytes: 0,
         })
@@ -185,19 +185,19 @@ impl NonOverlapping {
 
 /// Storage type of cell numbers.
 pub(super) trait Cell: Copy {
-    fn number(self) -> i32;
+    fn position_number(self) -> i32;
 }
 
 impl Cell for u8 {
     #[inline(always)]
-    fn number(self) -> i32 {
+    fn position_number(self) -> i32 {
         i32::from(self)
     }
 }
 
 impl Cell for u16 {
     #[inline(always)]
-    fn number(self) -> i32 {
+    fn position_number(self) -> i32 {
         i32::from(self)
     }
 }
@@ -205,7 +205,7 @@ impl Cell for u16 {
 /// A sum has no cell numbers.
 impl Cell for () {
     #[inline(always)]
-    fn number(self) -> i32 {
+    fn position_number(self) -> i32 {
         0
     }
 }
@@ -227,7 +227,7 @@ impl<S: Element, I: Cell> Windows<S, I> {
         // SAFETY: the caller's contract.
         unsafe {
             let gradient = self.gradient.add(o).read_unaligned().decode();
-            (S::Computed::ZERO.add(gradient), self.index.add(o).read_unaligned().number())
+            (S::Computed::ZERO.add(gradient), self.index.add(o).read_unaligned().position_number())
         }
     }
 }
@@ -268,10 +268,10 @@ impl<S: Element> Row<S> {
             // SAFETY: the row has the window. The window begins in the row, or less than a stride before it. The lines
             // have a stride before the row, and a stride and [`SPLAT`] elements after it.
             unsafe {
-                let (value, number) = windows.at(o);
+                let (value, window) = windows.at(o);
                 for i in (0..stride).step_by(SPLAT) {
                     self.values.add(at + i).cast::<[S::Computed; SPLAT]>().write_unaligned([value; SPLAT]);
-                    self.numbers.add(at + i).cast::<[i32; SPLAT]>().write_unaligned([number; SPLAT]);
+                    self.numbers.add(at + i).cast::<[i32; SPLAT]>().write_unaligned([window; SPLAT]);
                 }
             }
         }
@@ -293,8 +293,8 @@ impl<S: Element> Row<S> {
         match self.along {
             WindowArrangement::Single => {
                 // SAFETY: the caller's contract.
-                let (value, number) = unsafe { windows.at(0) };
-                (values, numbers) = ([value; LANES], [number; LANES]);
+                let (value, window) = unsafe { windows.at(0) };
+                (values, numbers) = ([value; LANES], [window; LANES]);
             }
             WindowArrangement::Pairs => {
                 // In quarters of vectors, because the elements are widened.
@@ -309,7 +309,7 @@ impl<S: Element> Row<S> {
                     };
                     for l in 0..2 * QUARTER {
                         values[part * 2 * QUARTER + l] = S::Computed::ZERO.add(gradient[l / 2].decode());
-                        numbers[part * 2 * QUARTER + l] = index[l / 2].number();
+                        numbers[part * 2 * QUARTER + l] = index[l / 2].position_number();
                     }
                 }
             }
@@ -338,7 +338,7 @@ impl<S: Element> Row<S> {
         windows: Windows<S, I>,
         firsts: [i32; R],
         to: *mut S,
-        found: &mut [i32; LANES],
+        positions: &mut [i32; LANES],
     ) {
         // From the end: elements that are written after a row are the beginning of the next row.
         let mut vector = self.vectors;
@@ -355,7 +355,7 @@ impl<S: Element> Row<S> {
                         let hit = numbers[l] == cells[l].wrapping_add(first);
                         of_row[l] = S::encode(if hit { values[l] } else { S::Computed::ZERO });
                         if ASTRAY {
-                            found[l] += i32::from(hit);
+                            positions[l] += i32::from(hit);
                         }
                     }
                     to.add(r * self.last.input + x).cast::<[S; LANES]>().write_unaligned(of_row);
@@ -374,7 +374,7 @@ impl<S: Element> Row<S> {
         windows: Windows<S, I>,
         first: i32,
         to: *mut S,
-        found: &mut [i32; LANES],
+        positions: &mut [i32; LANES],
     ) {
         let SlidingAxis { input, output, stride, padding_before: before, .. } = self.last;
         for x in 0..input {
@@ -385,10 +385,10 @@ impl<S: Element> Row<S> {
                 let mut value = S::Computed::ZERO;
                 if cell != NO_NUMBER {
                     let o = if output == 1 { 0 } else { (x as isize + before).unsigned_abs() / stride };
-                    let (arrives, number) = windows.at(o);
-                    if number == cell.wrapping_add(first) {
+                    let (arrives, window) = windows.at(o);
+                    if window == cell.wrapping_add(first) {
                         value = arrives;
-                        found[0] += 1;
+                        positions[0] += 1;
                     }
                 }
                 to.add(x).write_unaligned(S::encode(value));
@@ -400,26 +400,26 @@ impl<S: Element> Row<S> {
 /// A part of the gradient of a maximum or a sum: steps `part.rows` of the planes.
 pub(super) struct Run<'a, S> {
     plan: &'a Plan,
-    apart: &'a NonOverlapping,
+    kernel: &'a NonOverlapping,
     buffers: Buffers,
     part: Part,
     stored: PhantomData<S>,
 }
 
 impl<'a, S: Element> Run<'a, S> {
-    pub(super) fn new(plan: &'a Plan, apart: &'a NonOverlapping, buffers: Buffers, part: Part) -> Self {
-        Run { plan, apart, buffers, part, stored: PhantomData }
+    pub(super) fn new(plan: &'a Plan, kernel: &'a NonOverlapping, buffers: Buffers, part: Part) -> Self {
+        Run { plan, kernel, buffers, part, stored: PhantomData }
     }
 
     /// Computes all planes of the part.
     #[inline(always)]
     fn compute_planes<I: Cell, const ASTRAY: bool>(&self, along: WindowArrangement) {
         let Plan { source, target, width, planes, last, .. } = *self.plan;
-        let NonOverlapping { ref steps, ref cells, line_len: room, .. } = *self.apart;
+        let NonOverlapping { ref steps, ref cells, line_len: line_capacity, .. } = *self.kernel;
         let (first_plane, end_plane) = self.part.planes;
         let values = self.buffers.scratch.cast::<S::Computed>();
-        let numbers = values.wrapping_add(room).cast::<i32>();
-        for i in 0..room {
+        let numbers = values.wrapping_add(line_capacity).cast::<i32>();
+        for i in 0..line_capacity {
             // Elements that no window covers are read, too.
             // SAFETY: the lines have `room` elements, and only this task uses them.
             unsafe {
@@ -428,7 +428,7 @@ impl<'a, S: Element> Run<'a, S> {
             }
         }
         let vectors = cells.len() / LANES;
-        let written = numbers.wrapping_add(room).cast();
+        let written = numbers.wrapping_add(line_capacity).cast();
         let row =
             Row::<S> { last, cells: cells.as_ptr(), vectors, along, values, numbers, row_buffer: written };
         let steps = &steps[self.part.rows.0..self.part.rows.1];
@@ -438,12 +438,12 @@ impl<'a, S: Element> Run<'a, S> {
         // True if whole vectors fit into the buffers after a step of a plane.
         let fits = |plane: usize, step: &Step| {
             let windows = if step.windows == NO_WINDOWS { 0 } else { step.windows as usize };
-            let behind = step.start as usize + (step.rows as usize - 1) * width + cells.len();
-            plane * target + behind <= end && plane * source + windows + read <= planes * source
+            let step_end = step.start as usize + (step.rows as usize - 1) * width + cells.len();
+            plane * target + step_end <= end && plane * source + windows + read <= planes * source
         };
         // Whole vectors fit in every plane that has `others - 1` more planes after it.
         let others = 1 + cells.len().div_ceil(target).max(read.div_ceil(source));
-        let mut found = [0; LANES];
+        let mut positions = [0; LANES];
         for plane in first_plane..end_plane {
             let to = self.buffers.target.cast::<S>().wrapping_add(plane * target);
             let gradient = self.buffers.source.cast::<S>().wrapping_add(plane * source);
@@ -472,9 +472,9 @@ impl<'a, S: Element> Run<'a, S> {
                         down = windows;
                     }
                     if rows == 2 {
-                        row.write_rows::<I, ASTRAY, 2>(of_row, numbers, to, &mut found);
+                        row.write_rows::<I, ASTRAY, 2>(of_row, numbers, to, &mut positions);
                     } else {
-                        row.write_rows::<I, ASTRAY, 1>(of_row, [numbers[0]], to, &mut found);
+                        row.write_rows::<I, ASTRAY, 1>(of_row, [numbers[0]], to, &mut positions);
                     }
                 }
             }
@@ -488,7 +488,7 @@ impl<'a, S: Element> Run<'a, S> {
                 let first = step.windows as usize;
                 let of_row =
                     Windows { gradient: gradient.wrapping_add(first), index: index.wrapping_add(first) };
-                let whole = plane * source + first + read <= planes * source;
+                let is_inside = plane * source + first + read <= planes * source;
                 if matches!(along, WindowArrangement::Expanded) {
                     // SAFETY: the windows are in the buffers.
                     unsafe { row.expand(of_row) };
@@ -497,19 +497,21 @@ impl<'a, S: Element> Run<'a, S> {
                     let to = to.wrapping_add(r * width);
                     // SAFETY: as above. A row is first written to `row.written`.
                     unsafe {
-                        if whole {
-                            row.write_rows::<I, ASTRAY, 1>(of_row, [first], row.row_buffer, &mut found);
+                        if is_inside {
+                            row.write_rows::<I, ASTRAY, 1>(of_row, [first], row.row_buffer, &mut positions);
                             let bytes = width * size_of::<S>();
                             row.row_buffer.cast::<u8>().copy_to_nonoverlapping(to.cast(), bytes);
                         } else {
-                            row.write_row_scalar(of_row, first, to, &mut found);
+                            row.write_row_scalar(of_row, first, to, &mut positions);
                         }
                     }
                 }
             }
         }
-        let all = source * (end_plane - first_plane);
-        if ASTRAY && found.iter().map(|&found| found as u32 as usize).sum::<usize>() < all {
+        let plane_elements = source * (end_plane - first_plane);
+        if ASTRAY
+            && positions.iter().map(|&position| position as u32 as usize).sum::<usize>() < plane_elements
+        {
             self.recompute_planes();
         }
     }
@@ -518,7 +520,7 @@ impl<'a, S: Element> Run<'a, S> {
     #[cold]
     #[inline(never)]
     fn recompute_planes(&self) {
-        if let Some(spread) = &self.apart.fallback {
+        if let Some(spread) = &self.kernel.fallback {
             let part = Part { rows: (0, self.plan.target), ..self.part };
             portable::enter(max_backward::Run::<S>::new(self.plan, spread, self.buffers, part));
         }
@@ -526,7 +528,7 @@ impl<'a, S: Element> Run<'a, S> {
 
     /// Computes the part.
     pub(super) fn run(self, isa: Isa) {
-        match (self.plan.positions.dtype(), self.apart.fallback.is_some()) {
+        match (self.plan.positions.dtype(), self.kernel.fallback.is_some()) {
             (None, _) => self.run_loop::<(), false>(isa),
             (Some(DType::U8), false) => self.run_loop::<u8, false>(isa),
             (Some(DType::U8), true) => self.run_loop::<u8, true>(isa),
@@ -535,7 +537,7 @@ impl<'a, S: Element> Run<'a, S> {
     }
 
     fn run_loop<I: Cell, const ASTRAY: bool>(self, isa: Isa) {
-        match self.apart.along {
+        match self.kernel.along {
             WindowArrangement::Single => {
                 isa.run(Loop::<S, I, ASTRAY, { WindowArrangement::Single as u8 }>(self, PhantomData))
             }

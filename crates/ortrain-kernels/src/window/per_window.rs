@@ -38,7 +38,7 @@ impl<'a, S: Element, const MAX: bool> Run<'a, S, MAX> {
         let unit = positions.units[self.plan.axes.len() - 1];
         let mut rows = Rows::new(&self.plan.axes, gradient, row);
         loop {
-            let mut number =
+            let mut result_position =
                 if NUMBERED { rows.offset_from_window(positions) + along.skipped * unit } else { 0 };
             let Some(line) = rows.next() else { break };
             let mut position = line.wrapping_add(along.first);
@@ -48,13 +48,13 @@ impl<'a, S: Element, const MAX: bool> Run<'a, S, MAX> {
                 if MAX {
                     // The first of equal elements wins. NaN wins over every number, and the first NaN stays.
                     if at.is_none() || (is_larger_or_nan(next, value) && !is_nan(value)) {
-                        (value, at) = (next, Some(if NUMBERED { number } else { position }));
+                        (value, at) = (next, Some(if NUMBERED { result_position } else { position }));
                     }
                 } else {
                     value = value.add(next);
                 }
                 position = position.wrapping_add(along.step);
-                number = number.wrapping_add(unit);
+                result_position = result_position.wrapping_add(unit);
             }
         }
         (value, at)
@@ -119,14 +119,14 @@ pub(super) fn combine<S: Element, const MAX: bool, const INDEX: bool>(
     values: &mut [S::Computed; LANES],
     at: &mut [i32; LANES],
     next: [S::Computed; LANES],
-    here: i32,
+    position: i32,
 ) {
     for l in 0..LANES {
         if MAX {
             let better = is_larger_or_nan(next[l], values[l]) & !is_nan(values[l]);
             values[l] = if better { next[l] } else { values[l] };
             if INDEX {
-                at[l] = if better { here } else { at[l] };
+                at[l] = if better { position } else { at[l] };
             }
         } else {
             values[l] = values[l].add(next[l]);
@@ -152,7 +152,7 @@ pub(super) unsafe fn split_pairs<S: Element>(
         // SAFETY: the caller's contract.
         unsafe {
             let pairs = from.add(2 * j).cast::<[S; 2 * LANES]>().read_unaligned();
-            let of = |place: usize| std::array::from_fn(|l| pairs[2 * l + place].decode());
+            let of = |parity: usize| std::array::from_fn(|l| pairs[2 * l + parity].decode());
             firsts.add(j).cast::<[S::Computed; LANES]>().write_unaligned(of(0));
             seconds.add(j).cast::<[S::Computed; LANES]>().write_unaligned(of(1));
         }

@@ -128,10 +128,10 @@ impl PlaneVectors {
         let mut laid: SmallVec<[AxisLayout; MAX_AXES]> = SmallVec::new();
         let (mut block, mut source) = (1usize, 1usize);
         for &axis in axes.iter().rev() {
-            let far = |k: usize| k.saturating_mul(axis.dilation);
-            let pitch = axis.output.saturating_add(far(axis.kernel - 1) / axis.stride);
+            let reach = |k: usize| k.saturating_mul(axis.dilation);
+            let pitch = axis.output.saturating_add(reach(axis.kernel - 1) / axis.stride);
             let mut remainders: SmallVec<[usize; 4]> =
-                (0..axis.kernel).map(|k| far(k) % axis.stride).collect();
+                (0..axis.kernel).map(|k| reach(k) % axis.stride).collect();
             remainders.sort_unstable();
             remainders.dedup();
             laid.push(AxisLayout { axis, remainders, pitch, block_stride: block, source_stride: source });
@@ -141,36 +141,38 @@ impl PlaneVectors {
         laid.reverse();
         let count = laid.iter().fold(1usize, |n, axis| n * axis.remainders.len());
         // Whole vectors are read after the end of a block.
-        let whole = block.saturating_add(LANES).next_multiple_of(LANES);
-        let blocks = whole.saturating_mul(count);
-        let places = laid.iter().map(|l| (l.axis.output - 1).saturating_mul(l.block_stride));
-        let places = places.fold(1usize, usize::saturating_add);
-        if blocks > MAX_ELEMENTS || places > 2 * outputs + 4 * LANES {
+        let padded_block = block.saturating_add(LANES).next_multiple_of(LANES);
+        let blocks = padded_block.saturating_mul(count);
+        let position_counts = laid.iter().map(|l| (l.axis.output - 1).saturating_mul(l.block_stride));
+        let position_counts = position_counts.fold(1usize, usize::saturating_add);
+        if blocks > MAX_ELEMENTS || position_counts > 2 * outputs + 4 * LANES {
             return None;
         }
-        let room = places.next_multiple_of(LANES);
+        let capacity = position_counts.next_multiple_of(LANES);
         // Index of the block, and index of the element in the block, from remainders and quotients along some axes.
         let among = |at: &mut dyn Iterator<Item = (usize, usize)>| {
-            laid.iter().zip(at).fold((0, 0), |(number, element), (l, (remainder, shift))| {
-                (number * l.remainders.len() + remainder, element + shift * l.block_stride)
+            laid.iter().zip(at).fold((0, 0), |(window_number, element), (l, (remainder, shift))| {
+                (window_number * l.remainders.len() + remainder, element + shift * l.block_stride)
             })
         };
         let kernel: SmallVec<[usize; MAX_AXES]> = axes.iter().map(|axis| axis.kernel).collect();
         let mut of_cells = Vec::with_capacity(cells);
         for_each_index(&kernel, |at| {
-            let far = |k: usize| at[k] * laid[k].axis.dilation;
+            let reach = |k: usize| at[k] * laid[k].axis.dilation;
             let strides = |k: usize| {
-                (laid[k].axis.stride, laid[k].remainders.binary_search(&(far(k) % laid[k].axis.stride)))
+                (laid[k].axis.stride, laid[k].remainders.binary_search(&(reach(k) % laid[k].axis.stride)))
             };
-            let (number, element) =
-                among(&mut (0..at.len()).map(|k| (strides(k).1.unwrap_or(0), far(k) / strides(k).0)));
+            let (window_number, element) =
+                among(&mut (0..at.len()).map(|k| (strides(k).1.unwrap_or(0), reach(k) / strides(k).0)));
             let along = |k: usize| at[k].saturating_mul(positions.units[k]);
-            let behind = (0..at.len()).map(along).fold(positions.base, usize::saturating_add);
-            of_cells.push((number * whole + element, behind));
+            let base_offset = (0..at.len()).map(along).fold(positions.base, usize::saturating_add);
+            of_cells.push((window_number * padded_block + element, base_offset));
         });
         let cells = of_cells
             .into_iter()
-            .map(|(offset, behind)| Some(Cell { offset, window_offset: i32::try_from(behind).ok()? }))
+            .map(|(offset, cell_offset)| {
+                Some(Cell { offset, window_offset: i32::try_from(cell_offset).ok()? })
+            })
             .collect::<Option<Vec<Cell>>>()?;
 
         let (last, outer) = laid.split_last()?;
@@ -178,27 +180,27 @@ impl PlaneVectors {
         let sizes: SmallVec<[usize; MAX_AXES]> = outer.iter().map(|l| l.axis.input).collect();
         for_each_index(&sizes, |at| {
             let padded = |k: usize| usize::try_from(at[k] as isize + outer[k].axis.padding_before).ok();
-            let found: Option<SmallVec<[(usize, usize); MAX_AXES]>> =
+            let coordinates: Option<SmallVec<[(usize, usize); MAX_AXES]>> =
                 (0..at.len()).map(|k| outer[k].block_position(padded(k)?)).collect();
-            rows.push(found.map_or(NONE, |found| {
-                let (number, element) = among(&mut found.into_iter());
-                (number * last.remainders.len() * whole + element) as u32
+            rows.push(coordinates.map_or(NONE, |coordinates| {
+                let (window_number, element) = among(&mut coordinates.into_iter());
+                (window_number * last.remainders.len() * padded_block + element) as u32
             }));
         });
         let SlidingAxis { input, output, stride: step, padding_before: before, .. } = last.axis;
         let mut phases: SmallVec<[Phase; 4]> = SmallVec::new();
         for (j, &remainder) in last.remainders.iter().enumerate() {
-            let behind = before - remainder as isize;
-            let end = steps_to_cover(input as isize + behind, step).min(last.pitch);
-            let low = steps_to_cover(behind, step).min(end);
+            let start_offset = before - remainder as isize;
+            let end = steps_to_cover(input as isize + start_offset, step).min(last.pitch);
+            let low = steps_to_cover(start_offset, step).min(end);
             // Without elements the first position is not used.
-            let first = usize::try_from((low * step) as isize - behind).unwrap_or(0);
-            phases.push(Phase { first, to: j * whole + low, count: end - low });
+            let first = usize::try_from((low * step) as isize - start_offset).unwrap_or(0);
+            phases.push(Phase { first, to: j * padded_block + low, count: end - low });
         }
         // True if no element of a row is padding, and no row is padding.
         let own_rows: usize = outer.iter().map(|l| l.pitch * l.remainders.len()).product();
         let full = rows.iter().filter(|&&row| row != NONE).count() == own_rows
-            && phases.iter().enumerate().all(|(j, p)| p.to == j * whole && p.count == last.pitch);
+            && phases.iter().enumerate().all(|(j, p)| p.to == j * padded_block && p.count == last.pitch);
         let mut paired = false;
         if let ([a, b], 2) = (phases.as_mut_slice(), step) {
             if b.first < a.first {
@@ -209,7 +211,7 @@ impl PlaneVectors {
 
         let mut starts = Vec::new();
         let index = pass == WindowPass::Max && positions.are_needed();
-        let mut inside = vec![-1; if index { room } else { 0 }];
+        let mut inside = vec![-1; if index { capacity } else { 0 }];
         let sizes: SmallVec<[usize; MAX_AXES]> = outer.iter().map(|l| l.axis.output).collect();
         for_each_index(&sizes, |at| {
             let start: usize = (0..at.len()).map(|k| at[k] * outer[k].block_stride).sum();
@@ -225,17 +227,18 @@ impl PlaneVectors {
                 let cells = laid[k].axis.cells_over_input(o);
                 (!cells.is_empty()).then(|| (cells.start * positions.units[k]) as i32)
             };
-            let behind: Option<i32> = (0..at.len()).map(|k| first(k, at[k])).sum();
+            let row_offset: Option<i32> = (0..at.len()).map(|k| first(k, at[k])).sum();
             for x in 0..output {
-                let own = first(outer.len(), x);
-                inside[start + x] =
-                    behind.zip(own).map_or(-1, |(rows, own)| rows + own + positions.base as i32);
+                let column_start = first(outer.len(), x);
+                inside[start + x] = row_offset
+                    .zip(column_start)
+                    .map_or(-1, |(rows, column_start)| rows + column_start + positions.base as i32);
             }
         });
-        let elements = blocks + room;
-        let bytes = elements * computed_bytes(dtype) + if index { room * size_of::<i32>() } else { 0 };
+        let elements = blocks + capacity;
+        let bytes = elements * computed_bytes(dtype) + if index { capacity * size_of::<i32>() } else { 0 };
         Some(PlaneVectors {
-            line_len: room,
+            line_len: capacity,
             blocks,
             cells,
             rows,
@@ -292,9 +295,9 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             let from = row.wrapping_add(a.first);
             let (to_a, to_b) = (to.wrapping_add(a.to), to.wrapping_add(b.to));
             let count = a.count.min(b.count);
-            let whole = vectors(from, count, 2);
+            let full_vectors = vectors(from, count, 2);
             // SAFETY: all positions are inside of the source, and both blocks have these elements.
-            unsafe { split_pairs(from, (whole, count), to_a, to_b) };
+            unsafe { split_pairs(from, (full_vectors, count), to_a, to_b) };
             for (phase, to) in [(a, to_a), (b, to_b)] {
                 for j in count..phase.count {
                     // SAFETY: the position is inside of the row, and the block has this element.
@@ -327,26 +330,26 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
     /// Computes all windows of the plane that is laid out at `memory`.
     #[inline(always)]
     fn compute_windows(&self, memory: *mut S::Computed) {
-        let PlaneVectors { line_len: room, blocks, ref cells, ref inside, .. } = *self.planes;
+        let PlaneVectors { line_len: line_capacity, blocks, ref cells, ref inside, .. } = *self.planes;
         let results = memory.wrapping_add(blocks);
-        let found = results.wrapping_add(room).cast::<i32>();
+        let positions = results.wrapping_add(line_capacity).cast::<i32>();
         let first = if MAX { S::LOWEST } else { S::Computed::ZERO };
-        for i in 0..room {
+        for i in 0..line_capacity {
             // SAFETY: there are `room` results.
             unsafe { results.add(i).write(first) };
         }
         if INDEX {
             // SAFETY: `inside` and the positions have `room` elements, and do not overlap.
-            unsafe { found.copy_from_nonoverlapping(inside.as_ptr(), room) };
+            unsafe { positions.copy_from_nonoverlapping(inside.as_ptr(), line_capacity) };
         }
-        for i in (0..room).step_by(LANES) {
+        for i in (0..line_capacity).step_by(LANES) {
             // Values that are loaded from memory make this vector code; values that are computed here or outside do
             // not.
             let mut at = [0; LANES];
             // SAFETY: results and positions have `room` elements, a multiple of LANES.
             let mut values = unsafe {
                 if INDEX {
-                    at = found.add(i).cast::<[i32; LANES]>().read_unaligned();
+                    at = positions.add(i).cast::<[i32; LANES]>().read_unaligned();
                 }
                 results.add(i).cast::<[S::Computed; LANES]>().read_unaligned()
             };
@@ -361,7 +364,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             unsafe {
                 results.add(i).cast::<[S::Computed; LANES]>().write_unaligned(values);
                 if INDEX {
-                    found.add(i).cast::<[i32; LANES]>().write_unaligned(at);
+                    positions.add(i).cast::<[i32; LANES]>().write_unaligned(at);
                 }
             }
         }
@@ -370,10 +373,10 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
     /// Writes the results of a plane.
     #[inline(always)]
     fn store_plane(&self, memory: *mut S::Computed, plane: usize) {
-        let PlaneVectors { line_len: room, blocks, ref starts, .. } = *self.planes;
+        let PlaneVectors { line_len: line_capacity, blocks, ref starts, .. } = *self.planes;
         let Plan { width, source, target, last, .. } = *self.plan;
         let results = memory.wrapping_add(blocks);
-        let found = results.wrapping_add(room).cast::<i32>();
+        let positions = results.wrapping_add(line_capacity).cast::<i32>();
         let nowhere = (plane * source) as i64;
         for (row, &(start, origin)) in starts.iter().enumerate() {
             let first = plane * target + row * width;
@@ -384,11 +387,11 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
                 unsafe { to.add(x).write_unaligned(S::encode(results.add(x).read())) };
             }
             if INDEX {
-                let found = (found.wrapping_add(start).cast_const(), width);
+                let positions = (positions.wrapping_add(start).cast_const(), width);
                 let windows = (nowhere, nowhere + origin, last.stride);
                 // SAFETY: as above, for the positions.
                 unsafe {
-                    self.plan.positions.write(self.buffers.index, first, found, windows);
+                    self.plan.positions.write(self.buffers.index, first, positions, windows);
                 };
             }
         }

@@ -73,21 +73,22 @@ impl RowVectors {
         // Positions relative to the start of the window must fit into 32 bits.
         let (mut reach, mut size) = (0usize, 1usize);
         for axis in axes.iter().rev() {
-            let far = axis.kernel.saturating_sub(1).saturating_mul(axis.dilation).saturating_mul(size);
-            reach = reach.saturating_add(far);
+            let kernel_reach =
+                axis.kernel.saturating_sub(1).saturating_mul(axis.dilation).saturating_mul(size);
+            reach = reach.saturating_add(kernel_reach);
             size = size.saturating_mul(axis.input);
         }
         if i32::try_from(reach).is_err() {
             return None;
         }
-        let far = |k: usize| k * dilation;
+        let cell_offset = |k: usize| k * dilation;
         let unit = *positions.units.last()?;
-        let most = far(kernel - 1) / stride;
+        let last_cell = cell_offset(kernel - 1) / stride;
         if output < MIN_WINDOWS {
             return None;
         }
         // Remainders of the positions under cells.
-        let mut remainders: Vec<usize> = (0..kernel).map(|k| far(k) % stride).collect();
+        let mut remainders: Vec<usize> = (0..kernel).map(|k| cell_offset(k) % stride).collect();
         remainders.sort_unstable();
         remainders.dedup();
         let lines = remainders.len();
@@ -96,16 +97,17 @@ impl RowVectors {
         if rows > MAX_ROWS {
             return None;
         }
-        let room = MAX_LINE_ELEMENTS.min(MAX_CACHED_ELEMENTS / rows.max(1)) / lines;
-        let tile = (room.checked_sub(most)? / LANES * LANES)
+        let line_capacity = MAX_LINE_ELEMENTS.min(MAX_CACHED_ELEMENTS / rows.max(1)) / lines;
+        let tile = (line_capacity.checked_sub(last_cell)? / LANES * LANES)
             .min(MAX_TILE_WINDOWS)
             .min(output.next_multiple_of(LANES));
         if tile == 0 {
             return None;
         }
-        let line = tile + most;
+        let line = tile + last_cell;
         let cell = |k: usize| Cell {
-            offset: remainders.binary_search(&(far(k) % stride)).unwrap_or(0) * line + far(k) / stride,
+            offset: remainders.binary_search(&(cell_offset(k) % stride)).unwrap_or(0) * line
+                + cell_offset(k) / stride,
             window_offset: (k * unit) as i32,
         };
         let cells = (0..kernel).map(cell).collect();
@@ -122,7 +124,7 @@ impl RowVectors {
         };
         let elements = rows * lines * line + tile;
         let bytes = elements * computed_bytes(dtype) + if index { tile * size_of::<i32>() } else { 0 };
-        Some(RowVectors { tile, line, reach: most, firsts, step: stride, cells, rows, inside, bytes })
+        Some(RowVectors { tile, line, reach: last_cell, firsts, step: stride, cells, rows, inside, bytes })
     }
 
     /// Returns the bytes of scratch memory of a worker.
@@ -220,9 +222,9 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             let from = at(first_even, start);
             let count = rounded(from, start, end, 2);
             let (to_even, to_odd) = (evens.wrapping_add(start), odds.wrapping_add(start));
-            let whole = count - count % LANES;
+            let full_vectors = count - count % LANES;
             // SAFETY: all positions are inside of the source, and both lines have these elements.
-            unsafe { split_pairs(from, (whole, count), to_even, to_odd) };
+            unsafe { split_pairs(from, (full_vectors, count), to_even, to_odd) };
             // One of the two lines may begin earlier or end later.
             let ends = |line: *mut S::Computed, first: isize, low: usize, high: usize| {
                 pad(line, 0, low);
@@ -269,7 +271,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         plane: *const S,
         start: usize,
         (q, len): (isize, usize),
-        kept: &mut RowCache,
+        cache: &mut RowCache,
         used: &mut u32,
     ) -> *const S::Computed {
         let RowVectors { step, rows, line, ref firsts, .. } = *self.lines;
@@ -284,17 +286,17 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         let memory = self.buffers.scratch.cast::<S::Computed>();
         let at = |slot: usize| memory.wrapping_add(slot * firsts.len() * line);
         for slot in 0..rows {
-            if kept.rows[slot] == start {
+            if cache.rows[slot] == start {
                 *used |= 1 << slot;
                 return at(slot);
             }
         }
-        while *used & (1 << kept.next) != 0 {
-            kept.next = (kept.next + 1) % rows;
+        while *used & (1 << cache.next) != 0 {
+            cache.next = (cache.next + 1) % rows;
         }
-        let slot = kept.next;
-        kept.next = (slot + 1) % rows;
-        kept.rows[slot] = start;
+        let slot = cache.next;
+        cache.next = (slot + 1) % rows;
+        cache.rows[slot] = start;
         *used |= 1 << slot;
         self.lay_out_row(row, at(slot), q, len);
         at(slot)
@@ -302,7 +304,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
 
     /// Finds or lays out the rows that the windows of a tile cover.
     #[inline(always)]
-    fn find_covered_rows(&self, tile: Tile, kept: &mut RowCache, covered: &mut CoveredRows<S::Computed>) {
+    fn find_covered_rows(&self, tile: Tile, cache: &mut RowCache, covered: &mut CoveredRows<S::Computed>) {
         let plan = self.plan;
         let len = tile.count.next_multiple_of(LANES) + self.lines.reach;
         let plane = self.buffers.source.cast::<S>().wrapping_add(tile.plane * plan.source);
@@ -310,10 +312,10 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         covered.count = 0;
         let mut rows = Rows::new(&plan.axes, false, tile.row);
         loop {
-            let behind = if INDEX { rows.offset_from_window(&plan.positions) as i32 } else { 0 };
+            let window_offset = if INDEX { rows.offset_from_window(&plan.positions) as i32 } else { 0 };
             let Some(start) = rows.next() else { break };
-            covered.lines[covered.count] = self.row_lines(plane, start, (tile.q, len), kept, &mut used);
-            covered.window_offsets[covered.count] = behind;
+            covered.lines[covered.count] = self.row_lines(plane, start, (tile.q, len), cache, &mut used);
+            covered.window_offsets[covered.count] = window_offset;
             covered.count += 1;
         }
     }
@@ -332,36 +334,36 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
     fn combine_cells(
         covered: &CoveredRows<S::Computed>,
         cells: &[Cell],
-        room: usize,
+        capacity: usize,
         results: *mut S::Computed,
         found: *mut i32,
     ) {
         let mut start = 0;
-        while start < room {
+        while start < capacity {
             // Values that are loaded from memory make this vector code; values that are computed here do not.
-            let (to, found) = (results.wrapping_add(start), found.wrapping_add(start));
+            let (to, positions) = (results.wrapping_add(start), found.wrapping_add(start));
             let mut at = [0; LANES];
             // SAFETY: results and positions have `room` elements, a multiple of LANES.
             let mut values = unsafe {
                 if INDEX {
-                    at = found.cast::<[i32; LANES]>().read_unaligned();
+                    at = positions.cast::<[i32; LANES]>().read_unaligned();
                 }
                 to.cast::<[S::Computed; LANES]>().read_unaligned()
             };
             for r in 0..covered.count {
-                let (row, behind) = (covered.lines[r].wrapping_add(start), covered.window_offsets[r]);
+                let (row, window_offset) = (covered.lines[r].wrapping_add(start), covered.window_offsets[r]);
                 for cell in cells {
                     // SAFETY: the lines have an element for each of these windows and each cell.
                     let next =
                         unsafe { row.add(cell.offset).cast::<[S::Computed; LANES]>().read_unaligned() };
-                    combine::<S, MAX, INDEX>(&mut values, &mut at, next, behind + cell.window_offset);
+                    combine::<S, MAX, INDEX>(&mut values, &mut at, next, window_offset + cell.window_offset);
                 }
             }
             // SAFETY: as above.
             unsafe {
                 to.cast::<[S::Computed; LANES]>().write_unaligned(values);
                 if INDEX {
-                    found.cast::<[i32; LANES]>().write_unaligned(at);
+                    positions.cast::<[i32; LANES]>().write_unaligned(at);
                 }
             }
             start += LANES;
@@ -370,29 +372,29 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
 
     /// Computes a tile.
     #[inline(always)]
-    fn compute_tile(&self, tile: Tile, kept: &mut RowCache, covered: &mut CoveredRows<S::Computed>) {
+    fn compute_tile(&self, tile: Tile, cache: &mut RowCache, covered: &mut CoveredRows<S::Computed>) {
         let plan = self.plan;
         let RowVectors { ref cells, ref inside, .. } = *self.lines;
         let Tile { plane, row, q, count } = tile;
-        self.find_covered_rows(tile, kept, covered);
-        let room = count.next_multiple_of(LANES);
-        let (results, found) = self.result_buffers();
+        self.find_covered_rows(tile, cache, covered);
+        let capacity = count.next_multiple_of(LANES);
+        let (results, positions) = self.result_buffers();
         let start = if MAX { S::LOWEST } else { S::Computed::ZERO };
-        for i in 0..room {
+        for i in 0..capacity {
             // SAFETY: results have capacity for a tile of whole vectors.
             unsafe { results.add(i).write(start) };
         }
         if INDEX {
             // The first cell inside of the input, for any element under it.
-            let inside = &inside[q.unsigned_abs()..][..room];
-            let behind = covered.window_offsets[0];
+            let inside = &inside[q.unsigned_abs()..][..capacity];
+            let window_offset = covered.window_offsets[0];
             for (i, &cell) in inside.iter().enumerate() {
-                let first = if cell < 0 || covered.count == 0 { -1 } else { cell + behind };
+                let first = if cell < 0 || covered.count == 0 { -1 } else { cell + window_offset };
                 // SAFETY: as above.
-                unsafe { found.add(i).write(first) };
+                unsafe { positions.add(i).write(first) };
             }
         }
-        Self::combine_cells(covered, cells, room, results, found);
+        Self::combine_cells(covered, cells, capacity, results, positions);
         let first = plane * plan.target + row * plan.width;
         let target = self.buffers.target.cast::<S>().wrapping_add(first);
         let target = target.wrapping_offset(q);
@@ -403,12 +405,12 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         if INDEX {
             let step = plan.last.stride;
             let nowhere = (plane * plan.source) as i64;
-            let own = if plan.positions.are_cell_numbers() { 0 } else { self.row_origin(row) as i64 };
-            let start = nowhere + own + q as i64 * step as i64 - plan.last.padding_before as i64;
+            let origin = if plan.positions.are_cell_numbers() { 0 } else { self.row_origin(row) as i64 };
+            let start = nowhere + origin + q as i64 * step as i64 - plan.last.padding_before as i64;
             let windows = first.wrapping_add_signed(q);
             // SAFETY: as above, for the positions.
             unsafe {
-                plan.positions.write(self.buffers.index, windows, (found, count), (nowhere, start, step));
+                plan.positions.write(self.buffers.index, windows, (positions, count), (nowhere, start, step));
             };
         }
     }
@@ -435,7 +437,7 @@ impl<S: Element, const MAX: bool, const INDEX: bool> Work for Run<'_, S, MAX, IN
     fn work<L: Level>(self) {
         let (tile, end) = (self.lines.tile, self.plan.width as isize);
         let plain = S::PLAIN && self.lines.step == 1 && self.lines.firsts.len() == 1;
-        let mut kept = RowCache { rows: [NONE; MAX_ROWS], next: 0 };
+        let mut cache = RowCache { rows: [NONE; MAX_ROWS], next: 0 };
         let mut covered =
             CoveredRows { count: 0, lines: [std::ptr::null(); MAX_ROWS], window_offsets: [0; MAX_ROWS] };
         for plane in self.part.planes.0..self.part.planes.1 {
@@ -447,10 +449,10 @@ impl<S: Element, const MAX: bool, const INDEX: bool> Work for Run<'_, S, MAX, IN
                     count -= count % LANES;
                 }
                 for slot in 0..self.lines.rows {
-                    kept.rows[slot] = NONE;
+                    cache.rows[slot] = NONE;
                 }
                 for row in self.part.rows.0..self.part.rows.1 {
-                    self.compute_tile(Tile { plane, row, q, count }, &mut kept, &mut covered);
+                    self.compute_tile(Tile { plane, row, q, count }, &mut cache, &mut covered);
                 }
                 q += count as isize;
             }

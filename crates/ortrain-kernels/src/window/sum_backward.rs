@@ -62,12 +62,13 @@ impl SumBackward {
     pub(super) fn new(axes: &[SlidingAxis], dtype: DType, rows: usize) -> Option<SumBackward> {
         let (last, outer) = axes.split_last()?;
         let SlidingAxis { input, output, kernel, stride, dilation, padding_before: before } = *last;
-        let most = outer.iter().fold(1usize, |n, axis| n.saturating_mul(max_sources(axis, true)));
+        let max_sources_total =
+            outer.iter().fold(1usize, |n, axis| n.saturating_mul(max_sources(axis, true)));
         if !dtype.is_float()
             || kernel == 0
             || output == 0
-            || most > MAX_COVERING
-            || rows.checked_mul(most)? > MAX_ROWS
+            || max_sources_total > MAX_COVERING
+            || rows.checked_mul(max_sources_total)? > MAX_ROWS
         {
             return None;
         }
@@ -79,14 +80,14 @@ impl SumBackward {
         // Tiles begin at multiples of the stride, because all tiles share the masks of one tile.
         let step = if stride.is_multiple_of(LANES) { stride } else { stride * LANES };
         let tile = (MAX_TILE_ELEMENTS / step * step).min(input.next_multiple_of(LANES));
-        let whole = tile == input.next_multiple_of(LANES);
-        debug_assert!(whole || tile.is_multiple_of(stride), "masks repeat");
+        let is_whole_row = tile == input.next_multiple_of(LANES);
+        debug_assert!(is_whole_row || tile.is_multiple_of(stride), "masks repeat");
         let (mut taps, mut masks) = (Vec::new(), Vec::new());
         for j in (0..count).rev() {
             // Distance from the start of a window to the element.
-            let far =
+            let max_reach =
                 |x: usize| (x as isize + before).rem_euclid(stride as isize).unsigned_abs() + j * stride;
-            let covers = |x: usize| far(x).is_multiple_of(dilation) && far(x) <= reach;
+            let covers = |x: usize| max_reach(x).is_multiple_of(dilation) && max_reach(x) <= reach;
             let covered = (0..stride).filter(|&x| covers(x)).count();
             let offset = (count - 1 - j) * stride;
             if covered > 0 {
@@ -107,8 +108,8 @@ impl SumBackward {
                 span = span.max((high - low + 1) as usize);
             }
         }
-        let all = outer.iter().fold(1usize, |n, axis| n.saturating_mul(axis.output));
-        let rows = (MAX_ELEMENTS / pitch).min(all).max(span).max(1);
+        let outputs = outer.iter().fold(1usize, |n, axis| n.saturating_mul(axis.output));
+        let rows = (MAX_ELEMENTS / pitch).min(outputs).max(span).max(1);
         if rows.checked_mul(pitch)? > MAX_ROW_ELEMENTS {
             return None;
         }
@@ -246,20 +247,20 @@ impl<C: Number, const TAPS: usize, const MASKED: bool> Rows<C, TAPS, MASKED> {
     /// The rows have been laid out.
     #[inline(always)]
     unsafe fn sum_rows(self, x: usize, rows: &[u32], low: u32) -> [C; LANES] {
-        let place = |row: u32| self.memory.wrapping_add((row - low) as usize * self.pitch + x);
+        let row_address = |row: u32| self.memory.wrapping_add((row - low) as usize * self.pitch + x);
         let Some((&row, rows)) = rows.split_first() else { return [C::ZERO; LANES] };
         // SAFETY: the caller's contract, and there is at least one tap.
         let mut sums = unsafe {
             let first = if TAPS > 0 {
-                self.load_fixed_tap(place(row), x, 0)
+                self.load_fixed_tap(row_address(row), x, 0)
             } else {
-                self.load_listed_tap(place(row), x, 0)
+                self.load_listed_tap(row_address(row), x, 0)
             };
-            self.add_row(place(row), x, 1, first)
+            self.add_row(row_address(row), x, 1, first)
         };
         for &row in rows {
             // SAFETY: as above.
-            sums = unsafe { self.add_row(place(row), x, 0, sums) };
+            sums = unsafe { self.add_row(row_address(row), x, 0, sums) };
         }
         sums
     }
@@ -295,45 +296,45 @@ impl<'a, S: Element> Run<'a, S> {
     #[inline(always)]
     unsafe fn lay_out_row(from: *const S, left: usize, layout: Layout, to: *mut S::Computed) {
         let Layout { stride, pitch, low, first, end } = layout;
-        let place = |o: usize| (o * stride) as isize - low;
-        let whole = first + usize::from(first < end && place(first) < 0);
+        let offset = |o: usize| (o * stride) as isize - low;
+        let full_start = first + usize::from(first < end && offset(first) < 0);
         let clear = |start: isize, end: isize| {
             for i in start.clamp(0, pitch as isize)..end.clamp(0, pitch as isize) {
                 // SAFETY: the row has this element.
                 unsafe { to.offset(i).write(S::Computed::ZERO) };
             }
         };
-        clear(0, place(first));
-        if whole > first {
+        clear(0, offset(first));
+        if full_start > first {
             // The window begins before the row.
             // SAFETY: the buffer has the window.
             let value = Self::gradient_term(unsafe { from.add(first).read_unaligned() });
-            for i in 0..place(whole).min(pitch as isize) {
+            for i in 0..offset(full_start).min(pitch as isize) {
                 // SAFETY: the row has this element.
                 unsafe { to.offset(i).write(value) };
             }
         }
-        let mut o = whole;
+        let mut o = full_start;
         if stride <= 2 {
             // One vector at a time.
             while o < end && o + LANES / stride <= left {
                 // SAFETY: enough windows are left, and after the row there is capacity for a vector.
                 unsafe {
-                    let to = to.offset(place(o));
+                    let to = to.offset(offset(o));
                     if stride == 1 {
                         let values = from.add(o).cast::<[S; LANES]>().read_unaligned();
-                        let mut all = [S::Computed::ZERO; LANES];
+                        let mut sums = [S::Computed::ZERO; LANES];
                         for l in 0..LANES {
-                            all[l] = Self::gradient_term(values[l]);
+                            sums[l] = Self::gradient_term(values[l]);
                         }
-                        to.cast::<[S::Computed; LANES]>().write(all);
+                        to.cast::<[S::Computed; LANES]>().write(sums);
                     } else {
                         let values = from.add(o).cast::<[S; LANES / 2]>().read_unaligned();
-                        let mut all = [S::Computed::ZERO; LANES];
+                        let mut sums = [S::Computed::ZERO; LANES];
                         for l in 0..LANES {
-                            all[l] = Self::gradient_term(values[l / 2]);
+                            sums[l] = Self::gradient_term(values[l / 2]);
                         }
-                        to.cast::<[S::Computed; LANES]>().write(all);
+                        to.cast::<[S::Computed; LANES]>().write(sums);
                     }
                 }
                 o += LANES / stride;
@@ -343,20 +344,20 @@ impl<'a, S: Element> Run<'a, S> {
             // SAFETY: the buffer has the window, and after the row there is capacity for a stride.
             unsafe {
                 let value = Self::gradient_term(from.add(o).read_unaligned());
-                let to = to.offset(place(o));
+                let to = to.offset(offset(o));
                 for i in (0..stride).step_by(SPLAT) {
                     to.add(i).cast::<[S::Computed; SPLAT]>().write([value; SPLAT]);
                 }
             }
         }
-        clear(place(end), pitch as isize);
+        clear(offset(end), pitch as isize);
     }
 
     /// Computes rows of the elements `x..x + tile` of a plane.
     #[inline(always)]
     fn compute_tile<const TAPS: usize, const MASKED: bool>(&self, plane: usize, x: usize) {
         let Plan { source, target, width, planes, ref last, .. } = *self.plan;
-        let SumBackward { tile, pitch, rows: most, ref taps, ref masks, .. } = *self.covers;
+        let SumBackward { tile, pitch, rows: max_rows, ref taps, ref masks, .. } = *self.covers;
         let (mut row, end_row) = self.part.rows;
         let memory = self.buffers.scratch.cast::<S::Computed>();
         let rows = Rows::<S::Computed, TAPS, MASKED> {
@@ -369,7 +370,7 @@ impl<'a, S: Element> Run<'a, S> {
         };
         let layout = self.layout(x);
         // After the layouts there is capacity for a vector.
-        let spare = memory.wrapping_add(most * pitch).cast::<S>();
+        let spare = memory.wrapping_add(max_rows * pitch).cast::<S>();
         let end = (self.part.planes.1 - 1) * target + end_row * width;
         let count = tile.min(width - x);
         while row < end_row {
@@ -379,7 +380,7 @@ impl<'a, S: Element> Run<'a, S> {
                 let over = self.covers.covering_rows(until);
                 if let (Some(&first), Some(&last)) = (over.first(), over.last()) {
                     let (new_low, new_high) = (low.min(first), high.max(last + 1));
-                    if (new_high - new_low) as usize > most {
+                    if (new_high - new_low) as usize > max_rows {
                         break;
                     }
                     (low, high) = (new_low, new_high);
@@ -396,25 +397,25 @@ impl<'a, S: Element> Run<'a, S> {
                 let over = self.covers.covering_rows(row);
                 let at = plane * target + row * width + x;
                 // Elements that are written after a row are overwritten, unless there are several tiles.
-                let room = if tile < width { count } else { end - at };
+                let capacity = if tile < width { count } else { end - at };
                 let to = self.buffers.target.cast::<S>().wrapping_add(at);
                 for i in (0..count).step_by(LANES) {
                     // SAFETY: the rows have been laid out.
                     let sums = unsafe { rows.sum_rows(i, over, low) };
-                    let mut all = [S::encode(S::Computed::ZERO); LANES];
+                    let mut zeros = [S::encode(S::Computed::ZERO); LANES];
                     for l in 0..LANES {
-                        all[l] = S::encode(sums[l]);
+                        zeros[l] = S::encode(sums[l]);
                     }
-                    let whole = room - i >= LANES;
+                    let is_full = capacity - i >= LANES;
                     let to = to.wrapping_add(i);
                     // A single store for both cases, so that the sums stay in registers.
-                    let into = if whole { to } else { spare };
+                    let into = if is_full { to } else { spare };
                     // SAFETY: the target has these elements, and only this task uses them. A vector that exceeds the
                     // target is stored at `spare`, and only `room - i` of its elements are copied to the target.
                     unsafe {
-                        into.cast::<[S; LANES]>().write_unaligned(all);
-                        if !whole {
-                            let bytes = (room - i) * size_of::<S>();
+                        into.cast::<[S; LANES]>().write_unaligned(zeros);
+                        if !is_full {
+                            let bytes = (capacity - i) * size_of::<S>();
                             spare.cast::<u8>().copy_to_nonoverlapping(to.cast(), bytes);
                         }
                     }

@@ -44,17 +44,17 @@ struct Case {
 /// Returns the access to a tensor `[batch, heads, lines, elements]`.
 fn operand(case: Case, lines: usize, elements: usize, shared: bool) -> Access {
     let [batch, heads, ..] = case.sizes;
-    let own = if shared { 1 } else { heads };
+    let own_heads = if shared { 1 } else { heads };
     let strides: [usize; 4] = if case.has_interleaved_heads {
-        [lines * own * elements, elements, own * elements, 1]
+        [lines * own_heads * elements, elements, own_heads * elements, 1]
     } else {
-        [own * lines * elements, lines * elements, elements, 1]
+        [own_heads * lines * elements, lines * elements, elements, 1]
     };
     let mut strides: Strides = strides.into_iter().map(|stride| stride as isize).collect();
     if shared {
         strides[1] = 0;
     }
-    Access { dtype: case.dtype, offset: 0, strides, len: batch * own * lines * elements }
+    Access { dtype: case.dtype, offset: 0, strides, len: batch * own_heads * lines * elements }
 }
 
 /// Returns a nest over `dims` with some accumulators. Without a store, another computation takes its result.
@@ -92,17 +92,17 @@ fn apply_dropout(b: &mut Builder, dims: &[usize], x: Reg) -> Reg {
     let stream = b.push(Inst::Const(Scalar::U64(7)), Type::U64);
     let bits = b.push(Inst::Random(key, stream, index), Type::U32);
     let half = b.push(Inst::Const(Scalar::U32(1 << 31)), Type::U32);
-    let keep = b.compare(CompareOp::Lt, bits, half);
+    let is_kept = b.compare(CompareOp::Lt, bits, half);
     let (two, zero) = (b.constant(ty, 2.0), b.constant(ty, 0.0));
     let doubled = b.mul(x, two);
-    b.select(keep, doubled, zero)
+    b.select(is_kept, doubled, zero)
 }
 
 /// Returns the value, or zero if the softmax is NaN.
 fn replace_nan(b: &mut Builder, value: Reg, softmax: Reg) -> Reg {
     let zero = b.constant(b.ty(value), 0.0);
-    let number = b.compare(CompareOp::Eq, softmax, softmax);
-    b.select(number, value, zero)
+    let is_number = b.compare(CompareOp::Eq, softmax, softmax);
+    b.select(is_number, value, zero)
 }
 
 impl Case {
@@ -127,9 +127,9 @@ impl Case {
                 }
                 Scores::Causal => {
                     let (i, j) = (b.coordinate(2), b.coordinate(3));
-                    let seen = b.compare(CompareOp::Le, j, i);
+                    let is_visible = b.compare(CompareOp::Le, j, i);
                     let never = b.constant(ty, f64::NEG_INFINITY);
-                    b.select(seen, regs[0], never)
+                    b.select(is_visible, regs[0], never)
                 }
             }
         })
@@ -144,28 +144,28 @@ impl Case {
                 Scores::Plain => regs[0],
                 Scores::Causal => {
                     let (i, j) = (b.coordinate(2), b.coordinate(3));
-                    let seen = b.compare(CompareOp::Le, j, i);
+                    let is_visible = b.compare(CompareOp::Le, j, i);
                     let zero = b.constant(ty, 0.0);
-                    b.select(seen, regs[0], zero)
+                    b.select(is_visible, regs[0], zero)
                 }
                 _ => b.mul(regs[0], c),
             }
         })
     }
 
-    fn weights(self, given: usize) -> Nest {
+    fn weights(self, accumulators: usize) -> Nest {
         let [batch, heads, queries, keys, ..] = self.sizes;
         let dims = [batch, heads, queries, keys];
-        nest(self.dtype, &dims, given, Vec::new(), None, |b, regs| {
-            let (mut value, softmax) = (regs[0], regs[given - 1]);
+        nest(self.dtype, &dims, accumulators, Vec::new(), None, |b, regs| {
+            let (mut value, softmax) = (regs[0], regs[accumulators - 1]);
             // Gradients pass the operations in reverse order: dropout first, then the replacement of NaN.
-            if self.has_dropout && given == 2 {
+            if self.has_dropout && accumulators == 2 {
                 value = apply_dropout(b, &dims, value);
             }
             if self.replaces_nan {
                 value = replace_nan(b, value, softmax);
             }
-            if self.has_dropout && given == 1 {
+            if self.has_dropout && accumulators == 1 {
                 value = apply_dropout(b, &dims, value);
             }
             value
@@ -216,7 +216,7 @@ impl Case {
     fn inputs(self, random: &mut Random) -> Vec<Vec<u8>> {
         let [batch, _, queries, keys, size, width] = self.sizes;
         let desc = self.desc(true);
-        let given = operand(self, queries, width, false);
+        let output_gradient = operand(self, queries, width, false);
         let mut tensor = |len: usize, factor: f64| -> Vec<u8> {
             let mut bytes = vec![0; len * self.dtype.size()];
             (0..len).for_each(|i| put(&mut bytes, self.dtype, i, Scalar::F64(factor * random.unit())));
@@ -227,7 +227,7 @@ impl Case {
             tensor(desc.q.len, (size as f64).powf(-0.25)),
             tensor(desc.k.len, 1.0),
             tensor(desc.v.len, 1.0),
-            tensor(given.len, 1.0),
+            tensor(output_gradient.len, 1.0),
         ];
         if self.scores == Scores::Later {
             let mut mask = vec![0; queries * keys * self.dtype.size()];
@@ -241,10 +241,10 @@ impl Case {
             }
             inputs.push(mask);
         }
-        let masked = |hidden: &dyn Fn(usize) -> bool, len: usize| {
+        let masked = |is_masked: &dyn Fn(usize) -> bool, len: usize| {
             let mut bytes = vec![0; len * self.dtype.size()];
             for i in 0..len {
-                let value = if hidden(i) { f64::NEG_INFINITY } else { (i % 5) as f64 * 0.25 };
+                let value = if is_masked(i) { f64::NEG_INFINITY } else { (i % 5) as f64 * 0.25 };
                 put(&mut bytes, self.dtype, i, Scalar::F64(value));
             }
             bytes
@@ -264,7 +264,7 @@ impl Case {
 /// One point of a nest over scores.
 struct PointOfScores<'a> {
     nest: &'a Nest,
-    given: &'a [f64],
+    output_gradient: &'a [f64],
     mask: Option<&'a Vec<u8>>,
     index: &'a [usize],
 }
@@ -272,7 +272,7 @@ struct PointOfScores<'a> {
 impl Evaluation for PointOfScores<'_> {
     fn load(&mut self, slot: usize) -> Scalar {
         let Some(access) = self.nest.loads[slot].access() else {
-            return Scalar::F64(self.given[slot]);
+            return Scalar::F64(self.output_gradient[slot]);
         };
         let at: isize = access.strides.iter().zip(self.index).map(|(&s, &i)| s * i as isize).sum();
         get(self.mask.expect("there is a mask"), access.dtype, at as usize)
@@ -303,13 +303,15 @@ fn expected(case: Case, inputs: &[Vec<u8>]) -> [Vec<f64>; 4] {
     let [batch, heads, queries, keys, size, width] = case.sizes;
     let desc = case.desc(true);
     let AttentionPass::Gradients(gradients) = &desc.pass else { unreachable!() };
-    let AttentionGradients { output_gradient: given, weights, softmax: kept, scores, .. } = &**gradients;
+    let AttentionGradients {
+        output_gradient: gradient_input, weights, softmax: softmax_nest, scores, ..
+    } = &**gradients;
     let element = |access: &Access, k: usize, index: [usize; 4]| {
         let at: isize = access.strides.iter().zip(index).map(|(&s, i)| s * i as isize).sum();
         get(&inputs[k], case.dtype, at as usize).to_f64()
     };
     let result = |lines, elements| operand(case, lines, elements, false);
-    let place = |access: &Access, index: [usize; 4]| -> usize {
+    let index_of = |access: &Access, index: [usize; 4]| -> usize {
         access.strides.iter().zip(index).map(|(&s, i)| s as usize * i).sum()
     };
     let (o_at, q_at, k_at, v_at) =
@@ -318,8 +320,13 @@ fn expected(case: Case, inputs: &[Vec<u8>]) -> [Vec<f64>; 4] {
     for b in 0..batch {
         for h in 0..heads {
             for i in 0..queries {
-                let value = |nest: &Nest, given: &[f64], j: usize| {
-                    let mut at = PointOfScores { nest, given, mask: inputs.get(4), index: &[b, h, i, j] };
+                let value = |nest: &Nest, accumulators: &[f64], j: usize| {
+                    let mut at = PointOfScores {
+                        nest,
+                        output_gradient: accumulators,
+                        mask: inputs.get(4),
+                        index: &[b, h, i, j],
+                    };
                     nest.expr.evaluate(Mode::Widened, &mut at).unwrap()[0].to_f64()
                 };
                 let dot = |j: usize| {
@@ -328,32 +335,36 @@ fn expected(case: Case, inputs: &[Vec<u8>]) -> [Vec<f64>; 4] {
                         .sum()
                 };
                 let scored: Vec<f64> = (0..keys).map(|j| value(&desc.scores, &[dot(j)], j)).collect();
-                let most = scored.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-                let powers: Vec<f64> = scored.iter().map(|score| (score - most).exp()).collect();
+                let maximum = scored.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+                let powers: Vec<f64> = scored.iter().map(|score| (score - maximum).exp()).collect();
                 let sum: f64 = powers.iter().sum();
                 let softmax: Vec<f64> = powers.iter().map(|power| power / sum).collect();
                 let used: Vec<f64> = (0..keys).map(|j| value(&desc.weights, &[softmax[j]], j)).collect();
                 for d in 0..width {
-                    let to = &mut results[0][place(&o_at, [b, h, i, d])];
+                    let to = &mut results[0][index_of(&o_at, [b, h, i, d])];
                     *to = (0..keys).map(|j| used[j] * element(&desc.v, 2, [b, h, j, d])).sum();
                 }
-                let back: Vec<f64> = (0..keys)
+                let weight_gradients: Vec<f64> = (0..keys)
                     .map(|j| {
-                        let terms = (0..width)
-                            .map(|d| element(given, 3, [b, h, i, d]) * element(&desc.v, 2, [b, h, j, d]));
+                        let terms = (0..width).map(|d| {
+                            element(gradient_input, 3, [b, h, i, d]) * element(&desc.v, 2, [b, h, j, d])
+                        });
                         value(weights, &[terms.sum(), softmax[j]], j)
                     })
                     .collect();
-                let kept: Vec<f64> = (0..keys).map(|j| value(kept, &[softmax[j]], j)).collect();
-                let total: f64 = back.iter().zip(&kept).map(|(g, p)| g * p).sum();
+                let scaled: Vec<f64> = (0..keys).map(|j| value(softmax_nest, &[softmax[j]], j)).collect();
+                let total: f64 = weight_gradients.iter().zip(&scaled).map(|(g, p)| g * p).sum();
                 for j in 0..keys {
-                    let score = value(scores, &[kept[j] * (back[j] - total)], j);
+                    let score = value(scores, &[scaled[j] * (weight_gradients[j] - total)], j);
                     for l in 0..size {
-                        results[1][place(&q_at, [b, h, i, l])] += score * element(&desc.k, 1, [b, h, j, l]);
-                        results[2][place(&k_at, [b, h, j, l])] += score * element(&desc.q, 0, [b, h, i, l]);
+                        results[1][index_of(&q_at, [b, h, i, l])] +=
+                            score * element(&desc.k, 1, [b, h, j, l]);
+                        results[2][index_of(&k_at, [b, h, j, l])] +=
+                            score * element(&desc.q, 0, [b, h, i, l]);
                     }
                     for d in 0..width {
-                        results[3][place(&v_at, [b, h, j, d])] += used[j] * element(given, 3, [b, h, i, d]);
+                        results[3][index_of(&v_at, [b, h, j, d])] +=
+                            used[j] * element(gradient_input, 3, [b, h, i, d]);
                     }
                 }
             }
@@ -542,17 +553,17 @@ fn masked_nonfinite_values_propagate() {
 fn only_required_gradients_are_computed() {
     let case = Case { sizes: [1, 2, 9, 40, 8, 8], has_dropout: true, ..PLAIN };
     let inputs = case.inputs(&mut Random(5));
-    let all = case.desc(true);
+    let full_desc = case.desc(true);
     let sizes: Vec<usize> = expected(case, &inputs)[1..].iter().map(|values| values.len() * 4).collect();
     for isa in Isa::available() {
-        let whole = run(&all, isa, 1, &inputs, &sizes);
-        for wanted in 0..8 {
-            let mut desc = all.clone();
+        let full = run(&full_desc, isa, 1, &inputs, &sizes);
+        for mask in 0..8 {
+            let mut desc = full_desc.clone();
             let AttentionPass::Gradients(gradients) = &mut desc.pass else { unreachable!() };
             let AttentionGradients { q, k, v, .. } = &mut **gradients;
             let mut bytes = Vec::new();
             for (bit, result) in [q, k, v].into_iter().enumerate() {
-                if wanted >> bit & 1 == 0 {
+                if mask >> bit & 1 == 0 {
                     *result = None;
                 } else {
                     bytes.push(bit);
@@ -561,7 +572,7 @@ fn only_required_gradients_are_computed() {
             let outs: Vec<usize> = bytes.iter().map(|&bit| sizes[bit]).collect();
             let some = run(&desc, isa, 1, &inputs, &outs);
             for (got, bit) in some.iter().zip(bytes) {
-                assert_eq!(*got, whole[bit], "gradient {bit} at {isa}");
+                assert_eq!(*got, full[bit], "gradient {bit} at {isa}");
             }
         }
     }
@@ -611,7 +622,7 @@ fn accumulator_counts_are_checked() {
         [35, 12].map(|elements| Load::Buffer(Access::contiguous(DType::F32, &[2, 3, 9, elements])));
     let not_one = "a nest must have 1 accumulators of type float32";
     let not_two = "a nest must have 2 accumulators of type float32";
-    let behind = "accumulators must precede the loads of buffers";
+    let message = "accumulators must precede the loads of buffers";
     for n in [0, 2] {
         let loads = vec![accumulator.clone(); n];
         assert_eq!(refused(&forward, &|desc| desc.scores.loads.clone_from(&loads)), not_one);
@@ -625,7 +636,7 @@ fn accumulator_counts_are_checked() {
     let doubles = vec![accumulator.clone(), Load::Accumulator(DType::F64)];
     assert_eq!(refused(&backward, &|desc| of_weights(desc, doubles.clone())), not_two);
     let loads = |buffer: &Load| vec![accumulator.clone(), buffer.clone(), accumulator.clone()];
-    assert_eq!(refused(&forward, &|desc| desc.scores.loads = loads(&scores)), behind);
-    assert_eq!(refused(&forward, &|desc| of_output(desc, loads(&output))), behind);
+    assert_eq!(refused(&forward, &|desc| desc.scores.loads = loads(&scores)), message);
+    assert_eq!(refused(&forward, &|desc| of_output(desc, loads(&output))), message);
     assert_eq!(refused(&backward, &|desc| of_weights(desc, loads(&scores))), not_two);
 }

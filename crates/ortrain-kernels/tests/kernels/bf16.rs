@@ -34,11 +34,11 @@ fn plain_epilogue(dtype: DType, dims: &[usize]) -> Nest {
     }
 }
 
-fn gemm([m, n, k]: [usize; 3], dtypes: [DType; 2], turned: [bool; 2], products: Products) -> GemmDesc {
+fn gemm([m, n, k]: [usize; 3], dtypes: [DType; 2], transposed: [bool; 2], products: Products) -> GemmDesc {
     GemmDesc {
         k,
-        a: operand(dtypes[0], m, k, turned[0]),
-        b: operand(dtypes[1], k, n, turned[1]),
+        a: operand(dtypes[0], m, k, transposed[0]),
+        b: operand(dtypes[1], k, n, transposed[1]),
         rounded_to: [None; 2],
         products,
         epilogue: plain_epilogue(if dtypes == [DType::F64; 2] { DType::F64 } else { DType::F32 }, &[m, n]),
@@ -70,9 +70,9 @@ fn multiply([m, n, k]: [usize; 3], a: &[f64], b: &[f64]) -> Vec<f64> {
 }
 
 /// Returns the elements of a matrix in memory order.
-fn in_memory_order(values: &[f64], rows: usize, turned: bool) -> Vec<f64> {
+fn in_memory_order(values: &[f64], rows: usize, transposed: bool) -> Vec<f64> {
     let columns = values.len() / rows;
-    if !turned {
+    if !transposed {
         return values.to_vec();
     }
     (0..values.len()).map(|i| values[i % rows * columns + i / rows]).collect()
@@ -95,25 +95,25 @@ fn products_of_small_integers_are_exact() {
         [100, 35, 40],
     ] {
         let [m, n, k] = sides;
-        for (turned, dtypes) in [
+        for (transposed, dtypes) in [
             ([false, false], [DType::F32; 2]),
             ([false, true], [DType::F32; 2]),
             ([true, false], [DType::F32; 2]),
             ([true, true], [random.pick(&narrow), random.pick(&narrow)]),
         ] {
-            let mut whole =
+            let mut integers =
                 |len: usize| -> Vec<f64> { (0..len).map(|_| random.below(17) as f64 - 8.0).collect() };
-            let (a, b) = (whole(m * k), whole(k * n));
+            let (a, b) = (integers(m * k), integers(k * n));
             let want = multiply(sides, &a, &b);
-            let a = buffer_of(dtypes[0], &in_memory_order(&a, m, turned[0]));
-            let b = buffer_of(dtypes[1], &in_memory_order(&b, k, turned[1]));
+            let a = buffer_of(dtypes[0], &in_memory_order(&a, m, transposed[0]));
+            let b = buffer_of(dtypes[1], &in_memory_order(&b, k, transposed[1]));
             for precision in ROUNDED {
                 for (isa, products) in machines_for(precision) {
-                    let got = run_gemm(&gemm(sides, dtypes, turned, products), isa, [&a, &b]);
+                    let got = run_gemm(&gemm(sides, dtypes, transposed, products), isa, [&a, &b]);
                     let same = got.iter().zip(&want).all(|(&got, &want)| got == want);
                     assert!(
                         same,
-                        "{sides:?} {turned:?} {dtypes:?} {products:?} at {isa}: {got:?}, not {want:?}"
+                        "{sides:?} {transposed:?} {dtypes:?} {products:?} at {isa}: {got:?}, not {want:?}"
                     );
                 }
             }
@@ -127,8 +127,8 @@ fn long_sums_of_integers_are_exact() {
     let mut random = Random(12);
     let sides = [24, 37, 1000];
     let [m, n, k] = sides;
-    let mut whole = |len: usize| -> Vec<f64> { (0..len).map(|_| random.below(9) as f64 - 4.0).collect() };
-    let (a, b) = (whole(m * k), whole(k * n));
+    let mut integers = |len: usize| -> Vec<f64> { (0..len).map(|_| random.below(9) as f64 - 4.0).collect() };
+    let (a, b) = (integers(m * k), integers(k * n));
     let want = multiply(sides, &a, &b);
     let (a, b) = (buffer_of(DType::F32, &a), buffer_of(DType::F32, &b));
     for (isa, products) in machines_for(Precision::Bf16) {
@@ -187,13 +187,13 @@ fn errors_match_each_precision() {
     let want = multiply(sides, &a, &b);
     let size = want.iter().map(|want| want * want).sum::<f64>();
     let (a, b) = (buffer_of(DType::F32, &a), buffer_of(DType::F32, &b));
-    for (precision, least, most) in ROOT_MEAN_SQUARES {
+    for (precision, min_error, most) in ROOT_MEAN_SQUARES {
         for (isa, products) in machines_for(precision) {
             let got = run_gemm(&gemm(sides, [DType::F32; 2], [false; 2], products), isa, [&a, &b]);
             let off = got.iter().zip(&want).map(|(&got, want)| (got - want).powi(2)).sum::<f64>();
             let error = (off / size).sqrt();
             println!("{precision} by {} at {isa}: {error:.2e}", products.unit);
-            assert!((least..most).contains(&error), "{products:?} at {isa}: {error}");
+            assert!((min_error..most).contains(&error), "{products:?} at {isa}: {error}");
         }
     }
 }
@@ -226,8 +226,8 @@ fn infinity_and_nan_equal_f32() {
                     let row = i / n;
                     // The largest number becomes infinite if it is rounded to one term.
                     let over = row == 6 && precision == Precision::Bf16;
-                    let near = (got - want).abs() <= 0.05 * (1.0 + want.abs());
-                    let same = got == want || got.is_nan() && want.is_nan() || near;
+                    let is_close = (got - want).abs() <= 0.05 * (1.0 + want.abs());
+                    let same = got == want || got.is_nan() && want.is_nan() || is_close;
                     assert!(
                         same || over && !got.is_finite(),
                         "{sides:?} {products:?} at {isa}: {i} is {got}, not {want}"
@@ -285,9 +285,9 @@ fn convolutions_of_small_integers_are_exact() {
         for pass in [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient] {
             let plain = conv(pass, batch, channels, &axes, DType::F64, Products::F32);
             let [a, b, _] = plain.shape.operands().map(|dims| dims.iter().product::<usize>());
-            let mut whole =
+            let mut integers =
                 |len: usize| -> Vec<f64> { (0..len).map(|_| random.below(9) as f64 - 4.0).collect() };
-            let inputs = [whole(a), whole(b)];
+            let inputs = [integers(a), integers(b)];
             let [doubles, inputs] = [DType::F64, DType::F32]
                 .map(|dtype| inputs.each_ref().map(|values| buffer_of(dtype, values)));
             let want = run_conv(&plain, Isa::detect().unwrap(), &doubles);
@@ -317,13 +317,13 @@ fn conv_errors_are_within_product_bounds() {
             [DType::F64, DType::F32].map(|dtype| inputs.each_ref().map(|values| buffer_of(dtype, values)));
         let want = run_conv(&plain, Isa::detect().unwrap(), &doubles);
         let size = want.iter().map(|want| want * want).sum::<f64>();
-        for (precision, least, most) in ROOT_MEAN_SQUARES {
+        for (precision, min_error, most) in ROOT_MEAN_SQUARES {
             for (isa, products) in machines_for(precision) {
                 let got =
                     run_conv(&conv(pass, 2, [1, 24, 20], &[axis; 2], DType::F32, products), isa, &inputs);
                 let off = got.iter().zip(&want).map(|(&got, &want)| (got - want).powi(2)).sum::<f64>();
                 let error = (off / size).sqrt();
-                assert!((least..most).contains(&error), "{pass:?} {products:?} at {isa}: {error}");
+                assert!((min_error..most).contains(&error), "{pass:?} {products:?} at {isa}: {error}");
             }
         }
     }

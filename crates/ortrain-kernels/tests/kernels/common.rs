@@ -153,8 +153,8 @@ pub(crate) fn run(
 }
 
 fn element(access: &Access, index: &[usize]) -> usize {
-    let moved: isize = access.strides.iter().zip(index).map(|(&stride, &i)| stride * i as isize).sum();
-    (access.offset as isize + moved) as usize
+    let offset: isize = access.strides.iter().zip(index).map(|(&stride, &i)| stride * i as isize).sum();
+    (access.offset as isize + offset) as usize
 }
 
 pub(crate) fn get(buffer: &[u8], dtype: DType, i: usize) -> Scalar {
@@ -249,13 +249,13 @@ fn combine(op: ReduceOp, a: Scalar, b: Scalar) -> Scalar {
 }
 
 fn neutral(op: ReduceOp, ty: Type) -> Scalar {
-    let ends = |least: bool| match ty {
-        Type::F32 | Type::F64 => Scalar::F64(if least { f64::NEG_INFINITY } else { f64::INFINITY }),
-        Type::I32 => Scalar::I32(if least { i32::MIN } else { i32::MAX }),
-        Type::I64 => Scalar::I64(if least { i64::MIN } else { i64::MAX }),
-        Type::U32 => Scalar::U32(if least { 0 } else { u32::MAX }),
-        Type::U64 => Scalar::U64(if least { 0 } else { u64::MAX }),
-        Type::Bool => Scalar::Bool(!least),
+    let ends = |is_lowest: bool| match ty {
+        Type::F32 | Type::F64 => Scalar::F64(if is_lowest { f64::NEG_INFINITY } else { f64::INFINITY }),
+        Type::I32 => Scalar::I32(if is_lowest { i32::MIN } else { i32::MAX }),
+        Type::I64 => Scalar::I64(if is_lowest { i64::MIN } else { i64::MAX }),
+        Type::U32 => Scalar::U32(if is_lowest { 0 } else { u32::MAX }),
+        Type::U64 => Scalar::U64(if is_lowest { 0 } else { u64::MAX }),
+        Type::Bool => Scalar::Bool(!is_lowest),
     };
     match op {
         ReduceOp::Sum => Scalar::I64(0),
@@ -274,10 +274,10 @@ pub(crate) fn reference(
 ) -> Result<Vec<Vec<u8>>, OutOfRange> {
     let mut outs = outs.to_vec();
     let expr: &Expr = &nest.expr;
-    let kept = nest.dims.len() - nest.inner;
+    let outer_rank = nest.dims.len() - nest.inner;
     let row_store = |access: &Access| {
         nest.inner > 0
-            && (kept..nest.dims.len())
+            && (outer_rank..nest.dims.len())
                 .all(|axis| access.strides[axis] == 0 || nest.dims[axis] == 1 && nest.segments.is_none())
     };
     let mut regs = Vec::new();
@@ -349,8 +349,8 @@ pub(crate) fn assert_same(dtype: DType, got: &[u8], want: &[u8], what: &str) {
 pub(crate) fn assert_close(dtype: DType, got: &[u8], want: &[u8], relative: f64, absolute: f64, what: &str) {
     for i in 0..want.len() / dtype.size() {
         let (g, w) = (get(got, dtype, i).to_f64(), get(want, dtype, i).to_f64());
-        let near = g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= absolute + relative * w.abs();
-        assert!(near, "{what}: element {i} is {g}, not {w}");
+        let is_close = g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= absolute + relative * w.abs();
+        assert!(is_close, "{what}: element {i} is {g}, not {w}");
     }
 }
 

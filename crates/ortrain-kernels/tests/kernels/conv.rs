@@ -41,8 +41,9 @@ fn convolve(desc: &ConvDesc, inputs: &[Vec<u8>]) -> (Vec<f64>, Vec<f64>) {
     let mut triples = Vec::new();
     for output in indices(&outputs) {
         for cell in indices(&kernels) {
-            let places = axes.iter().zip(&output).zip(&cell).map(|((axis, &o), &k)| axis.input_at(o, k));
-            if let Some(input) = places.collect::<Option<Vec<_>>>() {
+            let input_indices =
+                axes.iter().zip(&output).zip(&cell).map(|((axis, &o), &k)| axis.input_at(o, k));
+            if let Some(input) = input_indices.collect::<Option<Vec<_>>>() {
                 triples.push((
                     flat_index_of(&inputs, &input),
                     flat_index_of(&outputs, &output),
@@ -137,9 +138,9 @@ fn check(desc: &ConvDesc, random: &mut Random, what: &str) {
         }
         let mut touched = vec![false; store.len];
         for (i, index) in indices(&desc.epilogue.dims).into_iter().enumerate() {
-            let moved: isize =
+            let offset: isize =
                 store.strides.iter().zip(&index).map(|(&stride, &i)| stride * i as isize).sum();
-            let at = (store.offset as isize + moved) as usize;
+            let at = (store.offset as isize + offset) as usize;
             touched[at] = true;
             let got = get(&got[0], store.dtype, at).to_f64();
             assert!(
@@ -150,8 +151,11 @@ fn check(desc: &ConvDesc, random: &mut Random, what: &str) {
         }
         for (i, touched) in touched.iter().enumerate() {
             let size = store.dtype.size();
-            let kept = got[0][i * size..(i + 1) * size].iter().all(|&byte| byte == 0xee);
-            assert!(*touched || kept, "{what} at {isa}: wrote element {i}, which is none of the result's");
+            let is_unwritten = got[0][i * size..(i + 1) * size].iter().all(|&byte| byte == 0xee);
+            assert!(
+                *touched || is_unwritten,
+                "{what} at {isa}: wrote element {i}, which is none of the result's"
+            );
         }
     }
 }
@@ -244,9 +248,9 @@ fn narrow_rows() {
 #[test]
 fn sizes_zero_and_one() {
     let mut random = Random(2);
-    let one = axis(1, 1, 1, 1, [0, 0]);
-    check_passes(1, [1, 1, 1], &[one], &mut random);
-    check_passes(1, [1, 1, 1], &[one, one], &mut random);
+    let single = axis(1, 1, 1, 1, [0, 0]);
+    check_passes(1, [1, 1, 1], &[single], &mut random);
+    check_passes(1, [1, 1, 1], &[single, single], &mut random);
     check_passes(0, [1, 2, 3], &square(5, 3, 1, 1), &mut random);
     check_passes(2, [0, 2, 3], &square(5, 3, 1, 1), &mut random);
     check_passes(2, [1, 0, 3], &square(5, 3, 1, 1), &mut random);
@@ -262,10 +266,10 @@ fn sizes_zero_and_one() {
     // Output beyond the input, and input that no window covers.
     for before in [-7, -2, 0, 3, 20] {
         for stride in 1..4 {
-            let far =
+            let end =
                 SlidingAxis { input: 5, output: 9, kernel: 2, stride, dilation: 2, padding_before: before };
-            check_passes(2, [1, 2, 3], &[far, one, far], &mut random);
-            check_passes(2, [2, 1, 1], &[far, far], &mut random);
+            check_passes(2, [1, 2, 3], &[end, single, end], &mut random);
+            check_passes(2, [2, 1, 1], &[end, end], &mut random);
         }
     }
 }
@@ -273,7 +277,7 @@ fn sizes_zero_and_one() {
 #[test]
 fn windows_far_beyond_the_input() {
     let mut random = Random(3);
-    let far = SlidingAxis {
+    let distant = SlidingAxis {
         input: 4,
         output: 3,
         kernel: 3,
@@ -281,11 +285,11 @@ fn windows_far_beyond_the_input() {
         dilation: 1_000_000_000,
         padding_before: 1_000_000_001,
     };
-    check_passes(2, [1, 2, 2], &[far], &mut random);
-    check_passes(2, [2, 1, 1], &[far, far], &mut random);
-    let wide = SlidingAxis { stride: 1 << 40, ..far };
-    check_passes(2, [1, 2, 2], &[wide, far], &mut random);
-    check_passes(2, [3, 1, 1], &[wide, far], &mut random);
+    check_passes(2, [1, 2, 2], &[distant], &mut random);
+    check_passes(2, [2, 1, 1], &[distant, distant], &mut random);
+    let wide = SlidingAxis { stride: 1 << 40, ..distant };
+    check_passes(2, [1, 2, 2], &[wide, distant], &mut random);
+    check_passes(2, [3, 1, 1], &[wide, distant], &mut random);
 }
 
 fn any_axis(random: &mut Random) -> SlidingAxis {
@@ -304,11 +308,11 @@ fn any_axis(random: &mut Random) -> SlidingAxis {
 fn any_desc(random: &mut Random) -> ConvDesc {
     let rank = random.pick(&[1, 2, 2, 2, 3]);
     let axes: Vec<SlidingAxis> = (0..rank).map(|_| any_axis(random)).collect();
-    let most = [40, 12, 4][rank - 1];
+    let max_size = [40, 12, 4][rank - 1];
     let channels = match random.below(4) {
         0 => [1 + random.below(40), 1, 1],
         1 => [1 + random.below(3), 1 + random.below(4), 1 + random.below(4)],
-        _ => [1, 1 + random.below(most), 1 + random.below(most)],
+        _ => [1, 1 + random.below(max_size), 1 + random.below(max_size)],
     };
     let shape = shape(random.pick(&PASSES), random.below(4), channels, &axes);
     let double = random.chance(20);
@@ -346,11 +350,11 @@ proptest! {
     fn many_channels(seed: u64) {
         let mut random = Random(seed);
         let kernel = random.pick(&[1, 3, 3, 5]);
-        let (side, most) = random.pick(&[(2, 400), (4, 200), (8, 100), (14, 50)]);
+        let (side, max_channels) = random.pick(&[(2, 400), (4, 200), (8, 100), (14, 50)]);
         let ends = [0, 1].map(|_| 1 + random.below(kernel)).map(|pad| pad as isize - 1);
         let axes = [axis(side, kernel, 1, 1, ends), axis(side, kernel, random.pick(&[1, 1, 2]), 1, ends)];
-        let most = if kernel == 5 { most / 2 } else { most };
-        let channels = [1, most / 4 + random.below(most), most / 8 + random.below(most / 2)];
+        let channel_limit = if kernel == 5 { max_channels / 2 } else { max_channels };
+        let channels = [1, channel_limit / 4 + random.below(channel_limit), channel_limit / 8 + random.below(channel_limit / 2)];
         let shape = shape(random.pick(&PASSES), 1 + random.below(3), channels, &axes);
         let mut desc = plain(shape, [DType::F32; 2], None);
         desc.products.precision = random.pick(&Precision::ALL);
@@ -362,14 +366,14 @@ proptest! {
     #[test]
     fn transformed_tiles(seed: u64) {
         let mut random = Random(seed);
-        let (side, most) = random.pick(&[(4, 160), (8, 100), (15, 60), (33, 32)]);
+        let (side, max_channels) = random.pick(&[(4, 160), (8, 100), (15, 60), (33, 32)]);
         let mut length = || {
             let input = 3 + random.below(side);
             let [low, high] = [0, 1].map(|_| random.below(5) as isize - 1);
             axis(input, 3, 1, 1, [low, high])
         };
         let axes = [length(), length()];
-        let channels = [1, most / 2 + random.below(most), most / 2 + random.below(most)];
+        let channels = [1, max_channels / 2 + random.below(max_channels), max_channels / 2 + random.below(max_channels)];
         let shape = shape(random.pick(&PASSES), 1 + random.below(4), channels, &axes);
         check(&plain(shape.clone(), [DType::F32; 2], None), &mut random, &format!("{shape:?}"));
     }
@@ -561,8 +565,8 @@ fn desc_with_full_epilogue(shape: ConvShape) -> ConvDesc {
     let sum = b.add(scaled, shift);
     let zero = b.constant(Type::F32, 0.0);
     let positive = b.binary(BinaryOp::Max, sum, zero);
-    let kept = b.mul(old, beta);
-    let sum = b.add(positive, kept);
+    let weighted = b.mul(old, beta);
+    let sum = b.add(positive, weighted);
     let column = b.coordinate(dims.len() - 1);
     let column = b.convert(column, Type::F32);
     let sum = b.add(sum, column);

@@ -80,8 +80,8 @@ fn run_gemm(
 }
 
 fn element(access: &Access, index: [usize; 3]) -> usize {
-    let moved: isize = access.strides.iter().zip(index).map(|(&stride, i)| stride * i as isize).sum();
-    (access.offset as isize + moved) as usize
+    let offset: isize = access.strides.iter().zip(index).map(|(&stride, i)| stride * i as isize).sum();
+    (access.offset as isize + offset) as usize
 }
 
 /// Maximum number of multiplications of a test. Of larger products, a test checks the edges and some other elements.
@@ -163,8 +163,8 @@ fn check(desc: &GemmDesc, random: &mut Random, what: &str) {
         }
         for (i, touched) in touched.iter().enumerate() {
             let size = store.dtype.size();
-            let kept = got[0][i * size..(i + 1) * size].iter().all(|&byte| byte == 0xee);
-            assert!(*touched || kept, "{what} at {isa}: wrote element {i}, which is none of C's");
+            let is_unwritten = got[0][i * size..(i + 1) * size].iter().all(|&byte| byte == 0xee);
+            assert!(*touched || is_unwritten, "{what} at {isa}: wrote element {i}, which is none of C's");
         }
     }
 }
@@ -300,10 +300,10 @@ fn rounded_operands_equal_narrow_operands() {
                         }
                     }
                     for threads in [1, 2] {
-                        let found = run_gemm(&rounded, isa, threads, &inputs, &outs).unwrap();
-                        let wanted = run_gemm(&stored, isa, threads, &read, &outs).unwrap();
+                        let actual = run_gemm(&rounded, isa, threads, &inputs, &outs).unwrap();
+                        let expected = run_gemm(&stored, isa, threads, &read, &outs).unwrap();
                         assert!(
-                            found == wanted,
+                            actual == expected,
                             "{sizes:?} {ta} {tb}, {rounds:?} to {narrow}, {precision} at {isa}"
                         );
                     }
@@ -311,9 +311,9 @@ fn rounded_operands_equal_narrow_operands() {
             }
         }
     }
-    let mut wrong = plain(Sizes { batch: 1, m: 2, n: 2, k: 2 }, DType::F64, false, false);
-    wrong.rounded_to[1] = Some(DType::F16);
-    let error = GemmKernel::new(&wrong, Isa::PORTABLE).unwrap_err();
+    let mut invalid = plain(Sizes { batch: 1, m: 2, n: 2, k: 2 }, DType::F64, false, false);
+    invalid.rounded_to[1] = Some(DType::F16);
+    let error = GemmKernel::new(&invalid, Isa::PORTABLE).unwrap_err();
     assert_eq!(error, "a matrix of type float64 cannot be rounded to float16");
 }
 
@@ -404,8 +404,8 @@ fn batch_axes_merge_into_rows_or_columns() {
         let sizes = Sizes { batch, m, n, k };
         // The batch continues the rows of A and C, or the columns of B and C. C is row-major, transposed, or has the
         // batch as inner axis.
-        let lies = [[m * n, n, 1], [m * n, 1, m], [m, 1, batch * m], [n, batch * n, 1]];
-        for (c, shared_b) in lies.into_iter().flat_map(|c| [(c, true), (c, false)]) {
+        let layouts = [[m * n, n, 1], [m * n, 1, m], [m, 1, batch * m], [n, batch * n, 1]];
+        for (c, shared_b) in layouts.into_iter().flat_map(|c| [(c, true), (c, false)]) {
             for dtype in [DType::F32, DType::F16] {
                 let mut desc = plain(sizes, dtype, false, true);
                 let shared = if shared_b { &mut desc.b } else { &mut desc.a };
@@ -423,7 +423,7 @@ proptest! {
     #[test]
     fn any_strides(seed: u64) {
         let mut random = Random(seed);
-        let size = |random: &mut Random, most: usize| 1 + random.below(most);
+        let size = |random: &mut Random, max_size: usize| 1 + random.below(max_size);
         let sizes = Sizes {
             batch: size(&mut random, 3),
             m: size(&mut random, 40),
@@ -486,10 +486,10 @@ fn epilogues_support_all_nest_features() {
                     let sum = b.add(scaled, bias);
                     let zero = b.constant(Type::F32, 0.0);
                     let positive = b.binary(ortrain_expr::BinaryOp::Max, sum, zero);
-                    let kept = b.mul(old, beta);
+                    let weighted = b.mul(old, beta);
                     let column = b.coordinate(2);
                     let column = b.convert(column, Type::F32);
-                    let result = b.add(positive, kept);
+                    let result = b.add(positive, weighted);
                     vec![b.add(result, column), product]
                 },
             ),

@@ -352,17 +352,17 @@ fn overwritten_values_are_read_first() {
         let mut b = Builder::new();
         let (old, scale) = (b.load(0, Type::F32), b.load(1, Type::F32));
         let new = b.mul(old, scale);
-        let whole = Access::contiguous(DType::F32, &dims);
+        let contiguous = Access::contiguous(DType::F32, &dims);
         let channel =
             Access { dtype: DType::F32, offset: 0, strides: [0, 1, 0].into_iter().collect(), len: channels };
         let nest = Nest {
             dims: dims.into_iter().collect(),
             inner: 0,
             segments: None,
-            loads: [whole.clone(), channel].map(Load::Buffer).to_vec(),
+            loads: [contiguous.clone(), channel].map(Load::Buffer).to_vec(),
             expr: b.finish(&[new, old]),
             reductions: Vec::new(),
-            stores: vec![whole.clone(), whole],
+            stores: vec![contiguous.clone(), contiguous],
         };
         for isa in Isa::available() {
             let kernel = NestKernel::new(&nest, isa).unwrap();
@@ -431,8 +431,10 @@ fn rows_are_gathered_by_index() {
             };
             let mut random = Random(width as u64);
             // Rows in range, partly out of range, and out of range.
-            let far = [-1, -2, table_rows as i64 - 1, table_rows as i64, i64::MAX / width, i64::MIN / width];
-            let index = (0..rows).map(|i| far.get(i).copied().unwrap_or(random.below(table_rows) as i64));
+            let bad_indices =
+                [-1, -2, table_rows as i64 - 1, table_rows as i64, i64::MAX / width, i64::MIN / width];
+            let index =
+                (0..rows).map(|i| bad_indices.get(i).copied().unwrap_or(random.below(table_rows) as i64));
             let index: Vec<u8> = index.flat_map(i64::to_le_bytes).collect();
             let loads = [index, buffer(&mut random, dtype, len)];
             compare(&nest, &loads, &format!("{dtype}, rows of {width} behind {offset}"));
@@ -445,7 +447,7 @@ fn rows_with_gaps() {
     // More buffers than machine code has registers, and rows around the length of a tile.
     for (rows, width, gap) in [(16, 256, 16), (3, 200, 1), (20, 256, 768), (5, 1024, 8), (4, 1100, 9)] {
         let dims = [rows, width];
-        let apart = |first: usize| Access {
+        let column = |first: usize| Access {
             dtype: DType::F32,
             offset: first,
             strides: [(width + gap) as isize, 1].into_iter().collect(),
@@ -458,10 +460,10 @@ fn rows_with_gaps() {
             dims: dims.into_iter().collect(),
             inner: 0,
             segments: None,
-            loads: (0..10).map(|k| Load::Buffer(apart(k % (gap + 1)))).collect(),
+            loads: (0..10).map(|k| Load::Buffer(column(k % (gap + 1)))).collect(),
             expr: b.finish(&sums),
             reductions: Vec::new(),
-            stores: (0..sums.len()).map(|k| apart(k % (gap + 1))).collect(),
+            stores: (0..sums.len()).map(|k| column(k % (gap + 1))).collect(),
         };
         let mut random = Random(width as u64);
         let (loads, _) = buffers(&mut random, &nest);
@@ -513,10 +515,10 @@ fn accumulators_are_rejected() {
     let access = Access::contiguous(DType::F32, &[5]);
     let mut nest = map(5, Vec::new(), vec![access.clone()], |b| vec![b.load(0, Type::F32)]);
     let (buffer, accumulator) = (Load::Buffer(access), Load::Accumulator(DType::F32));
-    let of_nothing = "a nest without a product cannot have accumulators";
+    let message = "a nest without a product cannot have accumulators";
     for (loads, sentence) in [
-        (vec![accumulator.clone()], of_nothing),
-        (vec![accumulator.clone(), buffer.clone()], of_nothing),
+        (vec![accumulator.clone()], message),
+        (vec![accumulator.clone(), buffer.clone()], message),
         (vec![buffer, accumulator], "accumulators must precede the loads of buffers"),
     ] {
         nest.loads = loads;

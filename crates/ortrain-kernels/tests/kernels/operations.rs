@@ -153,11 +153,11 @@ fn unary() {
 /// Returns f32 numbers around all numbers of `dtype`, a 16-bit float, and around the midpoints between them.
 fn numbers_around_all(dtype: DType) -> Vec<u8> {
     let dropped = if dtype == DType::F16 { 13 } else { 16 };
-    let near = [0i32, -1, 1].map(|delta| [delta, delta + (1 << (dropped - 1))]).concat();
+    let deltas = [0i32, -1, 1].map(|delta| [delta, delta + (1 << (dropped - 1))]).concat();
     let mut bytes = Vec::new();
     for bits in 0..=u16::MAX {
         let Scalar::F32(value) = Scalar::read(dtype, &bits.to_le_bytes()) else { unreachable!() };
-        for delta in &near {
+        for delta in &deltas {
             bytes.extend(value.to_bits().wrapping_add_signed(*delta).to_le_bytes());
         }
     }
@@ -286,7 +286,7 @@ fn element_numbers() {
     for dims in [[3, 5, 7], [1, 40, 33], [6, 1, 129], [300, 2, 1]] {
         let mut b = Builder::new();
         let axes = [0, 1, 2].map(|axis| b.coordinate(axis));
-        let mut number = |parts: &[(usize, i64)]| {
+        let mut element_number = |parts: &[(usize, i64)]| {
             parts.iter().fold(b.int(0), |before, &(axis, size)| {
                 let size = b.int(size);
                 let scaled = b.mul(before, size);
@@ -295,12 +295,12 @@ fn element_numbers() {
         };
         let [_, second, third] = dims.map(|dim| dim as i64);
         let numbers = [
-            number(&[(0, 1), (1, second), (2, third)]),
-            number(&[(0, 1), (1, second)]),
-            number(&[(1, 1), (2, third)]),
-            number(&[(0, 1), (2, third)]),
-            number(&[(1, 1), (0, second)]),
-            number(&[(0, 1), (1, second + 1), (2, third)]),
+            element_number(&[(0, 1), (1, second), (2, third)]),
+            element_number(&[(0, 1), (1, second)]),
+            element_number(&[(1, 1), (2, third)]),
+            element_number(&[(0, 1), (2, third)]),
+            element_number(&[(1, 1), (0, second)]),
+            element_number(&[(0, 1), (1, second + 1), (2, third)]),
         ];
         let elements = dims.iter().product::<usize>();
         let nest = Nest {

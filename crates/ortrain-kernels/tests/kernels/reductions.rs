@@ -18,8 +18,8 @@ fn random_reduction(random: &mut Random) -> Nest {
         dims.push(random.pick(&[0, 1, 5, 100, 1500]));
     }
     let inner = 1 + random.below(dims.len());
-    let kept = dims.len() - inner;
-    let inner_axes: Vec<usize> = (kept..dims.len()).collect();
+    let outer_rank = dims.len() - inner;
+    let inner_axes: Vec<usize> = (outer_rank..dims.len()).collect();
     let row_loads = random.below(3);
     let loads: Vec<Access> = (0..row_loads + random.below(3))
         .map(|i| {
@@ -30,15 +30,15 @@ fn random_reduction(random: &mut Random) -> Nest {
     let mut b = Builder::new();
     // Values that are constant along a row, and all values.
     let mut row = vec![b.int(2)];
-    let mut all = row.clone();
+    let mut all_axes = row.clone();
     let mut reductions = Vec::new();
     for k in 0..random.below(4) {
         let count = random.below(8);
-        random_expr(random, &mut b, &loads[..row_loads], kept, &mut row, count);
-        all.extend(&row);
+        random_expr(random, &mut b, &loads[..row_loads], outer_rank, &mut row, count);
+        all_axes.extend(&row);
         let count = random.below(8);
-        random_expr(random, &mut b, &loads, dims.len(), &mut all, count);
-        let numbers: Vec<Reg> = all.iter().copied().filter(|&reg| b.ty(reg) != Type::Bool).collect();
+        random_expr(random, &mut b, &loads, dims.len(), &mut all_axes, count);
+        let numbers: Vec<Reg> = all_axes.iter().copied().filter(|&reg| b.ty(reg) != Type::Bool).collect();
         let value = random.pick(&numbers);
         let ty = b.ty(value);
         let ops: &[ReduceOp] = if ty.is_float() {
@@ -51,9 +51,9 @@ fn random_reduction(random: &mut Random) -> Nest {
         row.push(b.reduced(k, as_type));
     }
     let count = 1 + random.below(8);
-    random_expr(random, &mut b, &loads[..row_loads], kept, &mut row, count);
-    all.extend(&row);
-    random_expr(random, &mut b, &loads, dims.len(), &mut all, count);
+    random_expr(random, &mut b, &loads[..row_loads], outer_rank, &mut row, count);
+    all_axes.extend(&row);
+    random_expr(random, &mut b, &loads, dims.len(), &mut all_axes, count);
     let mut stores = Vec::new();
     let mut outputs = Vec::new();
     for _ in 0..1 + random.below(3) {
@@ -62,17 +62,17 @@ fn random_reduction(random: &mut Random) -> Nest {
             outputs.push(random.pick(&row));
             stores.push(random_access(random, dtype, &dims, true, &inner_axes));
         } else {
-            outputs.push(random.pick(&all));
+            outputs.push(random.pick(&all_axes));
             stores.push(random_access(random, dtype, &dims, true, &[]));
             // A store of one element per row must not look like such a store by chance.
-            if dims[kept..].iter().all(|&dim| dim <= 1) {
+            if dims[outer_rank..].iter().all(|&dim| dim <= 1) {
                 *outputs.last_mut().unwrap() = random.pick(&row);
             }
         }
     }
     let values: Vec<Reg> = reductions.iter().map(|reduction| reduction.value).collect();
-    let (expr, moved) = b.finish_keeping(&outputs, &values);
-    for (reduction, value) in reductions.iter_mut().zip(moved) {
+    let (expr, value_regs) = b.finish_keeping(&outputs, &values);
+    for (reduction, value) in reductions.iter_mut().zip(value_regs) {
         reduction.value = value;
     }
     without_gathered_strides(Nest {
@@ -129,8 +129,8 @@ fn nest_of_rows(
     let row = Access { strides: [1, 0].into_iter().collect(), len: outer, ..full.clone() };
     let outputs = [per_row.clone(), per_element.clone()].concat();
     let values: Vec<Reg> = reductions.iter().map(|reduction| reduction.value).collect();
-    let (expr, moved) = b.finish_keeping(&outputs, &values);
-    for (reduction, value) in reductions.iter_mut().zip(moved) {
+    let (expr, value_regs) = b.finish_keeping(&outputs, &values);
+    for (reduction, value) in reductions.iter_mut().zip(value_regs) {
         reduction.value = value;
     }
     let stores =
@@ -289,11 +289,11 @@ fn bits_do_not_depend_on_the_number_of_threads() {
             let nest = nest_of_rows(shape, transposed, DType::F32, build);
             let outs: Vec<Vec<u8>> = nest.stores.iter().map(|store| vec![0; store.len * 4]).collect();
             for isa in Isa::available() {
-                let one = run(&nest, isa, Order::Auto, 1, std::slice::from_ref(&load), &outs).unwrap();
+                let single = run(&nest, isa, Order::Auto, 1, std::slice::from_ref(&load), &outs).unwrap();
                 for threads in [2, 3, 7] {
                     let more =
                         run(&nest, isa, Order::Auto, threads, std::slice::from_ref(&load), &outs).unwrap();
-                    assert!(one == more, "{shape:?} on {threads} threads at {isa}");
+                    assert!(single == more, "{shape:?} on {threads} threads at {isa}");
                 }
             }
         }
@@ -356,7 +356,7 @@ fn guards_in_every_place_report_the_first_index() {
     let zero = b.int(0);
     let picked = b.select(hit, x, zero);
     let result = b.reduced(0, Type::I64);
-    let (expr, moved) = b.finish_keeping(&[result], &[picked]);
+    let (expr, value_regs) = b.finish_keeping(&[result], &[picked]);
     let row =
         Access { strides: [1, 0].into_iter().collect(), len: outer, ..Access::contiguous(DType::I64, &dims) };
     let nest = Nest {
@@ -365,7 +365,7 @@ fn guards_in_every_place_report_the_first_index() {
         segments: None,
         loads: [Access::contiguous(DType::I64, &dims), row.clone()].map(Load::Buffer).to_vec(),
         expr,
-        reductions: vec![Reduction { op: ReduceOp::Sum, value: moved[0] }],
+        reductions: vec![Reduction { op: ReduceOp::Sum, value: value_regs[0] }],
         stores: vec![row],
     };
     let good: Vec<i64> = (0..(outer * inner) as i64).collect();
@@ -418,9 +418,9 @@ fn running_statistics_are_updated_in_place() {
                 let old = b.load(1, Type::F32);
                 let sum = b.reduced(0, Type::F32);
                 let scale = b.constant(Type::F32, 0.1 / inner as f64);
-                let (mean, keep) = (b.mul(sum, scale), b.constant(Type::F32, 0.9));
-                let kept = b.binary(BinaryOp::Mul, old, keep);
-                (vec![Reduction { op: ReduceOp::Sum, value: x }], vec![b.add(kept, mean)], vec![x])
+                let (mean, momentum) = (b.mul(sum, scale), b.constant(Type::F32, 0.9));
+                let decayed = b.binary(BinaryOp::Mul, old, momentum);
+                (vec![Reduction { op: ReduceOp::Sum, value: x }], vec![b.add(decayed, mean)], vec![x])
             });
             nest.loads.push(Load::Buffer(nest.stores[0].clone()));
             for isa in Isa::available() {
@@ -451,10 +451,10 @@ fn overwritten_row_values_are_read_first() {
         let sum = b.reduced(0, Type::F32);
         let (half, share) = (b.constant(Type::F32, 0.5), b.constant(Type::F32, 1.0 / inner as f64));
         let mean = b.mul(sum, share);
-        let kept = b.mul(old, half);
-        let new = b.add(kept, mean);
-        let moved = b.add(product, mean);
-        let y = b.mul(moved, old);
+        let scaled = b.mul(old, half);
+        let new = b.add(scaled, mean);
+        let shifted = b.add(product, mean);
+        let y = b.mul(shifted, old);
         let last = b.binary(BinaryOp::Sub, mean, old);
         let (expr, values) = b.finish_keeping(&[new, y, old, last], &[product]);
         let row = Access { dtype: DType::F32, offset: 0, strides: [1, 0].into_iter().collect(), len: outer };
@@ -493,7 +493,7 @@ fn overwritten_row_values_are_read_first() {
 }
 
 #[test]
-fn nan_wins() {
+fn maxima_and_minima_propagate_nan() {
     let mut values = vec![1.0f32; 2000];
     values[1234] = f32::NAN;
     for op in [ReduceOp::Max, ReduceOp::Min] {

@@ -74,8 +74,8 @@ fn check(types: &[DType], last: bool) {
                             let to = (o * size + at as usize) * inner + i;
                             let from = get(&src, dtype, (o * count + j) * inner + i);
                             let sum = |to: Scalar| Scalar::binary(BinaryOp::Add, to, from);
-                            let here = if last { from } else { sum(get(&want, dtype, to)) };
-                            put(&mut want, dtype, to, here);
+                            let result = if last { from } else { sum(get(&want, dtype, to)) };
+                            put(&mut want, dtype, to, result);
                         }
                     }
                 }

@@ -80,15 +80,15 @@ fn random_nest(random: &mut Random) -> Nest {
         .collect();
     let mut b = Builder::new();
     let mut row = vec![b.int(2)];
-    let mut all = row.clone();
+    let mut all_axes = row.clone();
     let mut reductions = Vec::new();
     for k in 0..if inner == 0 { 0 } else { random.below(4) } {
         let count = random.below(8);
         random_expr(random, &mut b, &loads[..row_loads], 1, &mut row, count);
-        all.extend(&row);
+        all_axes.extend(&row);
         let count = random.below(8);
-        random_expr(random, &mut b, &loads, 2, &mut all, count);
-        let numbers: Vec<Reg> = all.iter().copied().filter(|&reg| b.ty(reg) != Type::Bool).collect();
+        random_expr(random, &mut b, &loads, 2, &mut all_axes, count);
+        let numbers: Vec<Reg> = all_axes.iter().copied().filter(|&reg| b.ty(reg) != Type::Bool).collect();
         let value = random.pick(&numbers);
         let ty = b.ty(value);
         let ops: &[ReduceOp] = if ty.is_float() {
@@ -101,13 +101,13 @@ fn random_nest(random: &mut Random) -> Nest {
     }
     let count = 1 + random.below(8);
     random_expr(random, &mut b, &loads[..row_loads], 1, &mut row, count);
-    all.extend(&row);
+    all_axes.extend(&row);
     let count = 1 + random.below(12);
-    random_expr(random, &mut b, &loads, 2, &mut all, count);
+    random_expr(random, &mut b, &loads, 2, &mut all_axes, count);
     let (mut stores, mut outputs) = (Vec::new(), Vec::new());
     for _ in 0..1 + random.below(3) {
         let along = inner == 0 || random.chance(50);
-        outputs.push(random.pick(if along { &all } else { &row }));
+        outputs.push(random.pick(if along { &all_axes } else { &row }));
         stores.push(random_access_of_segments(random, dims, along, true));
     }
     let values: Vec<Reg> = reductions.iter().map(|reduction| reduction.value).collect();
@@ -194,14 +194,14 @@ fn adamw((segments, len): &(Segments, usize), dtype: DType) -> Nest {
         let setting = b.load(slot, Type::F32);
         b.convert(setting, ty)
     });
-    let [near, one, two] = [0.9, 1.0, 2.0].map(|value| b.constant(ty, value));
-    let power = b.binary(BinaryOp::Pow, near, decay);
+    let [beta, one, two] = [0.9, 1.0, 2.0].map(|value| b.constant(ty, value));
+    let power = b.binary(BinaryOp::Pow, beta, decay);
     let correction = b.sub(one, power);
     let step = b.div(rate, correction);
     let square = b.mul(g, g);
     let [m, v] = [(m, g), (v, square)].map(|(old, new)| {
         let difference = b.sub(new, old);
-        let tenth = b.sub(one, near);
+        let tenth = b.sub(one, beta);
         let change = b.mul(difference, tenth);
         b.add(old, change)
     });
@@ -233,8 +233,8 @@ fn normalization((segments, len): &(Segments, usize), dtype: DType) -> Nest {
     let [sum, squares] = [0, 1].map(|k| b.reduced(k, ty));
     let thousandth = b.constant(ty, 0.001);
     let mean = b.mul(sum, thousandth);
-    let moved = b.mul(mean, state_now);
-    let rest = b.sub(x, moved);
+    let shifted = b.mul(mean, state_now);
+    let rest = b.sub(x, shifted);
     let square = b.mul(rest, rest);
     let one = b.constant(ty, 1.0);
     let more = b.add(squares, one);
@@ -380,15 +380,15 @@ fn assert_updates_planes(
         _ => narrow,
     };
     for isa in Isa::available() {
-        let one = run_in_place(nest, isa, 1, 3, &before);
-        for (got, want) in one.iter().zip(&want) {
+        let single = run_in_place(nest, isa, 1, 3, &before);
+        for (got, want) in single.iter().zip(&want) {
             assert_close(dtype, got, want, relative, share * relative, &format!("{dtype} at {isa}"));
         }
-        for (before, after) in before.iter().zip(&one).take(3) {
+        for (before, after) in before.iter().zip(&single).take(3) {
             assert_gaps_unchanged(segments, dtype, before, after);
         }
         for threads in [2, 4] {
-            assert_eq!(run_in_place(nest, isa, threads, 3, &before), one, "{threads} at {isa}");
+            assert_eq!(run_in_place(nest, isa, threads, 3, &before), single, "{threads} at {isa}");
         }
     }
 }
@@ -454,8 +454,8 @@ fn sums_of_segments_are_the_same_on_any_threads() {
             let outs = [before[0].clone(), before[1].clone(), before[2].clone(), before[3].clone()];
             let want = reference(&nest, &before[..2], &outs).unwrap();
             for isa in Isa::available() {
-                let one = run_in_place(&nest, isa, 1, 2, &before);
-                for ((got, want), store) in one.iter().zip(&want).zip(&nest.stores) {
+                let single = run_in_place(&nest, isa, 1, 2, &before);
+                for ((got, want), store) in single.iter().zip(&want).zip(&nest.stores) {
                     // Pairwise sums of this length are as exact as sums in f64, except for the last bit of narrow
                     // results.
                     let relative = if dtype == DType::F64 { 1e-12 } else { 1e-5 };
@@ -464,9 +464,9 @@ fn sums_of_segments_are_the_same_on_any_threads() {
                     let what = format!("{dtype} at {isa}");
                     assert_close(store.dtype, got, want, relative, relative, &what);
                 }
-                assert_gaps_unchanged(&model.0, dtype, &before[0], &one[0]);
+                assert_gaps_unchanged(&model.0, dtype, &before[0], &single[0]);
                 for threads in [2, 4] {
-                    assert_eq!(run_in_place(&nest, isa, threads, 2, &before), one, "{threads} at {isa}");
+                    assert_eq!(run_in_place(&nest, isa, threads, 2, &before), single, "{threads} at {isa}");
                 }
             }
         }

@@ -28,7 +28,7 @@ fn shape(pass: WindowPass, planes: usize, axes: &[SlidingAxis]) -> WindowShape {
 /// Returns an axis with this kernel, stride, dilation, and padding at both ends; all windows that fit.
 fn axis(input: usize, [kernel, stride, dilation, before, behind]: [usize; 5]) -> SlidingAxis {
     let reach = (kernel - 1) * dilation + 1;
-    let output = (input + before + behind).checked_sub(reach).map_or(0, |room| room / stride + 1);
+    let output = (input + before + behind).checked_sub(reach).map_or(0, |span| span / stride + 1);
     SlidingAxis { input, output, kernel, stride, dilation, padding_before: before as isize }
 }
 
@@ -76,18 +76,20 @@ fn pool_by_definition(
     let [_, count] = shape.operands();
     let zero = Scalar::I64(0).convert(Type::of(dtype));
     let mut target = vec![if shape.pass == WindowPass::Max { least_value(dtype) } else { zero }; count];
-    let mut found = Vec::new();
+    let mut positions = Vec::new();
     for plane in 0..shape.planes {
         for (o, output) in outputs.iter().enumerate() {
             let o = plane * outputs.len() + o;
             if shape.pass == WindowPass::MaxGradient && numbered {
-                let Some(cell) = usize::try_from(index[o]).ok().and_then(|number| kernels.get(number)) else {
+                let Some(cell) =
+                    usize::try_from(index[o]).ok().and_then(|cell_number| kernels.get(cell_number))
+                else {
                     continue;
                 };
                 // Cells over padding, too, have the position that follows from the order of the elements.
                 let i = axes.iter().zip(output).zip(cell).fold(0, |at, ((axis, &o), &k)| {
-                    let place = (o * axis.stride + k * axis.dilation) as isize - axis.padding_before;
-                    at * axis.input as isize + place
+                    let input_index = (o * axis.stride + k * axis.dilation) as isize - axis.padding_before;
+                    at * axis.input as isize + input_index
                 });
                 if (0..per_input as isize).contains(&i) {
                     let i = plane * per_input + i.unsigned_abs();
@@ -104,27 +106,31 @@ fn pool_by_definition(
                 continue;
             }
             let mut best = None;
-            for (number, cell) in kernels.iter().enumerate() {
-                let places = axes.iter().zip(output).zip(cell).map(|((axis, &o), &k)| axis.input_at(o, k));
-                let Some(places) = places.collect::<Option<Vec<usize>>>() else { continue };
-                let i = places.iter().zip(&inputs).fold(plane, |at, (&place, &size)| at * size + place);
+            for (cell_number, cell) in kernels.iter().enumerate() {
+                let coordinates =
+                    axes.iter().zip(output).zip(cell).map(|((axis, &o), &k)| axis.input_at(o, k));
+                let Some(coordinates) = coordinates.collect::<Option<Vec<usize>>>() else { continue };
+                let i = coordinates
+                    .iter()
+                    .zip(&inputs)
+                    .fold(plane, |at, (&coordinate, &size)| at * size + coordinate);
                 match shape.pass {
                     WindowPass::Max => {
                         let next = get(source, dtype, i);
                         if best.is_none() || replaces_maximum(target[o], next) {
-                            (target[o], best) = (next, Some(if numbered { number } else { i }));
+                            (target[o], best) = (next, Some(if numbered { cell_number } else { i }));
                         }
                     }
                     WindowPass::Sum => target[o] = add(target[o], get(source, dtype, i)),
                     _ => target[i] = add(target[i], get(source, dtype, o)),
                 }
             }
-            found.push(best.unwrap_or(if numbered { 0 } else { plane * per_input }) as i64);
+            positions.push(best.unwrap_or(if numbered { 0 } else { plane * per_input }) as i64);
         }
     }
     let mut bytes = vec![0; count * dtype.size()];
     target.into_iter().enumerate().for_each(|(i, value)| put(&mut bytes, dtype, i, value));
-    (bytes, found)
+    (bytes, positions)
 }
 
 /// Computes the same by the kernel. Buffers have the lengths of the description, and start at odd addresses.
@@ -141,9 +147,10 @@ fn run_window(
     let unaligned = |bytes: &[u8]| [&[0x55], bytes].concat();
     let mut target = unaligned(&vec![0xa5; desc.shape.operands()[1] * desc.dtype.size()]);
     let size = desc.index.map_or(8, |(_, dtype)| dtype.size());
-    let given: Vec<u8> = index.iter().flat_map(|position| position.to_le_bytes()[..size].to_vec()).collect();
+    let index_bytes: Vec<u8> =
+        index.iter().flat_map(|position| position.to_le_bytes()[..size].to_vec()).collect();
     let mut index = unaligned(&if desc.shape.pass == WindowPass::MaxGradient {
-        given
+        index_bytes
     } else {
         vec![0xa5; outputs * size]
     });
@@ -159,7 +166,7 @@ fn run_window(
         );
     };
     let position =
-        |bytes: &[u8]| bytes.iter().rev().fold(0u64, |all, &byte| all << 8 | u64::from(byte)) as i64;
+        |bytes: &[u8]| bytes.iter().rev().fold(0u64, |value, &byte| value << 8 | u64::from(byte)) as i64;
     (target[1..].to_vec(), index[1..].chunks_exact(size).map(position).collect())
 }
 
@@ -185,28 +192,30 @@ fn check(shape: &WindowShape, dtype: DType, random: &mut Random, threads: &[usiz
             let total = shape.planes * shape.plane_inputs();
             (total, vec![i64::MIN, -1, total as i64, i64::MAX])
         };
-        let index: Vec<i64> = (0..if gradient { outputs } else { 0 })
-            .map(|_| if random.chance(10) { random.pick(&wild) } else { random.below(total + 1) as i64 })
-            .map(
-                |number| {
-                    if index_type == Some((IndexKind::Cell, DType::U8)) { number & 0xff } else { number }
-                },
-            )
-            .collect();
+        let index: Vec<i64> =
+            (0..if gradient { outputs } else { 0 })
+                .map(|_| if random.chance(10) { random.pick(&wild) } else { random.below(total + 1) as i64 })
+                .map(|position| {
+                    if index_type == Some((IndexKind::Cell, DType::U8)) { position & 0xff } else { position }
+                })
+                .collect();
         // Also the positions of real maxima, each under its own window.
         let forward = WindowShape { pass: WindowPass::Max, ..shape.clone() };
         let image = buffer(random, dtype, if gradient { forward.operands()[0] } else { 0 });
-        let own = gradient.then(|| pool_by_definition(&forward, dtype, &image, &[], numbered).1);
-        for index in [index].into_iter().chain(own) {
+        let max_positions = gradient.then(|| pool_by_definition(&forward, dtype, &image, &[], numbered).1);
+        for index in [index].into_iter().chain(max_positions) {
             let (want, positions) = pool_by_definition(shape, dtype, &source, &index, numbered);
             for isa in Isa::available() {
                 for &threads in threads {
                     let desc = WindowDesc { shape: shape.clone(), dtype, index: index_type };
-                    let (got, found) = run_window(&desc, isa, threads, &source, &index);
+                    let (got, positions_found) = run_window(&desc, isa, threads, &source, &index);
                     let what = format!("{desc:?} on {threads} threads at {isa}");
                     assert_same(dtype, &got, &want, &what);
                     if shape.pass == WindowPass::Max && index_type.is_some() {
-                        assert!(found == positions, "{what}: positions {found:?}, not {positions:?}");
+                        assert!(
+                            positions_found == positions,
+                            "{what}: positions {positions_found:?}, not {positions:?}"
+                        );
                     }
                 }
             }
@@ -322,12 +331,12 @@ fn large_planes_are_cut_with_equal_results() {
 fn ties_and_nan_go_to_the_first() {
     let axes = [axis(4, [2, 2, 1, 0, 0]), axis(8, [2, 2, 1, 0, 0])];
     let nan = f32::NAN;
-    let least = f32::NEG_INFINITY;
+    let lowest = f32::NEG_INFINITY;
     #[rustfmt::skip]
     let plane = [
-        1., 1., -0., 0., nan, 2., least, least,
-        1., 1., 0., -0., 3., nan, least, least,
-        2., 3., 5., nan, 7., 8., least, nan,
+        1., 1., -0., 0., nan, 2., lowest, lowest,
+        1., 1., 0., -0., 3., nan, lowest, lowest,
+        2., 3., 5., nan, 7., 8., lowest, nan,
         3., 3., nan, 6., 8., 8., 1., nan,
     ];
     let source = bytes_of(&plane);
@@ -337,10 +346,10 @@ fn ties_and_nan_go_to_the_first() {
         index: Some(ELEMENT_POSITIONS),
     };
     for isa in Isa::available() {
-        let (got, found) = run_window(&desc, isa, 1, &source, &[]);
-        assert_eq!(found, [0, 2, 4, 6, 17, 19, 21, 23], "{isa}");
+        let (got, positions) = run_window(&desc, isa, 1, &source, &[]);
+        assert_eq!(positions, [0, 2, 4, 6, 17, 19, 21, 23], "{isa}");
         let got = floats(&got);
-        assert_eq!((got[0], got[1].to_bits(), got[3]), (1.0, (-0.0f32).to_bits(), least), "{isa}");
+        assert_eq!((got[0], got[1].to_bits(), got[3]), (1.0, (-0.0f32).to_bits(), lowest), "{isa}");
         assert!(got[2].is_nan() && got[5].is_nan() && got[7].is_nan(), "{got:?} at {isa}");
         let (_, cells) = run_window(
             &WindowDesc { index: Some((IndexKind::Cell, DType::U8)), ..desc.clone() },

@@ -7,24 +7,24 @@ pub(crate) static ATTRIBUTE_PROTO: Message = Message {
     name: "AttributeProto",
     size: size_of::<onnx::AttributeProto>(),
     fields: &[
-        Field { number: 1, name: "name", kind: Kind::Text },
-        Field { number: 21, name: "ref_attr_name", kind: Kind::Text },
-        Field { number: 13, name: "doc_string", kind: Kind::Text },
-        Field { number: 20, name: "type", kind: Kind::Varint },
-        Field { number: 2, name: "f", kind: Kind::Fixed32 },
-        Field { number: 3, name: "i", kind: Kind::Varint },
-        Field { number: 4, name: "s", kind: Kind::Bytes },
-        Field { number: 5, name: "t", kind: Kind::Message(&TENSOR_PROTO) },
-        Field { number: 6, name: "g", kind: Kind::Message(&GRAPH_PROTO) },
-        Field { number: 22, name: "sparse_tensor", kind: Kind::Message(&SPARSE_TENSOR_PROTO) },
-        Field { number: 14, name: "tp", kind: Kind::Message(&TYPE_PROTO) },
-        Field { number: 7, name: "floats", kind: Kind::Fixed32s },
-        Field { number: 8, name: "ints", kind: Kind::Varints(8) },
-        Field { number: 9, name: "strings", kind: Kind::ByteStrings },
-        Field { number: 10, name: "tensors", kind: Kind::Messages(&TENSOR_PROTO) },
-        Field { number: 11, name: "graphs", kind: Kind::Messages(&GRAPH_PROTO) },
-        Field { number: 23, name: "sparse_tensors", kind: Kind::Messages(&SPARSE_TENSOR_PROTO) },
-        Field { number: 15, name: "type_protos", kind: Kind::Messages(&TYPE_PROTO) },
+        Field { index_of_field: 1, name: "name", kind: Kind::Text },
+        Field { index_of_field: 21, name: "ref_attr_name", kind: Kind::Text },
+        Field { index_of_field: 13, name: "doc_string", kind: Kind::Text },
+        Field { index_of_field: 20, name: "type", kind: Kind::Varint },
+        Field { index_of_field: 2, name: "f", kind: Kind::Fixed32 },
+        Field { index_of_field: 3, name: "i", kind: Kind::Varint },
+        Field { index_of_field: 4, name: "s", kind: Kind::Bytes },
+        Field { index_of_field: 5, name: "t", kind: Kind::Message(&TENSOR_PROTO) },
+        Field { index_of_field: 6, name: "g", kind: Kind::Message(&GRAPH_PROTO) },
+        Field { index_of_field: 22, name: "sparse_tensor", kind: Kind::Message(&SPARSE_TENSOR_PROTO) },
+        Field { index_of_field: 14, name: "tp", kind: Kind::Message(&TYPE_PROTO) },
+        Field { index_of_field: 7, name: "floats", kind: Kind::Fixed32s },
+        Field { index_of_field: 8, name: "ints", kind: Kind::Varints(8) },
+        Field { index_of_field: 9, name: "strings", kind: Kind::ByteStrings },
+        Field { index_of_field: 10, name: "tensors", kind: Kind::Messages(&TENSOR_PROTO) },
+        Field { index_of_field: 11, name: "graphs", kind: Kind::Messages(&GRAPH_PROTO) },
+        Field { index_of_field: 23, name: "sparse_tensors", kind: Kind::Messages(&SPARSE_TENSOR_PROTO) },
+        Field { index_of_field: 15, name: "type_protos", kind: Kind::Messages(&TYPE_PROTO) },
     ],
 };
 
@@ -32,10 +32,10 @@ pub(crate) static VALUE_INFO_PROTO: Message = Message {
     name: "ValueInfoProto",
     size: size_of::<onnx::ValueInfoProto>(),
     fields: &[
-        Field { number: 1, name: "name", kind: Kind::Text },
-        Field { number: 2, name: "type", kind: Kind::Message(&TYPE_PROTO) },
-        Field { number: 3, name: "doc_string", kind: Kind::Text },
-        Field { number: 4, name: "metadata_props", kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO) },
+        Field { index_of_field: 1, name: "name", kind: Kind::Text },
+        Field { index_of_field: 2, name: "type", kind: Kind::Message(&TYPE_PROTO) },
+        Field { index_of_field: 3, name: "doc_string", kind: Kind::Text },
+        Field { index_of_field: 4, name: "metadata_props", kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO) },
     ],
 };
 
@@ -43,17 +43,17 @@ pub(crate) static NODE_PROTO: Message = Message {
     name: "NodeProto",
     size: size_of::<onnx::NodeProto>(),
     fields: &[
-        Field { number: 1, name: "input", kind: Kind::Texts },
-        Field { number: 2, name: "output", kind: Kind::Texts },
-        Field { number: 3, name: "name", kind: Kind::Text },
-        Field { number: 4, name: "op_type", kind: Kind::Text },
-        Field { number: 7, name: "domain", kind: Kind::Text },
-        Field { number: 8, name: "overload", kind: Kind::Text },
-        Field { number: 5, name: "attribute", kind: Kind::Messages(&ATTRIBUTE_PROTO) },
-        Field { number: 6, name: "doc_string", kind: Kind::Text },
-        Field { number: 9, name: "metadata_props", kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO) },
+        Field { index_of_field: 1, name: "input", kind: Kind::Texts },
+        Field { index_of_field: 2, name: "output", kind: Kind::Texts },
+        Field { index_of_field: 3, name: "name", kind: Kind::Text },
+        Field { index_of_field: 4, name: "op_type", kind: Kind::Text },
+        Field { index_of_field: 7, name: "domain", kind: Kind::Text },
+        Field { index_of_field: 8, name: "overload", kind: Kind::Text },
+        Field { index_of_field: 5, name: "attribute", kind: Kind::Messages(&ATTRIBUTE_PROTO) },
+        Field { index_of_field: 6, name: "doc_string", kind: Kind::Text },
+        Field { index_of_field: 9, name: "metadata_props", kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO) },
         Field {
-            number: 10,
+            index_of_field: 10,
             name: "device_configurations",
             kind: Kind::Messages(&NODE_DEVICE_CONFIGURATION_PROTO),
         },
@@ -64,8 +64,8 @@ pub(crate) static INT_INT_LIST_ENTRY_PROTO: Message = Message {
     name: "IntIntListEntryProto",
     size: size_of::<onnx::IntIntListEntryProto>(),
     fields: &[
-        Field { number: 1, name: "key", kind: Kind::Varint },
-        Field { number: 2, name: "value", kind: Kind::Varints(8) },
+        Field { index_of_field: 1, name: "key", kind: Kind::Varint },
+        Field { index_of_field: 2, name: "value", kind: Kind::Varints(8) },
     ],
 };
 
@@ -73,9 +73,9 @@ pub(crate) static NODE_DEVICE_CONFIGURATION_PROTO: Message = Message {
     name: "NodeDeviceConfigurationProto",
     size: size_of::<onnx::NodeDeviceConfigurationProto>(),
     fields: &[
-        Field { number: 1, name: "configuration_id", kind: Kind::Text },
-        Field { number: 2, name: "sharding_spec", kind: Kind::Messages(&SHARDING_SPEC_PROTO) },
-        Field { number: 3, name: "pipeline_stage", kind: Kind::Varint },
+        Field { index_of_field: 1, name: "configuration_id", kind: Kind::Text },
+        Field { index_of_field: 2, name: "sharding_spec", kind: Kind::Messages(&SHARDING_SPEC_PROTO) },
+        Field { index_of_field: 3, name: "pipeline_stage", kind: Kind::Varint },
     ],
 };
 
@@ -83,14 +83,14 @@ pub(crate) static SHARDING_SPEC_PROTO: Message = Message {
     name: "ShardingSpecProto",
     size: size_of::<onnx::ShardingSpecProto>(),
     fields: &[
-        Field { number: 1, name: "tensor_name", kind: Kind::Text },
-        Field { number: 2, name: "device", kind: Kind::Varints(8) },
+        Field { index_of_field: 1, name: "tensor_name", kind: Kind::Text },
+        Field { index_of_field: 2, name: "device", kind: Kind::Varints(8) },
         Field {
-            number: 3,
+            index_of_field: 3,
             name: "index_to_device_group_map",
             kind: Kind::Messages(&INT_INT_LIST_ENTRY_PROTO),
         },
-        Field { number: 4, name: "sharded_dim", kind: Kind::Messages(&SHARDED_DIM_PROTO) },
+        Field { index_of_field: 4, name: "sharded_dim", kind: Kind::Messages(&SHARDED_DIM_PROTO) },
     ],
 };
 
@@ -98,8 +98,8 @@ pub(crate) static SHARDED_DIM_PROTO: Message = Message {
     name: "ShardedDimProto",
     size: size_of::<onnx::ShardedDimProto>(),
     fields: &[
-        Field { number: 1, name: "axis", kind: Kind::Varint },
-        Field { number: 2, name: "simple_sharding", kind: Kind::Messages(&SIMPLE_SHARDED_DIM_PROTO) },
+        Field { index_of_field: 1, name: "axis", kind: Kind::Varint },
+        Field { index_of_field: 2, name: "simple_sharding", kind: Kind::Messages(&SIMPLE_SHARDED_DIM_PROTO) },
     ],
 };
 
@@ -107,9 +107,9 @@ pub(crate) static SIMPLE_SHARDED_DIM_PROTO: Message = Message {
     name: "SimpleShardedDimProto",
     size: size_of::<onnx::SimpleShardedDimProto>(),
     fields: &[
-        Field { number: 1, name: "dim_value", kind: Kind::Varint },
-        Field { number: 2, name: "dim_param", kind: Kind::Text },
-        Field { number: 3, name: "num_shards", kind: Kind::Varint },
+        Field { index_of_field: 1, name: "dim_value", kind: Kind::Varint },
+        Field { index_of_field: 2, name: "dim_param", kind: Kind::Text },
+        Field { index_of_field: 3, name: "num_shards", kind: Kind::Varint },
     ],
 };
 
@@ -117,10 +117,14 @@ pub(crate) static TRAINING_INFO_PROTO: Message = Message {
     name: "TrainingInfoProto",
     size: size_of::<onnx::TrainingInfoProto>(),
     fields: &[
-        Field { number: 1, name: "initialization", kind: Kind::Message(&GRAPH_PROTO) },
-        Field { number: 2, name: "algorithm", kind: Kind::Message(&GRAPH_PROTO) },
-        Field { number: 3, name: "initialization_binding", kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO) },
-        Field { number: 4, name: "update_binding", kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO) },
+        Field { index_of_field: 1, name: "initialization", kind: Kind::Message(&GRAPH_PROTO) },
+        Field { index_of_field: 2, name: "algorithm", kind: Kind::Message(&GRAPH_PROTO) },
+        Field {
+            index_of_field: 3,
+            name: "initialization_binding",
+            kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO),
+        },
+        Field { index_of_field: 4, name: "update_binding", kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO) },
     ],
 };
 
@@ -128,18 +132,26 @@ pub(crate) static MODEL_PROTO: Message = Message {
     name: "ModelProto",
     size: size_of::<onnx::ModelProto>(),
     fields: &[
-        Field { number: 1, name: "ir_version", kind: Kind::Varint },
-        Field { number: 8, name: "opset_import", kind: Kind::Messages(&OPERATOR_SET_ID_PROTO) },
-        Field { number: 2, name: "producer_name", kind: Kind::Text },
-        Field { number: 3, name: "producer_version", kind: Kind::Text },
-        Field { number: 4, name: "domain", kind: Kind::Text },
-        Field { number: 5, name: "model_version", kind: Kind::Varint },
-        Field { number: 6, name: "doc_string", kind: Kind::Text },
-        Field { number: 7, name: "graph", kind: Kind::Message(&GRAPH_PROTO) },
-        Field { number: 14, name: "metadata_props", kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO) },
-        Field { number: 20, name: "training_info", kind: Kind::Messages(&TRAINING_INFO_PROTO) },
-        Field { number: 25, name: "functions", kind: Kind::Messages(&FUNCTION_PROTO) },
-        Field { number: 26, name: "configuration", kind: Kind::Messages(&DEVICE_CONFIGURATION_PROTO) },
+        Field { index_of_field: 1, name: "ir_version", kind: Kind::Varint },
+        Field { index_of_field: 8, name: "opset_import", kind: Kind::Messages(&OPERATOR_SET_ID_PROTO) },
+        Field { index_of_field: 2, name: "producer_name", kind: Kind::Text },
+        Field { index_of_field: 3, name: "producer_version", kind: Kind::Text },
+        Field { index_of_field: 4, name: "domain", kind: Kind::Text },
+        Field { index_of_field: 5, name: "model_version", kind: Kind::Varint },
+        Field { index_of_field: 6, name: "doc_string", kind: Kind::Text },
+        Field { index_of_field: 7, name: "graph", kind: Kind::Message(&GRAPH_PROTO) },
+        Field {
+            index_of_field: 14,
+            name: "metadata_props",
+            kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO),
+        },
+        Field { index_of_field: 20, name: "training_info", kind: Kind::Messages(&TRAINING_INFO_PROTO) },
+        Field { index_of_field: 25, name: "functions", kind: Kind::Messages(&FUNCTION_PROTO) },
+        Field {
+            index_of_field: 26,
+            name: "configuration",
+            kind: Kind::Messages(&DEVICE_CONFIGURATION_PROTO),
+        },
     ],
 };
 
@@ -147,9 +159,9 @@ pub(crate) static DEVICE_CONFIGURATION_PROTO: Message = Message {
     name: "DeviceConfigurationProto",
     size: size_of::<onnx::DeviceConfigurationProto>(),
     fields: &[
-        Field { number: 1, name: "name", kind: Kind::Text },
-        Field { number: 2, name: "num_devices", kind: Kind::Varint },
-        Field { number: 3, name: "device", kind: Kind::Texts },
+        Field { index_of_field: 1, name: "name", kind: Kind::Text },
+        Field { index_of_field: 2, name: "num_devices", kind: Kind::Varint },
+        Field { index_of_field: 3, name: "device", kind: Kind::Texts },
     ],
 };
 
@@ -157,8 +169,8 @@ pub(crate) static STRING_STRING_ENTRY_PROTO: Message = Message {
     name: "StringStringEntryProto",
     size: size_of::<onnx::StringStringEntryProto>(),
     fields: &[
-        Field { number: 1, name: "key", kind: Kind::Text },
-        Field { number: 2, name: "value", kind: Kind::Text },
+        Field { index_of_field: 1, name: "key", kind: Kind::Text },
+        Field { index_of_field: 2, name: "value", kind: Kind::Text },
     ],
 };
 
@@ -166,9 +178,9 @@ pub(crate) static TENSOR_ANNOTATION: Message = Message {
     name: "TensorAnnotation",
     size: size_of::<onnx::TensorAnnotation>(),
     fields: &[
-        Field { number: 1, name: "tensor_name", kind: Kind::Text },
+        Field { index_of_field: 1, name: "tensor_name", kind: Kind::Text },
         Field {
-            number: 2,
+            index_of_field: 2,
             name: "quant_parameter_tensor_names",
             kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO),
         },
@@ -179,16 +191,24 @@ pub(crate) static GRAPH_PROTO: Message = Message {
     name: "GraphProto",
     size: size_of::<onnx::GraphProto>(),
     fields: &[
-        Field { number: 1, name: "node", kind: Kind::Messages(&NODE_PROTO) },
-        Field { number: 2, name: "name", kind: Kind::Text },
-        Field { number: 5, name: "initializer", kind: Kind::Messages(&TENSOR_PROTO) },
-        Field { number: 15, name: "sparse_initializer", kind: Kind::Messages(&SPARSE_TENSOR_PROTO) },
-        Field { number: 10, name: "doc_string", kind: Kind::Text },
-        Field { number: 11, name: "input", kind: Kind::Messages(&VALUE_INFO_PROTO) },
-        Field { number: 12, name: "output", kind: Kind::Messages(&VALUE_INFO_PROTO) },
-        Field { number: 13, name: "value_info", kind: Kind::Messages(&VALUE_INFO_PROTO) },
-        Field { number: 14, name: "quantization_annotation", kind: Kind::Messages(&TENSOR_ANNOTATION) },
-        Field { number: 16, name: "metadata_props", kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO) },
+        Field { index_of_field: 1, name: "node", kind: Kind::Messages(&NODE_PROTO) },
+        Field { index_of_field: 2, name: "name", kind: Kind::Text },
+        Field { index_of_field: 5, name: "initializer", kind: Kind::Messages(&TENSOR_PROTO) },
+        Field { index_of_field: 15, name: "sparse_initializer", kind: Kind::Messages(&SPARSE_TENSOR_PROTO) },
+        Field { index_of_field: 10, name: "doc_string", kind: Kind::Text },
+        Field { index_of_field: 11, name: "input", kind: Kind::Messages(&VALUE_INFO_PROTO) },
+        Field { index_of_field: 12, name: "output", kind: Kind::Messages(&VALUE_INFO_PROTO) },
+        Field { index_of_field: 13, name: "value_info", kind: Kind::Messages(&VALUE_INFO_PROTO) },
+        Field {
+            index_of_field: 14,
+            name: "quantization_annotation",
+            kind: Kind::Messages(&TENSOR_ANNOTATION),
+        },
+        Field {
+            index_of_field: 16,
+            name: "metadata_props",
+            kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO),
+        },
     ],
 };
 
@@ -196,21 +216,25 @@ pub(crate) static TENSOR_PROTO: Message = Message {
     name: "TensorProto",
     size: size_of::<onnx::TensorProto>(),
     fields: &[
-        Field { number: 1, name: "dims", kind: Kind::Varints(8) },
-        Field { number: 2, name: "data_type", kind: Kind::Varint },
-        Field { number: 3, name: "segment", kind: Kind::Message(&TENSOR_PROTO_SEGMENT) },
-        Field { number: 4, name: "float_data", kind: Kind::Fixed32s },
-        Field { number: 5, name: "int32_data", kind: Kind::Varints(4) },
-        Field { number: 6, name: "string_data", kind: Kind::ByteStrings },
-        Field { number: 7, name: "int64_data", kind: Kind::Varints(8) },
-        Field { number: 8, name: "name", kind: Kind::Text },
-        Field { number: 12, name: "doc_string", kind: Kind::Text },
-        Field { number: 9, name: "raw_data", kind: Kind::Bytes },
-        Field { number: 13, name: "external_data", kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO) },
-        Field { number: 14, name: "data_location", kind: Kind::Varint },
-        Field { number: 10, name: "double_data", kind: Kind::Fixed64s },
-        Field { number: 11, name: "uint64_data", kind: Kind::Varints(8) },
-        Field { number: 16, name: "metadata_props", kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO) },
+        Field { index_of_field: 1, name: "dims", kind: Kind::Varints(8) },
+        Field { index_of_field: 2, name: "data_type", kind: Kind::Varint },
+        Field { index_of_field: 3, name: "segment", kind: Kind::Message(&TENSOR_PROTO_SEGMENT) },
+        Field { index_of_field: 4, name: "float_data", kind: Kind::Fixed32s },
+        Field { index_of_field: 5, name: "int32_data", kind: Kind::Varints(4) },
+        Field { index_of_field: 6, name: "string_data", kind: Kind::ByteStrings },
+        Field { index_of_field: 7, name: "int64_data", kind: Kind::Varints(8) },
+        Field { index_of_field: 8, name: "name", kind: Kind::Text },
+        Field { index_of_field: 12, name: "doc_string", kind: Kind::Text },
+        Field { index_of_field: 9, name: "raw_data", kind: Kind::Bytes },
+        Field { index_of_field: 13, name: "external_data", kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO) },
+        Field { index_of_field: 14, name: "data_location", kind: Kind::Varint },
+        Field { index_of_field: 10, name: "double_data", kind: Kind::Fixed64s },
+        Field { index_of_field: 11, name: "uint64_data", kind: Kind::Varints(8) },
+        Field {
+            index_of_field: 16,
+            name: "metadata_props",
+            kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO),
+        },
     ],
 };
 
@@ -218,8 +242,8 @@ pub(crate) static TENSOR_PROTO_SEGMENT: Message = Message {
     name: "TensorProto.Segment",
     size: size_of::<onnx::tensor_proto::Segment>(),
     fields: &[
-        Field { number: 1, name: "begin", kind: Kind::Varint },
-        Field { number: 2, name: "end", kind: Kind::Varint },
+        Field { index_of_field: 1, name: "begin", kind: Kind::Varint },
+        Field { index_of_field: 2, name: "end", kind: Kind::Varint },
     ],
 };
 
@@ -227,25 +251,25 @@ pub(crate) static SPARSE_TENSOR_PROTO: Message = Message {
     name: "SparseTensorProto",
     size: size_of::<onnx::SparseTensorProto>(),
     fields: &[
-        Field { number: 1, name: "values", kind: Kind::Message(&TENSOR_PROTO) },
-        Field { number: 2, name: "indices", kind: Kind::Message(&TENSOR_PROTO) },
-        Field { number: 3, name: "dims", kind: Kind::Varints(8) },
+        Field { index_of_field: 1, name: "values", kind: Kind::Message(&TENSOR_PROTO) },
+        Field { index_of_field: 2, name: "indices", kind: Kind::Message(&TENSOR_PROTO) },
+        Field { index_of_field: 3, name: "dims", kind: Kind::Varints(8) },
     ],
 };
 
 pub(crate) static TENSOR_SHAPE_PROTO: Message = Message {
     name: "TensorShapeProto",
     size: size_of::<onnx::TensorShapeProto>(),
-    fields: &[Field { number: 1, name: "dim", kind: Kind::Messages(&TENSOR_SHAPE_PROTO_DIMENSION) }],
+    fields: &[Field { index_of_field: 1, name: "dim", kind: Kind::Messages(&TENSOR_SHAPE_PROTO_DIMENSION) }],
 };
 
 pub(crate) static TENSOR_SHAPE_PROTO_DIMENSION: Message = Message {
     name: "TensorShapeProto.Dimension",
     size: size_of::<onnx::tensor_shape_proto::Dimension>(),
     fields: &[
-        Field { number: 1, name: "dim_value", kind: Kind::Varint },
-        Field { number: 2, name: "dim_param", kind: Kind::Text },
-        Field { number: 3, name: "denotation", kind: Kind::Text },
+        Field { index_of_field: 1, name: "dim_value", kind: Kind::Varint },
+        Field { index_of_field: 2, name: "dim_param", kind: Kind::Text },
+        Field { index_of_field: 3, name: "denotation", kind: Kind::Text },
     ],
 };
 
@@ -253,13 +277,17 @@ pub(crate) static TYPE_PROTO: Message = Message {
     name: "TypeProto",
     size: size_of::<onnx::TypeProto>(),
     fields: &[
-        Field { number: 1, name: "tensor_type", kind: Kind::Message(&TYPE_PROTO_TENSOR) },
-        Field { number: 4, name: "sequence_type", kind: Kind::Message(&TYPE_PROTO_SEQUENCE) },
-        Field { number: 5, name: "map_type", kind: Kind::Message(&TYPE_PROTO_MAP) },
-        Field { number: 9, name: "optional_type", kind: Kind::Message(&TYPE_PROTO_OPTIONAL) },
-        Field { number: 8, name: "sparse_tensor_type", kind: Kind::Message(&TYPE_PROTO_SPARSE_TENSOR) },
-        Field { number: 7, name: "opaque_type", kind: Kind::Message(&TYPE_PROTO_OPAQUE) },
-        Field { number: 6, name: "denotation", kind: Kind::Text },
+        Field { index_of_field: 1, name: "tensor_type", kind: Kind::Message(&TYPE_PROTO_TENSOR) },
+        Field { index_of_field: 4, name: "sequence_type", kind: Kind::Message(&TYPE_PROTO_SEQUENCE) },
+        Field { index_of_field: 5, name: "map_type", kind: Kind::Message(&TYPE_PROTO_MAP) },
+        Field { index_of_field: 9, name: "optional_type", kind: Kind::Message(&TYPE_PROTO_OPTIONAL) },
+        Field {
+            index_of_field: 8,
+            name: "sparse_tensor_type",
+            kind: Kind::Message(&TYPE_PROTO_SPARSE_TENSOR),
+        },
+        Field { index_of_field: 7, name: "opaque_type", kind: Kind::Message(&TYPE_PROTO_OPAQUE) },
+        Field { index_of_field: 6, name: "denotation", kind: Kind::Text },
     ],
 };
 
@@ -267,38 +295,38 @@ pub(crate) static TYPE_PROTO_TENSOR: Message = Message {
     name: "TypeProto.Tensor",
     size: size_of::<onnx::type_proto::Tensor>(),
     fields: &[
-        Field { number: 1, name: "elem_type", kind: Kind::Varint },
-        Field { number: 2, name: "shape", kind: Kind::Message(&TENSOR_SHAPE_PROTO) },
+        Field { index_of_field: 1, name: "elem_type", kind: Kind::Varint },
+        Field { index_of_field: 2, name: "shape", kind: Kind::Message(&TENSOR_SHAPE_PROTO) },
     ],
 };
 
 pub(crate) static TYPE_PROTO_SEQUENCE: Message = Message {
     name: "TypeProto.Sequence",
     size: size_of::<onnx::type_proto::Sequence>(),
-    fields: &[Field { number: 1, name: "elem_type", kind: Kind::Message(&TYPE_PROTO) }],
+    fields: &[Field { index_of_field: 1, name: "elem_type", kind: Kind::Message(&TYPE_PROTO) }],
 };
 
 pub(crate) static TYPE_PROTO_MAP: Message = Message {
     name: "TypeProto.Map",
     size: size_of::<onnx::type_proto::Map>(),
     fields: &[
-        Field { number: 1, name: "key_type", kind: Kind::Varint },
-        Field { number: 2, name: "value_type", kind: Kind::Message(&TYPE_PROTO) },
+        Field { index_of_field: 1, name: "key_type", kind: Kind::Varint },
+        Field { index_of_field: 2, name: "value_type", kind: Kind::Message(&TYPE_PROTO) },
     ],
 };
 
 pub(crate) static TYPE_PROTO_OPTIONAL: Message = Message {
     name: "TypeProto.Optional",
     size: size_of::<onnx::type_proto::Optional>(),
-    fields: &[Field { number: 1, name: "elem_type", kind: Kind::Message(&TYPE_PROTO) }],
+    fields: &[Field { index_of_field: 1, name: "elem_type", kind: Kind::Message(&TYPE_PROTO) }],
 };
 
 pub(crate) static TYPE_PROTO_SPARSE_TENSOR: Message = Message {
     name: "TypeProto.SparseTensor",
     size: size_of::<onnx::type_proto::SparseTensor>(),
     fields: &[
-        Field { number: 1, name: "elem_type", kind: Kind::Varint },
-        Field { number: 2, name: "shape", kind: Kind::Message(&TENSOR_SHAPE_PROTO) },
+        Field { index_of_field: 1, name: "elem_type", kind: Kind::Varint },
+        Field { index_of_field: 2, name: "shape", kind: Kind::Message(&TENSOR_SHAPE_PROTO) },
     ],
 };
 
@@ -306,8 +334,8 @@ pub(crate) static TYPE_PROTO_OPAQUE: Message = Message {
     name: "TypeProto.Opaque",
     size: size_of::<onnx::type_proto::Opaque>(),
     fields: &[
-        Field { number: 1, name: "domain", kind: Kind::Text },
-        Field { number: 2, name: "name", kind: Kind::Text },
+        Field { index_of_field: 1, name: "domain", kind: Kind::Text },
+        Field { index_of_field: 2, name: "name", kind: Kind::Text },
     ],
 };
 
@@ -315,8 +343,8 @@ pub(crate) static OPERATOR_SET_ID_PROTO: Message = Message {
     name: "OperatorSetIdProto",
     size: size_of::<onnx::OperatorSetIdProto>(),
     fields: &[
-        Field { number: 1, name: "domain", kind: Kind::Text },
-        Field { number: 2, name: "version", kind: Kind::Varint },
+        Field { index_of_field: 1, name: "domain", kind: Kind::Text },
+        Field { index_of_field: 2, name: "version", kind: Kind::Varint },
     ],
 };
 
@@ -324,17 +352,21 @@ pub(crate) static FUNCTION_PROTO: Message = Message {
     name: "FunctionProto",
     size: size_of::<onnx::FunctionProto>(),
     fields: &[
-        Field { number: 1, name: "name", kind: Kind::Text },
-        Field { number: 4, name: "input", kind: Kind::Texts },
-        Field { number: 5, name: "output", kind: Kind::Texts },
-        Field { number: 6, name: "attribute", kind: Kind::Texts },
-        Field { number: 11, name: "attribute_proto", kind: Kind::Messages(&ATTRIBUTE_PROTO) },
-        Field { number: 7, name: "node", kind: Kind::Messages(&NODE_PROTO) },
-        Field { number: 8, name: "doc_string", kind: Kind::Text },
-        Field { number: 9, name: "opset_import", kind: Kind::Messages(&OPERATOR_SET_ID_PROTO) },
-        Field { number: 10, name: "domain", kind: Kind::Text },
-        Field { number: 13, name: "overload", kind: Kind::Text },
-        Field { number: 12, name: "value_info", kind: Kind::Messages(&VALUE_INFO_PROTO) },
-        Field { number: 14, name: "metadata_props", kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO) },
+        Field { index_of_field: 1, name: "name", kind: Kind::Text },
+        Field { index_of_field: 4, name: "input", kind: Kind::Texts },
+        Field { index_of_field: 5, name: "output", kind: Kind::Texts },
+        Field { index_of_field: 6, name: "attribute", kind: Kind::Texts },
+        Field { index_of_field: 11, name: "attribute_proto", kind: Kind::Messages(&ATTRIBUTE_PROTO) },
+        Field { index_of_field: 7, name: "node", kind: Kind::Messages(&NODE_PROTO) },
+        Field { index_of_field: 8, name: "doc_string", kind: Kind::Text },
+        Field { index_of_field: 9, name: "opset_import", kind: Kind::Messages(&OPERATOR_SET_ID_PROTO) },
+        Field { index_of_field: 10, name: "domain", kind: Kind::Text },
+        Field { index_of_field: 13, name: "overload", kind: Kind::Text },
+        Field { index_of_field: 12, name: "value_info", kind: Kind::Messages(&VALUE_INFO_PROTO) },
+        Field {
+            index_of_field: 14,
+            name: "metadata_props",
+            kind: Kind::Messages(&STRING_STRING_ENTRY_PROTO),
+        },
     ],
 };

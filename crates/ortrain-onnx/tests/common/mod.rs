@@ -42,6 +42,6 @@ pub fn load(bytes: impl Into<bytes::Bytes>) -> Result<LoadedModel, OnnxError> {
     LoadedModel::from_bytes(bytes, ExternalData::none())
 }
 
-pub fn says<T: std::fmt::Debug>(result: Result<T, OnnxError>, sentence: &str) {
+pub fn assert_error<T: std::fmt::Debug>(result: Result<T, OnnxError>, sentence: &str) {
     assert_eq!(result.unwrap_err().to_string(), sentence);
 }

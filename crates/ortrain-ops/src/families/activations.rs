@@ -153,8 +153,8 @@ fn sigmoid_weighted_slope(b: &mut Builder, g: Reg, x: Reg, alpha: f64) -> Reg {
     let (alpha, one) = (b.constant(b.ty(x), alpha), b.constant(b.ty(x), 1.0));
     let scaled = b.mul(x, alpha);
     let weight = b.unary(UnaryOp::Sigmoid, scaled);
-    let rest = b.sub(one, weight);
-    let bent = b.mul(scaled, rest);
+    let complement = b.sub(one, weight);
+    let bent = b.mul(scaled, complement);
     let sum = b.add(one, bent);
     let slope = b.mul(weight, sum);
     b.mul(g, slope)
@@ -179,8 +179,8 @@ fn relu_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
 
 fn sigmoid_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let one = b.constant(b.ty(x[1]), 1.0);
-    let rest = b.sub(one, x[1]);
-    let slope = b.mul(x[1], rest);
+    let complement = b.sub(one, x[1]);
+    let slope = b.mul(x[1], complement);
     Ok(b.mul(x[0], slope))
 }
 
@@ -262,9 +262,9 @@ fn exp_minus_one(b: &mut Builder, x: Reg, large: bool) -> Reg {
         return near;
     }
     let exp = b.unary(UnaryOp::Exp, x);
-    let far = b.sub(exp, one);
+    let direct = b.sub(exp, one);
     let above = b.compare(CompareOp::Lt, one, x);
-    b.select(above, far, near)
+    b.select(above, direct, near)
 }
 
 /// Coefficients of `scale * (x above 0, alpha (exp(x / width) - 1) elsewhere)`.
@@ -336,8 +336,8 @@ pub(super) fn log_one_plus(b: &mut Builder, t: Reg) -> Reg {
     let quotient = b.div(product, left);
     let lost = b.compare(CompareOp::Eq, left, zero);
     let near = b.select(lost, t, quotient);
-    let far = b.compare(CompareOp::Lt, two, u);
-    b.select(far, log, near)
+    let is_large = b.compare(CompareOp::Lt, two, u);
+    b.select(is_large, log, near)
 }
 
 /// Computes `log(1 + exp(x))` as `max(x, 0) + log(1 + t)` with `t = exp(-|x|)`.
@@ -391,8 +391,8 @@ pub(super) fn hard_sigmoid(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<
     let (line, _) = hard_sigmoid_line(b, x[0], attrs)?;
     let (zero, one) = (b.constant(b.ty(line), 0.0), b.constant(b.ty(line), 1.0));
     let (below, above) = (b.compare(CompareOp::Lt, line, zero), b.compare(CompareOp::Lt, one, line));
-    let cut = b.select(above, one, line);
-    Ok(b.select(below, zero, cut))
+    let capped = b.select(above, one, line);
+    Ok(b.select(below, zero, capped))
 }
 
 /// Computes `g alpha` where the line is inside (0, 1), and 0 elsewhere, including at both ends.
@@ -401,8 +401,8 @@ fn hard_sigmoid_gradient(b: &mut Builder, x: Reg, g: Reg, attrs: &Attrs) -> Resu
     let (zero, one) = (b.constant(b.ty(line), 0.0), b.constant(b.ty(line), 1.0));
     let (after, before) = (b.compare(CompareOp::Lt, zero, line), b.compare(CompareOp::Lt, line, one));
     let scaled = b.mul(g, alpha);
-    let cut = b.select(before, scaled, zero);
-    Ok(b.select(after, cut, zero))
+    let masked = b.select(before, scaled, zero);
+    Ok(b.select(after, masked, zero))
 }
 
 /// Computes `x` times the line `x / 6 + 1 / 2`, with the line clamped to [0, 1].
@@ -415,8 +415,8 @@ fn hard_swish(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let line = b.add(scaled, half);
     let bent = b.mul(x, line);
     let (below, above) = (b.compare(CompareOp::Le, x, left), b.compare(CompareOp::Le, right, x));
-    let cut = b.select(above, x, bent);
-    Ok(b.select(below, zero, cut))
+    let capped = b.select(above, x, bent);
+    Ok(b.select(below, zero, capped))
 }
 
 /// Computes `g` times the slope: `(2 x + 3) / 6` inside (-3, 3), 0 at and below -3, 1 at and above 3.
@@ -428,8 +428,8 @@ fn hard_swish_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg
     let slope = b.add(scaled, half);
     let bent = b.mul(g, slope);
     let (after, before) = (b.compare(CompareOp::Lt, left, x), b.compare(CompareOp::Lt, x, right));
-    let cut = b.select(before, bent, g);
-    Ok(b.select(after, cut, zero))
+    let capped = b.select(before, bent, g);
+    Ok(b.select(after, capped, zero))
 }
 
 /// Bound of `|x|` beyond which `exp(-|x|)` is 0 in every float type.
@@ -495,17 +495,17 @@ fn thresholded_relu_gradient(b: &mut Builder, x: Reg, g: Reg, attrs: &Attrs) -> 
 
 /// Computes `x + bias` below `-lambd`, `x - bias` above `lambd`, and 0 between. Integers are computed as float64.
 fn shrink(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
-    let own = b.ty(x[0]);
-    let ty = if own.is_float() { own } else { Type::F64 };
+    let input_type = b.ty(x[0]);
+    let ty = if input_type.is_float() { input_type } else { Type::F64 };
     let x = b.convert(x[0], ty);
     let (bias, end) = (float_attr(attrs, "bias", 0.0)?, float_attr(attrs, "lambd", 0.5)?);
     let (low, high, zero) = (b.constant(ty, -end), b.constant(ty, end), b.constant(ty, 0.0));
     let bias = b.constant(ty, bias);
     let (raised, lowered) = (b.add(x, bias), b.sub(x, bias));
     let (below, above) = (b.compare(CompareOp::Lt, x, low), b.compare(CompareOp::Lt, high, x));
-    let cut = b.select(above, lowered, zero);
-    let result = b.select(below, raised, cut);
-    Ok(b.convert(result, own))
+    let upper = b.select(above, lowered, zero);
+    let result = b.select(below, raised, upper);
+    Ok(b.convert(result, input_type))
 }
 
 fn gelu_op(attrs: &Attrs) -> Result<Option<GradOp>, OpError> {
@@ -590,8 +590,8 @@ mod tests {
         let graph = graph_of(op, &[x], attrs);
         let ones = Tensor::filled(x.dtype(), x.dims(), 1.0);
         let gradient = gradient_graph(&graph, &[Some(ones)], &[0]);
-        let given = std::slice::from_ref(x);
-        let get = |graph: &Graph| run(graph, given).expect("it runs").remove(0).to_f64();
+        let inputs = std::slice::from_ref(x);
+        let get = |graph: &Graph| run(graph, inputs).expect("it runs").remove(0).to_f64();
         (get(&graph), get(&gradient))
     }
 
@@ -794,12 +794,12 @@ mod tests {
                 let (values, slopes) = values_and_slopes(op, attrs, &x);
                 for (k, &(x, y, slope)) in samples.iter().enumerate() {
                     // Subnormal numbers of float32 have few digits.
-                    let wanted = |value: f64, got: f64| {
+                    let required = |value: f64, got: f64| {
                         dtype == DType::F64 || value == 0.0 || value.abs() > 1e-37 || got.abs() > 1e-36
                     };
                     let what = format!("{op} at {x} in {dtype}");
                     for (got, want, name) in [(values[k], y, "value"), (slopes[k], slope, "slope")] {
-                        if wanted(want, got) {
+                        if required(want, got) {
                             assert_near(got, want, tolerance, &format!("{what}, {name}"));
                         }
                     }
@@ -891,10 +891,10 @@ mod tests {
             let ports = [Some(&x), Some(&bias)];
             let graph = one_node_graph(NEWEST_OPSET, (DOMAIN, op), &ports, 1, Attrs::new()).expect("valid");
             check_gradients(&graph, &inputs, &[0, 1], &[0]);
-            let seen = [g.clone(), x.clone(), bias.clone()];
+            let operands = [g.clone(), x.clone(), bias.clone()];
             let ports = [Some(&g), Some(&x), Some(&bias)];
             let graph = one_node_graph(NEWEST_OPSET, (DOMAIN, grad), &ports, 1, Attrs::new()).expect("valid");
-            check_decomposition(&graph, &seen, 1e-12);
+            check_decomposition(&graph, &operands, 1e-12);
         }
         let wide = generic_tensor(&[2, 3, 4], 4);
         let ports = [Some(&g), Some(&x), Some(&wide)];
@@ -924,11 +924,11 @@ mod tests {
         let x = f64s(&[2, 3], &[1.0, -2.0, 0.0, -0.5, 4.0, INF]);
         let slope = f64s(&[3], &[0.5, -1.0, 2.0]);
         let graph = graph_of("PRelu", &[&x, &slope], &Attrs::new());
-        let given = [x.clone(), slope];
-        let got = run(&graph, &given).expect("it runs").remove(0);
+        let inputs = [x.clone(), slope];
+        let got = run(&graph, &inputs).expect("it runs").remove(0);
         assert_eq!(got, f64s(&[2, 3], &[1.0, 2.0, 0.0, -0.25, 4.0, INF]));
         let ones = Tensor::filled(DType::F64, &[2, 3], 1.0);
-        let got = run(&gradient_graph(&graph, &[Some(ones)], &[0, 1]), &given).expect("it runs");
+        let got = run(&gradient_graph(&graph, &[Some(ones)], &[0, 1]), &inputs).expect("it runs");
         // At 0 the negative branch is selected. The other branch (infinity here) has no influence.
         assert_eq!(got[0], f64s(&[2, 3], &[1.0, -1.0, 2.0, 0.5, 1.0, 1.0]));
         assert_eq!(got[1], f64s(&[3], &[-0.5, -2.0, 0.0]));
@@ -937,13 +937,13 @@ mod tests {
             let graph = graph_of("PRelu", &[&x, &slope], &Attrs::new());
             check_gradients(&graph, &[x, slope], &[0, 1], &[0]);
         }
-        let whole = run_node(
+        let full = run_node(
             ("", "PRelu"),
             &[Some(&Tensor::i64(&[3], &[-2, 0, 5])), Some(&Tensor::i64(&[1], &[3]))],
             1,
             Attrs::new(),
         );
-        assert_eq!(whole.expect("it runs")[0], Tensor::i64(&[3], &[-6, 0, 5]));
+        assert_eq!(full.expect("it runs")[0], Tensor::i64(&[3], &[-6, 0, 5]));
     }
 
     /// A slope of unknown sizes may broadcast. The check takes place once the sizes are known.
@@ -996,8 +996,8 @@ mod tests {
         for (value, expected) in [(0.3, true), (0.0, true), (-0.3, false)] {
             let graph = graph_of("LeakyRelu", &[&x], &alpha(value));
             let gradient = gradient_graph(&graph, &[Some(generic_tensor(&[5], 5))], &[0]);
-            let found = gradient.nodes.iter().find(|node| &*node.op == "LeakyReluGrad");
-            assert_eq!(found.map(|node| node.attrs.clone()), expected.then(|| alpha(value)));
+            let result = gradient.nodes.iter().find(|node| &*node.op == "LeakyReluGrad");
+            assert_eq!(result.map(|node| node.attrs.clone()), expected.then(|| alpha(value)));
         }
     }
 

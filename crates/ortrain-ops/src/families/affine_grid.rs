@@ -56,10 +56,10 @@ impl Op for AffineGrid {
         };
         let axes = axis_count(theta)?;
         let sizes = cx.sizes(SIZE);
-        let given = sizes.as_ref().map(Vec::len).or_else(|| cx.shape(SIZE)?.first()?.known());
-        if let Some(given) = given.filter(|&given| given != axes + 2) {
+        let size_count = sizes.as_ref().map(Vec::len).or_else(|| cx.shape(SIZE)?.first()?.known());
+        if let Some(actual) = size_count.filter(|&count| count != axes + 2) {
             return Err(OpError::invalid(format!(
-                "input 1 has {given} sizes; matrices of shape {theta} need sizes of N, C and {axes} spatial axes"
+                "input 1 has {actual} sizes; matrices of shape {theta} need sizes of N, C and {axes} spatial axes"
             )));
         }
         if let (Some(batch), Some(sizes)) = (theta[0].known(), &sizes)
@@ -105,25 +105,25 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             None => Size::Value(slice_axis(rw, size, 0, at, at + 1, 1)),
         };
         // Coordinate: twice the distance from the middle, in steps, over the number of steps.
-        let along = range_positions(rw, count);
-        let along = cast(rw, along, DType::I64, ty);
+        let indices = range_positions(rw, count);
+        let index_values = cast(rw, indices, DType::I64, ty);
         let two = number(rw, ty, 2.0);
-        let twice = add_op(rw, "Mul", &[along, two]);
+        let twice = add_op(rw, "Mul", &[index_values, two]);
         let steps = subtract_sizes(rw, count, Size::Number(1));
         let steps = as_number(rw, steps, ty);
         let from_middle = add_op(rw, "Sub", &[twice, steps]);
-        let all = if aligned {
+        let interval_count = if aligned {
             let one = number(rw, ty, 1.0);
             add_op(rw, "Max", &[steps, one])
         } else {
             as_number(rw, count, ty)
         };
-        let places = add_op(rw, "Div", &[from_middle, all]);
-        let behind: Vec<i64> = (1..=(axes - axis) as i64).collect();
-        let places = super::sizes::insert_axes(rw, places, &behind);
+        let coordinates = add_op(rw, "Div", &[from_middle, interval_count]);
+        let later_axes: Vec<i64> = (1..=(axes - axis) as i64).collect();
+        let axis_coordinates = super::sizes::insert_axes(rw, coordinates, &later_axes);
         // The first column belongs to the last axis.
         let column = column(rw, axes - 1 - axis);
-        let product = add_op(rw, "Mul", &[places, column]);
+        let product = add_op(rw, "Mul", &[axis_coordinates, column]);
         sum = add_op(rw, "Add", &[sum, product]);
     }
     let result = cast(rw, sum, ty, dtype);
@@ -167,33 +167,33 @@ mod tests {
     /// Computes the grid by the definition.
     fn expected(theta: &Tensor, size: &[usize], aligned: bool) -> Tensor {
         let axes = size.len() - 2;
-        let place = |k: usize, count: usize| match aligned {
+        let position = |k: usize, count: usize| match aligned {
             true if count == 1 => 0.0,
             true => -1.0 + 2.0 * k as f64 / (count - 1) as f64,
             false => -1.0 + (2 * k + 1) as f64 / count as f64,
         };
         let elements = theta.to_f64();
         let points: usize = size[2..].iter().product();
-        let mut found = Vec::new();
+        let mut result = Vec::new();
         for n in 0..size[0] {
             for point in 0..points {
                 // The last axis comes first. The 1 for the translation comes last.
                 let (mut rest, mut place_of) = (point, Vec::new());
                 for &count in size[2..].iter().rev() {
-                    place_of.push(place(rest % count, count));
+                    place_of.push(position(rest % count, count));
                     rest /= count;
                 }
                 place_of.push(1.0);
                 for row in 0..axes {
                     let row = &elements[(n * axes + row) * (axes + 1)..][..axes + 1];
-                    found.push(row.iter().zip(&place_of).map(|(a, b)| a * b).sum());
+                    result.push(row.iter().zip(&place_of).map(|(a, b)| a * b).sum());
                 }
             }
         }
         let mut dims = vec![size[0]];
         dims.extend(&size[2..]);
         dims.push(axes);
-        f64s(&dims, &found)
+        f64s(&dims, &result)
     }
 
     #[test]

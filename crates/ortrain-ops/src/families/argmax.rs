@@ -40,15 +40,15 @@ fn extreme_position(nest: &mut NestBuilder, x: Reg, size: usize, smallest: bool,
     let extreme = nest.reduce(if smallest { ReduceOp::Min } else { ReduceOp::Max }, x);
     let b = &mut nest.b;
     let equal = b.compare(CompareOp::Eq, x, extreme);
-    let found = if b.ty(x).is_float() {
+    let is_extreme = if b.ty(x).is_float() {
         let same = b.compare(CompareOp::Eq, x, x);
         let nan = b.unary(ortrain_expr::UnaryOp::Not, same);
         b.binary(BinaryOp::Or, equal, nan)
     } else {
         equal
     };
-    let (here, none) = (b.coordinate(2), b.int(if last { -1 } else { size as i64 }));
-    let candidate = b.select(found, here, none);
+    let (index, none) = (b.coordinate(2), b.int(if last { -1 } else { size as i64 }));
+    let candidate = b.select(is_extreme, index, none);
     nest.reduce(if last { ReduceOp::Max } else { ReduceOp::Min }, candidate)
 }
 
@@ -107,8 +107,8 @@ impl Op for Hardmax {
         let mut nest = cx.nest(&space, 1);
         let x = nest.load_strided(cx, input, 0, &strides);
         let at = extreme_position(&mut nest, x, space[2], false, false);
-        let here = nest.b.coordinate(2);
-        let chosen = nest.b.compare(CompareOp::Eq, here, at);
+        let column = nest.b.coordinate(2);
+        let chosen = nest.b.compare(CompareOp::Eq, column, at);
         let one = nest.b.convert(chosen, Type::of(cx.dtype(0)));
         nest.store_strided(cx, output, 0, strides, one);
         cx.emit(nest.instruction())
@@ -169,8 +169,8 @@ mod tests {
         assert_eq!((columns.dims(), columns.to_i64()), (&[1, 4][..], Some(vec![0, 1, 0, 1])));
         let bytes = Tensor::from_slice(DType::U8, &[3], &[200u8, 3, 200]);
         assert_eq!(positions("ArgMax", &bytes, attrs(0)), Tensor::i64(&[], &[0]));
-        let least = Tensor::i64(&[2], &[i64::MIN, i64::MIN]);
-        assert_eq!(positions("ArgMax", &least, attrs(0)), Tensor::i64(&[], &[0]));
+        let min = Tensor::i64(&[2], &[i64::MIN, i64::MIN]);
+        assert_eq!(positions("ArgMax", &min, attrs(0)), Tensor::i64(&[], &[0]));
         assert_eq!(positions("Hardmax", &x, Attrs::new()).to_f64(), [0., 1., 0., 0., 0., 1., 0., 0.]);
     }
 

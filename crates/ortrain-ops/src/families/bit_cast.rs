@@ -93,8 +93,8 @@ mod tests {
         let x = Tensor::f32(&[2, 2], &[1.0, -0.0, f32::NAN, f32::MIN_POSITIVE / 2.0]);
         let bits = run_node(OP, &[Some(&x)], 1, to(DType::U32)).expect("it runs").remove(0);
         assert_eq!((bits.dtype(), bits.dims(), bits.data()), (DType::U32, x.dims(), x.data()));
-        let back = run_node(OP, &[Some(&bits)], 1, to(DType::F32)).expect("it runs").remove(0);
-        assert_eq!(back.data(), x.data());
+        let restored = run_node(OP, &[Some(&bits)], 1, to(DType::F32)).expect("it runs").remove(0);
+        assert_eq!(restored.data(), x.data());
         let flags = Tensor::from_slice(DType::I8, &[3], &[0i8, 1, -3]);
         let truth = run_node(OP, &[Some(&flags)], 1, to(DType::Bool)).expect("it runs").remove(0);
         assert_eq!(truth, Tensor::from_slice(DType::Bool, &[3], &[0u8, 1, 1]));

@@ -60,7 +60,7 @@ impl Op for CausalConv {
         }
         let channels = known(x, 1).or(known(weight, 0));
         let differs =
-            |found: Option<usize>, wanted: Option<usize>| found.zip(wanted).is_some_and(|(a, b)| a != b);
+            |actual: Option<usize>, wanted: Option<usize>| actual.zip(wanted).is_some_and(|(a, b)| a != b);
         if differs(known(weight, 0), channels) || differs(known(cx.shape(BIAS), 0), channels) {
             return Err(wrong("the filter and the bias must have one entry for each channel"));
         }
@@ -91,7 +91,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let channels = channels.ok_or_else(|| {
         OpError::unsupported("the number of channels must be known; declare it in the model")
     })?;
-    let behind = match rw.input(PAST) {
+    let extended = match rw.input(PAST) {
         Some(past) => rw.add("Concat", &[past, x], Attrs::new().with("axis", 2i64)),
         None => {
             let kernel = size_of(rw, weight, 2);
@@ -102,7 +102,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         }
     };
     let inputs: Vec<Option<ValueId>> =
-        [Some(behind), Some(weight)].into_iter().chain(rw.input(BIAS).map(Some)).collect();
+        [Some(extended), Some(weight)].into_iter().chain(rw.input(BIAS).map(Some)).collect();
     let mut result = rw.add_node("", "Conv", &inputs, 1, Attrs::new().with("group", channels))[0];
     if activated {
         let data = cast(rw, result, dtype, arithmetic_dtype(dtype));
@@ -113,7 +113,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.has_output(1) {
         // The state has the length of `past_state`: everything after the first `length` elements.
         let length = size_of(rw, x, 2);
-        let present = slice_between(rw, behind, 2, length, Size::Number(i64::MAX));
+        let present = slice_between(rw, extended, 2, length, Size::Number(i64::MAX));
         rw.replace_output(1, present);
     }
     rw.replace_output(0, result);
@@ -193,13 +193,13 @@ mod tests {
         for (length, kernel) in [(5, 3), (1, 4), (4, 1)] {
             for (bias, past) in [(false, false), (true, false), (false, true), (true, true)] {
                 for activation in ["none", "silu", "swish"] {
-                    let given = inputs(length, kernel, bias, past);
-                    let ports: Vec<Option<&Tensor>> = given.iter().map(Option::as_ref).collect();
+                    let args = inputs(length, kernel, bias, past);
+                    let ports: Vec<Option<&Tensor>> = args.iter().map(Option::as_ref).collect();
                     let attrs = Attrs::new().with("activation", activation);
                     let graph = one_node_graph(NEWEST_OPSET, OP, &ports, 2, attrs).expect("valid");
-                    let inputs: Vec<Tensor> = given.iter().flatten().cloned().collect();
+                    let inputs: Vec<Tensor> = args.iter().flatten().cloned().collect();
                     let got = run(&graph, &inputs).expect("it runs");
-                    for (got, want) in got.iter().zip(&expected(&given, activation != "none")) {
+                    for (got, want) in got.iter().zip(&expected(&args, activation != "none")) {
                         assert_close(got, want, 1e-13);
                     }
                     let floats: Vec<usize> =
@@ -216,8 +216,8 @@ mod tests {
     /// Symbolic batch and length, with the gradient through the next state.
     #[test]
     fn symbolic_batch_and_length() {
-        let given = inputs(2, 4, true, true);
-        let inputs: Vec<Tensor> = given.iter().flatten().cloned().collect();
+        let args = inputs(2, 4, true, true);
+        let inputs: Vec<Tensor> = args.iter().flatten().cloned().collect();
         let (mut symbolic, ids) = graph(&inputs.iter().collect::<Vec<_>>());
         let shape = |last: Dim| [Dim::symbol("n"), Dim::Known(CHANNELS), last].into_iter().collect::<Shape>();
         symbolic.value_mut(ids[0]).ty = ValueType::Tensor(DType::F64, Some(shape(Dim::symbol("t"))));
@@ -226,7 +226,7 @@ mod tests {
         add(&mut symbolic, OP, "y", &ports, 2, Attrs::new().with("activation", "silu"));
         crate::passes::infer::infer(&mut symbolic).expect("valid");
         let got = run(&symbolic, &inputs).expect("it runs");
-        for (got, want) in got.iter().zip(&expected(&given, true)) {
+        for (got, want) in got.iter().zip(&expected(&args, true)) {
             assert_close(got, want, 1e-13);
         }
         check_gradients(&symbolic, &inputs, &[0, 1, 2, 3], &[0, 1]);
@@ -274,8 +274,9 @@ mod tests {
                 "activation must be \"none\", \"silu\" or \"swish\", got \"gelu\"",
             ),
         ] {
-            let others = [generic_tensor(&weight, 2), generic_tensor(&bias, 3), generic_tensor(&past, 4)];
-            let ports = [Some(&x), Some(&others[0]), Some(&others[1]), Some(&others[2])];
+            let other_inputs =
+                [generic_tensor(&weight, 2), generic_tensor(&bias, 3), generic_tensor(&past, 4)];
+            let ports = [Some(&x), Some(&other_inputs[0]), Some(&other_inputs[1]), Some(&other_inputs[2])];
             let failure = run_node(OP, &ports, 2, attrs).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
             assert!(error.to_string().contains(message), "{error}");

@@ -58,7 +58,7 @@ impl Op for CenterCropPad {
 }
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let (x, wanted) = (rw.required_input(0)?, rw.required_input(1)?);
+    let (x, target) = (rw.required_input(0)?, rw.required_input(1)?);
     let Some(rank) = rw.shape(x).map(Shape::rank) else {
         return Err(OpError::unsupported(
             "the rank of the input must be known; declare its shape in the model",
@@ -71,12 +71,12 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let shape = rw.add("Shape", &[x], Attrs::new());
     let sizes = rw.add("Gather", &[shape, axes], Attrs::new());
     let cast = Attrs::new().with("to", i64::from(DType::I64.to_onnx()));
-    let wanted = rw.add("Cast", &[wanted], cast);
-    let more = rw.add("Sub", &[wanted, sizes], Attrs::new());
+    let new_sizes = rw.add("Cast", &[target], cast);
+    let difference = rw.add("Sub", &[new_sizes, sizes], Attrs::new());
     // Division rounds towards zero, so the smaller half is at the begin for crops and pads.
-    let before = rw.add("Div", &[more, two], Attrs::new());
-    let behind = rw.add("Sub", &[more, before], Attrs::new());
-    let pads = rw.add("Concat", &[before, behind], Attrs::new().with("axis", 0i64));
+    let before = rw.add("Div", &[difference, two], Attrs::new());
+    let after = rw.add("Sub", &[difference, before], Attrs::new());
+    let pads = rw.add("Concat", &[before, after], Attrs::new().with("axis", 0i64));
     let inputs = [Some(x), Some(pads), None, Some(axes)];
     let result = rw.add_node("", "Pad", &inputs, 1, Attrs::new())[0];
     rw.replace_output(0, result);

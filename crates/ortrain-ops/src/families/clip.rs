@@ -55,11 +55,11 @@ impl Bounds {
                 let above = self.high.map(|high| b.compare(CompareOp::Lt, high, x));
                 // If the low bound is above the high one, the high bound replaces every element.
                 let swapped = self.low.zip(self.high).map(|(low, high)| b.compare(CompareOp::Lt, high, low));
-                let cut = match (above, swapped) {
+                let clipped = match (above, swapped) {
                     (Some(above), Some(swapped)) => Some(b.binary(BinaryOp::Or, above, swapped)),
                     (above, _) => above,
                 };
-                [cut, None]
+                [clipped, None]
             }
             _ => {
                 let from = self.low.map(|low| b.compare(CompareOp::Le, low, x));
@@ -74,11 +74,11 @@ impl Bounds {
 /// Returns `g` where all conditions hold, and `zero` elsewhere.
 fn select_where_all(b: &mut Builder, conditions: [Option<Reg>; 2], g: Reg, zero: Reg) -> Reg {
     match conditions {
-        [Some(one), Some(other)] => {
-            let both = b.binary(BinaryOp::And, one, other);
+        [Some(first), Some(other)] => {
+            let both = b.binary(BinaryOp::And, first, other);
             b.select(both, g, zero)
         }
-        [Some(one), None] | [None, Some(one)] => b.select(one, g, zero),
+        [Some(first), None] | [None, Some(first)] => b.select(first, g, zero),
         [None, None] => g,
     }
 }
@@ -201,9 +201,9 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let value = match rw.input(k) {
             None => attribute,
             Some(bound) => {
-                let one = rw.constant_of(bound).and_then(|tensor| tensor.to_f64().first().copied());
+                let bound_value = rw.constant_of(bound).and_then(|tensor| tensor.to_f64().first().copied());
                 let message = format!("{name} is computed at run time, which needs opset 11 or newer");
-                Some(one.ok_or_else(|| OpError::unsupported(message))? as f32)
+                Some(bound_value.ok_or_else(|| OpError::unsupported(message))? as f32)
             }
         };
         if let Some(value) = value {
@@ -268,13 +268,13 @@ mod tests {
         ] {
             let inputs = [Some(&x), bounds[0], bounds[1]];
             let graph = graph_of(&inputs);
-            let given: Vec<Tensor> = inputs.iter().copied().flatten().cloned().collect();
-            let got = run(&graph, &given).expect("it runs").remove(0).to_f64();
+            let args: Vec<Tensor> = inputs.iter().copied().flatten().cloned().collect();
+            let got = run(&graph, &args).expect("it runs").remove(0).to_f64();
             assert_eq!(got[..4], want, "{bounds:?}");
             assert!(got[4].is_nan());
             let present: Vec<&Tensor> = bounds.iter().copied().flatten().collect();
             let fixed = with_constant_bounds(&graph, &present);
-            let got = run(&fixed, &given[..1]).expect("it runs").remove(0).to_f64();
+            let got = run(&fixed, &args[..1]).expect("it runs").remove(0).to_f64();
             assert_eq!(got[..4], want, "{bounds:?}, constant");
         }
     }
@@ -301,14 +301,14 @@ mod tests {
         let (low, high) = (f64s(&[], &[-0.6]), f64s(&[1], &[0.9]));
         for bounds in [[None, None], [Some(&low), None], [None, Some(&high)], [Some(&low), Some(&high)]] {
             let inputs = [Some(&x), bounds[0], bounds[1]];
-            let given: Vec<Tensor> = inputs.iter().copied().flatten().cloned().collect();
+            let args: Vec<Tensor> = inputs.iter().copied().flatten().cloned().collect();
             let graph = graph_of(&inputs);
-            let targets: Vec<usize> = (0..given.len()).collect();
-            check_gradients(&graph, &given, &targets, &[0]);
+            let targets: Vec<usize> = (0..args.len()).collect();
+            check_gradients(&graph, &args, &targets, &[0]);
             let weights = [Some(generic_tensor(&[3, 4], 2))];
-            check_decomposition(&gradient_graph(&graph, &weights, &targets), &given, 0.0);
+            check_decomposition(&gradient_graph(&graph, &weights, &targets), &args, 0.0);
             let present: Vec<&Tensor> = bounds.iter().copied().flatten().collect();
-            check_gradients(&with_constant_bounds(&graph, &present), &given[..1], &[0], &[0]);
+            check_gradients(&with_constant_bounds(&graph, &present), &args[..1], &[0], &[0]);
         }
     }
 
@@ -363,9 +363,9 @@ mod tests {
             }
         }
         // The missing bound is the largest finite number, so infinity is clamped.
-        let far = Tensor::f32(&[1], &[f32::INFINITY]);
-        let graph = one_node_graph(7, CLIP, &[Some(&far)], 1, Attrs::new()).expect("it can be read");
-        assert_eq!(run(&graph, &[far]).expect("it runs")[0], Tensor::f32(&[1], &[f32::MAX]));
+        let distant = Tensor::f32(&[1], &[f32::INFINITY]);
+        let graph = one_node_graph(7, CLIP, &[Some(&distant)], 1, Attrs::new()).expect("it can be read");
+        assert_eq!(run(&graph, &[distant]).expect("it runs")[0], Tensor::f32(&[1], &[f32::MAX]));
 
         let low = f64s(&[], &[0.5]);
         let graph = graph_of(&[Some(&x), Some(&low)]);

@@ -36,15 +36,15 @@ const MAX_EXTENT: i64 = 1 << 31;
 
 impl BlockGeometry {
     fn read(attrs: &Attrs, axes: usize) -> Result<BlockGeometry, OpError> {
-        let list = |name: &str, count: usize, least: i64| -> Result<Vec<i64>, OpError> {
-            let Some(list) = attrs.ints(name)? else { return Ok(vec![least; count]) };
+        let list = |name: &str, count: usize, min: i64| -> Result<Vec<i64>, OpError> {
+            let Some(list) = attrs.ints(name)? else { return Ok(vec![min; count]) };
             if list.len() != count {
                 return Err(OpError::invalid(format!(
                     "{name} has {} elements; {count} are needed for an image of {axes} axes",
                     list.len()
                 )));
             }
-            match list.iter().find(|number| !(least..MAX_EXTENT).contains(number)) {
+            match list.iter().find(|number| !(min..MAX_EXTENT).contains(number)) {
                 Some(bad) => Err(OpError::invalid(format!("{name} cannot contain {bad}"))),
                 None => Ok(list.to_vec()),
             }
@@ -101,8 +101,8 @@ impl Op for Col2ImOp {
             return Ok(());
         };
         let op = BlockGeometry::read(&cx.node().attrs, axes)?;
-        let numbers = |k: usize, least: i64| match cx.ints(k) {
-            Some(sizes) => match sizes.iter().find(|&&size| !(least..MAX_EXTENT).contains(&size)) {
+        let numbers = |k: usize, min: i64| match cx.ints(k) {
+            Some(sizes) => match sizes.iter().find(|&&size| !(min..MAX_EXTENT).contains(&size)) {
                 Some(bad) => Err(OpError::invalid(format!("input {k} contains the invalid size {bad}"))),
                 None => Ok(Some(sizes)),
             },
@@ -110,27 +110,28 @@ impl Op for Col2ImOp {
         };
         let (image, block) = (numbers(IMAGE, 0)?, numbers(BLOCK, 1)?);
         let data = cx.shape(DATA);
-        let elements =
-            block.as_ref().map(|block| block.iter().fold(1i64, |all, &size| all.saturating_mul(size)));
+        let elements = block
+            .as_ref()
+            .map(|block| block.iter().fold(1i64, |product, &size| product.saturating_mul(size)));
         let mut channels = None;
-        if let (Some(elements), Some(found)) = (elements, data.and_then(|data| data[1].known())) {
-            let found = found as i64;
-            if found % elements != 0 {
+        if let (Some(elements), Some(axis_size)) = (elements, data.and_then(|data| data[1].known())) {
+            let row_count = axis_size as i64;
+            if row_count % elements != 0 {
                 return Err(OpError::invalid(format!(
-                    "axis 1 of input 0 has size {found}, which is not a multiple of the block size {elements}"
+                    "axis 1 of input 0 has size {row_count}, which is not a multiple of the block size {elements}"
                 )));
             }
-            channels = Some((found / elements) as usize);
+            channels = Some((row_count / elements) as usize);
         }
         if let (Some(image), Some(block)) = (&image, &block)
-            && let Some(found) = data.and_then(|data| data[2].known())
+            && let Some(block_total) = data.and_then(|data| data[2].known())
         {
             let counts: Vec<i64> =
                 (0..axes).map(|axis| op.block_count(axis, image[axis], block[axis])).collect();
-            let wanted = counts.iter().fold(1i64, |all, &count| all.saturating_mul(count));
-            if found as i64 != wanted {
+            let required = counts.iter().fold(1i64, |product, &count| product.saturating_mul(count));
+            if block_total as i64 != required {
                 return Err(OpError::invalid(format!(
-                    "input 0 has {found} blocks, but an image of shape {image:?} has {counts:?} blocks of shape \
+                    "input 0 has {block_total} blocks, but an image of shape {image:?} has {counts:?} blocks of shape \
                      {block:?}"
                 )));
             }
@@ -167,26 +168,26 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let dtype = dtype_of(rw, data, "input 0")?;
     let (image, block) = (read_sizes(rw, IMAGE, axes)?, read_sizes(rw, BLOCK, axes)?);
     let product = |rw: &mut Rewrite<'_>, sizes: &[Size]| {
-        sizes.iter().fold(Size::Number(1), |all, &size| multiply_sizes(rw, all, size))
+        sizes.iter().fold(Size::Number(1), |total, &size| multiply_sizes(rw, total, size))
     };
     let (elements, pixels) = (product(rw, &block), product(rw, &image));
 
     // For each element of each block, its position in the image and a flag that is true inside of the image. The shape
     // is `[elements of a block, blocks]`. The loop adds one axis at a time.
-    let mut place: Option<(ValueId, ValueId)> = None;
+    let mut target: Option<(ValueId, ValueId)> = None;
     let (mut rows, mut columns) = (Size::Number(1), Size::Number(1));
     for axis in 0..axes {
         let spread = op.dilations[axis];
         let less = subtract_sizes(rw, block[axis], Size::Number(1));
         let reach = multiply_sizes(rw, less, Size::Number(spread));
         let padded = add_sizes(rw, image[axis], Size::Number(op.pads[axis] + op.pads[axes + axis] - 1));
-        let room = subtract_sizes(rw, padded, reach);
-        let steps = divide_sizes(rw, room, Size::Number(op.strides[axis]));
+        let span = subtract_sizes(rw, padded, reach);
+        let steps = divide_sizes(rw, span, Size::Number(op.strides[axis]));
         let count = add_sizes(rw, steps, Size::Number(1));
         let scaled = |rw: &mut Rewrite<'_>, size: Size, by: i64| {
-            let along = range_positions(rw, size);
+            let indices = range_positions(rw, size);
             let by = rw.constant("step", Tensor::i64(&[], &[by]));
-            add_op(rw, "Mul", &[along, by])
+            add_op(rw, "Mul", &[indices, by])
         };
         let within = scaled(rw, block[axis], spread);
         let within = insert_axes(rw, within, &[1]);
@@ -194,12 +195,12 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let padded = add_op(rw, "Add", &[within, starts]);
         let before = rw.constant("before", Tensor::i64(&[], &[op.pads[axis]]));
         let at = add_op(rw, "Sub", &[padded, before]);
-        let (least, size) = (rw.constant("least", Tensor::i64(&[], &[-1])), as_vector(rw, image[axis]));
-        let (from, to) = (add_op(rw, "Less", &[least, at]), add_op(rw, "Less", &[at, size]));
+        let (lower_bound, size) = (rw.constant("least", Tensor::i64(&[], &[-1])), as_vector(rw, image[axis]));
+        let (from, to) = (add_op(rw, "Less", &[lower_bound, at]), add_op(rw, "Less", &[at, size]));
         let inside = add_op(rw, "And", &[from, to]);
         (rows, columns) = (multiply_sizes(rw, rows, block[axis]), multiply_sizes(rw, columns, count));
-        let Some((all_at, all_inside)) = place else {
-            place = Some((at, inside));
+        let Some((all_at, all_inside)) = target else {
+            target = Some((at, inside));
             continue;
         };
         // Combines the positions of the previous axes with each position of this axis.
@@ -209,29 +210,29 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             reshape_to(rw, pairs, &[rows, columns])
         };
         let lines = add_op(rw, "Mul", &[all_at, size]);
-        place = Some((both(rw, "Add", lines, at), both(rw, "And", all_inside, inside)));
+        target = Some((both(rw, "Add", lines, at), both(rw, "And", all_inside, inside)));
     }
-    let Some((at, inside)) = place else { return Err(OpError::invalid("the image has no axes")) };
+    let Some((at, inside)) = target else { return Err(OpError::invalid("the image has no axes")) };
     let beyond = as_vector(rw, pixels);
     let row = add_op(rw, "Where", &[inside, at, beyond]);
-    let taken = multiply_sizes(rw, rows, columns);
-    let row = reshape_to(rw, row, &[taken]);
+    let entry_count = multiply_sizes(rw, rows, columns);
+    let row = reshape_to(rw, row, &[entry_count]);
     let row = insert_axes(rw, row, &[1]);
 
-    let (batch, found) = (size_of(rw, data, 0), size_of(rw, data, 1));
-    let channels = divide_sizes(rw, found, elements);
+    let (batch, channel_rows) = (size_of(rw, data, 0), size_of(rw, data, 1));
+    let channels = divide_sizes(rw, channel_rows, elements);
     let parts = reshape_to(rw, data, &[batch, channels, rows, columns]);
     let parts = permute_axes(rw, parts, &[2, 3, 0, 1]);
-    let updates = reshape_to(rw, parts, &[taken, batch, channels]);
-    let all = add_sizes(rw, pixels, Size::Number(1));
-    let empty = concat_sizes(rw, &[all, batch, channels]);
+    let updates = reshape_to(rw, parts, &[entry_count, batch, channels]);
+    let buffer_len = add_sizes(rw, pixels, Size::Number(1));
+    let empty = concat_sizes(rw, &[buffer_len, batch, channels]);
     let zero = Attrs::new().with("value", Tensor::filled(dtype, &[1], 0.0));
     let empty = rw.add("ConstantOfShape", &[empty], zero);
     let summed = rw.add("ScatterND", &[empty, row, updates], Attrs::new().with("reduction", "add"));
-    let kept = slice_between(rw, summed, 0, Size::Number(0), pixels);
-    let kept = permute_axes(rw, kept, &[1, 2, 0]);
+    let visible = slice_between(rw, summed, 0, Size::Number(0), pixels);
+    let transposed = permute_axes(rw, visible, &[1, 2, 0]);
     let shape: Vec<Size> = [batch, channels].into_iter().chain(image).collect();
-    let result = reshape_to(rw, kept, &shape);
+    let result = reshape_to(rw, transposed, &shape);
     rw.replace_output(0, result);
     Ok(())
 }
@@ -315,7 +316,7 @@ mod tests {
             let (elements, blocks): (i64, i64) = (self.block.iter().product(), counts.iter().product());
             let pixels: i64 = self.image.iter().product();
             let batch = data.dims()[0];
-            let mut found = vec![0.0; batch * channels * pixels as usize];
+            let mut result = vec![0.0; batch * channels * pixels as usize];
             for (k, value) in values.iter().enumerate() {
                 let k = k as i64;
                 let (within, block) = (split(k / blocks % elements, self.block), split(k % blocks, &counts));
@@ -324,12 +325,12 @@ mod tests {
                     .collect();
                 if (0..axes).all(|a| (0..self.image[a]).contains(&at[a])) {
                     let pixel = (0..axes).fold(0, |all, a| all * self.image[a] + at[a]);
-                    found[((k / blocks / elements) * pixels + pixel) as usize] += value;
+                    result[((k / blocks / elements) * pixels + pixel) as usize] += value;
                 }
             }
             let mut dims = vec![batch, channels];
             dims.extend(self.image.iter().map(|&size| size as usize));
-            f64s(&dims, &found)
+            f64s(&dims, &result)
         }
     }
 
@@ -346,8 +347,8 @@ mod tests {
             assert_eq!(check_downgrade(&graph, &inputs, 18).nodes.len(), 1);
             check_downgrade(&graph, &inputs, 16);
             let empty = [Tensor::filled(DType::F64, &[0, inputs[0].dims()[1], inputs[0].dims()[2]], 0.0)];
-            let given = [empty[0].clone(), inputs[1].clone(), inputs[2].clone()];
-            let ports = [Some(&given[0]), Some(&given[1]), Some(&given[2])];
+            let args = [empty[0].clone(), inputs[1].clone(), inputs[2].clone()];
+            let ports = [Some(&args[0]), Some(&args[1]), Some(&args[2])];
             let got = run_node(OP, &ports, 1, case.attrs()).expect("it runs").remove(0);
             assert_eq!((got.dims()[0], &got.dims()[1..]), (0, &want.dims()[1..]));
         }
@@ -365,9 +366,9 @@ mod tests {
         let block = symbolic.add_constant("block", inputs[2].clone());
         add(&mut symbolic, OP, "y", &[Some(ids[0]), Some(image), Some(block)], 1, case.attrs());
         crate::passes::infer::infer(&mut symbolic).expect("valid");
-        let given = [inputs[0].clone()];
-        assert_close(&run(&symbolic, &given).expect("it runs")[0], &case.expected(&inputs[0], 3), 1e-14);
-        check_gradients(&symbolic, &given, &[0], &[0]);
+        let args = [inputs[0].clone()];
+        assert_close(&run(&symbolic, &args).expect("it runs")[0], &case.expected(&inputs[0], 3), 1e-14);
+        check_gradients(&symbolic, &args, &[0], &[0]);
     }
 
     #[test]
@@ -375,8 +376,8 @@ mod tests {
         let case = &CASES[1];
         for dtype in [DType::I32, DType::U8, DType::I64, DType::F16, DType::BF16, DType::F32] {
             let mut inputs = case.inputs(1, 2);
-            let whole: Vec<f64> = (0..inputs[0].len()).map(|k| (k % 5) as f64).collect();
-            inputs[0] = f64s(inputs[0].dims(), &whole);
+            let full: Vec<f64> = (0..inputs[0].len()).map(|k| (k % 5) as f64).collect();
+            inputs[0] = f64s(inputs[0].dims(), &full);
             let want = cast_tensor(&case.expected(&inputs[0], 2), dtype);
             inputs[0] = cast_tensor(&inputs[0], dtype);
             let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];

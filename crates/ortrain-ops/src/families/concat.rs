@@ -112,10 +112,10 @@ impl Op for Concat {
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
-        let whole = cx.out_dims(0);
-        let axis = normalize_axis(self.axis, whole.len())?;
+        let total_dims = cx.out_dims(0);
+        let axis = normalize_axis(self.axis, total_dims.len())?;
         let output = cx.output(0);
-        let strides = Access::contiguous(cx.out_dtype(0), &whole).strides;
+        let strides = Access::contiguous(cx.out_dtype(0), &total_dims).strides;
         let mut start = 0;
         let mut lengths = Vec::new();
         for k in 0..cx.node().inputs.len() {
@@ -206,10 +206,10 @@ impl Op for SplitTraining {
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
-        let whole = cx.dims(0);
-        let axis = normalize_axis(self.axis, whole.len())?;
+        let total_dims = cx.dims(0);
+        let axis = normalize_axis(self.axis, total_dims.len())?;
         let buffer = cx.input(0);
-        let strides = Access::contiguous(cx.dtype(0), &whole).strides;
+        let strides = Access::contiguous(cx.dtype(0), &total_dims).strides;
         let mut start = 0;
         for k in 0..cx.node().outputs.len() {
             if !cx.has_output(k) {

@@ -52,12 +52,12 @@ impl Conv {
                     filter[0]
                 )));
             }
-            if let (Some(image), Some(each)) = (image, filter[1].known())
+            if let (Some(image), Some(group_channels)) = (image, filter[1].known())
                 && let Some(channels) = image[1].known()
-                && each.checked_mul(groups) != Some(channels)
+                && group_channels.checked_mul(groups) != Some(channels)
             {
                 return Err(OpError::invalid(format!(
-                    "an image of shape {image} has {channels} channels, but a filter of shape {filter} takes {each} in \
+                    "an image of shape {image} has {channels} channels, but a filter of shape {filter} takes {group_channels} in \
                      each of {groups} group{}",
                     if groups == 1 { "" } else { "s" }
                 )));
@@ -89,9 +89,9 @@ impl Conv {
     /// Returns the window of each axis with explicit padding. `None` if `auto_pad` needs sizes that are unknown.
     fn explicit_windows(&self, image: Option<&Shape>, kernel: &[Dim]) -> Option<Vec<SlidingWindow>> {
         let count = kernel.len();
-        let one = |k: usize| {
+        let window = |k: usize| {
             let (stride, dilation) = (self.sliding.stride(k), self.sliding.dilation(k));
-            let (before, behind) = match self.sliding.auto_pad {
+            let (before, end) = match self.sliding.auto_pad {
                 AutoPad::NotSet | AutoPad::Valid => self.sliding.padding(k, count),
                 AutoPad::SameUpper | AutoPad::SameLower => {
                     let cells = kernel[k].known()?;
@@ -102,14 +102,15 @@ impl Conv {
                         None => return None,
                     };
                     let axis = self.sliding.axis((k, count), cells, size).ok()?;
-                    let needed = axis.output.checked_sub(1)? * axis.stride + (cells - 1) * axis.dilation + 1;
-                    let padding = needed.saturating_sub(size) as i64;
+                    let used_len =
+                        axis.output.checked_sub(1)? * axis.stride + (cells - 1) * axis.dilation + 1;
+                    let padding = used_len.saturating_sub(size) as i64;
                     (axis.padding_before as i64, padding - axis.padding_before as i64)
                 }
             };
-            Some(SlidingWindow { stride, dilation, before, after: behind })
+            Some(SlidingWindow { stride, dilation, before, after: end })
         };
-        (0..count).map(one).collect()
+        (0..count).map(window).collect()
     }
 
     /// Returns the attributes, with explicit padding if it can be computed.
@@ -148,12 +149,12 @@ impl Op for Conv {
         let (x, w) = (cx.input(0)?, cx.input(1)?);
         // The reference computes wrong gradients with `auto_pad`, so the padding becomes explicit.
         let attrs = self.explicit_padding_attrs(&cx.node().attrs, cx.shape(x), cx.shape(w))?;
-        let wanted = [cx.needs_grad(0), cx.needs_grad(1), cx.needs_grad(2)];
+        let required = [cx.needs_grad(0), cx.needs_grad(1), cx.needs_grad(2)];
         let gradients = cx.add_node_with_optional_outputs(
             "com.microsoft",
             "ConvGrad",
             &[g, x, w].map(Some),
-            &wanted,
+            &required,
             attrs,
         );
         for (k, gradient) in gradients.into_iter().enumerate() {
@@ -217,16 +218,16 @@ impl Op for ConvGrad {
             }
         }
         let of_conv = |cx: &mut Grad<'_>, inputs: [ValueId; 3], k: usize| {
-            let mut wanted = [false; 3];
-            wanted[k] = true;
-            let made = cx.add_node_with_optional_outputs(
+            let mut output_mask = [false; 3];
+            output_mask[k] = true;
+            let outputs = cx.add_node_with_optional_outputs(
                 "com.microsoft",
                 "ConvGrad",
                 &inputs.map(Some),
-                &wanted,
+                &output_mask,
                 attrs.clone(),
             );
-            made[k].expect("the output was requested")
+            outputs[k].expect("the output was requested")
         };
         if let (true, Some(gw)) = (cx.needs_grad(1), gw) {
             let gradient = of_conv(cx, [dy, x, gw], 0);
@@ -387,9 +388,9 @@ pub(super) mod tests {
         let x = f64s(&[1, 1, 4], &[1.0, 2.0, 3.0, 4.0]);
         let w = f64s(&[2, 1, 2], &[1.0, 10.0, 0.0, -1.0]);
         let b = f64s(&[2], &[100.0, 0.5]);
-        let given = [Some(&x), Some(&w), Some(&b)];
+        let inputs = [Some(&x), Some(&w), Some(&b)];
         let attrs = ints(&[("pads", &[1, 0]), ("strides", &[2])]);
-        let y = run_node(CONV, &given, 1, attrs).expect("it runs");
+        let y = run_node(CONV, &inputs, 1, attrs).expect("it runs");
         assert_close(&y[0], &f64s(&[1, 2, 2], &[110.0, 132.0, -0.5, -2.5]), 0.0);
         // An image of two rows as two groups of one channel each, with dilation 2.
         let x = f64s(&[1, 2, 3], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
@@ -447,13 +448,13 @@ pub(super) mod tests {
         for case in CASES {
             let (x, w) = (generic_tensor(case.0, 1), generic_tensor(case.1, 2));
             let dy = generic_tensor(reference_conv(&x, &w, case.2, case.3, case.4).dims(), 3);
-            let given = [dy, x, w];
-            let inputs: Vec<&Tensor> = given.iter().collect();
+            let args = [dy, x, w];
+            let inputs: Vec<&Tensor> = args.iter().collect();
             let grad = node_graph(GRAD, &inputs, 3, attrs_of(&case));
-            check_gradients(&grad, &given, &[0, 1, 2], &[0, 1, 2]);
+            check_gradients(&grad, &args, &[0, 1, 2], &[0, 1, 2]);
             if case.0.len() == 3 {
-                check_gradients(&grad, &given, &[0, 1], &[1, 2]);
-                check_gradients(&grad, &given, &[0], &[2]);
+                check_gradients(&grad, &args, &[0, 1], &[1, 2]);
+                check_gradients(&grad, &args, &[0], &[2]);
             }
         }
     }
@@ -463,10 +464,10 @@ pub(super) mod tests {
         for case in CASES {
             let (x, w) = (generic_tensor(case.0, 1), generic_tensor(case.1, 2));
             let dy = generic_tensor(reference_conv(&x, &w, case.2, case.3, case.4).dims(), 3);
-            let given = [dy, x, w];
-            let inputs: Vec<&Tensor> = given.iter().collect();
+            let args = [dy, x, w];
+            let inputs: Vec<&Tensor> = args.iter().collect();
             let grad = node_graph(GRAD, &inputs, 3, attrs_of(&case));
-            check_decomposition(&grad, &given, 1e-12);
+            check_decomposition(&grad, &args, 1e-12);
         }
     }
 
@@ -494,17 +495,17 @@ pub(super) mod tests {
             let (x, w, b) =
                 (generic_tensor(case.0, 1), generic_tensor(case.1, 2), generic_tensor(&case.1[..1], 3));
             let conv = node_graph(CONV, &[&x, &w, &b], 1, attrs_of(&case));
-            let given = [x, w, b];
-            let y = run(&conv, &given).expect("it runs").remove(0);
+            let inputs = [x, w, b];
+            let y = run(&conv, &inputs).expect("it runs").remove(0);
             let want = gradient_graph(&conv, &[Some(generic_tensor(y.dims(), 4))], &[0, 1, 2]);
-            let want = run(&want, &given).expect("it runs");
+            let want = run(&want, &inputs).expect("it runs");
             let all: Vec<usize> = (0..case.0.len()).filter(|&axis| axis != 1).collect();
             for axes in [&all[..1], &all[1..], &all] {
                 let named = with_symbolic_sizes(&conv, 0, axes);
                 let mut plain = gradient_graph(&named, &[Some(generic_tensor(y.dims(), 4))], &[0, 1, 2]);
-                assert_eq!(run(&plain, &given).expect("it runs"), want);
+                assert_eq!(run(&plain, &inputs).expect("it runs"), want);
                 passes::decompose::standardise(&mut plain).expect("it decomposes");
-                for (got, want) in run(&plain, &given).expect("plain runs").iter().zip(&want) {
+                for (got, want) in run(&plain, &inputs).expect("plain runs").iter().zip(&want) {
                     assert_close(got, want, 1e-12);
                 }
             }
@@ -523,25 +524,29 @@ pub(super) mod tests {
         ] {
             let attrs = ints(&[("strides", &steps)]).with("auto_pad", mode);
             let conv = node_graph(CONV, &[&x, &w], 1, attrs.clone());
-            let given = [x.clone(), w.clone()];
-            check_gradients(&conv, &given, &[0, 1], &[0]);
-            let y = run(&conv, &given).expect("it runs").remove(0);
+            let inputs = [x.clone(), w.clone()];
+            check_gradients(&conv, &inputs, &[0, 1], &[0]);
+            let y = run(&conv, &inputs).expect("it runs").remove(0);
             let seed = [Some(generic_tensor(y.dims(), 3))];
             let emitted = |graph: &Graph| {
-                let made = gradient_graph(graph, &seed, &[0, 1]);
+                let gradient = gradient_graph(graph, &seed, &[0, 1]);
                 let attrs =
-                    made.nodes.iter().find(|node| &*node.op == "ConvGrad").map(|node| node.attrs.clone());
+                    gradient.nodes.iter().find(|node| &*node.op == "ConvGrad").map(|node| node.attrs.clone());
                 attrs.expect("it is emitted")
             };
-            let found = emitted(&conv);
-            assert_eq!(found.ints("pads").expect("ints"), Some(&pads[..]), "{mode} {steps:?}");
-            assert_eq!(found.string("auto_pad").expect("a text"), Some("NOTSET"));
+            let emitted_attrs = emitted(&conv);
+            assert_eq!(emitted_attrs.ints("pads").expect("ints"), Some(&pads[..]), "{mode} {steps:?}");
+            assert_eq!(emitted_attrs.string("auto_pad").expect("a text"), Some("NOTSET"));
             // Without the sizes, the padding is only known for stride 1.
             let named = emitted(&with_symbolic_sizes(&conv, 0, &[2, 3]));
-            let told = steps == [1, 1] || mode == "VALID";
-            assert_eq!(named.string("auto_pad").expect("a text") == Some("NOTSET"), told, "{mode} {steps:?}");
+            let is_determined = steps == [1, 1] || mode == "VALID";
+            assert_eq!(
+                named.string("auto_pad").expect("a text") == Some("NOTSET"),
+                is_determined,
+                "{mode} {steps:?}"
+            );
             let mut plain = gradient_graph(&with_symbolic_sizes(&conv, 0, &[2, 3]), &seed, &[0, 1]);
-            assert_eq!(passes::decompose::standardise(&mut plain).is_ok(), told, "{mode} {steps:?}");
+            assert_eq!(passes::decompose::standardise(&mut plain).is_ok(), is_determined, "{mode} {steps:?}");
         }
     }
 
@@ -550,21 +555,21 @@ pub(super) mod tests {
         let (x, w, b) =
             (generic_tensor(&[1, 2, 4], 1), generic_tensor(&[2, 2, 3], 2), generic_tensor(&[2], 3));
         let conv = node_graph(CONV, &[&x, &w, &b], 1, Attrs::new());
-        for (targets, made) in
+        for (targets, instructions) in
             [(&[0][..], [true, false, false]), (&[1], [false, true, false]), (&[2], [false, false, true])]
         {
             let graph = gradient_graph(&conv, &[Some(generic_tensor(&[1, 2, 2], 4))], targets);
             let node = graph.nodes.iter().find(|node| &*node.op == "ConvGrad").expect("it is emitted");
             let outputs: Vec<bool> =
                 (0..3).map(|k| node.outputs.get(k).is_some_and(Option::is_some)).collect();
-            assert_eq!(outputs, made);
+            assert_eq!(outputs, instructions);
         }
     }
 
     /// Returns the names of the instructions that a graph is lowered to.
-    fn instruction_names(graph: &Graph, given: &[Tensor]) -> Vec<&'static str> {
-        let roles = vec![crate::Role::User; given.len()];
-        let schedule = crate::Specialiser::new(graph.clone(), roles).schedule(given).expect("it is made");
+    fn instruction_names(graph: &Graph, inputs: &[Tensor]) -> Vec<&'static str> {
+        let roles = vec![crate::Role::User; inputs.len()];
+        let schedule = crate::Specialiser::new(graph.clone(), roles).schedule(inputs).expect("it is made");
         let program = schedule.single_program().expect("one program");
         program.instructions.iter().map(|scheduled| scheduled.instruction.name()).collect()
     }
@@ -573,11 +578,11 @@ pub(super) mod tests {
     fn emits_minimal_instructions() {
         let (x, w, b) =
             (generic_tensor(&[2, 2, 4], 1), generic_tensor(&[2, 2, 3], 2), generic_tensor(&[2], 3));
-        let given = [x, w, b];
-        let mut conv = node_graph(CONV, &[&given[0], &given[1], &given[2]], 1, Attrs::new());
+        let inputs = [x, w, b];
+        let mut conv = node_graph(CONV, &[&inputs[0], &inputs[1], &inputs[2]], 1, Attrs::new());
         let gradients = |targets: &[usize]| {
             let graph = gradient_graph(&conv, &[Some(generic_tensor(&[2, 2, 2], 4))], targets);
-            instruction_names(&graph, &given)
+            instruction_names(&graph, &inputs)
         };
         assert_eq!(gradients(&[0]), ["Conv"]);
         assert_eq!(gradients(&[1]), ["Conv"]);
@@ -586,7 +591,7 @@ pub(super) mod tests {
         let y = conv.outputs[0];
         conv.outputs.clear();
         add(&mut conv, ("", "Relu"), "relu", &[Some(y)], 1, Attrs::new());
-        assert_eq!(instruction_names(&conv, &given), ["Conv"]);
+        assert_eq!(instruction_names(&conv, &inputs), ["Conv"]);
     }
 
     #[test]
@@ -616,15 +621,15 @@ pub(super) mod tests {
             );
             let conv = node_graph(CONV, &[&x, &w, &b], 1, Attrs::new().with("group", groups as i64));
             let zeros = f64s(w.dims(), &vec![0.0; w.len()]);
-            let given = [x, w, b];
-            assert_eq!(run(&conv, &given).expect("it runs")[0].dims(), [0, 2, 2]);
+            let inputs = [x, w, b];
+            assert_eq!(run(&conv, &inputs).expect("it runs")[0].dims(), [0, 2, 2]);
             let want = [f64s(&[0, 2, 4], &[]), zeros, f64s(&[2], &[0.0; 2])];
             for named in [&[][..], &[0]] {
                 let conv = with_symbolic_sizes(&conv, 0, named);
                 let mut graph = gradient_graph(&conv, &[Some(generic_tensor(&[0, 2, 2], 4))], &[0, 1, 2]);
-                assert_eq!(run(&graph, &given).expect("it runs"), want);
+                assert_eq!(run(&graph, &inputs).expect("it runs"), want);
                 passes::decompose::standardise(&mut graph).expect("it decomposes");
-                assert_eq!(run(&graph, &given).expect("plain runs"), want);
+                assert_eq!(run(&graph, &inputs).expect("plain runs"), want);
             }
         }
     }
@@ -653,7 +658,7 @@ pub(super) mod tests {
         let x = generic_tensor(&[1, 4, 5, 5], 1);
         let w = generic_tensor(&[6, 4, 3, 3], 2);
         let refused = |x: &Tensor, w: &Tensor, attrs: Attrs| error_message(CONV, &[x, w], attrs);
-        for (message, needle) in [
+        for (message, fragment) in [
             (refused(&x, &generic_tensor(&[6, 4, 3], 2), Attrs::new()), "must have the same number of axes"),
             (
                 refused(&generic_tensor(&[4, 4], 1), &generic_tensor(&[4, 4], 2), Attrs::new()),
@@ -675,7 +680,7 @@ pub(super) mod tests {
                 refused(&x, &w, ints(&[("kernel_shape", &[3, 2])])),
                 "kernel_shape [3, 2] does not match a filter of shape",
             ),
-            (refused(&x, &w, ints(&[("kernel_shape", &[3])])), "need 2"),
+            (refused(&x, &w, ints(&[("kernel_shape", &[3])])), "must have 2 elements"),
             (refused(&x, &generic_tensor(&[6, 4, 3, 0], 2), Attrs::new()), "has no cells"),
             (
                 refused(&x, &generic_tensor(&[1, 4, 1, (1 << 20) + 1], 2), Attrs::new()),
@@ -687,12 +692,12 @@ pub(super) mod tests {
             (refused(&x, &w, ints(&[("dilations", &[i64::MAX, 1])])), "does not fit 5"),
             (refused(&x, &w, ints(&[("strides", &[0, 1])])), "strides must be at least 1, got [0, 1]"),
             (refused(&x, &w, ints(&[("strides", &[1, -1])])), "strides must be at least 1, got [1, -1]"),
-            (refused(&x, &w, ints(&[("pads", &[1, 1])])), "need 4"),
-            (refused(&x, &w, ints(&[("pads", &[0, 0, 0, -1])])), "0 is the least"),
+            (refused(&x, &w, ints(&[("pads", &[1, 1])])), "must have 4 elements"),
+            (refused(&x, &w, ints(&[("pads", &[0, 0, 0, -1])])), "pads must be at least 0"),
             (refused(&x, &w, ints(&[("pads", &[i64::MAX, 0, i64::MAX, 0])])), "too large to count"),
             (
                 refused(&x, &w, ints(&[("pads", &[1 << 40, 1 << 40, 0, 0])])),
-                "16777216 are the most at one end",
+                "the padding is at most 16777216 at each end",
             ),
             (
                 error_message(CONV, &[&x, &w, &generic_tensor(&[5], 3)], Attrs::new()),
@@ -708,7 +713,7 @@ pub(super) mod tests {
                 "the gradient has shape [1, 6, 3, 2], but the result has shape [1, 6, 3, 3]",
             ),
         ] {
-            assert!(message.contains(needle), "{message}");
+            assert!(message.contains(fragment), "{message}");
             assert!(message.starts_with("node \"y\""), "{message}");
         }
         let message = refused(&x, &Tensor::i64(&[6, 4, 3, 3], &[0; 216]), Attrs::new());

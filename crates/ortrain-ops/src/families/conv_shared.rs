@@ -36,25 +36,25 @@ pub(super) fn kernel_dims(
     filter: Option<&Shape>,
     rank: usize,
 ) -> Result<Vec<Dim>, OpError> {
-    let one = |k: usize| -> Result<Dim, OpError> {
-        let said = sliding.kernel.as_ref().and_then(|kernel| usize::try_from(*kernel.get(k)?).ok());
-        let found = filter.map(|filter| &filter[k + 2]);
-        match (said, found, filter) {
+    let axis_size = |k: usize| -> Result<Dim, OpError> {
+        let declared = sliding.kernel.as_ref().and_then(|kernel| usize::try_from(*kernel.get(k)?).ok());
+        let actual = filter.map(|filter| &filter[k + 2]);
+        match (declared, actual, filter) {
             (_, Some(Dim::Known(0)), Some(filter)) => {
                 Err(OpError::invalid(format!("a filter of shape {filter} has no cells")))
             }
-            (Some(said), Some(Dim::Known(found)), Some(filter)) if said != *found => {
+            (Some(size), Some(Dim::Known(found)), Some(filter)) if size != *found => {
                 let kernel = sliding.kernel.as_deref().unwrap_or_default();
                 Err(OpError::invalid(format!(
                     "kernel_shape {kernel:?} does not match a filter of shape {filter}"
                 )))
             }
-            (Some(said), ..) => Ok(Dim::Known(said)),
-            (None, Some(found), _) => Ok(found.clone()),
+            (Some(size), ..) => Ok(Dim::Known(size)),
+            (None, Some(dim), _) => Ok(dim.clone()),
             (None, None, _) => Ok(Dim::symbol("?")),
         }
     };
-    let kernel: Vec<Dim> = (0..rank.saturating_sub(2)).map(one).collect::<Result<_, _>>()?;
+    let kernel: Vec<Dim> = (0..rank.saturating_sub(2)).map(axis_size).collect::<Result<_, _>>()?;
     let cells = kernel.iter().filter_map(Dim::known).fold(1, usize::saturating_mul);
     if cells > MAX_KERNEL_CELLS {
         let shape = kernel.iter().cloned().collect::<Shape>();
@@ -191,9 +191,9 @@ fn shape_with_leading_axes(rw: &mut Rewrite<'_>, value: ValueId, lead: &[i64]) -
 
 /// Returns the sizes of a value's spatial axes, as a value.
 fn spatial_sizes(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
-    let whole = rw.add("Shape", &[value], Attrs::new());
+    let full_shape = rw.add("Shape", &[value], Attrs::new());
     let (start, end) = (rw.ints("start", &[2]), rw.ints("end", &[i64::MAX]));
-    rw.add("Slice", &[whole, start, end], Attrs::new())
+    rw.add("Slice", &[full_shape, start, end], Attrs::new())
 }
 
 /// Returns the first `sizes` elements of a value along its spatial axes.
@@ -232,7 +232,7 @@ pub(super) fn filter_gradient(
 ) -> Result<ValueId, OpError> {
     let kernel =
         filter[2..].iter().map(|dim| dim.known().map(|size| size as i64)).collect::<Option<Vec<i64>>>();
-    let (Some(kernel), Some(each)) = (kernel, filter[1].known()) else {
+    let (Some(kernel), Some(group_channels)) = (kernel, filter[1].known()) else {
         return Err(OpError::unsupported(
             "to write the gradient of a filter in plain ONNX, the filter's sizes must be known",
         ));
@@ -241,26 +241,26 @@ pub(super) fn filter_gradient(
     let batch_of_channels = if groups == 1 {
         swap_leading_axes(rw, x, rank)
     } else {
-        let (groups, each) = (groups as i64, each as i64);
+        let (groups, channels_per_group) = (groups as i64, group_channels as i64);
         // Known sizes replace -1, which is ambiguous for an empty image.
         let batch = [x, dy].into_iter().find_map(|value| rw.shape(value)?[0].known());
         let batch = batch.map_or(-1, |batch| batch as i64);
         let channels = if batch < 0 { -1 } else { groups * batch };
         let exact = if batch < 0 { Attrs::new() } else { Attrs::new().with("allowzero", 1i64) };
-        let apart = shape_with_leading_axes(rw, x, &[batch, groups, each]);
-        let apart = rw.add("Reshape", &[x, apart], exact.clone());
+        let split_shape = shape_with_leading_axes(rw, x, &[batch, groups, channels_per_group]);
+        let split = rw.add("Reshape", &[x, split_shape], exact.clone());
         let mut perm: Vec<i64> = (0..=rank as i64).collect();
         perm.swap(0, 2);
-        let turned = rw.add("Transpose", &[apart], Attrs::new().with("perm", perm));
-        let together = shape_with_leading_axes(rw, x, &[each, channels]);
-        rw.add("Reshape", &[turned, together], exact)
+        let transposed = rw.add("Transpose", &[split], Attrs::new().with("perm", perm));
+        let together = shape_with_leading_axes(rw, x, &[channels_per_group, channels]);
+        rw.add("Reshape", &[transposed, together], exact)
     };
     let filters = swap_leading_axes(rw, dy, rank);
-    let turned: Vec<SlidingWindow> = windows
+    let swapped_windows: Vec<SlidingWindow> = windows
         .iter()
         .map(|window| SlidingWindow { stride: window.dilation, dilation: window.stride, ..window.clone() })
         .collect();
-    let attrs = explicit_attrs(groups, &turned);
+    let attrs = explicit_attrs(groups, &swapped_windows);
     let sums = rw.add("Conv", &[batch_of_channels, filters], attrs);
     let kernel = rw.ints("kernel", &kernel);
     let cells = crop_spatial(rw, sums, kernel, count);

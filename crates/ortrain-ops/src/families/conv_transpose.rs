@@ -59,10 +59,10 @@ struct Adjoint {
 
 impl ConvTranspose {
     fn read(node: &Node) -> Result<ConvTranspose, OpError> {
-        let list = |name: &str, least: i64| -> Result<Option<Vec<i64>>, OpError> {
+        let list = |name: &str, min: i64| -> Result<Option<Vec<i64>>, OpError> {
             let Some(values) = node.attrs.ints(name)? else { return Ok(None) };
-            if values.iter().any(|&value| value < least) {
-                return Err(OpError::invalid(format!("{name} must be at least {least}, got {values:?}")));
+            if values.iter().any(|&value| value < min) {
+                return Err(OpError::invalid(format!("{name} must be at least {min}, got {values:?}")));
             }
             Ok(Some(values.to_vec()))
         };
@@ -97,24 +97,29 @@ impl ConvTranspose {
         let reach = (kernel as i128 - 1) * dilation + 1;
         let input = input.map(|input| input as i128);
         let natural = |input: i128| (input - 1) * stride + reach + extra;
-        let asked = self.output_shape.as_ref().map(|list| i128::from(list[k]));
-        let same = matches!(self.sliding.auto_pad, AutoPad::SameUpper | AutoPad::SameLower);
+        let requested = self.output_shape.as_ref().map(|list| i128::from(list[k]));
+        let is_same = matches!(self.sliding.auto_pad, AutoPad::SameUpper | AutoPad::SameLower);
         // Natural size minus the requested size.
-        let over = match asked {
+        let excess = match requested {
             Some(size) => natural(input?) - size,
-            None if same => reach + extra - stride,
+            None if is_same => reach + extra - stride,
             None => {
-                let (before, behind) = self.sliding.padding(k, axes);
-                let (before, behind) = (i128::from(before), i128::from(behind));
-                let size = input.map(|input| natural(input) - before - behind);
-                return Some(Extent { size, before, after: behind, untouched: extra });
+                let (before, end) = self.sliding.padding(k, axes);
+                let (before, wide_end) = (i128::from(before), i128::from(end));
+                let size = input.map(|input| natural(input) - before - wide_end);
+                return Some(Extent { size, before, after: wide_end, untouched: extra });
             }
         };
-        let cut = over.max(0);
+        let total_padding = excess.max(0);
         let upper = self.sliding.auto_pad == AutoPad::SameUpper;
-        let before = if upper { cut / 2 } else { cut - cut / 2 };
-        let size = asked.or(input.map(|input| input * stride));
-        Some(Extent { size, before, after: cut - before, untouched: extra + cut - over })
+        let before = if upper { total_padding / 2 } else { total_padding - total_padding / 2 };
+        let size = requested.or(input.map(|input| input * stride));
+        Some(Extent {
+            size,
+            before,
+            after: total_padding - before,
+            untouched: extra + total_padding - excess,
+        })
     }
 
     /// Returns the size of the result along an axis.
@@ -142,13 +147,14 @@ impl ConvTranspose {
     /// Returns the spatial axes of the adjoint convolution.
     fn axes(&self, kernel: &[usize], features: &[usize]) -> Result<SlidingAxes, OpError> {
         let count = kernel.len();
-        let one = |k: usize| {
+        let axis = |k: usize| {
             let (cells, output) = (kernel[k], features[k + 2]);
             let input = self.size((k, count), cells, output)?;
             let before = self.extent((k, count), cells, Some(output)).expect("the size is known").before;
             let (stride, dilation) = (self.sliding.stride(k), self.sliding.dilation(k));
-            let far = output as i128 * i128::from(stride) + cells as i128 * i128::from(dilation) + before;
-            if isize::try_from(far + input as i128).is_err() {
+            let farthest =
+                output as i128 * i128::from(stride) + cells as i128 * i128::from(dilation) + before;
+            if isize::try_from(farthest + input as i128).is_err() {
                 return Err(OpError::invalid(format!(
                     "spatial axis {k} of size {output} is too large to count with a window of size {cells}, stride \
                      {stride} and dilation {dilation}"
@@ -164,7 +170,7 @@ impl ConvTranspose {
                 padding_before: before as isize,
             })
         };
-        (0..count).map(one).collect()
+        (0..count).map(axis).collect()
     }
 
     fn shape(&self, pass: ConvPass, features: &[usize], filter: &[usize]) -> Result<ConvShape, OpError> {
@@ -183,7 +189,7 @@ impl ConvTranspose {
         let mut channels = unknown(1);
         if let Some(filter) = filter {
             if let Some(features) = features
-                && features[1].known().zip(filter[0].known()).is_some_and(|(found, needed)| found != needed)
+                && features[1].known().zip(filter[0].known()).is_some_and(|(actual, needed)| actual != needed)
             {
                 return Err(OpError::invalid(format!(
                     "an input of shape {features} has {} channels, but a filter of shape {filter} takes {}",
@@ -196,7 +202,7 @@ impl ConvTranspose {
                     filter[0]
                 )));
             }
-            match filter[1].known().map(|each| each.checked_mul(groups)) {
+            match filter[1].known().map(|group_channels| group_channels.checked_mul(groups)) {
                 Some(Some(count)) => channels = Dim::Known(count),
                 Some(None) => {
                     return Err(OpError::invalid(format!(
@@ -211,13 +217,13 @@ impl ConvTranspose {
         let mut dims = vec![features.map_or_else(|| unknown(0), |features| features[0].clone()), channels];
         for (k, cells) in kernel.iter().enumerate() {
             let axes = kernel.len();
-            let asked = self.output_shape.as_ref().and_then(|list| usize::try_from(list[k]).ok());
+            let requested = self.output_shape.as_ref().and_then(|list| usize::try_from(list[k]).ok());
             dims.push(match (features.map(|features| &features[k + 2]), cells) {
                 (Some(Dim::Known(input)), Dim::Known(cells)) => {
                     Dim::Known(self.size((k, axes), *cells, *input)?)
                 }
-                (Some(input), _) if asked.is_none() && self.keeps_size((k, axes), cells) => input.clone(),
-                _ => asked.map_or_else(|| unknown(k + 2), Dim::Known),
+                (Some(input), _) if requested.is_none() && self.keeps_size((k, axes), cells) => input.clone(),
+                _ => requested.map_or_else(|| unknown(k + 2), Dim::Known),
             });
         }
         Ok(Some(dims.into_iter().collect()))
@@ -253,14 +259,14 @@ impl ConvTranspose {
             // Untouched positions of a full stride would become additional positions of the features. They are
             // excluded.
             let spare = extent.untouched - extent.untouched % i128::from(stride);
-            let behind = extent.after - spare;
-            let number = |value: i128| {
+            let end_padding = extent.after - spare;
+            let checked = |value: i128| {
                 i64::try_from(value)
                     .map_err(|_| OpError::invalid(format!("the padding {value} is too large")))
             };
-            let (before, left_out) = (number(extent.before)?, number((-behind).max(0))?);
-            let behind = number(behind.max(0))?;
-            adjoint.windows.push(SlidingWindow { stride, dilation, before, after: behind });
+            let (before, left_out) = (checked(extent.before)?, checked((-end_padding).max(0))?);
+            let end = checked(end_padding.max(0))?;
+            adjoint.windows.push(SlidingWindow { stride, dilation, before, after: end });
             adjoint.trimmed.push(left_out);
         }
         Ok(adjoint)
@@ -271,10 +277,10 @@ impl Adjoint {
     /// Returns ends and axes of a slice that removes the positions that the convolution must not see. `None` if there
     /// are no such positions.
     fn slice(&self) -> Option<(Vec<i64>, Vec<i64>)> {
-        let cut: Vec<(usize, &i64)> =
+        let trimmed_axes: Vec<(usize, &i64)> =
             self.trimmed.iter().enumerate().filter(|(_, count)| **count > 0).collect();
-        let axes: Vec<i64> = cut.iter().map(|(k, _)| *k as i64 + 2).collect();
-        (!cut.is_empty()).then(|| (cut.iter().map(|(_, count)| -**count).collect(), axes))
+        let axes: Vec<i64> = trimmed_axes.iter().map(|(k, _)| *k as i64 + 2).collect();
+        (!trimmed_axes.is_empty()).then(|| (trimmed_axes.iter().map(|(_, count)| -**count).collect(), axes))
     }
 }
 
@@ -320,14 +326,14 @@ impl Op for ConvTranspose {
         }
         if cx.needs_grad(1) {
             // Features and image are swapped.
-            let made = cx.add_node_with_optional_outputs(
+            let outputs = cx.add_node_with_optional_outputs(
                 "com.microsoft",
                 "ConvGrad",
                 &[x, g, w].map(Some),
                 &[false, true],
                 attrs,
             );
-            cx.set_grad(1, made[1].expect("the output was requested"));
+            cx.set_grad(1, outputs[1].expect("the output was requested"));
         }
         Ok(())
     }
@@ -444,7 +450,7 @@ mod tests {
     /// Results of onnxruntime 1.31.
     #[test]
     fn sizes_and_padding() {
-        let whole = [1.0, 10.0, 100.0, 1002.0, 20.0, 200.0, 2003.0, 30.0, 300.0, 3000.0, 0.0, 0.0];
+        let full = [1.0, 10.0, 100.0, 1002.0, 20.0, 200.0, 2003.0, 30.0, 300.0, 3000.0, 0.0, 0.0];
         let three = ints(&[("strides", &[3])]);
         let with = |name: &str, values: &[i64]| three.clone().with(name, values);
         let (upper, lower) = ("SAME_UPPER", "SAME_LOWER");
@@ -466,7 +472,7 @@ mod tests {
             (with("output_shape", &[9]).with("auto_pad", upper), 0, 9),
             (with("output_shape", &[9]).with("auto_pad", lower), 1, 10),
         ] {
-            assert_eq!(digit_result(4, attrs.clone()), whole[from..to], "{attrs:?}");
+            assert_eq!(digit_result(4, attrs.clone()), full[from..to], "{attrs:?}");
         }
         // Windows with gaps between them.
         let gaps = [1.0, 0.0, 0.0, 2.0, 0.0, 0.0, 3.0, 0.0, 0.0];
@@ -481,12 +487,12 @@ mod tests {
         let x = f64s(&[1, 2, 2], &[1.0, 2.0, 3.0, 4.0]);
         let w = f64s(&[2, 2, 1], &[1.0, 10.0, 100.0, 1000.0]);
         let b = f64s(&[4], &[0.1, 0.2, 0.3, 0.4]);
-        let given = [Some(&x), Some(&w), Some(&b)];
-        let y = run_node(TRANSPOSED, &given, 1, Attrs::new().with("group", 2i64)).expect("it runs");
+        let inputs = [Some(&x), Some(&w), Some(&b)];
+        let y = run_node(TRANSPOSED, &inputs, 1, Attrs::new().with("group", 2i64)).expect("it runs");
         let want = [1.1, 2.1, 10.2, 20.2, 300.3, 400.3, 3000.4, 4000.4];
         assert_close(&y[0], &f64s(&[1, 4, 2], &want), 1e-15);
-        let given = [Some(&x), Some(&w), None];
-        let y = run_node(TRANSPOSED, &given, 1, Attrs::new()).expect("it runs");
+        let args = [Some(&x), Some(&w), None];
+        let y = run_node(TRANSPOSED, &args, 1, Attrs::new()).expect("it runs");
         assert_close(&y[0], &f64s(&[1, 2, 2], &[301.0, 402.0, 3010.0, 4020.0]), 0.0);
     }
 
@@ -523,11 +529,11 @@ mod tests {
             let transposed = node_graph(TRANSPOSED, &[&x, &w, &b], 1, attrs_of(&case));
             check_gradients(&transposed, &[x, w, b], &[0, 1, 2], &[0]);
         }
-        for (mode, cells, more) in
+        for (mode, cells, extra) in
             [("SAME_UPPER", 2, 0), ("SAME_LOWER", 5, 2), ("SAME_UPPER", 4, 0), ("VALID", 2, 1)]
         {
             let (x, w) = (generic_tensor(&[1, 1, 3], 1), generic_tensor(&[1, 2, cells], 2));
-            let attrs = ints(&[("strides", &[3]), ("output_padding", &[more])]).with("auto_pad", mode);
+            let attrs = ints(&[("strides", &[3]), ("output_padding", &[extra])]).with("auto_pad", mode);
             check_gradients(&node_graph(TRANSPOSED, &[&x, &w], 1, attrs), &[x, w], &[0, 1], &[0]);
         }
     }
@@ -541,20 +547,20 @@ mod tests {
             let attrs = attrs_of(&case);
             let y = run_node(TRANSPOSED, &[Some(&x), Some(&w)], 1, attrs.clone()).expect("it runs").remove(0);
             let dy = generic_tensor(y.dims(), 3);
-            let given = [dy.clone(), x.clone(), w.clone()];
-            let inputs: Vec<&Tensor> = given.iter().collect();
+            let args = [dy.clone(), x.clone(), w.clone()];
+            let inputs: Vec<&Tensor> = args.iter().collect();
             let grad = node_graph(GRAD, &inputs, 3, attrs.clone());
-            let found = run(&grad, &given).expect("it runs");
+            let result = run(&grad, &args).expect("it runs");
             let total = sum_of_products(&y, &dy);
-            assert!((sum_of_products(&found[0], &x) - total).abs() < 1e-10, "{case:?}");
-            assert!((sum_of_products(&found[1], &w) - total).abs() < 1e-10, "{case:?}");
-            let biased = node_graph(TRANSPOSED, &[&x, &w, &generic_tensor(found[2].dims(), 4)], 1, attrs);
-            let own = gradient_graph(&biased, &[Some(dy)], &[0, 1, 2]);
-            let own = run(&own, &[x, w, generic_tensor(found[2].dims(), 4)]).expect("it runs");
-            for (found, own) in found.iter().zip(&own) {
-                assert_close(found, own, 1e-12);
+            assert!((sum_of_products(&result[0], &x) - total).abs() < 1e-10, "{case:?}");
+            assert!((sum_of_products(&result[1], &w) - total).abs() < 1e-10, "{case:?}");
+            let biased = node_graph(TRANSPOSED, &[&x, &w, &generic_tensor(result[2].dims(), 4)], 1, attrs);
+            let local = gradient_graph(&biased, &[Some(dy)], &[0, 1, 2]);
+            let own_values = run(&local, &[x, w, generic_tensor(result[2].dims(), 4)]).expect("it runs");
+            for (actual, own) in result.iter().zip(&own_values) {
+                assert_close(actual, own, 1e-12);
             }
-            check_decomposition(&grad, &given, 1e-12);
+            check_decomposition(&grad, &args, 1e-12);
         }
     }
 
@@ -563,16 +569,16 @@ mod tests {
         for case in CASES {
             let (x, w) = (generic_tensor(case.0, 1), generic_tensor(case.1, 2));
             let transposed = node_graph(TRANSPOSED, &[&x, &w], 1, attrs_of(&case));
-            let given = [x, w];
-            let y = run(&transposed, &given).expect("it runs").remove(0);
+            let args = [x, w];
+            let y = run(&transposed, &args).expect("it runs").remove(0);
             let seed = [Some(generic_tensor(y.dims(), 4))];
-            let want = run(&gradient_graph(&transposed, &seed, &[0, 1]), &given).expect("it runs");
+            let want = run(&gradient_graph(&transposed, &seed, &[0, 1]), &args).expect("it runs");
             let all: Vec<usize> = (0..case.0.len()).filter(|&axis| axis != 1).collect();
             for axes in [&all[..1], &all] {
                 let named = with_symbolic_sizes(&transposed, 0, axes);
                 if axes.len() > 1 && case.3.iter().any(|(name, _)| *name == "output_shape") {
                     // The padding depends on the size: the graph runs, but has no gradient.
-                    assert_close(&run(&named, &given).expect("it runs")[0], &y, 0.0);
+                    assert_close(&run(&named, &args).expect("it runs")[0], &y, 0.0);
                     let mut graph = named.clone();
                     let seed = graph.add_constant("seed", generic_tensor(y.dims(), 4));
                     let (output, target) = (graph.outputs[0], graph.inputs[0]);
@@ -586,9 +592,9 @@ mod tests {
                     continue;
                 }
                 let mut plain = gradient_graph(&named, &seed, &[0, 1]);
-                assert_eq!(run(&plain, &given).expect("it runs"), want);
+                assert_eq!(run(&plain, &args).expect("it runs"), want);
                 passes::decompose::standardise(&mut plain).expect("it decomposes");
-                for (got, want) in run(&plain, &given).expect("plain runs").iter().zip(&want) {
+                for (got, want) in run(&plain, &args).expect("plain runs").iter().zip(&want) {
                     assert_close(got, want, 1e-12);
                 }
             }
@@ -621,10 +627,10 @@ mod tests {
     fn rejects_invalid_shapes() {
         let (x, w) = (generic_tensor(&[1, 4, 5, 5], 1), generic_tensor(&[4, 3, 3, 3], 2));
         let refusal = |x: &Tensor, w: &Tensor, attrs: Attrs| {
-            let found = one_node_graph(28, TRANSPOSED, &[Some(x), Some(w)], 1, attrs);
-            found.expect_err("refused").to_string()
+            let result = one_node_graph(28, TRANSPOSED, &[Some(x), Some(w)], 1, attrs);
+            result.expect_err("refused").to_string()
         };
-        for (message, needle) in [
+        for (message, fragment) in [
             (refusal(&x, &generic_tensor(&[4, 3, 3], 2), Attrs::new()), "must have the same number of axes"),
             (
                 refusal(&generic_tensor(&[4, 4], 1), &generic_tensor(&[4, 4], 2), Attrs::new()),
@@ -651,7 +657,7 @@ mod tests {
             (refusal(&x, &w, ints(&[("output_padding", &[1, -1])])), "output_padding must be at least 0"),
             (refusal(&x, &w, ints(&[("output_shape", &[1, 3, 5, 5])])), "output_shape must have 2 elements"),
             (refusal(&x, &w, ints(&[("output_shape", &[5, 0])])), "output_shape must be at least 1"),
-            (refusal(&x, &w, ints(&[("strides", &[0, 1])])), "1 is the least"),
+            (refusal(&x, &w, ints(&[("strides", &[0, 1])])), "strides must be at least 1"),
             (
                 refusal(&x, &w, ints(&[("pads", &[3, 0, 4, 0])])),
                 "the result is empty along spatial axis 0: windows of size 3 at 5 positions cover 7 elements; padding removes \
@@ -662,7 +668,7 @@ mod tests {
             (refusal(&x, &w, ints(&[("strides", &[1 << 40, 1 << 40])])), "too large to address"),
             (refusal(&x, &w, ints(&[("output_shape", &[1 << 40, 1 << 40])])), "too large to address"),
         ] {
-            assert!(message.contains(needle), "{message}");
+            assert!(message.contains(fragment), "{message}");
             assert!(message.starts_with("node \"y\""), "{message}");
         }
         // Each position of the window is addressable, but their common origin is not.

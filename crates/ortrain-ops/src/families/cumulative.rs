@@ -56,7 +56,7 @@ impl Cumulative {
         let mut nest = cx.nest(&[before, size, after], 0);
         let dtype = cx.buffer_dtype(source);
         let ty = Type::of(dtype);
-        let own = nest.load(source, cx.contiguous_access(source, &[before, size, after]));
+        let current = nest.load(source, cx.contiguous_access(source, &[before, size, after]));
         let b = &mut nest.b;
         let (outer, at, inner) = (b.coordinate(0), b.coordinate(1), b.coordinate(2));
         let (step, zero) = (b.int(distance as i64), b.int(0));
@@ -71,13 +71,13 @@ impl Cumulative {
         let line = b.mul(outer, sizes);
         let row = b.add(line, from);
         let start = b.mul(row, afters);
-        let place = b.add(start, inner);
-        let other = nest.gather(cx, source, place);
+        let index = b.add(start, inner);
+        let other = nest.gather(cx, source, index);
         let b = &mut nest.b;
         let (value, alone) = if shifts {
             (other, b.constant(ty, if self.product { 1.0 } else { 0.0 }))
         } else {
-            (b.binary(if self.product { BinaryOp::Mul } else { BinaryOp::Add }, own, other), own)
+            (b.binary(if self.product { BinaryOp::Mul } else { BinaryOp::Add }, current, other), current)
         };
         let result = b.select(inside, value, alone);
         nest.store_contiguous(cx, target, result);
@@ -103,12 +103,12 @@ impl Cumulative {
         let columns = cx.add("Range", &[zero, size, one], Attrs::new());
         let axis = cx.ints("axis", &[1]);
         let rows = cx.add("Unsqueeze", &[columns, axis], Attrs::new());
-        let behind = cx.add("Less", &[rows, columns], Attrs::new());
+        let is_later = cx.add("Less", &[rows, columns], Attrs::new());
         let not_before = cx.add("LessOrEqual", &[rows, columns], Attrs::new());
         let (nothing, neutral) = (number(cx, 0.0), number(cx, 1.0));
         let between = cx.ints("between", &[rank as i64 - 1]);
         let spread = cx.add("Unsqueeze", &[x, between], Attrs::new());
-        let masked = cx.add("Where", &[behind, spread, neutral], Attrs::new());
+        let masked = cx.add("Where", &[is_later, spread, neutral], Attrs::new());
         let columns_axis = scalar(cx, rank as i64);
         let products = cx.add("CumProd", &[masked, columns_axis], Attrs::new());
         let arriving = cx.add("Unsqueeze", &[g, between], Attrs::new());
@@ -132,7 +132,7 @@ impl Cumulative {
         let mut perm: Vec<i64> = (0..rank as i64).collect();
         perm.swap(axis, rank - 1);
         let last = rank as i64 - 1;
-        let turned = |cx: &mut Grad<'_>, value: ValueId| match axis + 1 == rank {
+        let transposed = |cx: &mut Grad<'_>, value: ValueId| match axis + 1 == rank {
             true => value,
             false => cx.add("Transpose", &[value], Attrs::new().with("perm", perm.clone())),
         };
@@ -148,7 +148,7 @@ impl Cumulative {
             let filling = cx.constant("filling", Tensor::scalar(dtype, filling));
             cx.add("Pad", &[value, pads, filling], Attrs::new())
         };
-        let (mut elements, mut arriving) = (turned(cx, x), turned(cx, g));
+        let (mut elements, mut arriving) = (transposed(cx, x), transposed(cx, g));
         if self.reverse {
             (elements, arriving) = (flipped(cx, elements), flipped(cx, arriving));
         }
@@ -162,7 +162,7 @@ impl Cumulative {
         if self.reverse {
             gradient = flipped(cx, gradient);
         }
-        let gradient = turned(cx, gradient);
+        let gradient = transposed(cx, gradient);
         cx.set_grad(0, gradient);
         Ok(())
     }
@@ -301,7 +301,7 @@ fn downgrade_product(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut perm: Vec<i64> = (0..rank as i64).collect();
     perm.swap(axis, rank - 1);
     let perm = Attrs::new().with("perm", perm);
-    let turned = if axis + 1 == rank { x } else { rw.add("Transpose", &[x], perm.clone()) };
+    let transposed = if axis + 1 == rank { x } else { rw.add("Transpose", &[x], perm.clone()) };
     let shape = rw.add("Shape", &[x], Attrs::new());
     let at = rw.ints("axis", &[axis as i64]);
     let size = rw.add("Gather", &[shape, at], Attrs::new().with("axis", 0i64));
@@ -316,7 +316,7 @@ fn downgrade_product(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         rw.add("Not", &[after], Attrs::new())
     };
     let between = rw.ints("between", &[rank as i64 - 1]);
-    let spread = rw.add("Unsqueeze", &[turned, between], Attrs::new());
+    let spread = rw.add("Unsqueeze", &[transposed, between], Attrs::new());
     let neutral = rw.constant("one", Tensor::scalar(dtype, 1.0));
     let masked = rw.add("Where", &[counts, spread, neutral], Attrs::new());
     let last = rw.ints("last", &[rank as i64]);

@@ -103,47 +103,51 @@ impl CustomGradient {
     fn build_rule(&self, cx: &mut Grad<'_>) -> Result<GradientRule, OpError> {
         let node = cx.node().clone();
         let mut graph = subgraph(&node, GRADIENT)?.clone();
-        let own = node.inputs.len() - node.captures;
-        let rest = graph.inputs.len().checked_sub(node.captures + self.inputs).filter(|rest| rest % 2 == 0);
+        let explicit_count = node.inputs.len() - node.captures;
+        let remaining =
+            graph.inputs.len().checked_sub(node.captures + self.inputs).filter(|count| count % 2 == 0);
         let fits = |outputs: &usize| {
-            own <= self.inputs && node.outputs.len() <= *outputs && graph.outputs.len() == self.of.len()
+            explicit_count <= self.inputs
+                && node.outputs.len() <= *outputs
+                && graph.outputs.len() == self.of.len()
         };
-        let outputs = rest.map(|rest| rest / 2).filter(fits).ok_or_else(|| {
+        let outputs = remaining.map(|gradient_inputs| gradient_inputs / 2).filter(fits).ok_or_else(|| {
             OpError::invalid(format!("{} does not match the inputs and outputs of the node", self.label))
         })?;
 
-        let wanted: Vec<usize> =
-            (0..self.of.len()).filter(|&j| self.of[j] < own && cx.needs_grad(self.of[j])).collect();
-        graph.outputs = wanted.iter().map(|&j| graph.outputs[j]).collect();
-        let of = wanted.into_iter().map(|j| self.of[j]).collect();
+        let required: Vec<usize> = (0..self.of.len())
+            .filter(|&j| self.of[j] < explicit_count && cx.needs_grad(self.of[j]))
+            .collect();
+        graph.outputs = required.iter().map(|&j| graph.outputs[j]).collect();
+        let of = required.into_iter().map(|j| self.of[j]).collect();
         graph.remove_unused();
 
         let port = |ports: &[Option<ValueId>], k: usize| ports.get(k).copied().flatten();
-        let mut given: Vec<Option<ValueId>> =
-            (0..self.inputs).map(|k| port(&node.inputs[..own], k)).collect();
-        given.extend((0..outputs).map(|k| port(&node.outputs, k)));
+        let mut outer_values: Vec<Option<ValueId>> =
+            (0..self.inputs).map(|k| port(&node.inputs[..explicit_count], k)).collect();
+        outer_values.extend((0..outputs).map(|k| port(&node.outputs, k)));
         for k in 0..outputs {
-            let used = is_used(&graph, graph.inputs[given.len()]);
+            let used = is_used(&graph, graph.inputs[outer_values.len()]);
             let gradient = match (cx.output_grad(k), port(&node.outputs, k)) {
                 // A missing gradient of an output is zero.
                 (None, Some(output)) if used => Some(zeros_like(cx, output)?),
                 (gradient, _) => gradient,
             };
-            given.push(gradient);
+            outer_values.push(gradient);
         }
-        given.extend_from_slice(&node.inputs[own..]);
-        for (k, &outer) in given.iter().enumerate() {
+        outer_values.extend_from_slice(&node.inputs[explicit_count..]);
+        for (k, &outer) in outer_values.iter().enumerate() {
             // A gradient has the type of its value. Its own type may be unknown at this point.
             let is_gradient = (self.inputs + outputs..self.inputs + 2 * outputs).contains(&k);
-            let like = if is_gradient { given[k - outputs] } else { outer };
+            let like = if is_gradient { outer_values[k - outputs] } else { outer };
             let (Some(outer), Some(like)) = (outer, like) else { continue };
             let inner = graph.value_mut(graph.inputs[k]);
             inner.ty = cx.ty(like).clone();
             inner.constant = cx.constant_of(outer).cloned();
             inner.sizes.clone_from(&cx.graph.value(outer).sizes);
         }
-        let given = graph.inputs.iter().copied().zip(given).collect();
-        Ok(GradientRule { graph, bindings: given, targets: of })
+        let pairs = graph.inputs.iter().copied().zip(outer_values).collect();
+        Ok(GradientRule { graph, bindings: pairs, targets: of })
     }
 }
 
@@ -167,10 +171,10 @@ impl GradientRule {
         let absent: FxHashSet<ValueId> =
             self.bindings.iter().filter(|(_, outer)| outer.is_none()).map(|&(inner, _)| inner).collect();
         for node in &mut self.graph.nodes {
-            let own = node.inputs.len() - node.captures;
+            let explicit_count = node.inputs.len() - node.captures;
             for (k, port) in node.inputs.iter_mut().enumerate() {
                 if let Some(id) = port.filter(|id| absent.contains(id)) {
-                    if k >= own {
+                    if k >= explicit_count {
                         let name = self.graph.name_of(id);
                         let message =
                             format!("{label} uses {name:?} in a subgraph, but the node omits this value");
@@ -193,15 +197,15 @@ impl GradientRule {
         let mut certain = Vec::with_capacity(self.targets.len());
         for (&gradient, &k) in self.graph.outputs.iter().zip(&self.targets) {
             let input = cx.input(k)?;
-            let (wanted, found) = (cx.ty(input), &self.graph.value(gradient).ty);
-            let same = wanted.shape().is_some() && wanted.shape() == found.shape();
+            let (expected, found) = (cx.ty(input), &self.graph.value(gradient).ty);
+            let same = expected.shape().is_some() && expected.shape() == found.shape();
             certain.push(same);
-            let transposed = !same && wanted.shape().map(sorted_sizes) == found.shape().map(sorted_sizes);
+            let transposed = !same && expected.shape().map(sorted_sizes) == found.shape().map(sorted_sizes);
             let differ =
-                transposed && wanted.shape().is_some() || merge_types(wanted, found.clone()).is_err();
+                transposed && expected.shape().is_some() || merge_types(expected, found.clone()).is_err();
             if differ {
                 return Err(OpError::invalid(format!(
-                    "{label} returns {found} for input {k}, {:?}, of type {wanted}; a gradient must have the type and \
+                    "{label} returns {found} for input {k}, {:?}, of type {expected}; a gradient must have the type and \
                      shape of its input",
                     cx.name_of(input)
                 )));
@@ -278,9 +282,9 @@ impl Op for CustomGradient {
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let node = rw.node();
     let forward = checked_forward(node)?;
-    let own = node.inputs.len() - node.captures;
+    let explicit_count = node.inputs.len() - node.captures;
     let mut outer: FxHashMap<ValueId, ValueId> = FxHashMap::default();
-    for (&inner, port) in forward.inputs.iter().zip(&node.inputs[own..]) {
+    for (&inner, port) in forward.inputs.iter().zip(&node.inputs[explicit_count..]) {
         outer.insert(inner, port.ok_or_else(|| OpError::invalid("a captured value is missing"))?);
     }
     let mut at = |rw: &mut Rewrite<'_>, id: ValueId| {
@@ -301,8 +305,8 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     }
     let ports = (0..node.outputs.len()).filter(|&k| node.outputs[k].is_some());
     for (k, &id) in ports.zip(&forward.outputs) {
-        let made = at(rw, id);
-        rw.replace_output(k, made);
+        let copy = at(rw, id);
+        rw.replace_output(k, copy);
     }
     Ok(())
 }
@@ -313,8 +317,8 @@ pub(crate) fn has_gradient_of(node: &Node, input: ValueId) -> Option<bool> {
         return None;
     }
     let of = node.attrs.ints(GRADIENT_INPUTS).ok().flatten().unwrap_or_default();
-    let own = &node.inputs[..node.inputs.len() - node.captures];
-    Some(of.iter().any(|&k| usize::try_from(k).is_ok_and(|k| own.get(k) == Some(&Some(input)))))
+    let explicit_inputs = &node.inputs[..node.inputs.len() - node.captures];
+    Some(of.iter().any(|&k| usize::try_from(k).is_ok_and(|k| explicit_inputs.get(k) == Some(&Some(input)))))
 }
 
 /// Replaces each node with a user-defined gradient by its original nodes. Their values have no types afterwards.
@@ -472,8 +476,8 @@ mod tests {
             &|node| inner(node, FORWARD, &|graph| graph.outputs.clear()),
             &|node| {
                 inner(node, FORWARD, &|graph| {
-                    let more = graph.add_value("more", ValueType::Unknown);
-                    graph.inputs.push(more);
+                    let extra = graph.add_value("more", ValueType::Unknown);
+                    graph.inputs.push(extra);
                 });
             },
             &|node| inner(node, GRADIENT, &|graph| graph.inputs.truncate(2)),

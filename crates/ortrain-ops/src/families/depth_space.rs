@@ -153,10 +153,10 @@ fn downgrade_to_depth(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let x = rw.required_input(0)?;
     // [N, C, H, w, b]; then the rows become the last axis and are split as well.
     let columns = reshape(rw, x, &[0, 0, 0, -1, b]);
-    let turned = turn(rw, columns, &[0, 1, 3, 4, 2]);
-    let cut = reshape(rw, turned, &[0, 0, 0, 0, -1, b]);
+    let transposed = turn(rw, columns, &[0, 1, 3, 4, 2]);
+    let split = reshape(rw, transposed, &[0, 0, 0, 0, -1, b]);
     // [N, C, w, b, h, b]; then the channel and both positions in the block become one last axis.
-    let last = turn(rw, cut, &[0, 4, 2, 1, 5, 3]);
+    let last = turn(rw, split, &[0, 4, 2, 1, 5, 3]);
     let joined = reshape(rw, last, &[0, 0, 0, -1]);
     let result = turn(rw, joined, &[0, 3, 1, 2]);
     rw.replace_output(0, result);
@@ -217,8 +217,9 @@ mod tests {
                 check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
                 let y = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0);
                 let other = if op == TO_DEPTH { TO_SPACE } else { TO_DEPTH };
-                let back = run_node(("", other), &[Some(&y)], 1, attrs(2, mode)).expect("it runs").remove(0);
-                assert_eq!(back, x);
+                let restored =
+                    run_node(("", other), &[Some(&y)], 1, attrs(2, mode)).expect("it runs").remove(0);
+                assert_eq!(restored, x);
                 let oldest = if op == TO_SPACE && mode == "CRD" { 11 } else { 7 };
                 for opset in [oldest, 13, 28] {
                     check_downgrade(&graph, std::slice::from_ref(&x), opset);

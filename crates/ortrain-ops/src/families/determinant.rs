@@ -55,14 +55,14 @@ impl Op for Det {
 
 /// Returns the number of inversions of the permutation `taken` of row or column indices. `taken` has shape
 /// `[..., steps]`.
-fn count_inversions(rw: &mut Rewrite<'_>, taken: ValueId, rank: usize, size: usize) -> ValueId {
+fn count_inversions(rw: &mut Rewrite<'_>, pivots: ValueId, rank: usize, size: usize) -> ValueId {
     let last = rank as i64 - 1;
-    let (earlier, later) = (insert_axes(rw, taken, &[last]), insert_axes(rw, taken, &[last - 1]));
+    let (earlier, later) = (insert_axes(rw, pivots, &[last]), insert_axes(rw, pivots, &[last - 1]));
     // Element `[j, i]`: true if the index of step i is larger than the index of step j.
     let swapped = add_op(rw, "Less", &[later, earlier]);
-    let behind: Vec<u8> = (0..size * size).map(|k| u8::from(k % size > k / size)).collect();
-    let behind = rw.constant("behind", Tensor::from_slice(DType::Bool, &[size, size], &behind));
-    let counted = add_op(rw, "And", &[swapped, behind]);
+    let is_later: Vec<u8> = (0..size * size).map(|k| u8::from(k % size > k / size)).collect();
+    let is_later_mask = rw.constant("behind", Tensor::from_slice(DType::Bool, &[size, size], &is_later));
+    let counted = add_op(rw, "And", &[swapped, is_later_mask]);
     let counted = cast(rw, counted, DType::Bool, DType::I64);
     reduce_sum_axes(rw, counted, &[last - 1, last])
 }
@@ -77,19 +77,19 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let dtype = dtype_of(rw, x, "the matrices")?;
     let ty = arithmetic_dtype(dtype);
     let (row_axis, column_axis) = (rank as i64 - 2, rank as i64 - 1);
-    let whole = |rw: &mut Rewrite<'_>, op: &str, value: ValueId, axes: &[i64], keep: bool| {
+    let reduce = |rw: &mut Rewrite<'_>, op: &str, value: ValueId, axes: &[i64], keep: bool| {
         let axes = rw.ints("axes", axes);
         rw.add(op, &[value, axes], Attrs::new().with("keepdims", i64::from(keep)))
     };
     let mut rest = cast(rw, x, dtype, ty);
     if size < 2 {
         // One element, or an empty product.
-        let result = whole(rw, "ReduceProd", rest, &[row_axis, column_axis], false);
+        let result = reduce(rw, "ReduceProd", rest, &[row_axis, column_axis], false);
         let result = cast(rw, result, ty, dtype);
         rw.replace_output(0, result);
         return Ok(());
     }
-    let (zero, one, taken) = (number(rw, ty, 0.0), number(rw, ty, 1.0), number(rw, ty, -1.0));
+    let (zero, one, minus_one) = (number(rw, ty, 0.0), number(rw, ty, 1.0), number(rw, ty, -1.0));
     let width = rw.constant("width", Tensor::i64(&[], &[size as i64]));
     let numbers: Vec<i64> = (0..size as i64).collect();
     let (rows, columns) = (Tensor::i64(&[size, 1], &numbers), Tensor::i64(&[1, size], &numbers));
@@ -103,7 +103,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     for step in 0..size {
         let mut sizes = add_op(rw, "Abs", &[rest]);
         if let Some(left) = left {
-            sizes = add_op(rw, "Where", &[left, sizes, taken]);
+            sizes = add_op(rw, "Where", &[left, sizes, minus_one]);
         }
         let sizes = reshape_to(rw, sizes, &flat);
         let attrs = Attrs::new().with("axis", -1i64).with("keepdims", 1i64);
@@ -115,9 +115,9 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let (in_row, in_column) =
             (add_op(rw, "Equal", &[of_row, rows]), add_op(rw, "Equal", &[of_column, columns]));
         let chosen = add_op(rw, "Where", &[in_row, rest, zero]);
-        let row = whole(rw, "ReduceSum", chosen, &[row_axis], true);
+        let row = reduce(rw, "ReduceSum", chosen, &[row_axis], true);
         let chosen = add_op(rw, "Where", &[in_column, row, zero]);
-        let pivot = whole(rw, "ReduceSum", chosen, &[column_axis], true);
+        let pivot = reduce(rw, "ReduceSum", chosen, &[column_axis], true);
         pivots.push(pivot);
         pivot_rows.push(p);
         pivot_columns.push(q);
@@ -125,7 +125,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             break;
         }
         let chosen = add_op(rw, "Where", &[in_column, rest, zero]);
-        let column = whole(rw, "ReduceSum", chosen, &[column_axis], true);
+        let column = reduce(rw, "ReduceSum", chosen, &[column_axis], true);
         // If the largest element is zero, all remaining elements are zero and nothing is eliminated.
         let nothing = add_op(rw, "Equal", &[pivot, zero]);
         let divisor = add_op(rw, "Where", &[nothing, one, pivot]);
@@ -143,11 +143,11 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let joined =
         |rw: &mut Rewrite<'_>, parts: &[ValueId]| rw.add("Concat", parts, Attrs::new().with("axis", -1i64));
     let pivots = joined(rw, &pivots);
-    let product = whole(rw, "ReduceProd", pivots, &[column_axis], false);
+    let product = reduce(rw, "ReduceProd", pivots, &[column_axis], false);
     let product = remove_axes(rw, product, &[row_axis]);
-    let orders = [pivot_rows, pivot_columns].map(|taken| {
-        let taken = joined(rw, &taken);
-        count_inversions(rw, taken, rank, size)
+    let orders = [pivot_rows, pivot_columns].map(|steps| {
+        let order = joined(rw, &steps);
+        count_inversions(rw, order, rank, size)
     });
     let swaps = add_op(rw, "Add", &orders);
     let two = rw.constant("two", Tensor::i64(&[], &[2]));
@@ -203,8 +203,8 @@ mod tests {
 
     /// Returns a matrix without one row and one column.
     fn remove_row_and_column(matrix: &[f64], size: usize, row: usize, column: usize) -> Vec<f64> {
-        let stays = |&(k, _): &(usize, &f64)| k / size != row && k % size != column;
-        matrix.iter().enumerate().filter(stays).map(|(_, &x)| x).collect()
+        let is_kept = |&(k, _): &(usize, &f64)| k / size != row && k % size != column;
+        matrix.iter().enumerate().filter(is_kept).map(|(_, &x)| x).collect()
     }
 
     #[test]

@@ -184,39 +184,39 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         add_sizes(rw, half, Size::Number(1))
     };
     // Numbers of elements along the axis, of the input and of the result.
-    let most = if op.onesided && op.inverse { half(rw) } else { length };
-    let given = match (size, most) {
-        (Size::Number(size), Size::Number(most)) => Size::Number(size.min(most)),
-        (size, most) => {
-            let both = [as_vector(rw, size), as_vector(rw, most)];
+    let limit = if op.onesided && op.inverse { half(rw) } else { length };
+    let used_len = match (size, limit) {
+        (Size::Number(size), Size::Number(max)) => Size::Number(size.min(max)),
+        (size, max_size) => {
+            let both = [as_vector(rw, size), as_vector(rw, max_size)];
             Size::Value(add_op(rw, "Min", &both))
         }
     };
-    let wanted = if op.onesided && !op.inverse { half(rw) } else { length };
+    let output_len = if op.onesided && !op.inverse { half(rw) } else { length };
 
     // Angles `[given, wanted]`. Full turns are removed before any rounding.
-    let (rows, columns) = (range_positions(rw, given), range_positions(rw, wanted));
+    let (rows, columns) = (range_positions(rw, used_len), range_positions(rw, output_len));
     let rows_down = insert_axes(rw, rows, &[1]);
     let products = add_op(rw, "Mul", &[rows_down, columns]);
     let modulus = as_vector(rw, length);
     let turns = add_op(rw, "Mod", &[products, modulus]);
     let turns = cast(rw, turns, DType::I64, DType::F64);
-    let whole = as_number(rw, length, DType::F64);
-    let turns = add_op(rw, "Div", &[turns, whole]);
+    let length_value = as_number(rw, length, DType::F64);
+    let turns = add_op(rw, "Div", &[turns, length_value]);
     let circle = number(rw, DType::F64, TAU);
     let angles = add_op(rw, "Mul", &[turns, circle]);
     let scale = op.inverse.then(|| {
         if !op.onesided {
-            return whole;
+            return length_value;
         }
         // A frequency stands for itself and its conjugate, except the first, and the last of an even length.
         let twice = add_op(rw, "Add", &[rows_down, rows_down]);
         let first = rw.constant("first", Tensor::i64(&[], &[0]));
-        let alone = [add_op(rw, "Equal", &[rows_down, first]), add_op(rw, "Equal", &[twice, modulus])];
-        let alone = add_op(rw, "Or", &alone);
+        let conditions = [add_op(rw, "Equal", &[rows_down, first]), add_op(rw, "Equal", &[twice, modulus])];
+        let unpaired = add_op(rw, "Or", &conditions);
         let halved = number(rw, DType::F64, 0.5);
-        let half_length = add_op(rw, "Mul", &[whole, halved]);
-        add_op(rw, "Where", &[alone, whole, half_length])
+        let half_length = add_op(rw, "Mul", &[length_value, halved]);
+        add_op(rw, "Where", &[unpaired, length_value, half_length])
     });
     let [cosines, sines] = ["Cos", "Sin"].map(|function| {
         let mut matrix = add_op(rw, function, &[angles]);
@@ -231,7 +231,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     order.extend([axis, rank - 1]);
     let data = cast(rw, x, dtype, ty);
     let data = permute_axes(rw, data, &order);
-    let data = slice_between(rw, data, rank as i64 - 2, Size::Number(0), given);
+    let data = slice_between(rw, data, rank as i64 - 2, Size::Number(0), used_len);
     let last = rank as i64 - 1;
     let pieces: Vec<ValueId> = (0..parts as i64)
         .map(|k| {
@@ -263,9 +263,9 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         [only] => only,
         _ => rw.add("Concat", &results, Attrs::new().with("axis", last)),
     };
-    let back: Vec<usize> =
+    let inverse_perm: Vec<usize> =
         (0..rank).filter_map(|axis| order.iter().position(|&other| other == axis)).collect();
-    let result = permute_axes(rw, result, &back);
+    let result = permute_axes(rw, result, &inverse_perm);
     let result = cast(rw, result, ty, dtype);
     rw.replace_output(0, result);
     Ok(())
@@ -378,7 +378,7 @@ mod tests {
             let dims = self.dims;
             let axis = signal_axis(Some(self.axis), dims.len()).expect("valid");
             let parts = dims[dims.len() - 1];
-            let behind: usize = dims[axis + 1..dims.len() - 1].iter().product();
+            let after: usize = dims[axis + 1..dims.len() - 1].iter().product();
             let before: usize = dims[..axis].iter().product();
             let size = dims[axis];
             let halved = self.inverse && self.onesided;
@@ -388,14 +388,14 @@ mod tests {
                 if k >= size {
                     return (0.0, 0.0);
                 }
-                let at = ((o * size + k) * behind + i) * parts;
+                let at = ((o * size + k) * after + i) * parts;
                 (values[at], if parts == 2 { values[at + 1] } else { 0.0 })
             };
-            let wanted = if self.onesided && !self.inverse { n / 2 + 1 } else { n };
+            let required = if self.onesided && !self.inverse { n / 2 + 1 } else { n };
             let out_parts = if halved { 1 } else { 2 };
-            let mut found = vec![0.0; before * wanted * behind * out_parts];
+            let mut result = vec![0.0; before * required * after * out_parts];
             for o in 0..before {
-                for i in 0..behind {
+                for i in 0..after {
                     let signal: Vec<(f64, f64)> = (0..n)
                         .map(|k| match halved {
                             true if k > n / 2 => (number(o, n - k, i).0, -number(o, n - k, i).1),
@@ -403,7 +403,7 @@ mod tests {
                             _ => number(o, k, i),
                         })
                         .collect();
-                    for k in 0..wanted {
+                    for k in 0..required {
                         let sign = if self.inverse { 1.0 } else { -1.0 };
                         let factor = if self.inverse { 1.0 / n as f64 } else { 1.0 };
                         let mut sum = (0.0, 0.0);
@@ -412,18 +412,18 @@ mod tests {
                             sum.0 += factor * (a * angle.cos() - b * angle.sin());
                             sum.1 += factor * (a * angle.sin() + b * angle.cos());
                         }
-                        let at = ((o * wanted + k) * behind + i) * out_parts;
-                        found[at] = sum.0;
+                        let at = ((o * required + k) * after + i) * out_parts;
+                        result[at] = sum.0;
                         if out_parts == 2 {
-                            found[at + 1] = sum.1;
+                            result[at + 1] = sum.1;
                         }
                     }
                 }
             }
             let mut shape = dims.to_vec();
-            shape[axis] = wanted;
+            shape[axis] = required;
             shape[dims.len() - 1] = out_parts;
-            f64s(&shape, &found)
+            f64s(&shape, &result)
         }
 
         /// Returns a graph with constant lengths. `symbolic`: the sizes of the data are unknown.

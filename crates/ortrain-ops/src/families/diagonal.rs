@@ -71,11 +71,11 @@ impl Op for Trilu {
             Some(k) => nest.load_strided(cx, k, 0, &vec![0; dims.len()]),
             None => nest.b.int(0),
         };
-        let own = column_minus_row(&mut nest.b, dims.len());
-        let (low, high) = if self.upper { (k, own) } else { (own, k) };
-        let kept = nest.b.compare(CompareOp::Le, low, high);
+        let offset = column_minus_row(&mut nest.b, dims.len());
+        let (low, high) = if self.upper { (k, offset) } else { (offset, k) };
+        let is_kept = nest.b.compare(CompareOp::Le, low, high);
         let zero = nest.b.constant(nest.b.ty(value), 0.0);
-        let value = nest.b.select(kept, value, zero);
+        let value = nest.b.select(is_kept, value, zero);
         nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
     }
@@ -117,9 +117,9 @@ impl Op for EyeLike {
         let (dims, dtype) = (cx.out_dims(0), cx.out_dtype(0));
         let output = cx.output(0);
         let mut nest = cx.nest(&dims, 0);
-        let (own, k) = (column_minus_row(&mut nest.b, 2), nest.b.int(self.k));
-        let here = nest.b.compare(CompareOp::Eq, own, k);
-        let one = nest.b.convert(here, Type::of(dtype));
+        let (offset, k) = (column_minus_row(&mut nest.b, 2), nest.b.int(self.k));
+        let on_diagonal = nest.b.compare(CompareOp::Eq, offset, k);
+        let one = nest.b.convert(on_diagonal, Type::of(dtype));
         nest.store_contiguous(cx, output, one);
         cx.emit(nest.instruction())
     }
@@ -134,9 +134,9 @@ fn build_eye(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let dtype = match node.attrs.int("dtype")? {
         None => None,
         Some(number) => {
-            let found = i32::try_from(number).ok().and_then(DType::from_onnx);
+            let parsed = i32::try_from(number).ok().and_then(DType::from_onnx);
             Some(
-                found
+                parsed
                     .ok_or_else(|| OpError::unsupported(format!("element type {number} is not supported")))?,
             )
         }

@@ -114,8 +114,8 @@ fn load_ratio(cx: &mut Lower<'_>, nest: &mut NestBuilder, k: usize, ty: Type) ->
 fn mask_and_scale(nest: &mut NestBuilder, x: Reg, ratio: Reg, keep: Reg) -> Reg {
     let ty = nest.b.ty(x);
     let (zero, one) = (nest.b.constant(ty, 0.0), nest.b.constant(ty, 1.0));
-    let kept = nest.b.sub(one, ratio);
-    let scale = nest.b.div(one, kept);
+    let keep_ratio = nest.b.sub(one, ratio);
+    let scale = nest.b.div(one, keep_ratio);
     let scaled = nest.b.mul(x, scale);
     nest.b.select(keep, scaled, zero)
 }
@@ -154,9 +154,10 @@ impl Op for Dropout {
         if let (TrainingMode::IfInput(_), Some(flag)) = (training, flag) {
             // ONNX Runtime's operator ignores the flag. A ratio of 0 has the same effect.
             let dtype = ratio.map_or(Ok(DType::F32), |ratio| cx.dtype(ratio))?;
-            let given = ratio.unwrap_or_else(|| cx.constant("ratio", Tensor::scalar(dtype, DEFAULT_RATIO)));
+            let ratio_value =
+                ratio.unwrap_or_else(|| cx.constant("ratio", Tensor::scalar(dtype, DEFAULT_RATIO)));
             let nothing = cx.constant("nothing", Tensor::scalar(dtype, 0.0));
-            ratio = Some(cx.add("Where", &[flag, given, nothing], Attrs::new()));
+            ratio = Some(cx.add("Where", &[flag, ratio_value, nothing], Attrs::new()));
         }
         let mask = cx.output(1, "mask");
         let inputs = [Some(g), Some(mask), ratio, flag];
@@ -355,7 +356,7 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         None => Some(DEFAULT_RATIO),
         Some(ratio) => rw.constant_of(ratio).and_then(|ratio| ratio.to_f64().first().copied()),
     };
-    let kept: ValueId = match constant {
+    let keep_ratio: ValueId = match constant {
         Some(ratio) => rw.constant("kept", Tensor::scalar(dtype, 1.0 - ratio)),
         None => {
             let to = Attrs::new().with("to", i64::from(dtype.to_onnx()));
@@ -365,7 +366,7 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         }
     };
     let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
-    let enlarged = rw.add("Div", &[g, kept], Attrs::new());
+    let enlarged = rw.add("Div", &[g, keep_ratio], Attrs::new());
     let mut result = rw.add("Where", &[mask, enlarged, zero], Attrs::new());
     if let (TrainingMode::IfInput(_), Some(flag)) = (training, flag) {
         result = rw.add("Where", &[flag, result, g], Attrs::new());
@@ -461,8 +462,8 @@ mod tests {
         let at = |seed, train_step| run_with(&graph, inputs, Scalars { seed, train_step }).expect("it runs");
         let got = at(7, 3);
         let (y, mask) = (got[0].to_f64(), got[1].to_f64());
-        for (y, kept) in y.iter().zip(&mask) {
-            assert_eq!(*y, if *kept == 1.0 { 1.0 / 0.75 } else { 0.0 });
+        for (y, retained) in y.iter().zip(&mask) {
+            assert_eq!(*y, if *retained == 1.0 { 1.0 / 0.75 } else { 0.0 });
         }
         let share = mask.iter().sum::<f64>() / mask.len() as f64;
         // Five standard deviations of the mean of 5000 draws.

@@ -228,8 +228,8 @@ fn round(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let upper = b.select(high, above, tie);
     let nearest = b.select(low, floor, upper);
     // Integers remain unchanged. This includes infinity, for which `x - floor` is NaN.
-    let whole = b.compare(CompareOp::Eq, floor, x);
-    Ok(b.select(whole, x, nearest))
+    let is_integer = b.compare(CompareOp::Eq, floor, x);
+    Ok(b.select(is_integer, x, nearest))
 }
 
 fn is_nan(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
@@ -239,15 +239,15 @@ fn is_nan(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
 
 fn is_inf(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
     let detects = |name: &str| Ok::<_, OpError>(attrs.int(name)?.unwrap_or(1) != 0);
-    let mut found = b.push(Inst::Const(Scalar::Bool(false)), Type::Bool);
+    let mut result = b.push(Inst::Const(Scalar::Bool(false)), Type::Bool);
     for (name, value) in [("detect_negative", f64::NEG_INFINITY), ("detect_positive", f64::INFINITY)] {
         if detects(name)? {
             let end = b.constant(b.ty(x[0]), value);
-            let here = b.compare(CompareOp::Eq, x[0], end);
-            found = b.binary(BinaryOp::Or, found, here);
+            let is_equal = b.compare(CompareOp::Eq, x[0], end);
+            result = b.binary(BinaryOp::Or, result, is_equal);
         }
     }
-    Ok(found)
+    Ok(result)
 }
 
 /// Inverts all bits: `-x - 1`.
@@ -287,11 +287,11 @@ fn mean(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
 
 fn fold_operands(op: BinaryOp) -> impl Fn(&mut Builder, &[Reg]) -> Reg {
     move |b, x| {
-        let mut all = x[0];
+        let mut folded = x[0];
         for &other in &x[1..] {
-            all = b.binary(op, all, other);
+            folded = b.binary(op, folded, other);
         }
-        all
+        folded
     }
 }
 
@@ -399,18 +399,18 @@ fn split_gradient_among_ties(ty: Type, count: usize, k: usize) -> Expr {
     let (y, g) = (b.load(count, ty), b.load(count + 1, ty));
     let (zero, one) = (b.constant(ty, 0.0), b.constant(ty, 1.0));
     let mut ties = zero;
-    let mut own = None;
+    let mut is_extreme = None;
     for slot in 0..count {
         let x = b.load(slot, ty);
         let chosen = b.compare(CompareOp::Eq, x, y);
         let tie = b.select(chosen, one, zero);
         ties = b.add(ties, tie);
         if slot == k {
-            own = Some(chosen);
+            is_extreme = Some(chosen);
         }
     }
     let share = b.div(g, ties);
-    let result = own.map_or(zero, |own| b.select(own, share, zero));
+    let result = is_extreme.map_or(zero, |mask| b.select(mask, share, zero));
     b.finish(&[result])
 }
 
@@ -433,14 +433,15 @@ impl Op for Elementwise {
         // Unknown sizes may broadcast.
         let differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
         if self.row.broadcast_to_first
-            && let (Some(all), Some(first)) = (&shape, cx.shape(0))
-            && (all.rank() != first.rank() || all.iter().zip(first.iter()).any(differ))
+            && let (Some(broadcast_shape), Some(first)) = (&shape, cx.shape(0))
+            && (broadcast_shape.rank() != first.rank()
+                || broadcast_shape.iter().zip(first.iter()).any(differ))
         {
-            let others: Vec<String> =
+            let other_shapes: Vec<String> =
                 (1..count).filter_map(|k| cx.shape(k)).map(ToString::to_string).collect();
             return Err(OpError::invalid(format!(
                 "shape {} does not broadcast to {first}, the shape of input 0",
-                others.join(" or ")
+                other_shapes.join(" or ")
             )));
         }
         let shape = if self.row.broadcast_to_first { cx.shape(0).cloned() } else { shape };
@@ -578,8 +579,8 @@ fn equal_floats(rw: &mut Rewrite<'_>, a: ValueId, b: ValueId, dtype: DType) -> V
         let (one, minus) = (rw.constant("one", one), rw.constant("minus_one", minus));
         let (below, above) =
             (rw.add("Less", &[value, one], Attrs::new()), rw.add("Greater", &[value, minus], Attrs::new()));
-        let number = rw.add("Or", &[below, above], Attrs::new());
-        result = rw.add("And", &[result, number], Attrs::new());
+        let is_number = rw.add("Or", &[below, above], Attrs::new());
+        result = rw.add("And", &[result, is_number], Attrs::new());
     }
     result
 }
@@ -705,8 +706,8 @@ mod tests {
         let dims = graph.value(graph.outputs[0]).ty.shape().and_then(ortrain_graph::Shape::concrete);
         let ones = Tensor::filled(DType::F64, &dims.expect("known"), 1.0);
         let all: Vec<usize> = (0..inputs.len()).collect();
-        let given: Vec<Tensor> = inputs.iter().copied().cloned().collect();
-        let got = run(&gradient_graph(&graph, &[Some(ones)], &all), &given).expect("it runs");
+        let args: Vec<Tensor> = inputs.iter().copied().cloned().collect();
+        let got = run(&gradient_graph(&graph, &[Some(ones)], &all), &args).expect("it runs");
         got.iter().map(Tensor::to_f64).collect()
     }
 
@@ -782,16 +783,16 @@ mod tests {
 
     #[test]
     fn shifts_of_signed_and_large_amounts() {
-        let way = |name: &str| Attrs::new().with("direction", name);
+        let direction = |name: &str| Attrs::new().with("direction", name);
         let signed = |values: &[i8]| Tensor::from_slice(DType::I8, &[values.len()], values);
         let (x, by) = (signed(&[-128, -1, 127, 5, -5, 3]), signed(&[1, 7, 3, 8, 9, -1]));
-        assert_eq!(run_op("BitShift", &[&x, &by], way("RIGHT")), signed(&[-64, -1, 15, 0, -1, 0]));
-        assert_eq!(run_op("BitShift", &[&x, &by], way("LEFT")), signed(&[0, -128, -8, 0, 0, 0]));
+        assert_eq!(run_op("BitShift", &[&x, &by], direction("RIGHT")), signed(&[-64, -1, 15, 0, -1, 0]));
+        assert_eq!(run_op("BitShift", &[&x, &by], direction("LEFT")), signed(&[0, -128, -8, 0, 0, 0]));
         let wide = |values: &[u64]| Tensor::from_slice(DType::U64, &[values.len()], values);
         let (x, by) = (wide(&[u64::MAX, 1, u64::MAX]), wide(&[63, 63, 64]));
-        assert_eq!(run_op("BitShift", &[&x, &by], way("RIGHT")), wide(&[1, 0, 0]));
-        assert_eq!(run_op("BitShift", &[&x, &by], way("LEFT")), wide(&[1 << 63, 1 << 63, 0]));
-        for attrs in [Attrs::new(), way("UP")] {
+        assert_eq!(run_op("BitShift", &[&x, &by], direction("RIGHT")), wide(&[1, 0, 0]));
+        assert_eq!(run_op("BitShift", &[&x, &by], direction("LEFT")), wide(&[1 << 63, 1 << 63, 0]));
+        for attrs in [Attrs::new(), direction("UP")] {
             let failure = run_node(("", "BitShift"), &[Some(&x), Some(&by)], 1, attrs).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
             assert!(error.to_string().contains("direction"), "{error}");

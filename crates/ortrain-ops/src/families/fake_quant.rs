@@ -71,7 +71,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         (rw.required_input(0)?, rw.required_input(1)?, rw.required_input(2)?);
     let dtype = rw.dtype(x).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
     let bound = |name: &str, default: i64| Ok(rw.attrs().int(name)?.unwrap_or(default) as f64);
-    let (least, most): (Result<f64, OpError>, Result<f64, OpError>) =
+    let (min, most): (Result<f64, OpError>, Result<f64, OpError>) =
         (bound("quant_min", 0), bound("quant_max", QUANT_MAX));
     // A scale or zero point of shape [1] would add an axis to a scalar input.
     let scalar = rw.ints("scalar", &[]);
@@ -80,20 +80,20 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             *number = rw.add("Reshape", &[*number, scalar], Attrs::new());
         }
     }
-    let least = rw.constant("quant_min", Tensor::scalar(dtype, least?));
-    let most = rw.constant("quant_max", Tensor::scalar(dtype, most?));
+    let low = rw.constant("quant_min", Tensor::scalar(dtype, min?));
+    let high = rw.constant("quant_max", Tensor::scalar(dtype, most?));
     let quotient = rw.add("Div", &[x, scale], Attrs::new());
     let rounded = rw.add("Round", &[quotient], Attrs::new());
     let moved = rw.add("Add", &[rounded, zero_point], Attrs::new());
     if rw.has_output(0) {
-        let clamped = rw.add("Clip", &[moved, least, most], Attrs::new());
+        let clamped = rw.add("Clip", &[moved, low, high], Attrs::new());
         let back = rw.add("Sub", &[clamped, zero_point], Attrs::new());
         let result = rw.add("Mul", &[back, scale], Attrs::new());
         rw.replace_output(0, result);
     }
     if rw.has_output(1) {
-        let above = rw.add("GreaterOrEqual", &[moved, least], Attrs::new());
-        let below = rw.add("LessOrEqual", &[moved, most], Attrs::new());
+        let above = rw.add("GreaterOrEqual", &[moved, low], Attrs::new());
+        let below = rw.add("LessOrEqual", &[moved, high], Attrs::new());
         let mask = rw.add("And", &[above, below], Attrs::new());
         rw.replace_output(1, mask);
     }
@@ -110,10 +110,10 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 }
 
 fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    let (least, most) =
+    let (min, most) =
         (node.attrs.int("quant_min")?.unwrap_or(0), node.attrs.int("quant_max")?.unwrap_or(QUANT_MAX));
-    if least > most {
-        return Err(OpError::invalid(format!("quant_min must not exceed quant_max, got {least} and {most}")));
+    if min > most {
+        return Err(OpError::invalid(format!("quant_min must not exceed quant_max, got {min} and {most}")));
     }
     Ok(Box::new(FakeQuant))
 }

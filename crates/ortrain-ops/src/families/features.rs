@@ -261,12 +261,12 @@ fn decompose_extractor(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let rank = rw.shape(x).ok_or_else(missing)?.rank();
     let flat = rw.ints("flat", &[-1]);
     let positions = add(rw, "Reshape", &[positions, flat]);
-    let mut taken = rw.add("Gather", &[x, positions], Attrs::new().with("axis", -1i64));
+    let mut selected = rw.add("Gather", &[x, positions], Attrs::new().with("axis", -1i64));
     if rank == 1 {
         let axis = rw.ints("axis", &[0]);
-        taken = add(rw, "Unsqueeze", &[taken, axis]);
+        selected = add(rw, "Unsqueeze", &[selected, axis]);
     }
-    rw.replace_output(0, taken);
+    rw.replace_output(0, selected);
     Ok(())
 }
 
@@ -363,15 +363,15 @@ fn decompose_encoder(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let any = rw.add("ReduceMax", &[equal, axis], Attrs::new().with("keepdims", 0i64));
     let any = cast(rw.patch().1, any, DType::I32, DType::Bool);
     // The default value follows the values.
-    let behind = rw.constant("behind", Tensor::scalar(DType::I64, count as f64));
-    let position = add(rw, "Where", &[any, first, behind]);
+    let not_found = rw.constant("behind", Tensor::scalar(DType::I64, count as f64));
+    let position = add(rw, "Where", &[any, first, not_found]);
     let mut bytes = encoder.values.data().to_vec();
     bytes.extend_from_slice(encoder.default.data());
     let values = Tensor::new(encoder.values.dtype(), vec![count + 1], bytes.into());
     let values = values.map_err(|error| OpError::invalid(error.to_string()))?;
     let values = rw.constant("values", values);
-    let found = add(rw, "Gather", &[values, position]);
-    rw.replace_output(0, found);
+    let looked_up = add(rw, "Gather", &[values, position]);
+    rw.replace_output(0, looked_up);
     Ok(())
 }
 
@@ -453,8 +453,8 @@ mod tests {
             assert_close(&run_op("Normalizer", &x, &attrs), &Tensor::f32(&[3, 2], &want), 1e-6);
             let graph = one_node_graph(NEWEST_OPSET, (ML_DOMAIN, "Normalizer"), &[Some(&x)], 1, attrs)
                 .expect("valid");
-            let given = Tensor::f32(&[3, 2], &[1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);
-            let gradient = gradient_graph(&graph, &[Some(given)], &[0]);
+            let inputs = Tensor::f32(&[3, 2], &[1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);
+            let gradient = gradient_graph(&graph, &[Some(inputs)], &[0]);
             let got = run(&gradient, std::slice::from_ref(&x)).expect("it runs").remove(0).to_f64();
             assert!(got.iter().all(|slope| slope.is_finite()), "{norm}: {got:?}");
         }
@@ -507,8 +507,8 @@ mod tests {
                 "expected one key for each value, got 1 keys and 2 values",
             ),
         ] {
-            let said = error_message(op, &x, &attrs);
-            assert!(said.contains(message), "{op}: {said}");
+            let error_text = error_message(op, &x, &attrs);
+            assert!(error_text.contains(message), "{op}: {error_text}");
         }
         let number = Tensor::f32(&[], &[1.0]);
         let attrs = Attrs::new();

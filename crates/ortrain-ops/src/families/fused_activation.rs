@@ -61,7 +61,7 @@ impl Activation {
             }
             Some(name) => name,
         };
-        let Some(&(known, own)) = ACTIVATIONS.iter().find(|(known, _)| *known == name) else {
+        let Some(&(known, attributes)) = ACTIVATIONS.iter().find(|(known, _)| *known == name) else {
             let names: Vec<&str> = ACTIVATIONS.iter().map(|(name, _)| *name).chain(["Clip"]).collect();
             return Err(OpError::unsupported(format!(
                 "activation {name:?} is unknown; supported: {}",
@@ -69,7 +69,7 @@ impl Activation {
             )));
         };
         let mut attrs = Attrs::new();
-        for (k, attribute) in own.iter().enumerate() {
+        for (k, attribute) in attributes.iter().enumerate() {
             if let Some(value) = number(k, attribute)? {
                 attrs = attrs.with(attribute, value);
             }
@@ -204,8 +204,8 @@ mod tests {
     #[test]
     fn fused_gemm_equals_gemm_then_activation() {
         let (x, w, b) = (generic_tensor(&[2, 3], 1), generic_tensor(&[4, 3], 2), generic_tensor(&[4], 3));
-        for (name, own) in ACTIVATIONS {
-            let numbers: Vec<(&str, f32)> = own.iter().copied().zip([0.3, 0.4]).collect();
+        for (name, attribute_names) in ACTIVATIONS {
+            let numbers: Vec<(&str, f32)> = attribute_names.iter().copied().zip([0.3, 0.4]).collect();
             let plain = numbers.iter().fold(Attrs::new(), |attrs, &(name, value)| attrs.with(name, value));
             let gemm = Attrs::new().with("transB", 1i64).with("alpha", 0.5f32).with("beta", 2.0f32);
             let product = run_node(("", "Gemm"), &[Some(&x), Some(&w), Some(&b)], 1, gemm.clone());
@@ -244,12 +244,13 @@ mod tests {
             let want = match name {
                 "Clip" => {
                     let [low, high] = [numbers[0], numbers[1]].map(f64::from);
-                    let cut: Vec<f64> = sum.to_f64().iter().map(|x| x.clamp(low, high)).collect();
-                    crate::testing::f64s(sum.dims(), &cut)
+                    let clipped: Vec<f64> = sum.to_f64().iter().map(|x| x.clamp(low, high)).collect();
+                    crate::testing::f64s(sum.dims(), &clipped)
                 }
                 _ => {
-                    let own = ["alpha", "beta"].into_iter().zip(numbers);
-                    let attrs = own.fold(Attrs::new(), |attrs, (name, &value)| attrs.with(name, value));
+                    let attribute_values = ["alpha", "beta"].into_iter().zip(numbers);
+                    let attrs =
+                        attribute_values.fold(Attrs::new(), |attrs, (name, &value)| attrs.with(name, value));
                     run_node(("", name), &[Some(sum)], 1, attrs).expect("it runs").remove(0)
                 }
             };
@@ -273,14 +274,14 @@ mod tests {
             other => panic!("{other:?}"),
         };
         let named = |name: &str| Attrs::new().with("activation", name);
-        let found = message(CONV, &[Some(&x), Some(&w)], named("Swish"));
-        assert!(found.contains("activation \"Swish\" is unknown; supported: Elu"), "{found}");
-        let found = message(CONV, &[Some(&x), Some(&w)], named("Clip"));
-        assert!(found.contains("the bounds of the Clip are missing"), "{found}");
+        let refusal = message(CONV, &[Some(&x), Some(&w)], named("Swish"));
+        assert!(refusal.contains("activation \"Swish\" is unknown; supported: Elu"), "{refusal}");
+        let refusal = message(CONV, &[Some(&x), Some(&w)], named("Clip"));
+        assert!(refusal.contains("the bounds of the Clip are missing"), "{refusal}");
         let summand = generic_tensor(&[5], 3);
-        let found = message(CONV, &[Some(&x), Some(&w), None, Some(&summand)], named("Relu"));
-        assert!(found.contains("[5]") && found.contains("[1, 3, 2, 2]"), "{found}");
-        let found = message(GEMM, &[Some(&x), Some(&w)], named("Relu"));
-        assert!(found.contains("a matrix is needed"), "{found}");
+        let refusal = message(CONV, &[Some(&x), Some(&w), None, Some(&summand)], named("Relu"));
+        assert!(refusal.contains("[5]") && refusal.contains("[1, 3, 2, 2]"), "{refusal}");
+        let refusal = message(GEMM, &[Some(&x), Some(&w)], named("Relu"));
+        assert!(refusal.contains("expected a matrix"), "{refusal}");
     }
 }

@@ -87,33 +87,33 @@ pub(super) struct ScatterRows {
 /// Adds rows of `source` to rows of `target`, a buffer of the same type.
 pub(super) fn scatter_add(
     cx: &mut Lower<'_>,
-    places: &ScatterRows,
+    scatter_rows: &ScatterRows,
     source: BufferId,
     target: BufferId,
 ) -> Result<(), OpError> {
-    emit_scatter(cx, places, source, target, false)
+    emit_scatter(cx, scatter_rows, source, target, false)
 }
 
 /// Overwrites rows of `target`, a buffer of the same type, by rows of `source`. Of several rows with equal index the
 /// last is written.
 pub(super) fn scatter_overwrite(
     cx: &mut Lower<'_>,
-    places: &ScatterRows,
+    scatter_rows: &ScatterRows,
     source: BufferId,
     target: BufferId,
 ) -> Result<(), OpError> {
-    emit_scatter(cx, places, source, target, true)
+    emit_scatter(cx, scatter_rows, source, target, true)
 }
 
 /// Emits the scatter instruction, which adds or overwrites (`last`).
 fn emit_scatter(
     cx: &mut Lower<'_>,
-    places: &ScatterRows,
+    scatter_rows: &ScatterRows,
     source: BufferId,
     target: BufferId,
     last: bool,
 ) -> Result<(), OpError> {
-    let &ScatterRows { row_indices: place, rows, count, inner } = places;
+    let &ScatterRows { row_indices: place, rows, count, inner } = scatter_rows;
     let outer = 1;
     let [source, index, target] = [source, place, target].map(|buffer| cx.flat_operand(buffer));
     cx.emit(Instruction::from(ScatterAdd {
@@ -132,7 +132,7 @@ fn emit_scatter(
 /// float32.
 pub(super) fn emit_scatter_sum(
     cx: &mut Lower<'_>,
-    places: &ScatterRows,
+    scatter_rows: &ScatterRows,
     source: BufferId,
     to: Option<BufferId>,
     target: BufferId,
@@ -145,7 +145,7 @@ pub(super) fn emit_scatter_sum(
         Some(data) => emit_copy(cx, data, sum)?,
         None => emit_fill(cx, sum, 0.0)?,
     }
-    scatter_add(cx, places, source, sum)?;
+    scatter_add(cx, scatter_rows, source, sum)?;
     if narrow { emit_copy(cx, sum, target) } else { Ok(()) }
 }
 
@@ -437,11 +437,11 @@ fn decompose_grad_as_product(rw: &mut Rewrite<'_>, axis: usize, dtype: DType) ->
         rw.add("ReduceProd", &[part], Attrs::new().with("keepdims", 1i64))
     };
     let before = product(rw, 0, axis);
-    let behind = product(rw, axis + 1, sizes.len());
+    let later = product(rw, axis + 1, sizes.len());
     let count = rw.add("Size", &[indices], Attrs::new());
     let one = rw.ints("one_axis", &[1]);
     let count = rw.add("Reshape", &[count, one], Attrs::new());
-    let blocks = rw.add("Concat", &[before, count, behind], Attrs::new().with("axis", 0i64));
+    let blocks = rw.add("Concat", &[before, count, later], Attrs::new().with("axis", 0i64));
     let updates = rw.add("Reshape", &[g, blocks], Attrs::new().with("allowzero", 1i64));
     let summed = rw.add("MatMul", &[ones, updates], Attrs::new());
     let result = rw.add("Reshape", &[summed, shape], Attrs::new().with("allowzero", 1i64));
@@ -642,9 +642,9 @@ mod tests {
             let want = run_node(GATHER, &ports, 1, axis.clone()).expect("it runs");
             assert_eq!(run_node(op, &ports, 1, axis.clone()).expect("it runs"), want);
             let graph = one_node_graph(NEWEST, op, &ports, 1, axis).expect("valid");
-            let given = [x.clone(), indices.clone()];
-            check_gradients(&graph, &given, &[0], &[0]);
-            check_decomposition(&graph, &given, 0.0);
+            let inputs = [x.clone(), indices.clone()];
+            check_gradients(&graph, &inputs, &[0], &[0]);
+            check_decomposition(&graph, &inputs, 0.0);
         }
     }
 }

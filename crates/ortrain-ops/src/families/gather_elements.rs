@@ -28,7 +28,7 @@ pub(super) fn check_elements(data: &Shape, indices: Option<&Shape>, axis: i64) -
     let axis = normalize_axis(axis, data.rank())?;
     let Some(indices) = indices else { return Ok(axis) };
     let fits = |k: usize| match (indices[k].known(), data[k].known()) {
-        (Some(taken), Some(size)) => k == axis || taken <= size,
+        (Some(count), Some(size)) => k == axis || count <= size,
         _ => true,
     };
     if indices.rank() != data.rank() || !(0..data.rank()).all(fits) {
@@ -44,9 +44,9 @@ pub(super) fn flat_index(nest: &mut NestBuilder, dims: &[usize], axis: usize, ro
     let mut at = nest.b.int(0);
     for (k, &size) in dims.iter().enumerate() {
         let size = nest.b.int(size as i64);
-        let here = if k == axis { row } else { nest.b.coordinate(k) };
+        let position = if k == axis { row } else { nest.b.coordinate(k) };
         let scaled = nest.b.mul(at, size);
-        at = nest.b.add(scaled, here);
+        at = nest.b.add(scaled, position);
     }
     at
 }
@@ -58,19 +58,19 @@ pub(super) fn compute_element_indices(
     dims: &[usize],
     axis: usize,
 ) -> Result<ScatterRows, OpError> {
-    let taken = cx.dims(k);
+    let index_dims = cx.dims(k);
     guard_indices(cx, k, dims[axis])?;
-    let count = taken.iter().product();
-    let place = cx.alloc_temp("place", DType::I64, count);
+    let count = index_dims.iter().product();
+    let index_buffer = cx.alloc_temp("place", DType::I64, count);
     let indices = cx.input(k);
-    let mut nest = cx.nest(&taken, 0);
-    let loaded = nest.load(indices, cx.contiguous_access(indices, &taken));
+    let mut nest = cx.nest(&index_dims, 0);
+    let loaded = nest.load(indices, cx.contiguous_access(indices, &index_dims));
     let index = nest.b.convert(loaded, Type::I64);
     let row = wrap_negative_index(&mut nest.b, index, dims[axis]);
     let at = flat_index(&mut nest, dims, axis, row);
-    nest.store_contiguous(cx, place, at);
+    nest.store_contiguous(cx, index_buffer, at);
     cx.emit(nest.instruction())?;
-    Ok(ScatterRows { row_indices: place, rows: dims.iter().product(), count, inner: 1 })
+    Ok(ScatterRows { row_indices: index_buffer, rows: dims.iter().product(), count, inner: 1 })
 }
 
 /// GatherElements: elements of one tensor at the indices in another, along an axis.
@@ -97,12 +97,12 @@ impl Op for GatherElements {
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
-        let (dims, taken) = (cx.dims(0), cx.dims(1));
+        let (dims, index_dims) = (cx.dims(0), cx.dims(1));
         let axis = normalize_axis(self.axis, dims.len())?;
         guard_indices(cx, 1, dims[axis])?;
         let (data, indices, output) = (cx.input(0), cx.input(1), cx.output(0));
-        let mut nest = cx.nest(&taken, 0);
-        let loaded = nest.load(indices, cx.contiguous_access(indices, &taken));
+        let mut nest = cx.nest(&index_dims, 0);
+        let loaded = nest.load(indices, cx.contiguous_access(indices, &index_dims));
         let index = nest.b.convert(loaded, Type::I64);
         let row = wrap_negative_index(&mut nest.b, index, dims[axis]);
         let at = flat_index(&mut nest, &dims, axis, row);
@@ -146,9 +146,9 @@ impl Op for GatherElementsGrad {
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.out_dims(0);
         let axis = normalize_axis(self.axis, dims.len())?;
-        let places = compute_element_indices(cx, 2, &dims, axis)?;
+        let index_buffer = compute_element_indices(cx, 2, &dims, axis)?;
         let (source, target) = (cx.input(0), cx.output(0));
-        emit_scatter_sum(cx, &places, source, None, target)
+        emit_scatter_sum(cx, &index_buffer, source, None, target)
     }
 }
 
@@ -161,13 +161,13 @@ fn shape_from_input(cx: &Infer<'_>, k: usize) -> Option<Shape> {
 pub(super) fn check_compatible_shape(
     cx: &Infer<'_>,
     k: usize,
-    wanted: Option<&Shape>,
+    required: Option<&Shape>,
 ) -> Result<(), OpError> {
-    let (Some(found), Some(wanted)) = (cx.shape(k), wanted) else { return Ok(()) };
+    let (Some(actual), Some(wanted)) = (cx.shape(k), required) else { return Ok(()) };
     let differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
-    if found.rank() != wanted.rank() || found.iter().zip(wanted.iter()).any(differ) {
+    if actual.rank() != wanted.rank() || actual.iter().zip(wanted.iter()).any(differ) {
         return Err(OpError::invalid(format!(
-            "input {k} has shape {found}; {wanted} is needed, one for each index"
+            "input {k} has shape {actual}; {wanted} is needed, one for each index"
         )));
     }
     Ok(())
@@ -202,8 +202,8 @@ pub(super) fn infer_slices_shape(data: &Shape, indices: &Shape, batch: i64) -> R
     if has_elements(indices) && data[batch..batch + depth].contains(&Dim::Known(0)) {
         return Err(wrong("an indexed axis is empty, but the indices are not"));
     }
-    let taken = indices.iter().take(indices.rank() - 1);
-    Ok(taken.chain(&data[batch + depth..]).cloned().collect())
+    let index_axes = indices.iter().take(indices.rank() - 1);
+    Ok(index_axes.chain(&data[batch + depth..]).cloned().collect())
 }
 
 /// Computes the row that each coordinate vector of input `k` selects. The axes of the batch and the coordinates count
@@ -214,17 +214,17 @@ pub(super) fn compute_slice_indices(
     dims: &[usize],
     batch: usize,
 ) -> Result<ScatterRows, OpError> {
-    let taken = cx.dims(k);
-    let depth = taken.last().copied().unwrap_or(1);
-    let each: usize = taken[batch..taken.len() - 1].iter().product();
+    let index_dims = cx.dims(k);
+    let depth = index_dims.last().copied().unwrap_or(1);
+    let per_batch: usize = index_dims[batch..index_dims.len() - 1].iter().product();
     let batches: usize = dims[..batch].iter().product();
-    let count = batches * each;
-    let place = cx.alloc_temp("place", DType::I64, count);
+    let count = batches * per_batch;
+    let index_buffer = cx.alloc_temp("place", DType::I64, count);
     let indices = cx.input(k);
-    let mut nest = cx.nest(&[batches, each], 0);
+    let mut nest = cx.nest(&[batches, per_batch], 0);
     let mut at = nest.b.coordinate(0);
     for (d, &size) in dims[batch..batch + depth].iter().enumerate() {
-        let loaded = nest.load_strided(cx, indices, d, &[(each * depth) as isize, depth as isize]);
+        let loaded = nest.load_strided(cx, indices, d, &[(per_batch * depth) as isize, depth as isize]);
         let index = nest.b.convert(loaded, Type::I64);
         let row = wrap_negative_index(&mut nest.b, index, size);
         let row = super::gather::guard_index(&mut nest.b, index, row, size);
@@ -232,10 +232,10 @@ pub(super) fn compute_slice_indices(
         let scaled = nest.b.mul(at, size);
         at = nest.b.add(scaled, row);
     }
-    nest.store_contiguous(cx, place, at);
+    nest.store_contiguous(cx, index_buffer, at);
     cx.emit(nest.instruction())?;
     let rows = dims[..batch + depth].iter().product();
-    Ok(ScatterRows { row_indices: place, rows, count, inner: dims[batch + depth..].iter().product() })
+    Ok(ScatterRows { row_indices: index_buffer, rows, count, inner: dims[batch + depth..].iter().product() })
 }
 
 impl Op for GatherNd {
@@ -264,14 +264,14 @@ impl Op for GatherNd {
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.dims(0);
         let batch = usize::try_from(self.batch_dims).unwrap_or(0);
-        let places = compute_slice_indices(cx, 1, &dims, batch)?;
+        let index_buffer = compute_slice_indices(cx, 1, &dims, batch)?;
         let (data, output) = (cx.input(0), cx.output(0));
-        let mut nest = cx.nest(&[places.count, places.inner], 0);
-        let row = nest.load_strided(cx, places.row_indices, 0, &[1, 0]);
-        let inner = nest.b.int(places.inner as i64);
+        let mut nest = cx.nest(&[index_buffer.count, index_buffer.inner], 0);
+        let row = nest.load_strided(cx, index_buffer.row_indices, 0, &[1, 0]);
+        let inner = nest.b.int(index_buffer.inner as i64);
         let start = nest.b.mul(row, inner);
-        let here = nest.b.coordinate(1);
-        let at = nest.b.add(start, here);
+        let inner_index = nest.b.coordinate(1);
+        let at = nest.b.add(start, inner_index);
         let value = nest.gather(cx, data, at);
         nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
@@ -291,8 +291,8 @@ impl Op for GatherNdGrad {
         let dtype = cx.expect_dtype(2, "a float type", DType::is_float)?;
         let shape = shape_from_input(cx, 0);
         if let (Some(data), Some(indices)) = (&shape, cx.shape(1)) {
-            let wanted = infer_slices_shape(data, indices, self.batch_dims)?;
-            check_compatible_shape(cx, 2, Some(&wanted))?;
+            let expected = infer_slices_shape(data, indices, self.batch_dims)?;
+            check_compatible_shape(cx, 2, Some(&expected))?;
         }
         let rank = cx.shape(0).and_then(|shape| shape.first().and_then(Dim::known));
         cx.set_output(0, dtype, shape.or_else(|| rank.map(|rank| cx.unknown_shape(0, rank))));
@@ -301,9 +301,10 @@ impl Op for GatherNdGrad {
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.out_dims(0);
-        let places = compute_slice_indices(cx, 1, &dims, usize::try_from(self.batch_dims).unwrap_or(0))?;
+        let index_buffer =
+            compute_slice_indices(cx, 1, &dims, usize::try_from(self.batch_dims).unwrap_or(0))?;
         let (source, target) = (cx.input(2), cx.output(0));
-        emit_scatter_sum(cx, &places, source, None, target)
+        emit_scatter_sum(cx, &index_buffer, source, None, target)
     }
 }
 
@@ -336,8 +337,8 @@ fn decompose_slices(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let one = rw.ints("one", &[1]);
         let sizes = rw.add("Shape", &[indices], Attrs::new());
         let (start, end) = (rw.ints("start", &[0]), rw.ints("end", &[rank as i64 - 1]));
-        let taken = rw.add("Slice", &[sizes, start, end], Attrs::new());
-        let column = rw.add("Concat", &[taken, one], Attrs::new().with("axis", 0i64));
+        let leading_sizes = rw.add("Slice", &[sizes, start, end], Attrs::new());
+        let column = rw.add("Concat", &[leading_sizes, one], Attrs::new().with("axis", 0i64));
         let mut parts = Vec::with_capacity(batch + 1);
         for axis in 0..batch {
             let at = rw.ints("axis", &[axis as i64]);
@@ -416,8 +417,8 @@ mod tests {
         let y = graph.value(graph.outputs[0]).ty.shape().and_then(Shape::concrete).expect("known");
         let gradient = gradient_graph(&graph, &[Some(generic_tensor(&y, 2))], &[0]);
         // The gradient only uses the indices.
-        let given: Vec<Tensor> = inputs.to_vec();
-        check_decomposition(&gradient, &given, 1e-12);
+        let args: Vec<Tensor> = inputs.to_vec();
+        check_decomposition(&gradient, &args, 1e-12);
     }
 
     #[test]

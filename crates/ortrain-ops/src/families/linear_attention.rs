@@ -82,9 +82,9 @@ impl Op for LinearAttention {
         cx.check_arity(3, 6, 2)?;
         let dtype = cx.expect_dtype(QUERY, "a float type", DType::is_float)?;
         cx.expect_same_dtype([QUERY, KEY, VALUE, DECAY, BETA])?;
-        for (k, wanted, name) in [(DECAY, self.is_gated, "decay"), (BETA, self.is_delta, "beta")] {
-            if cx.has_input(k) != wanted {
-                let what = if wanted { "needs" } else { "does not use" };
+        for (k, needed, name) in [(DECAY, self.is_gated, "decay"), (BETA, self.is_delta, "beta")] {
+            if cx.has_input(k) != needed {
+                let what = if needed { "needs" } else { "does not use" };
                 return Err(OpError::invalid(format!("update_rule {what} {name} (input {k})")));
             }
         }
@@ -92,14 +92,17 @@ impl Op for LinearAttention {
             true => cx.expect_dtype(PAST, "a float type", DType::is_float)?,
             false => dtype,
         };
-        let wrong = |k: usize, shape: &Shape, wanted: &str| {
-            OpError::invalid(format!("input {k} has shape {shape}; {wanted} is needed"))
+        let wrong = |k: usize, shape: &Shape, required: &str| {
+            OpError::invalid(format!("input {k} has shape {shape}; {required} is needed"))
         };
         let [batch, length] = [0, 1].map(|axis| {
-            let found = [QUERY, KEY, VALUE].into_iter().filter_map(|k| cx.shape(k)?.get(axis).cloned());
-            found.max_by_key(|dim| dim.known().is_some())
+            let dims = [QUERY, KEY, VALUE].into_iter().filter_map(|k| cx.shape(k)?.get(axis).cloned());
+            dims.max_by_key(|dim| dim.known().is_some())
         });
-        let fits = |dim: &Dim, wanted: Option<&Dim>| match (dim.known(), wanted.and_then(Dim::known)) {
+        let fits = |dim: &Dim, expected_size: Option<&Dim>| match (
+            dim.known(),
+            expected_size.and_then(Dim::known),
+        ) {
             (Some(a), Some(b)) => a == b,
             _ => true,
         };
@@ -129,9 +132,9 @@ impl Op for LinearAttention {
         {
             return Err(OpError::invalid(format!("the queries have head size {a}, but the keys {b}")));
         }
-        if let (Some(found), Some(size), Some(shape)) = (of_decay, size, cx.shape(DECAY))
-            && found != 1
-            && found != size
+        if let (Some(decay_size), Some(size), Some(shape)) = (of_decay, size, cx.shape(DECAY))
+            && decay_size != 1
+            && decay_size != size
         {
             return Err(wrong(DECAY, shape, "one element for each head or for each element of a key"));
         }
@@ -142,7 +145,7 @@ impl Op for LinearAttention {
         }
         let known =
             |size: Option<usize>, axis: usize| size.map_or_else(|| cx.unknown_dim(1, axis), Dim::Known);
-        let wanted: Shape = [
+        let state_shape: Shape = [
             batch.clone().unwrap_or_else(|| cx.unknown_dim(1, 0)),
             Dim::Known(self.kv_heads),
             known(size, 2),
@@ -152,14 +155,17 @@ impl Op for LinearAttention {
         .collect();
         if let Some(past) = cx.shape(PAST)
             && (past.rank() != 4
-                || past.iter().zip(wanted.iter()).any(|(dim, wanted)| !fits(dim, Some(wanted))))
+                || past
+                    .iter()
+                    .zip(state_shape.iter())
+                    .any(|(dim, expected_dim)| !fits(dim, Some(expected_dim))))
         {
-            return Err(wrong(PAST, past, &wanted.to_string()));
+            return Err(wrong(PAST, past, &state_shape.to_string()));
         }
         let width = of_value.map_or_else(|| cx.unknown_dim(0, 2), |size| Dim::Known(size * self.query_heads));
         let shape = batch.zip(length).map(|(batch, length)| [batch, length, width].into_iter().collect());
         cx.set_output(0, dtype, shape);
-        cx.set_output(1, state, Some(wanted));
+        cx.set_output(1, state, Some(state_shape));
         Ok(())
     }
 
@@ -179,9 +185,9 @@ fn build_scan_body(op: &LinearAttention, prefix: &str) -> Graph {
     let named = |name: &str| format!("{prefix}/{name}");
     let inputs: Vec<ValueId> = names.map(|name| body.add_value(&named(name), ValueType::Unknown)).collect();
     let add = |body: &mut Graph, op: &str, name: &str, inputs: [ValueId; 2]| {
-        let made = body.add_value(&named(name), ValueType::Unknown);
-        body.nodes.push(Node::new("", op, &inputs.map(Some), &[Some(made)], Attrs::new()));
-        made
+        let output = body.add_value(&named(name), ValueType::Unknown);
+        body.nodes.push(Node::new("", op, &inputs.map(Some), &[Some(output)], Attrs::new()));
+        output
     };
     let [mut state, query, key, key_down, mut value] = [0, 1, 2, 3, 4].map(|k| inputs[k]);
     if op.is_gated {
@@ -254,7 +260,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         .with("scan_output_axes", vec![1i64])
         .with("body", build_scan_body(&op, &prefix));
     let inputs: Vec<Option<ValueId>> = std::iter::once(state).chain(scanned).map(Some).collect();
-    let made = rw.add_node("", "Scan", &inputs, 2, attrs);
+    let outputs = rw.add_node("", "Scan", &inputs, 2, attrs);
     let scale = match (op.scale, size) {
         (Some(scale), _) => number(rw, ty, f64::from(scale)),
         (None, Size::Number(size)) => number(rw, ty, 1.0 / (size as f64).sqrt()),
@@ -264,13 +270,13 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             add_op(rw, "Div", &[one, root])
         }
     };
-    let result = add_op(rw, "Mul", &[made[1], scale]);
+    let result = add_op(rw, "Mul", &[outputs[1], scale]);
     let result = cast(rw, result, ty, dtype);
     let width = multiply_sizes(rw, query_heads, of_value);
     let result = reshape_to(rw, result, &[Size::SameAxis, Size::SameAxis, width]);
     rw.replace_output(0, result);
     if rw.has_output(1) {
-        let present = cast(rw, made[0], ty, state_dtype);
+        let present = cast(rw, outputs[0], ty, state_dtype);
         rw.replace_output(1, present);
     }
     Ok(())
@@ -326,21 +332,21 @@ mod tests {
 
     /// Returns the inputs of an update rule. With `fine` each key element has a decay and each head a beta; otherwise
     /// each head has a decay, and beta is one number.
-    fn inputs(rule: &str, past: bool, fine: bool) -> [Option<Tensor>; 6] {
+    fn inputs(rule: &str, past: bool, per_element: bool) -> [Option<Tensor>; 6] {
         let packed = |width: usize, seed: u32| generic_tensor(&[BATCH, LENGTH, width], seed);
         [
             Some(packed(QUERY_HEADS * SIZE, 1)),
             Some(packed(HEADS * SIZE, 2)),
             Some(packed(HEADS * VALUE_SIZE, 3)),
             past.then(|| generic_tensor(&[BATCH, HEADS, SIZE, VALUE_SIZE], 4)),
-            rule.starts_with("gated").then(|| packed(if fine { HEADS * SIZE } else { HEADS }, 5)),
-            rule.ends_with("delta").then(|| packed(if fine { HEADS } else { 1 }, 6)),
+            rule.starts_with("gated").then(|| packed(if per_element { HEADS * SIZE } else { HEADS }, 5)),
+            rule.ends_with("delta").then(|| packed(if per_element { HEADS } else { 1 }, 6)),
         ]
     }
 
     /// Computes the results by the definition, position by position.
-    fn expected(given: &[Option<Tensor>; 6], scale: f64) -> [Tensor; 2] {
-        let elements = |k: usize| given[k].as_ref().map(Tensor::to_f64);
+    fn expected(args: &[Option<Tensor>; 6], scale: f64) -> [Tensor; 2] {
+        let elements = |k: usize| args[k].as_ref().map(Tensor::to_f64);
         let [query, key, value] = [0, 1, 2].map(|k| elements(k).expect("there"));
         let (decay, beta) = (elements(DECAY), elements(BETA));
         let states = BATCH * HEADS * SIZE * VALUE_SIZE;
@@ -392,16 +398,16 @@ mod tests {
     #[test]
     fn update_rules_and_gradients() {
         for rule in RULES {
-            for (past, fine) in [(false, false), (true, true)] {
-                let given = inputs(rule, past, fine);
-                let ports: Vec<Option<&Tensor>> = given.iter().map(Option::as_ref).collect();
-                let (attrs, scale) = match fine {
+            for (past, per_element) in [(false, false), (true, true)] {
+                let args = inputs(rule, past, per_element);
+                let ports: Vec<Option<&Tensor>> = args.iter().map(Option::as_ref).collect();
+                let (attrs, scale) = match per_element {
                     true => (attrs(rule).with("scale", 0.5f32), 0.5),
                     false => (attrs(rule), 1.0 / (SIZE as f64).sqrt()),
                 };
                 let graph = one_node_graph(NEWEST_OPSET, OP, &ports, 2, attrs).expect("valid");
-                let inputs: Vec<Tensor> = given.iter().flatten().cloned().collect();
-                for (got, want) in run(&graph, &inputs).expect("it runs").iter().zip(&expected(&given, scale))
+                let inputs: Vec<Tensor> = args.iter().flatten().cloned().collect();
+                for (got, want) in run(&graph, &inputs).expect("it runs").iter().zip(&expected(&args, scale))
                 {
                     assert_close(got, want, 1e-13);
                 }
@@ -416,8 +422,8 @@ mod tests {
 
     #[test]
     fn symbolic_sizes() {
-        let given = inputs("gated_delta", true, false);
-        let inputs: Vec<Tensor> = given.iter().flatten().cloned().collect();
+        let args = inputs("gated_delta", true, false);
+        let inputs: Vec<Tensor> = args.iter().flatten().cloned().collect();
         let (mut symbolic, ids) = graph(&inputs.iter().collect::<Vec<_>>());
         for (k, &id) in ids.iter().enumerate() {
             let names: &[&str] = match k {
@@ -433,7 +439,7 @@ mod tests {
         let ports: Vec<Option<ValueId>> = ids.iter().copied().map(Some).collect();
         add(&mut symbolic, OP, "y", &ports, 2, attrs("gated_delta"));
         crate::passes::infer::infer(&mut symbolic).expect("valid");
-        let want = expected(&given, 1.0 / (SIZE as f64).sqrt());
+        let want = expected(&args, 1.0 / (SIZE as f64).sqrt());
         for (got, want) in run(&symbolic, &inputs).expect("it runs").iter().zip(&want) {
             assert_close(got, want, 1e-13);
         }
@@ -442,9 +448,9 @@ mod tests {
 
     #[test]
     fn state_of_other_dtype() {
-        let given = inputs("gated_delta", true, true);
-        let mut narrow = given.clone().map(|tensor| tensor.map(|tensor| cast_tensor(&tensor, DType::F16)));
-        narrow[PAST] = given[PAST].as_ref().map(|past| cast_tensor(past, DType::F32));
+        let args = inputs("gated_delta", true, true);
+        let mut narrow = args.clone().map(|tensor| tensor.map(|tensor| cast_tensor(&tensor, DType::F16)));
+        narrow[PAST] = args[PAST].as_ref().map(|past| cast_tensor(past, DType::F32));
         let ports: Vec<Option<&Tensor>> = narrow.iter().map(Option::as_ref).collect();
         let got = run_node(OP, &ports, 2, attrs("gated_delta")).expect("it runs");
         assert_eq!([got[0].dtype(), got[1].dtype()], [DType::F16, DType::F32]);
@@ -458,11 +464,11 @@ mod tests {
     fn rejects_invalid_nodes() {
         let with = |name: &str, value: i64| attrs("linear").with(name, value);
         let shaped = |k: usize, dims: &[usize]| {
-            let mut given = inputs("gated_delta", true, true);
-            given[k] = Some(generic_tensor(dims, 1));
-            given
+            let mut args = inputs("gated_delta", true, true);
+            args[k] = Some(generic_tensor(dims, 1));
+            args
         };
-        for (given, attrs, message) in [
+        for (arguments, attrs, message) in [
             (
                 inputs("linear", false, false),
                 with("q_num_heads", 3),
@@ -487,7 +493,7 @@ mod tests {
             ),
             (shaped(BETA, &[2, 3, 3]), attrs("gated_delta"), "one element in all or one for each head"),
         ] {
-            let ports: Vec<Option<&Tensor>> = given.iter().map(Option::as_ref).collect();
+            let ports: Vec<Option<&Tensor>> = arguments.iter().map(Option::as_ref).collect();
             let failure = run_node(OP, &ports, 2, attrs).expect_err("refused");
             let Failure::Prepare(error) = failure else { panic!("{failure:?}") };
             assert!(error.to_string().contains(message), "{error}");

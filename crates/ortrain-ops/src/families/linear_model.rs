@@ -96,9 +96,9 @@ impl LinearModel {
         let rows = if &*node.op == CLASSIFIER {
             let numbers = attrs.ints("classlabels_ints")?.unwrap_or(&[]);
             let texts = attrs.strings("classlabels_strings")?.unwrap_or(&[]).len();
-            let found = if texts > 0 { Labels::Strings(texts) } else { Labels::Integers(numbers.to_vec()) };
-            let rows = if intercepts.is_empty() { found.len().max(1) } else { intercepts.len() };
-            let count = found.len();
+            let parsed = if texts > 0 { Labels::Strings(texts) } else { Labels::Integers(numbers.to_vec()) };
+            let rows = if intercepts.is_empty() { parsed.len().max(1) } else { intercepts.len() };
+            let count = parsed.len();
             if count != rows && !(rows == 1 && (count == 0 || count == 2)) {
                 return Err(OpError::invalid(format!(
                     "expected one label for each score, or two labels for one score, got {count} labels for {rows} \
@@ -108,7 +108,7 @@ impl LinearModel {
             if rows == 1 && count == 1 {
                 return Err(OpError::invalid("one score needs two labels or none, got one label"));
             }
-            labels = Some(found);
+            labels = Some(parsed);
             rows
         } else {
             let targets = attrs.int("targets")?.unwrap_or(1);
@@ -117,8 +117,8 @@ impl LinearModel {
                 .filter(|&rows| rows > 0)
                 .ok_or_else(|| OpError::invalid(format!("targets must be at least 1, got {targets}")))?
         };
-        let given = if intercepts.is_empty() { rows } else { intercepts.len() };
-        if given != rows || coefficients.is_empty() || !coefficients.len().is_multiple_of(rows) {
+        let intercept_count = if intercepts.is_empty() { rows } else { intercepts.len() };
+        if intercept_count != rows || coefficients.is_empty() || !coefficients.len().is_multiple_of(rows) {
             return Err(OpError::invalid(format!(
                 "got {} coefficients and {} intercepts for {rows} scores; each score needs one row of coefficients \
                  and one intercept",
@@ -145,10 +145,10 @@ impl Op for LinearModel {
         let outputs = if self.labels.is_some() { 2 } else { 1 };
         cx.check_arity(1, 1, outputs)?;
         cx.expect_dtype(0, "a number", |dtype| dtype != DType::Bool)?;
-        if let Some(found) = feature_count(cx)?.filter(|&found| found != self.feature_count()) {
-            let (rows, each) = (self.score_count, self.feature_count());
+        if let Some(actual) = feature_count(cx)?.filter(|&count| count != self.feature_count()) {
+            let (rows, width) = (self.score_count, self.feature_count());
             return Err(OpError::invalid(format!(
-                "input 0 has {found} features, but the model has {rows} rows of {each} coefficients"
+                "input 0 has {actual} features, but the model has {rows} rows of {width} coefficients"
             )));
         }
         let batch = cx.shape(0).map(|shape| if shape.rank() == 1 { Dim::Known(1) } else { shape[0].clone() });
@@ -223,8 +223,8 @@ fn apply_post_transform(rw: &mut Rewrite<'_>, linear: &LinearModel, scores: Valu
             let centred = add(rw, "Sub", &[scores, largest]);
             let power = add(rw, "Exp", &[centred]);
             let magnitude = add(rw, "Abs", &[scores]);
-            let least = rw.constant("next_to_zero", Tensor::scalar(DType::F32, SOFTMAX_ZERO_THRESHOLD));
-            let counts = add(rw, "Greater", &[magnitude, least]);
+            let threshold = rw.constant("next_to_zero", Tensor::scalar(DType::F32, SOFTMAX_ZERO_THRESHOLD));
+            let counts = add(rw, "Greater", &[magnitude, threshold]);
             let zero = rw.constant("zero", Tensor::scalar(DType::F32, 0.0));
             let counted = add(rw, "Where", &[counts, power, zero]);
             let sum = add(rw, "ReduceSum", &[counted, axis]);

@@ -63,22 +63,22 @@ fn add_channel_average(
     shape: &Shape,
     size: i64,
 ) -> Result<ValueId, OpError> {
-    let (before, behind) = ((size - 1) / 2, size / 2);
+    let (before, after) = ((size - 1) / 2, size / 2);
     let pool = |rw: &mut Rewrite<'_>, value: ValueId, rank: usize| {
         // The first axis is the channel axis; along the other axes the window has one element.
         let along = |first: i64, rest: i64| (0..rank).map(move |axis| if axis == 0 { first } else { rest });
         let kernel: Vec<i64> = along(size, 1).collect();
-        let pads: Vec<i64> = along(before, 0).chain(along(behind, 0)).collect();
+        let pads: Vec<i64> = along(before, 0).chain(along(after, 0)).collect();
         let attrs =
             Attrs::new().with("kernel_shape", kernel).with("pads", pads).with("count_include_pad", 1i64);
         rw.add("AveragePool", &[value], attrs)
     };
-    if let Some([to, back]) = plane_shapes(shape) {
+    if let Some([to, original]) = plane_shapes(shape) {
         let to = rw.ints("planes", &to);
         let flat = rw.add("Reshape", &[value, to], Attrs::new());
         let pooled = pool(rw, flat, 2);
-        let back = rw.ints("shape", &back);
-        return Ok(rw.add("Reshape", &[pooled, back], Attrs::new()));
+        let original_shape = rw.ints("shape", &original);
+        return Ok(rw.add("Reshape", &[pooled, original_shape], Attrs::new()));
     }
     if shape.rank() > 4 {
         return Err(OpError::unsupported(

@@ -235,7 +235,7 @@ mod tests {
                 Attrs::new(),
                 "expected [images, boxes, 4] and [images, classes, boxes]",
             ),
-            (vec![1, 2, 4], vec![1, 1, 3], Attrs::new(), "are needed"),
+            (vec![1, 2, 4], vec![1, 1, 3], Attrs::new(), "expected [images"),
             (
                 vec![1, 2, 4],
                 vec![1, 1, 2],

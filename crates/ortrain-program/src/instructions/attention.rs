@@ -88,13 +88,13 @@ impl Attention {
     /// Returns the operands, each with the last two sizes of its space.
     pub(crate) fn operands(&self) -> impl Iterator<Item = (&Operand, [usize; 2])> {
         let &Attention { queries, keys, size, width, .. } = self;
-        let given = match &self.pass {
+        let output_gradient = match &self.pass {
             AttentionPass::Output(_) => None,
             AttentionPass::Gradients(gradients) => Some((&gradients.output_gradient, [queries, width])),
         };
         [(&self.q, [queries, size]), (&self.k, [keys, size]), (&self.v, [keys, width])]
             .into_iter()
-            .chain(given)
+            .chain(output_gradient)
     }
 
     /// Returns the nests, in the order in which kernels take their buffers.
@@ -157,9 +157,16 @@ impl Body for Attention {
         match pass {
             AttentionPass::Output(output) => nest_buffers_mut(output, each),
             AttentionPass::Gradients(gradients) => {
-                let AttentionGradients { output_gradient: given, weights, softmax, scores, q, k, v } =
-                    &mut **gradients;
-                each(&mut given.buffer, Use::Read);
+                let AttentionGradients {
+                    output_gradient: gradient_operand,
+                    weights,
+                    softmax,
+                    scores,
+                    q,
+                    k,
+                    v,
+                } = &mut **gradients;
+                each(&mut gradient_operand.buffer, Use::Read);
                 let results = [q, k, v].into_iter().flatten();
                 [weights, softmax, scores]
                     .into_iter()
@@ -201,8 +208,10 @@ impl Body for Attention {
             {
                 return Some(format!("{name} has the wrong iteration space"));
             }
-            let given = &nest.loads[..nest.num_accumulators()];
-            if given.len() != accumulators || given.iter().any(|load| *load != Load::Accumulator(dtype)) {
+            let accumulator_loads = &nest.loads[..nest.num_accumulators()];
+            if accumulator_loads.len() != accumulators
+                || accumulator_loads.iter().any(|load| *load != Load::Accumulator(dtype))
+            {
                 return Some(format!("{name} has accumulators of the wrong type or order"));
             }
             if !stores && (nest.expr.outputs().len() != 1 || !nest.stores.is_empty()) {
@@ -232,8 +241,8 @@ impl Body for Attention {
             AttentionPass::Output(_) => (1, 1, 5),
             AttentionPass::Gradients(g) => {
                 let (q, k, v) = (g.q.is_some(), g.k.is_some(), g.v.is_some());
-                let back = u64::from(q || k);
-                (1 + u64::from(q) + u64::from(k), u64::from(v) + back, 5 + 4 * back)
+                let gradient_products = u64::from(q || k);
+                (1 + u64::from(q) + u64::from(k), u64::from(v) + gradient_products, 5 + 4 * gradient_products)
             }
         };
         let products = (sizes * self.size as u64).saturating_add(widths * self.width as u64);

@@ -77,11 +77,12 @@ pub(crate) trait Body {
 /// Returns a fault if an access of a nest does not fit its buffer, or if the accumulators differ from `accumulators`.
 pub(super) fn nest_fault(nest: &Nest, accumulators: &[DType], buffers: &[Buffer]) -> Option<String> {
     let wrong_operand = || nest.operands().find_map(|operand| operand.validate(buffers));
-    let found: SmallVec<[DType; 2]> = nest.loads[..nest.num_accumulators()].iter().map(Load::dtype).collect();
+    let actual: SmallVec<[DType; 2]> =
+        nest.loads[..nest.num_accumulators()].iter().map(Load::dtype).collect();
     let wrong_accumulators = || {
-        (found.as_slice() != accumulators).then(|| {
+        (actual.as_slice() != accumulators).then(|| {
             let list = |types: &[DType]| types.iter().map(DType::to_string).collect::<Vec<_>>().join(", ");
-            format!("accumulators [{}], expected [{}]", list(&found), list(accumulators))
+            format!("accumulators [{}], expected [{}]", list(&actual), list(accumulators))
         })
     };
     wrong_operand().or_else(wrong_accumulators)

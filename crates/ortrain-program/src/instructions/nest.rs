@@ -43,20 +43,20 @@ impl Body for Nest {
 fn segments_fault(nest: &Nest, segments: &Segments, buffers: &[Buffer]) -> Option<String> {
     let buffer = |operand: &Operand| &buffers[operand.buffer.0 as usize];
     for (k, to) in nest.stores.iter().enumerate() {
-        let mut again = nest.stores[..k].iter().filter(|other| {
+        let mut overlapping = nest.stores[..k].iter().filter(|other| {
             share_bytes(buffer(to), buffer(other))
                 && !(to.buffer == other.buffer && are_disjoint(&to.access, &other.access, segments))
         });
-        if let Some(other) = again.next() {
+        if let Some(other) = overlapping.next() {
             let [to, other] = [to, other].map(|operand| &buffer(operand).label);
             return Some(format!("stores to {to:?} can overlap stores to {other:?}"));
         }
         let mut loads = nest.loads.iter().enumerate().filter_map(|(slot, load)| {
             let from = load.operand()?;
-            let apart = to.buffer == from.buffer
+            let is_disjoint = to.buffer == from.buffer
                 && !nest.is_gathered(slot)
                 && (from.access == to.access || are_disjoint(&to.access, &from.access, segments));
-            (share_bytes(buffer(to), buffer(from)) && !apart).then_some((slot, from))
+            (share_bytes(buffer(to), buffer(from)) && !is_disjoint).then_some((slot, from))
         });
         if let Some((slot, from)) = loads.next() {
             let [from, to] = [from, to].map(|operand| &buffer(operand).label);

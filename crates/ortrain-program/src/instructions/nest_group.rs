@@ -66,11 +66,11 @@ impl NestGroup {
         self.buffers(&mut |id, _| used.push(id));
         let mut spans = LastUses::new(buffers, used);
         for nest in &self.nests {
-            let mut found = None;
+            let mut stored = None;
             nest_buffers(nest, &mut |id, used| {
-                found = found.or_else(|| (spans.earliest_position(id, used) > 0).then_some(id));
+                stored = stored.or_else(|| (spans.earliest_position(id, used) > 0).then_some(id));
             });
-            if let Some(id) = found {
+            if let Some(id) = stored {
                 return Some(&buffers[id.0 as usize]);
             }
             nest_buffers(nest, &mut |id, used| spans.record(id, used, 0));

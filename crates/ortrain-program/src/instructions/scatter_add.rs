@@ -64,8 +64,8 @@ impl Body for ScatterAdd {
     fn validate(&self, buffers: &[Buffer]) -> Option<String> {
         let buffer = |operand: &Operand| &buffers[operand.buffer.0 as usize];
         let need = |operand: &Operand, len: usize| {
-            let found = buffer(operand).len;
-            (found != len).then(|| format!("expected {len} elements, got {found}"))
+            let actual = buffer(operand).len;
+            (actual != len).then(|| format!("expected {len} elements, got {actual}"))
         };
         need(&self.source, self.elements() as usize)
             .or_else(|| need(&self.index, self.count))

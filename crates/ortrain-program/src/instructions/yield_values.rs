@@ -38,8 +38,8 @@ impl Body for Yield {
 
     /// Returns a fault if an input is not in the work arena: the caller cannot supply such a value.
     fn validate(&self, buffers: &[Buffer]) -> Option<String> {
-        let elsewhere = self.inputs.iter().find(|id| !is_work(buffers, **id))?;
-        let label = &buffers[elsewhere.0 as usize].label;
+        let outside_arena = self.inputs.iter().find(|id| !is_work(buffers, **id))?;
+        let label = &buffers[outside_arena.0 as usize].label;
         Some(format!("{label:?} cannot be an input of the yield: it is not in the work arena"))
     }
 }

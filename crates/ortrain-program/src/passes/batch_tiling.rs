@@ -21,18 +21,18 @@ const MAX_PAIRS: usize = 32;
 pub(super) fn run(draft: &mut Draft, target: &Target) -> Outcome {
     let Some(tiles) = target.batch_tiles else { return Ok(Changed(0)) };
     let next = |draft: &Draft| find_pair(draft, tiles, peak_position(draft)?);
-    let Some(mut found) = next(draft) else { return Ok(Changed(0)) };
-    let whole = arena_size(draft)?;
+    let Some(mut pair) = next(draft) else { return Ok(Changed(0)) };
+    let full_size = arena_size(draft)?;
     let mut tried = draft.clone();
     let mut best: Option<(usize, usize, Draft)> = None;
     for pairs in 1..=MAX_PAIRS {
-        tried.instructions = tile_pair(&mut tried, &found);
+        tried.instructions = tile_pair(&mut tried, &pair);
         let planned = arena_size(&tried)?;
-        if planned < best.as_ref().map_or(whole - whole / tiles.saving_divisor, |best| best.0) {
+        if planned < best.as_ref().map_or(full_size - full_size / tiles.saving_divisor, |best| best.0) {
             best = Some((planned, pairs, tried.clone()));
         }
         let Some(more) = next(&tried) else { break };
-        found = more;
+        pair = more;
     }
     let Some((_, pairs, parted)) = best else { return Ok(Changed(0)) };
     *draft = parted;
@@ -51,27 +51,27 @@ fn find_pair(draft: &Draft, tiles: BatchTiles, at: usize) -> Option<Pair> {
     let Draft { instructions, buffers, .. } = draft;
     let uses = draft.uses();
     let firsts = (0..=at.min(instructions.len().checked_sub(1)?)).rev();
-    let found = firsts.filter_map(|first| {
-        let between = batched_convolution(&instructions[first])?.epilogue.stores[0].buffer;
-        let mut readers = uses.readers(between).iter().filter(|&reader| reader != first);
+    let pairs = firsts.filter_map(|first| {
+        let intermediate = batched_convolution(&instructions[first])?.epilogue.stores[0].buffer;
+        let mut readers = uses.readers(intermediate).iter().filter(|&reader| reader != first);
         let second = readers.next().filter(|&second| second >= at && readers.next().is_none())?;
-        if draft.is_visible(between) || uses.writers(between).only() != Some(first) {
+        if draft.is_visible(intermediate) || uses.writers(intermediate).only() != Some(first) {
             return None;
         }
         let images = images_per_tile(draft, tiles, first, second)?;
-        Some((buffers[between.0 as usize].bytes(), Pair { first, second, images }))
+        Some((buffers[intermediate.0 as usize].bytes(), Pair { first, second, images }))
     });
-    found.max_by_key(|(bytes, _)| *bytes).map(|(_, pair)| pair)
+    pairs.max_by_key(|(bytes, _)| *bytes).map(|(_, pair)| pair)
 }
 
 /// Returns the convolution if it can process the images of its batch one by one.
 fn batched_convolution(scheduled: &ScheduledInstruction) -> Option<&Conv> {
     let Instruction::Conv(conv) = &scheduled.instruction else { return None };
-    let by_place =
+    let by_position =
         |(inst, _): &(Inst, _)| matches!(inst, Inst::Coordinate(0) | Inst::LoadAt(..) | Inst::Guard(..));
     let fits = conv.shape.pass == ConvPass::Output
         && conv.shape.batch > 1
-        && !conv.epilogue.expr.insts().iter().any(by_place)
+        && !conv.epilogue.expr.insts().iter().any(by_position)
         && !conv.epilogue.stores.is_empty();
     fits.then_some(conv)
 }
@@ -79,18 +79,18 @@ fn batched_convolution(scheduled: &ScheduledInstruction) -> Option<&Conv> {
 /// Returns the number of images per tile of two convolutions, if tiling is possible and pays.
 fn images_per_tile(draft: &Draft, tiles: BatchTiles, first: usize, second: usize) -> Option<usize> {
     let Draft { instructions, buffers, .. } = draft;
-    let (one, other) =
+    let (first_images, other) =
         (batched_convolution(&instructions[first])?, batched_convolution(&instructions[second])?);
-    let (nest, next) = (&one.epilogue, &other.epilogue);
-    let whole = Access::contiguous(nest.stores[0].access.dtype, &nest.dims);
-    let batch = one.shape.batch;
-    let between = nest.stores[0].buffer;
-    let bytes = buffers[between.0 as usize].bytes();
+    let (nest, next) = (&first_images.epilogue, &other.epilogue);
+    let contiguous = Access::contiguous(nest.stores[0].access.dtype, &nest.dims);
+    let batch = first_images.shape.batch;
+    let intermediate = nest.stores[0].buffer;
+    let bytes = buffers[intermediate.0 as usize].bytes();
     let fits = nest.stores.len() == 1
-        && nest.stores[0].access == whole
-        && other.a.buffer == between
-        && other.b.buffer != between
-        && !loaded_buffers(next).any(|id| id == between)
+        && nest.stores[0].access == contiguous
+        && other.a.buffer == intermediate
+        && other.b.buffer != intermediate
+        && !loaded_buffers(next).any(|id| id == intermediate)
         && other.shape.batch == batch
         && instructions[first].gradient_modes == instructions[second].gradient_modes
         && bytes >= tiles.min_intermediate_bytes;
@@ -108,7 +108,8 @@ fn images_per_tile(draft: &Draft, tiles: BatchTiles, first: usize, second: usize
     let each = bytes / batch;
     let images =
         (1..batch).find(|&images| batch.is_multiple_of(images) && images * each >= tiles.min_part_bytes)?;
-    let filters = buffers[one.b.buffer.0 as usize].bytes().max(buffers[other.b.buffer.0 as usize].bytes());
+    let filters =
+        buffers[first_images.b.buffer.0 as usize].bytes().max(buffers[other.b.buffer.0 as usize].bytes());
     (filters.saturating_mul(tiles.filter_divisor) <= images * each).then_some(images)
 }
 
@@ -116,8 +117,8 @@ fn images_per_tile(draft: &Draft, tiles: BatchTiles, first: usize, second: usize
 fn tile_pair(draft: &mut Draft, pair: &Pair) -> Vec<ScheduledInstruction> {
     let Draft { instructions, buffers, .. } = draft;
     let &Pair { first, second, images } = pair;
-    let between = instructions[first].instruction.writes()[0];
-    let Buffer { label, dtype, len, .. } = buffers[between.0 as usize].clone();
+    let intermediate = instructions[first].instruction.writes()[0];
+    let Buffer { label, dtype, len, .. } = buffers[intermediate.0 as usize].clone();
     let [before, after] =
         [first, second].map(|at| batched_convolution(&instructions[at]).expect("a convolution"));
     let batch = before.shape.batch;
@@ -131,21 +132,21 @@ fn tile_pair(draft: &mut Draft, pair: &Pair) -> Vec<ScheduledInstruction> {
             continue;
         }
         for from in (0..batch).step_by(images) {
-            let mut one = slice_batch(before, from, images);
+            let mut part = slice_batch(before, from, images);
             let of_part = |access: &Access| Access { offset: 0, len: part_len, ..access.clone() };
-            let stored = &mut one.epilogue.stores[0];
+            let stored = &mut part.epilogue.stores[0];
             *stored = Operand { buffer: id, access: of_part(&stored.access) };
             let mut other = slice_batch(after, from, images);
             other.a = Operand { buffer: id, access: of_part(&other.a.access) };
-            let part_made = new_versions.next();
-            let mut given = instructions[second].versions.clone().with_read(id, part_made);
+            let part_version = new_versions.next();
+            let mut follower_versions = instructions[second].versions.clone().with_read(id, part_version);
             if from + images < batch {
                 for (written, _) in instructions[second].versions.writes() {
-                    given = given.with_write(written, new_versions.next());
+                    follower_versions = follower_versions.with_write(written, new_versions.next());
                 }
             }
-            let makes_part = instructions[first].versions.clone().with_write(id, part_made);
-            for (conv, of, versions) in [(one, first, makes_part), (other, second, given)] {
+            let makes_part = instructions[first].versions.clone().with_write(id, part_version);
+            for (conv, of, versions) in [(part, first, makes_part), (other, second, follower_versions)] {
                 result.push(instructions[of].with_instruction(Instruction::from(conv), &versions));
             }
         }
@@ -192,9 +193,9 @@ mod tests {
         let filter = b.work(&format!("filter of {name}"), DType::F32, from * to);
         let bias = b.work(&format!("bias of {name}"), DType::F32, to);
         let result = b.work(name, DType::F32, dims.iter().product());
-        let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &dims);
+        let contiguous = |id: BufferId| Operand::contiguous(id, DType::F32, &dims);
         let by_channel =
-            Access { strides: [0, 1, 0, 0].into_iter().collect(), len: to, ..whole(bias).access };
+            Access { strides: [0, 1, 0, 0].into_iter().collect(), len: to, ..contiguous(bias).access };
         let mut e = Builder::new();
         let (product, x) = (e.load(0, Type::F32), e.load(1, Type::F32));
         let mut sum = e.add(product, x);
@@ -203,7 +204,7 @@ mod tests {
             sum = e.add(sum, x);
         }
         let y = e.unary(UnaryOp::Tanh, sum);
-        let loads = [Operand { buffer: bias, access: by_channel }].into_iter().chain(added.map(whole));
+        let loads = [Operand { buffer: bias, access: by_channel }].into_iter().chain(added.map(contiguous));
         let epilogue = Nest {
             dims: dims.into_iter().collect(),
             inner: 0,
@@ -211,7 +212,7 @@ mod tests {
             loads: [Load::Accumulator(DType::F32)].into_iter().chain(loads.map(Load::Buffer)).collect(),
             expr: e.finish(&[y]),
             reductions: Vec::new(),
-            stores: vec![whole(result)],
+            stores: vec![contiguous(result)],
         };
         let axis =
             SlidingAxis { input: SIZE, output: SIZE, kernel: 1, stride: 1, dilation: 1, padding_before: 0 };
@@ -233,13 +234,13 @@ mod tests {
     }
 
     /// Builds a bottleneck with a residual connection: few channels, many, few.
-    fn bottleneck(in_parts: bool, keep: bool) -> Program {
+    fn bottleneck(in_parts: bool, keep_input: bool) -> Program {
         let mut b = ProgramBuilder::new();
         let x = b.work("x", DType::F32, IMAGES * 2 * SIZE * SIZE);
         let wide = convolution(&mut b, x, (2, CHANNELS), None, "wide");
         let narrow = convolution(&mut b, wide, (CHANNELS, 2), Some(x), "narrow");
         let filters = (0..7).map(BufferId).filter(|id| ![wide, narrow].contains(id)).collect();
-        let outputs = if keep { vec![narrow, wide] } else { vec![narrow] };
+        let outputs = if keep_input { vec![narrow, wide] } else { vec![narrow] };
         if in_parts {
             b.finish(filters, outputs).unwrap()
         } else {
@@ -249,18 +250,18 @@ mod tests {
 
     #[test]
     fn tiling_saves_memory_with_equal_results() {
-        let (parts, whole) = (bottleneck(true, false), bottleneck(false, false));
-        assert_eq!((whole.instructions.len(), parts.instructions.len()), (2, 2 * IMAGES));
-        assert!(parts.work_bytes < whole.work_bytes / 2, "{} of {}", parts.work_bytes, whole.work_bytes);
-        let inputs: Vec<Vec<Scalar>> = whole
+        let (parts, untiled) = (bottleneck(true, false), bottleneck(false, false));
+        assert_eq!((untiled.instructions.len(), parts.instructions.len()), (2, 2 * IMAGES));
+        assert!(parts.work_bytes < untiled.work_bytes / 2, "{} of {}", parts.work_bytes, untiled.work_bytes);
+        let inputs: Vec<Vec<Scalar>> = untiled
             .inputs
             .iter()
             .map(|&id| {
-                (0..whole.buffer(id).len).map(|k| Scalar::F32((k * 31 % 97) as f32 / 97.0 - 0.5)).collect()
+                (0..untiled.buffer(id).len).map(|k| Scalar::F32((k * 31 % 97) as f32 / 97.0 - 0.5)).collect()
             })
             .collect();
         let run = |program: &Program| evaluate(program, Mode::Exact, &inputs, Scalars::default()).unwrap();
-        assert_eq!(run(&parts), run(&whole));
+        assert_eq!(run(&parts), run(&untiled));
     }
 
     #[test]

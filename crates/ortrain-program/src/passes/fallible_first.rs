@@ -17,23 +17,23 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let writes_state =
         |i: &ScheduledInstruction| i.instruction.writes().iter().any(|&id| !is_work(buffers, id));
     let last_failing = instructions.iter().rposition(|i| i.instruction.can_fail()).unwrap_or(0);
-    let moved = instructions[..last_failing].iter().filter(|i| writes_state(i)).count();
-    if moved == 0 {
+    let moved_count = instructions[..last_failing].iter().filter(|i| writes_state(i)).count();
+    if moved_count == 0 {
         return Ok(Changed(0));
     }
     let mut early = vec![false; instructions.len()];
-    let mut wanted = vec![false; buffers.len()];
+    let mut required = vec![false; buffers.len()];
     // Buffers that early instructions write: earlier reads and writes of these buffers must come before.
     let mut updated = vec![false; buffers.len()];
     for (index, scheduled) in instructions.iter().enumerate().rev() {
         let (reads, writes) = (scheduled.instruction.reads(), scheduled.instruction.writes());
-        let produces = writes.iter().any(|&id| is_work(buffers, id) && wanted[id.0 as usize]);
+        let produces = writes.iter().any(|&id| is_work(buffers, id) && required[id.0 as usize]);
         // Instructions that only write state are not moved; they read copies of updated buffers.
         let precedes = writes.iter().any(|&id| is_work(buffers, id))
             && reads.iter().chain(&writes).any(|&id| updated[id.0 as usize]);
         if scheduled.instruction.can_fail() || produces || precedes {
             early[index] = true;
-            reads.iter().for_each(|id| wanted[id.0 as usize] = true);
+            reads.iter().for_each(|id| required[id.0 as usize] = true);
             let work = writes.iter().filter(|&&id| is_work(buffers, id));
             work.for_each(|id| updated[id.0 as usize] = true);
         }
@@ -47,7 +47,7 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     }
     copy_before_updates(&mut first, &mut rest, buffers);
     instructions.extend(first.into_iter().chain(rest));
-    Ok(Changed(moved))
+    Ok(Changed(moved_count))
 }
 
 /// Lets later instructions read copies of the buffers that earlier instructions update.
@@ -61,8 +61,10 @@ fn copy_before_updates(
         for id in instruction.reads() {
             let Some(version) = versions.common_read_version(id, *entries) else { continue };
             let wrote = |scheduled: &ScheduledInstruction| scheduled.versions.written_version(id);
-            let Some(made) = first.iter().rposition(|other| wrote(other) == Some(version)) else { continue };
-            let is_updated = first[made + 1..].iter().any(|other| wrote(other).is_some());
+            let Some(writer) = first.iter().rposition(|other| wrote(other) == Some(version)) else {
+                continue;
+            };
+            let is_updated = first[writer + 1..].iter().any(|other| wrote(other).is_some());
             if !is_updated || !is_work(buffers, id) || instruction.writes().contains(&id) {
                 continue;
             }
@@ -71,7 +73,7 @@ fn copy_before_updates(
             let [from, to] = [id, copy].map(|id| Operand::contiguous(id, dtype, &[len]));
             let map = Instruction::from(Nest::copy(&[len], from, to));
             let of_copy = Versions::for_map((id, version), (copy, copied));
-            first.insert(made + 1, first[made].with_instruction(map, &of_copy));
+            first.insert(writer + 1, first[writer].with_instruction(map, &of_copy));
             instruction.substitute_buffers(&|read| if read == id { copy } else { read }, &|written| written);
             *versions = versions.clone().with_read(copy, copied).restrict_to(instruction);
         }
@@ -85,12 +87,12 @@ fn split_off_state_writes(
     buffers: &[Buffer],
 ) -> Option<ScheduledInstruction> {
     let nest = scheduled.instruction.nest()?;
-    let own: Vec<bool> = stored_buffers(nest).map(|id| is_work(buffers, id)).collect();
-    let state: Vec<bool> = own.iter().map(|own| !own).collect();
-    if !own.contains(&true) {
+    let is_work_store: Vec<bool> = stored_buffers(nest).map(|id| is_work(buffers, id)).collect();
+    let state: Vec<bool> = is_work_store.iter().map(|is_work_buffer| !is_work_buffer).collect();
+    if !is_work_store.contains(&true) {
         return None;
     }
-    let (early, late) = (keep_results(nest, &own)?, keep_results(nest, &state)?);
+    let (early, late) = (keep_results(nest, &is_work_store)?, keep_results(nest, &state)?);
     let late = scheduled.with_nest(late);
     *scheduled = scheduled.with_nest(early);
     Some(late)

@@ -30,7 +30,7 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let Draft { instructions, buffers, .. } = draft;
     let mut groups = Groups::new(buffers);
     instructions.drain(..).for_each(|scheduled| groups.add(scheduled));
-    let joined = groups.groups.iter().map(|place| place.len() - 1).sum();
+    let joined = groups.groups.iter().map(|group| group.len() - 1).sum();
     instructions.extend(groups.groups.into_iter().map(merge_group));
     Ok(Changed(joined))
 }
@@ -43,7 +43,7 @@ fn has_mostly_state(draft: &Draft) -> bool {
     }
     let (mut state, mut work) = (0usize, 0usize);
     for (buffer, _) in draft.buffers.iter().zip(used).filter(|(_, used)| *used) {
-        match buffer.place {
+        match buffer.location {
             BufferLocation::Plane(..) => state = state.saturating_add(buffer.bytes()),
             BufferLocation::Work(_) => work = work.saturating_add(buffer.bytes()),
             BufferLocation::Constant(_) => {}
@@ -69,11 +69,11 @@ impl NestKind {
         if nest.segments.is_some() || nest.expr.can_fail() {
             return None;
         }
-        let number = |&(inst, ty): &(Inst, Type)| match inst {
+        let number_of = |&(inst, ty): &(Inst, Type)| match inst {
             Inst::Const(_) | Inst::Load(_) | Inst::Reduced(_) => 0,
             operation => FxBuildHasher.hash_one((operation.map_operands(|_| Reg(0)), ty)),
         };
-        let operations = nest.expr.insts().iter().map(number).fold(0, u64::wrapping_add);
+        let operations = nest.expr.insts().iter().map(number_of).fold(0, u64::wrapping_add);
         Some(NestKind { entries: scheduled.gradient_modes, is_map: nest.is_map(), operations })
     }
 }
@@ -97,25 +97,25 @@ impl<'a> Groups<'a> {
     /// Adds an instruction to the last group of its kind, if it depends on nothing after that group, or else at the
     /// end.
     fn add(&mut self, scheduled: ScheduledInstruction) {
-        let stays = scheduled.instruction.has_side_effects();
-        let kind = if stays { None } else { NestKind::from_instruction(&scheduled) };
+        let is_fixed = scheduled.instruction.has_side_effects();
+        let kind = if is_fixed { None } else { NestKind::from_instruction(&scheduled) };
         let mut earliest = self.first_open_group;
         scheduled
             .instruction
             .buffers(&mut |id, used| earliest = earliest.max(self.spans.earliest_position(id, used)));
-        let beside = kind.as_ref().and_then(|kind| self.last_group.get(kind)).copied();
+        let group_index = kind.as_ref().and_then(|kind| self.last_group.get(kind)).copied();
         let fits = |&at: &usize| at >= earliest && self.groups[at].len() < MAX_NESTS;
-        let beside = beside.filter(fits);
-        let at = beside.unwrap_or(self.groups.len());
+        let group_index = group_index.filter(fits);
+        let at = group_index.unwrap_or(self.groups.len());
         scheduled.instruction.buffers(&mut |id, used| self.spans.record(id, used, at));
-        match beside {
+        match group_index {
             Some(at) => self.groups[at].push(scheduled),
             None => {
                 self.groups.push(vec![scheduled]);
                 self.last_group.extend(kind.map(|kind| (kind, at)));
             }
         }
-        if stays {
+        if is_fixed {
             self.first_open_group = self.groups.len();
         }
     }

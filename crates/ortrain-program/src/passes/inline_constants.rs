@@ -11,10 +11,10 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let value = |load: &Load| {
         let Operand { buffer, access } = load.operand()?;
         let buffer = &buffers[buffer.0 as usize];
-        let BufferLocation::Constant(number) = buffer.place else { return None };
-        let stays = access.strides.iter().all(|&stride| stride == 0) && access.offset < buffer.len;
+        let BufferLocation::Constant(index) = buffer.location else { return None };
+        let is_constant = access.strides.iter().all(|&stride| stride == 0) && access.offset < buffer.len;
         let (at, size) = (access.offset * buffer.dtype.size(), buffer.dtype.size());
-        stays.then(|| Scalar::read(buffer.dtype, &constants[number].data()[at..at + size]))
+        is_constant.then(|| Scalar::read(buffer.dtype, &constants[index].data()[at..at + size]))
     };
     let mut changes = 0;
     for scheduled in instructions {

@@ -63,7 +63,7 @@ struct MaskSelection<'a> {
     uses: DefUse,
     /// For each buffer the buffer that owns its bytes; then the live range of each owner.
     owners: Vec<usize>,
-    lives: Liveness,
+    liveness: Liveness,
     /// Number of buffers that share the bytes of each owner.
     sharers: Vec<usize>,
     /// For each buffer the packing, if it is packed.
@@ -71,12 +71,20 @@ struct MaskSelection<'a> {
 }
 
 impl<'a> MaskSelection<'a> {
-    fn new(draft: &'a Draft, least: usize) -> MaskSelection<'a> {
-        let (owners, lives) = reuse_operand_bytes(draft);
+    fn new(draft: &'a Draft, min_bytes: usize) -> MaskSelection<'a> {
+        let (owners, liveness) = reuse_operand_bytes(draft);
         let mut sharers = vec![0; owners.len()];
         owners.iter().for_each(|&owner| sharers[owner] += 1);
         let packed = vec![None; owners.len()];
-        MaskSelection { draft, min_elements: least, uses: draft.uses(), owners, lives, sharers, packed }
+        MaskSelection {
+            draft,
+            min_elements: min_bytes,
+            uses: draft.uses(),
+            owners,
+            liveness,
+            sharers,
+            packed,
+        }
     }
 
     /// Returns the time steps at which a buffer is written or read.
@@ -110,15 +118,15 @@ impl<'a> MaskSelection<'a> {
 
     /// Returns the masks to pack, in the order of buffers: their packing lowers the peak of live bytes.
     fn select_masks(mut self) -> Vec<Mask> {
-        let all = (0..self.draft.buffers.len()).map(|k| BufferId(k as u32));
-        let mut candidates: Vec<BufferId> = all.filter(|&id| self.is_packable(id)).collect();
+        let buffers = (0..self.draft.buffers.len()).map(|k| BufferId(k as u32));
+        let mut candidates: Vec<BufferId> = buffers.filter(|&id| self.is_packable(id)).collect();
         if candidates.is_empty() {
             return Vec::new();
         }
         let mut alive = self.live_bytes_by_step();
         loop {
-            let most = alive.iter().copied().max().unwrap_or(0);
-            let top = alive.iter().position(|&bytes| bytes == most).unwrap_or(0);
+            let peak = alive.iter().copied().max().unwrap_or(0);
+            let top = alive.iter().position(|&bytes| bytes == peak).unwrap_or(0);
             // The largest mask that is live at the peak but not used there.
             let largest = candidates
                 .iter()
@@ -129,17 +137,17 @@ impl<'a> MaskSelection<'a> {
             self.packed[mask.buffer.0 as usize] = Some(mask);
             let with = self.live_bytes_by_step();
             // Live bytes at other positions may reach the peak but must not exceed it.
-            if with.iter().copied().max().unwrap_or(0) > most || with[top] >= alive[top] {
+            if with.iter().copied().max().unwrap_or(0) > peak || with[top] >= alive[top] {
                 self.packed[mask.buffer.0 as usize] = None;
             } else {
                 alive = with;
             }
         }
         // Some masks were packed for an intermediate peak, and are no longer needed for the final peak.
-        let most = alive.into_iter().max();
+        let peak = alive.into_iter().max();
         for k in 0..self.packed.len() {
             let Some(mask) = self.packed[k].take() else { continue };
-            if self.live_bytes_by_step().into_iter().max() > most {
+            if self.live_bytes_by_step().into_iter().max() > peak {
                 self.packed[k] = Some(mask);
             }
         }
@@ -147,25 +155,25 @@ impl<'a> MaskSelection<'a> {
     }
 
     /// Returns the packing of a mask across a time step, if nothing reads the mask at that step.
-    fn packing_across(&self, buffer: BufferId, place: usize) -> Option<Mask> {
+    fn packing_across(&self, buffer: BufferId, position: usize) -> Option<Mask> {
         let readers = self.uses.readers(buffer);
         let writer = self.uses.writers(buffer).first()?;
-        let reader = readers.iter().find(|&reader| reader * STEPS_PER_INSTRUCTION > place)?;
-        let packed = writer * STEPS_PER_INSTRUCTION + 1 < place && place + 1 < reader * STEPS_PER_INSTRUCTION;
-        let waits = readers.iter().all(|other| other > writer && other * STEPS_PER_INSTRUCTION != place);
+        let reader = readers.iter().find(|&reader| reader * STEPS_PER_INSTRUCTION > position)?;
+        let packed =
+            writer * STEPS_PER_INSTRUCTION + 1 < position && position + 1 < reader * STEPS_PER_INSTRUCTION;
+        let waits = readers.iter().all(|other| other > writer && other * STEPS_PER_INSTRUCTION != position);
         (packed && waits).then_some(Mask { buffer, writer, reader })
     }
 
     /// Returns the live bytes at each time step.
     fn live_bytes_by_step(&self) -> Vec<i128> {
-        let mut lives: Vec<(LiveRange, i128)> = Vec::with_capacity(self.owners.len());
+        let mut ranges: Vec<(LiveRange, i128)> = Vec::with_capacity(self.owners.len());
         let mut add = |bytes: usize, life: Option<LiveRange>| {
             // Excessive sizes are rejected by the memory plan.
-            lives.extend(life.map(|life| (life, align(bytes.min(1 << 48)) as i128)));
+            ranges.extend(life.map(|life| (life, align(bytes.min(1 << 48)) as i128)));
         };
         // Inputs are live from the first step, outputs up to the last step.
-        let place =
-            |at: isize| (at * STEPS_PER_INSTRUCTION as isize).clamp(0, self.step_count() as isize - 1);
+        let step = |at: isize| (at * STEPS_PER_INSTRUCTION as isize).clamp(0, self.step_count() as isize - 1);
         for (k, buffer) in self.draft.buffers.iter().enumerate() {
             let id = BufferId(k as u32);
             if !self.draft.is_work(id) || self.owners[k] != k {
@@ -173,13 +181,10 @@ impl<'a> MaskSelection<'a> {
             }
             let bytes = buffer.len.saturating_mul(buffer.dtype.size());
             let Some(Mask { writer, reader, .. }) = self.packed[k] else {
-                let life = self.lives.live_range(k);
+                let life = self.liveness.live_range(k);
                 add(
                     bytes,
-                    life.map(|LiveRange { first, last }| LiveRange {
-                        first: place(first),
-                        last: place(last),
-                    }),
+                    life.map(|LiveRange { first, last }| LiveRange { first: step(first), last: step(last) }),
                 );
                 continue;
             };
@@ -193,7 +198,7 @@ impl<'a> MaskSelection<'a> {
             add(packed_bytes(buffer.len), Some(LiveRange { first: packed, last: unpacked }));
             add(bytes, LiveRange::covering(late.into_iter().chain([unpacked])));
         }
-        let alive = live_bytes(self.step_count(), lives);
+        let alive = live_bytes(self.step_count(), ranges);
         alive[1..=self.step_count()].to_vec()
     }
 }
@@ -222,7 +227,7 @@ fn packed_bytes(len: usize) -> usize {
 fn insert_packing(draft: &mut Draft, masks: &[Mask]) {
     let Draft { instructions, buffers, .. } = draft;
     // For each mask the buffer of its bits and the buffer of the unpacked mask, each with its only version.
-    let mut made: Vec<[(BufferId, Version); 2]> = Vec::with_capacity(masks.len());
+    let mut packed: Vec<[(BufferId, Version); 2]> = Vec::with_capacity(masks.len());
     let mut new_versions = VersionCounter::after(instructions.iter());
     for &Mask { buffer, .. } in masks {
         let Buffer { label, len, .. } = buffers[buffer.0 as usize].clone();
@@ -234,32 +239,33 @@ fn insert_packing(draft: &mut Draft, masks: &[Mask]) {
             }
         }
         let bits = add_work(buffers, format!("{label}/bits"), DType::U8, bytes);
-        let again = add_work(buffers, label, DType::Bool, bytes * BITS_PER_BYTE);
-        made.push([bits, again].map(|id| (id, new_versions.next())));
+        let unpacked = add_work(buffers, label, DType::Bool, bytes * BITS_PER_BYTE);
+        packed.push([bits, unpacked].map(|id| (id, new_versions.next())));
     }
     let mut result = Vec::with_capacity(instructions.len() + 2 * masks.len());
     let bytes = |mask: &Mask| packed_bytes(buffers[mask.buffer.0 as usize].len);
     for (at, mut scheduled) in std::mem::take(instructions).into_iter().enumerate() {
-        let given = ScheduledInstruction { gradient_modes: GradientModes::ALL, ..scheduled.clone() };
-        let both = || masks.iter().zip(&made);
-        for (mask, &[bits, again]) in both().filter(|(mask, _)| mask.reader == at) {
-            let map = Instruction::from(unpacking_map(bytes(mask), bits.0, again.0));
-            result.push(given.with_instruction(map, &Versions::for_map(bits, again)));
+        let original = ScheduledInstruction { gradient_modes: GradientModes::ALL, ..scheduled.clone() };
+        let both = || masks.iter().zip(&packed);
+        for (mask, &[bits, unpacked]) in both().filter(|(mask, _)| mask.reader == at) {
+            let map = Instruction::from(unpacking_map(bytes(mask), bits.0, unpacked.0));
+            result.push(original.with_instruction(map, &Versions::for_map(bits, unpacked)));
         }
         let read = |id: BufferId| {
             let later = both().find(|(mask, _)| mask.buffer == id && mask.reader <= at);
-            later.map_or(id, |(_, made)| made[1].0)
+            later.map_or(id, |(_, ids)| ids[1].0)
         };
         scheduled.instruction.substitute_buffers(&read, &|id| id);
-        for (_, &[_, (again, version)]) in both().filter(|(mask, _)| mask.reader <= at) {
-            scheduled.versions = scheduled.versions.with_read(again, version);
+        for (_, &[_, (unpacked, version)]) in both().filter(|(mask, _)| mask.reader <= at) {
+            scheduled.versions = scheduled.versions.with_read(unpacked, version);
         }
         scheduled.versions = scheduled.versions.restrict_to(&scheduled.instruction);
         result.push(scheduled);
         for (mask, &[bits, _]) in both().filter(|(mask, _)| mask.writer == at) {
-            let made = given.versions.written_version(mask.buffer).map(|version| (mask.buffer, version));
-            let versions = made.map(|made| Versions::for_map(made, bits)).unwrap_or_default();
-            result.push(given.with_instruction(
+            let written =
+                original.versions.written_version(mask.buffer).map(|version| (mask.buffer, version));
+            let versions = written.map(|made| Versions::for_map(made, bits)).unwrap_or_default();
+            result.push(original.with_instruction(
                 Instruction::from(packing_map(bytes(mask), mask.buffer, bits.0)),
                 &versions,
             ));
@@ -338,7 +344,7 @@ mod tests {
 
     impl Sketch {
         fn buffer(&mut self, label: &str, dtype: DType, len: usize) -> BufferId {
-            self.buffers.push(Buffer { label: label.into(), dtype, len, place: BufferLocation::Work(0) });
+            self.buffers.push(Buffer { label: label.into(), dtype, len, location: BufferLocation::Work(0) });
             BufferId(self.buffers.len() as u32 - 1)
         }
 
@@ -351,7 +357,7 @@ mod tests {
             f: impl FnOnce(&mut Builder, &[Reg]) -> Vec<Reg>,
         ) {
             let buffer = |id: &BufferId| &self.buffers[id.0 as usize];
-            let whole = |id: &BufferId| Operand::contiguous(*id, buffer(id).dtype, &[buffer(id).len]);
+            let contiguous = |id: &BufferId| Operand::contiguous(*id, buffer(id).dtype, &[buffer(id).len]);
             let mut b = Builder::new();
             let loads = reads.iter().enumerate();
             let regs: Vec<Reg> = loads.map(|(slot, id)| b.load(slot, Type::of(buffer(id).dtype))).collect();
@@ -360,10 +366,10 @@ mod tests {
                 dims: [len].into_iter().collect(),
                 inner: 0,
                 segments: None,
-                loads: reads.iter().map(whole).map(Load::Buffer).collect(),
+                loads: reads.iter().map(contiguous).map(Load::Buffer).collect(),
                 expr: b.finish(&results),
                 reductions: Vec::new(),
-                stores: writes.iter().map(whole).collect(),
+                stores: writes.iter().map(contiguous).collect(),
             };
             for slot in (0..reads.len()).filter(|&slot| nest.is_gathered(slot)).collect::<Vec<_>>() {
                 nest.loads[slot].operand_mut().unwrap().access.strides[0] = 0;
@@ -457,8 +463,9 @@ mod tests {
             let packed = plain.packed();
             // The last mask is read directly after its definition.
             assert_eq!(packed.bits(), ["mask 0", "mask 1", "mask 2"], "{len}");
-            let [whole, less] = [plain.clone(), packed.clone()].map(|sketch| sketch.program().work_bytes);
-            assert!(less + 2 * len < whole, "{less} of {whole}");
+            let [unpacked_bytes, less] =
+                [plain.clone(), packed.clone()].map(|sketch| sketch.program().work_bytes);
+            assert!(less + 2 * len < unpacked_bytes, "{less} of {unpacked_bytes}");
             assert_eq!(run(packed), run(plain), "{len}");
         }
     }
@@ -468,24 +475,25 @@ mod tests {
         let len = 256 * BITS_PER_BYTE;
         let mut s = Sketch::default();
         let (x, y) = (s.buffer("x", DType::F32, len), s.buffer("y", DType::F32, len));
-        let [mask, again] = ["mask", "again"].map(|label| s.buffer(label, DType::Bool, len));
+        let [mask, unpacked] = ["mask", "again"].map(|label| s.buffer(label, DType::Bool, len));
         let bits = s.buffer("bits", DType::U8, 256);
         (s.inputs, s.outputs) = (vec![x], vec![y, bits]);
         s.map(len, &[x], &[mask], |b, x| vec![b.convert(x[0], Type::Bool)]);
-        let both = [packing_map(256, mask, bits), unpacking_map(256, bits, again)];
+        let both = [packing_map(256, mask, bits), unpacking_map(256, bits, unpacked)];
         s.instructions.extend(both.map(|map| ScheduledInstruction {
             instruction: Instruction::from(map),
             ..s.instructions[0].clone()
         }));
-        s.map(len, &[again], &[y], |b, x| vec![b.convert(x[0], Type::F32)]);
+        s.map(len, &[unpacked], &[y], |b, x| vec![b.convert(x[0], Type::F32)]);
         let program = s.program();
         // Byte `i` of the bits has the value `i`.
-        let given: Vec<Scalar> =
+        let mask_values: Vec<Scalar> =
             (0..len).map(|k| Scalar::F32((((k % 256) >> (k / 256)) & 1) as f32)).collect();
         for mode in [Mode::Exact, Mode::Widened] {
-            let results = evaluate(&program, mode, std::slice::from_ref(&given), Scalars::default()).unwrap();
+            let results =
+                evaluate(&program, mode, std::slice::from_ref(&mask_values), Scalars::default()).unwrap();
             let numbers = |list: &[Scalar]| list.iter().map(|value| value.to_f64()).collect::<Vec<_>>();
-            assert_eq!(numbers(&results[0]), numbers(&given));
+            assert_eq!(numbers(&results[0]), numbers(&mask_values));
             assert!(numbers(&results[1]).into_iter().eq((0..256).map(f64::from)));
         }
     }
@@ -498,20 +506,20 @@ mod tests {
         assert_eq!(layers(4104, true).packed().bits().len(), LAYERS - 1);
         assert_eq!(run(layers(4104, true).packed()), run(layers(4104, true)));
 
-        let mut wanted = layers(5000, false);
+        let mut expected = layers(5000, false);
         let mask = |s: &Sketch, label: &str| {
             BufferId(s.buffers.iter().position(|buffer| &*buffer.label == label).unwrap() as u32)
         };
-        wanted.outputs.push(mask(&wanted, "mask 1"));
-        assert_eq!(wanted.packed().bits(), ["mask 0", "mask 2"]);
-        let results = run(wanted.packed());
+        expected.outputs.push(mask(&expected, "mask 1"));
+        assert_eq!(expected.packed().bits(), ["mask 0", "mask 2"]);
+        let results = run(expected.packed());
         assert_eq!(results[1].len(), 5000, "what is wanted has its length");
-        assert_eq!(results, run(wanted));
+        assert_eq!(results, run(expected));
 
         // The mask becomes an input, in addition to its producer.
-        let mut given = layers(5000, false);
-        given.inputs.push(mask(&given, "mask 0"));
-        assert_eq!(given.packed().bits(), ["mask 1", "mask 2"]);
+        let mut actual = layers(5000, false);
+        actual.inputs.push(mask(&actual, "mask 0"));
+        assert_eq!(actual.packed().bits(), ["mask 1", "mask 2"]);
         // A mask that is written in one gradient mode is undefined in the other mode.
         let mut of_entry = layers(5000, false);
         of_entry.instructions[1].gradient_modes = GradientModes::only(crate::GradientMode::Overwrite);
@@ -582,8 +590,8 @@ mod tests {
         s.map(len, &[x, late], &[z], add_mask);
         let packed = s.packed();
         assert_eq!(packed.bits(), ["early", "late"]);
-        let [whole, less] = [s.clone(), packed.clone()].map(|sketch| sketch.program().work_bytes);
-        assert!(less < whole, "{less} of {whole}");
+        let [unpacked_bytes, less] = [s.clone(), packed.clone()].map(|sketch| sketch.program().work_bytes);
+        assert!(less < unpacked_bytes, "{less} of {unpacked_bytes}");
         assert_eq!(run(packed), run(s));
     }
 
@@ -605,9 +613,9 @@ mod tests {
         // The peak is between the definition of the masks and their readers.
         let large = s.buffer("large", DType::F32, 4 * len);
         s.map(len, &[last], &[large], |_, x| vec![x[0]]);
-        let mut between = s.instructions.pop().unwrap();
-        between.instruction.substitute_buffers(&|_| s.inputs[0], &|id| id);
-        s.instructions.insert(LAYERS + 1, between);
+        let mut reader = s.instructions.pop().unwrap();
+        reader.instruction.substitute_buffers(&|_| s.inputs[0], &|id| id);
+        s.instructions.insert(LAYERS + 1, reader);
         s.outputs.extend([early, late]);
         let packed = s.packed();
         assert_eq!(packed.bits(), ["mask 0", "mask 1", "mask 2", "mask 3"]);

@@ -13,7 +13,9 @@ use crate::{BufferId, BufferLocation, Nest, Operand, is_work};
 
 pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     plan(draft)?;
-    Ok(Changed(draft.buffers.iter().filter(|buffer| matches!(buffer.place, BufferLocation::Work(_))).count()))
+    Ok(Changed(
+        draft.buffers.iter().filter(|buffer| matches!(buffer.location, BufferLocation::Work(_))).count(),
+    ))
 }
 
 /// Returns the size of the arena that a draft needs.
@@ -40,11 +42,11 @@ pub(super) fn plan(draft: &mut Draft) -> Result<(), ProgramError> {
     let Draft { buffers, work_bytes, .. } = draft;
     *work_bytes = total;
     for (block, offset) in blocks.iter().zip(offsets) {
-        buffers[block.buffer].place = BufferLocation::Work(offset);
+        buffers[block.buffer].location = BufferLocation::Work(offset);
     }
     for k in 0..buffers.len() {
         if group[k] != k {
-            buffers[k].place = buffers[group[k]].place;
+            buffers[k].location = buffers[group[k]].location;
         }
     }
     Ok(())
@@ -53,10 +55,10 @@ pub(super) fn plan(draft: &mut Draft) -> Result<(), ProgramError> {
 /// Packs the blocks of a program.
 fn pack_program(draft: &Draft) -> Result<PackedBlocks, ProgramError> {
     let Draft { instructions, buffers, .. } = draft;
-    let (group, lives) = reuse_operand_bytes(draft);
+    let (group, liveness) = reuse_operand_bytes(draft);
     let mut blocks = Vec::new();
     for k in (0..buffers.len()).filter(|&k| group[k] == k && is_work(buffers, BufferId(k as u32))) {
-        let Some(life) = lives.live_range(k) else { continue };
+        let Some(life) = liveness.live_range(k) else { continue };
         let size = buffers[k].bytes().max(1).checked_next_multiple_of(align(1));
         let size = size.filter(|&size| isize::try_from(size).is_ok());
         let size = size.ok_or_else(|| ProgramError::TooLarge { label: buffers[k].label.to_string() })?;
@@ -72,9 +74,9 @@ fn pack_program(draft: &Draft) -> Result<PackedBlocks, ProgramError> {
 /// Returns the instruction at the peak of live bytes.
 pub(super) fn peak_position(draft: &Draft) -> Option<usize> {
     let Draft { instructions, buffers, .. } = draft;
-    let (group, lives) = reuse_operand_bytes(draft);
+    let (group, liveness) = reuse_operand_bytes(draft);
     let is_block = |&(k, _): &(usize, LiveRange)| group[k] == k && is_work(buffers, BufferId(k as u32));
-    let blocks = lives.iter().filter(is_block).map(|(k, life)| (life, buffers[k].bytes() as i128));
+    let blocks = liveness.iter().filter(is_block).map(|(k, life)| (life, buffers[k].bytes() as i128));
     let alive = live_bytes(instructions.len(), blocks);
     // Item 0 counts the bytes before the first instruction.
     (0..instructions.len()).max_by_key(|&at| (alive[at + 1], Reverse(at)))
@@ -84,15 +86,15 @@ pub(super) fn peak_position(draft: &Draft) -> Option<usize> {
 /// bytes, and the live ranges. The live range of the first buffer covers all sharers.
 pub(super) fn reuse_operand_bytes(draft: &Draft) -> (Vec<usize>, Liveness) {
     let Draft { instructions, buffers, .. } = draft;
-    let mut lives = draft.liveness();
+    let mut liveness = draft.liveness();
     let mut group: Vec<usize> = (0..buffers.len()).collect();
     for (index, scheduled) in instructions.iter().enumerate() {
         let Some(nest) = scheduled.instruction.flexible_nest() else { continue };
         let factors = scheduled.instruction.factor_buffers();
-        let mut taken: Vec<usize> = Vec::new();
+        let mut used: Vec<usize> = Vec::new();
         for &Operand { buffer: to, access: ref store } in &nest.stores {
             let target = to.0 as usize;
-            let fresh = lives.live_range(target).is_some_and(|life| life.first == index as isize)
+            let fresh = liveness.live_range(target).is_some_and(|life| life.first == index as isize)
                 && group[target] == target;
             if !fresh || !is_work(buffers, to) {
                 continue;
@@ -105,8 +107,8 @@ pub(super) fn reuse_operand_bytes(draft: &Draft) -> (Vec<usize>, Liveness) {
                 is_work(buffers, from)
                     && reach_same_bytes(&load.access, store, &nest.dims)
                     && buffers[source].bytes() == buffers[target].bytes()
-                    && lives.live_range(root).is_some_and(|life| life.last == index as isize)
-                    && !taken.contains(&root)
+                    && liveness.live_range(root).is_some_and(|life| life.last == index as isize)
+                    && !used.contains(&root)
                     && !stored_buffers(nest).any(|other| group[other.0 as usize] == root)
                     && !factors.contains(&from)
                     && !others.any(|other| other != from && group[other.0 as usize] == root)
@@ -115,12 +117,12 @@ pub(super) fn reuse_operand_bytes(draft: &Draft) -> (Vec<usize>, Liveness) {
             if let Some(from) = reusable {
                 let root = group[from.buffer.0 as usize];
                 group[target] = root;
-                taken.push(root);
-                lives.live_range(target).into_iter().for_each(|life| lives.extend_to(root, life.last));
+                used.push(root);
+                liveness.live_range(target).into_iter().for_each(|life| liveness.extend_to(root, life.last));
             }
         }
     }
-    (group, lives)
+    (group, liveness)
 }
 
 /// Returns true if a load and a store reach the same bytes at every point.
@@ -171,9 +173,9 @@ fn pack_blocks(blocks: &[Block], instructions: usize) -> Option<(Vec<usize>, usi
     for which in 0..if blocks.len() > MAX_BLOCKS_FOR_ALL_ORDERS { 1 } else { 4 } {
         let mut indices: Vec<usize> = (0..blocks.len()).collect();
         indices.sort_by_key(|k| (key(which, k), Reverse(blocks[*k].size), *k));
-        let Some(found) = place_blocks(blocks, &indices) else { continue };
-        if best.as_ref().is_none_or(|best| found.1 < best.1) {
-            (best, order) = (Some(found), indices);
+        let Some(placement) = place_blocks(blocks, &indices) else { continue };
+        if best.as_ref().is_none_or(|best| placement.1 < best.1) {
+            (best, order) = (Some(placement), indices);
         }
         if best.as_ref().is_some_and(|best| best.1 as u128 <= bound) {
             return best;
@@ -186,8 +188,8 @@ fn pack_blocks(blocks: &[Block], instructions: usize) -> Option<(Vec<usize>, usi
         let Some(last) = order.iter().rposition(ends) else { break };
         order[..=last].rotate_right(1);
         // An order that exceeds the address space does not invalidate the other orders.
-        let Some(found) = place_blocks(blocks, &order) else { break };
-        latest = found;
+        let Some(placement) = place_blocks(blocks, &order) else { break };
+        latest = placement;
         if best.as_ref().is_none_or(|best| latest.1 < best.1) {
             best = Some(latest.clone());
         }
@@ -227,9 +229,9 @@ fn place_blocks(blocks: &[Block], order: &[usize]) -> Option<(Vec<usize>, usize)
         let Block { size, life, .. } = blocks[k];
         let mut offset = 0usize;
         others.clear();
-        let near =
+        let neighbors =
             short[spans(life)].iter().flatten().chain(&long).filter(|(.., other)| life.overlaps(*other));
-        others.extend(near.map(|&(start, end, _)| (start, end)));
+        others.extend(neighbors.map(|&(start, end, _)| (start, end)));
         others.sort_unstable();
         for &(start, end) in &others {
             if end <= offset {
@@ -264,8 +266,8 @@ mod tests {
         for (i, a) in blocks.iter().enumerate() {
             assert!(offsets[i] + a.size <= total);
             for (j, b) in blocks.iter().enumerate().skip(i + 1) {
-                let apart = offsets[i] + a.size <= offsets[j] || offsets[j] + b.size <= offsets[i];
-                assert!(apart || !a.life.overlaps(b.life), "blocks {i} and {j} overlap");
+                let is_disjoint = offsets[i] + a.size <= offsets[j] || offsets[j] + b.size <= offsets[i];
+                assert!(is_disjoint || !a.life.overlaps(b.life), "blocks {i} and {j} overlap");
             }
         }
     }

@@ -175,9 +175,9 @@ const PASSES_VARIABLE: &str = "ORTRAIN_PASSES";
 /// Returns the passes that the environment disables.
 fn disabled_passes() -> Result<&'static [&'static str], ProgramError> {
     static DISABLED: OnceLock<Result<Vec<&'static str>, ProgramError>> = OnceLock::new();
-    let found = DISABLED
+    let disabled = DISABLED
         .get_or_init(|| std::env::var(PASSES_VARIABLE).map_or(Ok(Vec::new()), |text| parse_disabled(&text)));
-    found.as_deref().map_err(Clone::clone)
+    disabled.as_deref().map_err(Clone::clone)
 }
 
 /// Parses a list of disabled passes.
@@ -209,8 +209,8 @@ pub(crate) fn run(
     log: Option<&PassLog>,
 ) -> Result<Draft, ProgramError> {
     let left_out = disabled_passes()?;
-    let is_wanted = |pass: &&Pass| !pass.is_optional || is_fused && !left_out.contains(&pass.name);
-    let passes: Vec<&Pass> = PASSES.iter().filter(is_wanted).collect();
+    let is_enabled = |pass: &&Pass| !pass.is_optional || is_fused && !left_out.contains(&pass.name);
+    let passes: Vec<&Pass> = PASSES.iter().filter(is_enabled).collect();
     run_all(&passes, draft, target, cfg!(debug_assertions), log)
 }
 
@@ -246,8 +246,8 @@ fn run_all(
     }
     if let (Err(source), Some(last)) = (draft.check(), passes.last()) {
         // A pass that reports no changes is at fault.
-        let found = original.map(|original| run_all(passes, original, target, true, None).map(drop));
-        return Err(found.and_then(Result::err).unwrap_or_else(|| invalid(last, source)));
+        let outcome = original.map(|original| run_all(passes, original, target, true, None).map(drop));
+        return Err(outcome.and_then(Result::err).unwrap_or_else(|| invalid(last, source)));
     }
     if let Some(log) = log {
         log.add(records);
@@ -276,7 +276,7 @@ mod tests {
             label: label.into(),
             dtype: DType::F32,
             len: N,
-            place: BufferLocation::Work(0),
+            location: BufferLocation::Work(0),
         };
         let mut b = Builder::new();
         let x = b.load(0, Type::F32);
@@ -323,12 +323,12 @@ mod tests {
             (store_past_the_end, "elements 0..=8 of a buffer of 8"),
             (drop_the_copy, "would not have its last value"),
         ];
-        for (wrong, fault) in cases {
-            let wrong = optional("wrong", "", wrong);
+        for (invalid, fault) in cases {
+            let pass = optional("wrong", "", invalid);
             for checks_each in [true, false] {
-                let passes = [&first, &wrong, &last];
-                let found = run_all(&passes, copy_program(), &Target::CPU, checks_each, None);
-                let error = found.map(drop).unwrap_err().to_string();
+                let passes = [&first, &pass, &last];
+                let outcome = run_all(&passes, copy_program(), &Target::CPU, checks_each, None);
+                let error = outcome.map(drop).unwrap_err().to_string();
                 assert!(error.starts_with("the pass wrong produced an invalid program: "), "{error}");
                 assert!(error.contains(fault), "{error}");
             }
@@ -365,9 +365,9 @@ mod tests {
     fn disabled_passes_are_parsed() {
         assert_eq!(parse_disabled(""), Ok(Vec::new()));
         assert_eq!(parse_disabled("-fusion, -mask_packing,"), Ok(vec!["fusion", "mask_packing"]));
-        for wrong in ["fusion", "-fuse", "-memory_plan", "--fusion"] {
-            let error = parse_disabled(wrong).unwrap_err().to_string();
-            assert!(error.contains(&format!("{wrong:?}")) && error.contains("-fuse_attention"), "{error}");
+        for names in ["fusion", "-fuse", "-memory_plan", "--fusion"] {
+            let error = parse_disabled(names).unwrap_err().to_string();
+            assert!(error.contains(&format!("{names:?}")) && error.contains("-fuse_attention"), "{error}");
         }
     }
 }

@@ -45,14 +45,14 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
 impl Editor<'_> {
     /// Returns the maps that profit from a split.
     fn find_slopes(&self) -> Vec<Slope> {
-        let mut found: Vec<Slope> = Vec::new();
+        let mut slopes: Vec<Slope> = Vec::new();
         for at in 0..self.slots.len() {
             let Some(slope) = self.find_slope(at) else { continue };
-            if found.iter().all(|other| other.after != slope.after) {
-                found.push(slope);
+            if slopes.iter().all(|other| other.after != slope.after) {
+                slopes.push(slope);
             }
         }
-        found
+        slopes
     }
 
     fn find_slope(&self, at: usize) -> Option<Slope> {
@@ -72,7 +72,7 @@ impl Editor<'_> {
             return None;
         }
         // Definition of each load: before the program, or by an instruction.
-        let made = |id: BufferId| -> Option<Option<usize>> {
+        let writer_position = |id: BufferId| -> Option<Option<usize>> {
             let writers = self.writers(id);
             match writers.len() {
                 0 => Some(None),
@@ -80,18 +80,20 @@ impl Editor<'_> {
                 _ => None,
             }
         };
-        let made: Vec<Option<usize>> = loaded_buffers(map).map(made).collect::<Option<_>>()?;
-        let latest = made.iter().copied().max().flatten().filter(|&latest| latest < at)?;
-        let late: Vec<bool> = made.iter().map(|&made| made == Some(latest)).collect();
+        let writer_positions: Vec<Option<usize>> =
+            loaded_buffers(map).map(writer_position).collect::<Option<_>>()?;
+        let latest = writer_positions.iter().copied().max().flatten().filter(|&latest| latest < at)?;
+        let late: Vec<bool> = writer_positions.iter().map(|&writer| writer == Some(latest)).collect();
         let (slope, product) = split_derivative(expr, &late, map.loads.len())?;
         let to_slope = Operand { buffer: PLACEHOLDER, access: store.clone() };
         let slope = with_expression(map, slope, to_slope, None)?;
         let product = with_expression(map, product, result.clone(), Some(PLACEHOLDER))?;
-        let needed =
-            |id: BufferId| loaded_buffers(map).position(|read| read == id).and_then(|slot| made[slot]);
+        let needed = |id: BufferId| {
+            loaded_buffers(map).position(|read| read == id).and_then(|slot| writer_positions[slot])
+        };
         let after = loaded_buffers(&slope).filter_map(needed).max().filter(|&after| after < latest)?;
-        let room = after.is_multiple_of(SLOTS_PER_INSTRUCTION) && self.slots[after + 1].is_none();
-        if !room || entries(after) != Some(GradientModes::ALL) {
+        let has_slot = after.is_multiple_of(SLOTS_PER_INSTRUCTION) && self.slots[after + 1].is_none();
+        if !has_slot || entries(after) != Some(GradientModes::ALL) {
             return None;
         }
         // Values that are saved mostly for this map alone.
@@ -106,16 +108,17 @@ impl Editor<'_> {
         let bytes = |id: BufferId| align(self.buffers[id.0 as usize].bytes());
         let freed = distinct(loaded_buffers(&slope)).into_iter().filter(is_freed);
         let freed = freed.map(bytes).fold(0, usize::saturating_add);
-        let kept = align(points.saturating_mul(store.dtype.size()));
-        let is_less = kept.saturating_mul(MAX_SAVED_RATIO.1) <= freed.saturating_mul(MAX_SAVED_RATIO.0);
-        is_less.then_some(Slope { at, after, slope, product })
+        let saved_bytes = align(points.saturating_mul(store.dtype.size()));
+        let saves_memory =
+            saved_bytes.saturating_mul(MAX_SAVED_RATIO.1) <= freed.saturating_mul(MAX_SAVED_RATIO.0);
+        saves_memory.then_some(Slope { at, after, slope, product })
     }
 }
 
 /// Splits maps, and allocates the buffers of the slopes.
-fn split_maps(found: Vec<Slope>, slots: &mut [Option<ScheduledInstruction>], buffers: &mut Vec<Buffer>) {
+fn split_maps(slopes: Vec<Slope>, slots: &mut [Option<ScheduledInstruction>], buffers: &mut Vec<Buffer>) {
     let mut new_versions = VersionCounter::after(slots.iter().flatten());
-    for Slope { at, after, mut slope, mut product } in found {
+    for Slope { at, after, mut slope, mut product } in slopes {
         let Some(scheduled) = slots[at].take() else { continue };
         let Buffer { label, dtype, .. } = &buffers[product.stores[0].buffer.0 as usize];
         let (label, dtype) = (format!("{label}/slope"), *dtype);
@@ -125,10 +128,10 @@ fn split_maps(found: Vec<Slope>, slots: &mut [Option<ScheduledInstruction>], buf
             .load_operands_mut()
             .filter(|from| from.buffer == PLACEHOLDER)
             .for_each(|from| from.buffer = id);
-        let (given, version) = (&scheduled.versions, new_versions.next());
-        let of_slope = given.clone().with_write(id, version);
+        let (versions, version) = (&scheduled.versions, new_versions.next());
+        let of_slope = versions.clone().with_write(id, version);
         slots[after + 1] = Some(scheduled.with_instruction(Instruction::from(slope), &of_slope));
-        let of_product = given.clone().with_read(id, version);
+        let of_product = versions.clone().with_read(id, version);
         slots[at] = Some(scheduled.with_instruction(Instruction::from(product), &of_product));
     }
 }

@@ -39,7 +39,7 @@ impl Program {
             if best.work_bytes <= bytes || self.instructions.is_empty() {
                 break;
             }
-            let reached = work.lower(goal as i64);
+            let is_reached = work.lower(goal as i64);
             let mut draft = work.to_draft();
             // An order that moves a read across an update is invalid.
             if plan(&mut draft).is_err() || draft.check().is_err() {
@@ -49,7 +49,7 @@ impl Program {
             if draft.work_bytes < best.work_bytes {
                 best = draft;
             }
-            if !reached {
+            if !is_reached {
                 break;
             }
         }
@@ -100,11 +100,11 @@ fn origins(program: &Program, order: &[OrderedInstruction]) -> Vec<Origin> {
     let origin = |entry: &OrderedInstruction| {
         let ScheduledInstruction { instruction, gradient_modes: entries, .. } = &instructions[entry.origin];
         let Cost { flops, bytes } = instruction.cost_over(buffers);
-        let own = instruction.writes().into_iter().all(|id| is_work(buffers, id))
+        let is_recomputable = instruction.writes().into_iter().all(|id| is_work(buffers, id))
             && entry.writes.iter().all(|&value| writers[value] == 1 && !outputs[value]);
         // The operands are inputs, or have a single definition.
         let steady = entry.reads.iter().all(|&value| writers[value] == usize::from(!inputs[value]));
-        let is_plane = |id: &BufferId| matches!(buffers[id.0 as usize].place, BufferLocation::Plane(..));
+        let is_plane = |id: &BufferId| matches!(buffers[id.0 as usize].location, BufferLocation::Plane(..));
         let planes: BufferIds = instruction.reads().into_iter().filter(is_plane).collect();
         let shares = |a: BufferId, b: BufferId| share_bytes(&buffers[a.0 as usize], &buffers[b.0 as usize]);
         let changes = |later: &ScheduledInstruction| {
@@ -114,7 +114,10 @@ fn origins(program: &Program, order: &[OrderedInstruction]) -> Vec<Origin> {
         let mut later = (entry.origin..instructions.len()).filter(|_| !planes.is_empty());
         Origin {
             seconds: flops as f64 / SPEED.flops_per_second + bytes as f64 / SPEED.bytes_per_second,
-            is_repeatable: own && steady && *entries == GradientModes::ALL && !instruction.has_side_effects(),
+            is_repeatable: is_recomputable
+                && steady
+                && *entries == GradientModes::ALL
+                && !instruction.has_side_effects(),
             unchanged_until: later.find(|&later| changes(&instructions[later])).unwrap_or(usize::MAX),
         }
     };
@@ -138,7 +141,7 @@ impl<'a> Recomputation<'a> {
             OrderedInstruction { origin, reads, writes, is_copy: false }
         };
         let entries: Vec<OrderedInstruction> = program.instructions.iter().enumerate().map(entry).collect();
-        let size = |buffer: &Buffer| match buffer.place {
+        let size = |buffer: &Buffer| match buffer.location {
             BufferLocation::Work(_) => i64::try_from(align(buffer.bytes())).unwrap_or(i64::MAX >> 16),
             _ => 0,
         };
@@ -150,17 +153,24 @@ impl<'a> Recomputation<'a> {
 
     /// Returns the live ranges of the values in an order, and the live bytes at each instruction.
     fn live_ranges(&self, order: &Order) -> (Liveness, Vec<i64>) {
-        let mut lives = Liveness::new(order.originals.len());
+        let mut liveness = Liveness::new(order.originals.len());
         // Inputs and outputs are live in a program without instructions, too.
-        let places = order.instructions.len().max(1);
-        self.program.inputs.iter().for_each(|id| lives.extend_to(id.0 as usize, 0));
-        self.program.outputs.iter().for_each(|id| lives.extend_to(id.0 as usize, places as isize - 1));
+        let position_count = order.instructions.len().max(1);
+        self.program.inputs.iter().for_each(|id| liveness.extend_to(id.0 as usize, 0));
+        self.program
+            .outputs
+            .iter()
+            .for_each(|id| liveness.extend_to(id.0 as usize, position_count as isize - 1));
         for (at, entry) in order.instructions.iter().enumerate() {
-            entry.reads.iter().chain(&entry.writes).for_each(|&value| lives.extend_to(value, at as isize));
+            entry.reads.iter().chain(&entry.writes).for_each(|&value| liveness.extend_to(value, at as isize));
         }
-        let taken = lives.iter().map(|(value, life)| (life, i128::from(self.sizes[order.originals[value]])));
-        let alive = live_bytes(places, taken)[1..=places].iter().map(|&bytes| bytes as i64).collect();
-        (lives, alive)
+        let sized_ranges =
+            liveness.iter().map(|(value, life)| (life, i128::from(self.sizes[order.originals[value]])));
+        let alive = live_bytes(position_count, sized_ranges)[1..=position_count]
+            .iter()
+            .map(|&bytes| bytes as i64)
+            .collect();
+        (liveness, alive)
     }
 
     fn peak(&self) -> i64 {
@@ -170,7 +180,7 @@ impl<'a> Recomputation<'a> {
     /// Repeats instructions until at most `goal` bytes are live everywhere. Returns true if the goal was reached.
     fn lower(&mut self, goal: i64) -> bool {
         loop {
-            let (lives, alive) = self.live_ranges(&self.order);
+            let (liveness, alive) = self.live_ranges(&self.order);
             let above = |alive: &[i64]| alive.iter().map(|&alive| (alive - goal).max(0)).sum::<i64>();
             let excess = above(&alive);
             let Some(peak) = (0..alive.len()).max_by_key(|&at| alive[at]) else { return true };
@@ -178,14 +188,14 @@ impl<'a> Recomputation<'a> {
                 return true;
             }
             let mut best: Option<(f64, Order)> = None;
-            for (value, to) in self.candidates(&lives, peak) {
+            for (value, to) in self.candidates(&liveness, peak) {
                 for depth in DEPTHS {
                     let mut order = self.order.clone();
-                    let seconds = self.recompute(&mut order, &lives, value, to, depth);
+                    let seconds = self.recompute(&mut order, &liveness, value, to, depth);
                     let less = excess - above(&self.live_ranges(&order).1);
                     let gain = less as f64 / seconds.max(1e-9);
                     // Of equal gains the first is chosen, so that the result is deterministic.
-                    if less > 0 && best.as_ref().is_none_or(|(most, _)| gain > *most) {
+                    if less > 0 && best.as_ref().is_none_or(|(best_gain, _)| gain > *best_gain) {
                         best = Some((gain, order));
                     }
                 }
@@ -197,69 +207,76 @@ impl<'a> Recomputation<'a> {
 
     /// Returns values that are live across the peak but not used there, with their next use, by bytes freed per second
     /// of recomputation.
-    fn candidates(&self, lives: &Liveness, peak: usize) -> Vec<(Value, usize)> {
+    fn candidates(&self, liveness: &Liveness, peak: usize) -> Vec<(Value, usize)> {
         let entries = &self.order.instructions;
-        let mut found: Vec<(f64, Value, usize)> = Vec::new();
+        let mut candidates_found: Vec<(f64, Value, usize)> = Vec::new();
         for (at, entry) in entries.iter().enumerate().take(peak) {
             let origin = &self.origins[entry.origin];
             for &value in &entry.writes {
                 let reads = |at: &usize| entries[*at].reads.contains(&value);
-                let alive = lives.live_range(value).is_some_and(|life| life.last > peak as isize);
+                let alive = liveness.live_range(value).is_some_and(|life| life.last > peak as isize);
                 if !origin.is_repeatable || !alive || reads(&peak) {
                     continue;
                 }
                 let Some(to) = (peak + 1..entries.len()).find(reads) else { continue };
                 debug_assert!(at < to);
-                found.push((
+                candidates_found.push((
                     self.sizes[self.order.originals[value]] as f64 / origin.seconds.max(1e-9),
                     value,
                     to,
                 ));
             }
         }
-        found.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
-        found.truncate(CANDIDATES);
-        found.into_iter().map(|(_, value, to)| (value, to)).collect()
+        candidates_found.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        candidates_found.truncate(CANDIDATES);
+        candidates_found.into_iter().map(|(_, value, to)| (value, to)).collect()
     }
 
     /// Inserts copies of a value's producer, and of up to `depth` generations of producers of operands that are no
     /// longer live, before position `to`. Later readers use the copies. Returns the additional seconds.
-    fn recompute(&self, order: &mut Order, lives: &Liveness, value: Value, to: usize, depth: usize) -> f64 {
+    fn recompute(
+        &self,
+        order: &mut Order,
+        liveness: &Liveness,
+        value: Value,
+        to: usize,
+        depth: usize,
+    ) -> f64 {
         let maker = |order: &Order, value: Value| {
             order.instructions[..to].iter().rposition(|entry| entry.writes.contains(&value))
         };
-        let mut places: SmallVec<[usize; 8]> = maker(order, value).into_iter().collect();
-        let mut generation = places.clone();
+        let mut positions: SmallVec<[usize; 8]> = maker(order, value).into_iter().collect();
+        let mut generation = positions.clone();
         for _ in 0..depth {
-            let gone: Vec<Value> = generation
+            let obsolete: Vec<Value> = generation
                 .iter()
                 .flat_map(|&at| order.instructions[at].reads.clone())
-                .filter(|&read| self.longest_lived_copy(order, lives, read, to).1 < to)
+                .filter(|&read| self.longest_lived_copy(order, liveness, read, to).1 < to)
                 .collect();
             let is_new = |at: &usize| {
-                self.origins[order.instructions[*at].origin].is_repeatable && !places.contains(at)
+                self.origins[order.instructions[*at].origin].is_repeatable && !positions.contains(at)
             };
-            generation = distinct(gone.into_iter().filter_map(|read| maker(order, read)).filter(is_new));
-            places.extend_from_slice(&generation);
+            generation = distinct(obsolete.into_iter().filter_map(|read| maker(order, read)).filter(is_new));
+            positions.extend_from_slice(&generation);
         }
-        places.sort_unstable();
+        positions.sort_unstable();
         let still = |at: &usize| {
             let until = self.origins[order.instructions[*at].origin].unchanged_until;
             order.instructions[..to].iter().all(|entry| entry.is_copy || entry.origin < until)
         };
-        if !places.iter().all(still) {
+        if !positions.iter().all(still) {
             return f64::INFINITY;
         }
 
         let mut seconds = 0.0;
         let mut new: Vec<(Value, Value)> = Vec::new();
         let mut copies = Vec::new();
-        for at in places {
+        for at in positions {
             let mut copy = OrderedInstruction { is_copy: true, ..order.instructions[at].clone() };
             for read in &mut copy.reads {
                 let known = new.iter().find(|(root, _)| *root == order.originals[*read]);
-                *read =
-                    known.map_or_else(|| self.longest_lived_copy(order, lives, *read, to).0, |pair| pair.1);
+                *read = known
+                    .map_or_else(|| self.longest_lived_copy(order, liveness, *read, to).0, |pair| pair.1);
             }
             for write in &mut copy.writes {
                 let root = order.originals[*write];
@@ -298,10 +315,16 @@ impl<'a> Recomputation<'a> {
 
     /// Returns the copy of a value that is live longest among those defined before a position, and the end of its live
     /// range.
-    fn longest_lived_copy(&self, order: &Order, lives: &Liveness, value: Value, to: usize) -> (Value, usize) {
+    fn longest_lived_copy(
+        &self,
+        order: &Order,
+        liveness: &Liveness,
+        value: Value,
+        to: usize,
+    ) -> (Value, usize) {
         let root = order.originals[value];
         // New values have no live ranges yet.
-        let versions = lives.iter().filter_map(|(other, LiveRange { first, last })| {
+        let versions = liveness.iter().filter_map(|(other, LiveRange { first, last })| {
             (order.originals[other] == root && first < to as isize).then_some((other, last.unsigned_abs()))
         });
         versions.max_by_key(|&(_, last)| last).unwrap_or((value, 0))
@@ -312,11 +335,11 @@ impl<'a> Recomputation<'a> {
         let Program { buffers, instructions, .. } = self.program;
         let Order { instructions: entries, originals: roots } = &self.order;
         let buffers = roots.iter().map(|&root| buffers[root].clone()).collect();
-        let made = |entry: &OrderedInstruction| {
+        let to_scheduled = |entry: &OrderedInstruction| {
             let mut scheduled = instructions[entry.origin].clone();
             let version = |values: &[Value], id: BufferId| {
-                let found = values.iter().find(|&&value| roots[value] == id.0 as usize);
-                found.map_or(id, |&value| BufferId(value as u32))
+                let original_value = values.iter().find(|&&value| roots[value] == id.0 as usize);
+                original_value.map_or(id, |&value| BufferId(value as u32))
             };
             let (read, write) = (|id| version(&entry.reads, id), |id| version(&entry.writes, id));
             scheduled.instruction.substitute_buffers(&read, &write);
@@ -324,7 +347,7 @@ impl<'a> Recomputation<'a> {
             scheduled
         };
         let mut draft = Draft::from_program(self.program);
-        (draft.buffers, draft.instructions) = (buffers, entries.iter().map(made).collect());
+        (draft.buffers, draft.instructions) = (buffers, entries.iter().map(to_scheduled).collect());
         draft
     }
 }
@@ -347,7 +370,7 @@ mod tests {
     fn mirrored_chain(depth: usize) -> Program {
         let node: Arc<str> = "node".into();
         let mut b = ProgramBuilder::new();
-        let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[N]);
+        let contiguous = |id: BufferId| Operand::contiguous(id, DType::F32, &[N]);
         let map = |b: &mut ProgramBuilder, reads: &[BufferId], label: String| {
             let mut e = Builder::new();
             let x: Vec<_> = (0..reads.len()).map(|slot| e.load(slot, Type::F32)).collect();
@@ -358,22 +381,22 @@ mod tests {
                 dims: [N].into_iter().collect(),
                 inner: 0,
                 segments: None,
-                loads: reads.iter().map(|&id| Load::Buffer(whole(id))).collect(),
+                loads: reads.iter().map(|&id| Load::Buffer(contiguous(id))).collect(),
                 expr: e.finish(&[y]),
                 reductions: Vec::new(),
-                stores: vec![whole(write)],
+                stores: vec![contiguous(write)],
             };
             b.emit(Instruction::from(nest), GradientModes::ALL, &node).unwrap();
             write
         };
         let x = b.work("x", DType::F32, N);
-        let mut made = vec![x];
+        let mut results = vec![x];
         for k in 0..depth {
-            let last = *made.last().unwrap();
-            made.push(map(&mut b, &[last], format!("up {k}")));
+            let last = *results.last().unwrap();
+            results.push(map(&mut b, &[last], format!("up {k}")));
         }
-        let mut y = *made.last().unwrap();
-        for (k, &value) in made.iter().enumerate().rev() {
+        let mut y = *results.last().unwrap();
+        for (k, &value) in results.iter().enumerate().rev() {
             y = map(&mut b, &[y, value], format!("down {k}"));
         }
         b.finish_unfused(vec![x], vec![y]).unwrap()
@@ -384,34 +407,34 @@ mod tests {
         let executable = Reference.compile(program.clone()).unwrap();
         let mut work = Workspace::new(Arc::new(Reference));
         work.prepare(&program, executable.scratch_bytes(), 0).unwrap();
-        let place = |id: BufferId| match program.buffer(id).place {
+        let location = |id: BufferId| match program.buffer(id).location {
             BufferLocation::Work(offset) => offset,
             other => panic!("{other:?}"),
         };
         let x: Vec<u8> = (0..N).flat_map(|i| (i as f32 / 300.0 - 1.5).to_le_bytes()).collect();
-        work.arena().write(place(program.inputs[0]), &x).unwrap();
+        work.arena().write(location(program.inputs[0]), &x).unwrap();
         let scalars = Scalars { seed: 0, train_step: 0 };
         executable.run(&Bindings { planes: &[] }, &mut work, Way::Overwrite, scalars).unwrap();
-        work.arena().to_vec(place(program.outputs[0]), 4 * N).unwrap()
+        work.arena().to_vec(location(program.outputs[0]), 4 * N).unwrap()
     }
 
     #[test]
     fn memory_limit_preserves_results() {
-        let whole = mirrored_chain(24);
-        let want = run(&whole);
-        let mut steps = whole.instructions.len();
+        let full = mirrored_chain(24);
+        let want = run(&full);
+        let mut steps = full.instructions.len();
         for percent in [100, 80, 60, 45] {
-            let bytes = whole.work_bytes * percent / 100;
-            let less = whole.within(bytes);
+            let bytes = full.work_bytes * percent / 100;
+            let less = full.within(bytes);
             assert!(less.work_bytes <= bytes, "{percent} %: {} of {bytes} bytes", less.work_bytes);
             assert!(less.instructions.len() >= steps, "less memory for less work");
             steps = less.instructions.len();
             assert_eq!(run(&less), want, "{percent} %");
         }
-        assert!(steps > whole.instructions.len());
+        assert!(steps > full.instructions.len());
         // The result is deterministic.
-        let [one, other] = [0, 0].map(|_| whole.within(whole.work_bytes / 2).to_string());
-        assert_eq!(one, other);
+        let [first, other] = [0, 0].map(|_| full.within(full.work_bytes / 2).to_string());
+        assert_eq!(first, other);
     }
 
     /// The body of a loop may return its input.
@@ -426,9 +449,9 @@ mod tests {
 
     #[test]
     fn unreachable_limit_is_approached() {
-        let whole = mirrored_chain(6);
-        let least = whole.within(0);
-        assert!(least.work_bytes < whole.work_bytes);
-        assert_eq!(run(&least), run(&whole));
+        let full = mirrored_chain(6);
+        let minimal = full.within(0);
+        assert!(minimal.work_bytes < full.work_bytes);
+        assert_eq!(run(&minimal), run(&full));
     }
 }

@@ -15,18 +15,18 @@ pub(crate) fn remove_unused(draft: &mut Draft) -> usize {
     let Draft { instructions, buffers, outputs, .. } = draft;
     let mut changes = 0;
     let mut needed = membership_flags(buffers.len(), outputs);
-    let mut keep = vec![false; instructions.len()];
+    let mut is_used = vec![false; instructions.len()];
     for (index, scheduled) in instructions.iter_mut().enumerate().rev() {
         let instruction = &scheduled.instruction;
-        let wanted = |id: BufferId| !is_work(buffers, id) || needed[id.0 as usize];
-        keep[index] = instruction.has_side_effects() || instruction.writes().into_iter().any(wanted);
-        if !keep[index] {
+        let is_required = |id: BufferId| !is_work(buffers, id) || needed[id.0 as usize];
+        is_used[index] = instruction.has_side_effects() || instruction.writes().into_iter().any(is_required);
+        if !is_used[index] {
             continue;
         }
         if let Some(nest) = instruction.nest()
             && nest.stores.len() > 1
         {
-            let results: Vec<bool> = stored_buffers(nest).map(wanted).collect();
+            let results: Vec<bool> = stored_buffers(nest).map(is_required).collect();
             if let Some(fewer) = keep_results(nest, &results) {
                 *scheduled = scheduled.with_nest(fewer);
                 changes += 1;
@@ -36,8 +36,8 @@ pub(crate) fn remove_unused(draft: &mut Draft) -> usize {
             needed[id.0 as usize] = true;
         }
     }
-    changes += keep.iter().filter(|keep| !*keep).count();
-    let mut kept = keep.into_iter();
-    instructions.retain(|_| kept.next() == Some(true));
+    changes += is_used.iter().filter(|used| !*used).count();
+    let mut flags = is_used.into_iter();
+    instructions.retain(|_| flags.next() == Some(true));
     changes
 }

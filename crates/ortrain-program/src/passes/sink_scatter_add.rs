@@ -21,8 +21,8 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     let mut new_versions = VersionCounter::after(&draft.instructions);
     let (mut at, mut changes) = (0, 0);
     while at < draft.instructions.len() {
-        if let Some(moved) = sink_sums(draft, at, &mut new_versions) {
-            draft.instructions = moved;
+        if let Some(sunk) = sink_sums(draft, at, &mut new_versions) {
+            draft.instructions = sunk;
             changes += 1;
         } else {
             at += 1;
@@ -51,7 +51,7 @@ fn sink_sums(
     let target = sums.target.buffer;
     let (source, index_buffer) = (sums.source.buffer, sums.index.buffer);
     let buffer = |id: BufferId| &buffers[id.0 as usize];
-    let in_a_plane = |id: BufferId| matches!(buffer(id).place, BufferLocation::Plane(..));
+    let in_a_plane = |id: BufferId| matches!(buffer(id).location, BufferLocation::Plane(..));
     if sums.overwrites
         || draft.is_visible(target)
         || !matches!(buffer(target).dtype, DType::F32 | DType::F64)
@@ -63,21 +63,22 @@ fn sink_sums(
         return None;
     }
     let uses = draft.uses();
-    let others = |places: &PositionSet| places.iter().filter(|&index| index != at).collect::<Vec<usize>>();
+    let others =
+        |positions: &PositionSet| positions.iter().filter(|&index| index != at).collect::<Vec<usize>>();
     let (writers, readers) = (others(uses.writers(target)), others(uses.readers(target)));
-    let mut seen = GradientModes::NONE;
+    let mut modes = GradientModes::NONE;
     for &index in &readers {
         let other = &instructions[index];
         let map = flexible_map(other)?;
         let goes_along = entries.and(other.gradient_modes) == other.gradient_modes
-            && seen.and(other.gradient_modes).is_empty();
+            && modes.and(other.gradient_modes).is_empty();
         if index < at || !goes_along || !only_adds_target(map, target, buffers) {
             return None;
         }
-        seen = seen.or(other.gradient_modes);
+        modes = modes.or(other.gradient_modes);
     }
-    let between = at + 1..*readers.last()? + 1;
-    let is_changed = |id: BufferId| uses.writers(id).within(between.clone()).next().is_some();
+    let range = at + 1..*readers.last()? + 1;
+    let is_changed = |id: BufferId| uses.writers(id).within(range.clone()).next().is_some();
     if writers.iter().any(|&index| index > at) || is_changed(source) || is_changed(index_buffer) {
         return None;
     }
@@ -89,25 +90,28 @@ fn sink_sums(
             Instruction::Nest(map) if readers.contains(&index) => {
                 let rest = if starts_at_zero { without_zeros(map, target)? } else { Some((**map).clone()) };
                 let to = single_result(map)?;
-                let made = scheduled.versions.written_version(to)?;
+                let version = scheduled.versions.written_version(to)?;
                 let result_of_map = Operand { buffer: to, access: sums.target.access.clone() };
                 let sums = ScatterAdd { target: result_of_map, ..(**sums).clone() };
                 let mut versions_of_sums =
-                    versions.clone().with_read_of(to, &scheduled.versions).with_write(to, made);
+                    versions.clone().with_read_of(to, &scheduled.versions).with_write(to, version);
                 if let Some(map) = rest {
                     // The map reads the target before the sums, and the sums update the result of the map.
                     let before = new_versions.next();
-                    let given = scheduled.versions.clone().with_read_of(target, versions);
+                    let new_versions_read = scheduled.versions.clone().with_read_of(target, versions);
                     result.push(
-                        scheduled.with_instruction(Instruction::from(map), &given.with_write(to, before)),
+                        scheduled.with_instruction(
+                            Instruction::from(map),
+                            &new_versions_read.with_write(to, before),
+                        ),
                     );
                     versions_of_sums = versions_of_sums.with_read(to, before);
                 }
-                let here = ScheduledInstruction {
+                let sum = ScheduledInstruction {
                     gradient_modes: scheduled.gradient_modes,
                     ..instructions[at].clone()
                 };
-                result.push(here.with_instruction(Instruction::from(sums), &versions_of_sums));
+                result.push(sum.with_instruction(Instruction::from(sums), &versions_of_sums));
             }
             _ => result.push(scheduled.clone()),
         }
@@ -133,9 +137,9 @@ fn is_zero(map: &Nest) -> bool {
 /// Returns the load of a buffer, if there is exactly one.
 fn only_load_of(map: &Nest, id: BufferId) -> Option<(usize, &Operand)> {
     let loads = map.loads.iter().enumerate();
-    let mut found =
+    let mut matching =
         loads.filter_map(|(slot, load)| Some((slot, load.operand().filter(|from| from.buffer == id)?)));
-    found.next().filter(|_| found.next().is_none())
+    matching.next().filter(|_| matching.next().is_none())
 }
 
 /// Returns true if a map stores, element by element, a buffer or the sum of the buffer and other values.
@@ -182,11 +186,11 @@ fn without_zeros(map: &Nest, zeros: BufferId) -> Option<Option<Nest>> {
         |load: &Load| load.operand().is_some_and(|from| from.buffer == zeros).then_some(Scalar::F64(0.0));
     let rest = with_constants(map, &map.loads.iter().map(is_zeros).collect::<Vec<_>>())?;
     let store = &rest.stores[0];
-    let stays = match rest.expr.insts()[usize::from(rest.expr.outputs()[0].0)] {
+    let is_same = match rest.expr.insts()[usize::from(rest.expr.outputs()[0].0)] {
         (Inst::Load(slot), _) => rest.loads[usize::from(slot)].operand().is_some_and(|load| {
             load.buffer == store.buffer && is_same_access(&load.access, &store.access, &rest.dims)
         }),
         _ => false,
     };
-    Some((!stays).then_some(rest))
+    Some((!is_same).then_some(rest))
 }

@@ -71,12 +71,12 @@ const EXAMPLES: &[(&str, MakeExample)] = &[
 
 /// The programs before and after each pass equal the texts of its example, and compute the same results.
 #[test]
-fn each_pass_does_what_its_example_shows() {
+fn each_pass_matches_its_example() {
     let mut differences = String::new();
     for pass in PASSES {
-        let found: Vec<_> = EXAMPLES.iter().filter(|(name, _)| *name == pass.name).collect();
-        assert!(!found.is_empty(), "the pass {} has no example here", pass.name);
-        for (_, example) in found {
+        let examples: Vec<_> = EXAMPLES.iter().filter(|(name, _)| *name == pass.name).collect();
+        assert!(!examples.is_empty(), "the pass {} has no example here", pass.name);
+        for (_, example) in examples {
             let Example { draft, target, promise, before, after } = example();
             draft.check().unwrap_or_else(|error| panic!("the example of {}: {error}", pass.name));
             let mut changed = draft.clone();
@@ -84,9 +84,9 @@ fn each_pass_does_what_its_example_shows() {
             assert!(changes > 0, "the pass {} changes nothing in its example", pass.name);
             changed.check().unwrap_or_else(|error| panic!("behind the pass {}: {error}", pass.name));
             for (when, draft, text) in [("before", &draft, before), ("behind", &changed, after)] {
-                let found = wrap_lines(&draft.to_string());
-                if text.strip_prefix('\n') != Some(&found) {
-                    differences += &format!("--- {when} the pass {}:\n{found}", pass.name);
+                let actual = wrap_lines(&draft.to_string());
+                if text.strip_prefix('\n') != Some(&actual) {
+                    differences += &format!("--- {when} the pass {}:\n{actual}", pass.name);
                 }
             }
             compare(pass.name, promise, &run_all_modes(&draft), &run_all_modes(&changed));
@@ -97,7 +97,7 @@ fn each_pass_does_what_its_example_shows() {
 
 /// An example without a pass would never run.
 #[test]
-fn each_example_is_of_a_pass() {
+fn every_example_names_a_pass() {
     let names = |of: &mut dyn Iterator<Item = &'static str>| {
         let mut names: Vec<&str> = of.collect();
         names.sort_unstable();
@@ -140,27 +140,27 @@ fn run_all_modes(draft: &Draft) -> Vec<Vec<u8>> {
     let bound: Vec<&Memory> = planes.iter().collect();
     let mut work = Workspace::new(Arc::new(Reference));
     work.reserve(program.work_bytes, executable.scratch_bytes()).unwrap();
-    let place = |id: &BufferId| match *program.buffer(*id) {
-        Buffer { place: BufferLocation::Work(offset), ref dtype, len, .. } => (offset, len * dtype.size()),
+    let location = |id: &BufferId| match *program.buffer(*id) {
+        Buffer { location: BufferLocation::Work(offset), ref dtype, len, .. } => (offset, len * dtype.size()),
         ref other => panic!("{other:?} lies in no arena"),
     };
-    let mut found = Vec::new();
+    let mut results = Vec::new();
     for entry in [GradientMode::Overwrite, GradientMode::Accumulate] {
         for id in &program.inputs {
             assert_eq!(program.buffer(*id).dtype, DType::F32, "inputs of examples are floats");
-            work.arena().write(place(id).0, &values(program.buffer(*id).len)).unwrap();
+            work.arena().write(location(id).0, &values(program.buffer(*id).len)).unwrap();
         }
         executable.run(&Bindings { planes: &bound }, &mut work, entry, Scalars::default()).unwrap();
-        let outputs = program.outputs.iter().map(place);
-        found.extend(outputs.map(|(offset, len)| work.arena().to_vec(offset, len).unwrap()));
-        found.extend(planes.iter().map(|plane| plane.to_vec(0, plane.len()).unwrap()));
+        let outputs = program.outputs.iter().map(location);
+        results.extend(outputs.map(|(offset, len)| work.arena().to_vec(offset, len).unwrap()));
+        results.extend(planes.iter().map(|plane| plane.to_vec(0, plane.len()).unwrap()));
     }
-    found
+    results
 }
 
 /// Compares results according to the guarantee of a pass.
 fn compare(pass: &str, promise: Promise, before: &[Vec<u8>], after: &[Vec<u8>]) {
-    let sizes = |all: &[Vec<u8>]| all.iter().map(Vec::len).collect::<Vec<_>>();
+    let sizes = |buffers: &[Vec<u8>]| buffers.iter().map(Vec::len).collect::<Vec<_>>();
     assert_eq!(sizes(before), sizes(after), "{pass}: sizes of results");
     match promise {
         Promise::SameBits => assert_eq!(before, after, "{pass}: bits of results"),
@@ -169,7 +169,7 @@ fn compare(pass: &str, promise: Promise, before: &[Vec<u8>], after: &[Vec<u8>]) 
             for (before, after) in before.iter().zip(after) {
                 let [before, after] =
                     [before, after].map(|bytes| bytemuck::pod_collect_to_vec::<u8, f32>(bytes));
-                let largest = before.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+                let largest = before.iter().fold(0.0f32, |maximum, x| maximum.max(x.abs()));
                 for (x, y) in before.iter().zip(&after) {
                     assert!((x - y).abs() <= largest * ROUNDINGS, "{pass}: {x} became {y}");
                 }
@@ -188,8 +188,8 @@ struct Sketch {
 }
 
 impl Sketch {
-    fn push(&mut self, label: &str, dtype: DType, len: usize, place: BufferLocation) -> BufferId {
-        self.buffers.push(Buffer { label: label.into(), dtype, len, place });
+    fn push(&mut self, label: &str, dtype: DType, len: usize, location: BufferLocation) -> BufferId {
+        self.buffers.push(Buffer { label: label.into(), dtype, len, location });
         BufferId(self.buffers.len() as u32 - 1)
     }
 
@@ -275,9 +275,9 @@ impl Sketch {
         to: &[BufferId],
         f: impl FnOnce(&mut Builder, &[Reg]) -> Vec<Reg>,
     ) {
-        let whole = |id: &BufferId| self.at(*id, &[1]);
+        let element = |id: &BufferId| self.at(*id, &[1]);
         let (loads, stores): (Vec<_>, Vec<_>) =
-            (from.iter().map(whole).collect(), to.iter().map(whole).collect());
+            (from.iter().map(element).collect(), to.iter().map(element).collect());
         let len = self.buffers[to[0].0 as usize].len;
         self.map(node, &[len], &loads, &stores, f);
     }
@@ -626,8 +626,8 @@ fn precompute_derivatives() -> Example {
     s.flat("mul", &[a, b], &[y], |b, x| vec![b.mul(x[0], x[1])]);
     s.flat("neg", &[y], &[g], |b, x| vec![b.unary(UnaryOp::Neg, x[0])]);
     s.flat("gradient", &[g, a, b], &[dx], |b, x| {
-        let [one, other] = [1, 2].map(|k| b.mul(x[0], x[k]));
-        vec![b.add(one, other)]
+        let [first, other] = [1, 2].map(|k| b.mul(x[0], x[k]));
+        vec![b.add(first, other)]
     });
     Example {
         promise: Promise::OtherRoundings,
@@ -842,11 +842,11 @@ draft: 3 instructions, 5 buffers
 fn fallible_first() -> Example {
     let mut s = Sketch::default();
     let [g, table] = s.floats(["g", "table"], 4);
-    let [found] = s.floats(["found"], 2);
+    let [flag] = s.floats(["found"], 2);
     let labels = s.constant("labels", Tensor::i64(&[2], &[3, 0]));
     let w = s.plane("w", 4);
     s.flat("update", &[w, g], &[w], |b, x| vec![b.sub(x[0], x[1])]);
-    let (numbers, rows, to) = (s.at(labels, &[1]), s.at(table, &[0]), s.at(found, &[1]));
+    let (numbers, rows, to) = (s.at(labels, &[1]), s.at(table, &[0]), s.at(flag, &[1]));
     s.map("pick", &[2], &[numbers, rows], &[to], |b, x| {
         let label = b.guard(x[0], 4);
         vec![b.load_at(1, label, Type::F32)]
@@ -876,7 +876,7 @@ draft: 2 instructions, 5 buffers
     1 Map        b4 <- b4, b0  [4]  (4 flops, 48 bytes)  # update
         %0:f32 = load 0; %1:f32 = load 1; %2:f32 = Sub %0 %1 -> %2
 "#,
-        ..s.example(&[g, table], &[found])
+        ..s.example(&[g, table], &[flag])
     }
 }
 
@@ -970,11 +970,11 @@ fn batch_tiling() -> Example {
     let mut s = Sketch::default();
     let [x, y] = s.floats(["x", "y"], 2 * SIZE * SIZE);
     let [wide] = s.floats(["wide"], 2 * 4 * SIZE * SIZE);
-    let [there, back] = s.floats(["there", "back"], 4);
+    let [forward, back] = s.floats(["there", "back"], 4);
     let axis =
         SlidingAxis { input: SIZE, output: SIZE, kernel: 1, stride: 1, dilation: 1, padding_before: 0 };
     for (node, (from, to), channels, filter) in
-        [("widen", (x, wide), (1, 4), there), ("narrow", (wide, y), (4, 1), back)]
+        [("widen", (x, wide), (1, 4), forward), ("narrow", (wide, y), (4, 1), back)]
     {
         let shape = ConvShape {
             pass: ConvPass::Output,
@@ -1026,29 +1026,29 @@ draft: 4 instructions, 6 buffers
     3 Conv       b1 <- b5, b4  Output [1, 4, 8, 8] x [1, 4, 1, 1]  (512 flops, 1296 bytes)  # narrow
         %0:f32 = load 0 -> %0
 "#,
-        ..s.example(&[x, there, back], &[y])
+        ..s.example(&[x, forward, back], &[y])
     }
 }
 
 /// Two parameters, each with its own two steps.
 fn horizontal_fusion() -> Example {
     let mut s = Sketch::default();
-    let place = |at: usize| BufferLocation::Plane(PlaneId(0), at);
-    let (v, w) = (s.push("v", DType::F32, 64, place(0)), s.push("w", DType::F32, 64, place(256)));
+    let location = |at: usize| BufferLocation::Plane(PlaneId(0), at);
+    let (v, w) = (s.push("v", DType::F32, 64, location(0)), s.push("w", DType::F32, 64, location(256)));
     for (of, dims, parameter) in [("v", [1, 64], v), ("w", [2, 32], w)] {
         let norms = s.work(&format!("norms of {of}"), DType::F32, dims[0]);
-        let (whole, rows) = (s.matrix(parameter, dims[1]), s.at(norms, &[1, 0]));
+        let (matrix, rows) = (s.matrix(parameter, dims[1]), s.at(norms, &[1, 0]));
         s.nest(
             &format!("norms of {of}"),
             (&dims, 1),
-            std::slice::from_ref(&whole),
+            std::slice::from_ref(&matrix),
             std::slice::from_ref(&rows),
             |b, x| {
                 let (norm, square) = (b.reduced(0, Type::F32), b.mul(x[0], x[0]));
                 (vec![norm], vec![(ReduceOp::Sum, square)])
             },
         );
-        s.map(&format!("step of {of}"), &dims, &[whole.clone(), rows], &[whole], |b, x| {
+        s.map(&format!("step of {of}"), &dims, &[matrix.clone(), rows], &[matrix], |b, x| {
             vec![b.sub(x[0], x[1])]
         });
     }
@@ -1148,5 +1148,5 @@ fn two_results_do_not_share_bytes() {
     s.flat("last", &[a, x], &[y], |b, x| vec![b.sub(x[0], x[1])]);
     let mut draft = s.example(&[x], &[y]).draft;
     super::memory_plan::run(&mut draft, &Target::PLAIN).unwrap();
-    assert_ne!(draft.buffers[a.0 as usize].place, draft.buffers[b.0 as usize].place, "{draft}");
+    assert_ne!(draft.buffers[a.0 as usize].location, draft.buffers[b.0 as usize].location, "{draft}");
 }

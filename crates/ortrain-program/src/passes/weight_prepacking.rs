@@ -71,20 +71,20 @@ fn pack_panels(shape: Panels, draft: &mut Draft) -> usize {
         let Buffer { label, dtype, .. } = &buffers[b.buffer.0 as usize];
         let (label, dtype) = (format!("{label} in panels"), *dtype);
         let (panels, version) = (add_work(buffers, label, dtype, sides[0] * sides[1]), new_versions.next());
-        let seen = readers.iter().try_fold(Versions::default(), |seen, &reader| {
-            seen.merge_reads(&instructions[reader].versions.only_read_of(b.buffer))
+        let merged = readers.iter().try_fold(Versions::default(), |merged, &reader| {
+            merged.merge_reads(&instructions[reader].versions.only_read_of(b.buffer))
         });
-        let seen = seen.expect("nothing writes a matrix between the products of a group");
+        let merged = merged.expect("nothing writes a matrix between the products of a group");
         let dims = [sides[1] / shape.columns, sides[0], shape.columns];
         let map = Nest::copy(
             &dims,
             split_columns(b, shape.columns),
             Operand::contiguous(panels, b.access.dtype, &dims),
         );
-        let (map, seen) =
-            pack_through_move(instructions, &uses, b.buffer, group, &map).unwrap_or((map, seen));
+        let (map, merged) =
+            pack_through_move(instructions, &uses, b.buffer, group, &map).unwrap_or((map, merged));
         let first = ScheduledInstruction { gradient_modes: *entries, ..instructions[readers[0]].clone() };
-        maps.push(first.with_instruction(Instruction::from(map), &seen.with_write(panels, version)));
+        maps.push(first.with_instruction(Instruction::from(map), &merged.with_write(panels, version)));
         for &reader in readers {
             let ScheduledInstruction { instruction, versions, .. } = &mut instructions[reader];
             if let Instruction::MatMul(product) = instruction {

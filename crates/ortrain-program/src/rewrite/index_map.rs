@@ -50,11 +50,11 @@ impl Embedding {
         host: &[usize],
         at: &Access,
         guest: &Nest,
-        place: &Access,
+        stored: &Access,
         split: bool,
     ) -> Option<Embedding> {
-        let mut digits = mixed_radix_digits(guest, place)?;
-        if host.contains(&0) || at.len != place.len {
+        let mut digits = mixed_radix_digits(guest, stored)?;
+        if host.contains(&0) || at.len != stored.len {
             return None;
         }
         for digit in &mut digits {
@@ -123,14 +123,14 @@ impl Embedding {
             return nest.clone();
         }
         let known = self.parts.len();
-        let kept = nest.dims.len() - nest.inner;
+        let outer_rank = nest.dims.len() - nest.inner;
         let rest = &nest.dims[known..];
         let operand = |operand: &Operand| {
             let mut split = self.split(&operand.access);
             split.strides.extend_from_slice(&operand.access.strides[known..]);
             operand.with_access(split)
         };
-        let inner: usize = self.parts.iter().skip(kept).map(SmallVec::len).sum();
+        let inner: usize = self.parts.iter().skip(outer_rank).map(SmallVec::len).sum();
         let first = |axis: usize| -> usize { self.parts[..axis].iter().map(SmallVec::len).sum() };
         let mut b = Builder::new();
         let regs = b.copy(&nest.expr, |b, inst, ty| match inst {
@@ -162,17 +162,17 @@ impl Embedding {
 
     /// Returns an access of the guest as an access of the split host.
     pub(crate) fn access(&self, access: &Access) -> Access {
-        let mut moved = self.gathered(access);
+        let mut new_access = self.gathered(access);
         let mut offset = access.offset as isize;
         for digit in &self.digits {
             let stride = access.strides[digit.axis];
             offset += digit.base as isize * stride;
-            for (sum, &step) in moved.strides.iter_mut().zip(&digit.steps) {
+            for (sum, &step) in new_access.strides.iter_mut().zip(&digit.steps) {
                 *sum += step * stride;
             }
         }
-        moved.offset = offset as usize;
-        moved
+        new_access.offset = offset as usize;
+        new_access
     }
 
     /// Returns an access of the guest that is read only by computed index, as an access of the split host.
@@ -188,24 +188,24 @@ impl Embedding {
         let mut sum = b.int(digit.base as i64);
         for (k, &step) in digit.steps.iter().enumerate().filter(|&(_, &step)| step != 0) {
             let (position, step) = (b.coordinate(k), b.int(step as i64));
-            let moved = b.mul(position, step);
-            sum = b.add(sum, moved);
+            let scaled = b.mul(position, step);
+            sum = b.add(sum, scaled);
         }
         sum
     }
 }
 
 /// Returns the guest's axes in descending order of strides, if they visit every element once.
-fn mixed_radix_digits(guest: &Nest, place: &Access) -> Option<Vec<Digit>> {
-    if guest.dims.contains(&0) || place.offset != 0 {
+fn mixed_radix_digits(guest: &Nest, stored: &Access) -> Option<Vec<Digit>> {
+    if guest.dims.contains(&0) || stored.offset != 0 {
         return None;
     }
     let mut axes: SmallVec<[usize; 6]> = (0..guest.dims.len()).filter(|&axis| guest.dims[axis] > 1).collect();
-    axes.sort_by_key(|&axis| place.strides[axis]);
+    axes.sort_by_key(|&axis| stored.strides[axis]);
     let mut digits: Vec<Digit> = Vec::new();
-    let mut reached = 1usize;
+    let mut unit = 1usize;
     for axis in axes {
-        if usize::try_from(place.strides[axis]) != Ok(reached) {
+        if usize::try_from(stored.strides[axis]) != Ok(unit) {
             return None;
         }
         let size = guest.dims[axis];
@@ -214,19 +214,14 @@ fn mixed_radix_digits(guest: &Nest, place: &Access) -> Option<Vec<Digit>> {
                 inner.size *= size;
                 inner.merged = true;
             }
-            _ => digits.push(Digit {
-                axis,
-                merged: false,
-                size,
-                stride: reached,
-                base: 0,
-                steps: Strides::new(),
-            }),
+            _ => {
+                digits.push(Digit { axis, merged: false, size, stride: unit, base: 0, steps: Strides::new() })
+            }
         }
-        reached = reached.checked_mul(size)?;
+        unit = unit.checked_mul(size)?;
     }
     digits.reverse();
-    (reached == place.len).then_some(digits)
+    (unit == stored.len).then_some(digits)
 }
 
 /// Returns true if all accesses of the guest traverse an axis as a continuation of a digit.
@@ -256,9 +251,9 @@ fn split_axis(digits: &[Digit], size: usize, stride: usize) -> Option<SmallVec<[
             rest %= digit.stride;
         }
     }
-    let stays =
+    let is_unchanged =
         |&(k, factor): &(usize, usize)| factor.checked_mul(size - 1).is_some_and(|end| end < digits[k].size);
-    if rest == 0 && factors.iter().all(stays) {
+    if rest == 0 && factors.iter().all(is_unchanged) {
         return Some(smallvec![(size, factors)]);
     }
     // The axis exceeds one digit: a full turn of the digit is a step of the next larger digits.

@@ -48,11 +48,11 @@ pub(crate) fn is_injective(access: &Access, dims: &[usize]) -> bool {
     let axes = dims.iter().zip(&access.strides).filter(|&(&dim, _)| dim > 1);
     let mut axes: Vec<(usize, usize)> = axes.map(|(&dim, &stride)| (stride.unsigned_abs(), dim)).collect();
     axes.sort_unstable();
-    let mut reached = 1usize;
+    let mut extent = 1usize;
     axes.into_iter().all(|(stride, dim)| {
-        let apart = stride >= reached;
-        reached = stride.saturating_mul(dim);
-        apart
+        let is_separate = stride >= extent;
+        extent = stride.saturating_mul(dim);
+        is_separate
     })
 }
 
@@ -86,8 +86,8 @@ impl Loads {
 
     /// As [`Loads::finish`], without the accumulators that satisfy `is_gone`. The expression must not use them.
     fn finish_without(self, mut nest: Nest, is_gone: impl Fn(usize) -> bool) -> Option<Nest> {
-        let stays = |(slot, load): (usize, &Load)| load.is_accumulator() && !is_gone(slot);
-        let mut used: Vec<bool> = self.0.iter().enumerate().map(stays).collect();
+        let is_unused = |(slot, load): (usize, &Load)| load.is_accumulator() && !is_gone(slot);
+        let mut used: Vec<bool> = self.0.iter().enumerate().map(is_unused).collect();
         for (inst, _) in nest.expr.insts() {
             if let Inst::Load(slot) | Inst::LoadAt(slot, _) = *inst {
                 used[usize::from(slot)] = true;
@@ -144,11 +144,11 @@ struct Guest<'a> {
 
 impl Guest<'_> {
     fn access(&self, access: &Access, gathered: bool) -> Access {
-        let mut moved =
+        let mut new_access =
             if gathered { self.embedding.gathered(access) } else { self.embedding.access(access) };
-        let axes = moved.strides.len() + self.more_axes;
-        moved.strides.resize(axes, 0);
-        moved
+        let axes = new_access.strides.len() + self.more_axes;
+        new_access.strides.resize(axes, 0);
+        new_access
     }
 
     /// Copies the expression and returns its registers. `known` returns the register that replaces a load, if any.
@@ -178,12 +178,12 @@ impl Guest<'_> {
                 return None;
             }
             let operand = load.operand()?;
-            let moved = operand.with_access(self.access(&operand.access, gathered[slot]));
+            let new_operand = operand.with_access(self.access(&operand.access, gathered[slot]));
             // Strides along axes of size 1 matter only to a load that is read by computed index.
             slots.push(Some(if gathered[slot] {
-                loads.find_or_add_gathered(moved)
+                loads.find_or_add_gathered(new_operand)
             } else {
-                loads.find_or_add(moved, dims)
+                loads.find_or_add(new_operand, dims)
             }));
         }
         Some(b.copy(&nest.expr, |b, inst, ty| match inst {
@@ -200,37 +200,42 @@ impl Guest<'_> {
 
 /// Returns the part of a nest that computes the results marked in `keep`, or `None` if all are marked.
 pub(crate) fn keep_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
-    if keep.iter().all(|&keep| keep) {
+    if keep.iter().all(|&is_kept| is_kept) {
         return None;
     }
-    let kept = |k: &usize| keep[*k];
-    let outputs: Vec<Reg> = (0..keep.len()).filter(kept).map(|k| nest.expr.outputs()[k]).collect();
+    let is_kept_store = |k: &usize| keep[*k];
+    let outputs: Vec<Reg> = (0..keep.len()).filter(is_kept_store).map(|k| nest.expr.outputs()[k]).collect();
     // Reductions that the results need, directly or through other reductions.
-    let mut wanted = vec![false; nest.reductions.len()];
-    let mark = |wanted: &mut [bool], roots: &[Reg]| {
+    let mut required = vec![false; nest.reductions.len()];
+    let mark = |required: &mut [bool], roots: &[Reg]| {
         let needed = nest.expr.dependencies_of(roots);
         for ((inst, _), _) in nest.expr.insts().iter().zip(needed).filter(|(_, needed)| *needed) {
             if let Inst::Reduced(k) = *inst {
-                wanted[usize::from(k)] = true;
+                required[usize::from(k)] = true;
             }
         }
     };
-    mark(&mut wanted, &outputs);
-    mark(&mut wanted, &nest.expr.guards().collect::<Vec<_>>());
-    for k in (0..wanted.len()).rev() {
-        if wanted[k] {
-            mark(&mut wanted, &[nest.reductions[k].value]);
+    mark(&mut required, &outputs);
+    mark(&mut required, &nest.expr.guards().collect::<Vec<_>>());
+    for k in (0..required.len()).rev() {
+        if required[k] {
+            mark(&mut required, &[nest.reductions[k].value]);
         }
     }
-    let number = |k: u8| wanted[..usize::from(k)].iter().filter(|&&wanted| wanted).count();
+    let renumber = |k: u8| required[..usize::from(k)].iter().filter(|&&is_required| is_required).count();
     let mut b = Builder::new();
     let regs = b.copy(&nest.expr, |b, inst, ty| match inst {
         // Unneeded reductions have no reader, so their index is irrelevant.
-        Inst::Reduced(k) => b.reduced(number(k), ty),
+        Inst::Reduced(k) => b.reduced(renumber(k), ty),
         other => b.push(other, ty),
     });
-    let reductions: Vec<_> =
-        nest.reductions.iter().zip(&wanted).filter(|&(_, &wanted)| wanted).map(|(r, _)| r.clone()).collect();
+    let reductions: Vec<_> = nest
+        .reductions
+        .iter()
+        .zip(&required)
+        .filter(|&(_, &is_required)| is_required)
+        .map(|(r, _)| r.clone())
+        .collect();
     let outputs: Vec<Reg> = outputs.into_iter().map(|reg| regs[usize::from(reg.0)]).collect();
     let (expr, reductions) = b.finish_reducing(&outputs, &reductions, &regs);
     let part = Nest {
@@ -240,7 +245,7 @@ pub(crate) fn keep_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
         loads: Vec::new(),
         expr,
         reductions,
-        stores: (0..keep.len()).filter(kept).map(|k| nest.stores[k].clone()).collect(),
+        stores: (0..keep.len()).filter(is_kept_store).map(|k| nest.stores[k].clone()).collect(),
     };
     Loads(nest.loads.clone()).finish(part)
 }
@@ -258,8 +263,8 @@ pub(crate) fn with_constants(nest: &Nest, values: &[Option<Scalar>]) -> Option<N
     };
     let regs = b.copy(&nest.expr, |b, inst, ty| b.fold(constant(inst, ty).unwrap_or(inst), ty));
     let (expr, reductions) = b.finish_copy(&nest.expr, &nest.reductions, &regs);
-    let whole = Nest { loads: Vec::new(), expr, reductions, ..nest.clone() };
-    Loads(nest.loads.clone()).finish_without(whole, |slot| values[slot].is_some())
+    let without_loads = Nest { loads: Vec::new(), expr, reductions, ..nest.clone() };
+    Loads(nest.loads.clone()).finish_without(without_loads, |slot| values[slot].is_some())
 }
 
 /// Returns a map over the same space with another expression of one result. `more` adds a load with the access of the
@@ -285,11 +290,11 @@ pub(crate) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Opt
     if exceeds_max_loads(expression_loads(host).filter(|id| id != value).chain(expression_loads(guest))) {
         return None;
     }
-    let place = &guest.stores.first()?.access;
-    if host.is_gathered(slot) || !is_reloadable(at.dtype) || at.dtype != place.dtype {
+    let stored = &guest.stores.first()?.access;
+    if host.is_gathered(slot) || !is_reloadable(at.dtype) || at.dtype != stored.dtype {
         return None;
     }
-    let embedding = Embedding::new(&host.dims, at, guest, place, split)?;
+    let embedding = Embedding::new(&host.dims, at, guest, stored, split)?;
     // A guard checks every computed element, so the host must read all of them.
     let points = |nest: &Nest| nest.dims.iter().product::<usize>();
     let every_element = points(host) == points(guest) && is_injective(at, &host.dims);
@@ -302,13 +307,13 @@ pub(crate) fn inline(host: &Nest, slot: usize, guest: &Nest, split: bool) -> Opt
     let part = Guest { map: guest, embedding: &embedding, more_axes: 0 };
     let regs = part.copy(&mut b, &mut loads, &nest.dims, |_| None)?;
     let value = regs[usize::from(guest.expr.outputs()[0].0)];
-    let own = b.copy(&nest.expr, |b, inst, ty| match inst {
-        Inst::Load(load) if usize::from(load) == slot => reload_value(b, value, place.dtype, ty),
+    let host_regs = b.copy(&nest.expr, |b, inst, ty| match inst {
+        Inst::Load(load) if usize::from(load) == slot => reload_value(b, value, stored.dtype, ty),
         other => b.push(other, ty),
     });
-    let mut outputs: Vec<Reg> = nest.expr.outputs().iter().map(|reg| own[usize::from(reg.0)]).collect();
+    let mut outputs: Vec<Reg> = nest.expr.outputs().iter().map(|reg| host_regs[usize::from(reg.0)]).collect();
     remove_store_roundings(&b, &mut outputs, &nest.stores);
-    let (expr, reductions) = b.finish_reducing(&outputs, &nest.reductions, &own);
+    let (expr, reductions) = b.finish_reducing(&outputs, &nest.reductions, &host_regs);
     loads.finish(Nest { expr, reductions, ..nest })
 }
 
@@ -325,11 +330,11 @@ pub(crate) enum Link {
 /// takes results of the host from registers; it loads them through accumulators or buffers before the fusion. `keep`
 /// marks the results of the host that are still stored.
 pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: bool) -> Option<Nest> {
-    let (at, place) = match link {
+    let (at, stored) = match link {
         Link::Result(store, load) => (&host.stores[store].access, load_access(&map.loads[load], &map.dims)),
         Link::Shared(own, load) => (host.loads[own].access()?, load_access(&map.loads[load], &map.dims)),
     };
-    if at.dtype != place.dtype || host.dims.contains(&0) {
+    if at.dtype != stored.dtype || host.dims.contains(&0) {
         return None;
     }
     if host.segments.is_some() || map.segments.is_some() {
@@ -340,23 +345,23 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
         return None;
     }
     // Values that are constant along a row are computed once per row.
-    let kept = host.dims.len() - host.inner;
-    let per_row = host.inner > 0 && at.strides[kept..].iter().all(|&stride| stride == 0);
+    let outer_rank = host.dims.len() - host.inner;
+    let per_row = host.inner > 0 && at.strides[outer_rank..].iter().all(|&stride| stride == 0);
     let space = if per_row { host.outer_dims() } else { &host.dims[..] };
     let points = |dims: &[usize]| dims.iter().product::<usize>();
     if points(space) != points(&map.dims) || !is_injective(at, space) {
         return None;
     }
-    let embedding = Embedding::new(space, at, map, &place, split)?;
+    let embedding = Embedding::new(space, at, map, &stored, split)?;
     let mut nest = embedding.split_host(host);
     let mut loads = Loads(std::mem::take(&mut nest.loads));
     let mut b = Builder::from_expr(&nest.expr);
     let results = nest.expr.outputs();
     let part = Guest { map, embedding: &embedding, more_axes: if per_row { nest.inner } else { 0 } };
     // Results of the host must be read with exactly the access of their store, or not at all.
-    let mut made: Vec<Option<Reg>> = Vec::with_capacity(map.loads.len());
+    let mut inlined: Vec<Option<Reg>> = Vec::with_capacity(map.loads.len());
     for (slot, load) in map.loads.iter().enumerate() {
-        made.push(match load.operand().map_or(Some(slot), |operand| result_of(operand.buffer)) {
+        inlined.push(match load.operand().map_or(Some(slot), |operand| result_of(operand.buffer)) {
             None => None,
             Some(result) => {
                 let access = load_access(load, &map.dims);
@@ -372,16 +377,16 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
             }
         });
     }
-    let regs = part.copy(&mut b, &mut loads, &nest.dims, |slot| made[slot])?;
+    let regs = part.copy(&mut b, &mut loads, &nest.dims, |slot| inlined[slot])?;
     let (mut outputs, mut stores) = (Vec::new(), Vec::new());
-    for (result, _) in keep.iter().enumerate().filter(|&(_, &keep)| keep) {
+    for (result, _) in keep.iter().enumerate().filter(|&(_, &is_kept)| is_kept) {
         outputs.push(results[result]);
         stores.push(nest.stores[result].clone());
     }
     outputs.extend(map.expr.outputs().iter().map(|reg| regs[usize::from(reg.0)]));
     stores.extend(map.stores.iter().map(|store| store.with_access(part.access(&store.access, false))));
     remove_store_roundings(&b, &mut outputs, &stores);
-    let own: Vec<Reg> = (0..nest.expr.insts().len() as u16).map(Reg).collect();
-    let (expr, reductions) = b.finish_reducing(&outputs, &nest.reductions, &own);
+    let nest_regs: Vec<Reg> = (0..nest.expr.insts().len() as u16).map(Reg).collect();
+    let (expr, reductions) = b.finish_reducing(&outputs, &nest.reductions, &nest_regs);
     loads.finish(Nest { expr, reductions, stores, ..nest })
 }

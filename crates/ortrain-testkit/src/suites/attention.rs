@@ -89,29 +89,29 @@ impl Config {
 
     fn operands(self, b: &mut CaseBuilder) -> [ValueId; 3] {
         let Config { dtype, queries, keys, heads, size, .. } = self;
-        let all = heads * size;
-        let (whole, turned) = ([0i64, 2, 1, 3], [0i64, 2, 3, 1]);
+        let width = heads * size;
+        let (identity, turned) = ([0i64, 2, 1, 3], [0i64, 2, 3, 1]);
         match self.source {
             Source::Three => {
-                let q = b.input(dtype, &[BATCH, queries, all], &Fill::Signed);
-                let k = b.input(dtype, &[BATCH, keys, all], &Fill::Signed);
-                let v = b.input(dtype, &[BATCH, keys, all], &Fill::Signed);
+                let q = b.input(dtype, &[BATCH, queries, width], &Fill::Signed);
+                let k = b.input(dtype, &[BATCH, keys, width], &Fill::Signed);
+                let v = b.input(dtype, &[BATCH, keys, width], &Fill::Signed);
                 [
-                    self.heads_of(b, q, queries, &whole),
+                    self.heads_of(b, q, queries, &identity),
                     self.heads_of(b, k, keys, &turned),
-                    self.heads_of(b, v, keys, &whole),
+                    self.heads_of(b, v, keys, &identity),
                 ]
             }
             Source::Packed => {
                 assert_eq!(queries, keys);
-                let x = b.input(dtype, &[BATCH, queries, 3 * all], &Fill::Signed);
-                let sizes = b.ints(&[all as i64; 3]);
+                let x = b.input(dtype, &[BATCH, queries, 3 * width], &Fill::Signed);
+                let sizes = b.ints(&[width as i64; 3]);
                 let attrs = Attrs::new().with("axis", -1i64);
                 let parts = b.node_with("", "Split", &[Some(x), Some(sizes)], 3, attrs);
                 [
-                    self.heads_of(b, parts[0], queries, &whole),
+                    self.heads_of(b, parts[0], queries, &identity),
                     self.heads_of(b, parts[1], keys, &turned),
-                    self.heads_of(b, parts[2], keys, &whole),
+                    self.heads_of(b, parts[2], keys, &identity),
                 ]
             }
             Source::Shared => {
@@ -171,21 +171,21 @@ impl Config {
             }
             Spelling::ScaledBefore => {
                 // One query is fully masked.
-                let hidden = |i: usize| i / keys == 1 || i % keys > i / keys;
-                let mask = numbers(&[queries, keys], &|i| if hidden(i) { f64::NEG_INFINITY } else { 0.0 });
+                let is_masked = |i: usize| i / keys == 1 || i % keys > i / keys;
+                let mask = numbers(&[queries, keys], &|i| if is_masked(i) { f64::NEG_INFINITY } else { 0.0 });
                 let mask = b.constant(mask);
                 b.node("Add", &[product, mask], Attrs::new())
             }
             Spelling::Chosen => {
                 let shape = [1, 1, queries, keys];
-                let seen: Vec<f64> =
+                let visible_values: Vec<f64> =
                     (0..queries * keys).map(|i| f64::from(u8::from(i % keys <= i / keys))).collect();
-                let seen = Tensor::from_f64(DType::Bool, shape.to_vec(), &seen);
-                let seen = b.constant(seen);
+                let visible_mask = Tensor::from_f64(DType::Bool, shape.to_vec(), &visible_values);
+                let visible_constant = b.constant(visible_mask);
                 let low = scalar(&mut b, -1e9);
                 let scale = scalar(&mut b, scale);
                 let scaled = b.node("Mul", &[product, scale], Attrs::new());
-                b.node("Where", &[seen, scaled, low], Attrs::new())
+                b.node("Where", &[visible_constant, scaled, low], Attrs::new())
             }
         };
         let softmax = b.node("Softmax", &[scores], Attrs::new().with("axis", -1i64));
@@ -196,8 +196,8 @@ impl Config {
             let inputs = [Some(x), Some(ratio), Some(training)];
             b.node_with("", "Dropout", &inputs, 2, Attrs::new().with("seed", 5i64))[0]
         };
-        let cleared = |b: &mut CaseBuilder, seen: ValueId, x: ValueId| {
-            let broken = b.node("IsNaN", &[seen], Attrs::new());
+        let cleared = |b: &mut CaseBuilder, visible: ValueId, x: ValueId| {
+            let broken = b.node("IsNaN", &[visible], Attrs::new());
             let zero = scalar(b, 0.0);
             b.node("Where", &[broken, zero, x], Attrs::new())
         };
@@ -219,10 +219,10 @@ impl Config {
             }
             Spelling::PaddedSafe => {
                 let never = scalar(&mut b, f64::NEG_INFINITY);
-                let hidden = b.node("Equal", &[scores, never], Attrs::new());
-                let hidden = b.node("Cast", &[hidden], cast(DType::I32));
+                let masked = b.node("Equal", &[scores, never], Attrs::new());
+                let masked_ints = b.node("Cast", &[masked], cast(DType::I32));
                 let axes = b.ints(&[-1]);
-                let rows = b.node("ReduceMin", &[hidden, axes], Attrs::new());
+                let rows = b.node("ReduceMin", &[masked_ints, axes], Attrs::new());
                 let rows = b.node("Cast", &[rows], cast(DType::Bool));
                 let zero = scalar(&mut b, 0.0);
                 let weights = b.node("Where", &[rows, zero, softmax], Attrs::new());
@@ -231,9 +231,9 @@ impl Config {
             _ => softmax,
         };
         let sums = b.node("MatMul", &[weights, v], Attrs::new());
-        let moved = b.node("Transpose", &[sums], Attrs::new().with("perm", vec![0i64, 2, 1, 3]));
+        let transposed = b.node("Transpose", &[sums], Attrs::new().with("perm", vec![0i64, 2, 1, 3]));
         let shape = b.ints(&[BATCH as i64, queries as i64, (heads * size) as i64]);
-        let output = b.node("Reshape", &[moved, shape], Attrs::new());
+        let output = b.node("Reshape", &[transposed, shape], Attrs::new());
         b.outputs(&if self.seen { vec![output, softmax] } else { vec![output] })
     }
 }
@@ -247,8 +247,17 @@ pub fn configs() -> Vec<Config> {
             for (queries, keys, heads, size) in [(1, 1, 1, 1), (7, 7, 3, 4), (5, 9, 2, 3), (33, 33, 2, 16)] {
                 if source != Source::Packed || queries == keys {
                     let dtype = DType::F32;
-                    let seen = false;
-                    configs.push(Config { spelling, source, dtype, queries, keys, heads, size, seen });
+                    let visible = false;
+                    configs.push(Config {
+                        spelling,
+                        source,
+                        dtype,
+                        queries,
+                        keys,
+                        heads,
+                        size,
+                        seen: visible,
+                    });
                 }
             }
         }
@@ -258,9 +267,17 @@ pub fn configs() -> Vec<Config> {
 
 /// Returns configurations with long vectors, which a backend may be unable to keep on chip.
 fn long() -> impl Iterator<Item = Config> {
-    let (source, dtype, seen) = (Source::Three, DType::F32, false);
-    let long =
-        move |spelling| Config { spelling, source, dtype, queries: 5, keys: 9, heads: 2, size: 260, seen };
+    let (source, dtype, exposes_weights) = (Source::Three, DType::F32, false);
+    let long = move |spelling| Config {
+        spelling,
+        source,
+        dtype,
+        queries: 5,
+        keys: 9,
+        heads: 2,
+        size: 260,
+        seen: exposes_weights,
+    };
     SPELLINGS.into_iter().map(long)
 }
 

@@ -25,8 +25,8 @@ pub fn without_sizes(mut case: Case) -> Case {
 }
 
 /// Sizes of at most `most` axes.
-pub fn dims(most: usize) -> impl Strategy<Value = Vec<usize>> {
-    prop::collection::vec(1..6usize, 1..=most)
+pub fn dims(max_size: usize) -> impl Strategy<Value = Vec<usize>> {
+    prop::collection::vec(1..6usize, 1..=max_size)
 }
 
 /// Activations with attributes; their kinks are away from all test inputs.
@@ -68,8 +68,8 @@ pub fn padding() -> impl Strategy<Value = Padding> {
         ends.truncate(dims.len());
         for (ends, &size) in ends.iter_mut().zip(&dims) {
             let left = size as i64 + ends[0].min(0) + ends[1].min(0);
-            let most = if mode == "reflect" { left - 1 } else { i64::MAX };
-            if left < 1 || ends[0] > most || ends[1] > most {
+            let limit = if mode == "reflect" { left - 1 } else { i64::MAX };
+            if left < 1 || ends[0] > limit || ends[1] > limit {
                 *ends = [0, 0];
             }
         }
@@ -93,8 +93,9 @@ impl Padding {
         let value = (self.value && self.mode == "constant").then(|| b.input(dtype, &[1], &Fill::Positive));
         inputs.push(value);
         if self.named {
-            let back: Vec<i64> = chosen.iter().map(|&axis| axis as i64 - self.dims.len() as i64).collect();
-            inputs.push(Some(b.ints(&back)));
+            let negative_axes: Vec<i64> =
+                chosen.iter().map(|&axis| axis as i64 - self.dims.len() as i64).collect();
+            inputs.push(Some(b.ints(&negative_axes)));
         }
         let y = b.node_with("", "Pad", &inputs, 1, Attrs::new().with("mode", self.mode));
         let case = b.outputs(&y);
@@ -119,7 +120,7 @@ pub struct Resizing {
 /// Any resize operation.
 pub fn resizing() -> impl Strategy<Value = Resizing> {
     let mode = select(&["nearest", "linear", "cubic"][..]);
-    let nearest = select(&["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"][..]);
+    let nearest_mode = select(&["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"][..]);
     let coordinates = select(
         &[
             "half_pixel",
@@ -134,8 +135,8 @@ pub fn resizing() -> impl Strategy<Value = Resizing> {
     let policy = select(&["stretch", "stretch", "not_larger", "not_smaller"][..]);
     let scales = prop::collection::vec(select(vec![1.0f32, 1.0, 2.0, 3.0, 0.5, 1.3, 0.6, 2.7]), 4);
     let cubic = select(vec![-0.75f32, -0.5]);
-    (dims(4), (mode, nearest, coordinates, policy, cubic), scales, any::<[bool; 5]>()).prop_map(
-        |(dims, (mode, nearest, coordinates, policy, cubic), scales, flags)| {
+    (dims(4), (mode, nearest_mode, coordinates, policy, cubic), scales, any::<[bool; 5]>()).prop_map(
+        |(dims, (mode, nearest_mode, coordinates, policy, cubic), scales, flags)| {
             let [antialias, exclude_outside, by_sizes, unknown, backwards] = flags;
             let antialias = antialias && mode != "nearest";
             let mut axes: Vec<(usize, f32)> = scales.into_iter().enumerate().take(dims.len()).collect();
@@ -146,7 +147,7 @@ pub fn resizing() -> impl Strategy<Value = Resizing> {
             }
             let mut attrs = Attrs::new()
                 .with("mode", mode)
-                .with("nearest_mode", nearest)
+                .with("nearest_mode", nearest_mode)
                 .with("coordinate_transformation_mode", coordinates)
                 .with("keep_aspect_ratio_policy", policy)
                 .with("cubic_coeff_a", cubic)

@@ -127,8 +127,8 @@ impl Config {
         let size = |axis: &Axis| {
             let reach = (axis.kernel - 1) * axis.dilation + 1;
             let padding = if self.auto_pad == 0 { axis.pads[0] + axis.pads[1] } else { 0 };
-            let least = if self.auto_pad > 1 { 1 } else { reach.saturating_sub(padding).max(1) };
-            least + axis.more
+            let min_input = if self.auto_pad > 1 { 1 } else { reach.saturating_sub(padding).max(1) };
+            min_input + axis.more
         };
         let [from, to] = self.channels.map(|count| count * self.groups);
         let image = self.dims([self.batch, from], size);
@@ -141,8 +141,8 @@ impl Config {
     pub fn transposed(&self, dtype: DType) -> Case {
         let mut axes = self.axes.clone();
         for axis in &mut axes {
-            let whole = axis.stride * axis.more + (axis.kernel - 1) * axis.dilation + 1 + axis.output_padding;
-            if axis.pads[0] + axis.pads[1] >= whole {
+            let total = axis.stride * axis.more + (axis.kernel - 1) * axis.dilation + 1 + axis.output_padding;
+            if axis.pads[0] + axis.pads[1] >= total {
                 axis.pads = [0, 0];
             }
         }

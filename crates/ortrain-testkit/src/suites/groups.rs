@@ -48,8 +48,13 @@ impl GroupBuilder {
 
     fn matrix(&mut self, dims: [usize; 2]) -> Matrix {
         let [rows, columns] = dims;
-        let whole = self.part("matrix", rows * columns);
-        Matrix { dims, whole, rows: self.part("rows", rows), columns: self.part("columns", columns) }
+        let matrix_id = self.part("matrix", rows * columns);
+        Matrix {
+            dims,
+            whole: matrix_id,
+            rows: self.part("rows", rows),
+            columns: self.part("columns", columns),
+        }
     }
 
     /// Emits a nest over the axes of a matrix in some order, with the strides of each operand.
@@ -115,12 +120,12 @@ impl GroupBuilder {
 /// Never: the program is valid and small.
 #[must_use]
 pub fn program(shapes: &[[usize; 2]], fused: bool) -> Program {
-    let mut making = GroupBuilder { b: ProgramBuilder::new(), end: 0, node: "node".into() };
-    let matrices: Vec<Matrix> = shapes.iter().map(|&dims| making.matrix(dims)).collect();
-    matrices.iter().for_each(|matrix| making.steps(matrix));
+    let mut builder = GroupBuilder { b: ProgramBuilder::new(), end: 0, node: "node".into() };
+    let matrices: Vec<Matrix> = shapes.iter().map(|&dims| builder.matrix(dims)).collect();
+    matrices.iter().for_each(|matrix| builder.steps(matrix));
     let finished = match fused {
-        true => making.b.finish(Vec::new(), Vec::new()),
-        false => making.b.finish_unfused(Vec::new(), Vec::new()),
+        true => builder.b.finish(Vec::new(), Vec::new()),
+        false => builder.b.finish_unfused(Vec::new(), Vec::new()),
     };
     finished.expect("it fits in memory")
 }
@@ -132,8 +137,8 @@ pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     let runs = PROGRAMS.iter().map(|shapes| {
         let [plain, fused] = [false, true].map(|fused| Arc::new(program(shapes, fused)));
         let want = run_program(&plain, &reference(), 7, GradientMode::Accumulate);
-        let [got, again] = [(); 2].map(|()| run_program(&fused, backend, 7, GradientMode::Accumulate));
-        if got != again {
+        let [got, second] = [(); 2].map(|()| run_program(&fused, backend, 7, GradientMode::Accumulate));
+        if got != second {
             return Err(format!("{shapes:?}: two runs differ"));
         }
         let close = |(x, y): (f64, f64)| (x - y).abs() <= tolerance::FLOAT32 * y.abs().max(1.0);

@@ -42,9 +42,9 @@ fn cell(inputs: &[Tensor]) -> Graph {
     let tanh = push(&mut body, "Tanh", "tanh", &[sum], none());
     let ratio = body.add_constant("ratio", Tensor::f32(&[], &[0.25]));
     let training = body.add_constant("training", Tensor::filled(DType::Bool, &[], 1.0));
-    let kept = push(&mut body, "Dropout", "kept", &[tanh, ratio, training], none());
+    let dropped = push(&mut body, "Dropout", "kept", &[tanh, ratio, training], none());
     let gate = push(&mut body, "Sigmoid", "gate", &[xw], none());
-    let next = push(&mut body, "Mul", "next", &[kept, gate], none());
+    let next = push(&mut body, "Mul", "next", &[dropped, gate], none());
     let out = push(&mut body, "Identity", "out", &[next], none());
     body.outputs = vec![next, out];
 
@@ -83,13 +83,13 @@ fn run(
     let mut work = Workspace::new(backend.clone());
     let runner = ScheduleExecutor::new(backend.clone(), schedule.schedule().clone())
         .map_err(|error| error.to_string())?;
-    let given: Vec<RunInput<'_>> = inputs.iter().map(RunInput::from).collect();
+    let run_inputs: Vec<RunInput<'_>> = inputs.iter().map(RunInput::from).collect();
     let mut results = vec![Vec::new(); graph.outputs.len()];
     let (bindings, scalars) = (Bindings { planes: &[] }, Scalars { seed: 3, train_step: 1 });
     runner
         .run(
             RunContext::new(&bindings, &mut work, GradientMode::Overwrite, scalars),
-            &given,
+            &run_inputs,
             &mut |k, dtype, dims, value| {
                 results[k] = vec![0; dims.iter().product::<usize>() * dtype.size()];
                 value.copy_to(&mut results[k])
@@ -110,10 +110,10 @@ pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     ];
     let graph = cell(&inputs);
     let check = || {
-        let (one, results) = run(&graph, &inputs, backend, 10_000)?;
-        let (several, others) = run(&graph, &inputs, backend, 0)?;
-        if one != 1 || several <= 2 {
-            return Err(format!("{one} and {several} segments"));
+        let (few_segments, results) = run(&graph, &inputs, backend, 10_000)?;
+        let (many_segments, others) = run(&graph, &inputs, backend, 0)?;
+        if few_segments != 1 || many_segments <= 2 {
+            return Err(format!("{few_segments} and {many_segments} segments"));
         }
         if results.len() == 6 && results == others { Ok(()) } else { Err("other bits".to_owned()) }
     };

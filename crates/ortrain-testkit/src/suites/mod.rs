@@ -107,8 +107,8 @@ pub fn random_programs(backend: &Arc<dyn Backend>, kinds: Kinds, seeds: std::ops
         let plain = Arc::new(RandomProgram::new(seed, kinds).finish(false));
         let fused = Arc::new(RandomProgram::new(seed, kinds).finish(true));
         let want = run_program(&plain, &reference(), seed, entry);
-        let [got, again] = [(); 2].map(|()| run_program(&fused, backend, seed, entry));
-        if got != again {
+        let [got, second] = [(); 2].map(|()| run_program(&fused, backend, seed, entry));
+        if got != second {
             return Err(format!("seed {seed}, {entry:?}: two runs differ\n{fused}"));
         }
         let close = |(x, y): (f64, f64)| (x - y).abs() <= tolerance::FLOAT32 * y.abs().max(1.0);

@@ -59,8 +59,8 @@ impl Config {
         let x = b.float(&[BATCH, TOKENS, WIDTH], &Fill::Signed);
         let unbiased = |b: &mut CaseBuilder, x: ValueId, [from, to]: [usize; 2]| {
             let weight = b.float(&[to, from], &Fill::Signed);
-            let turned = b.node("Transpose", &[weight], Attrs::new().with("perm", vec![1i64, 0]));
-            b.node("MatMul", &[x, turned], Attrs::new())
+            let transposed = b.node("Transpose", &[weight], Attrs::new().with("perm", vec![1i64, 0]));
+            b.node("MatMul", &[x, transposed], Attrs::new())
         };
         let linear = |b: &mut CaseBuilder, x: ValueId, [from, to]: [usize; 2]| {
             let product = unbiased(b, x, [from, to]);
@@ -83,9 +83,9 @@ impl Config {
         let weights = b.node("Softmax", &[scores], Attrs::new().with("axis", -1i64));
         let weights = self.drop(&mut b, weights, 7);
         let sums = b.node("MatMul", &[weights, v], Attrs::new());
-        let moved = b.node("Transpose", &[sums], Attrs::new().with("perm", vec![0i64, 2, 1, 3]));
+        let moved_sums = b.node("Transpose", &[sums], Attrs::new().with("perm", vec![0i64, 2, 1, 3]));
         let shape = b.ints(&[BATCH as i64, TOKENS as i64, WIDTH as i64]);
-        let attended = b.node("Reshape", &[moved, shape], Attrs::new());
+        let attended = b.node("Reshape", &[moved_sums, shape], Attrs::new());
         let attended = linear(&mut b, attended, [WIDTH, WIDTH]);
         let added = b.node("Add", &[x, attended], Attrs::new());
         let normalize = |b: &mut CaseBuilder, x: ValueId| {
@@ -98,22 +98,22 @@ impl Config {
         up = self.drop(&mut b, up, 5);
         let down = linear(&mut b, up, [INNER, WIDTH]);
         let added = b.node("Add", &[normal, down], Attrs::new());
-        let hidden = normalize(&mut b, added);
+        let normalized = normalize(&mut b, added);
         let gather = |b: &mut CaseBuilder, indices: Tensor, axis: i64| {
             let indices = b.constant(indices);
-            b.node("Gather", &[hidden, indices], Attrs::new().with("axis", axis))
+            b.node("Gather", &[normalized, indices], Attrs::new().with("axis", axis))
         };
-        let taken = match &self.taken {
+        let selected = match &self.taken {
             Selection::One(index) => gather(&mut b, Tensor::i64(&[], &[*index]), 1),
             Selection::Sentence(index) => gather(&mut b, Tensor::i64(&[], &[*index]), 0),
             Selection::Some(indices) => gather(&mut b, Tensor::i64(&[indices.len()], indices), 1),
             &Selection::Slice(from, to) => {
                 let bounds = [[from], [to], [1]].map(|value| b.ints(&value));
-                b.node("Slice", &[hidden, bounds[0], bounds[1], bounds[2]], Attrs::new())
+                b.node("Slice", &[normalized, bounds[0], bounds[1], bounds[2]], Attrs::new())
             }
-            Selection::All => hidden,
+            Selection::All => normalized,
         };
-        let logits = linear(&mut b, taken, [WIDTH, 2]);
+        let logits = linear(&mut b, selected, [WIDTH, 2]);
         b.outputs(&[logits])
     }
 }
@@ -121,7 +121,7 @@ impl Config {
 /// Returns all configurations.
 #[must_use]
 pub fn configs() -> Vec<Config> {
-    let taken = [
+    let selections = [
         Selection::One(0),
         Selection::One(-1),
         Selection::One(5),
@@ -134,9 +134,9 @@ pub fn configs() -> Vec<Config> {
         Selection::Sentence(1),
         Selection::All,
     ];
-    taken
+    selections
         .iter()
-        .flat_map(|taken| [false, true].map(|dropped| Config { taken: taken.clone(), dropped }))
+        .flat_map(|selection| [false, true].map(|dropped| Config { taken: selection.clone(), dropped }))
         .collect()
 }
 

@@ -45,7 +45,7 @@ impl Config {
     /// Builds a case of one node. With `all`, all its outputs are results. Otherwise, the result is the
     /// product of the batch and the normalized batch, so that the sums in its gradient do not cancel out.
     #[must_use]
-    pub fn case(&self, dtype: DType, all: bool) -> Case {
+    pub fn case(&self, dtype: DType, uses_all: bool) -> Case {
         let op = if self.internal { "BatchNormInternal" } else { "BatchNormalization" };
         let domain = if self.internal { "com.microsoft" } else { "" };
         let channels = [self.dims.get(1).copied().unwrap_or(1)];
@@ -76,7 +76,7 @@ impl Config {
             (true, true) => 5,
         };
         let y = b.node_with(domain, op, &inputs, outputs, attrs);
-        if all {
+        if uses_all {
             return b.outputs(&y);
         }
         let product = b.node("Mul", &[y[0], x], Attrs::new());
@@ -132,7 +132,7 @@ impl LayerConfig {
         let mut b = b.fixed();
         let mut inputs = vec![Some(x)];
         for k in 0..if self.bias && !self.rms { 2 } else { 1 } {
-            let size = |(&dim, one): (&usize, bool)| if one { 1 } else { dim };
+            let size = |(&dim, is_one): (&usize, bool)| if is_one { 1 } else { dim };
             let dims: Vec<usize> = self.dims.iter().zip(self.ones[k]).map(size).skip(self.lead[k]).collect();
             inputs.push(Some(b.input(dtype, &dims, &Fill::Signed)));
         }

@@ -60,7 +60,7 @@ impl Net {
         let weights = b.plane("weights", DType::F32, columns * columns, PlaneId(0), 0);
         let bias = b.plane("bias", DType::F32, columns, PlaneId(0), 4 * columns * columns);
         let first = b.work("state", DType::F32, rows * columns);
-        let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[rows, columns]);
+        let contiguous = |id: BufferId| Operand::contiguous(id, DType::F32, &[rows, columns]);
         let square = |id: BufferId| Operand::contiguous(id, DType::F32, &[columns, columns]);
         let side = |id: BufferId| {
             let mut side = square(id);
@@ -117,14 +117,14 @@ impl Net {
                 loads: vec![Load::Accumulator(DType::F32), bias],
                 expr: e.finish(&[result]),
                 reductions: Vec::new(),
-                stores: vec![whole(next)],
+                stores: vec![contiguous(next)],
             };
             let product = MatMul {
                 batch: [].into_iter().collect(),
                 m: rows,
                 n: columns,
                 k: columns,
-                a: whole(state),
+                a: contiguous(state),
                 b: factor.clone(),
                 rounded: [None; 2],
                 precision: Precision::F32,
@@ -143,7 +143,7 @@ impl Net {
 /// with panels, and other products.
 #[must_use]
 pub fn nets() -> Vec<(Net, [usize; 3])> {
-    let turned =
+    let transposed_nets =
         [Transposition::ByStrides, Transposition::ByMap].map(|turned| (Net { turned, ..NET }, [1, 9, 0]));
     let others = [
         (NET, [1, 9, 0]),
@@ -163,7 +163,7 @@ pub fn nets() -> Vec<(Net, [usize; 3])> {
         (Net { rows: 17, precision: Precision::Bf16, ..NET }, [0, 0, 9]),
         (Net { rows: 16, precision: Precision::Bf16, ..NET }, [1, 9, 0]),
     ];
-    turned.into_iter().chain(others).collect()
+    transposed_nets.into_iter().chain(others).collect()
 }
 
 /// Compares the float32 nets with their unfused programs on the reference evaluator; two runs must be
@@ -174,12 +174,12 @@ pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     nets.map(|(net, _)| {
         let [plain, fused] = [false, true].map(|fused| Arc::new(net.program(fused)));
         let want = run_program(&plain, &reference(), 3, GradientMode::Accumulate);
-        let [got, again] = [(); 2].map(|()| run_program(&fused, backend, 3, GradientMode::Accumulate));
-        if got != again {
+        let [got, second] = [(); 2].map(|()| run_program(&fused, backend, 3, GradientMode::Accumulate));
+        if got != second {
             return Err(format!("{net:?}: two runs differ"));
         }
         let [got, want] = [&got, &want].map(|results| numbers(&results[0]).collect::<Vec<_>>());
-        let largest = want.iter().fold(0f64, |most, x| most.max(x.abs()));
+        let largest = want.iter().fold(0f64, |maximum, x| maximum.max(x.abs()));
         let close = |(x, y): (&f64, &f64)| (x - y).abs() <= tolerance::FLOAT32 * largest;
         if got.iter().zip(&want).all(close) {
             Ok(())

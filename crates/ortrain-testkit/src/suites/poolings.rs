@@ -115,8 +115,8 @@ impl Config {
         let size = |axis: &Axis| {
             let reach = (axis.kernel - 1) * axis.dilation + 1;
             let padding = if self.auto_pad == 0 { axis.pads[0] + axis.pads[1] } else { 0 };
-            let least = if self.auto_pad > 1 { 1 } else { reach.saturating_sub(padding).max(1) };
-            least + axis.more
+            let min_input = if self.auto_pad > 1 { 1 } else { reach.saturating_sub(padding).max(1) };
+            min_input + axis.more
         };
         self.lead.into_iter().chain(self.axes.iter().map(size)).collect()
     }

@@ -29,7 +29,7 @@ fn node(op: &str, name: &str, dtype: DType, dims: [&[usize]; 2], attrs: &[(&str,
 pub fn products() -> Vec<Case> {
     let float = DType::F32;
     let transposed = [("transA", vec![1]), ("transB", vec![1])];
-    let moved = [("strides", vec![2, 1]), ("dilations", vec![1, 2]), ("pads", vec![1, 0, 2, 1])];
+    let options = [("strides", vec![2, 1]), ("dilations", vec![1, 2]), ("pads", vec![1, 0, 2, 1])];
     vec![
         node("MatMul", "odd sizes", float, [&[19, 37], &[37, 23]], &[]),
         node("MatMul", "stacks", float, [&[3, 1, 33, 40], &[2, 40, 17]], &[]),
@@ -39,7 +39,7 @@ pub fn products() -> Vec<Case> {
         node("Gemm", "transposed", float, [&[34, 21], &[50, 34]], &transposed),
         node("Conv", "plain", float, [&[2, 19, 6, 5], &[18, 19, 3, 3]], &[]),
         node("Conv", "pointwise", float, [&[2, 21, 5, 5], &[17, 21, 1, 1]], &[]),
-        node("Conv", "moved", float, [&[2, 18, 9, 8], &[20, 18, 3, 2]], &moved),
+        node("Conv", "moved", float, [&[2, 18, 9, 8], &[20, 18, 3, 2]], &options),
         node("Conv", "groups", float, [&[1, 36, 7, 6], &[34, 18, 3, 3]], &[("group", vec![2])]),
         node("Conv", "one axis", float, [&[3, 17, 11], &[17, 17, 3]], &[]),
         node("ConvTranspose", "plain", float, [&[2, 19, 5, 4], &[19, 18, 3, 3]], &[]),
@@ -50,12 +50,13 @@ pub fn products() -> Vec<Case> {
 /// both round the same numbers. In the backward pass, computed numbers are rounded.
 #[must_use]
 pub fn agree(backend: &Arc<dyn Backend>) -> Report {
-    let all = products().into_iter().flat_map(|case| ROUNDED.map(|precision| (case.clone(), precision)));
-    all.map(|(case, precision)| {
-        let chosen = backend.with_precision(precision, Bf16Fallback::Emulated);
-        let chosen = chosen.map_err(|error| error.to_string())?;
-        check_backend_at(&case, &chosen, false, precision, tolerance::FLOAT32)?;
-        check_backend_at(&case, &chosen, true, precision, tolerance::for_rounded_factors(precision))
-    })
-    .collect()
+    let cases = products().into_iter().flat_map(|case| ROUNDED.map(|precision| (case.clone(), precision)));
+    cases
+        .map(|(case, precision)| {
+            let chosen = backend.with_precision(precision, Bf16Fallback::Emulated);
+            let chosen = chosen.map_err(|error| error.to_string())?;
+            check_backend_at(&case, &chosen, false, precision, tolerance::FLOAT32)?;
+            check_backend_at(&case, &chosen, true, precision, tolerance::for_rounded_factors(precision))
+        })
+        .collect()
 }

@@ -40,15 +40,21 @@ pub fn reversed_slice(lengths: &[f64], part: (i64, i64, i64), time_axis: usize, 
 
 /// Builds a recurrent layer with lengths and a partly used result. Its sequences are an input, or a constant
 /// of the model.
-fn recurrent(op: &str, direction: &str, lengths: &[f64], part: Option<(i64, i64, i64)>, given: bool) -> Case {
-    let mut b = CaseBuilder::new(op, &format!("{direction} {lengths:?} {part:?} given: {given}"));
+fn recurrent(
+    op: &str,
+    direction: &str,
+    lengths: &[f64],
+    part: Option<(i64, i64, i64)>,
+    has_state: bool,
+) -> Case {
+    let mut b = CaseBuilder::new(op, &format!("{direction} {lengths:?} {part:?} given: {has_state}"));
     let directions = if direction == "bidirectional" { 2 } else { 1 };
     let gates = match op {
         "LSTM" => 4,
         "GRU" => 3,
         _ => 1,
     };
-    let x = if given {
+    let x = if has_state {
         b.float(&[STEPS, BATCH, INPUT], &Fill::Signed)
     } else {
         let values: Vec<f32> = (0..STEPS * BATCH * INPUT).map(|k| (k * 7 % 13) as f32 * 0.25 - 1.5).collect();
@@ -69,8 +75,8 @@ fn recurrent(op: &str, direction: &str, lengths: &[f64], part: Option<(i64, i64,
     let results = b.node_with("", op, &inputs, outputs, attrs);
     match part {
         Some(part) => {
-            let taken = slice(&mut b, results[0], 0, part);
-            b.outputs(&[taken])
+            let selected = slice(&mut b, results[0], 0, part);
+            b.outputs(&[selected])
         }
         None => b.outputs(&results[1..]),
     }
@@ -83,9 +89,9 @@ pub fn recurrent_cases() -> Vec<Case> {
     for op in ["RNN", "GRU", "LSTM"] {
         for direction in ["forward", "reverse", "bidirectional"] {
             for lengths in LENGTHS {
-                for given in [false, true] {
-                    cases.push(recurrent(op, direction, lengths, None, given));
-                    cases.push(recurrent(op, direction, lengths, Some(PARTS[0]), given));
+                for has_state in [false, true] {
+                    cases.push(recurrent(op, direction, lengths, None, has_state));
+                    cases.push(recurrent(op, direction, lengths, Some(PARTS[0]), has_state));
                 }
             }
         }

@@ -29,12 +29,12 @@ pub(crate) fn run(
     let mut work = Workspace::new(backend);
     work.reserve(program.work_bytes, executable.scratch_bytes()).expect("a little memory");
     work.arena().write(0, &vec![0xa5; program.work_bytes])?;
-    let place = |id: &BufferId| match program.buffer(*id).place {
+    let location = |id: &BufferId| match program.buffer(*id).location {
         BufferLocation::Work(offset) => offset,
         _ => unreachable!("inputs and results are work"),
     };
     for (id, bytes) in program.inputs.iter().zip(inputs) {
-        work.arena().write(place(id), bytes)?;
+        work.arena().write(location(id), bytes)?;
     }
     executable.run(
         &Bindings { planes: &[] },
@@ -42,6 +42,6 @@ pub(crate) fn run(
         GradientMode::Overwrite,
         Scalars { seed: 7, train_step: 3 },
     )?;
-    let read = |id: &BufferId| Ok(work.arena().to_vec(place(id), program.buffer(*id).bytes())?);
+    let read = |id: &BufferId| Ok(work.arena().to_vec(location(id), program.buffer(*id).bytes())?);
     program.outputs.iter().map(read).collect()
 }

@@ -18,14 +18,14 @@ fn convolution(
     let axes = axes.iter().copied().collect();
     let shape = ConvShape { pass, batch, groups, channels_in, channels_out, axes };
     let [a_dims, b_dims, dims] = shape.operands();
-    let mut making = TestProgramBuilder::new(precision);
+    let mut builder = TestProgramBuilder::new(precision);
     let [a, b] = [a_dims, b_dims]
-        .map(|dims| Operand::contiguous(making.random(dims.iter().product()), DType::F32, &dims));
-    let epilogue = finish.nest(&mut making, &dims);
+        .map(|dims| Operand::contiguous(builder.random(dims.iter().product()), DType::F32, &dims));
+    let epilogue = finish.nest(&mut builder, &dims);
     let precision = precision.for_product(shape.product_sides());
     let what = format!("{shape:?} {precision} {finish:?}");
-    making.emit(Conv { shape, a, b, precision, epilogue });
-    making.finish().assert_agrees(&what);
+    builder.emit(Conv { shape, a, b, precision, epilogue });
+    builder.finish().assert_agrees(&what);
 }
 
 const PASSES: [ConvPass; 3] = [ConvPass::Output, ConvPass::InputGradient, ConvPass::FilterGradient];
@@ -38,32 +38,32 @@ fn axis(
     before: isize,
     after: isize,
 ) -> SlidingAxis {
-    let room = input as isize + before + after - ((kernel - 1) * dilation) as isize - 1;
-    let output = room.max(0).unsigned_abs() / stride + 1;
+    let span = input as isize + before + after - ((kernel - 1) * dilation) as isize - 1;
+    let output = span.max(0).unsigned_abs() / stride + 1;
     SlidingAxis { input, output, kernel, stride, dilation, padding_before: before }
 }
 
 #[test]
 fn convolutions_of_every_pass() {
-    let near = [axis(9, 3, [1, 1], 1, 1), axis(10, 3, [1, 1], 1, 1)];
-    let moved = [axis(11, 3, [2, 1], 1, 2), axis(12, 2, [1, 3], 0, 1)];
+    let adjacent = [axis(9, 3, [1, 1], 1, 1), axis(10, 3, [1, 1], 1, 1)];
+    let strided = [axis(11, 3, [2, 1], 1, 2), axis(12, 2, [1, 3], 0, 1)];
     let point = [axis(6, 1, [1, 1], 0, 0), axis(7, 1, [1, 1], 0, 0)];
     let line = [axis(40, 5, [3, 2], 4, 4)];
     let space = [axis(4, 2, [1, 1], 1, 0), axis(5, 3, [2, 1], 1, 1), axis(3, 1, [1, 1], 0, 0)];
-    let cut = [axis(9, 3, [1, 1], -1, 1), axis(8, 2, [2, 1], 0, -1)];
+    let cropped = [axis(9, 3, [1, 1], -1, 1), axis(8, 2, [2, 1], 0, -1)];
     for (at, (shape, axes)) in [
-        ([2, 1, 33, 40], &near[..]),
-        ([3, 1, 9, 65], &moved[..]),
+        ([2, 1, 33, 40], &adjacent[..]),
+        ([3, 1, 9, 65], &strided[..]),
         ([2, 1, 64, 63], &point[..]),
         ([4, 1, 17, 9], &line[..]),
-        ([2, 2, 10, 12], &near[..]),
-        ([1, 3, 20, 7], &moved[..]),
-        ([2, 5, 1, 1], &near[..]),
-        ([2, 2, 3, 4], &moved[..]),
-        ([1, 1, 3, 34], &near[..]),
-        ([2, 1, 12, 1], &near[..]),
+        ([2, 2, 10, 12], &adjacent[..]),
+        ([1, 3, 20, 7], &strided[..]),
+        ([2, 5, 1, 1], &adjacent[..]),
+        ([2, 2, 3, 4], &strided[..]),
+        ([1, 1, 3, 34], &adjacent[..]),
+        ([2, 1, 12, 1], &adjacent[..]),
         ([2, 1, 9, 10], &space[..]),
-        ([2, 1, 10, 11], &cut[..]),
+        ([2, 1, 10, 11], &cropped[..]),
     ]
     .into_iter()
     .enumerate()

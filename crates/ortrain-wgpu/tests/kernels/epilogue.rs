@@ -21,35 +21,35 @@ pub(crate) const EPILOGUES: [Epilogue; 4] =
     [Epilogue::Store, Epilogue::Activated, Epilogue::Accumulated, Epilogue::Twice];
 
 impl Epilogue {
-    pub(crate) fn nest(self, making: &mut TestProgramBuilder, dims: &[usize]) -> Nest {
+    pub(crate) fn nest(self, builder: &mut TestProgramBuilder, dims: &[usize]) -> Nest {
         let len = dims.iter().product();
-        let whole = |id: BufferId| Operand::contiguous(id, DType::F32, dims);
+        let contiguous = |id: BufferId| Operand::contiguous(id, DType::F32, dims);
         let mut loads = vec![Load::Accumulator(DType::F32)];
         let mut b = Builder::new();
         let product = b.load(0, Type::F32);
         let (results, stores) = match self {
-            Epilogue::Store => (vec![product], vec![whole(making.result(len))]),
+            Epilogue::Store => (vec![product], vec![contiguous(builder.result(len))]),
             Epilogue::Activated => {
                 let columns = dims[dims.len() - 1];
-                let bias = making.random(columns);
+                let bias = builder.random(columns);
                 let access = Access::broadcast(DType::F32, &[columns], dims);
                 loads.push(Load::Buffer(Operand { buffer: bias, access }));
                 let bias = b.load(1, Type::F32);
                 let sum = b.add(product, bias);
-                (vec![b.unary(UnaryOp::Tanh, sum)], vec![whole(making.result(len))])
+                (vec![b.unary(UnaryOp::Tanh, sum)], vec![contiguous(builder.result(len))])
             }
             Epilogue::Accumulated => {
-                let state = making.state(len);
-                loads.push(Load::Buffer(whole(state)));
+                let state = builder.state(len);
+                loads.push(Load::Buffer(contiguous(state)));
                 let old = b.load(1, Type::F32);
-                (vec![b.add(old, product)], vec![whole(state)])
+                (vec![b.add(old, product)], vec![contiguous(state)])
             }
             Epilogue::Twice => {
-                let mut turned = whole(making.result(len));
+                let mut transposed = contiguous(builder.result(len));
                 let axis = dims.len() - 2;
-                turned.access.strides[axis] = 1;
-                turned.access.strides[axis + 1] = dims[axis] as isize;
-                (vec![product, b.add(product, product)], vec![whole(making.result(len)), turned])
+                transposed.access.strides[axis] = 1;
+                transposed.access.strides[axis + 1] = dims[axis] as isize;
+                (vec![product, b.add(product, product)], vec![contiguous(builder.result(len)), transposed])
             }
         };
         Nest::elementwise(Dims::from_slice(dims), loads, b.finish(&results), stores)

@@ -12,14 +12,15 @@ fn access(dtype: DType, dims: &[usize], offset: usize, strides: &[isize]) -> Acc
 }
 
 /// Tests a map with three operands at an offset: a tensor, an operand per row, and an operand per column.
-fn map(dims: [usize; 2], offset: usize, turned: bool) {
+fn map(dims: [usize; 2], offset: usize, is_transposed: bool) {
     let [rows, columns] = dims.map(|dim| dim as isize);
-    let mut making = TestProgramBuilder::new(Precision::F32);
-    let mut given = |strides: [isize; 2]| {
+    let mut test = TestProgramBuilder::new(Precision::F32);
+    let mut operand = |strides: [isize; 2]| {
         let access = access(DType::F32, &dims, offset, &strides);
-        Operand { buffer: making.random(access.len), access }
+        Operand { buffer: test.random(access.len), access }
     };
-    let loads = [given(if turned { [1, rows] } else { [columns, 1] }), given([1, 0]), given([0, 1])];
+    let loads =
+        [operand(if is_transposed { [1, rows] } else { [columns, 1] }), operand([1, 0]), operand([0, 1])];
     let mut b = Builder::new();
     let [x, row, column] = [0, 1, 2].map(|slot| b.load(slot, Type::F32));
     let at = b.coordinate(1);
@@ -29,57 +30,57 @@ fn map(dims: [usize; 2], offset: usize, turned: bool) {
     let sum = b.add(x, row);
     let sum = b.add(sum, at);
     let product = b.mul(sum, column);
-    let store = Operand::contiguous(making.result(dims[0] * dims[1]), DType::F32, &dims);
+    let store = Operand::contiguous(test.result(dims[0] * dims[1]), DType::F32, &dims);
     let expr = b.finish(&[product]);
     let loads = loads.into_iter().map(Load::Buffer).collect();
-    making.emit(Nest::elementwise(Dims::from_slice(&dims), loads, expr, vec![store]));
-    making.finish().assert_agrees(&format!("a map over {dims:?} from {offset}, turned: {turned}"));
+    test.emit(Nest::elementwise(Dims::from_slice(&dims), loads, expr, vec![store]));
+    test.finish().assert_agrees(&format!("a map over {dims:?} from {offset}, turned: {is_transposed}"));
 }
 
 #[test]
 fn maps_of_any_layout() {
     for dims in [[512, 128], [300, 260], [1, 1 << 16], [520, 130], [700, 101]] {
         for offset in [0, 4, 3] {
-            [false, true].into_iter().for_each(|turned| map(dims, offset, turned));
+            [false, true].into_iter().for_each(|is_transposed| map(dims, offset, is_transposed));
         }
     }
 }
 
 /// Rows with gaps, and a buffer with one element that is read at every point.
 #[test]
-fn maps_that_are_not_all_quads() {
+fn maps_with_remainders() {
     for (pitch, same) in [(257, false), (260, false), (256, true)] {
         let dims = [300, 256];
-        let mut making = TestProgramBuilder::new(Precision::F32);
+        let mut test = TestProgramBuilder::new(Precision::F32);
         let rows = access(DType::F32, &dims, 0, &[pitch, 1]);
         let len = rows.len;
-        let x = making.random(len);
-        let one = Access { len, ..access(DType::F32, &dims, 5, &[0, 0]) };
+        let x = test.random(len);
+        let scalar = Access { len, ..access(DType::F32, &dims, 5, &[0, 0]) };
         let mut loads = vec![Load::Buffer(Operand { buffer: x, access: rows })];
         let mut b = Builder::new();
         let mut result = b.load(0, Type::F32);
         if same {
-            loads.push(Load::Buffer(Operand { buffer: x, access: one }));
-            let one = b.load(1, Type::F32);
-            result = b.sub(result, one);
+            loads.push(Load::Buffer(Operand { buffer: x, access: scalar }));
+            let scalar_value = b.load(1, Type::F32);
+            result = b.sub(result, scalar_value);
         }
-        let store = Operand::contiguous(making.result(300 * 256), DType::F32, &dims);
+        let store = Operand::contiguous(test.result(300 * 256), DType::F32, &dims);
         // Another reader, so that the result does not reuse the operand's bytes.
-        let again = Operand::contiguous(making.result(len), DType::F32, &[len]);
+        let copy = Operand::contiguous(test.result(len), DType::F32, &[len]);
         let nest = Nest::elementwise(Dims::from_slice(&dims), loads, b.finish(&[result]), vec![store]);
-        making.emit(nest);
-        let whole = Operand::contiguous(x, DType::F32, &[len]);
-        making.emit(Nest::copy(&[len], whole, again));
-        making.finish().assert_agrees(&format!("rows of 256 every {pitch}"));
+        test.emit(nest);
+        let contiguous = Operand::contiguous(x, DType::F32, &[len]);
+        test.emit(Nest::copy(&[len], contiguous, copy));
+        test.finish().assert_agrees(&format!("rows of 256 every {pitch}"));
     }
 }
 
 /// Tests numbers that are stored in a narrow type and read again, with and without word alignment.
 fn narrow(dtype: DType, len: usize, offset: usize) {
-    let mut making = TestProgramBuilder::new(Precision::F32);
-    let x = making.random(len);
-    let kept = making.builder.work("narrow", dtype, len + offset);
-    let to = making.result(len);
+    let mut test = TestProgramBuilder::new(Precision::F32);
+    let x = test.random(len);
+    let padded = test.builder.work("narrow", dtype, len + offset);
+    let to = test.result(len);
     let mut emit = |from: (BufferId, DType, usize), to: (BufferId, DType, usize), factor: f64| {
         let mut b = Builder::new();
         let element = b.load(0, Type::of(from.1));
@@ -101,11 +102,11 @@ fn narrow(dtype: DType, len: usize, offset: usize) {
             b.finish(&[result]),
             vec![operand(to)],
         );
-        making.emit(nest);
+        test.emit(nest);
     };
-    emit((x, DType::F32, 0), (kept, dtype, offset), if dtype == DType::Bool { 2.0 } else { 100.0 });
-    emit((kept, dtype, offset), (to, DType::F32, 0), 0.25);
-    making.finish().assert_agrees(&format!("{len} of {dtype} from {offset}"));
+    emit((x, DType::F32, 0), (padded, dtype, offset), if dtype == DType::Bool { 2.0 } else { 100.0 });
+    emit((padded, dtype, offset), (to, DType::F32, 0), 0.25);
+    test.finish().assert_agrees(&format!("{len} of {dtype} from {offset}"));
 }
 
 #[test]
@@ -123,16 +124,21 @@ fn narrow_elements_by_words() {
 fn planes_are_updated_by_quads() {
     for before in [0, 4, 1] {
         let len = 1 << 16;
-        let mut making = TestProgramBuilder::new(Precision::F32);
-        making.plane = vec![7.0; before];
-        let x = making.random(len);
-        let state = making.state(len);
-        let whole = |id: BufferId| Operand::contiguous(id, DType::F32, &[len]);
+        let mut test = TestProgramBuilder::new(Precision::F32);
+        test.plane = vec![7.0; before];
+        let x = test.random(len);
+        let state = test.state(len);
+        let contiguous = |id: BufferId| Operand::contiguous(id, DType::F32, &[len]);
         let mut b = Builder::new();
         let [x_value, old] = [0, 1].map(|slot| b.load(slot, Type::F32));
         let sum = b.add(x_value, old);
-        let loads = vec![Load::Buffer(whole(x)), Load::Buffer(whole(state))];
-        making.emit(Nest::elementwise(Dims::from_slice(&[len]), loads, b.finish(&[sum]), vec![whole(state)]));
-        making.finish().assert_agrees(&format!("a plane from element {before}"));
+        let loads = vec![Load::Buffer(contiguous(x)), Load::Buffer(contiguous(state))];
+        test.emit(Nest::elementwise(
+            Dims::from_slice(&[len]),
+            loads,
+            b.finish(&[sum]),
+            vec![contiguous(state)],
+        ));
+        test.finish().assert_agrees(&format!("a plane from element {before}"));
     }
 }

@@ -26,7 +26,7 @@ impl Layout {
     /// Returns an access to a batch of matrices, or to one matrix for the whole batch.
     fn access(self, batch: &[usize], [rows, columns]: [usize; 2], is_one: bool) -> Access {
         let (row, column) = (rows as isize, columns as isize);
-        let (own, step) = match self {
+        let (line_step, step) = match self {
             Layout::Plain => ([column, 1], row * column),
             Layout::Transposed => ([1, row], row * column),
             Layout::Strided => ([2 * column, 2], 2 * row * column),
@@ -34,7 +34,7 @@ impl Layout {
             Layout::OneColumn => ([1, 0], row),
         };
         let step = if is_one { 0 } else { step };
-        let strides = batch.iter().map(|_| step).chain(own).collect();
+        let strides = batch.iter().map(|_| step).chain(line_step).collect();
         let dims: Vec<usize> = batch.iter().copied().chain([rows, columns]).collect();
         let mut access = Access { dtype: DType::F32, offset: 3, strides, len: usize::MAX };
         access.len = access.position_range(&dims).map_or(0, |(_, high)| high as usize + 1);
@@ -67,17 +67,17 @@ impl Product {
     }
 
     fn build(&self) -> TestProgram {
-        let mut making = TestProgramBuilder::new(self.precision);
+        let mut test = TestProgramBuilder::new(self.precision);
         let [m, n, k] = self.sides;
         let accesses = [(self.layouts[0], [m, k], false), (self.layouts[1], [k, n], self.batch.len() > 1)]
             .map(|(layout, size, is_one)| layout.access(&self.batch, size, is_one));
-        let [a, b] = accesses.map(|access| Operand { buffer: making.random(access.len), access });
+        let [a, b] = accesses.map(|access| Operand { buffer: test.random(access.len), access });
         let dims: Vec<usize> = self.batch.iter().copied().chain([m, n]).collect();
-        let epilogue = self.finish.nest(&mut making, &dims);
+        let epilogue = self.finish.nest(&mut test, &dims);
         let batch = Dims::from_slice(&self.batch);
         let (precision, rounded) = (self.precision.for_product(self.sides), self.rounded);
-        making.emit(MatMul { batch, m, n, k, a, b, rounded, precision, epilogue });
-        making.finish()
+        test.emit(MatMul { batch, m, n, k, a, b, rounded, precision, epilogue });
+        test.finish()
     }
 
     fn assert_agrees(&self) {

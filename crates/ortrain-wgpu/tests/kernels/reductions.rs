@@ -26,15 +26,15 @@ fn columns(count: usize, size: usize) -> Space {
 }
 
 /// Returns the channels of images, reduced over images and positions.
-fn channels(images: usize, count: usize, places: usize) -> Space {
-    let (channels, size) = (count as isize, places as isize);
-    Space { dims: vec![count, images, places], inner: 2, strides: vec![size, channels * size, 1] }
+fn channels(images: usize, count: usize, positions: usize) -> Space {
+    let (channels, size) = (count as isize, positions as isize);
+    Space { dims: vec![count, images, positions], inner: 2, strides: vec![size, channels * size, 1] }
 }
 
 /// Returns the channels of images in channels-last layout, reduced over images and positions.
-fn channels_last(images: usize, count: usize, places: usize) -> Space {
-    let (channels, size) = (count as isize, places as isize);
-    Space { dims: vec![count, images, places], inner: 2, strides: vec![1, channels * size, channels] }
+fn channels_last(images: usize, count: usize, positions: usize) -> Space {
+    let (channels, size) = (count as isize, positions as isize);
+    Space { dims: vec![count, images, positions], inner: 2, strides: vec![1, channels * size, channels] }
 }
 
 impl Space {
@@ -59,8 +59,8 @@ impl Space {
         Operand { buffer, access: Access { dtype: DType::F32, offset: 0, strides, len: self.count() } }
     }
 
-    fn nest(&self, loads: Vec<Operand>, made: Expression, stores: Vec<Operand>) -> Nest {
-        let Expression { builder, reductions, results } = made;
+    fn nest(&self, loads: Vec<Operand>, expression: Expression, stores: Vec<Operand>) -> Nest {
+        let Expression { builder, reductions, results } = expression;
         let values: Vec<Reg> = reductions.iter().map(|(_, value)| *value).collect();
         let (expr, values) = builder.finish_keeping(&results, &values);
         let operations = reductions.iter().map(|(op, _)| *op);
@@ -116,91 +116,92 @@ fn special(space: &Space) -> Vec<f32> {
 
 /// Tests sum, maximum, minimum, product, and a count of elements.
 fn statistics(space: &Space, values: Vec<f32>) {
-    let mut making = TestProgramBuilder::new(Precision::F32);
-    let x = making.input(values);
-    let mut made = Expression::default();
-    let element = made.builder.load(0, Type::F32);
-    let half = made.builder.constant(Type::F32, 0.5);
-    let is_larger = made.builder.compare(CompareOp::Lt, half, element);
-    let one = made.builder.convert(is_larger, Type::I32);
+    let mut test = TestProgramBuilder::new(Precision::F32);
+    let x = test.input(values);
+    let mut expression = Expression::default();
+    let element = expression.builder.load(0, Type::F32);
+    let half = expression.builder.constant(Type::F32, 0.5);
+    let is_larger = expression.builder.compare(CompareOp::Lt, half, element);
+    let count_one = expression.builder.convert(is_larger, Type::I32);
     // A product that is exact in any order.
-    let signs = [-1.0, 1.0].map(|sign| made.builder.constant(Type::F32, sign));
-    let factor = made.builder.select(is_larger, signs[0], signs[1]);
+    let signs = [-1.0, 1.0].map(|sign| expression.builder.constant(Type::F32, sign));
+    let factor = expression.builder.select(is_larger, signs[0], signs[1]);
     let reductions = [
         (ReduceOp::Sum, element),
         (ReduceOp::Max, element),
         (ReduceOp::Min, element),
         (ReduceOp::Prod, factor),
-        (ReduceOp::Sum, one),
+        (ReduceOp::Sum, count_one),
     ];
-    let results: Vec<Reg> = reductions.iter().map(|&(op, value)| made.reduced(op, value)).collect();
-    made.results = results.into_iter().map(|result| made.builder.convert(result, Type::F32)).collect();
-    let stores = (0..5).map(|_| space.once(making.result(space.count()))).collect();
-    making.emit(space.nest(vec![space.all(x)], made, stores));
-    making.finish().assert_agrees(&format!("statistics of {space:?}"));
+    let results: Vec<Reg> = reductions.iter().map(|&(op, value)| expression.reduced(op, value)).collect();
+    expression.results =
+        results.into_iter().map(|result| expression.builder.convert(result, Type::F32)).collect();
+    let stores = (0..5).map(|_| space.once(test.result(space.count()))).collect();
+    test.emit(space.nest(vec![space.all(x)], expression, stores));
+    test.finish().assert_agrees(&format!("statistics of {space:?}"));
 }
 
 /// Tests sums of 64-bit integers: pairs of words.
 fn wide_sums(space: &Space) {
-    let mut making = TestProgramBuilder::new(Precision::F32);
-    let x = making.random(space.elements());
-    let mut made = Expression::default();
-    let element = made.builder.load(0, Type::F32);
-    let large = made.builder.constant(Type::F32, 1e15);
-    let value = made.builder.mul(element, large);
-    let value = made.builder.convert(value, Type::I64);
-    let [sum, most] = [ReduceOp::Sum, ReduceOp::Max].map(|op| made.reduced(op, value));
-    made.results = [sum, most]
+    let mut test = TestProgramBuilder::new(Precision::F32);
+    let x = test.random(space.elements());
+    let mut expression = Expression::default();
+    let element = expression.builder.load(0, Type::F32);
+    let large = expression.builder.constant(Type::F32, 1e15);
+    let value = expression.builder.mul(element, large);
+    let value = expression.builder.convert(value, Type::I64);
+    let [sum, maximum] = [ReduceOp::Sum, ReduceOp::Max].map(|op| expression.reduced(op, value));
+    expression.results = [sum, maximum]
         .map(|sum| {
-            let sum = made.builder.convert(sum, Type::F32);
-            made.builder.div(sum, large)
+            let sum = expression.builder.convert(sum, Type::F32);
+            expression.builder.div(sum, large)
         })
         .to_vec();
-    let stores = (0..2).map(|_| space.once(making.result(space.count()))).collect();
-    making.emit(space.nest(vec![space.all(x)], made, stores));
-    making.finish().assert_agrees(&format!("wide sums of {space:?}"));
+    let stores = (0..2).map(|_| space.once(test.result(space.count()))).collect();
+    test.emit(space.nest(vec![space.all(x)], expression, stores));
+    test.finish().assert_agrees(&format!("wide sums of {space:?}"));
 }
 
 /// Tests the softmax, and the logarithm of its sum: the second reduction depends on the first.
 fn softmax(space: &Space) {
-    let mut making = TestProgramBuilder::new(Precision::F32);
-    let x = making.random(space.elements());
-    let mut made = Expression::default();
-    let element = made.builder.load(0, Type::F32);
-    let most = made.reduced(ReduceOp::Max, element);
-    let less = made.builder.sub(element, most);
-    let power = made.builder.unary(UnaryOp::Exp, less);
-    let total = made.reduced(ReduceOp::Sum, power);
-    let share = made.builder.div(power, total);
-    let log = made.builder.unary(UnaryOp::Log, total);
-    made.results = vec![share, made.builder.add(log, most)];
-    let stores = vec![space.all(making.result(space.elements())), space.once(making.result(space.count()))];
-    making.emit(space.nest(vec![space.all(x)], made, stores));
-    making.finish().assert_agrees(&format!("the softmax of {space:?}"));
+    let mut test = TestProgramBuilder::new(Precision::F32);
+    let x = test.random(space.elements());
+    let mut expression = Expression::default();
+    let element = expression.builder.load(0, Type::F32);
+    let maximum = expression.reduced(ReduceOp::Max, element);
+    let less = expression.builder.sub(element, maximum);
+    let power = expression.builder.unary(UnaryOp::Exp, less);
+    let total = expression.reduced(ReduceOp::Sum, power);
+    let share = expression.builder.div(power, total);
+    let log = expression.builder.unary(UnaryOp::Log, total);
+    expression.results = vec![share, expression.builder.add(log, maximum)];
+    let stores = vec![space.all(test.result(space.elements())), space.once(test.result(space.count()))];
+    test.emit(space.nest(vec![space.all(x)], expression, stores));
+    test.finish().assert_agrees(&format!("the softmax of {space:?}"));
 }
 
 /// Tests rows minus their mean, in place or not, and running statistics that are updated in place.
 fn centered(space: &Space, in_place: bool) {
-    let mut making = TestProgramBuilder::new(Precision::F32);
+    let mut test = TestProgramBuilder::new(Precision::F32);
     let x = match in_place {
-        true => making.state(space.elements()),
-        false => making.random(space.elements()),
+        true => test.state(space.elements()),
+        false => test.random(space.elements()),
     };
-    let running = making.state(space.count());
-    let to = if in_place { x } else { making.result(space.elements()) };
-    let mut made = Expression::default();
-    let element = made.builder.load(0, Type::F32);
-    let old = made.builder.load(1, Type::F32);
-    let total = made.reduced(ReduceOp::Sum, element);
-    let size = made.builder.constant(Type::F32, (space.elements() / space.count()) as f64);
-    let mean = made.builder.div(total, size);
+    let running = test.state(space.count());
+    let to = if in_place { x } else { test.result(space.elements()) };
+    let mut expression = Expression::default();
+    let element = expression.builder.load(0, Type::F32);
+    let old = expression.builder.load(1, Type::F32);
+    let total = expression.reduced(ReduceOp::Sum, element);
+    let size = expression.builder.constant(Type::F32, (space.elements() / space.count()) as f64);
+    let mean = expression.builder.div(total, size);
     // The previous value is part of both results.
-    let shifted = made.builder.add(mean, old);
-    let result = made.builder.sub(element, shifted);
-    made.results = vec![result, shifted];
-    let (all, once) = (space.all(x), space.once(running));
-    making.emit(space.nest(vec![all, once.clone()], made, vec![space.all(to), once]));
-    making.finish().assert_agrees(&format!("{space:?} without means, in place: {in_place}"));
+    let shifted = expression.builder.add(mean, old);
+    let result = expression.builder.sub(element, shifted);
+    expression.results = vec![result, shifted];
+    let (full, once) = (space.all(x), space.once(running));
+    test.emit(space.nest(vec![full, once.clone()], expression, vec![space.all(to), once]));
+    test.finish().assert_agrees(&format!("{space:?} without means, in place: {in_place}"));
 }
 
 fn test_all(space: &Space) {
@@ -239,8 +240,8 @@ fn columns_of_any_size() {
 
 #[test]
 fn channels_of_images() {
-    for (images, count, places) in [(3, 5, 20), (40, 70, 9), (2, 64, 49), (9, 33, 100)] {
-        test_all(&channels(images, count, places));
-        test_all(&channels_last(images, count, places));
+    for (images, count, positions) in [(3, 5, 20), (40, 70, 9), (2, 64, 49), (9, 33, 100)] {
+        test_all(&channels(images, count, positions));
+        test_all(&channels_last(images, count, positions));
     }
 }

@@ -34,7 +34,7 @@ fn scatter([outer, rows, count, inner]: [usize; 4], indices: &[i64], last: bool)
 }
 
 #[test]
-fn rows_that_indices_name() {
+fn indexed_rows_are_written() {
     let mixed = [3, -1, 0, 3, 5, 3, -7, 1, -4];
     for last in [false, true] {
         for count in [1, 2, 31, 32, 33, 100, 700] {

@@ -94,21 +94,21 @@ impl TestProgram {
     fn run(&self, backend: &Arc<dyn Backend>) -> (Result<Vec<Vec<u8>>, RunError>, Vec<u8>) {
         let bytes = |values: &[f32]| values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
         let program = &self.program;
-        let room = (4 * self.plane.len()).max(4);
-        let plane = backend.allocate(room, room).expect("a little memory");
+        let capacity = (4 * self.plane.len()).max(4);
+        let plane = backend.allocate(capacity, capacity).expect("a little memory");
         plane.write(0, &bytes(&self.plane)).expect(WORKS);
         let executable = backend.compile(program.clone()).expect("it can run");
         let mut work = Workspace::new(backend.clone());
         work.reserve(program.work_bytes, executable.scratch_bytes()).expect("a little memory");
         work.arena().write(0, &vec![0xa5; program.work_bytes]).expect(WORKS);
         for (&id, values) in program.inputs.iter().zip(&self.inputs) {
-            if let BufferLocation::Work(offset) = program.buffer(id).place {
+            if let BufferLocation::Work(offset) = program.buffer(id).location {
                 work.arena().write(offset, &bytes(values)).expect(WORKS);
             }
         }
         let planes = Bindings { planes: &[&plane] };
         let outcome = executable.run(&planes, &mut work, GradientMode::Overwrite, Scalars::default());
-        let read = |&id: &BufferId| match program.buffer(id).place {
+        let read = |&id: &BufferId| match program.buffer(id).location {
             BufferLocation::Work(offset) => {
                 work.arena().to_vec(offset, program.buffer(id).bytes()).expect(WORKS)
             }
@@ -140,11 +140,12 @@ impl TestProgram {
     /// Checks the results of the device, and that a second run has the same bits.
     pub(crate) fn assert_agrees(&self, what: &str) {
         let want = self.run_successfully(&(Arc::new(Reference) as Arc<dyn Backend>));
-        let [got, again] = [(); 2].map(|()| self.run_successfully(&device()));
-        assert!(got == again, "{what}: two runs differ");
+        let [got, second] = [(); 2].map(|()| self.run_successfully(&device()));
+        assert!(got == second, "{what}: two runs differ");
         for (k, (got, want)) in got.iter().zip(&want).enumerate() {
-            let largest =
-                numbers(want).filter(|want| want.is_finite()).fold(1.0f64, |most, want| most.max(want.abs()));
+            let largest = numbers(want)
+                .filter(|want| want.is_finite())
+                .fold(1.0f64, |maximum, want| maximum.max(want.abs()));
             for (at, (got, want)) in numbers(got).zip(numbers(want)).enumerate() {
                 let is_same = got == want || (got.is_nan() && want.is_nan());
                 let is_close = is_same || (got - want).abs() <= tolerance::FLOAT32 * largest;

@@ -89,8 +89,9 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     let outputs: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
     let loss = check_loss(graph, &parameters.loss_output_name)?;
     let weights = trained_weights(graph, parameters, &loss)?;
-    let known: FxHashSet<String> = graph.initializer.iter().map(|tensor| tensor.name.clone()).collect();
-    check_optimizer(parameters, &weights, &known)?;
+    let initializer_names: FxHashSet<String> =
+        graph.initializer.iter().map(|tensor| tensor.name.clone()).collect();
+    check_optimizer(parameters, &weights, &initializer_names)?;
     let mut defaults = move_optional_inputs(graph, &optional, &weights)?;
     let normalizations = count_batch_norm_modes(graph, opset_of_model);
     defaults.extend(share_mode_input(graph, &weights, normalizations.0 > 0)?);
@@ -151,7 +152,7 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     let root = if parameters.mixed_precision.is_some() { append_scaled_loss(&mut graph, loss) } else { loss };
     let gradients = differentiate(&mut graph, root, &targets).map_err(fail)?;
     graph.outputs = own_outputs;
-    let made = (graph.nodes.iter().flat_map(ortrain_graph::Node::present_outputs))
+    let produced = (graph.nodes.iter().flat_map(ortrain_graph::Node::present_outputs))
         .filter_map(|id| Some((graph.name_of(id).to_owned(), graph.value(id).ty.dtype()?)))
         .collect();
     let optimizer = build_optimizer(parameters, &weights, &values)?;
@@ -166,11 +167,11 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     )?;
     if parameters.set_gradients_as_graph_outputs {
         for (name, &gradient) in weights.iter().zip(&gradients) {
-            let given =
+            let input_names =
                 graph.add_value(&format!("{name}{GRADIENT_OUTPUT_SUFFIX}"), graph.value(gradient).ty.clone());
-            let (inputs, outputs) = ([Some(gradient)], [Some(given)]);
+            let (inputs, outputs) = ([Some(gradient)], [Some(input_names)]);
             graph.nodes.push(ortrain_graph::Node::new("", "Identity", &inputs, &outputs, Default::default()));
-            graph.outputs.push(given);
+            graph.outputs.push(input_names);
         }
     }
     let first = graph.outputs.len();
@@ -184,7 +185,7 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
         outputs,
         defaults,
         optimizer,
-        node_outputs: made,
+        node_outputs: produced,
         meta,
     })
 }
@@ -207,16 +208,16 @@ fn share_mode_input(
     weights: &[String],
     normalizes_batches: bool,
 ) -> Result<Option<(String, Tensor)>> {
-    let own = graph.input.iter().find(|info| info.name == TRAINING_MODE).map(dtype_of_input);
-    let named = graph.output.iter().map(|info| &info.name).chain(weights).any(|name| name == TRAINING_MODE);
-    if own.is_none() && !named {
+    let own_type = graph.input.iter().find(|info| info.name == TRAINING_MODE).map(dtype_of_input);
+    let is_used = graph.output.iter().map(|info| &info.name).chain(weights).any(|name| name == TRAINING_MODE);
+    if own_type.is_none() && !is_used {
         free_training_mode(graph);
     }
     let is_shared = share_training_mode(graph) || normalizes_batches;
-    match own {
+    match own_type {
         _ if !is_shared => Ok(None),
         Some(Some(DType::Bool)) => Ok(None),
-        None if !named => {
+        None if !is_used => {
             graph.input.push(declare_value(TRAINING_MODE, ValueType::tensor(DType::Bool, &[])));
             Ok(Some((TRAINING_MODE.into(), Tensor::scalar(DType::Bool, 1.0))))
         }
@@ -277,16 +278,18 @@ fn optional_inputs(model: &LoadedModel) -> Vec<String> {
 
 /// Returns the name of the loss, checked.
 fn check_loss(graph: &ortrain_onnx::GraphProto, loss: &str) -> Result<String> {
-    let made = graph.node.iter().flat_map(|node| &node.output).any(|output| output == loss);
-    if made && !loss.is_empty() {
+    let is_computed = graph.node.iter().flat_map(|node| &node.output).any(|output| output == loss);
+    if is_computed && !loss.is_empty() {
         return Ok(loss.to_owned());
     }
     let outputs: Vec<&str> = graph.output.iter().map(|info| info.name.as_str()).collect();
-    let near = hint(loss, graph.node.iter().flat_map(|node| &node.output).map(String::as_str));
-    let listed = outputs.join(", ");
+    let suggestion = hint(loss, graph.node.iter().flat_map(|node| &node.output).map(String::as_str));
+    let output_list = outputs.join(", ");
     Err(Error::State(match loss {
-        "" => format!("loss_output_name is empty; the outputs of the model are {listed}"),
-        _ => format!("no node computes the loss {loss:?}{near}; the outputs of the model are {listed}"),
+        "" => format!("loss_output_name is empty; the outputs of the model are {output_list}"),
+        _ => format!(
+            "no node computes the loss {loss:?}{suggestion}; the outputs of the model are {output_list}"
+        ),
     }))
 }
 
@@ -318,8 +321,8 @@ fn trained_weights(
                 "weight {name:?} is an input of the model; only initializers can be trained"
             )));
         }
-        let near = hint(name, graph.initializer.iter().map(|tensor| tensor.name.as_str()));
-        return Err(Error::Argument(format!("the model has no initializer {name:?} to train{near}")));
+        let suggestion = hint(name, graph.initializer.iter().map(|tensor| tensor.name.as_str()));
+        return Err(Error::Argument(format!("the model has no initializer {name:?} to train{suggestion}")));
     }
     // Only floats have gradients.
     weights.retain(|name| dtype_of(name).is_some_and(DType::is_float));
@@ -379,10 +382,10 @@ fn check_optimizer(
     }
     let maps =
         parameters.optimizer_attributes_map.keys().chain(parameters.optimizer_int_attributes_map.keys());
-    let strange = maps
+    let unknown_weight = maps
         .chain(parameters.initial_optimizer_state.keys())
         .find(|name| !initializers.contains(*name) && *name != super::layout::SHARED_KEY);
-    match strange {
+    match unknown_weight {
         Some(strange) => Err(Error::Argument(format!(
             "the optimizer has settings for {strange:?}, which is not an initializer of the model{}",
             hint(strange, weights.iter().map(String::as_str))
@@ -431,10 +434,10 @@ fn find_statistics(
     }
     let trained: FxHashSet<&str> = weights.iter().map(String::as_str).collect();
     let needed: Vec<&str> = outputs.iter().map(String::as_str).chain([loss]).collect();
-    let found = updated_statistics(label, forward, BatchNormMode::Train, &trained, &needed)?;
-    let wanted: FxHashSet<&str> = found.iter().map(String::as_str).collect();
-    make_initializers(label, forward, &wanted, &found, &needed)?;
-    Ok(found)
+    let statistics = updated_statistics(label, forward, BatchNormMode::Train, &trained, &needed)?;
+    let statistic_names: FxHashSet<&str> = statistics.iter().map(String::as_str).collect();
+    make_initializers(label, forward, &statistic_names, &statistics, &needed)?;
+    Ok(statistics)
 }
 
 /// Converts weights and statistics to inputs. Returns their values.
@@ -455,8 +458,8 @@ fn move_values_to_inputs(
             values.push((tensor.name.as_str().into(), trained, value));
         }
     }
-    let taken: FxHashSet<Arc<str>> = values.iter().map(|(name, ..)| name.clone()).collect();
-    graph.initializer.retain(|tensor| !taken.contains(tensor.name.as_str()));
+    let moved: FxHashSet<Arc<str>> = values.iter().map(|(name, ..)| name.clone()).collect();
+    graph.initializer.retain(|tensor| !moved.contains(tensor.name.as_str()));
     graph.input.extend(
         values
             .iter()
@@ -470,9 +473,9 @@ fn check_names(typed: &Graph, weights: &[String]) -> Result<()> {
     let gradient =
         weights.iter().map(|name| format!("{name}{GRADIENT_SUFFIX}")).find(|name| typed.find(name).is_some());
     let outer = typed.inputs.iter().chain(&typed.outputs).map(|&id| typed.name_of(id));
-    let taken = gradient
+    let conflict = gradient
         .or_else(|| outer.into_iter().find(|name| parameter_of_gradient(name).is_some()).map(Into::into));
-    match taken {
+    match conflict {
         None => Ok(()),
         Some(name) => Err(Error::Argument(format!(
             "value {name:?} of the model has a name that is reserved for gradients; give the forward model, or \
@@ -485,9 +488,9 @@ fn check_names(typed: &Graph, weights: &[String]) -> Result<()> {
 fn check_scalar(typed: &Graph, loss: &str) -> Result<()> {
     let Some(id) = typed.find(loss) else { return Ok(()) };
     let ty = &typed.value(id).ty;
-    let one = |dim: &Dim| dim.known() == Some(1);
+    let is_single = |dim: &Dim| dim.known() == Some(1);
     let fits =
-        ty.dtype().is_some_and(DType::is_float) && ty.shape().is_none_or(|shape| shape.iter().all(one));
+        ty.dtype().is_some_and(DType::is_float) && ty.shape().is_none_or(|shape| shape.iter().all(is_single));
     match fits {
         true => Ok(()),
         false => Err(Error::Argument(format!(
@@ -632,8 +635,9 @@ fn write_model_files(
     };
     if let (Some(path), Some(mut proto)) = (&parameters.model_after_graph_transforms_path, transformed) {
         let graph = message_graph(label, &mut proto)?;
-        let there: FxHashSet<String> = graph.initializer.iter().map(|tensor| tensor.name.clone()).collect();
-        let missing = constants().filter(|(name, _)| !there.contains(*name));
+        let initializer_names: FxHashSet<String> =
+            graph.initializer.iter().map(|tensor| tensor.name.clone()).collect();
+        let missing = constants().filter(|(name, _)| !initializer_names.contains(*name));
         graph.initializer.extend(missing.map(|(name, value)| tensor_to_proto(name, value)));
         graph.input.retain(|info| Some(info.name.as_str()) != unread);
         write_model_file(path, &proto)?;
@@ -685,8 +689,12 @@ fn write_model_file(path: &Path, proto: &ModelProto) -> Result<()> {
     let external = ExternalData::none();
     let mut data = path.as_os_str().to_owned();
     data.push(".data");
-    let data =
-        DataFile { path: Path::new(&data), above: LARGEST_MESSAGE as u64, from: EXTERNAL_FROM, keep: false };
+    let data = DataFile {
+        path: Path::new(&data),
+        above: LARGEST_MESSAGE as u64,
+        from: EXTERNAL_FROM,
+        is_appended: false,
+    };
     let staged = stage(&[ToWrite { model: proto, external: &external, path }], &data)?;
     Ok(staged.place()?)
 }

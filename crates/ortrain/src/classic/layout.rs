@@ -45,25 +45,26 @@ impl TrainingSession {
 
     /// Returns every value of the state by its name in [`TrainingSession::state`].
     fn state_values(&self) -> BTreeMap<String, StateValue> {
-        let mut places = BTreeMap::new();
+        let mut entries = BTreeMap::new();
         let row = self.optimizer_row();
         for weight in &self.weights {
-            places.insert(weight.clone(), StateValue::Weight(weight.clone()));
+            entries.insert(weight.clone(), StateValue::Weight(weight.clone()));
             if self.low_precision.is_some() {
-                places.insert(format!("{weight}{LOW_PRECISION_SUFFIX}"), StateValue::Copy(weight.clone()));
+                entries.insert(format!("{weight}{LOW_PRECISION_SUFFIX}"), StateValue::Copy(weight.clone()));
             }
             let Some(row) = row else { continue };
             for slot in row.slots {
-                places.insert(format!("{}_{weight}", slot.name), StateValue::Slot(weight.clone(), slot.name));
+                entries
+                    .insert(format!("{}_{weight}", slot.name), StateValue::Slot(weight.clone(), slot.name));
             }
             if !row.slots.is_empty() && !has_shared_counter(row.name) {
-                places.insert(format!("{WEIGHT_COUNTER}_{weight}"), StateValue::Count(Some(weight.clone())));
+                entries.insert(format!("{WEIGHT_COUNTER}_{weight}"), StateValue::Count(Some(weight.clone())));
             }
         }
         if row.is_some_and(|row| has_shared_counter(row.name)) {
-            places.insert(SHARED_COUNTER.into(), StateValue::Count(None));
+            entries.insert(SHARED_COUNTER.into(), StateValue::Count(None));
         }
-        places
+        entries
     }
 
     /// Copies the weights, their optimizer state, and their low-precision copies, by name.
@@ -74,8 +75,8 @@ impl TrainingSession {
         self.state_values().into_iter().map(|(name, place)| Ok((name, self.value_of(&place)?))).collect()
     }
 
-    fn value_of(&self, place: &StateValue) -> Result<Tensor> {
-        match place {
+    fn value_of(&self, value: &StateValue) -> Result<Tensor> {
+        match value {
             StateValue::Weight(weight) => self.checkpoint.parameter(weight)?.to_tensor(),
             StateValue::Copy(weight) => {
                 let narrow = self.low_precision.unwrap_or(DType::F16);
@@ -85,8 +86,8 @@ impl TrainingSession {
                 let optimizer = self.optimizer_state()?;
                 let entry =
                     self.checkpoint.entry(weight).ok_or_else(|| self.checkpoint.unknown_parameter(weight))?;
-                let found = optimizer.slots.get(slot).map(|slot| slot.tensor(entry)).transpose()?;
-                found.flatten().ok_or(Error::OtherState { what: "optimizer" })
+                let slot_value = optimizer.slots.get(slot).map(|slot| slot.tensor(entry)).transpose()?;
+                slot_value.flatten().ok_or(Error::OtherState { what: "optimizer" })
             }
             StateValue::Count(weight) => {
                 let optimizer = self.optimizer_state()?;
@@ -161,26 +162,26 @@ impl TrainingSession {
     /// # Errors
     /// If a name is unknown, or a value has another type or shape. Then nothing has changed.
     pub fn load_state(&mut self, values: &BTreeMap<String, Tensor>, strict: bool) -> Result<()> {
-        let mut places = self.state_values();
-        if let Some(strange) = values.keys().find(|name| strict && !places.contains_key(*name)) {
-            let near = hint(strange, places.keys().map(String::as_str));
-            return Err(Error::State(format!("the session has no state {strange:?}{near}")));
+        let mut entries = self.state_values();
+        if let Some(unknown) = values.keys().find(|name| strict && !entries.contains_key(*name)) {
+            let suggestion = hint(unknown, entries.keys().map(String::as_str));
+            return Err(Error::State(format!("the session has no state {unknown:?}{suggestion}")));
         }
-        let chosen: Vec<(&String, StateValue, &Tensor)> =
-            values.iter().filter_map(|(name, value)| Some((name, places.remove(name)?, value))).collect();
+        let selected: Vec<(&String, StateValue, &Tensor)> =
+            values.iter().filter_map(|(name, value)| Some((name, entries.remove(name)?, value))).collect();
         self.set_values(
-            &chosen.iter().map(|(name, place, value)| (name.as_str(), place, *value)).collect::<Vec<_>>(),
+            &selected.iter().map(|(name, place, value)| (name.as_str(), place, *value)).collect::<Vec<_>>(),
         )
     }
 
     /// Sets the optimizer state, in the format of [`TrainingSession::optimizer_states`].
     pub(super) fn start_from(&mut self, states: &StatesByWeight) -> Result<()> {
-        let mut places = self.state_values();
-        let mut chosen: Vec<(String, StateValue, &Tensor)> = Vec::new();
+        let mut entries = self.state_values();
+        let mut selected: Vec<(String, StateValue, &Tensor)> = Vec::new();
         for (outer, state) in states {
             for (inner, value) in state {
                 let name = if outer == SHARED_KEY { inner.clone() } else { format!("{inner}_{outer}") };
-                let place = places
+                let place = entries
                     .remove(&name)
                     .filter(|place| !matches!(place, StateValue::Weight(_) | StateValue::Copy(_)));
                 let place = place.ok_or_else(|| {
@@ -188,18 +189,18 @@ impl TrainingSession {
                         "cannot start from {inner:?} of {outer:?}: the optimizer has no such state"
                     ))
                 })?;
-                chosen.push((name, place, value));
+                selected.push((name, place, value));
             }
         }
         self.set_values(
-            &chosen.iter().map(|(name, place, value)| (name.as_str(), place, *value)).collect::<Vec<_>>(),
+            &selected.iter().map(|(name, place, value)| (name.as_str(), place, *value)).collect::<Vec<_>>(),
         )
     }
 
     /// Sets all of the values, or none on error.
-    fn set_values(&mut self, chosen: &[(&str, &StateValue, &Tensor)]) -> Result<()> {
+    fn set_values(&mut self, assignments: &[(&str, &StateValue, &Tensor)]) -> Result<()> {
         let mut counts: BTreeMap<Option<String>, i64> = BTreeMap::new();
-        for (name, place, value) in chosen {
+        for (name, place, value) in assignments {
             let now = self.value_of(place)?;
             if !is_same_type(&now, value) {
                 return Err(Error::State(format!(
@@ -220,9 +221,9 @@ impl TrainingSession {
                 counts.insert(weight.clone(), count);
             }
         }
-        for (name, place, value) in chosen {
+        for (name, place, value) in assignments {
             let StateValue::Copy(weight) = place else { continue };
-            let master = chosen.iter().find_map(|(_, place, value)| match place {
+            let master = assignments.iter().find_map(|(_, place, value)| match place {
                 StateValue::Weight(other) if other == weight => Some((*value).clone()),
                 _ => None,
             });
@@ -236,7 +237,7 @@ impl TrainingSession {
                 )));
             }
         }
-        for (_, place, value) in chosen {
+        for (_, place, value) in assignments {
             match place {
                 StateValue::Weight(weight) => self.checkpoint.set_parameter(weight, value)?,
                 StateValue::Slot(weight, slot) => {
@@ -281,11 +282,11 @@ fn set_counts(optimizer: &mut OptimizerState, counts: &BTreeMap<Option<String>, 
     let Some(spec) = &mut optimizer.spec else { return };
     let steps: Vec<i64> = (spec.groups.iter())
         .map(|group| {
-            let own = group.parameters.first().and_then(|name| counts.get(&Some(name.clone())));
-            own.map_or(before - group.skipped_steps, |count| count - 1)
+            let own_count = group.parameters.first().and_then(|name| counts.get(&Some(name.clone())));
+            own_count.map_or(before - group.skipped_steps, |count| count - 1)
         })
         .collect();
-    let most = steps.iter().copied().max().unwrap_or(before);
-    optimizer.step = most;
-    spec.groups.iter_mut().zip(steps).for_each(|(group, steps)| group.skipped_steps = most - steps);
+    let max_steps = steps.iter().copied().max().unwrap_or(before);
+    optimizer.step = max_steps;
+    spec.groups.iter_mut().zip(steps).for_each(|(group, steps)| group.skipped_steps = max_steps - steps);
 }

@@ -207,22 +207,22 @@ impl TrainingSession {
         self.outputs = infos[..of_model].to_vec();
         self.fetch_sources = (0..of_model).map(FetchSource::Output).collect();
         if self.outputs_gradients {
-            for (at, (weight, given)) in self.weights.iter().zip(&infos[of_model..]).enumerate() {
-                self.outputs.push(ValueInfo { name: format!("{weight}{GRADIENT_SUFFIX}"), ..given.clone() });
+            for (at, (weight, output)) in self.weights.iter().zip(&infos[of_model..]).enumerate() {
+                self.outputs.push(ValueInfo { name: format!("{weight}{GRADIENT_SUFFIX}"), ..output.clone() });
                 self.fetch_sources.push(FetchSource::Gradient(at));
             }
         }
-        let mut others = Vec::new();
+        let mut gradient_outputs = Vec::new();
         if self.runs_per_update > 1 {
-            others.push((FetchSource::Accumulated, value_info(ACCUMULATED, DType::Bool, &[])));
+            gradient_outputs.push((FetchSource::Accumulated, value_info(ACCUMULATED, DType::Bool, &[])));
         }
         if self.optimizer.is_some() && (norm || self.low_precision.is_some()) {
-            others.push((FetchSource::Norm, value_info(GRADIENT_NORM, DType::F32, &[])));
+            gradient_outputs.push((FetchSource::Norm, value_info(GRADIENT_NORM, DType::F32, &[])));
         }
         if self.optimizer.is_some() && self.low_precision.is_some() {
-            others.push((FetchSource::AllFinite, value_info(ALL_FINITE, DType::Bool, &[])));
+            gradient_outputs.push((FetchSource::AllFinite, value_info(ALL_FINITE, DType::Bool, &[])));
         }
-        for (fetch, info) in others {
+        for (fetch, info) in gradient_outputs {
             self.fetch_sources.push(fetch);
             self.outputs.push(info);
         }
@@ -369,8 +369,8 @@ impl TrainingSession {
         options: RunOptions,
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
-        let wanted = self.fetch_indices(fetches)?;
-        self.run_fetches(&to_feeds(feeds), &[], &wanted, options, deliver)
+        let output_indices = self.fetch_indices(fetches)?;
+        self.run_fetches(&to_feeds(feeds), &[], &output_indices, options, deliver)
     }
 
     /// Runs like [`TrainingSession::run`], and returns the results as tensors.
@@ -396,9 +396,9 @@ impl TrainingSession {
         fetches: &[&str],
         options: RunOptions,
     ) -> Result<Vec<Tensor>> {
-        let wanted = self.fetch_indices(fetches)?;
-        let mut results: Vec<Option<Tensor>> = vec![None; wanted.len()];
-        self.run_fetches(&to_feeds(feeds), &[], &wanted, options, &mut |at, dtype, dims, value| {
+        let output_indices = self.fetch_indices(fetches)?;
+        let mut results: Vec<Option<Tensor>> = vec![None; output_indices.len()];
+        self.run_fetches(&to_feeds(feeds), &[], &output_indices, options, &mut |at, dtype, dims, value| {
             results[at] = Some(value.to_tensor(dtype, dims)?);
             Ok(())
         })?;
@@ -448,9 +448,9 @@ impl TrainingSession {
             )));
         }
         check_output_buffers(&self.outputs, fetches)?;
-        let wanted: Vec<usize> = fetches.iter().map(|fetch| fetch.output).collect();
+        let output_indices: Vec<usize> = fetches.iter().map(|fetch| fetch.output).collect();
         let mut results: Vec<Option<Tensor>> = vec![None; fetches.len()];
-        self.run_fetches(feeds, fetches, &wanted, options, &mut |at, dtype, dims, value| {
+        self.run_fetches(feeds, fetches, &output_indices, options, &mut |at, dtype, dims, value| {
             let bytes = dims.iter().product::<usize>() * dtype.size();
             match &fetches[at].into {
                 Some(into) => value.write_to(into.memory, bytes),
@@ -488,9 +488,9 @@ impl TrainingSession {
 
     /// Checks the names of the inputs.
     fn check_feeds(&self, feeds: &[(&str, Feed<'_>)]) -> Result<()> {
-        let given = |name: &str| feeds.iter().any(|(known, _)| *known == name);
+        let is_fed = |name: &str| feeds.iter().any(|(known, _)| *known == name);
         let missing: Vec<&str> =
-            self.inputs.iter().map(|input| input.name.as_str()).filter(|name| !given(name)).collect();
+            self.inputs.iter().map(|input| input.name.as_str()).filter(|name| !is_fed(name)).collect();
         let known = || self.inputs.iter().chain(&self.overridable).map(|input| input.name.as_str());
         if !missing.is_empty() {
             let names: Vec<&str> = feeds.iter().map(|(name, _)| *name).collect();
@@ -517,18 +517,18 @@ impl TrainingSession {
     fn scalar_input(feeds: &[(&str, Feed<'_>)], name: &str) -> Result<f32> {
         let feed = feeds.iter().find(|(known, _)| *known == name).map(|(_, feed)| feed);
         let feed = feed.ok_or_else(|| Error::Argument(format!("no value was given for input {name:?}")))?;
-        let number = |dtype: DType, dims: &[usize], bytes: &[u8]| match <[u8; 4]>::try_from(bytes) {
+        let parse = |dtype: DType, dims: &[usize], bytes: &[u8]| match <[u8; 4]>::try_from(bytes) {
             Ok(bytes) if dtype == DType::F32 && dims == [1] => Some(f32::from_le_bytes(bytes)),
             _ => None,
         };
-        let number = match feed {
-            Feed::Given(given) => number(given.dtype, given.dims, given.bytes),
+        let value = match feed {
+            Feed::Given(given) => parse(given.dtype, given.dims, given.bytes),
             Feed::Lent(lent) => {
-                number(lent.dtype, lent.dims, &lent.memory.to_vec(0, lent.memory.len().min(4))?)
+                parse(lent.dtype, lent.dims, &lent.memory.to_vec(0, lent.memory.len().min(4))?)
             }
             Feed::Sequence(_) => None,
         };
-        number.ok_or_else(|| Error::Input {
+        value.ok_or_else(|| Error::Input {
             name: name.into(),
             expected: "float32[1]".into(),
             found: feed.describe(),
@@ -540,13 +540,13 @@ impl TrainingSession {
     fn run_fetches(
         &mut self,
         feeds: &[(&str, Feed<'_>)],
-        places: &[Fetch<'_>],
-        wanted: &[usize],
+        fetches: &[Fetch<'_>],
+        output_indices: &[usize],
         options: RunOptions,
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         let start = Instant::now();
-        self.compute(feeds, places, wanted, options, deliver)?;
+        self.compute(feeds, fetches, output_indices, options, deliver)?;
         if let Some(trace) = &mut self.module.trace {
             trace.record_run(start, Instant::now());
         }
@@ -556,8 +556,8 @@ impl TrainingSession {
     fn compute(
         &mut self,
         feeds: &[(&str, Feed<'_>)],
-        places: &[Fetch<'_>],
-        wanted: &[usize],
+        destinations: &[Fetch<'_>],
+        output_indices: &[usize],
         options: RunOptions,
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
@@ -582,7 +582,8 @@ impl TrainingSession {
             }
             None => 1.0,
         };
-        let fetches: Vec<FetchSource> = wanted.iter().map(|&at| self.fetch_sources[at].clone()).collect();
+        let fetches: Vec<FetchSource> =
+            output_indices.iter().map(|&at| self.fetch_sources[at].clone()).collect();
         let of_model = self.model_output_count();
         // Each result of the module may have several destinations.
         let mut give = |at: usize, dtype: DType, dims: &[usize], value: Delivered<'_>| {
@@ -601,13 +602,13 @@ impl TrainingSession {
         let restricted = options.only_execute_path_to_fetches;
         let trains = !(restricted && fetches.iter().all(|fetch| matches!(fetch, FetchSource::Output(_))));
         let inputs = order_inputs(self.module.inputs(trains), &self.defaults, feeds, options)?;
-        let taken: Vec<(usize, usize)> = output_spans(places).collect();
-        let copies = self.module.copy_inputs(&self.checkpoint, &inputs, &taken, trains)?;
-        let (given, lent) = split_inputs(&inputs, &copies);
-        let inputs = StepInputs { copied_values: &given, in_place: &lent };
-        if places.iter().any(|fetch| fetch.into.is_some()) {
+        let output_memory: Vec<(usize, usize)> = output_spans(destinations).collect();
+        let copies = self.module.copy_inputs(&self.checkpoint, &inputs, &output_memory, trains)?;
+        let (copied, lent) = split_inputs(&inputs, &copies);
+        let inputs = StepInputs { copied_values: &copied, in_place: &lent };
+        if destinations.iter().any(|fetch| fetch.into.is_some()) {
             let shapes = self.module.output_shapes(inputs, trains)?;
-            check_shapes(places, &self.outputs, &self.fetch_sources, of_model, &shapes)?;
+            check_shapes(destinations, &self.outputs, &self.fetch_sources, of_model, &shapes)?;
         }
         if !trains {
             return self.module.eval_step_on(&self.checkpoint, inputs, &mut give);
@@ -706,21 +707,21 @@ fn order_inputs<'a>(
 
 /// Converts named values to feeds.
 fn to_feeds<'a>(feeds: &[(&'a str, RunInput<'a>)]) -> Vec<(&'a str, Feed<'a>)> {
-    feeds.iter().map(|&(name, given)| (name, given.into())).collect()
+    feeds.iter().map(|&(name, value)| (name, value.into())).collect()
 }
 
 /// Checks that results have the shapes of their destinations. `shapes` are the shapes of the module's
 /// results; the first `of_model` ones are outputs of the model.
 fn check_shapes(
-    places: &[Fetch<'_>],
+    fetches: &[Fetch<'_>],
     outputs: &[ValueInfo],
-    made: &[FetchSource],
+    sources: &[FetchSource],
     of_model: usize,
     shapes: &[Option<Vec<usize>>],
 ) -> Result<()> {
-    for fetch in places {
+    for fetch in fetches {
         let Some(into) = &fetch.into else { continue };
-        let dims = match made[fetch.output] {
+        let dims = match sources[fetch.output] {
             FetchSource::Output(at) => shapes.get(at).cloned().flatten(),
             FetchSource::Gradient(at) => shapes.get(of_model + at).cloned().flatten(),
             _ => Some(Vec::new()),

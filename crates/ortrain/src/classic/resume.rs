@@ -99,24 +99,24 @@ impl TrainingSession {
 
 /// Checks new values against the current ones. With `all`, a missing value is an error.
 fn check_values(
-    what: &str,
+    label: &str,
     now: &BTreeMap<String, Tensor>,
-    given: &BTreeMap<String, Tensor>,
-    all: bool,
+    values: &BTreeMap<String, Tensor>,
+    require_all: bool,
 ) -> Result<()> {
-    if let Some(missing) = now.keys().find(|name| all && !given.contains_key(*name)) {
-        return Err(Error::State(format!("{what} {missing:?} is missing")));
+    if let Some(missing) = now.keys().find(|name| require_all && !values.contains_key(*name)) {
+        return Err(Error::State(format!("{label} {missing:?} is missing")));
     }
-    for (name, value) in given {
-        let Some(there) = now.get(name) else {
-            let near = hint(name, now.keys().map(String::as_str));
-            return Err(Error::State(format!("{what} {name:?} is not known{near}")));
+    for (name, value) in values {
+        let Some(current) = now.get(name) else {
+            let suggestion = hint(name, now.keys().map(String::as_str));
+            return Err(Error::State(format!("{label} {name:?} is not known{suggestion}")));
         };
-        if !is_same_type(there, value) {
+        if !is_same_type(current, value) {
             return Err(Error::State(format!(
-                "{what} {name:?} is {}{:?}, but a value of {}{:?} was given",
-                there.dtype(),
-                there.dims(),
+                "{label} {name:?} is {}{:?}, but a value of {}{:?} was given",
+                current.dtype(),
+                current.dims(),
                 value.dtype(),
                 value.dims()
             )));

@@ -147,9 +147,9 @@ pub(crate) fn artifacts(model: &ModelProto) -> Artifacts {
 }
 
 /// Creates the state and the module of artifacts.
-pub(crate) fn module(made: &Artifacts) -> (CheckpointState, Module) {
-    let mut state = CheckpointState::from_bytes(made.checkpoint_bytes().unwrap()).unwrap();
-    let train = ModelSource::from_proto(&made.training_model).unwrap();
+pub(crate) fn module(artifacts: &Artifacts) -> (CheckpointState, Module) {
+    let mut state = CheckpointState::from_bytes(artifacts.checkpoint_bytes().unwrap()).unwrap();
+    let train = ModelSource::from_proto(&artifacts.training_model).unwrap();
     let module = Module::new(train, &mut state, None, ModuleOptions::default()).unwrap();
     (state, module)
 }

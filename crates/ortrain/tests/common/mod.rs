@@ -129,10 +129,10 @@ impl Workload {
                 if is_activation {
                     node.output[0] += "/all";
                 }
-                let all = node.output[0].clone();
+                let original_output = node.output[0].clone();
                 graph.node.push(node);
                 if is_activation {
-                    let (input, output) = (vec![all], vec![output]);
+                    let (input, output) = (vec![original_output], vec![output]);
                     let op_type = "Dropout".to_owned();
                     graph.node.push(NodeProto { op_type, input, output, ..NodeProto::default() });
                 }
@@ -168,7 +168,7 @@ impl Workload {
             }
         }
         change(graph);
-        let made = generate(
+        let artifacts = generate(
             ModelSource::from_proto(&proto).unwrap(),
             ArtifactOptions {
                 requires_grad: trained.clone(),
@@ -178,12 +178,12 @@ impl Workload {
             },
         )
         .unwrap();
-        let mut state = CheckpointState::from_bytes(made.checkpoint_bytes().unwrap()).unwrap();
-        let train = ModelSource::from_proto(&made.training_model).unwrap();
+        let mut state = CheckpointState::from_bytes(artifacts.checkpoint_bytes().unwrap()).unwrap();
+        let train = ModelSource::from_proto(&artifacts.training_model).unwrap();
         let module = Module::new(train, &mut state, None, ModuleOptions::default()).unwrap();
-        let optimizer = ModelSource::from_proto(made.optimizer_model.as_ref().unwrap()).unwrap();
+        let optimizer = ModelSource::from_proto(artifacts.optimizer_model.as_ref().unwrap()).unwrap();
         let optimizer = Optimizer::new(optimizer, &mut state, &module).unwrap();
-        Workload { state, module, optimizer, trained, made, input, classes: output[1] }
+        Workload { state, module, optimizer, trained, made: artifacts, input, classes: output[1] }
     }
 
     /// Returns a batch of noise.

@@ -89,12 +89,12 @@ impl FilterGradient {
         // An even number of panels: the few panels are divided among all threads.
         let height = m.div_ceil(m.div_ceil(mr).next_multiple_of(2));
         let width = channels.next_multiple_of(nr);
-        let most = PANEL_DEPTH.min(MAX_STRIP_BYTES / (POINTS * width * BYTES));
-        let strips = Partition::with_max_size(tile_rows, 1, most / grid[1]);
+        let max_depth = PANEL_DEPTH.min(MAX_STRIP_BYTES / (POINTS * width * BYTES));
+        let strips = Partition::with_max_size(tile_rows, 1, max_depth / grid[1]);
         let pitch = row_pitch(strips.max_size() * grid[1] + LANES);
-        let most = (MAX_SUM_BYTES / (POINTS * width * BYTES)).min(MAX_TASK_PANELS * height);
+        let max_columns = (MAX_SUM_BYTES / (POINTS * width * BYTES)).min(MAX_TASK_PANELS * height);
         let rows_of_tasks =
-            Partition::new(m, height, Partition::with_max_size(m, height, most).parts.max(MAX_TASKS));
+            Partition::new(m, height, Partition::with_max_size(m, height, max_columns).parts.max(MAX_TASKS));
         let inputs = Images {
             size: [rows.input, cols.input],
             before: [rows.padding_before, cols.padding_before],
@@ -105,23 +105,23 @@ impl FilterGradient {
 
         let line = channels * TAPS + LANES * TAPS;
         let mut layout = Layout { each: finish.frame, pitch, width, line, ..Layout::default() };
-        let mut room = |elements: usize| {
+        let mut reserve = |elements: usize| {
             let at = layout.each;
             layout.each += (elements * BYTES).next_multiple_of(ALIGN);
             at
         };
         let tall = rows_of_tasks.max_size();
-        layout.lines = room(inputs.working_elements());
-        layout.tiles = room(POINTS * nr * pitch);
-        layout.gradients = room(POINTS * tall * pitch);
-        layout.block = room(tall * line);
+        layout.lines = reserve(inputs.working_elements());
+        layout.tiles = reserve(POINTS * nr * pitch);
+        layout.gradients = reserve(POINTS * tall * pitch);
+        layout.block = reserve(tall * line);
         let sums = POINTS * tall * width;
         layout.shared_sums = (POINTS * width * strips.max_size() * grid[1] * BYTES).next_multiple_of(ALIGN);
         layout.shared = layout.shared_sums;
         if strips.parts > 1 {
             layout.shared += (rows_of_tasks.parts * sums * BYTES).next_multiple_of(ALIGN);
         } else {
-            layout.sums = room(sums);
+            layout.sums = reserve(sums);
         }
         Some(FilterGradient {
             epilogue: Arc::clone(finish),
@@ -151,7 +151,7 @@ impl FilterGradient {
         let tiles = (strip.1 - strip.0) * self.inputs.grid[1];
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
-            let own = scratch.add(self.layout.tiles).cast::<f32>();
+            let own_tiles = scratch.add(self.layout.tiles).cast::<f32>();
             let lines = scratch.add(self.layout.lines).cast();
             let (images, point) = (self.inputs, nr * pitch);
             self.isa.run(TileTransform {
@@ -160,13 +160,13 @@ impl FilterGradient {
                 strip,
                 channels,
                 lines,
-                to: own,
+                to: own_tiles,
                 point,
                 pitch,
             });
             for point in 0..POINTS {
                 let block = Block {
-                    at: own.add(point * nr * pitch).cast_const().cast(),
+                    at: own_tiles.add(point * nr * pitch).cast_const().cast(),
                     line_step: pitch as isize,
                     depth_step: 1,
                     lines: channels.1 - channels.0,
@@ -181,7 +181,7 @@ impl FilterGradient {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         strip: usize,
         task: usize,
         parts: ScratchParts,
@@ -191,7 +191,7 @@ impl FilterGradient {
         let Micro { nr, run, .. } = self.micro;
         let (row, end) = self.rows.part(task);
         let (rows, scratch) = (end - row, parts.worker_part(worker));
-        let several = self.strips.parts > 1;
+        let has_several_strips = self.strips.parts > 1;
         let (first, last) = (strip == 0, strip + 1 == self.strips.parts);
         let strip = self.strips.part(strip);
         let tiles = (strip.1 - strip.0) * self.inputs.grid[1];
@@ -209,9 +209,9 @@ impl FilterGradient {
                 point: rows * pitch,
                 pitch,
             });
-            let sums = if several {
-                let kept = parts.shared_part().add(self.layout.shared_sums).cast::<f32>();
-                kept.add(task * POINTS * self.rows.max_size() * width)
+            let sums = if has_several_strips {
+                let shared_sums = parts.shared_part().add(self.layout.shared_sums).cast::<f32>();
+                shared_sums.add(task * POINTS * self.rows.max_size() * width)
             } else {
                 scratch.add(self.layout.sums).cast::<f32>()
             };
@@ -239,7 +239,7 @@ impl FilterGradient {
                     line,
                 });
                 let rect = Rect { image: 0, channels: (row, rows), positions: (0, channels * TAPS) };
-                self.epilogue.run(bases, given, scratch, rect, block, line);
+                self.epilogue.run(bases, settings, scratch, rect, block, line);
             }
         }
     }
@@ -261,7 +261,7 @@ impl Engine for FilterGradient {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -280,7 +280,7 @@ impl Engine for FilterGradient {
             pool.run(self.rows.parts, parts.workers, &|task, worker| {
                 let bases = &{ bases };
                 // SAFETY: as said above; the strip is packed.
-                unsafe { self.task(bases.0, given, strip, task, parts, worker) };
+                unsafe { self.task(bases.0, settings, strip, task, parts, worker) };
             });
         }
         // SAFETY: all tasks are done.

@@ -89,12 +89,12 @@ impl Winograd {
     pub(super) unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
         // SAFETY: the caller's contract.
-        unsafe { self.engine.run(bases, given, pool, scratch) }
+        unsafe { self.engine.run(bases, settings, pool, scratch) }
     }
 }
 

@@ -108,8 +108,8 @@ impl Results {
         let panel = channels * mr + LANES;
         let shared_weights = POINTS * panels * panel * BYTES <= MAX_SHARED_WEIGHT_BYTES;
         let strips = if shared_weights {
-            let most = MAX_BLOCK_TILES.min(MAX_BLOCK_TILE_BYTES / (POINTS * channels * BYTES));
-            let strips = Partition::with_max_size(tile_rows, 1, most / grid[1]);
+            let max_tiles = MAX_BLOCK_TILES.min(MAX_BLOCK_TILE_BYTES / (POINTS * channels * BYTES));
+            let strips = Partition::with_max_size(tile_rows, 1, max_tiles / grid[1]);
             Partition::new(tile_rows, 1, strips.parts.max(MAX_TASKS.min(tiles / nr)))
         } else {
             Partition::with_max_size(
@@ -119,34 +119,37 @@ impl Results {
             )
         };
         let pitch = row_pitch((strips.max_size() * grid[1]).next_multiple_of(nr) + LANES);
-        let most = MAX_TASK_BYTES / (POINTS * pitch * BYTES);
+        let max_block_tiles = MAX_TASK_BYTES / (POINTS * pitch * BYTES);
         let rows = if shared_weights {
-            Partition::with_max_size(m, height, most)
+            Partition::with_max_size(m, height, max_block_tiles)
         } else {
-            let rows =
-                Partition::with_max_size(m, height, most.min(MAX_TASK_BYTES / (POINTS * channels * BYTES)));
+            let rows = Partition::with_max_size(
+                m,
+                height,
+                max_block_tiles.min(MAX_TASK_BYTES / (POINTS * channels * BYTES)),
+            );
             Partition::new(m, height, rows.parts.max(MAX_TASKS))
         };
 
         let images = Images { size: source, before, grid, channels };
         let line = strips.max_size() * 2 * result[1] + 2 * LANES;
         let mut layout = Layout { each: finish.frame, pitch, panel, line, ..Layout::default() };
-        let mut room = |elements: usize| {
+        let mut reserve = |elements: usize| {
             let at = layout.each;
             layout.each += (elements * BYTES).next_multiple_of(ALIGN);
             at
         };
         let tiles = POINTS * channels * pitch;
-        let own = rows.max_size().div_ceil(height) * POINTS * panel;
-        layout.lines = room(images.working_elements());
-        layout.packed = room(PACKED_CHANNELS.min(channels) * TAPS * mr + LANES);
-        layout.sums = room(POINTS * rows.max_size() * pitch);
-        layout.block = room(rows.max_size() * line);
+        let task_panels = rows.max_size().div_ceil(height) * POINTS * panel;
+        layout.lines = reserve(images.working_elements());
+        layout.packed = reserve(PACKED_CHANNELS.min(channels) * TAPS * mr + LANES);
+        layout.sums = reserve(POINTS * rows.max_size() * pitch);
+        layout.block = reserve(rows.max_size() * line);
         let shared = if shared_weights {
-            layout.tiles = room(tiles);
+            layout.tiles = reserve(tiles);
             POINTS * panels * panel
         } else {
-            layout.weights = room(own);
+            layout.weights = reserve(task_panels);
             tiles
         };
         layout.shared = (shared * BYTES).next_multiple_of(ALIGN);
@@ -218,7 +221,7 @@ impl Results {
     unsafe fn task(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         strip: (usize, usize),
         (row, end): (usize, usize),
         (weights, tiles): (*const f32, *const f32),
@@ -235,8 +238,8 @@ impl Results {
                 for depth in (0..channels).step_by(PANEL_DEPTH) {
                     let count = PANEL_DEPTH.min(channels - depth);
                     for column in (0..columns).step_by(nr) {
-                        let there = nr.min(columns - column);
-                        let run = half.filter(|_| there <= nr / 2).unwrap_or(run);
+                        let panel_columns = nr.min(columns - column);
+                        let run = half.filter(|_| panel_columns <= nr / 2).unwrap_or(run);
                         let b = tiles.add((point * channels + depth) * pitch + column);
                         for (i, first) in (row..end).step_by(height).enumerate() {
                             let a = weights.add((i * POINTS + point) * panel + depth * mr);
@@ -275,7 +278,7 @@ impl Results {
                     positions: ((begin - image * height) * width, (end_of_strip - begin) * width),
                 };
                 let from = block.add((begin - first) * width);
-                self.epilogue.run(bases, given, scratch, rect, from, line);
+                self.epilogue.run(bases, settings, scratch, rect, from, line);
             }
         }
     }
@@ -326,7 +329,7 @@ impl Engine for Results {
     unsafe fn run(
         &self,
         bases: &[*mut u8],
-        given: RunSettings,
+        settings: RunSettings,
         pool: &Pool,
         scratch: Scratch,
     ) -> Result<(), OutOfRange> {
@@ -364,7 +367,7 @@ impl Engine for Results {
                     for i in 0..rows.parts {
                         let rows = rows.part(i);
                         let weights = shared().add(rows.0 / self.height * POINTS * layout.panel);
-                        self.task(bases.0, given, strip, rows, (weights, tiles), scratch);
+                        self.task(bases.0, settings, strip, rows, (weights, tiles), scratch);
                     }
                 }
             });
@@ -391,7 +394,7 @@ impl Engine for Results {
                     unsafe {
                         let weights = scratch.add(layout.weights).cast::<f32>();
                         self.transform_weights(filter(), rows, scratch.add(layout.packed).cast(), weights);
-                        self.task(bases.0, given, strip, rows, (weights, shared()), scratch);
+                        self.task(bases.0, settings, strip, rows, (weights, shared()), scratch);
                     }
                 });
             }

@@ -55,9 +55,10 @@ unsafe fn store(to: *mut f32, value: Lanes) {
 /// Twice [`LANES`] elements from `to` on are valid for writes.
 #[inline(always)]
 unsafe fn interleave((even, odd): (Lanes, Lanes), to: *mut f32) {
-    let places: [f32; 2 * LANES] = std::array::from_fn(|i| if i % 2 == 0 { even[i / 2] } else { odd[i / 2] });
+    let interleaved: [f32; 2 * LANES] =
+        std::array::from_fn(|i| if i % 2 == 0 { even[i / 2] } else { odd[i / 2] });
     // SAFETY: the caller's contract.
-    unsafe { to.cast::<[f32; 2 * LANES]>().write_unaligned(places) };
+    unsafe { to.cast::<[f32; 2 * LANES]>().write_unaligned(interleaved) };
 }
 
 /// Transform of packed weights. Writes up to [`LANES`] elements after the last channel.
@@ -150,33 +151,33 @@ impl Images {
     #[inline(always)]
     unsafe fn split_line(&self, plane: *const f32, line: usize, even: *mut f32, odd: *mut f32) {
         let &Images { size: [height, width], before: [top, left], grid, .. } = self;
-        let places = grid[1] + 1;
+        let column_count = grid[1] + 1;
         // SAFETY: the caller's contract, and a line has `width` elements.
         unsafe {
-            even.write_bytes(0, places);
-            odd.write_bytes(0, places);
+            even.write_bytes(0, column_count);
+            odd.write_bytes(0, column_count);
             let y = line as isize - top;
             if y < 0 || y >= height as isize {
                 return;
             }
             let first = (-left).max(0);
-            let end = (width as isize).min(2 * places as isize - left);
+            let end = (width as isize).min(2 * column_count as isize - left);
             let from = plane.wrapping_offset(y * width as isize + first);
             let count = (end - first).max(0) as usize;
-            let place = (first + left) as usize;
-            let (a, b) = if place.is_multiple_of(2) {
-                (even.wrapping_add(place / 2), odd.wrapping_add(place / 2))
+            let column = (first + left) as usize;
+            let (a, b) = if column.is_multiple_of(2) {
+                (even.wrapping_add(column / 2), odd.wrapping_add(column / 2))
             } else {
-                (odd.wrapping_add(place / 2), even.wrapping_add(place / 2 + 1))
+                (odd.wrapping_add(column / 2), even.wrapping_add(column / 2 + 1))
             };
             let pairs = count / 2;
-            let whole = pairs - pairs % LANES;
-            for i in (0..whole).step_by(LANES) {
+            let full_pairs = pairs - pairs % LANES;
+            for i in (0..full_pairs).step_by(LANES) {
                 let both = from.add(2 * i).cast::<[f32; 2 * LANES]>().read_unaligned();
                 store(a.add(i), std::array::from_fn(|i| both[2 * i]));
                 store(b.add(i), std::array::from_fn(|i| both[2 * i + 1]));
             }
-            for i in whole..pairs {
+            for i in full_pairs..pairs {
                 a.add(i).write(from.add(2 * i).read_unaligned());
                 b.add(i).write(from.add(2 * i + 1).read_unaligned());
             }
@@ -244,9 +245,10 @@ impl Work for TileTransform {
                     (fresh..4).for_each(|line| self.line(plane, 2 * y + line));
                     for x in (0..wide).step_by(LANES) {
                         for j in 0..4 {
-                            let seen = |line: usize| load(lines.add(((2 * y + line) % 4 * 4 + j) * half + x));
+                            let load_line =
+                                |line: usize| load(lines.add(((2 * y + line) % 4 * 4 + j) * half + x));
                             let to = |i: usize| to.add((4 * i + j) * point + x);
-                            let (a, b, c, d) = (seen(0), seen(1), seen(2), seen(3));
+                            let (a, b, c, d) = (load_line(0), load_line(1), load_line(2), load_line(3));
                             store(to(0), sub(a, c));
                             store(to(1), add(b, c));
                             store(to(2), sub(c, b));
@@ -383,11 +385,11 @@ impl Work for ResultTransform {
             to,
             line,
         } = self;
-        let place = |row: usize| row / tall * height + row % tall * 2;
+        let row_offset = |row: usize| row / tall * height + row % tall * 2;
         for i in 0..rows {
             for row in strip.0..strip.1 {
                 let from = from.wrapping_add(i * pitch + (row - strip.0) * wide);
-                let to = to.wrapping_add(i * line + (place(row) - place(strip.0)) * width);
+                let to = to.wrapping_add(i * line + (row_offset(row) - row_offset(strip.0)) * width);
                 let both = row % tall * 2 + 1 < height;
                 // Elements that are stored after the end of a line are overwritten later: lines are stored in order,
                 // and the lanes of two lines from the last to the first.

@@ -54,12 +54,12 @@ pub(crate) struct Tiles {
 impl Tiles {
     /// Creates the method for elements of two types.
     pub(crate) fn new(precision: Precision, unit: Bf16Unit, dtypes: [DType; 2]) -> Tiles {
-        let most = precision.terms();
+        let max_terms = precision.terms();
         // Narrow floats need fewer terms: they have 8 and 11 bits, and each term has 8.
         let terms = dtypes.map(|dtype| match dtype {
             DType::BF16 => 1,
-            DType::F16 => most.min(2),
-            _ => most,
+            DType::F16 => max_terms.min(2),
+            _ => max_terms,
         });
         let mut products = [[0; 2]; MAX_PRODUCTS];
         let mut count = 0;
@@ -108,8 +108,8 @@ impl Tiles {
         }
         // Whole tiles can be stored to C directly.
         let straight = !add && rows.is_multiple_of(LINES) && cols.is_multiple_of(LINES);
-        let mut room = TileBlock([const { MaybeUninit::uninit() }; SIDE * SIDE]);
-        let block = room.0.as_mut_ptr().cast::<f32>();
+        let mut tile_sums = TileBlock([const { MaybeUninit::uninit() }; SIDE * SIDE]);
+        let block = tile_sums.0.as_mut_ptr().cast::<f32>();
         let (to, to_row) = if straight { (c, c_row) } else { (block, SIDE as isize) };
         let job = Job {
             chunks: depth.div_ceil(DEPTHS),
@@ -130,8 +130,8 @@ impl Tiles {
             if count > 1 && isa.run(ContainsNan { at: to, row: to_row, size }) {
                 let mut plain = TileBlock([const { MaybeUninit::uninit() }; SIDE * SIDE]);
                 let first = plain.0.as_mut_ptr().cast::<f32>();
-                let again = Job { products: &[[0; 2]], to: first, to_row: SIDE as isize, ..job };
-                again.run(self.unit, isa);
+                let next_job = Job { products: &[[0; 2]], to: first, to_row: SIDE as isize, ..job };
+                next_job.run(self.unit, isa);
                 isa.run(ReplaceNan { at: to, row: to_row, from: first, size });
             }
             if !straight {

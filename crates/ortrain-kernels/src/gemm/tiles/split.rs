@@ -133,7 +133,7 @@ pub(crate) unsafe fn pack(
     (side, terms): (Side, usize),
     to: *mut u8,
 ) {
-    let mut room = [0f32; LINES_PER_PASS * DEPTHS];
+    let mut values = [0f32; LINES_PER_PASS * DEPTHS];
     let Block { at, line_step, depth_step, lines, depth } = block;
     let chunks = depth.div_ceil(DEPTHS);
     let size = elements.size() as isize;
@@ -145,16 +145,16 @@ pub(crate) unsafe fn pack(
             let some = Block { at: at.wrapping_offset(step * size), lines: count, depth: depths, ..block };
             // SAFETY: the caller's contract; the buffer has the capacity of panels of `count` lines.
             unsafe {
-                pack::pack::<f32>(isa, elements, some, LINES, room.as_mut_ptr());
+                pack::pack::<f32>(isa, elements, some, LINES, values.as_mut_ptr());
                 for panel in 0..count.div_ceil(LINES) {
-                    let place = (first / LINES + panel) * chunks + chunk;
+                    let offset = (first / LINES + panel) * chunks + chunk;
                     isa.run(SplitPanel {
-                        from: room.as_ptr().add(panel * LINES * depths),
+                        from: values.as_ptr().add(panel * LINES * depths),
                         pitch: LINES,
                         depths,
                         terms,
                         side,
-                        to: to.add(place * terms * TILE),
+                        to: to.add(offset * terms * TILE),
                     });
                 }
             }
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     /// Returns true for equal bits, or if both are NaN.
-    fn is_same(a: f32, b: f32) -> bool {
+    fn equal_or_nan(a: f32, b: f32) -> bool {
         a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan()
     }
 
@@ -180,7 +180,7 @@ mod tests {
             let x = f32::from_bits(bits);
             for (precision, capped) in [(Precision::Bf16, false), (Precision::Bf16x3, true)] {
                 let (got, want) = (f32::from_bits(round_to_bf16(x, capped)), precision.split(x)[0]);
-                assert!(is_same(got, want), "{precision}: {x:e} is rounded to {got:e}, not {want:e}");
+                assert!(equal_or_nan(got, want), "{precision}: {x:e} is rounded to {got:e}, not {want:e}");
             }
         }
     }
@@ -223,7 +223,10 @@ mod tests {
                     let element = if depth < depths { panel[depth * PITCH + line] } else { 0.0 };
                     for (term, want) in precision.split(element).into_iter().enumerate().take(terms) {
                         let got = decode(side, &tiles, term, line, depth);
-                        assert!(is_same(got, want), "{isa} {side:?}: {got} is not term {term} of {element}");
+                        assert!(
+                            equal_or_nan(got, want),
+                            "{isa} {side:?}: {got} is not term {term} of {element}"
+                        );
                     }
                 }
             }

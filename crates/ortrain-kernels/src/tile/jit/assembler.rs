@@ -25,7 +25,7 @@ pub(super) enum Rm {
     /// Memory at `base + displacement`. With a scale (0 to 3), `rax` times 1, 2, 4 or 8 is added.
     Memory { base: Gpr, scale: Option<u8>, displacement: i32 },
     /// Memory of a register of the tile program, before that register has its offset in the frame.
-    Frame { place: Slot, scale: Option<u8>, displacement: i32 },
+    Frame { slot: Slot, scale: Option<u8>, displacement: i32 },
     /// A constant after the code, by index.
     Constant(usize),
 }
@@ -91,7 +91,7 @@ pub(super) struct Assembler {
     constant_fixups: Vec<(usize, usize, usize)>,
     /// Displacements in the frame: offset of the displacement, and the register of the tile program to which it is
     /// relative.
-    places: Vec<(usize, Slot)>,
+    slots: Vec<(usize, Slot)>,
 }
 
 /// Complete, position-independent code of a function.
@@ -103,7 +103,7 @@ pub(super) struct Assembled {
 
 impl Assembled {
     /// Appends the function to other code. `place` returns the offset of each register in the frame.
-    pub(super) fn append_to(&self, code: &mut Vec<u8>, place: impl Fn(Slot) -> Slot) {
+    pub(super) fn append_to(&self, code: &mut Vec<u8>, resolve: impl Fn(Slot) -> Slot) {
         let start = code.len();
         code.extend_from_slice(&self.bytes);
         let displacements = &mut code[start..];
@@ -111,7 +111,7 @@ impl Assembled {
             let Some(displacement) = displacements[at..].first_chunk_mut() else {
                 unreachable!("four bytes")
             };
-            *displacement = (i32::from_le_bytes(*displacement) + place(register) as i32).to_le_bytes();
+            *displacement = (i32::from_le_bytes(*displacement) + resolve(register) as i32).to_le_bytes();
         }
     }
 }
@@ -123,7 +123,7 @@ impl Assembler {
             is_avx512: wide,
             constants: Vec::new(),
             constant_fixups: Vec::new(),
-            places: Vec::new(),
+            slots: Vec::new(),
         }
     }
 
@@ -135,7 +135,7 @@ impl Assembler {
             *at += by;
             *end += by;
         }
-        for (at, _) in &mut self.places {
+        for (at, _) in &mut self.slots {
             *at += by;
         }
     }
@@ -247,9 +247,9 @@ impl Assembler {
                 self.emit_memory_operand(field, base, scale, displacement);
                 None
             }
-            Rm::Frame { place, scale, displacement } => {
+            Rm::Frame { slot: place, scale, displacement } => {
                 self.emit_memory_operand(field, FRAME, scale, displacement);
-                self.places.push((self.bytes.len() - 4, place));
+                self.slots.push((self.bytes.len() - 4, place));
                 None
             }
             Rm::Constant(constant) => {
@@ -386,6 +386,6 @@ impl Assembler {
         for constant in self.constants {
             self.bytes.extend(constant.to_le_bytes().repeat(copies));
         }
-        Assembled { bytes: self.bytes, places: self.places }
+        Assembled { bytes: self.bytes, places: self.slots }
     }
 }

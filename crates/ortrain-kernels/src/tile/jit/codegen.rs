@@ -110,8 +110,8 @@ fn commutes(two: VectorBinaryOp) -> bool {
 pub(super) fn emit(lanes: &VectorProgram) -> Option<Assembled> {
     let wide = lanes.is_avx512;
     let order = ValueOrder::new(lanes);
-    let most = 2 * ROUND / lanes_of_vector(wide);
-    let fits = |&abreast: &usize| abreast <= most;
+    let max_steps = 2 * ROUND / lanes_of_vector(wide);
+    let fits = |&abreast: &usize| abreast <= max_steps;
     [4, 2, 1].into_iter().filter(fits).find_map(|abreast| emit_interleaved(&order, wide, abreast))
 }
 
@@ -151,11 +151,11 @@ pub(super) fn emit_interleaved(order: &ValueOrder<'_>, wide: bool, abreast: usiz
         let skip = asm.jump(Condition::Below);
         asm.copy(LIMIT, COUNT);
         asm.and_immediate(LIMIT, -TWO);
-        let again = asm.position();
+        let loop_start = asm.position();
         plan.emit_rounds(&mut asm, order, 2, false)?;
         asm.add_immediate(RAX, TWO);
         asm.compare(RAX, LIMIT);
-        asm.jump_back(Condition::Below, again);
+        asm.jump_back(Condition::Below, loop_start);
         if !lanes.folds.is_empty() {
             let lanes = VectorProgram::join(&lanes.folds, wide);
             plan.emit_rounds(&mut asm, &ValueOrder::new(&lanes), 1, false)?;
@@ -166,11 +166,11 @@ pub(super) fn emit_interleaved(order: &ValueOrder<'_>, wide: bool, abreast: usiz
     asm.and_immediate(LIMIT, -(ROUND as i8));
     asm.compare(RAX, LIMIT);
     let skip = asm.jump(Condition::AboveOrEqual);
-    let again = asm.position();
+    let loop_start = asm.position();
     plan.emit_rounds(&mut asm, order, 1, false)?;
     asm.add_immediate(RAX, ROUND as i8);
     asm.compare(RAX, LIMIT);
-    asm.jump_back(Condition::Below, again);
+    asm.jump_back(Condition::Below, loop_start);
     asm.bind_jump(skip);
     asm.compare(RAX, COUNT);
     let skip = asm.jump(Condition::AboveOrEqual);
@@ -178,7 +178,7 @@ pub(super) fn emit_interleaved(order: &ValueOrder<'_>, wide: bool, abreast: usiz
     asm.bind_jump(skip);
     for (fold, registers) in lanes.folds.iter().zip(&plan.sums) {
         for (k, &register) in registers[..plan.vectors].iter().enumerate() {
-            let to = Rm::Frame { place: fold.place, scale: None, displacement: (k * plan.bytes()) as i32 };
+            let to = Rm::Frame { slot: fold.slot, scale: None, displacement: (k * plan.bytes()) as i32 };
             asm.vector(STORE, register, 0, to, Extra::default());
         }
     }
@@ -219,9 +219,9 @@ impl<'a> ValueOrder<'a> {
         let count = lanes.insts.len();
         let mut order =
             ValueOrder { lanes, values: Vec::with_capacity(count), users: Vec::new(), starts: Vec::new() };
-        let mut made = vec![false; count];
+        let mut computed = vec![false; count];
         for effect in &lanes.effects {
-            order.visit(effect.value(), &mut made);
+            order.visit(effect.value(), &mut computed);
         }
         let values = order.values.iter().enumerate();
         let operands =
@@ -270,15 +270,15 @@ impl<'a> ValueOrder<'a> {
     }
 
     /// Appends a value to the order, after its operands.
-    fn visit(&mut self, value: Value, made: &mut [bool]) {
+    fn visit(&mut self, value: Value, computed: &mut [bool]) {
         // Without recursion: dependency chains may be as long as a program.
         let mut stack = vec![(value, false)];
         while let Some((value, ready)) = stack.pop() {
-            if made[usize::from(value)] {
+            if computed[usize::from(value)] {
                 continue;
             }
             if ready {
-                made[usize::from(value)] = true;
+                computed[usize::from(value)] = true;
                 self.values.push(value);
                 continue;
             }
@@ -378,7 +378,7 @@ impl RegisterPlan {
     fn uniform_operand(&self, asm: &mut Assembler, lane: VectorInst) -> Rm {
         match lane {
             VectorInst::Constant(bits) => asm.constant(bits),
-            VectorInst::FrameBroadcast(place) => Rm::Frame { place, scale: None, displacement: 0 },
+            VectorInst::FrameBroadcast(place) => Rm::Frame { slot: place, scale: None, displacement: 0 },
             VectorInst::MemoryBroadcast(pointer) => {
                 Rm::Memory { base: pointer_register(asm, pointer), scale: None, displacement: 0 }
             }
@@ -650,8 +650,8 @@ impl<'a> BodyEmitter<'a> {
     }
 
     /// Returns the frame operand at this vector's indices, for values of `1 << power` bytes.
-    fn frame_operand(&self, place: Slot, power: u8) -> Rm {
-        Rm::Frame { place, scale: Some(power), displacement: self.first_byte(power) }
+    fn frame_operand(&self, slot: Slot, power: u8) -> Rm {
+        Rm::Frame { slot, scale: Some(power), displacement: self.first_byte(power) }
     }
 
     /// Returns the byte at which this vector begins, for values of `1 << power` bytes.
@@ -676,12 +676,12 @@ impl<'a> BodyEmitter<'a> {
     }
 
     /// Prefetches the same elements of the next piece, once for each cache line.
-    fn prefetch_next_piece(&self, asm: &mut Assembler, pointer: u8, here: Rm, what_for: PrefetchKind) {
+    fn prefetch_next_piece(&self, asm: &mut Assembler, pointer: u8, address: Rm, what_for: PrefetchKind) {
         let starts_line =
             (self.streams[self.current_stream].vector * self.plan.bytes()).is_multiple_of(CACHE_LINE_BYTES);
         let step = self.order.lanes.prefetch_steps.get(usize::from(pointer)).copied().flatten();
         if let (Some(step), Rm::Memory { base, displacement, .. }, true, false) =
-            (step, here, starts_line, self.end)
+            (step, address, starts_line, self.end)
         {
             asm.prefetch(what_for, base, displacement.wrapping_add(step));
         }
@@ -978,10 +978,10 @@ impl<'a> BodyEmitter<'a> {
     fn emit_effect(&mut self, asm: &mut Assembler, effect: Effect) -> Option<()> {
         let (wide, plain) = (self.plan.wide, Extra::default());
         let value = effect.value();
-        if let Effect::Truths(place, _) = effect {
+        if let Effect::Truths(slot, _) = effect {
             let (register, new) = self.load_register(asm, value)?;
             let spare = self.allocate(asm)?;
-            self.store_truths(asm, self.frame_operand(place, 0), register, spare);
+            self.store_truths(asm, self.frame_operand(slot, 0), register, spare);
             self.release(value);
             self.free_registers([new, Some(spare)]);
             return Some(());
@@ -990,7 +990,7 @@ impl<'a> BodyEmitter<'a> {
         match effect {
             Effect::Tile(place, _) => asm.vector(STORE, register, 0, self.frame_operand(place, 2), plain),
             Effect::FrameScalar(place, _) => {
-                let to = Rm::Frame { place, scale: None, displacement: 0 };
+                let to = Rm::Frame { slot: place, scale: None, displacement: 0 };
                 asm.vector_of(Length::Bits128, STORE_ONE, register, 0, to, plain);
             }
             Effect::Memory(pointer, _) => {
@@ -1031,17 +1031,17 @@ impl<'a> BodyEmitter<'a> {
     /// Stores truth values as bytes 0 and 1. May write past the last index: the register has capacity for whole rounds.
     fn store_truths(&self, asm: &mut Assembler, to: Rm, register: u8, spare: u8) {
         let plain = Extra::default();
-        let there = Rm::Register(spare);
+        let target = Rm::Register(spare);
         if self.plan.wide {
             asm.vector_of(Length::Bits128, opcode(2, 2, 0x28), spare, 0, Rm::Register(register), plain);
-            asm.vector_of(Length::Bits128, ABSOLUTE_BYTES, spare, 0, there, plain);
+            asm.vector_of(Length::Bits128, ABSOLUTE_BYTES, spare, 0, target, plain);
             asm.vector_of(Length::Bits128, STORE, spare, 0, to, plain);
         } else {
             // Packs the lower and the upper half to 16-bit words, then to bytes.
-            asm.vector(opcode(1, 3, 0x39), register, 0, there, Extra { immediate: Some(1), ..plain });
-            asm.vector_of(Length::Bits128, opcode(1, 1, 0x6b), spare, register, there, plain);
-            asm.vector_of(Length::Bits128, opcode(1, 1, 0x63), spare, spare, there, plain);
-            asm.vector_of(Length::Bits128, ABSOLUTE_BYTES, spare, 0, there, plain);
+            asm.vector(opcode(1, 3, 0x39), register, 0, target, Extra { immediate: Some(1), ..plain });
+            asm.vector_of(Length::Bits128, opcode(1, 1, 0x6b), spare, register, target, plain);
+            asm.vector_of(Length::Bits128, opcode(1, 1, 0x63), spare, spare, target, plain);
+            asm.vector_of(Length::Bits128, ABSOLUTE_BYTES, spare, 0, target, plain);
             asm.vector_of(Length::Bits128, opcode(1, 1, 0xd6), spare, 0, to, plain);
         }
     }

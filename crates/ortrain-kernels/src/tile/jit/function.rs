@@ -69,8 +69,8 @@ pub(in crate::tile) fn takes(op: &Op, context: &Context<'_>) -> bool {
         }
         Kind::Store(slot) => {
             let store = &context.stores[usize::from(slot)];
-            let whole = store.contiguous_len().is_some_and(|piece| piece.is_multiple_of(context.piece));
-            whole && store.dtype == DType::F32
+            let is_whole = store.contiguous_len().is_some_and(|piece| piece.is_multiple_of(context.piece));
+            is_whole && store.dtype == DType::F32
         }
         _ => false,
     }
@@ -86,7 +86,7 @@ impl Group {
         mut lanes_of: impl FnMut() -> Slot,
     ) -> Option<Group> {
         let wide = context.isa.kind() == Level::Avx512;
-        let mut making = GroupBuilder {
+        let mut builder = GroupBuilder {
             context,
             lanes: VectorProgram::new(wide),
             pointers: SmallVec::new(),
@@ -97,18 +97,18 @@ impl Group {
             reads_inside: FxHashMap::default(),
         };
         for op in list {
-            making.add_op(op, &mut lanes_of)?;
+            builder.add_op(op, &mut lanes_of)?;
         }
         // Results that other operations read are written to registers. This comes last, because an operation may load
         // and store the same register.
         for op in list {
-            let Some(&value) = making.values.get(&op.d) else { continue };
-            let all = context.readers.get(&op.d).copied().unwrap_or(0);
-            if all > making.reads_inside.get(&op.d).copied().unwrap_or(0) {
-                making.write(op.d, value);
+            let Some(&value) = builder.values.get(&op.d) else { continue };
+            let readers = context.readers.get(&op.d).copied().unwrap_or(0);
+            if readers > builder.reads_inside.get(&op.d).copied().unwrap_or(0) {
+                builder.write(op.d, value);
             }
         }
-        let GroupBuilder { lanes, pointers, folds, reads, writes, .. } = making;
+        let GroupBuilder { lanes, pointers, folds, reads, writes, .. } = builder;
         if pointers.len() > MAX_POINTERS {
             return None;
         }
@@ -134,16 +134,16 @@ pub(super) const MAX_CACHED_FUNCTIONS: usize = 1024;
 pub(super) fn get_or_assemble(lanes: VectorProgram) -> Option<Arc<Assembled>> {
     type Cache = FxHashMap<VectorProgram, Option<Arc<Assembled>>>;
     static CACHE: LazyLock<Mutex<Cache>> = LazyLock::new(Mutex::default);
-    let kept = || CACHE.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(code) = kept().get(&lanes) {
+    let lock = || CACHE.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(code) = lock().get(&lanes) {
         return code.clone();
     }
     let code = emit(&lanes).map(Arc::new);
-    let mut kept = kept();
-    if kept.len() >= MAX_CACHED_FUNCTIONS {
-        kept.clear();
+    let mut cache = lock();
+    if cache.len() >= MAX_CACHED_FUNCTIONS {
+        cache.clear();
     }
-    kept.insert(lanes.into_key(), code.clone());
+    cache.insert(lanes.into_key(), code.clone());
     code
 }
 
@@ -162,12 +162,12 @@ struct GroupBuilder<'a> {
 }
 
 impl GroupBuilder<'_> {
-    fn operand(&mut self, place: Slot) -> Value {
-        *self.reads_inside.entry(place).or_default() += 1;
-        if let Some(&value) = self.values.get(&place) {
+    fn operand(&mut self, slot: Slot) -> Value {
+        *self.reads_inside.entry(slot).or_default() += 1;
+        if let Some(&value) = self.values.get(&slot) {
             return value;
         }
-        let lane = match (self.context.sizes)(place) {
+        let lane = match (self.context.sizes)(slot) {
             RegisterKind::Direct(there) => {
                 let pointer = if there == DIRECT_PRODUCT {
                     Pointer::Product
@@ -179,42 +179,42 @@ impl GroupBuilder<'_> {
             RegisterKind::DirectUniform(there) => {
                 VectorInst::MemoryBroadcast(self.pointer(Pointer::Load((there & !DIRECT_BIT) as u16)))
             }
-            RegisterKind::Uniform => match self.context.constants.get(&place) {
+            RegisterKind::Uniform => match self.context.constants.get(&slot) {
                 Some(&bits) => VectorInst::Constant(bits as u32),
                 None => {
-                    self.read(place);
-                    VectorInst::FrameBroadcast(place)
+                    self.read(slot);
+                    VectorInst::FrameBroadcast(slot)
                 }
             },
             RegisterKind::Tile(Type::Bool) => {
-                self.read(place);
-                VectorInst::Truths(place)
+                self.read(slot);
+                VectorInst::Truths(slot)
             }
             RegisterKind::Tile(_) | RegisterKind::PairwiseSum | RegisterKind::Lanes => {
-                self.read(place);
-                VectorInst::Tile(place)
+                self.read(slot);
+                VectorInst::Tile(slot)
             }
         };
         let value = self.lanes.push(lane);
-        self.values.insert(place, value);
+        self.values.insert(slot, value);
         value
     }
 
-    fn read(&mut self, place: Slot) {
-        if !self.reads.contains(&place) {
-            self.reads.push(place);
+    fn read(&mut self, slot: Slot) {
+        if !self.reads.contains(&slot) {
+            self.reads.push(slot);
         }
     }
 
-    fn write(&mut self, place: Slot, value: Value) {
-        if self.writes.contains(&place) {
+    fn write(&mut self, slot: Slot, value: Value) {
+        if self.writes.contains(&slot) {
             return;
         }
-        self.writes.push(place);
-        let effect = match (self.context.sizes)(place) {
-            RegisterKind::Tile(Type::Bool) => Effect::Truths(place, value),
-            RegisterKind::Uniform => Effect::FrameScalar(place, value),
-            _ => Effect::Tile(place, value),
+        self.writes.push(slot);
+        let effect = match (self.context.sizes)(slot) {
+            RegisterKind::Tile(Type::Bool) => Effect::Truths(slot, value),
+            RegisterKind::Uniform => Effect::FrameScalar(slot, value),
+            _ => Effect::Tile(slot, value),
         };
         self.lanes.effects.push(effect);
     }
@@ -222,7 +222,7 @@ impl GroupBuilder<'_> {
     fn pointer(&mut self, pointer: Pointer) -> u8 {
         let pointers = &mut self.pointers;
         let known = pointers.iter().position(|&other| other == pointer);
-        let number = known.unwrap_or_else(|| {
+        let index = known.unwrap_or_else(|| {
             pointers.push(pointer);
             let reach = match pointer {
                 Pointer::Product => None,
@@ -234,7 +234,7 @@ impl GroupBuilder<'_> {
             pointers.len() - 1
         });
         // Too many pointers for a byte: `Group::new` refuses the group afterwards.
-        number.min(255) as u8
+        index.min(255) as u8
     }
 
     fn add_op(&mut self, op: &Op, lanes_of: &mut impl FnMut() -> Slot) -> Option<()> {
@@ -258,10 +258,10 @@ impl GroupBuilder<'_> {
             Kind::Convert(Type::Bool, _) => self.lanes.truth_to_f32(a),
             Kind::Convert(..) => self.lanes.is_nonzero(a),
             Kind::Fold(reduce, _) => {
-                let place = lanes_of();
-                self.lanes.fold(reduce, place, a);
-                self.folds.push(FoldResult { op: reduce, lanes: place, chain: op.d });
-                self.writes.extend([place, op.d]);
+                let lane_slot = lanes_of();
+                self.lanes.fold(reduce, lane_slot, a);
+                self.folds.push(FoldResult { op: reduce, lanes: lane_slot, chain: op.d });
+                self.writes.extend([lane_slot, op.d]);
                 return Some(());
             }
             Kind::Accumulate(reduce, _) => {
@@ -349,7 +349,7 @@ impl Functions {
     /// run after the memory is [finished](CodeMemory::finish).
     pub(in crate::tile) fn new(
         groups: &[Group],
-        place: &dyn Fn(Slot) -> Slot,
+        slot_of: &dyn Fn(Slot) -> Slot,
         memory: &Arc<CodeMemory>,
     ) -> Functions {
         let mut code = memory.written.lock().unwrap_or_else(PoisonError::into_inner);
@@ -357,11 +357,11 @@ impl Functions {
             // Functions begin at a line of the instruction cache.
             let start = code.len().next_multiple_of(CACHE_LINE_BYTES);
             code.resize(start, 0);
-            function.append_to(&mut code, place);
+            function.append_to(&mut code, slot_of);
             let in_frame = |&FoldResult { op, lanes, chain }: &FoldResult| FoldResult {
                 op,
-                lanes: place(lanes),
-                chain: place(chain),
+                lanes: slot_of(lanes),
+                chain: slot_of(chain),
             };
             Function { start, pointers: pointers.clone(), folds: folds.iter().map(in_frame).collect() }
         };

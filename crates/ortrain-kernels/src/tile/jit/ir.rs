@@ -107,7 +107,7 @@ pub(super) enum Effect {
 pub(super) struct Fold {
     pub(super) op: ReduceOp,
     /// Register of the partial results.
-    pub(super) place: Slot,
+    pub(super) slot: Slot,
 }
 
 impl Effect {
@@ -216,8 +216,8 @@ impl VectorProgram {
         self.push(VectorInst::Constant(bits))
     }
 
-    fn push_number(&mut self, number: f32) -> Value {
-        self.push_bits(number.to_bits())
+    fn push_number(&mut self, value: f32) -> Value {
+        self.push_bits(value.to_bits())
     }
 
     fn push_binary(&mut self, two: VectorBinaryOp, a: Value, b: Value) -> Value {
@@ -298,9 +298,9 @@ impl VectorProgram {
     }
 
     /// Reduces a value over all indices.
-    pub(super) fn fold(&mut self, op: ReduceOp, place: Slot, value: Value) {
+    pub(super) fn fold(&mut self, op: ReduceOp, slot: Slot, value: Value) {
         let fold = self.folds.len() as u8;
-        self.folds.push(Fold { op, place });
+        self.folds.push(Fold { op, slot });
         let sum = self.push(VectorInst::Sum(fold, SumSet::This));
         let sum = self.reduce(op, sum, value);
         self.effects.push(Effect::Sum(fold, sum));
@@ -310,9 +310,9 @@ impl VectorProgram {
     pub(super) fn join(folds: &[Fold], wide: bool) -> VectorProgram {
         let mut lanes = VectorProgram::new(wide);
         for (k, fold) in folds.iter().enumerate() {
-            let [one, other] =
+            let [left, other] =
                 [SumSet::This, SumSet::Second].map(|set| lanes.push(VectorInst::Sum(k as u8, set)));
-            let sum = lanes.reduce(fold.op, one, other);
+            let sum = lanes.reduce(fold.op, left, other);
             lanes.effects.push(Effect::Sum(k as u8, sum));
         }
         lanes
@@ -399,17 +399,17 @@ impl VectorProgram {
         let (one, half) = (self.push_bits(1), self.push_bits((1 << (dropped - 1)) - 1));
         let last = self.push(VectorInst::ShiftRight(bits, dropped));
         let last = self.push_binary(VectorBinaryOp::And, last, one);
-        let (above, kept) =
+        let (above, mantissa) =
             (self.push_binary(VectorBinaryOp::AddInteger, bits, half), self.push_bits(!0 << dropped));
         let above = self.push_binary(VectorBinaryOp::AddInteger, above, last);
-        self.push_binary(VectorBinaryOp::And, above, kept)
+        self.push_binary(VectorBinaryOp::And, above, mantissa)
     }
 
     /// Makes a NaN quiet, and clears its lowest `dropped` bits, which a narrower type cannot store.
     fn quiet_nan(&mut self, nan: Value, dropped: u8) -> Value {
-        let (kept, quiet) = (self.push_bits(!0 << dropped), self.push_bits(0x7fc0_0000));
-        let kept = self.push_binary(VectorBinaryOp::And, nan, kept);
-        self.push_binary(VectorBinaryOp::Or, kept, quiet)
+        let (mask, quiet) = (self.push_bits(!0 << dropped), self.push_bits(0x7fc0_0000));
+        let masked = self.push_binary(VectorBinaryOp::And, nan, mask);
+        self.push_binary(VectorBinaryOp::Or, masked, quiet)
     }
 
     fn nearest_bf16(&mut self, x: Value) -> Value {
@@ -422,10 +422,11 @@ impl VectorProgram {
     fn nearest_f16(&mut self, x: Value) -> Value {
         let magnitude = self.magnitude(x);
         let (normal, quiet) = (self.round_bits(magnitude, 13), self.quiet_nan(magnitude, 13));
-        let (least, half) = (self.push_number(2f32.powi(-14)), self.push_number(0.5));
+        let (threshold, half) = (self.push_number(2f32.powi(-14)), self.push_number(0.5));
         let subnormal = self.add(magnitude, half);
         let subnormal = self.sub(subnormal, half);
-        let (is_small, limit) = (self.test(Comparison::Less, magnitude, least), self.push_number(65520.0));
+        let (is_small, limit) =
+            (self.test(Comparison::Less, magnitude, threshold), self.push_number(65520.0));
         let (is_large, infinity) =
             (self.test(Comparison::LessOrEqual, limit, magnitude), self.push_number(f32::INFINITY));
         let result = self.select(is_small, subnormal, normal);
@@ -438,8 +439,8 @@ impl VectorProgram {
     fn exp(&mut self, x: Value) -> Value {
         use crate::vecmath::ROUNDING_OFFSET;
         use ortrain_expr::coefficients::{EXP, EXP_MIN_ARGUMENT, LN2_HIGH, LN2_LOW};
-        let (most, least) = (self.push_number(89.0), self.push_number(EXP_MIN_ARGUMENT));
-        let clamped = self.push_binary(VectorBinaryOp::Min, most, x);
+        let (upper, least) = (self.push_number(89.0), self.push_number(EXP_MIN_ARGUMENT));
+        let clamped = self.push_binary(VectorBinaryOp::Min, upper, x);
         let clamped = self.push_binary(VectorBinaryOp::Max, least, clamped);
         let (log2_e, round) = (self.push_number(std::f32::consts::LOG2_E), self.push_number(ROUNDING_OFFSET));
         let rounded = self.mul_add(clamped, log2_e, round);
@@ -472,8 +473,8 @@ impl VectorProgram {
         use ortrain_expr::coefficients::{LN2_HIGH, LN2_LOW, LOG, SQRT_HALF_BITS};
         let (zero, one, two) = (self.push_number(0.0), self.push_number(1.0), self.push_number(2.0));
         // As `vecmath::split`.
-        let least = self.push_number(f32::MIN_POSITIVE);
-        let subnormal = self.test(Comparison::Less, x, least);
+        let smallest = self.push_number(f32::MIN_POSITIVE);
+        let subnormal = self.test(Comparison::Less, x, smallest);
         let factor = self.push_number(16_777_216.0);
         let scaled = self.mul(x, factor);
         let scaled = self.select(subnormal, scaled, x);
@@ -507,8 +508,8 @@ impl VectorProgram {
         let infinity = self.push_number(f32::INFINITY);
         let infinite = self.test(Comparison::Equal, x, infinity);
         let y = self.select(infinite, x, y);
-        let (least, none) = (self.push_number(f32::NEG_INFINITY), self.test(Comparison::Equal, x, zero));
-        let y = self.select(none, least, y);
+        let (lowest, none) = (self.push_number(f32::NEG_INFINITY), self.test(Comparison::Equal, x, zero));
+        let y = self.select(none, lowest, y);
         let (defined, nan) = (self.test(Comparison::LessOrEqual, zero, x), self.push_number(f32::NAN));
         self.select(defined, y, nan)
     }

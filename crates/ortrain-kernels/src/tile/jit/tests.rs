@@ -68,7 +68,7 @@ fn run(tape: &TileProgram, loads: &[Vec<f32>], stores: usize, n: usize) -> (Vec<
     // order.
     unsafe {
         at.cast::<Failure>().write(Failure::NONE);
-        site.run(&tape.once, 0, 0, tape.tile);
+        site.run(&tape.per_run, 0, 0, tape.tile);
         for stage in &tape.stages {
             site.run(&stage.pre, 0, 0, tape.tile.min(n));
             for total in &stage.reductions {
@@ -95,7 +95,7 @@ fn run(tape: &TileProgram, loads: &[Vec<f32>], stores: usize, n: usize) -> (Vec<
 /// Compares a nest with and without machine code at every level. Returns true if all tile operations were machine code.
 fn check(nest: &Nest, loads: &[Vec<f32>], what: &str) -> bool {
     let n = nest.dims[0];
-    let mut all = true;
+    let mut is_complete = true;
     for isa in levels() {
         let drive = if nest.inner == 0 { LoopOrder::Map } else { LoopOrder::Row };
         let plan = LoopPlan { nest, loop_order: drive, outer_axes: &[], tile_axes: &[0] };
@@ -106,11 +106,11 @@ fn check(nest: &Nest, loads: &[Vec<f32>], what: &str) -> bool {
         assert!(
             !plain.stages.iter().any(|stage| stage.body.iter().any(|op| matches!(op.kind, Kind::Native(_))))
         );
-        all &= is_all_machine_code(&tape);
-        let (found, totals) = run(&tape, loads, nest.stores.len(), n);
-        let (wanted, wanted_totals) = run(&plain, loads, nest.stores.len(), n);
-        for (k, (found, wanted)) in found.iter().zip(&wanted).enumerate() {
-            for (i, (a, b)) in found.iter().zip(wanted).enumerate() {
+        is_complete &= is_all_machine_code(&tape);
+        let (actual, totals) = run(&tape, loads, nest.stores.len(), n);
+        let (expected, wanted_totals) = run(&plain, loads, nest.stores.len(), n);
+        for (k, (actual, wanted)) in actual.iter().zip(&expected).enumerate() {
+            for (i, (a, b)) in actual.iter().zip(wanted).enumerate() {
                 let same = a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
                 assert!(same, "{what}, {isa}, {n} elements: result {k}[{i}] is {a:e}, without code {b:e}");
             }
@@ -123,7 +123,7 @@ fn check(nest: &Nest, loads: &[Vec<f32>], what: &str) -> bool {
             );
         }
     }
-    all
+    is_complete
 }
 
 /// Segments of any length and at any offset, in place, with their own sums and settings.
@@ -191,8 +191,8 @@ fn segments_match_the_interpreter() {
                     .expect("no guards");
                 [x, table].concat()
             };
-            let (found, wanted) = (run(isa.into()), run(Compiler::without_machine_code(isa)));
-            for (i, (a, b)) in found.iter().zip(&wanted).enumerate() {
+            let (actual, wanted) = (run(isa.into()), run(Compiler::without_machine_code(isa)));
+            for (i, (a, b)) in actual.iter().zip(&wanted).enumerate() {
                 let same = a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
                 assert!(same, "{inner} reduced, {isa}: element {i} is {a:e}, without code {b:e}");
             }
@@ -231,8 +231,8 @@ fn per_row_values_match_the_interpreter() {
         let nest = Nest { dims, inner: 0, segments: None, loads, expr, reductions: Vec::new(), stores };
         let plan = LoopPlan { nest: &nest, loop_order: LoopOrder::Map, outer_axes: &[0], tile_axes: &[1] };
         let x = numbers(ROWS * n, 1);
-        let few = numbers(SINGLES + 2 * ROWS, 2);
-        let bytes: Vec<u8> = [0].into_iter().chain(few.iter().flat_map(|v| v.to_ne_bytes())).collect();
+        let per_row = numbers(SINGLES + 2 * ROWS, 2);
+        let bytes: Vec<u8> = [0].into_iter().chain(per_row.iter().flat_map(|v| v.to_ne_bytes())).collect();
         let result = |tape: &TileProgram| {
             let (mut x, mut bytes, mut result) = (x.clone(), bytes.clone(), vec![0f32; ROWS * n]);
             let mut bases = vec![x.as_mut_ptr().cast::<u8>()];
@@ -247,7 +247,7 @@ fn per_row_values_match_the_interpreter() {
             // SAFETY: as in `run`.
             unsafe {
                 at.cast::<Failure>().write(Failure::NONE);
-                site.run(&tape.once, 0, 0, tape.tile);
+                site.run(&tape.per_run, 0, 0, tape.tile);
                 for row in 0..ROWS {
                     for (start, count) in tape.tiles(0, n) {
                         site.run(&tape.stages[0].body, row, start, count);
@@ -300,7 +300,7 @@ fn numbers(n: usize, seed: u32) -> Vec<f32> {
         state ^= state << 5;
         state
     };
-    let mut number = || {
+    let mut next_number = || {
         let bits = next();
         match bits % 8 {
             0 => SPECIAL[(bits >> 8) as usize % SPECIAL.len()],
@@ -308,7 +308,7 @@ fn numbers(n: usize, seed: u32) -> Vec<f32> {
             _ => (next() as f32 / u32::MAX as f32 - 0.5) * 12.0,
         }
     };
-    (0..n).map(|_| number()).collect()
+    (0..n).map(|_| next_number()).collect()
 }
 
 fn nest(n: usize, loads: usize, build: impl FnOnce(&mut Builder, &[Reg]) -> Vec<Reg>) -> Nest {
@@ -370,8 +370,8 @@ fn truth_values_cross_group_boundaries() {
             let chosen = b.select(test, x[0], x[1]);
             let sine = b.unary(UnaryOp::Sin, chosen);
             let not = b.unary(UnaryOp::Not, test);
-            let again = b.select(not, sine, x[0]);
-            vec![b.add(again, chosen)]
+            let selected = b.select(not, sine, x[0]);
+            vec![b.add(selected, chosen)]
         });
         assert!(!check(&nest, &loads, "truths"));
     }
@@ -420,11 +420,11 @@ fn spilled_values_match_the_interpreter() {
                 .collect();
             let sum = terms.iter().copied().reduce(|a, c| b.add(a, c)).expect("some");
             // Uses each term once more, from the last one on.
-            let again = terms.iter().rev().fold(sum, |a, &c| {
+            let total = terms.iter().rev().fold(sum, |a, &c| {
                 let product = b.mul(a, x[1]);
                 b.sub(c, product)
             });
-            vec![again]
+            vec![total]
         });
         check(&nest, &[numbers(n, 8), numbers(n, 9)], &format!("{terms} terms"));
     }
@@ -434,14 +434,14 @@ fn spilled_values_match_the_interpreter() {
 /// and one sums it.
 fn nests_with_live_values(live: u32, n: usize) -> [Nest; 2] {
     let build = |b: &mut Builder, x: Reg| {
-        let made: Vec<Reg> = (0..live)
+        let live_values: Vec<Reg> = (0..live)
             .map(|k| {
                 let factor = b.constant(Type::F32, f64::from(k) + 0.5);
                 b.mul(x, factor)
             })
             .collect();
-        let sum = made.iter().fold(x, |a, &c| b.add(a, c));
-        made.iter().rev().fold(sum, |a, &c| {
+        let sum = live_values.iter().fold(x, |a, &c| b.add(a, c));
+        live_values.iter().rev().fold(sum, |a, &c| {
             let half = b.constant(Type::F32, 0.5);
             let a = b.mul(a, half);
             b.sub(c, a)
@@ -473,14 +473,14 @@ fn register_pressure_matches_the_interpreter() {
 fn program_with_live_values(live: u32, wide: bool) -> VectorProgram {
     let mut lanes = VectorProgram::new(wide);
     let x = lanes.push(VectorInst::Memory(0));
-    let made: Vec<_> = (0..live)
+    let values: Vec<_> = (0..live)
         .map(|k| {
             let factor = lanes.push(VectorInst::Constant((k as f32 + 0.5).to_bits()));
             lanes.binary(BinaryOp::Mul, x, factor).expect("known")
         })
         .collect();
-    let sum = made.iter().fold(x, |a, &c| lanes.binary(BinaryOp::Add, a, c).expect("known"));
-    let last = made.iter().rev().fold(sum, |a, &c| lanes.binary(BinaryOp::Sub, c, a).expect("known"));
+    let sum = values.iter().fold(x, |a, &c| lanes.binary(BinaryOp::Add, a, c).expect("known"));
+    let last = values.iter().rev().fold(sum, |a, &c| lanes.binary(BinaryOp::Sub, c, a).expect("known"));
     lanes.effects.push(Effect::Memory(1, last));
     lanes
 }
@@ -490,13 +490,13 @@ fn program_with_live_values(live: u32, wide: bool) -> VectorProgram {
 fn interleaving_depends_on_live_values() {
     let fits =
         |lanes: &VectorProgram, wide, abreast| emit_interleaved(&ValueOrder::new(lanes), wide, abreast);
-    for (wide, live, most) in
+    for (wide, live, limit) in
         [(false, 2, 4), (false, 8, 2), (false, 30, 1), (true, 2, 2), (true, 12, 2), (true, 60, 1)]
     {
         let lanes = program_with_live_values(live, wide);
         for abreast in if wide { &[2, 1][..] } else { &[4, 2, 1] }.iter().copied() {
-            let is_there = fits(&lanes, wide, abreast).is_some();
-            assert_eq!(is_there, abreast <= most, "{live} values, {abreast} vectors, wide: {wide}");
+            let is_interleaved = fits(&lanes, wide, abreast).is_some();
+            assert_eq!(is_interleaved, abreast <= limit, "{live} values, {abreast} vectors, wide: {wide}");
         }
     }
     for wide in [false, true] {
@@ -536,14 +536,14 @@ fn equal_programs_share_code() {
     }
     // Evicted code is compiled again.
     (0..=MAX_CACHED_FUNCTIONS).for_each(|k| drop(of(4.0 + k as f32, false)));
-    let again = of(2.0, false);
-    assert!(!Arc::ptr_eq(&first, &again));
+    let second = of(2.0, false);
+    assert!(!Arc::ptr_eq(&first, &second));
     let bytes = |code: &Assembled| {
         let mut bytes = Vec::new();
-        code.append_to(&mut bytes, |place| place);
+        code.append_to(&mut bytes, |slot| slot);
         bytes
     };
-    assert_eq!(bytes(&first), bytes(&again));
+    assert_eq!(bytes(&first), bytes(&second));
 }
 
 /// Comparisons of coordinates with one number, in both orders and along every axis.
@@ -553,13 +553,13 @@ fn coordinate_comparisons_match() {
     let n: usize = dims.iter().product();
     for axis in 0..3 {
         for op in [CompareOp::Eq, CompareOp::Lt, CompareOp::Le] {
-            for one in [-1, 0, 1, 2, 5, 39, 40, i64::MIN, i64::MAX] {
+            for constant in [-1, 0, 1, 2, 5, 39, 40, i64::MIN, i64::MAX] {
                 let mut b = Builder::new();
-                let (x, place) = (b.load(0, Type::F32), b.coordinate(axis));
-                let number = b.load(1, Type::I64);
-                let (before, behind) = (b.compare(op, place, number), b.compare(op, number, place));
+                let (x, index) = (b.load(0, Type::F32), b.coordinate(axis));
+                let operand = b.load(1, Type::I64);
+                let (before, after) = (b.compare(op, index, operand), b.compare(op, operand, index));
                 let zero = b.constant(Type::F32, 0.0);
-                let outputs = [before, behind].map(|truth| b.select(truth, x, zero));
+                let outputs = [before, after].map(|truth| b.select(truth, x, zero));
                 let plane = Access::contiguous(DType::F32, &dims);
                 let single = Access { strides: [0; 3].into_iter().collect(), len: 1, ..plane.clone() };
                 let nest = Nest {
@@ -577,8 +577,8 @@ fn coordinate_comparisons_match() {
                     CompareOp::Le => a <= b,
                 };
                 let x: Vec<f32> = (0..n).map(|i| i as f32 + 1.0).collect();
-                let number: Vec<f32> =
-                    [one as u32, (one >> 32) as u32].into_iter().map(f32::from_bits).collect();
+                let operands: Vec<f32> =
+                    [constant as u32, (constant >> 32) as u32].into_iter().map(f32::from_bits).collect();
                 for isa in Isa::available() {
                     let plan = LoopPlan {
                         nest: &nest,
@@ -589,12 +589,16 @@ fn coordinate_comparisons_match() {
                     let tape = TileProgram::new(&plan, isa).expect("good");
                     let ops = tape.stages.iter().flat_map(|stage| &stage.body);
                     assert!(!ops.clone().any(|op| matches!(op.kind, Kind::Coordinate { .. })));
-                    let (found, _) = run(&tape, &[x.clone(), number.clone()], 2, n);
+                    let (actual, _) = run(&tape, &[x.clone(), operands.clone()], 2, n);
                     for i in 0..n {
-                        let place = (i / dims[axis + 1..].iter().product::<usize>() % dims[axis]) as i64;
-                        let wanted = [compare(place, one), compare(one, place)];
-                        let wanted = wanted.map(|truth| if truth { x[i] } else { 0.0 });
-                        assert_eq!([found[0][i], found[1][i]], wanted, "{op:?} {one}, axis {axis}, {isa}");
+                        let index = (i / dims[axis + 1..].iter().product::<usize>() % dims[axis]) as i64;
+                        let expected = [compare(index, constant), compare(constant, index)];
+                        let expected_values = expected.map(|truth| if truth { x[i] } else { 0.0 });
+                        assert_eq!(
+                            [actual[0][i], actual[1][i]],
+                            expected_values,
+                            "{op:?} {constant}, axis {axis}, {isa}"
+                        );
                     }
                 }
             }
@@ -634,8 +638,8 @@ proptest! {
                     13..19 => values.push(b.binary(BINARY[usize::from(what) - 13], p, q)),
                     19 => truths.push(b.compare(CompareOp::Le, p, q)),
                     20 => {
-                        let (one, other) = (value(i, &truths), value(j, &truths));
-                        truths.push(b.binary(BinaryOp::Xor, one, other));
+                        let (left, other) = (value(i, &truths), value(j, &truths));
+                        truths.push(b.binary(BinaryOp::Xor, left, other));
                     }
                     21 => {
                         let truth = value(k, &truths);

@@ -134,18 +134,18 @@ fn check_mask_shape(
     mask: &Shape,
     [batch, queries, keys]: [Option<&Dim>; 3],
 ) -> Result<(), OpError> {
-    let wanted = match MaskForm::from_shape(k, mask, batch)? {
+    let expected = match MaskForm::from_shape(k, mask, batch)? {
         MaskForm::Ends | MaskForm::EndsAndStarts => return Ok(()),
         MaskForm::Keys => vec![batch, keys],
         MaskForm::Pairs => vec![batch, queries, keys],
     };
-    let apart = |(dim, wanted): (&Dim, &Option<&Dim>)| !dim.is_one() && sizes_differ(Some(dim), *wanted);
-    if mask.iter().zip(&wanted).any(apart) {
-        let wanted: Vec<String> =
-            wanted.iter().map(|dim| dim.map_or("?".into(), ToString::to_string)).collect();
+    let differs = |(dim, size): (&Dim, &Option<&Dim>)| !dim.is_one() && sizes_differ(Some(dim), *size);
+    if mask.iter().zip(&expected).any(differs) {
+        let expected_sizes: Vec<String> =
+            expected.iter().map(|dim| dim.map_or("?".into(), ToString::to_string)).collect();
         return Err(OpError::invalid(format!(
             "input {k} (mask) has shape {mask}, but [{}] is needed",
-            wanted.join(", ")
+            expected_sizes.join(", ")
         )));
     }
     Ok(())
@@ -175,14 +175,14 @@ fn additive_mask(
             };
             let ends = each(rw, ends);
             let inside = rw.add("Less", &[columns, ends], Attrs::new());
-            let behind = rw.add("Not", &[inside], Attrs::new());
+            let after_end = rw.add("Not", &[inside], Attrs::new());
             if form == MaskForm::Ends {
-                behind
+                after_end
             } else {
                 let starts = slice_between(rw, long, 0, batch, Size::Number(i64::MAX));
                 let starts = each(rw, starts);
                 let before = rw.add("Less", &[columns, starts], Attrs::new());
-                rw.add("Or", &[behind, before], Attrs::new())
+                rw.add("Or", &[after_end, before], Attrs::new())
             }
         }
         MaskForm::Keys | MaskForm::Pairs => {
@@ -275,27 +275,27 @@ impl Attention {
 
     /// Returns the widths of queries, keys and values for weights of this shape.
     fn widths(&self, weights: &Shape) -> Result<Option<[usize; 3]>, OpError> {
-        let [_, all] = &weights[..] else {
+        let [_, width_dim] = &weights[..] else {
             return Err(OpError::invalid(format!(
                 "input {WEIGHTS} (weights) must be a matrix (width of the input by widths of queries, keys and \
                  values), got shape {weights}"
             )));
         };
-        let all = all.known();
-        let widths = match (self.widths, all) {
-            (Some(widths), Some(all)) if widths.iter().sum::<usize>() != all => {
+        let total = width_dim.known();
+        let widths = match (self.widths, total) {
+            (Some(widths), Some(width_total)) if widths.iter().sum::<usize>() != width_total => {
                 return Err(OpError::invalid(format!(
-                    "input {WEIGHTS} has shape {weights}, but qkv_hidden_sizes, {widths:?}, do not add up to {all}"
+                    "input {WEIGHTS} has shape {weights}, but qkv_hidden_sizes, {widths:?}, do not add up to {width_total}"
                 )));
             }
             (Some(widths), _) => Some(widths),
-            (None, Some(all)) if all % 3 != 0 => {
+            (None, Some(width_total)) if width_total % 3 != 0 => {
                 return Err(OpError::invalid(format!(
                     "the last axis of input {WEIGHTS}, of shape {weights}, cannot be divided into queries, keys and \
                      values; set qkv_hidden_sizes"
                 )));
             }
-            (None, all) => all.map(|all| [all / 3; 3]),
+            (None, known_total) => known_total.map(|combined| [combined / 3; 3]),
         };
         for width in widths.iter().flatten() {
             self.common.head_size("queries, keys or values", Some(&Dim::Known(*width)))?;
@@ -348,10 +348,10 @@ impl Op for Attention {
             )));
         }
         if let (Some(bias), Some(widths)) = (cx.shape(BIAS), widths) {
-            let all = Dim::Known(widths.iter().sum());
-            if bias.rank() != 1 || sizes_differ(bias.first(), Some(&all)) {
+            let total_width = Dim::Known(widths.iter().sum());
+            if bias.rank() != 1 || sizes_differ(bias.first(), Some(&total_width)) {
                 return Err(OpError::invalid(format!(
-                    "input {BIAS} has shape {bias}, but [{all}] is needed"
+                    "input {BIAS} has shape {bias}, but [{total_width}] is needed"
                 )));
             }
         }
@@ -360,9 +360,12 @@ impl Op for Attention {
         let past = cx.shape(PAST).cloned();
         if let Some(past) = &past {
             let size = sizes.as_ref().map(|[_, size, _]| size);
-            let wanted = [Some(&Dim::Known(2)), batch, Some(&heads), None, size];
+            let expected = [Some(&Dim::Known(2)), batch, Some(&heads), None, size];
             if past.rank() != 5
-                || past.iter().zip(wanted).any(|(found, wanted)| sizes_differ(Some(found), wanted))
+                || past
+                    .iter()
+                    .zip(expected)
+                    .any(|(actual, expected_dim)| sizes_differ(Some(actual), expected_dim))
             {
                 let batch = batch.map_or("batch".into(), ToString::to_string);
                 let size = size.map_or("size".into(), ToString::to_string);
@@ -421,17 +424,17 @@ fn decompose_attention(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         )
     })?;
     let (batch, length) = (size_of(rw, input, 0), size_of(rw, input, 1));
-    let mut all = rw.add("MatMul", &[input, weights], Attrs::new());
+    let mut projected = rw.add("MatMul", &[input, weights], Attrs::new());
     if let Some(bias) = rw.input(BIAS) {
-        all = rw.add("Add", &[all, bias], Attrs::new());
+        projected = rw.add("Add", &[projected, bias], Attrs::new());
     }
     let heads = Size::Number(op.common.heads);
     let mut from = 0;
     let [queries, mut keys, mut values] = widths.map(|width| {
         let width = width as i64;
-        let own = slice_axis(rw, all, 2, from, from + width, 1);
+        let slice = slice_axis(rw, projected, 2, from, from + width, 1);
         from += width;
-        Heads::split(rw, own, heads, length, Size::Number(width / op.common.heads))
+        Heads::split(rw, slice, heads, length, Size::Number(width / op.common.heads))
     });
     let mut past_length = Size::Number(0);
     if let Some(past) = rw.input(PAST) {
@@ -531,33 +534,47 @@ impl MultiHead {
     ) -> Result<InputSizes, OpError> {
         let layout = Layout::from_shapes(query, key, has_value)?;
         let heads = self.common.heads as usize;
-        let check = |what: &str, shape: &Shape, axis: usize, wanted: usize| match shape[axis].known() {
-            Some(found) if found != wanted => {
-                Err(OpError::invalid(format!("axis {axis} of {what} of shape {shape} must be {wanted}")))
+        let check = |what: &str, shape: &Shape, axis: usize, expected: usize| match shape[axis].known() {
+            Some(actual) if actual != expected => {
+                Err(OpError::invalid(format!("axis {axis} of {what} of shape {shape} must be {expected}")))
             }
             _ => Ok(()),
         };
         let (batch, length) = (query[0].clone(), query[1].clone());
-        let own = |size: Option<usize>| size.map(|size| Dim::Known(size.saturating_mul(heads)));
+        let total_width = |size: Option<usize>| size.map(|size| Dim::Known(size.saturating_mul(heads)));
         let known = match (layout, key) {
             (Layout::Packed, _) => {
                 check("packed queries", query, 2, heads)?;
                 check("packed queries", query, 3, 3)?;
                 let size = query[4].known();
-                InputSizes { layout, batch, keys: length.clone(), length, sizes: [size; 2], width: own(size) }
+                InputSizes {
+                    layout,
+                    batch,
+                    keys: length.clone(),
+                    length,
+                    sizes: [size; 2],
+                    width: total_width(size),
+                }
             }
             (Layout::PackedKeysValues, Some(key)) => {
                 check("packed keys", key, 2, heads)?;
                 check("packed keys", key, 3, 2)?;
                 let size = key[4].known();
                 let keys = key[1].clone();
-                InputSizes { layout, batch, length, keys, sizes: [size; 2], width: own(size) }
+                InputSizes { layout, batch, length, keys, sizes: [size; 2], width: total_width(size) }
             }
             (Layout::AsHeads, Some(key)) => {
                 check("keys", key, 1, heads)?;
                 let size = value.and_then(|value| value.get(3)).and_then(Dim::known);
                 let keys = key[2].clone();
-                InputSizes { layout, batch, length, keys, sizes: [key[3].known(), size], width: own(size) }
+                InputSizes {
+                    layout,
+                    batch,
+                    length,
+                    keys,
+                    sizes: [key[3].known(), size],
+                    width: total_width(size),
+                }
             }
             _ => {
                 let key = key.unwrap_or(query);
@@ -636,19 +653,19 @@ impl Op for MultiHead {
         let known = self.input_sizes(query, cx.shape(KEY), cx.shape(VALUE), cx.has_input(VALUE))?;
         let heads = Dim::Known(self.common.heads as usize);
         if let (Some(bias), [Some(size), Some(of_values)]) = (cx.shape(PROJECTION_BIAS), known.sizes) {
-            let all = Dim::Known(self.common.heads as usize * (2 * size + of_values));
-            if bias.rank() != 1 || sizes_differ(bias.first(), Some(&all)) {
+            let bias_len = Dim::Known(self.common.heads as usize * (2 * size + of_values));
+            if bias.rank() != 1 || sizes_differ(bias.first(), Some(&bias_len)) {
                 return Err(OpError::invalid(format!(
-                    "input {PROJECTION_BIAS} has shape {bias}, but [{all}] is needed"
+                    "input {PROJECTION_BIAS} has shape {bias}, but [{bias_len}] is needed"
                 )));
             }
         }
         for (k, size) in [(PAST_KEY, known.sizes[0]), (PAST_VALUE, known.sizes[1])] {
             let Some(past) = cx.shape(k) else { continue };
             let size = size.map(Dim::Known);
-            let wanted = [Some(&known.batch), Some(&heads), None, size.as_ref()];
+            let expected = [Some(&known.batch), Some(&heads), None, size.as_ref()];
             if past.rank() != 4
-                || past.iter().zip(wanted).any(|(found, wanted)| sizes_differ(Some(found), wanted))
+                || past.iter().zip(expected).any(|(actual, wanted)| sizes_differ(Some(actual), wanted))
             {
                 return Err(OpError::invalid(format!(
                     "input {k} has shape {past}, but [{}, {heads}, length, {}] is needed",
@@ -737,13 +754,14 @@ fn decompose_multi_head(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         }
         None => [None; 3],
     };
-    let apart = |rw: &mut Rewrite<'_>, value: ValueId, bias: Option<ValueId>, length: Size, size: Size| {
-        let value = match bias {
-            Some(bias) => rw.add("Add", &[value, bias], Attrs::new()),
-            None => value,
+    let split_heads =
+        |rw: &mut Rewrite<'_>, value: ValueId, bias: Option<ValueId>, length: Size, size: Size| {
+            let value = match bias {
+                Some(bias) => rw.add("Add", &[value, bias], Attrs::new()),
+                None => value,
+            };
+            Heads::split(rw, value, heads, length, size)
         };
-        Heads::split(rw, value, heads, length, size)
-    };
     // Element `index` of axis 3 of a packed tensor: `[batch, length, heads, size]`.
     let unpacked = |rw: &mut Rewrite<'_>, value: ValueId, index: i64, bias: Option<ValueId>, length: Size| {
         let size = of_queries.1;
@@ -765,19 +783,19 @@ fn decompose_multi_head(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         Layout::PackedKeysValues => {
             let key = key.ok_or_else(missing)?;
             (
-                apart(rw, query, biases[0], length, of_queries.1),
+                split_heads(rw, query, biases[0], length, of_queries.1),
                 unpacked(rw, key, 0, biases[1], key_length),
                 unpacked(rw, key, 1, biases[2], key_length),
             )
         }
         Layout::Separate | Layout::AsHeads => {
             let (key, value) = (key.ok_or_else(missing)?, value.ok_or_else(missing)?);
-            let queries = apart(rw, query, biases[0], length, of_queries.1);
+            let queries = split_heads(rw, query, biases[0], length, of_queries.1);
             if known.layout == Layout::Separate {
                 (
                     queries,
-                    apart(rw, key, biases[1], key_length, of_queries.1),
-                    apart(rw, value, biases[2], key_length, of_values.1),
+                    split_heads(rw, key, biases[1], key_length, of_queries.1),
+                    split_heads(rw, value, biases[2], key_length, of_values.1),
                 )
             } else {
                 (

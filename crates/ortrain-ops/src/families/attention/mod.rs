@@ -116,20 +116,20 @@ impl Attention {
 
     /// Returns batch, head count, length and head size of input `k` of this shape.
     fn dims(&self, k: usize, shape: &Shape) -> Result<[Option<Dim>; 4], OpError> {
-        let (name, told) = self.head_count_attribute(k);
+        let (name, declared) = self.head_count_attribute(k);
         match &shape[..] {
             [batch, heads, length, size] => {
-                if let (Some(told), Some(found)) = (told, heads.known())
-                    && told != found as i64
+                if let (Some(expected), Some(found)) = (declared, heads.known())
+                    && expected != found as i64
                 {
                     return Err(OpError::invalid(format!(
-                        "input {k} has shape {shape} with {found} heads, but {name} is {told}"
+                        "input {k} has shape {shape} with {found} heads, but {name} is {expected}"
                     )));
                 }
                 Ok([batch, heads, length, size].map(|dim| Some(dim.clone())))
             }
             [batch, length, width] => {
-                let heads = told.ok_or_else(|| {
+                let heads = declared.ok_or_else(|| {
                     OpError::invalid(format!(
                         "input {k} has shape {shape}; an input with three axes needs {name}"
                     ))
@@ -157,11 +157,11 @@ fn sizes_differ(a: Option<&Dim>, b: Option<&Dim>) -> bool {
 /// Checks that a mask broadcasts to `[batch, heads, queries, keys]`. Its last axis may be shorter.
 fn check_mask(k: usize, mask: &Shape, to: &[Option<Dim>; 4]) -> Result<(), OpError> {
     let fits = |axis: usize, dim: &Dim| match (dim.known(), to[axis].as_ref().and_then(Dim::known)) {
-        (Some(found), Some(wanted)) => {
+        (Some(size), Some(wanted)) => {
             if axis == 3 {
-                found <= wanted
+                size <= wanted
             } else {
-                found == wanted || found == 1
+                size == wanted || size == 1
             }
         }
         _ => true,
@@ -171,11 +171,11 @@ fn check_mask(k: usize, mask: &Shape, to: &[Option<Dim>; 4]) -> Result<(), OpErr
         mask.rank() > 0 && mask.iter().enumerate().all(|(axis, dim)| fits(axis + lead, dim))
     });
     if !fits {
-        let wanted: Vec<String> =
+        let target_sizes: Vec<String> =
             to.iter().map(|dim| dim.as_ref().map_or("?".into(), ToString::to_string)).collect();
         return Err(OpError::invalid(format!(
             "input {k} has shape {mask}, which does not broadcast to [{}]: batch, heads, queries, keys",
-            wanted.join(", ")
+            target_sizes.join(", ")
         )));
     }
     Ok(())
@@ -202,11 +202,11 @@ impl Op for Attention {
         }
         let rank = cx.shape(Q).map(Shape::rank);
         for other in [K, V] {
-            if let (Some(rank), Some(found)) = (rank, cx.shape(other))
-                && found.rank() != rank
+            if let (Some(rank), Some(other_shape)) = (rank, cx.shape(other))
+                && other_shape.rank() != rank
             {
                 return Err(OpError::invalid(format!(
-                    "input {other} has shape {found}, but the queries have {rank} axes"
+                    "input {other} has shape {other_shape}, but the queries have {rank} axes"
                 )));
             }
         }
@@ -260,9 +260,9 @@ impl Op for Attention {
         if let Some(filled) = cx.shape(NONPAD_KV_SEQLEN)
             && (filled.rank() != 1 || sizes_differ(filled.first(), q[0].as_ref()))
         {
-            let wanted = batch.map_or("batch".to_owned(), |batch| batch.to_string());
+            let expected = batch.map_or("batch".to_owned(), |batch| batch.to_string());
             return Err(OpError::invalid(format!(
-                "nonpad_kv_seqlen has shape {filled}, but [{wanted}] is needed"
+                "nonpad_kv_seqlen has shape {filled}, but [{expected}] is needed"
             )));
         }
         let total = |cx: &Infer<'_>, output: usize, axis: usize| match (
@@ -335,8 +335,8 @@ fn read_heads(
         });
         return Ok(Heads { value, heads, length, size });
     }
-    let (name, told) = op.head_count_attribute(k);
-    let heads = told.map(Size::Number).ok_or_else(|| OpError::invalid(format!("{name} is missing")))?;
+    let (name, declared) = op.head_count_attribute(k);
+    let heads = declared.map(Size::Number).ok_or_else(|| OpError::invalid(format!("{name} is missing")))?;
     let (length, width) = (size_of(rw, value, 1), size_of(rw, value, 2));
     let size = divide_sizes(rw, width, heads);
     Ok(Heads::split(rw, value, heads, length, size))
@@ -430,8 +430,8 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         }
         let columns = axis_positions(rw, keys.length);
         let inside = rw.add("Less", &[columns, filled], Attrs::new());
-        let behind = rw.add("Not", &[inside], Attrs::new());
-        hidden = or_conditions(rw, hidden, Some(behind));
+        let after_end = rw.add("Not", &[inside], Attrs::new());
+        hidden = or_conditions(rw, hidden, Some(after_end));
     }
     // A query with only the causal mask sees at least the first key.
     let may_be_blind = rw.input(MASK).is_some() || filled.is_some() || window.left.is_some();
@@ -477,14 +477,14 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 /// Decomposes the operator for opsets before 23, before 24 with `nonpad_kv_seqlen`, and before 25 with windows.
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = Attention::read(rw.node())?;
-    let least = if op.window != [None, None] {
+    let min_opset = if op.window != [None, None] {
         25
     } else if rw.input(NONPAD_KV_SEQLEN).is_some() {
         24
     } else {
         23
     };
-    if rw.version() < least { decompose(rw) } else { Ok(()) }
+    if rw.version() < min_opset { decompose(rw) } else { Ok(()) }
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {

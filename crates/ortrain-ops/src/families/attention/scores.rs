@@ -36,8 +36,8 @@ impl Heads {
         length: Size,
         size: Size,
     ) -> Heads {
-        let apart = reshape_to(rw, value, &[Size::SameAxis, Size::SameAxis, heads, size]);
-        Heads { value: permute_axes(rw, apart, &[0, 2, 1, 3]), heads, length, size }
+        let reshaped = reshape_to(rw, value, &[Size::SameAxis, Size::SameAxis, heads, size]);
+        Heads { value: permute_axes(rw, reshaped, &[0, 2, 1, 3]), heads, length, size }
     }
 
     /// Appends these heads to a past of length `past_length`.
@@ -156,7 +156,7 @@ impl ScaledDotProduct {
         let grouped = self.queries.heads != self.keys.heads && groups != Size::Number(1);
         let (heads, of_queries) = (self.keys.heads, self.queries.heads);
         // Heads that share keys and values get an axis of their own, along which the product broadcasts.
-        let apart = |rw: &mut Rewrite<'_>, value: ValueId, length: Size, size: Size| match grouped {
+        let split_heads = |rw: &mut Rewrite<'_>, value: ValueId, length: Size, size: Size| match grouped {
             true => reshape_to(rw, value, &[Size::SameAxis, heads, groups, length, size]),
             false => value,
         };
@@ -166,8 +166,9 @@ impl ScaledDotProduct {
         };
         let shared =
             |rw: &mut Rewrite<'_>, value: ValueId| if grouped { insert_axes(rw, value, &[2]) } else { value };
-        let turned = permute_axes(rw, k, &[0, 1, 3, 2]);
-        let (left, right) = (apart(rw, q, self.queries.length, self.queries.size), shared(rw, turned));
+        let transposed = permute_axes(rw, k, &[0, 1, 3, 2]);
+        let (left, right) =
+            (split_heads(rw, q, self.queries.length, self.queries.size), shared(rw, transposed));
         let products = rw.add("MatMul", &[left, right], none());
         let products = together(rw, products, self.queries.length, self.keys.length);
 
@@ -194,9 +195,9 @@ impl ScaledDotProduct {
         let shares = if self.may_hide_all_keys {
             // Rows in which every key is hidden are replaced by zeros first. NaN would otherwise reach the gradient.
             let last = rw.ints("last", &[-1]);
-            let most = rw.add("ReduceMax", &[logits, last], Attrs::new().with("keepdims", 1i64));
+            let max = rw.add("ReduceMax", &[logits, last], Attrs::new().with("keepdims", 1i64));
             let nothing = rw.constant("nothing", Tensor::scalar(precision, f64::NEG_INFINITY));
-            let blind = rw.add("Equal", &[most, nothing], none());
+            let blind = rw.add("Equal", &[max, nothing], none());
             let zero = rw.constant("zero", Tensor::scalar(precision, 0.0));
             let safe = rw.add("Where", &[blind, zero, logits], none());
             let shares = rw.add("Softmax", &[safe], softmax());
@@ -205,7 +206,7 @@ impl ScaledDotProduct {
             rw.add("Softmax", &[logits], softmax())
         };
         let shares = cast(rw.patch().1, shares, precision, self.dtype);
-        let left = apart(rw, shares, self.queries.length, self.keys.length);
+        let left = split_heads(rw, shares, self.queries.length, self.keys.length);
         let right = shared(rw, self.values.value);
         let result = rw.add("MatMul", &[left, right], none());
         let result = together(rw, result, self.queries.length, self.values.size);
@@ -251,6 +252,6 @@ impl ScaledDotProduct {
 
 /// Merges the heads of `[batch, heads, length, size]` to `[batch, length, heads * size]`.
 pub(super) fn merge_heads(rw: &mut Rewrite<'_>, value: ValueId, width: Size) -> ValueId {
-    let turned = permute_axes(rw, value, &[0, 2, 1, 3]);
-    reshape_to(rw, turned, &[Size::SameAxis, Size::SameAxis, width])
+    let transposed = permute_axes(rw, value, &[0, 2, 1, 3]);
+    reshape_to(rw, transposed, &[Size::SameAxis, Size::SameAxis, width])
 }

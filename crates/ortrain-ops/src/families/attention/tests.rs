@@ -96,8 +96,8 @@ fn spread_heads(heads: usize, of_keys: usize, keys: usize) -> [Tensor; 3] {
     ]
 }
 
-fn bools(dims: &[usize], seen: &[u8]) -> Tensor {
-    Tensor::from_slice(DType::Bool, dims, seen)
+fn bools(dims: &[usize], visible: &[u8]) -> Tensor {
+    Tensor::from_slice(DType::Bool, dims, visible)
 }
 
 fn graph_and_inputs(
@@ -207,37 +207,37 @@ fn masks() {
         &[QUERIES, 1],
     ] {
         let count: usize = dims.iter().product();
-        let seen: Vec<u8> = (0..count).map(|k| u8::from(k % 5 != 1 && k % 7 > 1)).collect();
+        let visible: Vec<u8> = (0..count).map(|k| u8::from(k % 5 != 1 && k % 7 > 1)).collect();
         let numbers: Vec<f64> = generic_tensor(dims, 4).to_f64();
-        let hidden: Vec<f64> = seen
+        let hidden: Vec<f64> = visible
             .iter()
             .zip(&numbers)
-            .map(|(&seen, &x)| if seen == 1 { x } else { f64::NEG_INFINITY })
+            .map(|(&observed, &x)| if observed == 1 { x } else { f64::NEG_INFINITY })
             .collect();
         for (mask, is_bool) in
-            [(bools(dims, &seen), true), (f64s(dims, &numbers), false), (f64s(dims, &hidden), false)]
+            [(bools(dims, &visible), true), (f64s(dims, &numbers), false), (f64s(dims, &hidden), false)]
         {
             for causal in [false, true] {
                 let of_mask = mask.to_f64();
                 let added = |at: [usize; 4]| {
                     let last = dims[dims.len() - 1];
-                    let place = dims.iter().rev().zip(at.iter().rev()).fold(
+                    let position = dims.iter().rev().zip(at.iter().rev()).fold(
                         (0, 1),
-                        |(place, stride), (&size, &at)| {
-                            (place + if size == 1 { 0 } else { at * stride }, stride * size)
+                        |(index, stride), (&size, &at)| {
+                            (index + if size == 1 { 0 } else { at * stride }, stride * size)
                         },
                     );
                     let hidden = at[3] >= last || (causal && at[3] > at[2]);
                     match (hidden, is_bool) {
                         (true, _) => f64::NEG_INFINITY,
                         (false, true) => {
-                            if of_mask[place.0] == 1.0 {
+                            if of_mask[position.0] == 1.0 {
                                 0.0
                             } else {
                                 f64::NEG_INFINITY
                             }
                         }
-                        (false, false) => of_mask[place.0],
+                        (false, false) => of_mask[position.0],
                     }
                 };
                 let stages = expected(&plan, &q.to_f64(), &k.to_f64(), &v.to_f64(), added);
@@ -298,7 +298,7 @@ fn past_and_intermediate_outputs() {
     let [q, k, v] = spread_heads(2, 1, KEYS);
     let past_key = generic_tensor(&[BATCH, 1, PAST, HEAD_SIZE], 6);
     let past_value = generic_tensor(&[BATCH, 1, PAST, VALUE_SIZE], 7);
-    let behind = |past: &Tensor, new: &Tensor| -> Vec<f64> {
+    let after = |past: &Tensor, new: &Tensor| -> Vec<f64> {
         let size = new.dims()[3];
         let rows = |tensor: &Tensor, b: usize| {
             let each = tensor.dims()[2] * size;
@@ -306,7 +306,7 @@ fn past_and_intermediate_outputs() {
         };
         (0..BATCH).flat_map(|b| [rows(past, b), rows(new, b)].concat()).collect()
     };
-    let (keys, values) = (behind(&past_key, &k), behind(&past_value, &v));
+    let (keys, values) = (after(&past_key, &k), after(&past_value, &v));
     let plan = ReferenceSizes { heads: 2, of_keys: 1, keys: PAST + KEYS, scale: 0.25, softcap: 2.0 };
     for (mode, causal) in [(0, false), (1, false), (2, true), (3, true)] {
         let mask = |at: [usize; 4]| if causal && at[3] > at[2] + PAST { f64::NEG_INFINITY } else { 0.0 };
@@ -465,23 +465,23 @@ const WIDTH: usize = 4;
 fn mask_addend(mask: Option<&Tensor>, keys: usize, [b, _, i, j]: [usize; 4]) -> f64 {
     let Some(mask) = mask else { return 0.0 };
     let at = |k: usize| mask.to_f64()[k];
-    let seen = match mask.dims() {
+    let visible = match mask.dims() {
         [count] => (j as f64) < at(b) && (*count == BATCH || j as f64 >= at(BATCH + b)),
         [_, _] => at(b * keys + j) > 0.0,
         _ => at((b * QUERIES + i) * keys + j) > 0.0,
     };
-    if seen { 0.0 } else { -3.0 }
+    if visible { 0.0 } else { -3.0 }
 }
 
 fn int_masks(keys: usize) -> Vec<Option<Tensor>> {
     let int = |dims: &[usize], numbers: &[i32]| Some(Tensor::from_slice(DType::I32, dims, numbers));
-    let seen = |count: usize| (0..count).map(|k| i32::from(k % 3 != 1)).collect::<Vec<_>>();
+    let visible = |count: usize| (0..count).map(|k| i32::from(k % 3 != 1)).collect::<Vec<_>>();
     vec![
         None,
         int(&[BATCH], &[2, 1]),
         int(&[2 * BATCH], &[2, 3, 0, 1]),
-        int(&[BATCH, keys], &seen(BATCH * keys)),
-        int(&[BATCH, QUERIES, keys], &seen(BATCH * QUERIES * keys)),
+        int(&[BATCH, keys], &visible(BATCH * keys)),
+        int(&[BATCH, QUERIES, keys], &visible(BATCH * QUERIES * keys)),
     ]
 }
 
@@ -558,9 +558,9 @@ fn packed_past_and_attention_bias() {
         (got[0].dims(), got[1].dims()),
         (&[BATCH, QUERIES, WIDTH][..], &[2, BATCH, 2, QUERIES + 2, 2][..])
     );
-    let (present, given) = (got[1].to_f64(), past.to_f64());
+    let (present, args) = (got[1].to_f64(), past.to_f64());
     for head in 0..2 * BATCH * 2 {
-        assert_eq!(present[head * 10..head * 10 + 4], given[head * 4..head * 4 + 4], "the past comes first");
+        assert_eq!(present[head * 10..head * 10 + 4], args[head * 4..head * 4 + 4], "the past comes first");
     }
     check_gradients(&graph, &inputs, &[0, 1, 2, 3], &[0, 1]);
     let open = symbolic(&graph, &inputs, |k, axis| match (k, axis) {
@@ -608,9 +608,9 @@ fn layouts() {
     ];
     let mut first: Option<Tensor> = None;
     for ports in &ports {
-        let mut given = ports.clone();
-        given.extend([None, Some(&mask)]);
-        let (graph, inputs) = graph_and_inputs(MULTI, &given, 1, attrs());
+        let mut args = ports.clone();
+        args.extend([None, Some(&mask)]);
+        let (graph, inputs) = graph_and_inputs(MULTI, &args, 1, attrs());
         let got = run(&graph, &inputs).expect("it runs").remove(0);
         check_gradients(&graph, &inputs, &floats(&inputs), &[0]);
         check_decomposition(&graph, &inputs, TOLERANCE);
@@ -639,9 +639,9 @@ fn layouts() {
     // A bias of queries, keys and values equals a bias that is added to the inputs before.
     let bias = generic_tensor(&[6 * HEAD_SIZE], 9);
     for ports in [&ports[0], &ports[2], &ports[3]] {
-        let mut given = ports.clone();
-        given.push(Some(&bias));
-        let (graph, inputs) = graph_and_inputs(MULTI, &given, 1, attrs());
+        let mut arguments = ports.clone();
+        arguments.push(Some(&bias));
+        let (graph, inputs) = graph_and_inputs(MULTI, &arguments, 1, attrs());
         let got = run(&graph, &inputs).expect("it runs").remove(0);
         check_gradients(&graph, &inputs, &floats(&inputs), &[0]);
         let numbers = bias.to_f64();
@@ -701,7 +701,7 @@ fn rejects_ambiguous_mask_shapes() {
     let x = generic_tensor(&[BATCH, QUERIES, WIDTH], 1);
     let weights = generic_tensor(&[WIDTH, 3 * WIDTH], 2);
     let mask = Tensor::from_slice(DType::I32, &[BATCH], &[1, 2]);
-    for (name, fine) in [("batch", true), ("other", false)] {
+    for (name, is_valid) in [("batch", true), ("other", false)] {
         let (mut open, ids) = graph(&[&x, &weights, &mask]);
         let batch = [Dim::symbol("batch"), QUERIES.into(), WIDTH.into()];
         open.value_mut(ids[0]).ty = ValueType::Tensor(DType::F64, Some(batch.into_iter().collect()));
@@ -710,9 +710,9 @@ fn rejects_ambiguous_mask_shapes() {
         let ports = [Some(ids[0]), Some(ids[1]), None, Some(ids[2])];
         add(&mut open, MERGED, "y", &ports, 1, Attrs::new().with("num_heads", 2i64));
         match crate::passes::infer::infer(&mut open) {
-            Ok(()) => assert!(fine),
+            Ok(()) => assert!(is_valid),
             Err(error) => {
-                assert!(!fine && error.to_string().contains("ambiguous shape"), "{error}");
+                assert!(!is_valid && error.to_string().contains("ambiguous shape"), "{error}");
             }
         }
     }
@@ -734,24 +734,24 @@ fn rejects_invalid_inputs() {
     let past = generic_tensor(&[BATCH, 2, 2, HEAD_SIZE], 1);
     let none = Attrs::new;
     let basic = [Some(&q), Some(&k), Some(&v)];
-    let with = |more: &[Option<&Tensor>]| -> Vec<Option<Tensor>> {
-        basic.iter().chain(more).map(|port| port.cloned()).collect()
+    let with = |extra: &[Option<&Tensor>]| -> Vec<Option<Tensor>> {
+        basic.iter().chain(extra).map(|port| port.cloned()).collect()
     };
-    let own =
+    let local =
         |ports: &[&Tensor]| -> Vec<Option<Tensor>> { ports.iter().map(|&port| Some(port.clone())).collect() };
     for (ports, attrs, words) in [
-        (own(&[&q, &three, &v]), none(), "numbers of heads of queries, keys and values differ: 3 and 2"),
+        (local(&[&q, &three, &v]), none(), "numbers of heads of queries, keys and values differ: 3 and 2"),
         (
-            own(&[&q, &three, &three]),
+            local(&[&q, &three, &three]),
             none(),
             "the number of query heads, 2, must be a multiple of the number of key heads, 3",
         ),
-        (own(&[&q, &wide, &v]), none(), "the queries have head size 2, but the keys 5"),
-        (own(&[&q, &k, &long]), none(), "lengths of queries, keys and values differ: 2 and 7"),
-        (own(&[&q, &k, &data[2]]), none(), "input 2 has shape [2, 2, 6], but the queries have 4 axes"),
-        (own(&[&data[0], &data[1], &data[2]]), none(), "an input with three axes needs q_num_heads"),
+        (local(&[&q, &wide, &v]), none(), "the queries have head size 2, but the keys 5"),
+        (local(&[&q, &k, &long]), none(), "lengths of queries, keys and values differ: 2 and 7"),
+        (local(&[&q, &k, &data[2]]), none(), "input 2 has shape [2, 2, 6], but the queries have 4 axes"),
+        (local(&[&data[0], &data[1], &data[2]]), none(), "an input with three axes needs q_num_heads"),
         (
-            own(&[&data[0], &data[1], &data[2]]),
+            local(&[&data[0], &data[1], &data[2]]),
             none().with("q_num_heads", 3i64).with("kv_num_heads", 3i64),
             "the last axis of input 0, of shape [2, 3, 4], cannot be divided into 3 heads",
         ),

@@ -201,8 +201,8 @@ impl BatchNorm {
             let b = &mut nest.b;
             let (keep, take) = (b.constant(ty, self.momentum), b.constant(ty, 1.0 - self.momentum));
             let value = b.convert(value, ty);
-            let (kept, taken) = (b.mul(keep, old), b.mul(take, value));
-            let result = b.add(kept, taken);
+            let (old_share, taken) = (b.mul(keep, old), b.mul(take, value));
+            let result = b.add(old_share, taken);
             nest.store_outer(cx, new, result);
         }
         cx.emit(nest.instruction())?;
@@ -225,8 +225,8 @@ impl BatchNorm {
         };
         let none = Attrs::new;
         let mean = cx.output(3, ADDED_OUTPUTS[2]);
-        let (all, channels) = (cx.add("Size", &[x], none()), cx.add("Size", &[mean], none()));
-        let count = cx.add("Div", &[all, channels], none());
+        let (element_count, channels) = (cx.add("Size", &[x], none()), cx.add("Size", &[mean], none()));
+        let count = cx.add("Div", &[element_count, channels], none());
         let count = cx.add("Cast", &[count], none().with("to", i64::from(narrow.to_onnx())));
         let mean = spread(cx, mean);
         let centred = cx.add("Sub", &[x, mean], none());
@@ -308,11 +308,11 @@ fn unknown_rank_error() -> OpError {
 }
 
 /// Casts a value to another type, if the types differ.
-pub(super) fn cast(to: &mut impl NodeSink, value: ValueId, from: DType, wanted: DType) -> ValueId {
-    if from == wanted {
+pub(super) fn cast(to: &mut impl NodeSink, value: ValueId, from: DType, target: DType) -> ValueId {
+    if from == target {
         return value;
     }
-    to.emit("Cast", &[Some(value)], Attrs::new().with("to", i64::from(wanted.to_onnx())))
+    to.emit("Cast", &[Some(value)], Attrs::new().with("to", i64::from(target.to_onnx())))
 }
 
 /// Reshapes one element per channel so that it broadcasts to a batch of rank `rank`.
@@ -356,14 +356,14 @@ fn check_channels(cx: &Infer<'_>, x: usize, inputs: &[usize]) -> Result<(), OpEr
     for &k in inputs {
         let Some(shape) = cx.shape(k) else { continue };
         let fits = match (&channels, &shape[..]) {
-            (Some(Dim::Known(channels)), [Dim::Known(found)]) => channels == found,
+            (Some(Dim::Known(channels)), [Dim::Known(size)]) => channels == size,
             (_, [_]) => true,
             _ => false,
         };
         if !fits {
-            let wanted = channels.as_ref().map_or("the number of channels".to_owned(), ToString::to_string);
+            let expected = channels.as_ref().map_or("the number of channels".to_owned(), ToString::to_string);
             return Err(OpError::invalid(format!(
-                "input {k} has shape {shape}, but [{wanted}] is needed: one element for each channel of input {x}"
+                "input {k} has shape {shape}, but [{expected}] is needed: one element for each channel of input {x}"
             )));
         }
     }
@@ -372,9 +372,9 @@ fn check_channels(cx: &Infer<'_>, x: usize, inputs: &[usize]) -> Result<(), OpEr
 
 /// Returns the shape `[channels]`, from `x` or from one of the other inputs. A known size is preferred to a symbolic
 /// one.
-fn channel_shape(cx: &Infer<'_>, x: usize, others: &[usize]) -> Option<Shape> {
+fn channel_shape(cx: &Infer<'_>, x: usize, other_inputs: &[usize]) -> Option<Shape> {
     let of_x = cx.shape(x).map(|shape| if shape.rank() == 1 { Dim::Known(1) } else { shape[1].clone() });
-    let of_others = others.iter().filter_map(|&k| cx.shape(k)).map(|shape| shape[0].clone());
+    let of_others = other_inputs.iter().filter_map(|&k| cx.shape(k)).map(|shape| shape[0].clone());
     let known = of_x.into_iter().chain(of_others).max_by_key(|dim| dim.known().is_some())?;
     Some([known].into_iter().collect())
 }
@@ -574,7 +574,7 @@ pub(crate) fn convert_to_inference(graph: &mut Graph, index: usize) -> usize {
     let copies: Vec<Node> = pairs
         .into_iter()
         .flatten()
-        .map(|(new, given)| Node::new("", "Identity", &[Some(given)], &[Some(new)], Attrs::new()))
+        .map(|(new, statistic)| Node::new("", "Identity", &[Some(statistic)], &[Some(new)], Attrs::new()))
         .collect();
     let count = copies.len();
     graph.nodes.splice(index + 1..index + 1, copies);
@@ -694,10 +694,10 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         if !rw.has_output(k) {
             continue;
         }
-        let given = rw.required_input(k + 2)?;
+        let running = rw.required_input(k + 2)?;
         let value = match (training, types[k + 2], types[0]) {
-            (false, ..) => given,
-            (true, Some(wanted), Some(from)) if old => cast(rw.patch().1, outputs[k], from, wanted),
+            (false, ..) => running,
+            (true, Some(target), Some(from)) if old => cast(rw.patch().1, outputs[k], from, target),
             _ => outputs[k],
         };
         rw.replace_output(k, value);
@@ -758,8 +758,8 @@ fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let batch = of_channels(rw, batch);
         let keep = rw.constant("momentum", Tensor::scalar(statistics_ty, momentum));
         let take = rw.constant("rest", Tensor::scalar(statistics_ty, 1.0 - momentum));
-        let (kept, taken) = (rw.add("Mul", &[old, keep], none()), rw.add("Mul", &[batch, take], none()));
-        let new = rw.add("Add", &[kept, taken], none());
+        let (old_share, taken) = (rw.add("Mul", &[old, keep], none()), rw.add("Mul", &[batch, take], none()));
+        let new = rw.add("Add", &[old_share, taken], none());
         rw.replace_output(k, new);
     }
     if rw.has_output(3) {

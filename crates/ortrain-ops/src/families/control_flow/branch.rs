@@ -52,8 +52,8 @@ fn infer_branch(
     let node = cx.node();
     let mut graph = subgraph(node, attribute)?.clone();
     if graph.inputs.len() != node.captures {
-        let found = graph.inputs.len();
-        return Err(OpError::invalid(format!("{attribute} must have no inputs, got {found}")));
+        let input_count = graph.inputs.len();
+        return Err(OpError::invalid(format!("{attribute} must have no inputs, got {input_count}")));
     }
     set_capture_types(cx, attribute, &mut graph)?;
     if known != CaptureInfo::ShapesAndContents {
@@ -193,8 +193,8 @@ impl Op for If {
         };
         let captured: Vec<&Shape> = (1..node.inputs.len()).filter_map(|k| cx.shape(k)).collect();
         let outer: FxHashSet<&Dim> = captured.iter().flat_map(|shape| shape.iter()).collect();
-        let outputs = |branch: &Option<Branch>, taken: bool| match branch {
-            Some(branch) if holds != Some(!taken) => branch.outputs().map(<[ValueType]>::to_vec),
+        let outputs = |branch: &Option<Branch>, is_then: bool| match branch {
+            Some(branch) if holds != Some(!is_then) => branch.outputs().map(<[ValueType]>::to_vec),
             _ => None,
         };
         let (from_yes, from_no) = (outputs(&yes, true), outputs(&no, false));
@@ -213,8 +213,8 @@ impl Op for If {
         for k in 0..node.outputs.len() {
             cx.set_output_type(k, common_type(cx, k, (&pair.0[k], &pair.1[k]), &outer)?);
         }
-        for (attribute, found, taken) in [(THEN, yes, true), (ELSE, no, false)] {
-            if let Some(branch) = found {
+        for (attribute, typed, taken) in [(THEN, yes, true), (ELSE, no, false)] {
+            if let Some(branch) = typed {
                 cx.contradicts |= holds != Some(!taken) && branch.contradicts();
                 cx.set_output_subgraph(attribute, branch.into_graph());
             }
@@ -228,7 +228,7 @@ impl Op for If {
         // Captured values of the gradient: the captured values of the node (without repetitions) and the output
         // gradients.
         let mut outer: Vec<ValueId> = node.inputs[1..].iter().flatten().copied().collect();
-        let wanted: Vec<usize> = (0..outer.len()).filter(|&k| cx.needs_grad(k + 1)).collect();
+        let required: Vec<usize> = (0..outer.len()).filter(|&k| cx.needs_grad(k + 1)).collect();
         let arriving: Vec<(usize, usize)> = (0..node.outputs.len())
             .filter_map(|k| {
                 let gradient = cx.output_grad(k)?;
@@ -257,20 +257,20 @@ impl Op for If {
             }
             let seeds: Vec<(ValueId, ValueId)> =
                 arriving.iter().map(|&(k, position)| (graph.outputs[k], graph.inputs[position])).collect();
-            let targets: Vec<ValueId> = wanted.iter().map(|&k| graph.inputs[k]).collect();
+            let targets: Vec<ValueId> = required.iter().map(|&k| graph.inputs[k]).collect();
             let found = backpropagate(&mut graph, &seeds, &targets).map_err(subgraph_error)?;
             halves.push((attribute, graph, found, forward));
         }
         // A value without a gradient in either branch gets no gradient.
         let reached: Vec<bool> =
-            (0..wanted.len()).map(|t| halves.iter().any(|(_, _, found, _)| found[t].is_some())).collect();
+            (0..required.len()).map(|t| halves.iter().any(|(_, _, found, _)| found[t].is_some())).collect();
         if !reached.contains(&true) {
             return Ok(());
         }
         for (attribute, graph, found, forward) in &mut halves {
             graph.name = format!("{}_grad", graph.name);
             graph.outputs.clear();
-            for (t, &k) in wanted.iter().enumerate() {
+            for (t, &k) in required.iter().enumerate() {
                 if reached[t] {
                     let id = match found[t] {
                         Some(id) => id,
@@ -306,8 +306,8 @@ impl Op for If {
         let count = reached.iter().filter(|&&reached| reached).count();
         let gradients = cx.add_node("", "If", &inputs, count, attrs);
         cx.nodes.last_mut().expect("just added").captures = outer.len();
-        let kept = wanted.iter().zip(&reached).filter(|&(_, &reached)| reached);
-        for ((&k, _), gradient) in kept.zip(gradients) {
+        let selected = required.iter().zip(&reached).filter(|&(_, &reached)| reached);
+        for ((&k, _), gradient) in selected.zip(gradients) {
             cx.set_grad(k + 1, gradient);
         }
         Ok(())
@@ -327,9 +327,9 @@ pub(crate) fn definitions() -> Vec<Definition> {
         let [number, condition] = [DType::F32, DType::Bool].map(|dtype| ValueType::tensor(dtype, &[]));
         let branch = |name: &str| {
             let mut graph = Graph::new(name);
-            let given = graph.add_value("given", number.clone());
-            graph.inputs.push(given);
-            let copy = add_copy(&mut graph, given);
+            let argument = graph.add_value("given", number.clone());
+            graph.inputs.push(argument);
+            let copy = add_copy(&mut graph, argument);
             graph.outputs.push(copy);
             graph
         };
@@ -363,9 +363,9 @@ mod tests {
 
     fn add_op_with(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
-        let made = add(graph, ("", op), name, &inputs, 1, attrs)[0];
+        let output = add(graph, ("", op), name, &inputs, 1, attrs)[0];
         graph.outputs.pop();
-        made
+        output
     }
 
     /// Returns a branch with `captures` captured values; `build` returns the outputs.
@@ -389,9 +389,9 @@ mod tests {
         let attrs = Attrs::new().with(THEN, yes.clone()).with(ELSE, no);
         let inputs: Vec<Option<ValueId>> =
             std::iter::once(condition).chain(captured.iter().copied()).map(Some).collect();
-        let made = add(graph, ("", "If"), name, &inputs, yes.outputs.len(), attrs);
+        let output = add(graph, ("", "If"), name, &inputs, yes.outputs.len(), attrs);
         graph.nodes.last_mut().expect("just added").captures = captured.len();
-        made
+        output
     }
 
     fn flag(value: bool) -> Tensor {
@@ -559,9 +559,9 @@ mod tests {
     fn different_shapes_defer_later_nodes() {
         let x = generic_tensor(&[3], 8);
         let graph = exp_or_concat(&x);
-        let made = schedule(&graph, &[flag(true), x.clone()]);
-        let late = made.segments.iter().filter(|node| matches!(node.segment, Segment::Deferred(_)));
-        assert_eq!(late.count(), 1, "{made}");
+        let scheduled = schedule(&graph, &[flag(true), x.clone()]);
+        let late = scheduled.segments.iter().filter(|node| matches!(node.segment, Segment::Deferred(_)));
+        assert_eq!(late.count(), 1, "{scheduled}");
         for (condition, len) in [(true, 3), (false, 6)] {
             let inputs = [flag(condition), x.clone()];
             let got = run(&graph, &inputs).expect("it runs");
@@ -593,8 +593,8 @@ mod tests {
         assert_eq!(graph.value(y).ty, ValueType::Tensor(DType::F64, None));
         for x in [x, f64s(&[1, 3], &[1.0, 2.0, 3.0])] {
             let inputs = [x];
-            let made = schedule(&graph, &inputs);
-            assert!(made.single_program().is_some(), "{made}");
+            let scheduled = schedule(&graph, &inputs);
+            assert!(scheduled.single_program().is_some(), "{scheduled}");
             assert_eq!(run(&graph, &inputs).expect("it runs")[0].dims().len(), inputs[0].dims()[0]);
             check_gradients(&graph, &inputs, &[0], &[1]);
         }
@@ -606,9 +606,9 @@ mod tests {
         // run time.
         let (x, w) = (generic_tensor(&[4], 9), generic_tensor(&[1], 10));
         let (mut graph, ids) = graph(&[&flag(true), &x, &w]);
-        let found = add_op(&mut graph, "NonZero", "found", &[ids[1]]);
+        let indices = add_op(&mut graph, "NonZero", "found", &[ids[1]]);
         let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
-        let late = add_op_with(&mut graph, "Cast", "late", &[found], to);
+        let late = add_op_with(&mut graph, "Cast", "late", &[indices], to);
         let yes = branch_graph(2, |g, c| vec![add_op(g, "Mul", "result", c)]);
         let no = branch_graph(2, |g, c| {
             let sum = add_op(g, "Sub", "sum", c);
@@ -668,10 +668,11 @@ mod tests {
             let inputs = [flag(condition), x.clone()];
             let all = [flag(condition), x.clone(), w.clone()];
             for graph in [&graph, &gradient] {
-                let (made, got) = run_on_plane(graph, &inputs, &w);
+                let (scheduled, got) = run_on_plane(graph, &inputs, &w);
                 assert_eq!(got, run(graph, &all).expect("it runs"));
-                let branching = made.segments.iter().find(|node| matches!(node.segment, Segment::If(..)));
-                assert_eq!(branching.expect("an If").inputs.len(), 2, "condition and x: {made}");
+                let branching =
+                    scheduled.segments.iter().find(|node| matches!(node.segment, Segment::If(..)));
+                assert_eq!(branching.expect("an If").inputs.len(), 2, "condition and x: {scheduled}");
             }
         }
     }
@@ -681,9 +682,9 @@ mod tests {
         // The branch consists of one program of unknown shape, which uses a plane.
         let (x, w) = (f64s(&[3], &[0.0, 1.0, 2.0]), generic_tensor(&[1], 16));
         let (mut graph, ids) = graph(&[&flag(true), &x, &w]);
-        let found = add_op(&mut graph, "NonZero", "found", &ids[1..2]);
+        let indices = add_op(&mut graph, "NonZero", "found", &ids[1..2]);
         let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
-        let late = add_op_with(&mut graph, "Cast", "late", &[found], to);
+        let late = add_op_with(&mut graph, "Cast", "late", &[indices], to);
         let yes = branch_graph(2, |g, c| vec![add_op(g, "Mul", "result", c)]);
         let no = branch_graph(2, |_, c| vec![c[1]]);
         let y = add_if(&mut graph, "y", ids[0], &[late, ids[2]], (yes, no))[0];
@@ -698,17 +699,17 @@ mod tests {
 
     /// Checks that the names defined in branches differ from the names of the enclosing graphs.
     fn check_names_are_unique(graph: &Graph, outer: &FxHashSet<String>) {
-        let own: Vec<String> = graph
+        let inner_names: Vec<String> = graph
             .nodes
             .iter()
             .flat_map(|node| node.present_outputs().chain(node.present_inputs()))
             .filter(|id| !graph.inputs.contains(id))
             .map(|id| graph.name_of(id).to_owned())
             .collect();
-        for name in &own {
+        for name in &inner_names {
             assert!(!outer.contains(name), "{name:?} is defined outside as well");
         }
-        let visible: FxHashSet<String> = outer.iter().cloned().chain(own).collect();
+        let visible: FxHashSet<String> = outer.iter().cloned().chain(inner_names).collect();
         for node in &graph.nodes {
             for (_, inner) in Graph::subgraphs(node) {
                 check_names_are_unique(inner, &visible);
@@ -743,8 +744,8 @@ mod tests {
                     let training = g.add_constant("training", flag(true));
                     let scale = g.add_constant("scale", f64s(&[], &[scale]));
                     let scaled = add_op(g, "Mul", "scaled", &[c[0], scale]);
-                    let kept = add_op(g, "Dropout", "kept", &[scaled, ratio, training]);
-                    vec![add_op(g, "Mul", "result", &[kept, kept])]
+                    let dropped = add_op(g, "Dropout", "kept", &[scaled, ratio, training]);
+                    vec![add_op(g, "Mul", "result", &[dropped, dropped])]
                 })
             };
             add_if(&mut graph, "y", ids[0], &ids[1..], (branch(1.0), branch(3.0)));
@@ -827,7 +828,7 @@ mod tests {
         assert!(message.contains("else_branch must have no inputs, got 2"), "{message}");
         let message =
             attempt(&flag(true), branch_graph(1, |g, c| vec![add_op(g, "Not", "result", c)]), negative());
-        assert!(message.contains("in its subgraph") && message.contains("bool is needed"), "{message}");
+        assert!(message.contains("in its subgraph") && message.contains("expected bool"), "{message}");
     }
 
     #[test]
@@ -866,8 +867,8 @@ mod tests {
                 let read = round_trip_through_file(&graph);
                 assert_eq!(run(&read, &inputs).expect("it runs"), run(&graph, &inputs).expect("it runs"));
 
-                let taken = [flag(!holds), x.clone(), w.clone()];
-                let error = run(&graph, &taken).expect_err("it is taken");
+                let failing_inputs = [flag(!holds), x.clone(), w.clone()];
+                let error = run(&graph, &failing_inputs).expect_err("it is taken");
                 let Failure::Run(error @ RunError::Branch { .. }) = error else { panic!("{error:?}") };
                 let (message, branch) = (error.to_string(), if holds { ELSE } else { THEN });
                 let begins =
@@ -897,10 +898,10 @@ mod tests {
         let (mut graph, ids) = graph(&[&flag(true), &x]);
         // The result of NonZero is declared with five elements, and Exp of x as a matrix.
         let yes = branch_graph(1, |g, c| {
-            let found = add_op(g, "NonZero", "found", c);
-            g.value_mut(found).ty = ValueType::tensor(DType::I64, &[1, 5]);
+            let indices = add_op(g, "NonZero", "found", c);
+            g.value_mut(indices).ty = ValueType::tensor(DType::I64, &[1, 5]);
             let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
-            let number = add_op_with(g, "Cast", "number", &[found], to);
+            let number = add_op_with(g, "Cast", "number", &[indices], to);
             vec![add_op(g, "Mul", "product", &[number, number])]
         });
         let no = branch_graph(1, |g, c| {
@@ -923,12 +924,12 @@ mod tests {
     #[test]
     fn branch_is_compiled_at_first_run() {
         let (x, w) = (generic_tensor(&[2], 1), generic_tensor(&[2], 2));
-        let made = schedule(&tanh_or_double(&x, &w), &[flag(true), x, w]);
-        let Segment::If(branches, _) = &made.segments[0].segment else { panic!("{made}") };
+        let scheduled = schedule(&tanh_or_double(&x, &w), &[flag(true), x, w]);
+        let Segment::If(branches, _) = &scheduled.segments[0].segment else { panic!("{scheduled}") };
         let both = || branches.named_branches().map(|(_, branch)| branch.built_schedule().is_some());
-        assert_eq!((both(), made.programs().len()), ([false, false], 0));
+        assert_eq!((both(), scheduled.programs().len()), ([false, false], 0));
         branches.else_branch.schedule().expect("it fits");
-        assert_eq!((both(), made.programs().len()), ([false, true], 1));
+        assert_eq!((both(), scheduled.programs().len()), ([false, true], 1));
     }
 
     #[test]

@@ -116,9 +116,9 @@ impl GrowingLoop<'_> {
         let goes_on = body.add("goes_on", "Identity", &[condition], Attrs::new());
         let pairs = stacked.iter().map(|&StackedValue { inner, outside }| (inner, outside));
         for (inner, outside) in pairs.chain(self.collected.iter().copied()) {
-            let all = body.add_stacked_input(inner);
-            captured.push((all, outside));
-            body.push("Gather", &[all, forward_iteration], inner, axis_attr(0));
+            let history = body.add_stacked_input(inner);
+            captured.push((history, outside));
+            body.push("Gather", &[history, forward_iteration], inner, axis_attr(0));
         }
         let (mut ends, mut starts) = (Vec::new(), Vec::new());
         for one in &taped {
@@ -136,10 +136,10 @@ impl GrowingLoop<'_> {
         graph.remove_unused();
         remove_updates(graph)?;
 
-        let own = cx.node().inputs.len() - cx.node().captures;
+        let explicit_count = cx.node().inputs.len() - cx.node().captures;
         for (c, &id) in own_captured.iter().enumerate() {
             if is_used(graph, id) {
-                captured.push((id, cx.input(own + c)?));
+                captured.push((id, cx.input(explicit_count + c)?));
             }
         }
         graph.inputs = [iteration, condition].into_iter().chain(self.states).chain(ends).collect();

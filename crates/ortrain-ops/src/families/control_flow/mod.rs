@@ -50,20 +50,20 @@ pub(super) fn subgraph<'a>(node: &'a Node, attribute: &str) -> Result<&'a Graph,
 /// sizes.
 pub(super) fn set_capture_types(cx: &Infer<'_>, attribute: &str, graph: &mut Graph) -> Result<(), OpError> {
     let node = cx.node();
-    let (own, formal) = (node.inputs.len() - node.captures, graph.inputs.len() - node.captures);
+    let (explicit_count, formal) = (node.inputs.len() - node.captures, graph.inputs.len() - node.captures);
     let captured: Vec<ValueId> = graph.inputs.iter().skip(formal).copied().collect();
     for (k, id) in captured.into_iter().enumerate() {
-        let ty = merge_advised(&graph.value(id).ty, cx.ty(own + k).clone()).map_err(|types| {
+        let ty = merge_advised(&graph.value(id).ty, cx.ty(explicit_count + k).clone()).map_err(|types| {
             let (inner, outer) = *types;
             let name = graph.name_of(id);
             OpError::invalid(format!("{attribute} uses {name:?} as {inner}, but it is {outer}"))
         })?;
         let value = graph.value_mut(id);
         value.ty = ty;
-        value.constant = cx.constant(own + k).cloned();
+        value.constant = cx.constant(explicit_count + k).cloned();
         // `constant` is cleared in this subgraph after type inference. Gradients and decompositions still read `made`.
         value.made = value.constant.clone();
-        value.sizes = cx.sizes(own + k);
+        value.sizes = cx.sizes(explicit_count + k);
     }
     Ok(())
 }
@@ -81,8 +81,8 @@ pub(super) fn infer_nodes(graph: &mut Graph) -> Result<bool, OpError> {
 
 /// Clears the constants that were folded during type inference: their nodes are still in the graph.
 pub(crate) fn clear_folded(graph: &mut Graph) {
-    let made: Vec<ValueId> = graph.nodes.iter().flat_map(Node::present_outputs).collect();
-    for id in made.into_iter().chain(graph.inputs.clone()) {
+    let outputs: Vec<ValueId> = graph.nodes.iter().flat_map(Node::present_outputs).collect();
+    for id in outputs.into_iter().chain(graph.inputs.clone()) {
         graph.value_mut(id).constant = None;
     }
 }

@@ -150,31 +150,32 @@ impl Repeat {
         for round in 1.. {
             let mut graph = body.clone();
             let inputs = graph.inputs.clone();
-            let mismatch = |graph: &Graph, id: ValueId, given: &ValueType| {
+            let mismatch = |graph: &Graph, id: ValueId, actual: &ValueType| {
                 let (name, ty) = (graph.name_of(id), &graph.value(id).ty);
-                OpError::invalid(format!("input {name:?} of {BODY} is declared as {ty}, but gets {given}"))
+                OpError::invalid(format!("input {name:?} of {BODY} is declared as {ty}, but gets {actual}"))
             };
             if r.conditional {
                 for (k, dtype) in [DType::I64, DType::Bool].into_iter().enumerate() {
                     // One element, as a scalar or a vector, as declared.
-                    let given = graph.value(inputs[k]).ty.shape().map_or(0, Shape::rank).min(1);
-                    let given = ValueType::tensor(dtype, &vec![1; given]);
-                    let merged = merge_advised(&graph.value(inputs[k]).ty, given.clone());
-                    let ty = merged.map_err(|_| mismatch(&graph, inputs[k], &given))?;
+                    let axis_count = graph.value(inputs[k]).ty.shape().map_or(0, Shape::rank).min(1);
+                    let element_ty = ValueType::tensor(dtype, &vec![1; axis_count]);
+                    let merged = merge_advised(&graph.value(inputs[k]).ty, element_ty.clone());
+                    let ty = merged.map_err(|_| mismatch(&graph, inputs[k], &element_ty))?;
                     graph.value_mut(inputs[k]).ty = ty;
                 }
                 // The condition is true whenever an iteration runs.
                 let dims = graph.value(inputs[1]).ty.shape().and_then(Shape::concrete).unwrap_or_default();
                 graph.value_mut(inputs[1]).constant = Some(Tensor::filled(DType::Bool, &dims, 1.0));
             }
-            for (k, given) in carried.iter().chain(&slices).enumerate() {
+            for (k, outer_ty) in carried.iter().chain(&slices).enumerate() {
                 let id = inputs[lead + k];
                 // A value that a Loop carries may have other shapes than the declared one.
                 let declared = match &graph.value(id).ty {
                     ValueType::Tensor(dtype, _) if r.conditional && k < n => ValueType::Tensor(*dtype, None),
                     ty => ty.clone(),
                 };
-                let ty = merge_advised(&declared, given.clone()).map_err(|_| mismatch(&graph, id, given))?;
+                let ty =
+                    merge_advised(&declared, outer_ty.clone()).map_err(|_| mismatch(&graph, id, outer_ty))?;
                 graph.value_mut(id).ty = ty;
             }
             set_capture_types(cx, BODY, &mut graph)?;
@@ -183,17 +184,17 @@ impl Repeat {
                 graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect();
             let mut next = Vec::with_capacity(n);
             for (j, now) in carried.iter().enumerate() {
-                let made = &outputs[r.leading_outputs() + j];
+                let next_ty = &outputs[r.leading_outputs() + j];
                 let name = name_of(lead + j);
-                tensor_type(made, || format!("the next value of {name:?}"))?;
-                let kept = merge_types(now, made.clone());
-                next.push(match kept {
+                tensor_type(next_ty, || format!("the next value of {name:?}"))?;
+                let unified = merge_types(now, next_ty.clone());
+                next.push(match unified {
                     Ok(ty) if !r.conditional => ty,
-                    _ if r.conditional && now.dtype() == made.dtype() => widen_type(&name, now, made),
+                    _ if r.conditional && now.dtype() == next_ty.dtype() => widen_type(&name, now, next_ty),
                     _ => {
                         let same = if r.conditional { "" } else { " and shape" };
                         return Err(OpError::invalid(format!(
-                            "the carried value {name:?} is {now}, but {BODY} returns {made}; its type{same} must not \
+                            "the carried value {name:?} is {now}, but {BODY} returns {next_ty}; its type{same} must not \
                              change"
                         )));
                     }
@@ -231,8 +232,10 @@ impl Op for Repeat {
         let node = cx.node();
         let outputs = r.carried + r.stacked.len();
         if node.outputs.len() > outputs {
-            let found = node.outputs.len();
-            return Err(OpError::invalid(format!("the node has {found} outputs, but {BODY} has {outputs}")));
+            let output_count = node.outputs.len();
+            return Err(OpError::invalid(format!(
+                "the node has {output_count} outputs, but {BODY} has {outputs}"
+            )));
         }
         for k in r.leading_inputs()..r.formal_inputs() {
             if Repetition::own_input(node, k).is_none() {
@@ -246,7 +249,7 @@ impl Op for Repeat {
                 if Repetition::own_input(node, k).is_none() {
                     continue;
                 }
-                cx.expect_dtype(k, &dtype.to_string(), |found| found == dtype)?;
+                cx.expect_dtype(k, &dtype.to_string(), |actual| actual == dtype)?;
                 if let Some(shape) = cx.shape(k)
                     && shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1))
                 {
@@ -265,8 +268,10 @@ impl Op for Repeat {
             typed => typed?,
         };
         if r.conditional && typed.outputs[0].dtype().is_some_and(|dtype| dtype != DType::Bool) {
-            let found = &typed.outputs[0];
-            return Err(OpError::invalid(format!("the condition of {BODY} must be a bool, got {found}")));
+            let condition_ty = &typed.outputs[0];
+            return Err(OpError::invalid(format!(
+                "the condition of {BODY} must be a bool, got {condition_ty}"
+            )));
         }
         let count = match self.slice_count(cx)? {
             Some(dim) => Some(dim),
@@ -292,8 +297,8 @@ impl Op for Repeat {
             let mut dims: Vec<Dim> = shape.iter().cloned().collect();
             dims.insert(axis, count.clone().unwrap_or_else(|| cx.unknown_dim(k, axis)));
             let known = |(at, dim): (usize, Dim)| {
-                let said = at == axis || dim.known().is_some() || outer.contains(&dim);
-                if said { dim } else { cx.unknown_dim(k, at) }
+                let is_known = at == axis || dim.known().is_some() || outer.contains(&dim);
+                if is_known { dim } else { cx.unknown_dim(k, at) }
             };
             let shape: Shape = dims.into_iter().enumerate().map(known).collect();
             cx.set_output(k, dtype, Some(shape));
@@ -316,8 +321,8 @@ impl Repeat {
     /// Returns true for a Loop that is known to have no iterations, if none of its collected outputs is used.
     fn has_no_iterations(&self, cx: &Infer<'_>) -> bool {
         let r = &self.repetition;
-        let asked = cx.node().outputs.iter().skip(r.carried).any(Option::is_some);
-        r.conditional && !asked && known_iteration_count(cx.graph(), cx.node(), r, None) == Some(0)
+        let collects = cx.node().outputs.iter().skip(r.carried).any(Option::is_some);
+        r.conditional && !collects && known_iteration_count(cx.graph(), cx.node(), r, None) == Some(0)
     }
 
     /// Returns the number of slices of the scanned inputs, as far as it is known.
@@ -342,7 +347,7 @@ impl Repeat {
     fn gradient(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let r = &self.repetition;
         let node = cx.node().clone();
-        let own = node.inputs.len() - node.captures;
+        let explicit_count = node.inputs.len() - node.captures;
         let mut body = subgraph(&node, BODY)?.clone();
         let carried_in: Vec<ValueId> = body.inputs[r.leading_inputs()..][..r.carried].to_vec();
         let carried_out: Vec<ValueId> = body.outputs[r.leading_outputs()..][..r.carried].to_vec();
@@ -353,7 +358,8 @@ impl Repeat {
         // Carried values that depend on values with a required gradient, over any number of iterations.
         let wanted_slices: Vec<usize> =
             (0..slices.len()).filter(|&s| cx.needs_grad(self.scanned_input(s))).collect();
-        let wanted_captured: Vec<usize> = (0..captured.len()).filter(|&c| cx.needs_grad(own + c)).collect();
+        let wanted_captured: Vec<usize> =
+            (0..captured.len()).filter(|&c| cx.needs_grad(explicit_count + c)).collect();
         let fixed =
             wanted_slices.iter().map(|&s| slices[s]).chain(wanted_captured.iter().map(|&c| captured[c]));
         let fixed: Vec<ValueId> = fixed.collect();
@@ -481,9 +487,9 @@ impl Repeat {
         }
         graph.outputs.extend(of_slices.iter().map(|&(_, gradient)| gradient));
 
-        let kept = Residuals::select(&graph, forward_nodes, r)?;
+        let selected = Residuals::select(&graph, forward_nodes, r)?;
         let outer = outer_sizes(cx);
-        if grows || something_grows && kept.saved.iter().any(|&id| !has_fixed_shape(&graph, id, &outer)) {
+        if grows || something_grows && selected.saved.iter().any(|&id| !has_fixed_shape(&graph, id, &outer)) {
             let mut initial = Vec::with_capacity(states.len());
             for &j in &carries {
                 let name = graph.name_of(carried_out[j]).to_owned();
@@ -497,7 +503,7 @@ impl Repeat {
                 });
             }
             for &(c, _) in &of_captured {
-                initial.push(zeros_like_input(cx, own + c)?);
+                initial.push(zeros_like_input(cx, explicit_count + c)?);
             }
             let arrived = arriving.iter().zip(&elements);
             let collected = arrived
@@ -508,7 +514,7 @@ impl Repeat {
                 graph,
                 forward_nodes,
                 forward_values,
-                residuals: kept,
+                residuals: selected,
                 forward_outputs,
                 states,
                 initial,
@@ -521,12 +527,12 @@ impl Repeat {
                 }
             }
             for (&(c, _), &gradient) in of_captured.iter().zip(&gradients[carries.len()..]) {
-                cx.set_grad(own + c, gradient);
+                cx.set_grad(explicit_count + c, gradient);
             }
             return Ok(());
         }
         let direction = r.scanned.first().is_some_and(|along| along.reversed);
-        let mut saved = kept.saved.clone();
+        let mut saved = selected.saved.clone();
         if saved.is_empty() && r.conditional {
             // At least one value is collected: its length is the number of iterations.
             saved.push(graph.inputs[0]);
@@ -561,7 +567,7 @@ impl Repeat {
             scans.push((id, outside, ScanAxis { axis: 0, reversed: !direction }));
         }
         for (s, &slice) in slices.iter().enumerate() {
-            if kept.slices.contains(&slice) || (s == 0 && scans.is_empty()) {
+            if selected.slices.contains(&slice) || (s == 0 && scans.is_empty()) {
                 let ScanAxis { axis, reversed } = r.scanned[s];
                 let outside = cx.input(self.scanned_input(s))?;
                 scans.push((slice, outside, ScanAxis { axis, reversed: !reversed }));
@@ -579,7 +585,7 @@ impl Repeat {
         }
 
         // The body of the gradient.
-        kept.retain_recomputed(&mut graph, forward_nodes, r);
+        selected.retain_recomputed(&mut graph, forward_nodes, r);
         graph.name = format!("{}_grad", graph.name);
         graph.remove_unused();
         remove_updates(&mut graph)?;
@@ -588,7 +594,7 @@ impl Repeat {
         for (c, &id) in captured.iter().enumerate() {
             if is_used(&graph, id) {
                 inner.push(id);
-                outer.push(cx.input(own + c)?);
+                outer.push(cx.input(explicit_count + c)?);
             }
         }
         graph.inputs = states.iter().copied().chain(scans.iter().map(|&(id, ..)| id)).chain(inner).collect();
@@ -624,18 +630,18 @@ impl Repeat {
             }));
         }
         for &(c, _) in &of_captured {
-            inputs.push(Some(zeros_like_input(cx, own + c)?));
+            inputs.push(Some(zeros_like_input(cx, explicit_count + c)?));
         }
         inputs.extend(scans.iter().map(|&(_, outside, _)| Some(outside)));
         inputs.extend(outer.iter().copied().map(Some));
         let read: Vec<ScanAxis> = scans.iter().map(|&(.., along)| along).collect();
-        let made: Vec<ScanAxis> = of_slices
+        let written: Vec<ScanAxis> = of_slices
             .iter()
             .map(|&(s, _)| ScanAxis { axis: r.scanned[s].axis, reversed: !r.scanned[s].reversed })
             .collect();
         let mut attrs = Attrs::new().with("num_scan_inputs", scans.len() as i64).with(BODY, graph);
         attrs = set_scan_axes(attrs, "input", &read);
-        attrs = set_scan_axes(attrs, "output", &made);
+        attrs = set_scan_axes(attrs, "output", &written);
         let count = states.len() + of_slices.len();
         let gradients = cx.add_node("", "Scan", &inputs, count, attrs);
         cx.nodes.last_mut().expect("just added").captures = outer.len();
@@ -646,7 +652,7 @@ impl Repeat {
             }
         }
         for (&(c, _), &gradient) in of_captured.iter().zip(&of_states[carries.len()..]) {
-            cx.set_grad(own + c, gradient);
+            cx.set_grad(explicit_count + c, gradient);
         }
         for (&(s, _), &gradient) in of_slices.iter().zip(of_scans) {
             cx.set_grad(self.scanned_input(s), gradient);
@@ -724,7 +730,7 @@ impl Residuals {
         }
         let slices = &graph.inputs[r.leading_inputs() + r.carried..r.formal_inputs()];
         let firsts = &graph.inputs[..r.leading_inputs() + r.carried];
-        let mut kept =
+        let mut residuals =
             Residuals { saved: Vec::new(), slices: FxHashSet::default(), recomputed: FxHashSet::default() };
         let mut seen: FxHashSet<ValueId> = FxHashSet::default();
         let later = graph.nodes[forward_nodes..].iter().flat_map(Node::present_inputs);
@@ -736,28 +742,28 @@ impl Residuals {
             }
             let condition = r.conditional && id == graph.inputs[1];
             if slices.contains(&id) {
-                kept.slices.insert(id);
+                residuals.slices.insert(id);
             } else if firsts.contains(&id) && !condition {
-                kept.saved.push(id);
+                residuals.saved.push(id);
             } else if let Some(&index) = maker.get(&id) {
                 let node = &forward[index];
                 let dtype = graph.value(id).ty.dtype();
-                let whole = dtype.is_some_and(|dtype| !dtype.is_float() && dtype != DType::Bool);
+                let is_integer = dtype.is_some_and(|dtype| !dtype.is_float() && dtype != DType::Bool);
                 if matches!(graph.value(id).ty, ValueType::Sequence(_)) {
                     let name = graph.name_of(id);
                     return Err(OpError::unsupported(format!(
                         "the gradient needs the sequence {name:?} of every iteration, but only tensors can be collected"
                     )));
                 }
-                if same.contains(&id) || (whole && !draws_random_numbers(node)) {
-                    kept.recomputed.insert(index);
+                if same.contains(&id) || (is_integer && !draws_random_numbers(node)) {
+                    residuals.recomputed.insert(index);
                     stack.extend(node.present_inputs());
                 } else {
-                    kept.saved.push(id);
+                    residuals.saved.push(id);
                 }
             }
         }
-        Ok(kept)
+        Ok(residuals)
     }
 
     /// Removes the forward nodes that are not recomputed.
@@ -774,8 +780,8 @@ impl Residuals {
                     && self.saved.contains(&id)
                 {
                     let name = format!("{}_again", graph.name_of(id));
-                    let again = graph.add_value(&name, graph.value(id).ty.clone());
-                    graph.nodes[index].outputs[port] = Some(again);
+                    let copy = graph.add_value(&name, graph.value(id).ty.clone());
+                    graph.nodes[index].outputs[port] = Some(copy);
                 }
             }
         }
@@ -803,10 +809,10 @@ fn formal_input_count(node: &Node, body: &Graph) -> Result<usize, OpError> {
 fn build_loop(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let body = checked_body(node)?;
     let carried = (node.inputs.len() - node.captures).saturating_sub(2);
-    let found = formal_input_count(node, body)?;
-    if found != carried + 2 {
+    let input_count = formal_input_count(node, body)?;
+    if input_count != carried + 2 {
         return Err(OpError::invalid(format!(
-            "{BODY} has {found} inputs, but {} are needed: the iteration, the condition and {carried} carried values",
+            "{BODY} has {input_count} inputs, but {} are needed: the iteration, the condition and {carried} carried values",
             carried + 2
         )));
     }
@@ -829,8 +835,10 @@ fn read_scan_axes(node: &Node, what: &str, count: usize) -> Result<Vec<ScanAxis>
         if values.len() == count {
             return Ok(values);
         }
-        let found = values.len();
-        Err(OpError::invalid(format!("{name} has {found} elements, but there are {count} scan {what}s")))
+        let value_count = values.len();
+        Err(OpError::invalid(format!(
+            "{name} has {value_count} elements, but there are {count} scan {what}s"
+        )))
     };
     let (axes, directions) = (list(&format!("scan_{what}_axes"))?, list(&format!("scan_{what}_directions"))?);
     if let Some(other) = directions.iter().find(|direction| !(0..=1).contains(*direction)) {
@@ -842,24 +850,26 @@ fn read_scan_axes(node: &Node, what: &str, count: usize) -> Result<Vec<ScanAxis>
 
 fn build_scan(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let body = checked_body(node)?;
-    let own = node.inputs.len() - node.captures;
+    let explicit_count = node.inputs.len() - node.captures;
     let scanned = Attrs::required("num_scan_inputs", node.attrs.int("num_scan_inputs")?)?;
-    let scanned =
-        usize::try_from(scanned).ok().filter(|&count| (1..=own).contains(&count)).ok_or_else(|| {
+    let scanned = usize::try_from(scanned)
+        .ok()
+        .filter(|&count| (1..=explicit_count).contains(&count))
+        .ok_or_else(|| {
             OpError::invalid(format!(
-                "num_scan_inputs must be from 1 to {own} (the number of inputs), got {scanned}"
+                "num_scan_inputs must be from 1 to {explicit_count} (the number of inputs), got {scanned}"
             ))
         })?;
-    let carried = own - scanned;
-    let found = formal_input_count(node, body)?;
-    if found != own {
+    let carried = explicit_count - scanned;
+    let input_count = formal_input_count(node, body)?;
+    if input_count != explicit_count {
         return Err(OpError::invalid(format!(
-            "{BODY} has {found} inputs, but {own} are needed: {carried} states and {scanned} slices"
+            "{BODY} has {input_count} inputs, but {explicit_count} are needed: {carried} states and {scanned} slices"
         )));
     }
     let stacked = body.outputs.len().checked_sub(carried).ok_or_else(|| {
-        let found = body.outputs.len();
-        OpError::invalid(format!("{BODY} has {found} outputs, but {carried} states"))
+        let output_count = body.outputs.len();
+        OpError::invalid(format!("{BODY} has {output_count} outputs, but {carried} states"))
     })?;
     let scanned = read_scan_axes(node, "input", scanned)?;
     let stacked = read_scan_axes(node, "output", stacked)?;
@@ -878,11 +888,11 @@ fn downgrade_scan(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         return Ok(());
     }
     let mut node = rw.node().clone();
-    let own = node.inputs.len() - node.captures;
+    let explicit_count = node.inputs.len() - node.captures;
     for (name, first) in [("scan_input_axes", true), ("scan_output_axes", false)] {
         let Some(axes) = node.attrs.ints(name)?.map(<[i64]>::to_vec) else { continue };
         let (ports, offset) = if first {
-            (&node.inputs, own - axes.len())
+            (&node.inputs, explicit_count - axes.len())
         } else {
             let body = subgraph(rw.node(), BODY)?;
             (&node.outputs, body.outputs.len() - axes.len())
@@ -919,8 +929,8 @@ pub(super) fn definitions() -> Vec<Definition> {
             body.inputs = (["iteration", "condition", "carried"].iter().zip([&count, &condition, &number]))
                 .map(|(name, ty)| body.add_value(name, ty.clone()))
                 .collect();
-            let given = body.inputs.clone();
-            body.outputs = given[1..].iter().map(|&id| add_copy(&mut body, id)).collect();
+            let arguments = body.inputs.clone();
+            body.outputs = arguments[1..].iter().map(|&id| add_copy(&mut body, id)).collect();
             let inputs = [count, condition, number].map(Some).to_vec();
             Sample { inputs, ..Sample::of(Attrs::new().with(BODY, body)) }
         }),

@@ -15,9 +15,9 @@ fn add_op(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId]) -> ValueI
 
 fn add_op_with(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
     let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
-    let made = add(graph, ("", op), name, &inputs, 1, attrs)[0];
+    let output = add(graph, ("", op), name, &inputs, 1, attrs)[0];
     graph.outputs.pop();
-    made
+    output
 }
 
 /// Returns a body with named inputs, the captured ones last; `build` returns the outputs.
@@ -40,9 +40,9 @@ fn add_control_flow(
 ) -> Vec<ValueId> {
     let ports: Vec<Option<ValueId>> =
         inputs.iter().copied().chain(captured.iter().copied().map(Some)).collect();
-    let made = add(graph, ("", op), name, &ports, outputs, attrs);
+    let output = add(graph, ("", op), name, &ports, outputs, attrs);
     graph.nodes.last_mut().expect("just added").captures = captured.len();
-    made
+    output
 }
 
 fn scan_attrs(body: Graph, scanned: i64) -> Attrs {
@@ -72,9 +72,9 @@ fn has_repeat_segment(schedule: &Schedule) -> bool {
 fn run_unrolled_and_looped(graph: &Graph, inputs: &[Tensor]) -> Vec<Tensor> {
     let (written_out, results) = run_with_unroll_limit(graph, inputs, 100_000);
     assert!(!has_repeat_segment(&written_out), "{written_out}");
-    let (as_segment, others) = run_with_unroll_limit(graph, inputs, 0);
+    let (as_segment, other_inputs) = run_with_unroll_limit(graph, inputs, 0);
     assert!(has_repeat_segment(&as_segment), "{as_segment}");
-    assert_eq!(results, others);
+    assert_eq!(results, other_inputs);
     results
 }
 
@@ -547,8 +547,8 @@ fn if_in_body_with_condition_from_shapes() {
             let mut now = v.to_f64();
             for step in 0..3 {
                 for (axis, now) in now.iter_mut().enumerate() {
-                    let given = if scanned { x.to_f64()[step * 2 + axis] } else { 0.0 };
-                    *now = ((*now + given) * w.to_f64()[axis]).sin();
+                    let args = if scanned { x.to_f64()[step * 2 + axis] } else { 0.0 };
+                    *now = ((*now + args) * w.to_f64()[axis]).sin();
                 }
             }
             assert_close(&run_unrolled_and_looped(&graph, &inputs)[0], &f64s(&[2], &now), 1e-12);
@@ -568,8 +568,9 @@ fn declared_shapes_in_body_are_hints() {
     let mut wrong = right.clone();
     wrong.nodes[0].attrs = {
         let mut inner = wrong.nodes[0].attrs.graph(BODY).expect("a graph").expect("it is there").clone();
-        let made: Vec<ValueId> = inner.nodes.iter().flat_map(ortrain_graph::Node::present_outputs).collect();
-        for id in made.into_iter().chain(inner.inputs.clone()) {
+        let output: Vec<ValueId> =
+            inner.nodes.iter().flat_map(ortrain_graph::Node::present_outputs).collect();
+        for id in output.into_iter().chain(inner.inputs.clone()) {
             inner.value_mut(id).ty = ValueType::tensor(DType::F64, &[9, 8]);
         }
         scan_attrs(inner, 1)
@@ -588,10 +589,10 @@ fn loop_in_branch() {
             vec![add_op(g, "Identity", "on", &c[1..2]), add_op(g, "Mul", "product", &c[2..])]
         });
         let ports = [Some(c[0]), None, Some(c[1])];
-        let made =
+        let output =
             add_control_flow(g, ("Loop", "looped"), &ports, &c[2..], 1, Attrs::new().with(BODY, looped))[0];
         g.outputs.clear();
-        vec![made]
+        vec![output]
     });
     let no = body(&["no_n", "no_v", "no_w"], |g, c| vec![add_op(g, "Sin", "sine", &c[1..2])]);
     let attrs = Attrs::new().with("then_branch", yes).with("else_branch", no);
@@ -637,8 +638,8 @@ fn dropout_masks_differ_by_iteration_and_repeat_in_gradient() {
             let drop = |g: &mut Graph, x: ValueId| {
                 let ratio = g.add_constant("ratio", Tensor::f32(&[], &[0.5]));
                 let training = g.add_constant("training", flag(true));
-                let kept = add_op(g, "Dropout", "kept", &[x, ratio, training]);
-                add_op(g, "Mul", "squared", &[kept, kept])
+                let retained = add_op(g, "Dropout", "kept", &[x, ratio, training]);
+                add_op(g, "Mul", "squared", &[retained, retained])
             };
             let inner = body(&["x", "condition"], |g, c| {
                 if !nested {
@@ -647,9 +648,9 @@ fn dropout_masks_differ_by_iteration_and_repeat_in_gradient() {
                 let yes = body(&["yes"], |g, c| vec![drop(g, c[0])]);
                 let no = body(&["no"], |g, c| vec![add_op(g, "Sin", "sine", c)]);
                 let attrs = Attrs::new().with("then_branch", yes).with("else_branch", no);
-                let made = add_control_flow(g, ("If", "chosen"), &[Some(c[1])], &c[..1], 1, attrs);
+                let output = add_control_flow(g, ("If", "chosen"), &[Some(c[1])], &c[..1], 1, attrs);
                 g.outputs.clear();
-                made
+                output
             });
             let attrs = scan_attrs(inner, 1).with("scan_input_directions", vec![reversed]);
             let y = add_control_flow(
@@ -697,9 +698,9 @@ fn nested_iterations_draw_different_masks() {
             let training = g.add_constant("training", flag(true));
             vec![add_op(g, "Dropout", "kept", &[c[0], ratio, training])]
         });
-        let made = add_control_flow(g, ("Scan", "inner"), &[Some(c[0])], &[], 1, scan_attrs(row, 1));
+        let output = add_control_flow(g, ("Scan", "inner"), &[Some(c[0])], &[], 1, scan_attrs(row, 1));
         g.outputs.clear();
-        made
+        output
     });
     add_control_flow(&mut graph, ("Scan", "y"), &[Some(ids[0])], &[], 1, scan_attrs(inner, 1));
     infer(&mut graph).expect("valid");
@@ -722,8 +723,8 @@ fn scan_of_opset_8(
     lens: Option<&Tensor>,
     directions: Option<i64>,
 ) -> Result<Graph, crate::Error> {
-    let given: Vec<&Tensor> = [start, x].into_iter().chain(lens).collect();
-    let (mut graph, ids) = graph(&given);
+    let inputs: Vec<&Tensor> = [start, x].into_iter().chain(lens).collect();
+    let (mut graph, ids) = graph(&inputs);
     graph.opsets.insert(String::new(), 8);
     let inner = body(&["sum", "x"], |g, c| {
         let next = add_op(g, "Add", "next", c);
@@ -906,9 +907,9 @@ fn rejects_deep_nesting() {
         let mut inner = body(&["x"], |g, c| vec![add_op(g, "Sin", "sine", c)]);
         for _ in 1..deep {
             inner = body(&["x"], |g, c| {
-                let made = add_control_flow(g, ("Scan", "y"), &[Some(c[0])], &[], 1, scan_attrs(inner, 1));
+                let output = add_control_flow(g, ("Scan", "y"), &[Some(c[0])], &[], 1, scan_attrs(inner, 1));
                 g.outputs.clear();
-                made
+                output
             });
         }
         add_control_flow(&mut graph, ("Scan", "y"), &[Some(ids[0])], &[], 1, scan_attrs(inner, 1));
@@ -936,18 +937,19 @@ fn decoder_graph(inputs: &[Tensor]) -> Graph {
         let (newest, end, zero) = (ints(g, &[-1]), ints(g, &[i64::MAX]), ints(g, &[0]));
         let row = add_op(g, "Slice", "row", &[c[2], newest, end, zero]);
         let keys = add_op(g, "MatMul", "keys", &[c[2], c[4]]);
-        let turned = add_op_with(g, "Transpose", "turned", &[keys], Attrs::new().with("perm", vec![1i64, 0]));
-        let scores = add_op(g, "MatMul", "scores", &[row, turned]);
+        let transposed =
+            add_op_with(g, "Transpose", "turned", &[keys], Attrs::new().with("perm", vec![1i64, 0]));
+        let scores = add_op(g, "MatMul", "scores", &[row, transposed]);
         let shares = add_op_with(g, "Softmax", "shares", &[scores], axis(-1));
         let mixed = add_op(g, "MatMul", "mixed", &[shares, c[2]]);
-        let made = add_op(g, "Tanh", "made", &[mixed]);
-        let rows = add_op_with(g, "Concat", "rows_next", &[c[2], made], axis(0));
+        let output = add_op(g, "Tanh", "made", &[mixed]);
+        let rows = add_op_with(g, "Concat", "rows_next", &[c[2], output], axis(0));
         let one_more = ints(g, &[1]);
-        let place = add_op(g, "Reshape", "place", &[c[0], one_more]);
-        let places = add_op_with(g, "Concat", "places_next", &[c[3], place], axis(0));
+        let position = add_op(g, "Reshape", "place", &[c[0], one_more]);
+        let positions = add_op_with(g, "Concat", "places_next", &[c[3], position], axis(0));
         let picked = add_op_with(g, "Gather", "picked", &[c[2], c[3]], axis(0));
         let sum = add_op_with(g, "ReduceSum", "sum", &[picked], Attrs::new().with("keepdims", 0i64));
-        vec![add_op(g, "Less", "on", &[sum, c[5]]), rows, places, add_op(g, "Mul", "number", &[sum, sum])]
+        vec![add_op(g, "Less", "on", &[sum, c[5]]), rows, positions, add_op(g, "Mul", "number", &[sum, sum])]
     });
     let ports = [Some(ids[0]), None, Some(ids[1]), Some(started)];
     add_control_flow(&mut graph, ("Loop", "y"), &ports, &ids[2..4], 3, Attrs::new().with(BODY, inner));
@@ -961,13 +963,13 @@ fn decoder_with_growing_rows() {
     let inputs = |count: i64, limit: f64| {
         [Tensor::i64(&[], &[count]), rows.clone(), generic_tensor(&[2, 2], 3), f64s(&[], &[limit])]
     };
-    let given = inputs(3, 100.0);
-    let graph = decoder_graph(&given);
-    let results = run(&graph, &given).expect("it runs");
+    let args = inputs(3, 100.0);
+    let graph = decoder_graph(&args);
+    let results = run(&graph, &args).expect("it runs");
     let shapes: Vec<&[usize]> = results.iter().map(Tensor::dims).collect();
     assert_eq!(shapes, [&[5, 2][..], &[4], &[3]]);
     for (through, targets) in [(&[0][..], &[1, 2][..]), (&[2], &[1, 2]), (&[0, 2], &[2]), (&[0, 2], &[1])] {
-        check_gradients_unrolled_and_looped(&graph, &given, targets, through);
+        check_gradients_unrolled_and_looped(&graph, &args, targets, through);
     }
     // The number of iterations depends on the values.
     let stopped = inputs(1000, 1.0);

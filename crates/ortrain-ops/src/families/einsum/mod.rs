@@ -98,28 +98,28 @@ impl Equation {
                 ranks.len()
             )));
         }
-        let mut most = 0;
+        let mut max_dots = 0;
         let mut operands = Vec::new();
         for (k, (term, &rank)) in self.operands.iter().zip(ranks).enumerate() {
             let letters = term.iter().flatten().count();
             let dots = term.contains(&None);
             if rank < letters || (!dots && rank > letters) {
-                let least = if dots { " or more" } else { "" };
+                let suffix = if dots { " or more" } else { "" };
                 return Err(OpError::invalid(format!(
-                    "input {k} has {rank} axes, but its term needs {letters}{least}"
+                    "input {k} has {rank} axes, but its term needs {letters}{suffix}"
                 )));
             }
-            most = most.max(rank - letters);
+            max_dots = max_dots.max(rank - letters);
             operands.push(expand_ellipsis(term, rank - letters));
         }
         let result = match &self.result {
-            Some(term) => expand_ellipsis(term, most),
+            Some(term) => expand_ellipsis(term, max_dots),
             None => {
                 let mut letters: Vec<char> = self.operands.iter().flatten().flatten().copied().collect();
                 letters.sort_unstable();
                 let once = |&&letter: &&char| letters.iter().filter(|&&other| other == letter).count() == 1;
                 let letters = letters.iter().filter(once).map(|&letter| Label::Letter(letter));
-                (0..most).rev().map(Label::Ellipsis).chain(letters).collect()
+                (0..max_dots).rev().map(Label::Ellipsis).chain(letters).collect()
             }
         };
         Ok((operands, result))
@@ -137,11 +137,11 @@ fn expand_ellipsis(term: &Term, dots: usize) -> Vec<Label> {
 
 /// Returns the size of each label: a known size other than 1 if possible, otherwise the first size that is not 1.
 fn infer_label_sizes(operands: &[Vec<Label>], shapes: &[Shape]) -> Result<Vec<(Label, Dim)>, OpError> {
-    let mut found: Vec<(Label, Dim)> = Vec::new();
+    let mut sizes: Vec<(Label, Dim)> = Vec::new();
     for (labels, shape) in operands.iter().zip(shapes) {
         for (&label, dim) in labels.iter().zip(shape.iter()) {
-            let Some((_, old)) = found.iter_mut().find(|(other, _)| *other == label) else {
-                found.push((label, dim.clone()));
+            let Some((_, old)) = sizes.iter_mut().find(|(other, _)| *other == label) else {
+                sizes.push((label, dim.clone()));
                 continue;
             };
             match (old.known(), dim.known()) {
@@ -157,7 +157,7 @@ fn infer_label_sizes(operands: &[Vec<Label>], shapes: &[Shape]) -> Result<Vec<(L
             }
         }
     }
-    Ok(found)
+    Ok(sizes)
 }
 
 struct Einsum {
@@ -207,10 +207,10 @@ impl Factor {
 
     /// Keeps the labels and sizes for which `keep` returns true. The value must already be without the other axes.
     fn retain_axes(&mut self, keep: impl Fn(Label) -> bool) {
-        let kept: Vec<bool> = self.labels.iter().map(|&label| keep(label)).collect();
-        let mut at = kept.iter();
+        let keep_flags: Vec<bool> = self.labels.iter().map(|&label| keep(label)).collect();
+        let mut at = keep_flags.iter();
         self.labels.retain(|_| *at.next().expect("as many"));
-        let mut at = kept.iter();
+        let mut at = keep_flags.iter();
         self.dims.retain(|_| *at.next().expect("as many"));
     }
 
@@ -249,12 +249,12 @@ impl Factor {
                     Size::Value(sizes::slice_axis(rw, shape, 0, first as i64, first as i64 + 1, 1))
                 }
             };
-            let along = axis_positions(rw, size);
+            let indices = axis_positions(rw, size);
             let rank = self.labels.len() as i64;
             // Position along the axis `axis` of an operand: each later axis has size 1.
             let across = |rw: &mut Rewrite<'_>, axis: usize| {
-                let behind: Vec<i64> = (1..rank - axis as i64).collect();
-                insert_axes(rw, along, &behind)
+                let later_axes: Vec<i64> = (1..rank - axis as i64).collect();
+                insert_axes(rw, indices, &later_axes)
             };
             let (rows, columns) = (across(rw, first), across(rw, second));
             let on = rw.add("Equal", &[rows, columns], Attrs::new());
@@ -293,26 +293,26 @@ fn contract(
     inputs: &[(ValueId, Vec<Label>)],
     mut a: Factor,
     mut b: Factor,
-    wanted: impl Fn(Label) -> bool,
+    is_needed: impl Fn(Label) -> bool,
 ) -> Factor {
     let dim_of = |factor: &Factor, label: Label| factor.dims[factor.axis(label)].clone();
     let shared: Vec<Label> = a.labels.iter().copied().filter(|&label| b.has(label)).collect();
     // Axes of the ellipsis may broadcast at run time, which is impossible for an inner axis.
     let inner = |label: Label| {
         let certain = matches!(label, Label::Letter(_)) || dim_of(&a, label) == dim_of(&b, label);
-        !wanted(label) && certain
+        !is_needed(label) && certain
     };
     let (inner, stack): (Vec<Label>, Vec<Label>) = shared.iter().copied().partition(|&label| inner(label));
-    let own = |factor: &Factor, other: &Factor| -> Vec<Label> {
+    let exclusive_labels = |factor: &Factor, other: &Factor| -> Vec<Label> {
         factor.labels.iter().copied().filter(|&label| !other.has(label)).collect()
     };
-    let (rows, columns) = (own(&a, &b), own(&b, &a));
+    let (rows, columns) = (exclusive_labels(&a, &b), exclusive_labels(&b, &a));
     let broadcast = |label: &Label| {
-        let (one, other) = (dim_of(&a, *label), dim_of(&b, *label));
-        if one.is_one() || (one.known().is_none() && other.known().is_some() && !other.is_one()) {
+        let (left_dim, other) = (dim_of(&a, *label), dim_of(&b, *label));
+        if left_dim.is_one() || (left_dim.known().is_none() && other.known().is_some() && !other.is_one()) {
             other
         } else {
-            one
+            left_dim
         }
     };
     let stack_dims: Vec<Dim> = stack.iter().map(broadcast).collect();
@@ -346,10 +346,10 @@ fn contract(
         (sizes(rw, &a, &rows), sizes(rw, &a, &inner), sizes(rw, &b, &columns));
     a.permute(rw, &[stack.as_slice(), &rows, &inner].concat());
     b.permute(rw, &[stack.as_slice(), &inner, &columns].concat());
-    let all = |rw: &mut Rewrite<'_>, sizes: &[Size]| {
+    let total_size = |rw: &mut Rewrite<'_>, sizes: &[Size]| {
         sizes.iter().fold(Size::Number(1), |product, &size| sizes::multiply_sizes(rw, product, size))
     };
-    let [m, k, n] = [&row_sizes, &inner_sizes, &column_sizes].map(|sizes| all(rw, sizes));
+    let [m, k, n] = [&row_sizes, &inner_sizes, &column_sizes].map(|sizes| total_size(rw, sizes));
     let front = vec![Size::SameAxis; stack.len()];
     // Reshapes to a stack of matrices. Factors that are matrices already remain unchanged.
     let matrices = |rw: &mut Rewrite<'_>, value: ValueId, counts: [usize; 2], sizes: [Size; 2]| {
@@ -400,16 +400,21 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut total = rest.next().ok_or_else(|| OpError::invalid("it has no inputs"))?;
     let mut rest: std::collections::VecDeque<Factor> = rest.collect();
     loop {
-        let alone = |label: Label, rest: &std::collections::VecDeque<Factor>| {
+        let is_unique = |label: Label, rest: &std::collections::VecDeque<Factor>| {
             !result.contains(&label) && !rest.iter().any(|factor| factor.has(label))
         };
-        let gone: Vec<Label> = total.labels.iter().copied().filter(|&label| alone(label, &rest)).collect();
+        let gone: Vec<Label> =
+            total.labels.iter().copied().filter(|&label| is_unique(label, &rest)).collect();
         total.sum_axes(rw, &gone);
         let Some(mut next) = rest.pop_front() else { break };
-        let gone: Vec<Label> =
-            next.labels.iter().copied().filter(|&label| alone(label, &rest) && !total.has(label)).collect();
+        let gone: Vec<Label> = next
+            .labels
+            .iter()
+            .copied()
+            .filter(|&label| is_unique(label, &rest) && !total.has(label))
+            .collect();
         next.sum_axes(rw, &gone);
-        total = contract(rw, &inputs, total, next, |label| !alone(label, &rest));
+        total = contract(rw, &inputs, total, next, |label| !is_unique(label, &rest));
     }
     total.permute(rw, &result);
     let value = cast(rw.patch().1, total.value, through, dtype);

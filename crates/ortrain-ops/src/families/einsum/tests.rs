@@ -40,8 +40,8 @@ fn expected(text: &str, inputs: &[Tensor]) -> Tensor {
         let mut product = 1.0;
         for ((labels, tensor), values) in operands.iter().zip(inputs).zip(&elements) {
             let at = labels.iter().zip(tensor.dims()).fold(0, |at, (label, &size)| {
-                let own = sizes.iter().position(|(other, _)| other == label).expect("there");
-                at * size + if size == 1 { 0 } else { index[own] }
+                let label_axis = sizes.iter().position(|(other, _)| other == label).expect("there");
+                at * size + if size == 1 { 0 } else { index[label_axis] }
             });
             product *= values[at];
         }
@@ -128,7 +128,7 @@ fn gradients() {
 
 /// Returns a graph of one node with symbolic sizes, except for 1. `name(operand, axis, label)` names the symbols.
 fn symbolic_graph(text: &str, inputs: &[Tensor], name: impl Fn(usize, usize, Label) -> String) -> Graph {
-    let (mut made, ids) = graph(&inputs.iter().collect::<Vec<_>>());
+    let (mut symbolic, ids) = graph(&inputs.iter().collect::<Vec<_>>());
     let ranks: Vec<usize> = inputs.iter().map(|tensor| tensor.dims().len()).collect();
     let (labels, _) = Equation::parse(text).expect("an equation").labels(&ranks).expect("labels");
     for (k, (&id, tensor)) in ids.iter().zip(inputs).enumerate() {
@@ -137,12 +137,12 @@ fn symbolic_graph(text: &str, inputs: &[Tensor], name: impl Fn(usize, usize, Lab
             _ => Dim::symbol(&name(k, axis, labels[k][axis])),
         };
         let shape: Shape = tensor.dims().iter().enumerate().map(dim).collect();
-        made.value_mut(id).ty = ValueType::Tensor(DType::F64, Some(shape));
+        symbolic.value_mut(id).ty = ValueType::Tensor(DType::F64, Some(shape));
     }
     let ports: Vec<Option<ValueId>> = ids.iter().copied().map(Some).collect();
-    add(&mut made, EINSUM, "y", &ports, 1, equation(text));
-    crate::passes::infer::infer(&mut made).expect("valid");
-    made
+    add(&mut symbolic, EINSUM, "y", &ports, 1, equation(text));
+    crate::passes::infer::infer(&mut symbolic).expect("valid");
+    symbolic
 }
 
 /// All sizes are determined at run time, including sizes of the ellipsis and of flattened axes.
@@ -150,9 +150,9 @@ fn symbolic_graph(text: &str, inputs: &[Tensor], name: impl Fn(usize, usize, Lab
 fn symbolic_sizes() {
     for (text, shapes) in CASES {
         let inputs = operands(shapes);
-        let apart = symbolic_graph(text, &inputs, |k, axis, _| format!("d{k}_{axis}"));
+        let separate = symbolic_graph(text, &inputs, |k, axis, _| format!("d{k}_{axis}"));
         let alike = symbolic_graph(text, &inputs, |_, _, label| format!("{label:?}"));
-        for mut plain in [apart, alike.clone()] {
+        for mut plain in [separate, alike.clone()] {
             crate::passes::decompose::decompose_node(&mut plain, 0).expect("it decomposes");
             crate::passes::infer::infer(&mut plain).expect(text);
             let got = run(&plain, &inputs).expect(text);
@@ -250,7 +250,7 @@ fn rejects_invalid_equations() {
     let bools = Tensor::from_slice(DType::Bool, &[1], &[1u8]);
     for (input, attrs, words) in [
         (&square, Attrs::new(), "attribute \"equation\" is missing"),
-        (&bools, equation("i"), "a number is needed"),
+        (&bools, equation("i"), "expected a number"),
     ] {
         let message = match run_node(EINSUM, &[Some(input)], 1, attrs) {
             Err(Failure::Prepare(error)) => error.to_string(),

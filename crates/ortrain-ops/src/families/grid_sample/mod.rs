@@ -142,14 +142,14 @@ impl Axis {
         let before = subtract_sizes(rw, size, Size::Number(1));
         let last = as_number(rw, before, ty);
         let span = if aligned { last } else { as_number(rw, size, ty) };
-        let least = number(rw, ty, if aligned { 0.0 } else { -0.5 });
-        Axis { ty, zero: number(rw, ty, 0.0), last, lower_border: least, span }
+        let start = number(rw, ty, if aligned { 0.0 } else { -0.5 });
+        Axis { ty, zero: number(rw, ty, 0.0), last, lower_border: start, span }
     }
 
     /// Converts coordinates between -1 and 1 to positions in units of elements.
-    fn to_position(&self, rw: &mut Rewrite<'_>, place: ValueId, aligned: bool) -> ValueId {
+    fn to_position(&self, rw: &mut Rewrite<'_>, coordinate: ValueId, aligned: bool) -> ValueId {
         let (one, half) = (number(rw, self.ty, 1.0), number(rw, self.ty, 0.5));
-        let from_front = add_op(rw, "Add", &[place, one]);
+        let from_front = add_op(rw, "Add", &[coordinate, one]);
         if aligned {
             let halved = add_op(rw, "Mul", &[from_front, half]);
             return add_op(rw, "Mul", &[halved, self.span]);
@@ -169,9 +169,9 @@ impl Axis {
         let rest_of = |rw: &mut Rewrite<'_>, a: ValueId, b: ValueId| {
             rw.add("Mod", &[a, b], Attrs::new().with("fmod", 1i64))
         };
-        let [least, most] = self.borders(rw);
+        let [min, most] = self.borders(rw);
         let (one, two) = (number(rw, self.ty, 1.0), number(rw, self.ty, 2.0));
-        let from_front = add_op(rw, "Sub", &[x, least]);
+        let from_front = add_op(rw, "Sub", &[x, min]);
         let away = add_op(rw, "Abs", &[from_front]);
         let rest = rest_of(rw, away, self.span);
         let spans = add_op(rw, "Div", &[away, self.span]);
@@ -180,9 +180,9 @@ impl Axis {
         let odd = add_op(rw, "Equal", &[parity, one]);
         let other = add_op(rw, "Sub", &[self.span, rest]);
         let inside = add_op(rw, "Where", &[odd, other, rest]);
-        let back = add_op(rw, "Add", &[inside, least]);
-        let (before, behind) = (add_op(rw, "Less", &[x, least]), add_op(rw, "Less", &[most, x]));
-        let outside = add_op(rw, "Or", &[before, behind]);
+        let back = add_op(rw, "Add", &[inside, min]);
+        let (before, after) = (add_op(rw, "Less", &[x, min]), add_op(rw, "Less", &[most, x]));
+        let outside = add_op(rw, "Or", &[before, after]);
         add_op(rw, "Where", &[outside, back, x])
     }
 
@@ -197,8 +197,8 @@ impl Axis {
             // gradient only.
             Padding::Border => {
                 let before = add_op(rw, "LessOrEqual", &[x, self.zero]);
-                let behind = add_op(rw, "LessOrEqual", &[self.last, x]);
-                let below = add_op(rw, "Where", &[behind, self.last, x]);
+                let past_end = add_op(rw, "LessOrEqual", &[self.last, x]);
+                let below = add_op(rw, "Where", &[past_end, self.last, x]);
                 add_op(rw, "Where", &[before, self.zero, below])
             }
         }
@@ -230,10 +230,10 @@ impl Axis {
         let offsets = row(rw, &offsets);
         let mut at = add_op(rw, "Add", &[base, offsets]);
         let weights = (powers.len() > 1).then(|| {
-            let behind = add_op(rw, "Sub", &[x, base]);
+            let fraction = add_op(rw, "Sub", &[x, base]);
             let mut sum = row(rw, powers[powers.len() - 1]);
             for power in powers[..powers.len() - 1].iter().rev() {
-                let product = add_op(rw, "Mul", &[sum, behind]);
+                let product = add_op(rw, "Mul", &[sum, fraction]);
                 let coefficients = row(rw, power);
                 sum = add_op(rw, "Add", &[product, coefficients]);
             }
@@ -271,43 +271,43 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         _ => DType::F64,
     };
 
-    let wanted: Vec<Size> = (1..=axes).map(|axis| size_of(rw, grid, axis)).collect();
+    let grid_sizes: Vec<Size> = (1..=axes).map(|axis| size_of(rw, grid, axis)).collect();
     let sizes: Vec<Size> = (2..rank).map(|axis| size_of(rw, x, axis)).collect();
     let product = |rw: &mut Rewrite<'_>, sizes: &[Size]| {
-        sizes.iter().fold(Size::Number(1), |all, &size| multiply_sizes(rw, all, size))
+        sizes.iter().fold(Size::Number(1), |total_size, &size| multiply_sizes(rw, total_size, size))
     };
-    let (points, elements) = (product(rw, &wanted), product(rw, &sizes));
+    let (points, elements) = (product(rw, &grid_sizes), product(rw, &sizes));
 
-    let places = reshape_to(rw, grid, &[Size::SameAxis, points, Size::Number(axes as i64)]);
-    let places = cast(rw, places, grid_dtype, place_ty);
-    let mut places = match axes {
-        1 => vec![places],
+    let coordinates = reshape_to(rw, grid, &[Size::SameAxis, points, Size::Number(axes as i64)]);
+    let cast_coordinates = cast(rw, coordinates, grid_dtype, place_ty);
+    let mut axis_coordinates = match axes {
+        1 => vec![cast_coordinates],
         _ => {
             let attrs = Attrs::new().with("axis", 2i64).with("num_outputs", axes as i64);
-            rw.add_node("", "Split", &[Some(places)], axes, attrs)
+            rw.add_node("", "Split", &[Some(cast_coordinates)], axes, attrs)
         }
     };
     // The grid has the coordinate of the last axis first.
-    places.reverse();
+    axis_coordinates.reverse();
 
-    let mut all: Option<Taps> = None;
+    let mut combined: Option<Taps> = None;
     let mut taps = 1i64;
-    for (&size, place) in sizes.iter().zip(places) {
+    for (&size, coordinate) in sizes.iter().zip(axis_coordinates) {
         let axis = Axis::new(rw, size, place_ty, op.align_corners);
-        let mut position = axis.to_position(rw, place, op.align_corners);
+        let mut position = axis.to_position(rw, coordinate, op.align_corners);
         if op.mode == Mode::Nearest {
             position = add_op(rw, "Round", &[position]);
         }
         let position = axis.pad(rw, &op, position);
-        let own = axis.compute_taps(rw, &op, position);
-        let Some(before) = all else {
+        let axis_taps = axis.compute_taps(rw, &op, position);
+        let Some(before) = combined else {
             taps = tap_count(&op);
-            all = Some(own);
+            combined = Some(axis_taps);
             continue;
         };
         taps *= tap_count(&op);
         // Combines each tap of the previous axes with each tap of this axis.
-        let both = |rw: &mut Rewrite<'_>, op: &str, a: ValueId, b: ValueId| {
+        let combine = |rw: &mut Rewrite<'_>, op: &str, a: ValueId, b: ValueId| {
             let (a, b) = (insert_axes(rw, a, &[3]), insert_axes(rw, b, &[2]));
             let pairs = add_op(rw, op, &[a, b]);
             reshape_to(rw, pairs, &[Size::SameAxis, Size::SameAxis, Size::Number(taps)])
@@ -320,33 +320,33 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             }
         };
         let rows = add_op(rw, "Mul", &[before.index, size]);
-        let index = both(rw, "Add", rows, own.index);
-        let inside = before.inside.zip(own.inside).map(|(a, b)| both(rw, "And", a, b));
-        let weights = before.weights.zip(own.weights).map(|(a, b)| both(rw, "Mul", a, b));
-        all = Some(Taps { index, inside, weights });
+        let index = combine(rw, "Add", rows, axis_taps.index);
+        let inside = before.inside.zip(axis_taps.inside).map(|(a, b)| combine(rw, "And", a, b));
+        let weights = before.weights.zip(axis_taps.weights).map(|(a, b)| combine(rw, "Mul", a, b));
+        combined = Some(Taps { index, inside, weights });
     }
-    let Some(all) = all else { return Err(OpError::invalid("input 0 has no spatial axes")) };
+    let Some(total) = combined else { return Err(OpError::invalid("input 0 has no spatial axes")) };
 
     let data = reshape_to(rw, x, &[Size::SameAxis, Size::SameAxis, elements]);
     let data = cast(rw, data, dtype, value_ty);
     let data = permute_axes(rw, data, &[0, 2, 1]);
     let looked_at = multiply_sizes(rw, points, Size::Number(taps));
-    let index = reshape_to(rw, all.index, &[Size::SameAxis, looked_at]);
+    let index = reshape_to(rw, total.index, &[Size::SameAxis, looked_at]);
     let index = insert_axes(rw, index, &[2]);
     let mut value = rw.add("GatherND", &[data, index], Attrs::new().with("batch_dims", 1i64));
-    let mut inside = all.inside.map(|inside| insert_axes(rw, inside, &[3]));
-    if all.weights.is_some() {
+    let mut inside = total.inside.map(|inside| insert_axes(rw, inside, &[3]));
+    if total.weights.is_some() {
         let channels = size_of(rw, x, 1);
         value = reshape_to(rw, value, &[Size::SameAxis, points, Size::Number(taps), channels]);
     } else {
         // Removes the axis of the single tap.
-        inside = all.inside;
+        inside = total.inside;
     }
     if let Some(inside) = inside {
         let zero = number(rw, value_ty, 0.0);
         value = add_op(rw, "Where", &[inside, value, zero]);
     }
-    if let Some(weights) = all.weights {
+    if let Some(weights) = total.weights {
         let weights = cast(rw, weights, place_ty, value_ty);
         let weights = insert_axes(rw, weights, &[3]);
         let weighed = add_op(rw, "Mul", &[value, weights]);
@@ -354,7 +354,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     }
     let value = cast(rw, value, value_ty, dtype);
     let value = permute_axes(rw, value, &[0, 2, 1]);
-    let shape: Vec<Size> = [Size::SameAxis, Size::SameAxis].into_iter().chain(wanted).collect();
+    let shape: Vec<Size> = [Size::SameAxis, Size::SameAxis].into_iter().chain(grid_sizes).collect();
     let result = reshape_to(rw, value, &shape);
     rw.replace_output(0, result);
     Ok(())

@@ -17,13 +17,13 @@ fn attrs(mode: &str, padding: &str, aligned: bool) -> Attrs {
 
 /// Returns every combination of the attributes.
 fn attribute_combinations() -> Vec<(&'static str, &'static str, bool)> {
-    let mut found = Vec::new();
+    let mut result = Vec::new();
     for mode in MODES {
         for padding in PADDINGS {
-            found.extend([(mode, padding, false), (mode, padding, true)]);
+            result.extend([(mode, padding, false), (mode, padding, true)]);
         }
     }
-    found
+    result
 }
 
 /// Reference implementation for one axis, from the definition.
@@ -39,9 +39,9 @@ impl ReferenceAxis {
     }
 
     fn reflect(&self, mut x: f64) -> f64 {
-        let (least, most) = self.borders();
-        while x < least || x > most {
-            x = if x < least { 2.0 * least - x } else { 2.0 * most - x };
+        let (min, most) = self.borders();
+        while x < min || x > most {
+            x = if x < min { 2.0 * min - x } else { 2.0 * most - x };
         }
         x
     }
@@ -56,17 +56,17 @@ impl ReferenceAxis {
     }
 
     /// Returns the contributing elements and their weights.
-    fn taps(&self, mode: &str, place: f64) -> Vec<(Option<usize>, f64)> {
+    fn taps(&self, mode: &str, coordinate: f64) -> Vec<(Option<usize>, f64)> {
         let mut x = if self.align_corners {
-            (place + 1.0) / 2.0 * (self.size - 1.0)
+            (coordinate + 1.0) / 2.0 * (self.size - 1.0)
         } else {
-            ((place + 1.0) * self.size - 1.0) / 2.0
+            ((coordinate + 1.0) * self.size - 1.0) / 2.0
         };
         if mode == "nearest" {
             x = x.round_ties_even();
         }
-        let (least, most) = self.borders();
-        if x < least || x > most {
+        let (min, most) = self.borders();
+        if x < min || x > most {
             x = match self.padding {
                 // Elements are clipped one by one.
                 "border" if mode == "cubic" => x,
@@ -91,34 +91,35 @@ impl ReferenceAxis {
 }
 
 fn expected(x: &Tensor, grid: &Tensor, (mode, padding, aligned): (&str, &'static str, bool)) -> Tensor {
-    let (dims, wanted) = (x.dims(), grid.dims());
+    let (dims, grid_dims) = (x.dims(), grid.dims());
     let axes = dims.len() - 2;
-    let points: usize = wanted[1..=axes].iter().product();
+    let points: usize = grid_dims[1..=axes].iter().product();
     let elements: usize = dims[2..].iter().product();
-    let (values, places) = (x.to_f64(), grid.to_f64());
-    let mut found = Vec::new();
+    let (values, positions) = (x.to_f64(), grid.to_f64());
+    let mut result = Vec::new();
     for row in 0..dims[0] * dims[1] {
         let values = &values[row * elements..][..elements];
         for point in 0..points {
-            let place = &places[(row / dims[1] * points + point) * axes..][..axes];
+            let position = &positions[(row / dims[1] * points + point) * axes..][..axes];
             let mut taps = vec![(Some(0), 1.0)];
             for axis in 0..axes {
                 let size = dims[2 + axis];
                 let line = ReferenceAxis { size: size as f64, align_corners: aligned, padding };
-                let own = line.taps(mode, place[axes - 1 - axis]);
+                let axis_taps = line.taps(mode, position[axes - 1 - axis]);
                 let both = |&(at, weight): &(Option<usize>, f64)| {
-                    own.iter()
+                    axis_taps
+                        .iter()
                         .map(|&(k, w)| (at.zip(k).map(|(at, k)| at * size + k), weight * w))
                         .collect::<Vec<_>>()
                 };
                 taps = taps.iter().flat_map(both).collect();
             }
-            found.push(taps.iter().map(|&(at, weight)| at.map_or(0.0, |at| values[at]) * weight).sum());
+            result.push(taps.iter().map(|&(at, weight)| at.map_or(0.0, |at| values[at]) * weight).sum());
         }
     }
     let mut shape = dims[..2].to_vec();
-    shape.extend(&wanted[1..=axes]);
-    f64s(&shape, &found)
+    shape.extend(&grid_dims[1..=axes]);
+    f64s(&shape, &result)
 }
 
 /// Images, volumes and lines, with grid points inside and far outside.
@@ -177,8 +178,8 @@ fn symbolic_sizes() {
 #[test]
 fn gradients_at_the_border() {
     let x = f64s(&[1, 1, 1, 3], &[1.0, 3.0, 7.0]);
-    let slope = |place: f64, padding: &str, aligned: bool| {
-        let grid = f64s(&[1, 1, 1, 2], &[place, 0.0]);
+    let slope = |coordinate: f64, padding: &str, aligned: bool| {
+        let grid = f64s(&[1, 1, 1, 2], &[coordinate, 0.0]);
         let ports = [Some(&x), Some(&grid)];
         let graph =
             one_node_graph(NEWEST_OPSET, OP, &ports, 1, attrs("linear", padding, aligned)).expect("valid");
@@ -187,15 +188,15 @@ fn gradients_at_the_border() {
         run(&gradient, &[x.clone(), grid.clone()]).expect("it runs")[0].to_f64()[0]
     };
     // Outside, and on the edge.
-    for place in [-1.5, -1.0, 1.0, 2.0] {
-        assert_eq!(slope(place, "border", true), 0.0);
+    for coordinate in [-1.5, -1.0, 1.0, 2.0] {
+        assert_eq!(slope(coordinate, "border", true), 0.0);
     }
     assert_eq!(slope(0.5, "border", true), 4.0);
     // Reflection negates the gradient beyond the border.
     assert_eq!((slope(0.5, "reflection", true), slope(1.5, "reflection", true)), (4.0, -4.0));
     // In the last half of the element the value fades to zero.
-    let place = 1.0 - 0.1;
-    assert_close(&f64s(&[], &[slope(place, "zeros", false)]), &f64s(&[], &[-7.0 * 1.5]), 1e-12);
+    let coordinate = 1.0 - 0.1;
+    assert_close(&f64s(&[], &[slope(coordinate, "zeros", false)]), &f64s(&[], &[-7.0 * 1.5]), 1e-12);
 }
 
 #[test]

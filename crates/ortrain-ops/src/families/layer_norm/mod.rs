@@ -220,8 +220,8 @@ impl LayerNorm {
                 emit_node(cx, "Div", &[sum, count])
             }
             None => {
-                let (all, rows) = (emit_node(cx, "Size", &[x]), emit_node(cx, "Size", &[inverse]));
-                let count = emit_node(cx, "Div", &[all, rows]);
+                let (total, rows) = (emit_node(cx, "Size", &[x]), emit_node(cx, "Size", &[inverse]));
+                let count = emit_node(cx, "Div", &[total, rows]);
                 let attrs = Attrs::new().with("scale_down", 1i64);
                 cx.add_in(MICROSOFT, "Scale", &[sum, count], attrs)
             }
@@ -373,8 +373,9 @@ impl LayerNormGrad {
         }
         let dtype = cx.expect_same_dtype([0, 1])?;
         let differ = |a: &Shape, b: &Shape| {
-            let apart = |a: &Dim, b: &Dim| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
-            a.rank() != b.rank() || a.iter().zip(b.iter()).any(|(a, b)| apart(a, b))
+            let sizes_differ =
+                |a: &Dim, b: &Dim| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+            a.rank() != b.rank() || a.iter().zip(b.iter()).any(|(a, b)| sizes_differ(a, b))
         };
         if let (Some(g), Some(x)) = (cx.shape(0), cx.shape(1))
             && differ(g, x)
@@ -382,13 +383,13 @@ impl LayerNormGrad {
             return Err(OpError::invalid(format!("the gradient has shape {g}, but the input has shape {x}")));
         }
         if let Some(x) = cx.shape(1) {
-            let wanted = reduced_shape(x, normalize_axis(self.axis, x.rank())?);
+            let expected = reduced_shape(x, normalize_axis(self.axis, x.rank())?);
             for k in mean.filter(|_| !has_bias).into_iter().chain([inverse]) {
-                if let Some(found) = cx.shape(k)
-                    && differ(found, &wanted)
+                if let Some(actual) = cx.shape(k)
+                    && differ(actual, &expected)
                 {
                     return Err(OpError::invalid(format!(
-                        "input {k} has shape {found}, but {wanted} is needed: the statistics of an input of shape {x}"
+                        "input {k} has shape {actual}, but {expected} is needed: the statistics of an input of shape {x}"
                     )));
                 }
             }
@@ -462,10 +463,10 @@ impl LayerNormGrad {
         let scale = cx.dims(2);
         let lead = dims.len() - scale.len();
         let is_kept = |&axis: &usize| axis >= lead && scale[axis - lead] == dims[axis];
-        let (kept, summed): (Vec<usize>, Vec<usize>) = (0..dims.len()).partition(is_kept);
+        let (kept_axes, summed): (Vec<usize>, Vec<usize>) = (0..dims.len()).partition(is_kept);
         // A reduction needs at least one axis.
         let padding = usize::from(summed.is_empty());
-        let order: Vec<usize> = kept.iter().chain(&summed).copied().collect();
+        let order: Vec<usize> = kept_axes.iter().chain(&summed).copied().collect();
         let space: Vec<usize> =
             order.iter().map(|&axis| dims[axis]).chain(std::iter::repeat_n(1, padding)).collect();
         let mut nest = cx.nest(&space, summed.len() + padding);

@@ -47,12 +47,12 @@ fn ports(inputs: &[Tensor]) -> Vec<Option<&Tensor>> {
 }
 
 /// Computes result, mean and inverse standard deviation by the definition. Scale and bias have the normalized shape.
-fn expected(op: &str, given: &[Tensor], axis: i64) -> Vec<Tensor> {
-    let dims = given[0].dims();
+fn expected(op: &str, args: &[Tensor], axis: i64) -> Vec<Tensor> {
+    let dims = args[0].dims();
     let axis = normalize_axis(axis, dims.len()).expect("it is one");
     let count = dims[axis..].iter().product::<usize>();
-    let (x, scale) = (given[0].to_f64(), given[1].to_f64());
-    let bias = given.get(2).map_or(vec![0.0; count], Tensor::to_f64);
+    let (x, scale) = (args[0].to_f64(), args[1].to_f64());
+    let bias = args.get(2).map_or(vec![0.0; count], Tensor::to_f64);
     let (mut y, mut means, mut inverses) = (Vec::new(), Vec::new(), Vec::new());
     for row in x.chunks(count) {
         let mean = if op == LAYER { row.iter().sum::<f64>() / count as f64 } else { 0.0 };
@@ -62,13 +62,14 @@ fn expected(op: &str, given: &[Tensor], axis: i64) -> Vec<Tensor> {
         means.push(mean);
         inverses.push(inverse);
     }
-    let kept: Vec<usize> = dims.iter().enumerate().map(|(k, &dim)| if k < axis { dim } else { 1 }).collect();
+    let retained: Vec<usize> =
+        dims.iter().enumerate().map(|(k, &dim)| if k < axis { dim } else { 1 }).collect();
     let mut all = vec![f64s(dims, &y)];
     if op == LAYER {
-        all.push(f64s(&kept, &means));
+        all.push(f64s(&retained, &means));
     }
     if op != RMS {
-        all.push(f64s(&kept, &inverses));
+        all.push(f64s(&retained, &inverses));
     }
     all
 }
@@ -81,16 +82,16 @@ fn op_names(graph: &Graph) -> Vec<&str> {
 fn matches_definition() {
     for op in KINDS {
         for (dims, axis) in SHAPES {
-            let given = inputs(op, dims, axis, 1);
-            let got = run_node(("", op), &ports(&given), output_count(op), attrs(axis)).expect("it runs");
-            let want = expected(op, &given, axis);
+            let args = inputs(op, dims, axis, 1);
+            let got = run_node(("", op), &ports(&args), output_count(op), attrs(axis)).expect("it runs");
+            let want = expected(op, &args, axis);
             assert_close(&got[0], &want[0], 1e-12);
             for (got, want) in got[1..].iter().zip(&want[1..]) {
                 assert_eq!(got.dtype(), DType::F32, "the default type of statistics");
                 assert_close(got, &cast_tensor(want, DType::F32), 1e-6);
             }
             let wide = attrs(axis).with("stash_type", 11i64);
-            let got = run_node(("", op), &ports(&given), output_count(op), wide).expect("it runs");
+            let got = run_node(("", op), &ports(&args), output_count(op), wide).expect("it runs");
             for (got, want) in got.iter().zip(&want) {
                 assert_close(got, want, 1e-12);
             }
@@ -129,19 +130,19 @@ fn large_mean_keeps_precision() {
 fn gradients_of_all_outputs() {
     for op in KINDS {
         for (dims, axis) in SHAPES {
-            let given = inputs(op, dims, axis, 2);
-            let targets: Vec<usize> = (0..given.len()).collect();
+            let args = inputs(op, dims, axis, 2);
+            let targets: Vec<usize> = (0..args.len()).collect();
             // Finite differences need statistics in float64; in float32 they are too coarse.
             for stash in [1i64, 11] {
                 let attrs = attrs(axis).with("epsilon", 0.1f32).with("stash_type", stash);
                 let outputs = output_count(op);
                 let graph =
-                    one_node_graph(NEWEST, ("", op), &ports(&given), outputs, attrs).expect("it is read");
-                check_gradients(&graph, &given, &targets, &[0]);
+                    one_node_graph(NEWEST, ("", op), &ports(&args), outputs, attrs).expect("it is read");
+                check_gradients(&graph, &args, &targets, &[0]);
                 if stash == 11 {
-                    check_gradients(&graph, &given, &targets, &(0..outputs).collect::<Vec<_>>());
+                    check_gradients(&graph, &args, &targets, &(0..outputs).collect::<Vec<_>>());
                     for k in 1..outputs {
-                        check_gradients(&graph, &given, &[0], &[k]);
+                        check_gradients(&graph, &args, &[0], &[k]);
                     }
                 }
             }
@@ -160,18 +161,18 @@ fn broadcast_parameters() {
         (&[2, 3, 4], &[2, 3, 4], &[2, 1, 1]),
         (&[2, 1, 3], &[1], &[1, 3]),
     ] {
-        let given = [generic_tensor(dims, 3), generic_tensor(scale, 4), generic_tensor(bias, 5)];
+        let args = [generic_tensor(dims, 3), generic_tensor(scale, 4), generic_tensor(bias, 5)];
         for axis in [-1, 1] {
             let attrs = attrs(axis).with("epsilon", 0.2f32);
             let graph =
-                one_node_graph(NEWEST, ("", LAYER), &ports(&given), 1, attrs.clone()).expect("it is read");
-            check_gradients(&graph, &given, &[0, 1, 2], &[0]);
-            check_gradients(&graph, &given, &[2], &[0]);
-            check_downgrade(&graph, &given, 16);
+                one_node_graph(NEWEST, ("", LAYER), &ports(&args), 1, attrs.clone()).expect("it is read");
+            check_gradients(&graph, &args, &[0, 1, 2], &[0]);
+            check_gradients(&graph, &args, &[2], &[0]);
+            check_downgrade(&graph, &args, 16);
             let gradient = gradient_graph(&graph, &[Some(generic_tensor(dims, 6))], &[0, 1]);
-            check_decomposition(&gradient, &given, 1e-9);
-            let graph = one_node_graph(NEWEST, ("", RMS), &ports(&given[..2]), 1, attrs).expect("it is read");
-            check_gradients(&graph, &given[..2], &[0, 1], &[0]);
+            check_decomposition(&gradient, &args, 1e-9);
+            let graph = one_node_graph(NEWEST, ("", RMS), &ports(&args[..2]), 1, attrs).expect("it is read");
+            check_gradients(&graph, &args[..2], &[0, 1], &[0]);
         }
     }
 }
@@ -179,10 +180,10 @@ fn broadcast_parameters() {
 #[test]
 fn gradient_graph_equals_onnxruntime() {
     for op in KINDS {
-        let given: Vec<Tensor> =
+        let args: Vec<Tensor> =
             inputs(op, &[3, 4], 1, 6).iter().map(|tensor| cast_tensor(tensor, DType::F32)).collect();
-        let graph = one_node_graph(NEWEST, ("", op), &ports(&given), 1, attrs(1)).expect("it is read");
-        let targets: Vec<usize> = (0..given.len()).collect();
+        let graph = one_node_graph(NEWEST, ("", op), &ports(&args), 1, attrs(1)).expect("it is read");
+        let targets: Vec<usize> = (0..args.len()).collect();
         let gradient = gradient_graph(&graph, &[Some(Tensor::filled(DType::F32, &[3, 4], 0.5))], &targets);
         let (forward, backward) =
             if op == LAYER { (LAYER, LAYER_GRAD) } else { (SIMPLIFIED, SIMPLIFIED_GRAD) };
@@ -196,10 +197,10 @@ fn gradient_graph_equals_onnxruntime() {
 
 #[test]
 fn gradient_of_each_parameter() {
-    let given = inputs(LAYER, &[3, 4], 1, 7);
-    let graph = one_node_graph(NEWEST, ("", LAYER), &ports(&given), 1, attrs(1)).expect("it is read");
+    let args = inputs(LAYER, &[3, 4], 1, 7);
+    let graph = one_node_graph(NEWEST, ("", LAYER), &ports(&args), 1, attrs(1)).expect("it is read");
     for target in 0..3 {
-        check_gradients(&graph, &given, &[target], &[0]);
+        check_gradients(&graph, &args, &[target], &[0]);
     }
     // The gradient of the bias needs no statistics.
     let gradient = gradient_graph(&graph, &[Some(generic_tensor(&[3, 4], 1))], &[2]);
@@ -210,19 +211,19 @@ fn gradient_of_each_parameter() {
 fn decompositions() {
     for (op, grad) in [(LAYER, LAYER_GRAD), (SIMPLIFIED, SIMPLIFIED_GRAD)] {
         for (dims, axis) in SHAPES {
-            let given = inputs(op, dims, axis, 8);
+            let args = inputs(op, dims, axis, 8);
             let wide = attrs(axis).with("stash_type", 11i64);
             let graph =
-                one_node_graph(NEWEST, ("", op), &ports(&given), output_count(op), wide).expect("it is read");
+                one_node_graph(NEWEST, ("", op), &ports(&args), output_count(op), wide).expect("it is read");
             if op == SIMPLIFIED {
-                check_decomposition(&graph, &given, 1e-12);
+                check_decomposition(&graph, &args, 1e-12);
             }
-            let statistics = run(&graph, &given).expect("it runs");
-            let seen = [&[generic_tensor(dims, 9)], &given[..2], &statistics[1..]].concat();
+            let statistics = run(&graph, &args).expect("it runs");
+            let visible = [&[generic_tensor(dims, 9)], &args[..2], &statistics[1..]].concat();
             let outputs = output_count(op).max(2);
-            let graph = one_node_graph(NEWEST, (MICROSOFT, grad), &ports(&seen), outputs, attrs(axis))
+            let graph = one_node_graph(NEWEST, (MICROSOFT, grad), &ports(&visible), outputs, attrs(axis))
                 .expect("it is read");
-            check_decomposition(&graph, &seen, 1e-9);
+            check_decomposition(&graph, &visible, 1e-9);
         }
     }
 }
@@ -231,25 +232,29 @@ fn decompositions() {
 fn older_opsets() {
     for (op, since) in [(LAYER, 17), (RMS, 23)] {
         for (dims, axis) in SHAPES {
-            let given = inputs(op, dims, axis, 10);
+            let args = inputs(op, dims, axis, 10);
             let outputs = output_count(op);
             let graph =
-                one_node_graph(NEWEST, ("", op), &ports(&given), outputs, attrs(axis)).expect("it is read");
-            assert_eq!(op_names(&check_downgrade(&graph, &given, since)), [op]);
+                one_node_graph(NEWEST, ("", op), &ports(&args), outputs, attrs(axis)).expect("it is read");
+            assert_eq!(op_names(&check_downgrade(&graph, &args, since)), [op]);
             for opset in [7, 12, since - 1] {
-                let old = check_downgrade(&graph, &given, opset);
+                let old = check_downgrade(&graph, &args, opset);
                 assert!(op_names(&old).contains(&"ReduceMean") && !op_names(&old).contains(&op), "{old}");
             }
         }
     }
     // ONNX Runtime also has LayerNormalization in older opsets.
-    let given = inputs(LAYER, &[3, 4], 1, 11);
+    let arguments = inputs(LAYER, &[3, 4], 1, 11);
     for opset in [7, 16] {
-        let graph = one_node_graph(opset, ("", LAYER), &ports(&given), 3, attrs(1)).expect("it is read");
-        assert_close(&run(&graph, &given).expect("it runs")[0], &expected(LAYER, &given, 1)[0], 1e-12);
+        let graph = one_node_graph(opset, ("", LAYER), &ports(&arguments), 3, attrs(1)).expect("it is read");
+        assert_close(
+            &run(&graph, &arguments).expect("it runs")[0],
+            &expected(LAYER, &arguments, 1)[0],
+            1e-12,
+        );
     }
     let error =
-        one_node_graph(22, ("", RMS), &ports(&given[..2]), 1, attrs(1)).expect_err("too old").to_string();
+        one_node_graph(22, ("", RMS), &ports(&arguments[..2]), 1, attrs(1)).expect_err("too old").to_string();
     assert!(error.contains("the operator needs opset 23 or newer"), "{error}");
 }
 
@@ -267,12 +272,11 @@ fn narrow_dtypes() {
         for op in KINDS {
             let attrs = Attrs::new().with("epsilon", 0.01f32);
             let wide = inputs(op, &[3, 4], -1, 12);
-            let given: Vec<Tensor> = wide.iter().map(|tensor| cast_tensor(tensor, dtype)).collect();
+            let args: Vec<Tensor> = wide.iter().map(|tensor| cast_tensor(tensor, dtype)).collect();
             let outputs = output_count(op);
             let narrow = attrs.clone().with("stash_type", i64::from(stash.to_onnx()));
-            let graph =
-                one_node_graph(NEWEST, ("", op), &ports(&given), outputs, narrow).expect("it is read");
-            let got = run(&graph, &given).expect("it runs");
+            let graph = one_node_graph(NEWEST, ("", op), &ports(&args), outputs, narrow).expect("it is read");
+            let got = run(&graph, &args).expect("it runs");
             let want = run_node(("", op), &ports(&wide), outputs, attrs.clone()).expect("it runs");
             assert_eq!(got[0].dtype(), dtype);
             assert!(got[1..].iter().all(|tensor| tensor.dtype() == stash));
@@ -280,18 +284,18 @@ fn narrow_dtypes() {
                 assert_close(&cast_tensor(got, DType::F64), &cast_tensor(want, DType::F64), tolerance);
             }
             // The gradients use statistics in the type of the arithmetic, even if the statistics results are narrower.
-            let gradients = |graph: &Graph, given: &[Tensor], dtypes: [DType; 2]| {
+            let gradients = |graph: &Graph, arguments: &[Tensor], dtypes: [DType; 2]| {
                 let weights = (0..outputs).map(|k| {
                     let dims: &[usize] = if k == 0 { &[3, 4] } else { &[3, 1] };
                     Some(cast_tensor(&generic_tensor(dims, 20 + k as u32), dtypes[usize::from(k > 0)]))
                 });
-                let targets: Vec<usize> = (0..given.len()).collect();
+                let targets: Vec<usize> = (0..arguments.len()).collect();
                 let gradient = gradient_graph(graph, &weights.collect::<Vec<_>>(), &targets);
-                run(&gradient, given).expect("it runs")
+                run(&gradient, arguments).expect("it runs")
             };
             let exact = one_node_graph(NEWEST, ("", op), &ports(&wide), outputs, attrs).expect("it is read");
             let (got, want) =
-                (gradients(&graph, &given, [dtype, stash]), gradients(&exact, &wide, [DType::F64, F32]));
+                (gradients(&graph, &args, [dtype, stash]), gradients(&exact, &wide, [DType::F64, F32]));
             for (got, want) in got.iter().zip(&want) {
                 assert_eq!(got.dtype(), dtype);
                 assert_close(&cast_tensor(got, DType::F64), want, 4.0 * tolerance);
@@ -314,12 +318,12 @@ fn float16_intermediates_do_not_overflow() {
 fn empty_tensors() {
     for op in KINDS {
         for dims in [&[0, 3][..], &[2, 0], &[2, 0, 3]] {
-            let given = inputs(op, dims, -1, 13);
-            let graph = one_node_graph(NEWEST, ("", op), &ports(&given), 1, attrs(-1)).expect("it is read");
-            assert_eq!(run(&graph, &given).expect("it runs")[0].dims(), dims);
-            let targets: Vec<usize> = (0..given.len()).collect();
+            let args = inputs(op, dims, -1, 13);
+            let graph = one_node_graph(NEWEST, ("", op), &ports(&args), 1, attrs(-1)).expect("it is read");
+            assert_eq!(run(&graph, &args).expect("it runs")[0].dims(), dims);
+            let targets: Vec<usize> = (0..args.len()).collect();
             let gradient = gradient_graph(&graph, &[Some(generic_tensor(dims, 1))], &targets);
-            let got = run(&gradient, &given).expect("it runs");
+            let got = run(&gradient, &args).expect("it runs");
             assert_eq!(got[0].dims(), dims);
             for parameter in &got[1..] {
                 assert!(parameter.to_f64().iter().all(|&g| g == 0.0));
@@ -330,11 +334,11 @@ fn empty_tensors() {
 
 #[test]
 fn symbolic_sizes() {
-    let given = inputs(LAYER, &[2, 3, 4], 1, 14);
+    let args = inputs(LAYER, &[2, 3, 4], 1, 14);
     let mut graph = one_node_graph(
         NEWEST,
         ("", LAYER),
-        &ports(&given),
+        &ports(&args),
         3,
         attrs(1).with("epsilon", 0.3f32).with("stash_type", 11i64),
     )
@@ -344,22 +348,22 @@ fn symbolic_sizes() {
         let id = graph.inputs[k];
         graph.value_mut(id).ty = ValueType::Tensor(DType::F64, Some(symbols(names)));
     }
-    let given = [given[0].clone(), given[1].clone(), generic_tensor(&[4], 3)];
+    let arguments = [args[0].clone(), args[1].clone(), generic_tensor(&[4], 3)];
     for &id in &graph.outputs.clone() {
         graph.value_mut(id).ty = ValueType::Unknown;
     }
     crate::passes::infer::infer(&mut graph).expect("valid");
-    check_gradients(&graph, &given, &[0, 1], &[0, 1, 2]);
+    check_gradients(&graph, &arguments, &[0, 1], &[0, 1, 2]);
     let gradient = gradient_graph(&graph, &[Some(generic_tensor(&[2, 3, 4], 15)), None, None], &[0, 1]);
-    check_decomposition(&gradient, &given, 1e-9);
+    check_decomposition(&gradient, &arguments, 1e-9);
 }
 
 #[test]
 fn rejects_invalid_nodes() {
     let message = |op: &str, shapes: &[&[usize]], attrs: Attrs| {
-        let given: Vec<Tensor> = shapes.iter().map(|dims| generic_tensor(dims, 1)).collect();
+        let args: Vec<Tensor> = shapes.iter().map(|dims| generic_tensor(dims, 1)).collect();
         let domain = if op.ends_with("Grad") { MICROSOFT } else { "" };
-        one_node_graph(NEWEST, (domain, op), &ports(&given), 1, attrs)
+        one_node_graph(NEWEST, (domain, op), &ports(&args), 1, attrs)
             .expect_err("it does not fit")
             .to_string()
     };
@@ -393,23 +397,23 @@ fn rejects_invalid_nodes() {
 #[test]
 fn invertible_gradient_equals_layer_norm_gradient() {
     for (dims, axis) in SHAPES {
-        let given = inputs(LAYER, dims, axis, 3);
-        let ports: Vec<Option<&Tensor>> = given.iter().map(Some).collect();
+        let args = inputs(LAYER, dims, axis, 3);
+        let ports: Vec<Option<&Tensor>> = args.iter().map(Some).collect();
         let results = run_node(("", LAYER), &ports, 3, attrs(axis)).expect("it runs");
         let [y, mean, inverse] = &results[..] else { panic!("three results") };
-        let (g, scale, bias) = (generic_tensor(dims, 9), &given[1], &given[2]);
-        let kept = [&g, &given[0], scale, mean, inverse].map(Some);
-        let want = run_node((MICROSOFT, LAYER_GRAD), &kept, 3, attrs(axis)).expect("it runs");
-        let own = [&g, y, scale, bias, inverse].map(Some);
-        let got = run_node((MICROSOFT, INVERTIBLE_GRAD), &own, 3, attrs(axis)).expect("it runs");
+        let (g, scale, bias) = (generic_tensor(dims, 9), &args[1], &args[2]);
+        let retained = [&g, &args[0], scale, mean, inverse].map(Some);
+        let want = run_node((MICROSOFT, LAYER_GRAD), &retained, 3, attrs(axis)).expect("it runs");
+        let local = [&g, y, scale, bias, inverse].map(Some);
+        let got = run_node((MICROSOFT, INVERTIBLE_GRAD), &local, 3, attrs(axis)).expect("it runs");
         for (got, want) in got.iter().zip(&want) {
             // The division by a small scale loses precision.
             assert_close(got, want, 1e-5);
         }
         let graph =
-            one_node_graph(NEWEST, (MICROSOFT, INVERTIBLE_GRAD), &own, 3, attrs(axis)).expect("valid");
-        let own: Vec<Tensor> = own.into_iter().flatten().cloned().collect();
-        check_decomposition(&graph, &own, 1e-12);
+            one_node_graph(NEWEST, (MICROSOFT, INVERTIBLE_GRAD), &local, 3, attrs(axis)).expect("valid");
+        let own_values: Vec<Tensor> = local.into_iter().flatten().cloned().collect();
+        check_decomposition(&graph, &own_values, 1e-12);
     }
     let (x, row) = (generic_tensor(&[2, 3], 1), generic_tensor(&[3], 2));
     let statistics = generic_tensor(&[2, 1], 3);

@@ -71,8 +71,8 @@ impl Op for NegativeLogLikelihoodLoss {
         };
         let mut weight = match cx.optional_input(2) {
             Some(weights) => {
-                let own = cx.dtype(weights)?;
-                let weights = match own == dtype {
+                let weight_type = cx.dtype(weights)?;
+                let weights = match weight_type == dtype {
                     true => weights,
                     false => cx.add("Cast", &[weights], Attrs::new().with("to", i64::from(dtype.to_onnx()))),
                 };
@@ -98,7 +98,7 @@ impl Op for NegativeLogLikelihoodLoss {
                 }
             };
         }
-        let mut each = match weight {
+        let mut scaled = match weight {
             Some(weight) => cx.add("Mul", &[share, weight], Attrs::new()),
             None if self.entropy.reduction == Reduction::None => share,
             None => {
@@ -108,16 +108,16 @@ impl Op for NegativeLogLikelihoodLoss {
         };
         if let Some(ignored) = ignored {
             // If all labels are ignored, the mean divides by zero.
-            each = cx.add("Where", &[ignored, zero, each], Attrs::new());
+            scaled = cx.add("Where", &[ignored, zero, scaled], Attrs::new());
         }
-        let down = cx.add("Neg", &[each], Attrs::new());
+        let down = cx.add("Neg", &[scaled], Attrs::new());
         let axis = cx.ints("classes", &[1]);
         let down = cx.add("Unsqueeze", &[down, axis], Attrs::new());
-        let places = cx.add("Unsqueeze", &[safe, axis], Attrs::new());
+        let indices = cx.add("Unsqueeze", &[safe, axis], Attrs::new());
         let shape = cx.shape_of(scores);
         let attrs = Attrs::new().with("axis", 1i64);
         let gradient: ValueId =
-            cx.add_in("com.microsoft", "GatherElementsGrad", &[down, shape, places], attrs);
+            cx.add_in("com.microsoft", "GatherElementsGrad", &[down, shape, indices], attrs);
         cx.set_grad(0, gradient);
         Ok(())
     }
@@ -125,14 +125,14 @@ impl Op for NegativeLogLikelihoodLoss {
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let entropy = &self.entropy;
         let dtype = cx.dtype(0);
-        let (batch, classes, places) = split_at_axis(&cx.dims(0), 1);
-        let samples = batch * places;
+        let (batch, classes, spatial) = split_at_axis(&cx.dims(0), 1);
+        let samples = batch * spatial;
         entropy.guard_labels(cx, classes)?;
         let losses = losses_buffer(entropy, cx, dtype, samples);
         let scores = cx.input(0);
-        let mut nest = cx.nest(&[batch, places], 0);
-        let label = entropy.load_label(cx, &mut nest, &[places as isize, 1]);
-        let index = class_element_index(&mut nest, (classes, places), label.valid);
+        let mut nest = cx.nest(&[batch, spatial], 0);
+        let label = entropy.load_label(cx, &mut nest, &[spatial as isize, 1]);
+        let index = class_element_index(&mut nest, (classes, spatial), label.valid);
         let ty = ortrain_expr::Type::of(dtype);
         let score = nest.gather(cx, scores, index);
         let weight = entropy.load_weight(cx, &mut nest, &label, ty);
@@ -148,12 +148,12 @@ impl Op for NegativeLogLikelihoodLoss {
 /// Returns the flat index of the element of a class in scores `[batch, classes, places]`. The first two axes of the
 /// nest are batch and places.
 fn class_element_index(nest: &mut NestBuilder, (classes, places): (usize, usize), class: Reg) -> Reg {
-    let (sample, place) = (nest.b.coordinate(0), nest.b.coordinate(1));
-    let (classes, places) = (nest.b.int(classes as i64), nest.b.int(places as i64));
+    let (sample, position) = (nest.b.coordinate(0), nest.b.coordinate(1));
+    let (classes, spatial) = (nest.b.int(classes as i64), nest.b.int(places as i64));
     let first = nest.b.mul(sample, classes);
     let row = nest.b.add(first, class);
-    let start = nest.b.mul(row, places);
-    nest.b.add(start, place)
+    let start = nest.b.mul(row, spatial);
+    nest.b.add(start, position)
 }
 
 fn build(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
@@ -218,29 +218,29 @@ pub(super) fn add_negative_log_likelihood(
     let first = rw.constant("first", integer_scalar(label_type, 0));
     let safe = rw.add("Where", &[ignored, first, labels], Attrs::new());
     let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
-    let mut each = loss_of(rw, safe, None, reduced(Reduction::None));
+    let mut losses = loss_of(rw, safe, None, reduced(Reduction::None));
     // The weights are factors here, not an input of the loss. The loss passes no gradient to its weights, but the
     // divisor of the mean does; as factors they get the complete gradient.
     let weight = match weights {
         Some(weights) => {
             let weights = cast(rw, weights, dtype);
             let weight = rw.add("Gather", &[weights, safe], Attrs::new().with("axis", 0i64));
-            each = rw.add("Mul", &[each, weight], Attrs::new());
+            losses = rw.add("Mul", &[losses, weight], Attrs::new());
             weight
         }
         None => rw.constant("one", Tensor::scalar(dtype, 1.0)),
     };
-    let each = rw.add("Where", &[ignored, zero, each], Attrs::new());
+    let kept_losses = rw.add("Where", &[ignored, zero, losses], Attrs::new());
     if reduction == Reduction::None {
-        return Ok(each);
+        return Ok(kept_losses);
     }
-    let whole = || Attrs::new().with("keepdims", 0i64);
-    let sum = rw.add("ReduceSum", &[each], whole());
+    let reduce_attrs = || Attrs::new().with("keepdims", 0i64);
+    let sum = rw.add("ReduceSum", &[kept_losses], reduce_attrs());
     if reduction == Reduction::Sum {
         return Ok(sum);
     }
     let weight = rw.add("Where", &[ignored, zero, weight], Attrs::new());
-    let count = rw.add("ReduceSum", &[weight], whole());
+    let count = rw.add("ReduceSum", &[weight], reduce_attrs());
     Ok(rw.add("Div", &[sum, count], Attrs::new()))
 }
 
@@ -366,12 +366,12 @@ mod tests {
                     let op = ("com.microsoft", name);
                     let got = run_node(op, &ports, 1, attrs(reduction, None)).expect("it runs");
                     assert_close(&got[0], &want[0], 1e-12);
-                    let given: Vec<Tensor> = ports.into_iter().flatten().cloned().collect();
+                    let inputs: Vec<Tensor> = ports.into_iter().flatten().cloned().collect();
                     let graph =
                         one_node_graph(NEWEST_OPSET, op, &ports, 1, attrs(reduction, None)).expect("valid");
                     let floats: &[usize] = if weights.is_some() { &[0, 2] } else { &[0] };
-                    check_gradients(&graph, &given, floats, &[0]);
-                    check_decomposition(&graph, &given, 1e-12);
+                    check_gradients(&graph, &inputs, floats, &[0]);
+                    check_decomposition(&graph, &inputs, 1e-12);
                 }
             }
         }

@@ -316,14 +316,14 @@ impl Op for Loss {
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let entropy = &self.entropy;
         let dtype = cx.dtype(0);
-        let (batch, classes, places) = split_at_axis(&cx.dims(0), 1);
-        let samples = batch * places;
+        let (batch, classes, spatial) = split_at_axis(&cx.dims(0), 1);
+        let samples = batch * spatial;
         entropy.guard_labels(cx, classes)?;
 
         // One loss per sample, and the log-softmax.
         let losses = cx.has_output(0).then(|| losses_buffer(entropy, cx, dtype, samples));
-        let mut nest = cx.nest(&[batch, places, classes], 1);
-        let along: Strides = [(classes * places) as isize, 1, places as isize].into_iter().collect();
+        let mut nest = cx.nest(&[batch, spatial, classes], 1);
+        let along: Strides = [(classes * spatial) as isize, 1, spatial as isize].into_iter().collect();
         let scores = cx.input(0);
         let x = nest.load_strided(cx, scores, 0, &along);
         let ty = nest.b.ty(x);
@@ -331,11 +331,11 @@ impl Op for Loss {
         // Finds the score of the label while reducing over the row, without a load by index. So a gradient of the
         // scores can overwrite the scores in place.
         let picked = losses.map(|losses| {
-            let label = entropy.load_label(cx, &mut nest, &[places as isize, 1, 0]);
+            let label = entropy.load_label(cx, &mut nest, &[spatial as isize, 1, 0]);
             let class = nest.b.coordinate(2);
             let hit = nest.b.compare(CompareOp::Eq, label.valid, class);
-            let least = nest.b.constant(ty, f64::NEG_INFINITY);
-            let candidate = nest.b.select(hit, x, least);
+            let minus_infinity = nest.b.constant(ty, f64::NEG_INFINITY);
+            let candidate = nest.b.select(hit, x, minus_infinity);
             (losses, label, nest.reduce(ReduceOp::Max, candidate))
         });
         let shifted = nest.b.sub(x, largest);
@@ -468,8 +468,8 @@ impl Op for LossGrad {
         let entropy = &self.entropy;
         let dtype = arithmetic_dtype(cx.dtype(entropy.scores));
         let ty = Type::of(dtype);
-        let (batch, classes, places) = split_at_axis(&cx.dims(entropy.scores), 1);
-        let samples = batch * places;
+        let (batch, classes, spatial) = split_at_axis(&cx.dims(entropy.scores), 1);
+        let samples = batch * spatial;
         entropy.guard_labels(cx, classes)?;
 
         // For the mean: divides the gradient of the loss by the sum of the weights, once instead of for each element.
@@ -489,8 +489,8 @@ impl Op for LossGrad {
             incoming
         };
 
-        let mut nest = cx.nest(&[batch, classes, places], 0);
-        let per_sample = [places as isize, 0, 1];
+        let mut nest = cx.nest(&[batch, classes, spatial], 0);
+        let per_sample = [spatial as isize, 0, 1];
         let strides = if entropy.reduction == Reduction::None { per_sample } else { [0; 3] };
         let g = nest.load_strided(cx, scale, 0, &strides);
         let g = nest.b.convert(g, ty);
@@ -505,8 +505,8 @@ impl Op for LossGrad {
         let class = nest.b.coordinate(1);
         let hit = nest.b.compare(CompareOp::Eq, label.value, class);
         let one = nest.b.constant(ty, 1.0);
-        let less = nest.b.sub(prob, one);
-        let gap = nest.b.select(hit, less, prob);
+        let prob_minus_one = nest.b.sub(prob, one);
+        let gap = nest.b.select(hit, prob_minus_one, prob);
         let product = nest.b.mul(factor, gap);
         let mut gradient = label.zero_if_ignored(&mut nest, product);
         if self.has_bias(|k| cx.has_input(k)) {
@@ -701,18 +701,18 @@ mod tests {
         ignore: Option<i64>,
         how: &str,
     ) -> (Vec<f64>, Tensor) {
-        let (batch, classes, places) = split_at_axis(x.dims(), 1);
+        let (batch, classes, positions) = split_at_axis(x.dims(), 1);
         let scores = x.to_f64();
         let mut log_prob = vec![0.0; scores.len()];
         let (mut losses, mut total) = (Vec::new(), 0.0);
         for n in 0..batch {
-            for p in 0..places {
-                let at = |c: usize| (n * classes + c) * places + p;
+            for p in 0..positions {
+                let at = |c: usize| (n * classes + c) * positions + p;
                 let sum: f64 = (0..classes).map(|c| scores[at(c)].exp()).sum();
                 for c in 0..classes {
                     log_prob[at(c)] = scores[at(c)] - sum.ln();
                 }
-                let label = labels[n * places + p];
+                let label = labels[n * positions + p];
                 let counts = ignore != Some(label);
                 let weight = match weights {
                     _ if !counts => 0.0,
@@ -948,7 +948,7 @@ mod tests {
         let x = generic_tensor(&[2, 3], 11);
         let cases = [
             (Tensor::i64(&[3], &[0; 3]), "labels of shape [3] for scores of shape [2, 3]: [2] is needed"),
-            (f64s(&[2], &[0.0; 2]), "int32 or int64 is needed"),
+            (f64s(&[2], &[0.0; 2]), "expected int32 or int64"),
         ];
         for (labels, message) in cases {
             let ports = [Some(&x), Some(&labels)];

@@ -44,15 +44,19 @@ impl RowCrossEntropy {
 }
 
 fn are_known_to_differ(a: &Shape, b: &Shape) -> bool {
-    let apart = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
-    a.rank() != b.rank() || a.iter().zip(b.iter()).any(apart)
+    let sizes_differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
+    a.rank() != b.rank() || a.iter().zip(b.iter()).any(sizes_differ)
 }
 
 impl Op for RowCrossEntropy {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let first = self.logits_input();
-        let least = first + 2;
-        cx.check_arity(least, least + usize::from(self.is_sparse), if self.is_gradient { 1 } else { 2 })?;
+        let min_inputs = first + 2;
+        cx.check_arity(
+            min_inputs,
+            min_inputs + usize::from(self.is_sparse),
+            if self.is_gradient { 1 } else { 2 },
+        )?;
         let dtype = cx.expect_dtype(first, "a float type", DType::is_float)?;
         if self.is_gradient {
             cx.expect_same_dtype([0, first])?;
@@ -70,14 +74,14 @@ impl Op for RowCrossEntropy {
             return Err(OpError::invalid("the logits must have an axis of classes, got a scalar"));
         }
         let rows = logits.as_ref().map(|shape| shape[..shape.rank() - 1].iter().cloned().collect::<Shape>());
-        let wanted = if self.is_sparse { rows.clone() } else { logits.clone() };
-        for k in first + 1..least + usize::from(self.is_sparse) {
-            if let (Some(wanted), Some(found)) = (&wanted, cx.shape(k))
-                && are_known_to_differ(wanted, found)
+        let label_shape = if self.is_sparse { rows.clone() } else { logits.clone() };
+        for k in first + 1..min_inputs + usize::from(self.is_sparse) {
+            if let (Some(expected), Some(found)) = (&label_shape, cx.shape(k))
+                && are_known_to_differ(expected, found)
             {
                 return Err(OpError::invalid(format!(
-                    "input {k} has shape {found} for logits of shape {}: {wanted} is needed",
-                    logits.as_ref().unwrap_or(wanted)
+                    "input {k} has shape {found} for logits of shape {}: {expected} is needed",
+                    logits.as_ref().unwrap_or(expected)
                 )));
             }
         }
@@ -86,12 +90,12 @@ impl Op for RowCrossEntropy {
             Reduction::Sum | Reduction::Mean => Some(Shape::scalar()),
         };
         if self.is_gradient {
-            if let (Some(wanted), Some(found)) = (&loss, cx.shape(0)) {
-                let is_one =
-                    wanted.rank() == 0 && found.iter().all(|dim| dim.known().is_none_or(|size| size == 1));
-                if !is_one && are_known_to_differ(wanted, found) {
+            if let (Some(loss_shape), Some(found)) = (&loss, cx.shape(0)) {
+                let is_one = loss_shape.rank() == 0
+                    && found.iter().all(|dim| dim.known().is_none_or(|size| size == 1));
+                if !is_one && are_known_to_differ(loss_shape, found) {
                     return Err(OpError::invalid(format!(
-                        "the gradient has shape {found}, but the loss has shape {wanted}"
+                        "the gradient has shape {found}, but the loss has shape {loss_shape}"
                     )));
                 }
             }
@@ -157,11 +161,11 @@ fn decompose_dense(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let product = rw.add("Where", &[nothing, zero, product], no_attrs());
     let classes = rw.ints("classes", &[-1]);
     let sums = rw.add("ReduceSum", &[product, classes], without_keepdims());
-    let each = rw.add("Neg", &[sums], no_attrs());
+    let losses = rw.add("Neg", &[sums], no_attrs());
     let loss = match op.reduction {
-        Reduction::None => each,
-        Reduction::Sum => rw.add("ReduceSum", &[each], without_keepdims()),
-        Reduction::Mean => rw.add("ReduceMean", &[each], without_keepdims()),
+        Reduction::None => losses,
+        Reduction::Sum => rw.add("ReduceSum", &[losses], without_keepdims()),
+        Reduction::Mean => rw.add("ReduceMean", &[losses], without_keepdims()),
     };
     rw.replace_output(0, loss);
     Ok(())
@@ -185,19 +189,19 @@ fn decompose_sparse(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let loss = match (flat.weights, op.reduction) {
         (None, Reduction::Sum | Reduction::Mean) => loss_of(rw, op.reduction),
         (weights, reduction) => {
-            let mut each = loss_of(rw, Reduction::None);
+            let mut losses = loss_of(rw, Reduction::None);
             if let Some(weights) = weights {
-                each = rw.add("Mul", &[each, weights], no_attrs());
+                losses = rw.add("Mul", &[losses, weights], no_attrs());
             }
             match reduction {
                 Reduction::None => {
                     let shape = rw.add("Shape", &[labels], no_attrs());
-                    rw.add("Reshape", &[each, shape], no_attrs())
+                    rw.add("Reshape", &[losses, shape], no_attrs())
                 }
-                Reduction::Sum => rw.add("ReduceSum", &[each], without_keepdims()),
+                Reduction::Sum => rw.add("ReduceSum", &[losses], without_keepdims()),
                 Reduction::Mean => {
-                    let sum = rw.add("ReduceSum", &[each], without_keepdims());
-                    let count = rw.add("ReduceSum", &[weights.unwrap_or(each)], without_keepdims());
+                    let sum = rw.add("ReduceSum", &[losses], without_keepdims());
+                    let count = rw.add("ReduceSum", &[weights.unwrap_or(losses)], without_keepdims());
                     rw.add("Div", &[sum, count], no_attrs())
                 }
             }
@@ -243,8 +247,8 @@ fn decompose_dense_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     }
     let prob = rw.add("Exp", &[log_prob], no_attrs());
     let share = rw.add("Mul", &[prob, sums], no_attrs());
-    let apart = rw.add("Sub", &[share, labels], no_attrs());
-    let gradient = rw.add("Mul", &[apart, g], no_attrs());
+    let difference = rw.add("Sub", &[share, labels], no_attrs());
+    let gradient = rw.add("Mul", &[difference, g], no_attrs());
     rw.replace_output(0, gradient);
     Ok(())
 }
@@ -380,19 +384,19 @@ mod tests {
         for name in REDUCTIONS {
             let g = if name == "none" { generic_tensor(&[2], 5) } else { generic_tensor(&[], 5) };
             let dense: Vec<&Tensor> = vec![&soft];
-            for (forward, backward, others) in [
+            for (forward, backward, other_inputs) in [
                 (DENSE, ("com.microsoft", "SoftmaxCrossEntropyGrad"), dense),
                 (SPARSE, ("", "SparseSoftmaxCrossEntropyGrad"), vec![&labels]),
                 (SPARSE, ("", "SparseSoftmaxCrossEntropyGrad"), vec![&labels, &weights]),
             ] {
                 let run = |logits: &Tensor| {
                     let ports: Vec<Option<&Tensor>> =
-                        [logits].into_iter().chain(others.iter().copied()).map(Some).collect();
+                        [logits].into_iter().chain(other_inputs.iter().copied()).map(Some).collect();
                     run_node(forward, &ports, 2, reduction(name)).expect("it runs")
                 };
                 let log_prob = run(&logits).remove(1);
                 let ports: Vec<Option<&Tensor>> =
-                    [&g, &log_prob].into_iter().chain(others.iter().copied()).map(Some).collect();
+                    [&g, &log_prob].into_iter().chain(other_inputs.iter().copied()).map(Some).collect();
                 let got = run_node(backward, &ports, 1, reduction(name)).expect("it runs").remove(0);
                 let total = |k: usize, by: f64| -> f64 {
                     let mut elements = logits.to_f64();
@@ -432,20 +436,23 @@ mod tests {
             let Failure::Prepare(error) = failure else { panic!("prepared") };
             error.to_string()
         };
-        let found = message(DENSE, &[Some(&logits()), Some(&generic_tensor(&[2], 1))]);
+        let refusal = message(DENSE, &[Some(&logits()), Some(&generic_tensor(&[2], 1))]);
         assert!(
-            found.contains("input 1 has shape [2] for logits of shape [2, 3]: [2, 3] is needed"),
-            "{found}"
+            refusal.contains("input 1 has shape [2] for logits of shape [2, 3]: [2, 3] is needed"),
+            "{refusal}"
         );
-        let found = message(SPARSE, &[Some(&logits()), Some(&labels), Some(&weights)]);
-        assert!(found.contains("input 2 has shape [3] for logits of shape [2, 3]: [2] is needed"), "{found}");
+        let refusal = message(SPARSE, &[Some(&logits()), Some(&labels), Some(&weights)]);
+        assert!(
+            refusal.contains("input 2 has shape [3] for logits of shape [2, 3]: [2] is needed"),
+            "{refusal}"
+        );
         let gradient = ("com.microsoft", "SoftmaxCrossEntropyGrad");
-        let found = message(gradient, &[Some(&weights), Some(&logits()), Some(&logits())]);
-        assert!(found.contains("the gradient has shape [3], but the loss has shape []"), "{found}");
+        let refusal = message(gradient, &[Some(&weights), Some(&logits()), Some(&logits())]);
+        assert!(refusal.contains("the gradient has shape [3], but the loss has shape []"), "{refusal}");
         let gradient = ("", "SparseSoftmaxCrossEntropyGrad");
-        let found = message(gradient, &[Some(&weights), Some(&logits()), Some(&labels)]);
-        assert!(found.contains("the gradient has shape [3], but the loss has shape []"), "{found}");
-        let found = message(DENSE, &[Some(&generic_tensor(&[], 1)), Some(&generic_tensor(&[], 1))]);
-        assert!(found.contains("the logits must have an axis of classes, got a scalar"), "{found}");
+        let refusal = message(gradient, &[Some(&weights), Some(&logits()), Some(&labels)]);
+        assert!(refusal.contains("the gradient has shape [3], but the loss has shape []"), "{refusal}");
+        let refusal = message(DENSE, &[Some(&generic_tensor(&[], 1)), Some(&generic_tensor(&[], 1))]);
+        assert!(refusal.contains("the logits must have an axis of classes, got a scalar"), "{refusal}");
     }
 }

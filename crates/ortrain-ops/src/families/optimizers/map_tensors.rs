@@ -682,7 +682,7 @@ impl Op for Snapshot {
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let buffer = cx.input(0);
-        if !matches!(cx.builder.buffer(buffer).place, BufferLocation::Plane(..)) {
+        if !matches!(cx.builder.buffer(buffer).location, BufferLocation::Plane(..)) {
             cx.alias(0, 0);
             return Ok(());
         }

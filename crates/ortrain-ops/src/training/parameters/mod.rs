@@ -196,7 +196,7 @@ pub struct Judgement {
 /// ```
 /// use ortrain_ops::training::about_guesses;
 ///
-/// let sentence = about_guesses(&[("val_3", "its floats go into node \"add\" (Add)")]).unwrap();
+/// let sentence = about_guesses(&[("val_3", "it is a float input of node \"add\" (Add)")]).unwrap();
 /// assert!(sentence.starts_with("\"val_3\" may not be a parameter, but is trained"));
 /// ```
 #[must_use]

@@ -71,7 +71,7 @@ impl NonzeroPart {
     fn restrict_to_axes(&self, axes: impl Fn(usize) -> bool) -> NonzeroPart {
         match self {
             NonzeroPart::Points(cuts) => {
-                NonzeroPart::Points(cuts.iter().filter(|cut| axes(cut.axis)).copied().collect())
+                NonzeroPart::Points(cuts.iter().filter(|slice| axes(slice.axis)).copied().collect())
             }
             NonzeroPart::Nowhere => NonzeroPart::Nowhere,
         }
@@ -91,8 +91,8 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
 fn visible_ranges(buffers: &[Buffer], lists: &[&[BufferId]]) -> Vec<StridedRange> {
     let band = |(k, buffer): (u32, &Buffer)| {
         let id = BufferId(k);
-        let seen = !is_work(buffers, id) || lists.iter().any(|list| list.contains(&id));
-        if seen { StridedRange::full(buffer.len) } else { StridedRange::empty(buffer.len) }
+        let is_visible = !is_work(buffers, id) || lists.iter().any(|list| list.contains(&id));
+        if is_visible { StridedRange::full(buffer.len) } else { StridedRange::empty(buffer.len) }
     };
     (0..).zip(buffers).map(band).collect()
 }
@@ -109,9 +109,9 @@ fn find_zeros(draft: &Draft) -> Vec<Zeros> {
     let Draft { instructions, buffers, inputs, .. } = draft;
     // Elements that are possibly nonzero so far.
     let mut written = visible_ranges(buffers, &[inputs]);
-    let mut all = Vec::with_capacity(instructions.len());
+    let mut zeros = Vec::with_capacity(instructions.len());
     for ScheduledInstruction { instruction, .. } in instructions {
-        let found = match instruction {
+        let nest_zeros = match instruction {
             Instruction::Nest(nest) if nest.segments.is_none() => zeros_of_nest(nest, &written),
             Instruction::MatMul(m) => zeros_of_product(m, &written),
             _ => Zeros::default(),
@@ -121,7 +121,7 @@ fn find_zeros(draft: &Draft) -> Vec<Zeros> {
             if written[id].is_full() {
                 continue;
             }
-            let reached = match (found.results.get(k), instruction.flexible_nest()) {
+            let reached_part = match (nest_zeros.results.get(k), instruction.flexible_nest()) {
                 (Some(NonzeroPart::Nowhere), _) => StridedRange::empty(len),
                 (Some(NonzeroPart::Points(cuts)), Some(nest)) if cuts.is_empty() => {
                     StridedRange::reached_by(&nest.stores[k].access, &nest.dims)
@@ -132,11 +132,11 @@ fn find_zeros(draft: &Draft) -> Vec<Zeros> {
                 }
                 _ => StridedRange::full(len),
             };
-            written[id] = written[id].hull(reached, len);
+            written[id] = written[id].hull(reached_part, len);
         }
-        all.push(found);
+        zeros.push(nest_zeros);
     }
-    all
+    zeros
 }
 
 /// Returns the part of an access with possibly nonzero elements.
@@ -168,13 +168,13 @@ fn zero_outside(parts: &[NonzeroPart], part: &NonzeroPart) -> Vec<bool> {
 
 /// Returns the distinct parts outside of which something is zero.
 fn distinct_parts(parts: &[NonzeroPart]) -> SmallVec<[&NonzeroPart; 4]> {
-    let mut seen: SmallVec<[&NonzeroPart; 4]> = SmallVec::new();
+    let mut distinct: SmallVec<[&NonzeroPart; 4]> = SmallVec::new();
     for part in parts {
-        if *part != NonzeroPart::anywhere() && !seen.contains(&part) {
-            seen.push(part);
+        if *part != NonzeroPart::anywhere() && !distinct.contains(&part) {
+            distinct.push(part);
         }
     }
-    seen
+    distinct
 }
 
 /// Narrows the possibly nonzero part of each result of a nest.
@@ -207,12 +207,12 @@ fn zeros_of_nest(nest: &Nest, written: &[StridedRange]) -> Zeros {
         // No result is zero without a zero operand.
         return Zeros { terms, results, loads: Vec::new() };
     }
-    let kept = nest.dims.len() - nest.inner;
+    let outer_rank = nest.dims.len() - nest.inner;
     let outer: Vec<NonzeroPart> =
-        parts.iter().map(|part| part.restrict_to_axes(|axis| axis < kept)).collect();
+        parts.iter().map(|part| part.restrict_to_axes(|axis| axis < outer_rank)).collect();
     if nest.inner > 0 && consists_of_sums(nest) {
         let inner: Vec<NonzeroPart> =
-            parts.iter().map(|part| part.restrict_to_axes(|axis| axis >= kept)).collect();
+            parts.iter().map(|part| part.restrict_to_axes(|axis| axis >= outer_rank)).collect();
         for part in distinct_parts(&inner) {
             let zero = zero_registers(nest, &zero_outside(&inner, part), false);
             let left_out = nest.reductions.iter().all(|reduction| zero[usize::from(reduction.value.0)]);
@@ -230,15 +230,17 @@ fn zeros_of_nest(nest: &Nest, written: &[StridedRange]) -> Zeros {
 
 /// Returns true if the results of a nest are constant along its reduced axes and consist of sums.
 fn consists_of_sums(nest: &Nest) -> bool {
-    let kept = nest.dims.len() - nest.inner;
-    let stays = |strides: &[isize]| strides[kept..].iter().all(|&stride| stride == 0);
+    let outer_rank = nest.dims.len() - nest.inner;
+    let is_per_row = |strides: &[isize]| strides[outer_rank..].iter().all(|&stride| stride == 0);
     let needed = nest.expr.dependencies_of(nest.expr.outputs());
     nest.reductions.iter().all(|reduction| reduction.op == ReduceOp::Sum)
-        && nest.stores.iter().all(|store| stays(&store.access.strides))
+        && nest.stores.iter().all(|store| is_per_row(&store.access.strides))
         && nest.expr.insts().iter().zip(needed).filter(|&(_, needed)| needed).all(
             |((inst, _), _)| match *inst {
-                Inst::Load(slot) => nest.loads[usize::from(slot)].access().is_some_and(|a| stays(&a.strides)),
-                Inst::Coordinate(axis) => usize::from(axis) < kept,
+                Inst::Load(slot) => {
+                    nest.loads[usize::from(slot)].access().is_some_and(|a| is_per_row(&a.strides))
+                }
+                Inst::Coordinate(axis) => usize::from(axis) < outer_rank,
                 _ => true,
             },
         )
@@ -259,12 +261,12 @@ fn zeros_of_product(m: &MatMul, written: &[StridedRange]) -> Zeros {
     for ((factor, last), dims) in factors.into_iter().zip(m.spaces()) {
         let mut part = nonzero_part(&factor.access, &dims, written[factor.buffer.0 as usize]);
         if let NonzeroPart::Points(cuts) = &mut part {
-            for cut in cuts.iter_mut().filter(|cut| cut.axis >= rows) {
-                cut.axis = last[cut.axis - rows];
+            for slice in cuts.iter_mut().filter(|slice| slice.axis >= rows) {
+                slice.axis = last[slice.axis - rows];
             }
-            let own: AxisSlices = cuts.iter().filter(|cut| cut.axis == sums).copied().collect();
-            if remaining_fraction(&own) < remaining_fraction(&terms) {
-                terms = own;
+            let term_slices: AxisSlices = cuts.iter().filter(|slice| slice.axis == sums).copied().collect();
+            if remaining_fraction(&term_slices) < remaining_fraction(&terms) {
+                terms = term_slices;
             }
         }
         if part == NonzeroPart::Nowhere && !loads.contains(&0) {
@@ -353,15 +355,15 @@ impl Demand {
         zeros: &Zeros,
         buffers: &[Buffer],
     ) -> (AxisSlices, SmallVec<[BufferId; 2]>) {
-        let (dims, kept) = (&nest.dims, nest.dims.len() - nest.inner);
+        let (dims, outer_rank) = (&nest.dims, nest.dims.len() - nest.inner);
         let (mut part, mut fills): (Option<AxisSlices>, _) = (None, SmallVec::new());
         for (k, &Operand { buffer: id, access: ref store }) in nest.stores.iter().enumerate() {
-            let wanted = self.required[id.0 as usize];
-            if wanted.is_empty() {
+            let range = self.required[id.0 as usize];
+            if range.is_empty() {
                 continue;
             }
-            let mut cuts = reaching_slices(dims, store, wanted);
-            cuts.retain(|cut| cut.axis < kept);
+            let mut cuts = reaching_slices(dims, store, range);
+            cuts.retain(|slice| slice.axis < outer_rank);
             let may_fill = instruction.as_map().is_none()
                 && self.writers[id.0 as usize] == 1
                 && is_work(buffers, id)
@@ -371,8 +373,7 @@ impl Demand {
                 && remaining_fraction(other) * MIN_GAIN_OF_ZEROS <= remaining_fraction(&cuts)
             {
                 let left = NarrowedSpace::new(dims, other);
-                if !filled_range(&left.access(store), &left.dims()).is_some_and(|band| band.contains(wanted))
-                {
+                if !filled_range(&left.access(store), &left.dims()).is_some_and(|band| band.contains(range)) {
                     fills.push(id);
                 }
                 cuts.clone_from(other);
@@ -414,14 +415,14 @@ fn narrow_instructions(draft: &mut Draft, zeros: Vec<Zeros>) -> usize {
         }
         demand.read(&scheduled.instruction, buffers);
         let at = reversed.len();
-        let given = if before.is_empty() { Versions::default() } else { scheduled.versions.clone() };
+        let versions = if before.is_empty() { Versions::default() } else { scheduled.versions.clone() };
         for map in before {
             let (to, version) = (map.stores[0].buffer, new_versions.next());
             scheduled.versions = scheduled.versions.with_read(to, version);
-            let made =
-                scheduled.with_instruction(Instruction::from(map), &given.clone().with_write(to, version));
-            demand.read(&made.instruction, buffers);
-            reversed.push(made);
+            let narrowed =
+                scheduled.with_instruction(Instruction::from(map), &versions.clone().with_write(to, version));
+            demand.read(&narrowed.instruction, buffers);
+            reversed.push(narrowed);
         }
         if changes > changes_before || reversed.len() > at {
             scheduled.versions = scheduled.versions.restrict_to(&scheduled.instruction);
@@ -470,23 +471,23 @@ fn visit_ranges(
 ) {
     let Some(nest) = narrowable_nest(instruction) else {
         let ids = if used.reads() { instruction.reads() } else { instruction.writes() };
-        let whole = |id: BufferId| StridedRange::full(buffers[id.0 as usize].len);
-        return ids.into_iter().for_each(|id| each(id.0 as usize, &|| whole(id)));
+        let full = |id: BufferId| StridedRange::full(buffers[id.0 as usize].len);
+        return ids.into_iter().for_each(|id| each(id.0 as usize, &|| full(id)));
     };
-    let mut reached = |Operand { buffer, access }: &Operand, dims: Option<&[usize]>| {
+    let mut reach = |Operand { buffer, access }: &Operand, dims: Option<&[usize]>| {
         let band =
             || dims.map_or(StridedRange::full(access.len), |dims| StridedRange::reached_by(access, dims));
         each(buffer.0 as usize, &band);
     };
     if used.writes() {
-        return nest.stores.iter().for_each(|store| reached(store, Some(&nest.dims)));
+        return nest.stores.iter().for_each(|store| reach(store, Some(&nest.dims)));
     }
     if let Instruction::MatMul(m) = instruction {
-        [&m.a, &m.b].into_iter().zip(m.spaces()).for_each(|(factor, dims)| reached(factor, Some(&dims)));
+        [&m.a, &m.b].into_iter().zip(m.spaces()).for_each(|(factor, dims)| reach(factor, Some(&dims)));
     }
     for (slot, load) in nest.loads.iter().enumerate() {
         let dims = (!nest.is_gathered(slot)).then_some(&nest.dims[..]);
-        load.operand().into_iter().for_each(|from| reached(from, dims));
+        load.operand().into_iter().for_each(|from| reach(from, dims));
     }
 }
 
@@ -494,8 +495,8 @@ fn visit_ranges(
 fn zero_fill(id: BufferId, buffer: &Buffer) -> Nest {
     let mut b = Builder::new();
     let zero = b.constant(Type::of(buffer.dtype), 0.0);
-    let all = Operand::contiguous(id, buffer.dtype, &[buffer.len]);
-    Nest::elementwise(smallvec![buffer.len], Vec::new(), b.finish(&[zero]), vec![all])
+    let contiguous = Operand::contiguous(id, buffer.dtype, &[buffer.len]);
+    Nest::elementwise(smallvec![buffer.len], Vec::new(), b.finish(&[zero]), vec![contiguous])
 }
 
 /// Narrows an instruction to a part of its space and to some terms of its sums. Returns also the maps that copy

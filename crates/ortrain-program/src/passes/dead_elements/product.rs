@@ -23,10 +23,10 @@ pub(super) fn narrow_product(
     buffers: &mut Vec<Buffer>,
 ) -> Option<(Instruction, SmallVec<[Nest; 2]>)> {
     let (rows, columns, sums) = (m.batch.len(), m.batch.len() + 1, m.batch.len() + 2);
-    let stays = |cut: &&AxisSlice| cut.axis != columns || cut.period == m.n || cut.count == 1;
-    let cuts: AxisSlices = cuts.iter().filter(stays).copied().collect();
+    let is_removable = |cut: &&AxisSlice| cut.axis != columns || cut.period == m.n || cut.count == 1;
+    let cuts: AxisSlices = cuts.iter().filter(is_removable).copied().collect();
     let of_factor = |axes: [usize; 2]| -> AxisSlices {
-        let moved = |cut: &AxisSlice| {
+        let moved_slice = |cut: &AxisSlice| {
             let axis = if cut.axis < rows {
                 cut.axis
             } else {
@@ -34,7 +34,7 @@ pub(super) fn narrow_product(
             };
             Some(AxisSlice { axis, ..*cut })
         };
-        cuts.iter().chain(terms).filter_map(moved).collect()
+        cuts.iter().chain(terms).filter_map(moved_slice).collect()
     };
     let [a_space, b_space] = m.spaces();
     let a = NarrowedSpace::new(&a_space, &of_factor([rows, sums]));
@@ -42,14 +42,14 @@ pub(super) fn narrow_product(
     let mut a = Factor { operand: m.a.with_access(a.access(&m.a.access)), dims: a.dims() };
     let mut b = Factor { operand: m.b.with_access(b.access(&m.b.access)), dims: b.dims() };
     let mut copies = SmallVec::new();
-    let is_split = |cut: &&AxisSlice| cut.period != [m.m, m.n, m.k][cut.axis - rows] && cut.count > 1;
-    if terms.iter().any(|cut| is_split(&cut)) {
+    let is_split = |slice: &&AxisSlice| slice.period != [m.m, m.n, m.k][slice.axis - rows] && slice.count > 1;
+    if terms.iter().any(|slice| is_split(&slice)) {
         let (last, first) = (a.dims.len() - 1, b.dims.len() - 3);
         copies.push(a.merge_axes(last - 1, buffers)?);
         copies.push(b.merge_axes(first, buffers)?);
     }
     // Rows in two axes: the outer axis is a batch of products with the same columns.
-    if cuts.iter().filter(|cut| cut.axis == rows).any(|cut| is_split(&cut)) {
+    if cuts.iter().filter(|slice| slice.axis == rows).any(|slice| is_split(&slice)) {
         let at = b.dims.len() - 2;
         b.dims.insert(at, a.dims[at]);
         b.operand.access.strides.insert(at, 0);

@@ -46,9 +46,9 @@ impl StridedRange {
 
     /// Returns true if the two ranges provably have no common element.
     pub(super) fn is_disjoint_from(self, other: StridedRange) -> bool {
-        let apart = self.period == other.period
+        let is_disjoint = self.period == other.period
             && (self.start + self.len <= other.start || other.start + other.len <= self.start);
-        self.is_empty() || other.is_empty() || apart
+        self.is_empty() || other.is_empty() || is_disjoint
     }
 
     /// Returns the smallest range that contains both ranges, in a buffer of `len` elements.
@@ -68,7 +68,7 @@ impl StridedRange {
 
     /// Returns a range that contains all elements that an access reaches over a space.
     pub(super) fn reached_by(access: &Access, dims: &[usize]) -> StridedRange {
-        let whole = StridedRange::full(access.len);
+        let full = StridedRange::full(access.len);
         let mut first = access.offset as isize;
         let mut axes: SmallVec<[(usize, usize); 6]> = SmallVec::new();
         for (&dim, &stride) in dims.iter().zip(&access.strides) {
@@ -79,8 +79,8 @@ impl StridedRange {
             }
         }
         axes.sort_unstable();
-        let Ok(first) = usize::try_from(first) else { return whole };
-        let mut best = whole;
+        let Ok(first) = usize::try_from(first) else { return full };
+        let mut best = full;
         let mut extent = 1usize;
         for k in 0..=axes.len() {
             // Steps along the axes from `k` on preserve the position within the period.
@@ -140,7 +140,7 @@ pub(super) type AxisSlices = SmallVec<[AxisSlice; 2]>;
 
 /// Returns the fraction of a space's points that are in the slices.
 pub(super) fn remaining_fraction(cuts: &AxisSlices) -> f64 {
-    cuts.iter().map(|cut| cut.count as f64 / cut.period as f64).product()
+    cuts.iter().map(|slice| slice.count as f64 / slice.period as f64).product()
 }
 
 /// Returns a part of a space that contains both parts.
@@ -194,8 +194,8 @@ pub(super) fn reaching_slices(dims: &[usize], access: &Access, band: StridedRang
             break;
         }
     }
-    cuts.retain(|cut| cut.is_worthwhile());
-    cuts.sort_unstable_by_key(|cut| cut.axis);
+    cuts.retain(|slice| slice.is_worthwhile());
+    cuts.sort_unstable_by_key(|slice| slice.axis);
     cuts
 }
 
@@ -216,7 +216,7 @@ impl NarrowedSpace {
     pub(super) fn new(dims: &[usize], cuts: &AxisSlices) -> NarrowedSpace {
         let narrowed = |(axis, &dim): (usize, &usize)| {
             let Some(&AxisSlice { period: turn, start: from, count, .. }) =
-                cuts.iter().find(|cut| cut.axis == axis)
+                cuts.iter().find(|slice| slice.axis == axis)
             else {
                 return Axis { from: 0, parts: smallvec![(dim, 1)] };
             };
@@ -243,14 +243,14 @@ impl NarrowedSpace {
 
     /// Returns an access to the same elements over the narrowed space.
     pub(super) fn access(&self, access: &Access) -> Access {
-        let mut moved = Access { strides: Strides::new(), ..*access };
+        let mut new_access = Access { strides: Strides::new(), ..*access };
         let mut offset = access.offset as isize;
         for (axis, &stride) in self.axes.iter().zip(&access.strides) {
             offset += axis.from as isize * stride;
-            moved.strides.extend(axis.parts.iter().map(|&(_, step)| step as isize * stride));
+            new_access.strides.extend(axis.parts.iter().map(|&(_, step)| step as isize * stride));
         }
-        moved.offset = usize::try_from(offset).expect("an access stays inside its buffer");
-        moved
+        new_access.offset = usize::try_from(offset).expect("an access stays inside its buffer");
+        new_access
     }
 
     /// Returns an original index along `axis` as an affine function: the constant, and for each replacement axis its
@@ -270,8 +270,8 @@ impl NarrowedSpace {
             let mut sum = b.int(from as i64);
             for (axis, step) in steps {
                 let (index, step) = (b.coordinate(axis), b.int(step as i64));
-                let moved = b.mul(index, step);
-                sum = b.add(sum, moved);
+                let scaled = b.mul(index, step);
+                sum = b.add(sum, scaled);
             }
             sum
         });
@@ -306,8 +306,8 @@ mod tests {
 
     #[test]
     fn ranges_of_accesses() {
-        let all = StridedRange::reached_by(&access(0, &[32768, 256, 1]), &TOKENS);
-        assert!(all.is_full());
+        let tokens = StridedRange::reached_by(&access(0, &[32768, 256, 1]), &TOKENS);
+        assert!(tokens.is_full());
         let first = StridedRange::reached_by(&access(0, &[32768, 0, 1]), &[8, 1, 256]);
         assert_eq!(first, first_token());
         let last = StridedRange::reached_by(&access(127 * 256, &[32768, 1]), &[8, 256]);
@@ -316,8 +316,8 @@ mod tests {
         let some = StridedRange::reached_by(&access(6 * 256, &[32768, -256, 1]), &[8, 3, 256]);
         assert_eq!(some, StridedRange { start: 4 * 256, len: 3 * 256, ..first_token() });
         // One image of several: the period is the whole buffer.
-        let one = StridedRange::reached_by(&access(32768, &[256, 1]), &[128, 256]);
-        assert_eq!(one, StridedRange { period: LEN, start: 32768, len: 32768 });
+        let sentence = StridedRange::reached_by(&access(32768, &[256, 1]), &[128, 256]);
+        assert_eq!(sentence, StridedRange { period: LEN, start: 32768, len: 32768 });
         // Every other row of a matrix, without the ends of the rows.
         let odd = StridedRange::reached_by(&access(256, &[512, 1]), &[512, 200]);
         assert_eq!(odd, StridedRange { period: 512, start: 256, len: 200 });
@@ -343,14 +343,14 @@ mod tests {
 
     #[test]
     fn slices_that_reach_a_range() {
-        let cut = |axis, period, start, count| -> AxisSlices {
+        let slices = |axis, period, start, count| -> AxisSlices {
             smallvec![AxisSlice { axis, period, start, count }]
         };
         let second = StridedRange { start: 256, ..first_token() };
-        let whole = access(0, &[32768, 256, 1]);
-        assert_eq!(reaching_slices(&TOKENS, &whole, second), cut(1, 128, 1, 1));
+        let contiguous = access(0, &[32768, 256, 1]);
+        assert_eq!(reaching_slices(&TOKENS, &contiguous, second), slices(1, 128, 1, 1));
         // All tokens of all sentences as rows of one matrix.
-        assert_eq!(reaching_slices(&[1024, 256], &access(0, &[256, 1]), second), cut(0, 128, 1, 1));
+        assert_eq!(reaching_slices(&[1024, 256], &access(0, &[256, 1]), second), slices(0, 128, 1, 1));
         // Tokens split into two axes.
         let split = reaching_slices(&[8, 4, 32, 256], &access(0, &[32768, 8192, 256, 1]), second);
         let expected: AxisSlices = smallvec![
@@ -361,12 +361,15 @@ mod tests {
         // An access that begins at the second token.
         assert_eq!(
             reaching_slices(&[8, 127, 256], &access(256, &[32768, 256, 1]), second),
-            cut(1, 127, 0, 1)
+            slices(1, 127, 0, 1)
         );
         // Slices of rows. A slice of more than half of an axis is not used.
         let columns = StridedRange { period: 256, start: 64, len: 64 };
-        assert_eq!(reaching_slices(&TOKENS, &whole, columns), cut(2, 256, 64, 64));
-        assert_eq!(reaching_slices(&TOKENS, &whole, StridedRange { len: 129, ..columns }), AxisSlices::new());
+        assert_eq!(reaching_slices(&TOKENS, &contiguous, columns), slices(2, 256, 64, 64));
+        assert_eq!(
+            reaching_slices(&TOKENS, &contiguous, StridedRange { len: 129, ..columns }),
+            AxisSlices::new()
+        );
         // Accesses that cross the period, or have negative strides, are not narrowed.
         assert_eq!(
             reaching_slices(&[8, 128, 256], &access(256, &[32768, 255, 1]), second),
@@ -383,8 +386,11 @@ mod tests {
         ];
         let narrowed = NarrowedSpace::new(&[1024, 256], &cuts);
         assert_eq!(narrowed.dims().as_slice(), [8, 2, 4]);
-        let moved = narrowed.access(&access(0, &[256, 1]));
-        assert_eq!((moved.offset, moved.strides.as_slice()), (3 * 256 + 8, &[32768, 256, 1][..]));
+        let narrowed_access = narrowed.access(&access(0, &[256, 1]));
+        assert_eq!(
+            (narrowed_access.offset, narrowed_access.strides.as_slice()),
+            (3 * 256 + 8, &[32768, 256, 1][..])
+        );
         assert_eq!((narrowed.replacement_axis_count(1), narrowed.replacement_axis_count(2)), (1, 3));
         let (from, steps) = narrowed.index(0);
         assert_eq!((from, steps.collect::<Vec<_>>()), (3, vec![(0, 128), (1, 1)]));
@@ -394,7 +400,10 @@ mod tests {
     fn compacted_buffer() {
         let band = StridedRange { start: 512, len: 512, ..first_token() };
         let inside = access(768, &[32768, 0, 1]);
-        let moved = band.compact(&inside, &[8, 1, 256]);
-        assert_eq!((moved.offset, moved.strides.as_slice(), moved.len), (256, &[512, 0, 1][..], 4096));
+        let compacted = band.compact(&inside, &[8, 1, 256]);
+        assert_eq!(
+            (compacted.offset, compacted.strides.as_slice(), compacted.len),
+            (256, &[512, 0, 1][..], 4096)
+        );
     }
 }

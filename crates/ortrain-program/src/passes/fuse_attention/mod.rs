@@ -32,8 +32,8 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
     if draft.instructions.iter().any(|scheduled| match_softmax(&scheduled.instruction).is_some()) {
         let mut work = Editor::new(draft);
         for at in 0..work.len() {
-            if let Some(found) = work.find_attention(at) {
-                work.apply_change(found);
+            if let Some(attention) = work.find_attention(at) {
+                work.apply_change(attention);
                 changes += 1;
             }
         }
@@ -48,9 +48,9 @@ fn match_row_reduction(instruction: &Instruction) -> Option<(&Nest, usize)> {
     let (Instruction::Nest(_), nest) = (instruction, instruction.flexible_nest()?) else { return None };
     let &[keys] = nest.inner_dims() else { return None };
     let dtype = nest.stores.first()?.access.dtype;
-    let whole = Access::contiguous(dtype, &nest.dims);
+    let row_major = Access::contiguous(dtype, &nest.dims);
     let is_whole = |operand: &Operand| {
-        operand.access.len == whole.len && is_same_access(&operand.access, &whole, &nest.dims)
+        operand.access.len == row_major.len && is_same_access(&operand.access, &row_major, &nest.dims)
     };
     let fits = matches!(dtype, DType::F32 | DType::F64) && nest.operands().all(is_whole);
     (fits && nest.stores.len() == 1).then_some((nest, keys))
@@ -71,14 +71,14 @@ fn is_instruction(nest: &Nest, reg: Reg, inst: Inst) -> bool {
 /// Recognizes a softmax over rows: returns its operand, its result, and the length of a row.
 fn match_softmax(instruction: &Instruction) -> Option<(BufferId, BufferId, usize)> {
     let (nest, keys) = match_row_reduction(instruction)?;
-    let ([Load::Buffer(from)], [most, sum]) = (nest.loads.as_slice(), nest.reductions.as_slice()) else {
+    let ([Load::Buffer(from)], [maximum, sum]) = (nest.loads.as_slice(), nest.reductions.as_slice()) else {
         return None;
     };
     let [power, total] = operands(nest, nest.expr.outputs()[0], BinaryOp::Div)?;
     let Inst::Unary(UnaryOp::Exp, shifted) = nest.expr.insts()[usize::from(power.0)].0 else { return None };
     let [x, largest] = operands(nest, shifted, BinaryOp::Sub)?;
-    let fits = (most.op, sum.op) == (ReduceOp::Max, ReduceOp::Sum)
-        && (most.value, sum.value) == (x, power)
+    let fits = (maximum.op, sum.op) == (ReduceOp::Max, ReduceOp::Sum)
+        && (maximum.value, sum.value) == (x, power)
         && is_instruction(nest, x, Inst::Load(0))
         && is_instruction(nest, largest, Inst::Reduced(0))
         && is_instruction(nest, total, Inst::Reduced(1))
@@ -93,7 +93,7 @@ fn match_softmax_gradient(instruction: &Instruction, y: BufferId) -> Option<(Buf
     else {
         return None;
     };
-    let (given, slots) = match [a.buffer == y, b.buffer == y] {
+    let (output_gradient, slots) = match [a.buffer == y, b.buffer == y] {
         [false, true] => (a.buffer, [0, 1]),
         [true, false] => (b.buffer, [1, 0]),
         _ => return None,
@@ -111,7 +111,7 @@ fn match_softmax_gradient(instruction: &Instruction, y: BufferId) -> Option<(Buf
     let fits = sum.op == ReduceOp::Sum
         && either(operands(nest, sum.value, BinaryOp::Mul)?, &is_g, &is_y)
         && either(operands(nest, nest.expr.outputs()[0], BinaryOp::Mul)?, &is_y, &rest);
-    fits.then(|| (given, nest.stores[0].buffer))
+    fits.then(|| (output_gradient, nest.stores[0].buffer))
 }
 
 /// Transposes the last two axes of an access.
@@ -130,16 +130,16 @@ fn transpose_operand(operand: &Operand) -> Operand {
 /// Transposes the last two axes of a nest's space.
 fn transpose_nest(nest: &Nest) -> Nest {
     let axes = nest.dims.len();
-    let mut turned = nest.map_operands(transpose_operand);
-    turned.dims.swap(axes - 2, axes - 1);
+    let mut transposed = nest.map_operands(transpose_operand);
+    transposed.dims.swap(axes - 2, axes - 1);
     let mut b = Builder::new();
     let regs = b.copy(&nest.expr, |b, inst, ty| match inst {
         Inst::Coordinate(axis) if usize::from(axis) == axes - 2 => b.coordinate(axes - 1),
         Inst::Coordinate(axis) if usize::from(axis) == axes - 1 => b.coordinate(axes - 2),
         other => b.push(other, ty),
     });
-    (turned.expr, turned.reductions) = b.finish_copy(&nest.expr, &nest.reductions, &regs);
-    turned
+    (transposed.expr, transposed.reductions) = b.finish_copy(&nest.expr, &nest.reductions, &regs);
+    transposed
 }
 
 /// Returns a product with the factor `id` on the left. If `id` is the right factor, the product is transposed.
@@ -212,7 +212,7 @@ struct Replacement {
 struct GradientSource {
     product: usize,
     of_weights: Nest,
-    given: Operand,
+    output_gradient: Operand,
 }
 
 impl Editor<'_> {
@@ -231,8 +231,9 @@ impl Editor<'_> {
             }
             Instruction::Nest(map) if maps > 0 && map.is_map() && map.segments.is_none() => {
                 let len = self.buffers[id.0 as usize].len;
-                let mut whole = loaded_buffers(map).filter(|read| self.buffers[read.0 as usize].len == len);
-                whole.find_map(|read| self.find_source_product(read, keys, maps - 1))
+                let mut full_loads =
+                    loaded_buffers(map).filter(|read| self.buffers[read.0 as usize].len == len);
+                full_loads.find_map(|read| self.find_source_product(read, keys, maps - 1))
             }
             _ => None,
         }
@@ -240,20 +241,20 @@ impl Editor<'_> {
 
     /// Collects the element-wise maps between `given` and `value` into a nest over the scores. The given buffers become
     /// its accumulators, and its result has no store. The maps must not store intermediate values.
-    fn collect_maps(&self, value: BufferId, given: &[BufferId], space: &Space) -> Option<Nest> {
+    fn collect_maps(&self, value: BufferId, sources: &[BufferId], space: &Space) -> Option<Nest> {
         let dtype = space.contiguous.dtype;
         let mut b = Builder::new();
-        let outputs: Vec<Reg> = (0..given.len()).map(|slot| b.load(slot, Type::of(dtype))).collect();
-        let loads = vec![Load::Accumulator(dtype); given.len()];
+        let outputs: Vec<Reg> = (0..sources.len()).map(|slot| b.load(slot, Type::of(dtype))).collect();
+        let loads = vec![Load::Accumulator(dtype); sources.len()];
         let host = |outputs: &[Reg], b: Builder, stores: Vec<Operand>| {
             Nest::elementwise(space.dims.clone(), loads, b.finish(outputs), stores)
         };
-        if value == given[0] {
+        if value == sources[0] {
             return Some(host(&outputs[..1], b, Vec::new()));
         }
-        let host = host(&outputs, b, given.iter().map(|&id| space.contiguous_operand(id)).collect());
+        let host = host(&outputs, b, sources.iter().map(|&id| space.contiguous_operand(id)).collect());
         let mut map = self.producing_map(value)?;
-        let mut tried: Vec<BufferId> = given.to_vec();
+        let mut tried: Vec<BufferId> = sources.to_vec();
         for _ in 0..MAX_MAPS * MAX_MAPS {
             let is_whole = |id: &BufferId| self.buffers[id.0 as usize].len == space.contiguous.len;
             let Some(id) = loaded_buffers(&map).find(|id| !tried.contains(id) && is_whole(id)) else { break };
@@ -265,36 +266,36 @@ impl Editor<'_> {
                 map = inlined;
             }
         }
-        let slot = loaded_buffers(&map).position(|read| read == given[0])?;
-        let keep = vec![false; host.stores.len()];
-        let mut made = append(&host, &map, Link::Result(0, slot), &keep, false)?;
-        let fits = made.dims == space.dims
-            && matches!(made.stores.as_slice(), [store] if space.is_contiguous(&store.access))
-            && !made.expr.can_fail();
-        made.stores.clear();
-        fits.then_some(made)
+        let slot = loaded_buffers(&map).position(|read| read == sources[0])?;
+        let keeps = vec![false; host.stores.len()];
+        let mut merged = append(&host, &map, Link::Result(0, slot), &keeps, false)?;
+        let fits = merged.dims == space.dims
+            && matches!(merged.stores.as_slice(), [store] if space.is_contiguous(&store.access))
+            && !merged.expr.can_fail();
+        merged.stores.clear();
+        fits.then_some(merged)
     }
 
     /// Returns the source of an operand, before maps that only move elements.
     fn trace_moves(&self, operand: Operand, dims: &[usize]) -> Operand {
-        let mut found = operand;
-        while let Some(map) = self.producing_map(found.buffer) {
+        let mut traced = operand;
+        while let Some(map) = self.producing_map(traced.buffer) {
             let [Load::Buffer(source)] = map.loads.as_slice() else { break };
-            if !only_moves_elements(&map) || source.access.dtype != found.access.dtype {
+            if !only_moves_elements(&map) || source.access.dtype != traced.access.dtype {
                 break;
             }
-            let place = &map.stores[0].access;
-            let Some(embedding) = Embedding::new(dims, &found.access, &map, place, false) else { break };
-            found = source.with_access(embedding.access(&source.access));
+            let stored = &map.stores[0].access;
+            let Some(embedding) = Embedding::new(dims, &traced.access, &map, stored, false) else { break };
+            traced = source.with_access(embedding.access(&source.access));
         }
-        found
+        traced
     }
 
     /// Appends following maps that only move the result to an epilogue. Their positions are added to `gone`.
-    fn append_moves(&self, mut nest: Nest, entries: GradientModes, gone: &mut Vec<usize>) -> Nest {
+    fn append_moves(&self, mut nest: Nest, entries: GradientModes, removed: &mut Vec<usize>) -> Nest {
         while let Some((longer, reader)) = self.append_move(&nest, entries) {
             nest = longer;
-            gone.push(reader);
+            removed.push(reader);
         }
         nest
     }
@@ -324,9 +325,9 @@ impl Editor<'_> {
         let Instruction::MatMul(scores) = self.instruction_at(scores_at)? else { return None };
         let dims = batched_matrix_dims(&scores.batch, [scores.m, keys]);
         let dtype = scores.a.access.dtype;
-        let whole = Access::contiguous(dtype, &dims);
+        let row_major = Access::contiguous(dtype, &dims);
         let space =
-            Space { batch: scores.batch.clone(), queries: scores.m, dims, contiguous: whole, entries };
+            Space { batch: scores.batch.clone(), queries: scores.m, dims, contiguous: row_major, entries };
         let product = single_result(&scores.epilogue)?;
         let fits = matches!(dtype, DType::F32 | DType::F64)
             && scores.b.access.dtype == dtype
@@ -384,40 +385,42 @@ impl Editor<'_> {
         let entries = space.entries;
         let live: Vec<usize> =
             new.iter().flat_map(|new| new.instruction.reads()).map(|id| self.alias_class(id)).collect();
-        let mut gone: BTreeSet<usize> = new.iter().flat_map(|new| new.producers.iter().copied()).collect();
-        let mut fresh: Vec<usize> = gone.iter().copied().collect();
+        let mut removed_nodes: BTreeSet<usize> =
+            new.iter().flat_map(|new| new.producers.iter().copied()).collect();
+        let mut fresh: Vec<usize> = removed_nodes.iter().copied().collect();
         while let Some(at) = fresh.pop() {
             for id in self.instruction_at(at)?.reads() {
-                let Some(maker) = self.only_writer(id).filter(|maker| !gone.contains(maker)) else {
+                let Some(maker) = self.only_writer(id).filter(|maker| !removed_nodes.contains(maker)) else {
                     continue;
                 };
                 let is_dead = |id: &BufferId| {
                     self.is_work(*id)
                         && !self.is_output(*id)
                         && !live.contains(&self.alias_class(*id))
-                        && self.readers(*id).iter().all(|reader| gone.contains(&reader))
+                        && self.readers(*id).iter().all(|reader| removed_nodes.contains(&reader))
                 };
                 let instruction = self.instruction_at(maker)?;
                 if !instruction.can_fail() && instruction.writes().iter().all(is_dead) {
-                    gone.insert(maker);
+                    removed_nodes.insert(maker);
                     fresh.push(maker);
                 }
             }
         }
-        let mut change: Change = gone.iter().map(|&at| (at, None)).collect();
+        let mut change: Change = removed_nodes.iter().map(|&at| (at, None)).collect();
         for Replacement { position: place, instruction, producers: makers, removed: inside } in new {
             let reads = instruction.reads();
             let first = new.iter().flat_map(|new| &new.removed).copied().min()?;
             // The operand is defined once, before this position, or does not change from the scores on.
-            let is_there = |&id: &BufferId| {
+            let is_defined = |&id: &BufferId| {
                 if self.is_work(id) && !self.is_input(id) {
-                    self.only_writer(id).is_some_and(|maker| maker < *place && !gone.contains(&maker))
+                    self.only_writer(id)
+                        .is_some_and(|maker| maker < *place && !removed_nodes.contains(&maker))
                 } else {
                     self.is_unchanged_between(&[id], first, *place, entries)
                 }
             };
-            let fits = inside.iter().all(|at| gone.contains(at))
-                && reads.iter().all(is_there)
+            let fits = inside.iter().all(|at| removed_nodes.contains(at))
+                && reads.iter().all(is_defined)
                 && instruction
                     .writes()
                     .iter()
@@ -428,10 +431,10 @@ impl Editor<'_> {
             // The new instructions cannot fail.
             let nodes = inside.iter().chain(makers).filter_map(|&at| self.slots[at].as_ref());
             let node = join_node_names(nodes.map(|scheduled| &*scheduled.node));
-            let there = change.iter_mut().find(|(at, _)| at == place)?;
-            let versions = self.versions_of_attention(instruction, &gone, *place)?;
+            let replaced = change.iter_mut().find(|(at, _)| at == place)?;
+            let versions = self.versions_of_attention(instruction, &removed_nodes, *place)?;
             let instruction = instruction.clone();
-            there.1 = Some(ScheduledInstruction { instruction, gradient_modes: entries, node, versions });
+            replaced.1 = Some(ScheduledInstruction { instruction, gradient_modes: entries, node, versions });
         }
         Some(change)
     }
@@ -441,22 +444,22 @@ impl Editor<'_> {
     fn versions_of_attention(
         &self,
         instruction: &Instruction,
-        gone: &BTreeSet<usize>,
-        place: usize,
+        removed: &BTreeSet<usize>,
+        position: usize,
     ) -> Option<Versions> {
-        let mut found = Versions::default();
+        let mut versions = Versions::default();
         for read in instruction.reads() {
             let readers =
-                self.readers(read).iter().filter(|reader| *reader <= place || gone.contains(reader));
+                self.readers(read).iter().filter(|reader| *reader <= position || removed.contains(reader));
             for reader in readers.filter_map(|reader| self.slots[reader].as_ref()) {
-                found = found.merge_reads(&reader.versions.only_read_of(read))?;
+                versions = versions.merge_reads(&reader.versions.only_read_of(read))?;
             }
         }
-        let makers = gone.iter().filter_map(|&maker| self.slots[maker].as_ref());
+        let makers = removed.iter().filter_map(|&maker| self.slots[maker].as_ref());
         for (written, version) in makers.flat_map(|maker| maker.versions.writes()) {
-            found = found.with_write(written, version);
+            versions = versions.with_write(written, version);
         }
-        Some(found.restrict_to(instruction))
+        Some(versions.restrict_to(instruction))
     }
 
     /// Recognizes the gradients of an attention. Returns `Some(None)` if there are no gradients, and `None` if an
@@ -472,7 +475,7 @@ impl Editor<'_> {
         let dims = |sizes: [usize; 2]| space.batched_dims(sizes);
         let (mut makers, mut inside): (Vec<usize>, Vec<usize>) = (Vec::new(), Vec::new());
         let (mut q, mut k, mut v) = (None, None, None);
-        let mut given: Option<Operand> = None;
+        let mut gradient_operand: Option<Operand> = None;
         let equal = |a: &Operand, b: &Operand, sizes: [usize; 2]| space.are_equal(a, b, sizes);
         for reader in self.readers(weights).iter().filter(|&reader| reader != sums_at) {
             let Some(view) = self.product(reader, space).and_then(|m| with_left_factor(m, weights)) else {
@@ -484,7 +487,7 @@ impl Editor<'_> {
             if !fits {
                 return None;
             }
-            given = Some(self.trace_moves(view.b, &dims([queries, width])));
+            gradient_operand = Some(self.trace_moves(view.b, &dims([queries, width])));
             makers.push(reader);
             v = Some(self.append_moves(view.epilogue, space.entries, &mut makers));
         }
@@ -495,15 +498,18 @@ impl Editor<'_> {
         let mut of_scores = self.collect_maps(softmax, &[softmax], space)?;
         let mut of_softmax = of_scores.clone();
         let mut of_weights = self.collect_maps(softmax, &[softmax, softmax], space)?;
-        if let Some((kept, at, (from, of_operand))) = gradient {
-            let behind = self.find_gradient_source(at, [from, softmax], forward, space)?;
-            of_softmax = self.collect_maps(kept, &[softmax], space)?;
-            if given.as_ref().is_some_and(|known| !equal(known, &behind.given, [queries, width])) {
+        if let Some((scaled_gradient, at, (from, of_operand))) = gradient {
+            let source = self.find_gradient_source(at, [from, softmax], forward, space)?;
+            of_softmax = self.collect_maps(scaled_gradient, &[softmax], space)?;
+            if gradient_operand
+                .as_ref()
+                .is_some_and(|known| !equal(known, &source.output_gradient, [queries, width]))
+            {
                 return None;
             }
-            given = Some(behind.given);
-            of_weights = behind.of_weights;
-            inside.extend([behind.product, at]);
+            gradient_operand = Some(source.output_gradient);
+            of_weights = source.of_weights;
+            inside.extend([source.product, at]);
             let mut product = None;
             for (value, reader) in self.consuming_products(of_operand, space)? {
                 if product.replace(value).is_some_and(|known| known != value) {
@@ -528,11 +534,13 @@ impl Editor<'_> {
             }
             of_scores = self.collect_maps(product?, &[of_operand], space)?;
         }
-        let (Some(given), Some(&place)) = (given, makers.iter().chain(&inside).min()) else {
+        let (Some(gradient_operand), Some(&place)) = (gradient_operand, makers.iter().chain(&inside).min())
+        else {
             return Some(None);
         };
         let (weights, softmax, scores) = (of_weights, of_softmax, of_scores);
-        let gradients = AttentionGradients { output_gradient: given, weights, softmax, scores, q, k, v };
+        let gradients =
+            AttentionGradients { output_gradient: gradient_operand, weights, softmax, scores, q, k, v };
         let instruction = with_pass(forward, AttentionPass::Gradients(Box::new(gradients)));
         Some(Some(Replacement { position: place, instruction, producers: makers, removed: inside }))
     }
@@ -556,12 +564,12 @@ impl Editor<'_> {
             && nest.stores.iter().all(|store| space.is_contiguous(&store.access));
         let of_weight = single_result(nest).filter(|_| is_plain && (m.m, m.k) == (queries, width))?;
         let v = self.trace_moves(transpose_operand(&m.b), &space.batched_dims([keys, width]));
-        let given = self.trace_moves(m.a.clone(), &space.batched_dims([queries, width]));
+        let output_gradient = self.trace_moves(m.a.clone(), &space.batched_dims([queries, width]));
         let of_weights = self.collect_maps(of_softmax, &[of_weight, softmax], space)?;
         space.are_equal(&v, &forward.v, [keys, width]).then_some(GradientSource {
             product,
             of_weights,
-            given,
+            output_gradient,
         })
     }
 
@@ -579,11 +587,11 @@ impl Editor<'_> {
                     Instruction::Nest(map)
                         if values.len() < MAX_MAPS && map.is_map() && map.segments.is_none() =>
                     {
-                        let made = single_result(map)?;
-                        if self.buffers[made.0 as usize].len != space.contiguous.len {
+                        let result = single_result(map)?;
+                        if self.buffers[result.0 as usize].len != space.contiguous.len {
                             return None;
                         }
-                        values.push(made);
+                        values.push(result);
                     }
                     _ => return None,
                 }
@@ -605,14 +613,14 @@ impl Editor<'_> {
         while let Some(&value) = values.get(next) {
             next += 1;
             for reader in self.readers(value).iter() {
-                if let Some(found) = is_it(value, reader) {
-                    return Some((value, reader, found));
+                if let Some(consumer) = is_it(value, reader) {
+                    return Some((value, reader, consumer));
                 }
                 if let Some(map) = self.map_at(reader)
                     && values.len() < MAX_MAPS
                 {
-                    let whole = |id: &BufferId| self.buffers[id.0 as usize].len == space.contiguous.len;
-                    let more = stored_buffers(map).filter(whole).filter(|id| !values.contains(id));
+                    let is_full = |id: &BufferId| self.buffers[id.0 as usize].len == space.contiguous.len;
+                    let more = stored_buffers(map).filter(is_full).filter(|id| !values.contains(id));
                     let more: Vec<BufferId> = more.collect();
                     values.extend(more);
                 }

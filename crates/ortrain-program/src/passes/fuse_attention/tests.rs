@@ -66,8 +66,8 @@ impl AttentionBuilder {
         (a, ta): (BufferId, bool),
         (b, tb): (BufferId, bool),
     ) -> BufferId {
-        let factor = |id: BufferId, rows: usize, columns: usize, turned: bool| {
-            let (row, column) = if turned { (1, rows) } else { (columns, 1) };
+        let factor = |id: BufferId, rows: usize, columns: usize, is_transposed: bool| {
+            let (row, column) = if is_transposed { (1, rows) } else { (columns, 1) };
             let strides = [HEADS * rows * columns, rows * columns, row, column];
             operand(id, &strides, BATCH * HEADS * rows * columns)
         };
@@ -143,7 +143,7 @@ enum ExtraOutput {
     ScoresGradient,
 }
 
-fn program(backward: bool, seen: ExtraOutput) -> Program {
+fn program(backward: bool, extra_output: ExtraOutput) -> Program {
     let mut m = AttentionBuilder { b: ProgramBuilder::new(), node: "node".into() };
     let len = BATCH * HEADS * SEQ * SIZE;
     let [q0, k0, v0, g0] = ["q", "k", "v", "g"].map(|name| m.buffer(name, len));
@@ -162,7 +162,7 @@ fn program(backward: bool, seen: ExtraOutput) -> Program {
     let sums = m.product((SEQ, SIZE, SEQ), (softmax, false), (v, false));
     let output = m.map(&[BATCH, SEQ, HEADS, SIZE], &[(sums, &FROM_HEADS)], |_, regs| regs[0]);
     let mut outputs = vec![output];
-    if seen == ExtraOutput::Softmax {
+    if extra_output == ExtraOutput::Softmax {
         outputs.push(softmax);
     }
     let mut inputs = vec![q0, k0, v0];
@@ -181,7 +181,7 @@ fn program(backward: bool, seen: ExtraOutput) -> Program {
             (vec![(ReduceOp::Sum, product)], result)
         });
         let of_scores = m.scaled(of_scores);
-        if seen == ExtraOutput::ScoresGradient {
+        if extra_output == ExtraOutput::ScoresGradient {
             outputs.push(of_scores);
         }
         let of_q = m.product((SEQ, SIZE, SEQ), (of_scores, false), (k, false));
@@ -228,8 +228,8 @@ fn backward_fuses_to_one_instruction() {
 
 #[test]
 fn visible_intermediates_prevent_fusion() {
-    for seen in [ExtraOutput::Softmax, ExtraOutput::ScoresGradient] {
-        let program = program(true, seen);
+    for extra_output in [ExtraOutput::Softmax, ExtraOutput::ScoresGradient] {
+        let program = program(true, extra_output);
         assert!(!names(&program).contains(&"Attention"), "{program}");
     }
 }

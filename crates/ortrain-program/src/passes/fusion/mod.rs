@@ -133,11 +133,11 @@ impl<'a> Fusion<'a> {
     fn merge_chains(&mut self) {
         for at in 0..self.slots.len() {
             let Some(last) = self.last_chain_reader(at) else { continue };
-            if let Some(found) = self.inline_into_readers(at) {
+            if let Some(new_change) = self.inline_into_readers(at) {
                 if last - at > MAX_CLOSE_DISTANCE {
-                    self.apply(found);
-                } else if let Some(change) = found.changes.into_iter().next()
-                    && self.apply_weighted_change(change, &found.weights).is_some()
+                    self.apply(new_change);
+                } else if let Some(change) = new_change.changes.into_iter().next()
+                    && self.apply_weighted_change(change, &new_change.weights).is_some()
                 {
                     self.changes += 1;
                 }
@@ -156,13 +156,13 @@ impl<'a> Fusion<'a> {
             }
         }
         for at in 0..count {
-            if let Some(found) = self.inline_into_readers(at) {
-                self.apply(found);
+            if let Some(new_change) = self.inline_into_readers(at) {
+                self.apply(new_change);
             }
         }
         for at in 0..count {
-            if let Some(found) = self.recompute_rewrite(at) {
-                self.apply(found);
+            if let Some(new_change) = self.recompute_rewrite(at) {
+                self.apply(new_change);
             }
         }
     }
@@ -192,8 +192,8 @@ impl<'a> Fusion<'a> {
             }
             let versions = Rc::new(versions);
             for (result, id) in stored_buffers(&map).enumerate() {
-                let is_made = self.is_work(id) && !self.writers(id).is_empty();
-                if is_made && self.producing_map_and_result(id).is_none() {
+                let is_computed = self.is_work(id) && !self.writers(id).is_empty();
+                if is_computed && self.producing_map_and_result(id).is_none() {
                     let (map, versions) = (map.clone(), versions.clone());
                     self.recipes.insert(id, Recipe { map, versions, result, single_result: OnceCell::new() });
                 }
@@ -239,11 +239,11 @@ impl<'a> Fusion<'a> {
     /// Repeatedly appends the map at a position to producers of its operands (only to sums if `only_sums`). If inlining
     /// the map into its consumers saves more, the map is inlined instead.
     fn place_map(&mut self, at: usize, only_sums: bool) {
-        while let Some(behind) = self.best_append(at, only_sums) {
+        while let Some(appended) = self.best_append(at, only_sums) {
             // After sums, a consuming map can follow instead.
             let another = only_sums && self.is_read_by_a_map(at);
-            let before = self.inline_into_readers(at).filter(|before| another || before.gain > behind.gain);
-            if before.is_some_and(|before| self.apply(before)) || !self.apply(behind) {
+            let before = self.inline_into_readers(at).filter(|before| another || before.gain > appended.gain);
+            if before.is_some_and(|before| self.apply(before)) || !self.apply(appended) {
                 return;
             }
         }
@@ -269,9 +269,9 @@ impl<'a> Fusion<'a> {
         });
         let mut best: Option<Rewrite> = None;
         for maker in makers {
-            let Some(found) = self.append_map_to(maker, at) else { continue };
-            if best.as_ref().is_none_or(|best| found.gain > best.gain) {
-                best = Some(found);
+            let Some(change) = self.append_map_to(maker, at) else { continue };
+            if best.as_ref().is_none_or(|best| change.gain > best.gain) {
+                best = Some(change);
             }
         }
         best
@@ -290,13 +290,13 @@ impl<'a> Fusion<'a> {
         if !self.is_work(value) || self.is_output(value) {
             return None;
         }
-        let mut seen = GradientModes::NONE;
+        let mut modes = GradientModes::NONE;
         for reader in readers.iter() {
             let entries = self.slots[reader].as_ref()?.gradient_modes;
-            if reader < maker || !seen.and(entries).is_empty() {
+            if reader < maker || !modes.and(entries).is_empty() {
                 return None;
             }
-            seen = seen.or(entries);
+            modes = modes.or(entries);
         }
         self.append_maps_to(maker, &readers.iter().collect::<SmallVec<[usize; 4]>>())
     }
@@ -312,35 +312,38 @@ impl<'a> Fusion<'a> {
             let read_elsewhere = readers.iter().any(|reader| !followers.contains(&reader));
             !self.is_work(id) || self.is_output(id) || read_elsewhere
         };
-        let keep: Vec<bool> = stored_buffers(nest).map(keeps).collect();
-        let kept: BufferIds =
-            stored_buffers(nest).zip(&keep).filter(|&(_, &keep)| keep).map(|(id, _)| id).collect();
-        if followers.len() > 1 && !kept.is_empty() || followers.len() > SLOTS_PER_INSTRUCTION {
+        let is_kept: Vec<bool> = stored_buffers(nest).map(keeps).collect();
+        let kept_buffers: BufferIds = stored_buffers(nest)
+            .zip(&is_kept)
+            .filter(|&(_, &keeps_store)| keeps_store)
+            .map(|(id, _)| id)
+            .collect();
+        if followers.len() > 1 && !kept_buffers.is_empty() || followers.len() > SLOTS_PER_INSTRUCTION {
             return None;
         }
         let host_reads = host.instruction.reads();
-        let room = maker.is_multiple_of(SLOTS_PER_INSTRUCTION) && self.slots[maker + 1].is_none();
-        let (mut up, mut down) = (room || followers.len() == 1, true);
+        let has_slot = maker.is_multiple_of(SLOTS_PER_INSTRUCTION) && self.slots[maker + 1].is_none();
+        let (mut up, mut down) = (has_slot || followers.len() == 1, true);
         let mut merged = Vec::with_capacity(followers.len());
         for &at in followers {
             let (follower, map) = (self.slots[at].as_ref()?, self.map_at(at)?);
             let entries = follower.gradient_modes;
-            let (made, others): (BufferIds, BufferIds) =
+            let (written_buffers, others): (BufferIds, BufferIds) =
                 loaded_buffers(map).partition(|&id| stored_buffers(nest).any(|written| written == id));
             // The results of the host are used from registers, so they must not change in between.
-            let as_made = self.is_unchanged_between(&made, maker, at, entries);
-            down &= as_made
+            let is_current = self.is_unchanged_between(&written_buffers, maker, at, entries);
+            down &= is_current
                 && self.is_unchanged_between(&host_reads, maker, at, entries)
-                && self.is_unused_between(&kept, maker, at, entries);
-            up &= as_made
+                && self.is_unused_between(&kept_buffers, maker, at, entries);
+            up &= is_current
                 && self.is_unchanged_between(&others, maker, at, entries)
                 && self.is_unused_between(&stored_buffers(map).collect::<BufferIds>(), maker, at, entries);
             if !down && !up {
                 return None;
             }
             let instruction = space_links(&host.instruction, nest, map).into_iter().find_map(|link| {
-                let merged = append(nest, map, link, &keep, may_split(&host.instruction))?;
-                Some(host.instruction.with_nest(merged)).filter(|instruction| self.is_sound(instruction))
+                let merged = append(nest, map, link, &is_kept, may_split(&host.instruction))?;
+                Some(host.instruction.with_nest(merged)).filter(|instruction| self.is_valid(instruction))
             })?;
             let entries = host.gradient_modes.and(entries);
             let versions =
@@ -350,13 +353,13 @@ impl<'a> Fusion<'a> {
         }
         let mut changes = SmallVec::new();
         if down {
-            let there = followers.iter().copied().zip(merged.iter().cloned().map(Some));
-            changes.push([(maker, None)].into_iter().chain(there).collect());
+            let follower_changes = followers.iter().copied().zip(merged.iter().cloned().map(Some));
+            changes.push([(maker, None)].into_iter().chain(follower_changes).collect());
         }
         if up {
-            let gone = followers.iter().map(|&at| (at, None));
-            let here = (maker..).zip(merged.into_iter().map(Some));
-            changes.push(gone.chain(here).collect());
+            let removed = followers.iter().map(|&at| (at, None));
+            let maker_changes = (maker..).zip(merged.into_iter().map(Some));
+            changes.push(removed.chain(maker_changes).collect());
         }
         if changes.len() > 1 && self.is_smaller_at_host(maker, followers) {
             changes.swap(0, 1);
@@ -376,15 +379,15 @@ impl<'a> Fusion<'a> {
         let host = self.instruction_at(maker).map(Instruction::reads).unwrap_or_default();
         // Operands with their last use in the host would stay live.
         let down = bytes(&mut host.into_iter(), &|id| ends_by(id, maker));
-        let (mut made, mut freed) = (0usize, 0usize);
+        let (mut allocated, mut freed) = (0usize, 0usize);
         for map in followers.iter().filter_map(|&at| self.map_at(at)) {
-            made = made.saturating_add(bytes(&mut stored_buffers(map), &|_| true));
+            allocated = allocated.saturating_add(bytes(&mut stored_buffers(map), &|_| true));
             let last = followers.iter().copied().max().unwrap_or(maker);
             freed = freed.saturating_add(bytes(&mut loaded_buffers(map), &|id| {
                 ends_by(id, last) && !self.writers(id).contains(maker)
             }));
         }
-        made < down.saturating_add(freed)
+        allocated < down.saturating_add(freed)
     }
 
     // --- Inline ---------------------------------------------------------------------------------------------------
@@ -393,13 +396,13 @@ impl<'a> Fusion<'a> {
     fn last_chain_reader(&self, at: usize) -> Option<usize> {
         let value = single_result(self.map_at(at)?)?;
         let readers = self.readers(value);
-        let mut seen = GradientModes::NONE;
+        let mut modes = GradientModes::NONE;
         for reader in readers.iter() {
             let scheduled = self.slots[reader].as_ref()?;
-            if !seen.and(scheduled.gradient_modes).is_empty() || scheduled.instruction.as_map().is_none() {
+            if !modes.and(scheduled.gradient_modes).is_empty() || scheduled.instruction.as_map().is_none() {
                 return None;
             }
-            seen = seen.or(scheduled.gradient_modes);
+            modes = modes.or(scheduled.gradient_modes);
         }
         readers.last().filter(|&last| last > at)
     }
@@ -455,17 +458,20 @@ impl<'a> Fusion<'a> {
             let nest = inline(nest, slot, map, may_split(&instruction))?;
             instruction = instruction.with_nest(nest);
         }
-        self.is_sound(&instruction).then_some(instruction)
+        self.is_valid(&instruction).then_some(instruction)
     }
 
     /// Returns the map that computes a buffer, current or removed, and the versions that it reads.
     fn find_recipe(&self, id: BufferId) -> Option<(Nest, Versions)> {
         let versions = || Some(self.slots[self.only_writer(id)?].as_ref()?.versions.clone());
-        let gone = || {
-            let Recipe { map, versions, result, single_result: alone } = self.recipes.get(&id)?;
-            Some((alone.get_or_init(|| single_result_map(map, *result)).clone(), (**versions).clone()))
+        let is_obsolete = || {
+            let Recipe { map, versions, result, single_result: is_single_result } = self.recipes.get(&id)?;
+            Some((
+                is_single_result.get_or_init(|| single_result_map(map, *result)).clone(),
+                (**versions).clone(),
+            ))
         };
-        self.producing_map(id).zip(versions()).or_else(gone)
+        self.producing_map(id).zip(versions()).or_else(is_obsolete)
     }
 
     /// Returns the instruction at a position after profitable recomputations from its other loads. `gone` is a buffer
@@ -474,7 +480,7 @@ impl<'a> Fusion<'a> {
         &self,
         at: usize,
         as_it_is: &(Instruction, Versions),
-        gone: Option<BufferId>,
+        obsolete: Option<BufferId>,
     ) -> Option<(Instruction, Versions)> {
         let entries = self.slots[at].as_ref()?.gradient_modes;
         let mut best: Option<(Instruction, Versions)> = None;
@@ -489,29 +495,29 @@ impl<'a> Fusion<'a> {
             let Some(maker) = self.only_writer(id).filter(|&maker| maker < at) else { continue };
             let gone_by = || self.recipes.get(&id).map(|recipe| (&*recipe.map, recipe.result));
             let Some(made_by) = self.producing_map_and_result(id).or_else(gone_by) else { continue };
-            let own = known.get_or_insert_with(|| recompute_filter::ValueNumbers::from_nest(nest));
+            let value_numbers = known.get_or_insert_with(|| recompute_filter::ValueNumbers::from_nest(nest));
             if !instruction.factor_buffers().contains(&id)
-                && own.cannot_save_weight(instruction, id, made_by, (self.buffers, &self.weights))
+                && value_numbers.cannot_save_weight(instruction, id, made_by, (self.buffers, &self.weights))
             {
                 continue;
             }
-            let Some((map, given)) = self.find_recipe(id) else { continue };
+            let Some((map, recipe_versions)) = self.find_recipe(id) else { continue };
             let operands: SmallVec<[BufferId; 8]> = loaded_buffers(&map).collect();
-            let there = |&id: &BufferId| {
-                let is_made = self.is_input(id) || !self.writers(id).is_empty();
-                Some(id) != gone && (!self.is_work(id) || is_made)
+            let is_available = |&id: &BufferId| {
+                let is_defined = self.is_input(id) || !self.writers(id).is_empty();
+                Some(id) != obsolete && (!self.is_work(id) || is_defined)
             };
-            if !operands.iter().all(there)
+            if !operands.iter().all(is_available)
                 || !self.is_unchanged_between(&operands, maker, at, entries)
                 || map.expr.can_fail()
             {
                 continue;
             }
             let Some(lighter) = self.compute_instead_of_load(instruction, id, &map) else { continue };
-            let given = given.restrict_to(&Instruction::from(map));
+            let recipe_versions = recipe_versions.restrict_to(&Instruction::from(map));
             if weight(&lighter, self.buffers, &self.weights)
                 < weight(instruction, self.buffers, &self.weights)
-                && let Some(versions) = versions.clone().merge_reads(&given)
+                && let Some(versions) = versions.clone().merge_reads(&recipe_versions)
             {
                 (best, known) = (Some((lighter, versions)), None);
             }
@@ -541,8 +547,8 @@ fn space_links(instruction: &Instruction, host: &Nest, map: &Nest) -> Vec<Link> 
     }
     if instruction.is_reduction() {
         for (slot, id) in loaded_buffers(map).enumerate() {
-            let shared = loaded_buffers(host).enumerate().filter(|&(_, own)| own == id);
-            links.extend(shared.map(|(own, _)| Link::Shared(own, slot)));
+            let shared = loaded_buffers(host).enumerate().filter(|&(_, host_slot)| host_slot == id);
+            links.extend(shared.map(|(host_slot, _)| Link::Shared(host_slot, slot)));
         }
     }
     links
@@ -569,13 +575,13 @@ fn read_factor_through(instruction: Instruction, value: BufferId, map: &Nest) ->
             (*rounded)?;
         }
         let embedding = Embedding::new(&dims, &factor.access, map, &map.stores[0].access, false)?;
-        let moved = embedding.access(&source.access);
+        let access = embedding.access(&source.access);
         // Kernels pack rows or columns of adjacent elements.
-        let adjacent = |axis: usize| dims[axis] == 1 || moved.strides[axis] == 1;
+        let adjacent = |axis: usize| dims[axis] == 1 || access.strides[axis] == 1;
         if !adjacent(dims.len() - 1) && !adjacent(dims.len() - 2) {
             return None;
         }
-        *factor = source.with_access(moved);
+        *factor = source.with_access(access);
     }
     Some(Instruction::MatMul(product))
 }

@@ -60,12 +60,13 @@ impl ValueNumbers {
     ) -> bool {
         let Some(nest) = instruction.flexible_nest() else { return false };
         let expr = &map.expr;
-        let points = |nest: &Nest| nest.dims.iter().try_fold(1usize, |all, &dim| all.checked_mul(dim));
-        let Some(all) = points(nest).filter(|&all| all <= MAX_POINTS) else { return false };
+        let points =
+            |nest: &Nest| nest.dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
+        let Some(total) = points(nest).filter(|&total| total <= MAX_POINTS) else { return false };
         // Coordinates become other instructions if the spaces differ.
-        let asks = |(inst, _): &(Inst, Type)| matches!(inst, Inst::Coordinate(_));
-        let is_plain = nest.inner == 0 && nest.reductions.is_empty() && !nest.expr.can_fail();
-        if !is_plain || expr.insts().iter().any(asks) {
+        let uses_coordinate = |(inst, _): &(Inst, Type)| matches!(inst, Inst::Coordinate(_));
+        let is_map = nest.inner == 0 && nest.reductions.is_empty() && !nest.expr.can_fail();
+        if !is_map || expr.insts().iter().any(uses_coordinate) {
             return false;
         }
         let root = expr.outputs()[result];
@@ -79,28 +80,29 @@ impl ValueNumbers {
             .filter(|(_, load)| load.operand().is_some_and(|from| from.buffer == value))
             .map(|(slot, _)| slot)
             .collect();
-        let is_whole = |load: &Load| load.access().is_some_and(|access| is_injective(access, &nest.dims));
-        let whole = points(map) == Some(all) && slots.iter().all(|&slot| is_whole(&nest.loads[slot]));
+        let covers_dims = |load: &Load| load.access().is_some_and(|access| is_injective(access, &nest.dims));
+        let covers_points =
+            points(map) == Some(total) && slots.iter().all(|&slot| covers_dims(&nest.loads[slot]));
         let mut varies: Vec<bool> = Vec::with_capacity(expr.insts().len());
         for (inst, _) in expr.insts() {
-            let own = match *inst {
+            let number = match *inst {
                 Inst::Load(slot) => map.loads[usize::from(slot)].access().is_some_and(|access| {
                     map.dims.iter().zip(&access.strides).any(|(&dim, &stride)| dim > 1 && stride != 0)
                 }),
                 _ => false,
             };
-            let varying = own || inst.operands().any(|reg| varies[usize::from(reg.0)]);
+            let varying = number || inst.operands().any(|reg| varies[usize::from(reg.0)]);
             varies.push(varying);
         }
         // The users of the value must be evaluated as often as before.
-        if all > 1 && !(whole && varies[usize::from(root.0)]) {
+        if total > 1 && !(covers_points && varies[usize::from(root.0)]) {
             return false;
         }
         let needed = expr.dependencies_of(&[root]);
         let mut added = 0u64;
         for (k, &(inst, ty)) in expr.insts().iter().enumerate() {
             if needed[k] && !self.0.contains(&numbers[k]) {
-                let evaluated = if varies[k] { all as u64 } else { 1 };
+                let evaluated = if varies[k] { total as u64 } else { 1 };
                 added = added.saturating_add(operation_weight(inst, ty).saturating_mul(evaluated));
             }
         }

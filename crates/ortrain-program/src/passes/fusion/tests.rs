@@ -135,11 +135,11 @@ impl Images {
         for &(inst, ty) in nest.expr.insts() {
             b.push(inst, ty);
         }
-        let (expr, kept) = b.finish_keeping(&outputs[..2], &outputs[2..]);
+        let (expr, value_regs) = b.finish_keeping(&outputs[..2], &outputs[2..]);
         nest.expr = expr;
         nest.inner = 2;
         nest.reductions =
-            reductions.into_iter().zip(kept).map(|(r, value)| Reduction { value, ..r }).collect();
+            reductions.into_iter().zip(value_regs).map(|(r, value)| Reduction { value, ..r }).collect();
         self.emit(Instruction::from(nest), GradientModes::ALL);
     }
 
@@ -434,15 +434,15 @@ fn residual_and_activation_fuse_into_convolution() {
     let program = i.finish(&[x, skipped, bias], &[result]);
     assert_eq!(names(&program), ["Conv"], "{program}");
     // The result reuses the bytes of the skipped operand, at its last use.
-    let place = |id: BufferId| program.buffer(id).place;
-    assert_eq!(place(skipped), place(result), "{program}");
+    let location = |id: BufferId| program.buffer(id).location;
+    assert_eq!(location(skipped), location(result), "{program}");
 }
 
 #[test]
 fn gradient_accumulation_fuses_into_producer() {
     let mut i = Images::new(2, 3, 4, 4);
     let [x, g] = ["x", "g"].map(|name| i.image(name));
-    let made = i.b.work("made", DType::F32, 81);
+    let result = i.b.work("made", DType::F32, 81);
     let total = i.b.plane("total", DType::F32, 81, PlaneId(1), 0);
     let axis = SlidingAxis { input: 4, output: 4, kernel: 3, stride: 1, dilation: 1, padding_before: 1 };
     let shape = ConvShape {
@@ -453,11 +453,11 @@ fn gradient_accumulation_fuses_into_producer() {
         channels_out: 3,
         axes: [axis, axis].into_iter().collect(),
     };
-    i.emit(conv_of(shape, g, x, made), GradientModes::ALL);
-    let add = i.nest(&[81], &[(total, &[1]), (made, &[1])], &[(total, &[1])], |b, regs| {
+    i.emit(conv_of(shape, g, x, result), GradientModes::ALL);
+    let add = i.nest(&[81], &[(total, &[1]), (result, &[1])], &[(total, &[1])], |b, regs| {
         vec![b.add(regs[0], regs[1])]
     });
-    let put = i.nest(&[81], &[(made, &[1])], &[(total, &[1])], |_, regs| vec![regs[0]]);
+    let put = i.nest(&[81], &[(result, &[1])], &[(total, &[1])], |_, regs| vec![regs[0]]);
     i.emit(Instruction::from(add), GradientModes::only(GradientMode::Accumulate));
     i.emit(Instruction::from(put), GradientModes::only(GradientMode::Overwrite));
     let program = i.finish(&[x, g], &[]);
@@ -517,10 +517,10 @@ fn inlined_values_are_not_read_again() {
     };
     images.sums(&[factor, spread, x], sums, first, second);
     let program = images.finish(&[x, statistic], &sums);
-    let mut made = program.inputs.clone();
+    let mut initialized = program.inputs.clone();
     for scheduled in &program.instructions {
-        assert!(scheduled.instruction.reads().iter().all(|id| made.contains(id)), "{program}");
-        made.extend(scheduled.instruction.writes());
+        assert!(scheduled.instruction.reads().iter().all(|id| initialized.contains(id)), "{program}");
+        initialized.extend(scheduled.instruction.writes());
     }
 }
 
@@ -555,16 +555,16 @@ fn a_product_reads_through_a_transposition() {
     let (m, n, k) = (64, 48, 32);
     let mut i = Images::new(1, 1, 1, 1);
     let a = i.b.work("a", DType::F32, m * k);
-    let turned = i.b.work("turned", DType::F32, m * k);
+    let transposed = i.b.work("turned", DType::F32, m * k);
     let right = i.b.work("b", DType::F32, k * n);
     let product = i.b.work("product", DType::F32, m * n);
-    i.map(&[m, k], &[(a, &[1, m as isize])], &[(turned, &[k as isize, 1])], |_, regs| vec![regs[0]]);
+    i.map(&[m, k], &[(a, &[1, m as isize])], &[(transposed, &[k as isize, 1])], |_, regs| vec![regs[0]]);
     let instruction = MatMul {
         batch: [].into_iter().collect(),
         m,
         n,
         k,
-        a: Operand::contiguous(turned, DType::F32, &[m, k]),
+        a: Operand::contiguous(transposed, DType::F32, &[m, k]),
         b: Operand::contiguous(right, DType::F32, &[k, n]),
         rounded: [None; 2],
         precision: Precision::F32,
@@ -666,21 +666,21 @@ fn state_receives_the_value_before_an_early_update() {
         let writes =
             program.instructions.iter().position(|i| i.instruction.writes().contains(&running)).unwrap();
         assert!(fails < writes, "{program}");
-        let given = [-0.5f32, 0.25, 1.0, -1.5];
+        let values = [-0.5f32, 0.25, 1.0, -1.5];
         let executable = Reference.compile(Arc::new(program)).unwrap();
         let program = executable.program();
         let mut work = Workspace::new(Arc::new(Reference));
         work.reserve(program.work_bytes, executable.scratch_bytes()).unwrap();
-        let BufferLocation::Work(at) = program.buffer(x).place else {
+        let BufferLocation::Work(at) = program.buffer(x).location else {
             unreachable!("an input is a work buffer")
         };
-        work.arena().write(at, bytemuck::cast_slice(&given)).unwrap();
+        work.arena().write(at, bytemuck::cast_slice(&values)).unwrap();
         let plane = Memory::new(16);
         executable
             .run(&Bindings { planes: &[&plane] }, &mut work, GradientMode::Overwrite, Scalars::default())
             .unwrap();
-        let found: Vec<f32> = bytemuck::pod_collect_to_vec(&plane.to_vec(0, 16).unwrap());
-        assert_eq!(found, given.map(|x| f64::from(x).tanh() as f32), "{program}");
+        let actual: Vec<f32> = bytemuck::pod_collect_to_vec(&plane.to_vec(0, 16).unwrap());
+        assert_eq!(actual, values.map(|x| f64::from(x).tanh() as f32), "{program}");
     }
 }
 
@@ -713,21 +713,21 @@ fn slope_is_saved_instead_of_its_operands() {
     let program = activated(true, false);
     let slope = program.buffers.iter().position(|buffer| &*buffer.label == "dx/slope").unwrap();
     let slope = BufferId(slope as u32);
-    let places = |wanted: &dyn Fn(&Instruction) -> BufferIds| -> Vec<usize> {
-        let all = program.instructions.iter().enumerate();
-        all.filter(|(_, i)| wanted(&i.instruction).contains(&slope)).map(|(at, _)| at).collect()
+    let positions = |wanted: &dyn Fn(&Instruction) -> BufferIds| -> Vec<usize> {
+        let instructions = program.instructions.iter().enumerate();
+        instructions.filter(|(_, i)| wanted(&i.instruction).contains(&slope)).map(|(at, _)| at).collect()
     };
     // Computed with the activation, before other instructions; read once, by the instruction that has the gradient.
-    assert_eq!(places(&|instruction| instruction.writes()), [1], "{program}");
-    assert_eq!(places(&|instruction| instruction.reads()).len(), 1, "{program}");
+    assert_eq!(positions(&|instruction| instruction.writes()), [1], "{program}");
+    assert_eq!(positions(&|instruction| instruction.reads()).len(), 1, "{program}");
     let image = program.buffer(slope).bytes();
     // The incoming gradient, the result, and the slope.
     assert!(program.work_bytes <= 4 * image, "{program}");
 
     let inputs: Vec<Vec<Scalar>> = (0..2)
         .map(|k| {
-            let number = |j: usize| ((j * 37 + k * 11) % 101) as f32 / 50.0 - 1.0;
-            (0..4 * 8 * 16 * 16).map(|j| Scalar::F32(number(j))).collect()
+            let sample = |j: usize| ((j * 37 + k * 11) % 101) as f32 / 50.0 - 1.0;
+            (0..4 * 8 * 16 * 16).map(|j| Scalar::F32(sample(j))).collect()
         })
         .collect();
     let run = |program: &Program| evaluate(program, Mode::Exact, &inputs, Scalars::default()).unwrap();
@@ -770,9 +770,9 @@ enum ExtraUse {
 }
 
 /// Returns the type of the positions of a maximum over windows of `kernel` elements along each axis, after fusion.
-fn fused_position_type(kernel: usize, before: isize, seen: ExtraUse) -> (DType, Program) {
+fn fused_position_type(kernel: usize, before: isize, extra_use: ExtraUse) -> (DType, Program) {
     let mut images = Images::new(2, 3, 20, 20);
-    let (x, y, g, back) = (images.image("x"), images.image("y"), images.image("g"), images.image("back"));
+    let (x, y, g, dx) = (images.image("x"), images.image("y"), images.image("g"), images.image("back"));
     let index = images.b.work("positions", DType::I64, images.len());
     let axis = SlidingAxis { input: 20, output: 20, kernel, stride: 1, dilation: 1, padding_before: before };
     let shape = |pass| WindowShape { pass, planes: 6, axes: [axis, axis].into_iter().collect() };
@@ -790,12 +790,12 @@ fn fused_position_type(kernel: usize, before: isize, seen: ExtraUse) -> (DType, 
     };
     window(shape(WindowPass::Max), x, y);
     let mut gradient = shape(WindowPass::MaxGradient);
-    if seen == ExtraUse::OtherWindows {
+    if extra_use == ExtraUse::OtherWindows {
         gradient.axes[0].padding_before += 1;
     }
-    window(gradient, g, back);
-    let mut outputs = vec![y, back];
-    match seen {
+    window(gradient, g, dx);
+    let mut outputs = vec![y, dx];
+    match extra_use {
         ExtraUse::Output => outputs.push(index),
         ExtraUse::Reader => {
             let copy = images.b.work("copy", DType::I64, images.len());
@@ -815,8 +815,8 @@ fn gradient_only_positions_become_cells() {
     assert!(program.to_string().contains("uint8[2400] work@"), "{program}");
     assert_eq!(fused_position_type(16, 8, ExtraUse::Nothing).0, DType::U8);
     assert_eq!(fused_position_type(17, 8, ExtraUse::Nothing).0, DType::U16);
-    for seen in [ExtraUse::Output, ExtraUse::Reader, ExtraUse::OtherWindows] {
-        assert_eq!(fused_position_type(3, 1, seen).0, DType::I64, "{seen:?}");
+    for extra_use in [ExtraUse::Output, ExtraUse::Reader, ExtraUse::OtherWindows] {
+        assert_eq!(fused_position_type(3, 1, extra_use).0, DType::I64, "{extra_use:?}");
     }
     // Windows that only cover padding have a position but no cell.
     assert_eq!(fused_position_type(3, 3, ExtraUse::Nothing).0, DType::I64);
@@ -831,8 +831,8 @@ fn cannot_save_weight(dims: &[usize], strides: &[isize]) -> bool {
     let [x, y, z] = ["x", "y", "z"].map(|name| images.image(name));
     let square: &[isize] = &[4, 1];
     let map = images.nest(&[4, 4], &[(x, square)], &[(y, square)], |b, regs| {
-        let once = b.unary(UnaryOp::Exp, regs[0]);
-        vec![b.unary(UnaryOp::Exp, once)]
+        let exponential = b.unary(UnaryOp::Exp, regs[0]);
+        vec![b.unary(UnaryOp::Exp, exponential)]
     });
     let reader =
         images.nest(dims, &[(y, strides)], &[(z, square)], |b, regs| vec![b.unary(UnaryOp::Neg, regs[0])]);
