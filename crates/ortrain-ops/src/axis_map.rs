@@ -74,14 +74,14 @@ impl AxisMap {
                 }
             }
         }
-        let mut kept = first;
+        let mut write_index = first;
         for k in first..self.taps.len() {
             if self.taps[k].weight != 0.0 {
-                self.taps[kept] = self.taps[k];
-                kept += 1;
+                self.taps[write_index] = self.taps[k];
+                write_index += 1;
             }
         }
-        self.taps.truncate(kept);
+        self.taps.truncate(write_index);
         self.starts.push(self.taps.len());
     }
 
@@ -147,8 +147,8 @@ impl AxisMap {
     fn split_into_pieces(&self) -> Option<Vec<Piece>> {
         let mut best: Option<Vec<Piece>> = None;
         for step in 1..=MAX_PHASES.min(self.len()) {
-            let most = best.as_ref().map_or(MAX_PIECES, |best| best.len() - 1);
-            if let Some(pieces) = self.pieces_at_step(step, most) {
+            let max_pieces = best.as_ref().map_or(MAX_PIECES, |best| best.len() - 1);
+            if let Some(pieces) = self.pieces_at_step(step, max_pieces) {
                 best = Some(pieces);
             }
         }
@@ -156,12 +156,12 @@ impl AxisMap {
     }
 
     /// Returns the pieces of rows at distance `step`, or `None` for more than `most` pieces.
-    fn pieces_at_step(&self, step: usize, most: usize) -> Option<Vec<Piece>> {
+    fn pieces_at_step(&self, step: usize, max_pieces: usize) -> Option<Vec<Piece>> {
         let mut pieces = Vec::new();
         for phase in 0..step {
             let mut first = phase;
             while first < self.len() {
-                if pieces.len() == most || self.row(first).len() > MAX_TERMS {
+                if pieces.len() == max_pieces || self.row(first).len() > MAX_TERMS {
                     return None;
                 }
                 let piece = self.longest_piece_from(first, step);
@@ -260,8 +260,8 @@ impl AxisMap {
             ))
         })?;
         // This index is out of range for every row of the source, so that the load gives 0.
-        let nowhere = -((outer * self.source) as i64) - 1;
-        let (mut indices, mut weights) = (vec![nowhere; entries], vec![0.0; entries]);
+        let out_of_range = -((outer * self.source) as i64) - 1;
+        let (mut indices, mut weights) = (vec![out_of_range; entries], vec![0.0; entries]);
         for k in 0..rows {
             for (t, tap) in self.row(k).iter().enumerate() {
                 indices[k * width + t] = tap.index as i64;
@@ -438,19 +438,19 @@ mod tests {
             linear.push(&[Tap { index: index(left), weight: 1.0 - a }, Tap { index: b, weight: a }]);
         }
         let gradient = linear.transposed();
-        for (map, most) in
+        for (map, max_pieces) in
             [(&double, 2), (&reflected, 3), (&edges, 3), (&every_third, 1), (&linear, 4), (&gradient, 3)]
         {
             let pieces = map.split_into_pieces().expect("it is regular");
-            assert!(pieces.len() <= most, "{} pieces of {map:?}", pieces.len());
-            let wanted: Vec<Vec<(usize, f64)>> = (0..map.len())
+            assert!(pieces.len() <= max_pieces, "{} pieces of {map:?}", pieces.len());
+            let expected: Vec<Vec<(usize, f64)>> = (0..map.len())
                 .map(|k| map.row(k).iter().map(|tap| (tap.index, tap.weight)).collect())
                 .collect();
-            assert_eq!(rows_of_pieces(&pieces, map.len()), wanted);
+            assert_eq!(rows_of_pieces(&pieces, map.len()), expected);
         }
         let scattered = AxisMap::from_copies(97, (0..97).map(|k| k * k % 97));
         assert_eq!(scattered.split_into_pieces(), None);
-        let crowded = map(40, &[&(0..40).map(|k| (k, 1.0)).collect::<Vec<_>>()]);
-        assert_eq!(crowded.split_into_pieces(), None);
+        let dense = map(40, &[&(0..40).map(|k| (k, 1.0)).collect::<Vec<_>>()]);
+        assert_eq!(dense.split_into_pieces(), None);
     }
 }

@@ -27,7 +27,7 @@ pub(crate) fn sum_to(
     input: ValueId,
     output: ValueId,
 ) -> Result<ValueId, OpError> {
-    let one = |to: &mut _, op: &str, inputs: &[ValueId], attrs: Attrs| {
+    let add_op = |to: &mut _, op: &str, inputs: &[ValueId], attrs: Attrs| {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         NodeSink::emit(to, op, &inputs, attrs)
     };
@@ -38,8 +38,8 @@ pub(crate) fn sum_to(
             ))
         })?;
         let certain = (0..small.rank()).all(|axis| {
-            let (own, common) = (&small[axis], &from[axis + lead]);
-            own == common || own.is_one() || matches!(own, Dim::Known(_))
+            let (small_dim, common) = (&small[axis], &from[axis + lead]);
+            small_dim == common || small_dim.is_one() || matches!(small_dim, Dim::Known(_))
         });
         if certain {
             let axes: Vec<i64> = (0..from.rank())
@@ -53,7 +53,7 @@ pub(crate) fn sum_to(
             let only_lead = axes.iter().all(|&axis| (axis as usize) < lead) && axes.len() == lead;
             let axes = to.emit_ints("axes", &axes);
             let attrs = Attrs::new().with("keepdims", i64::from(!only_lead));
-            let summed = one(to, "ReduceSum", &[gradient, axes], attrs);
+            let summed = add_op(to, "ReduceSum", &[gradient, axes], attrs);
             if only_lead || lead == 0 {
                 return Ok(summed);
             }
@@ -62,15 +62,15 @@ pub(crate) fn sum_to(
                     let dims: Vec<i64> = dims.iter().map(|&dim| dim as i64).collect();
                     to.emit_ints("shape", &dims)
                 }
-                None => one(to, "Shape", &[input], Attrs::new()),
+                None => add_op(to, "Shape", &[input], Attrs::new()),
             };
-            return Ok(one(to, "Reshape", &[summed, shape], Attrs::new()));
+            return Ok(add_op(to, "Reshape", &[summed, shape], Attrs::new()));
         }
     }
-    let large = one(to, "Shape", &[output], Attrs::new());
-    let small = one(to, "Shape", &[input], Attrs::new());
+    let large = add_op(to, "Shape", &[output], Attrs::new());
+    let small = add_op(to, "Shape", &[input], Attrs::new());
     let axes = to.emit_microsoft("BroadcastGradientArgs", &[small, large], Attrs::new());
     let attrs = Attrs::new().with("noop_with_empty_axes", 1i64).with("keepdims", 1i64);
     let summed = to.emit_microsoft("ReduceSumTraining", &[gradient, axes], attrs);
-    Ok(one(to, "Reshape", &[summed, small], Attrs::new()))
+    Ok(add_op(to, "Reshape", &[summed, small], Attrs::new()))
 }

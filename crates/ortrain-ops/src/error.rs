@@ -143,9 +143,9 @@ impl Error {
     #[must_use]
     pub fn at(graph: &Graph, node: &Node, source: OpError) -> Error {
         // A captured value may also be an input of the node itself.
-        let (own, captured) = node.inputs.split_at(node.inputs.len() - node.captures);
-        let named = |port: &&Option<ValueId>| !own[..own.len().min(MAX_INPUTS)].contains(port);
-        let ports = || own.iter().chain(captured.iter().filter(named));
+        let (direct, captured) = node.inputs.split_at(node.inputs.len() - node.captures);
+        let named = |port: &&Option<ValueId>| !direct[..direct.len().min(MAX_INPUTS)].contains(port);
+        let ports = || direct.iter().chain(captured.iter().filter(named));
         let more = ports().nth(MAX_INPUTS).is_some().then(|| "…".to_owned());
         let inputs: Vec<String> = ports()
             .take(MAX_INPUTS)

@@ -32,8 +32,8 @@ impl Grad<'_> {
     /// # Errors
     /// Returns an error if the input is missing.
     pub fn input(&self, k: usize) -> Result<ValueId, OpError> {
-        let found = self.node().inputs.get(k).copied().flatten();
-        found.ok_or_else(|| OpError::invalid(format!("input {k} is missing")))
+        let port = self.node().inputs.get(k).copied().flatten();
+        port.ok_or_else(|| OpError::invalid(format!("input {k} is missing")))
     }
 
     /// Returns input `k`, if it is present.
@@ -158,15 +158,15 @@ impl Grad<'_> {
         domain: &str,
         op: &str,
         inputs: &[Option<ValueId>],
-        wanted: &[bool],
+        needed: &[bool],
         attrs: Attrs,
     ) -> Vec<Option<ValueId>> {
         let label = format!("{}{op}_{}", self.prefix, self.nodes.len());
         let name = |k: usize| if k == 0 { format!("{label}_out") } else { format!("{label}_out{k}") };
-        let outputs: Vec<Option<ValueId>> = (0..wanted.len())
-            .map(|k| wanted[k].then(|| self.graph.add_value(&name(k), ValueType::Unknown)))
+        let outputs: Vec<Option<ValueId>> = (0..needed.len())
+            .map(|k| needed[k].then(|| self.graph.add_value(&name(k), ValueType::Unknown)))
             .collect();
-        let last = wanted.iter().rposition(|&wanted| wanted).map_or(0, |last| last + 1);
+        let last = needed.iter().rposition(|&is_needed| is_needed).map_or(0, |last| last + 1);
         let mut node = Node::new(domain, op, inputs, &outputs[..last], attrs);
         node.name = label.into();
         self.nodes.push(node);

@@ -67,8 +67,8 @@ impl<'a> Infer<'a> {
     #[must_use]
     pub fn producer_of(&self, k: usize) -> Option<(&'a Node, usize)> {
         let id = self.node.inputs.get(k).copied().flatten()?;
-        let made = |node: &'a Node| Some((node, node.outputs.iter().position(|&port| port == Some(id))?));
-        self.graph.nodes.iter().find_map(made)
+        let port_of = |node: &'a Node| Some((node, node.outputs.iter().position(|&port| port == Some(id))?));
+        self.graph.nodes.iter().find_map(port_of)
     }
 
     /// Returns the shape of any value, if at least its rank is known.
@@ -87,18 +87,22 @@ impl<'a> Infer<'a> {
     ///
     /// # Errors
     /// Returns an error if there are too few or too many, or if a required input is missing.
-    pub fn check_arity(&self, least: usize, most: usize, outputs: usize) -> Result<(), OpError> {
-        let found = self.node.inputs.len();
-        if found < least || found > most {
-            let wanted = if least == most { least.to_string() } else { format!("{least} to {most}") };
-            return Err(OpError::invalid(format!("expected {wanted} inputs, got {found}")));
+    pub fn check_arity(&self, min_inputs: usize, max_inputs: usize, outputs: usize) -> Result<(), OpError> {
+        let actual = self.node.inputs.len();
+        if actual < min_inputs || actual > max_inputs {
+            let expected = if min_inputs == max_inputs {
+                min_inputs.to_string()
+            } else {
+                format!("{min_inputs} to {max_inputs}")
+            };
+            return Err(OpError::invalid(format!("expected {expected} inputs, got {actual}")));
         }
-        if let Some(missing) = self.node.inputs[..least].iter().position(Option::is_none) {
+        if let Some(missing) = self.node.inputs[..min_inputs].iter().position(Option::is_none) {
             return Err(OpError::invalid(format!("input {missing} is missing")));
         }
         if self.node.outputs.len() > outputs {
-            let found = self.node.outputs.len();
-            return Err(OpError::invalid(format!("expected at most {outputs} outputs, got {found}")));
+            let output_count = self.node.outputs.len();
+            return Err(OpError::invalid(format!("expected at most {outputs} outputs, got {output_count}")));
         }
         Ok(())
     }
@@ -147,14 +151,14 @@ impl<'a> Infer<'a> {
     pub fn expect_dtype(
         &self,
         k: usize,
-        what: &str,
+        expected: &str,
         accepts: impl Fn(DType) -> bool,
     ) -> Result<DType, OpError> {
         let dtype = self.dtype(k)?;
         if accepts(dtype) {
             return Ok(dtype);
         }
-        Err(OpError::invalid(format!("input {k} is of type {dtype}, expected {what}")))
+        Err(OpError::invalid(format!("input {k} is of type {dtype}, expected {expected}")))
     }
 
     /// Checks that all `inputs` that are present have one element type, and returns this type.

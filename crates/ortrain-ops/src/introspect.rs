@@ -172,15 +172,15 @@ impl Probe<'_> {
         };
         let known = [Size::Known(4), Size::Known(2), Size::Known(1)];
         let alike = known.into_iter().flat_map(|size| (0..RANKS.len()).map(move |digit| (size, digit)));
-        let found = alike.into_iter().find_map(|(size, digit)| with(size, &vec![digit; open.len()]));
-        if found.is_some() || open.len() > MAX_REQUIRED_INPUTS {
-            return found;
+        let sample_found = alike.into_iter().find_map(|(size, digit)| with(size, &vec![digit; open.len()]));
+        if sample_found.is_some() || open.len() > MAX_REQUIRED_INPUTS {
+            return sample_found;
         }
         let count = RANKS.len().pow(open.len() as u32);
-        let digits = |number: usize| -> Vec<usize> {
-            (0..open.len()).map(|k| number / RANKS.len().pow(k as u32) % RANKS.len()).collect()
+        let digits = |code: usize| -> Vec<usize> {
+            (0..open.len()).map(|k| code / RANKS.len().pow(k as u32) % RANKS.len()).collect()
         };
-        known.into_iter().find_map(|size| (0..count).find_map(|number| with(size, &digits(number))))
+        known.into_iter().find_map(|size| (0..count).find_map(|code| with(size, &digits(code))))
     }
 
     /// Builds the graph of a sample; missing attributes are generated.
@@ -203,16 +203,16 @@ impl Probe<'_> {
 
     /// Returns a sample with the minimum number of inputs.
     fn minimal_sample(&self) -> Option<Sample> {
-        let mut given = self.definition.sample.map(|sample| sample(self.definition)).unwrap_or_default();
-        if !given.inputs.is_empty() {
-            return self.build_accepted(&mut given).map(|_| given);
+        let mut initial = self.definition.sample.map(|sample| sample(self.definition)).unwrap_or_default();
+        if !initial.inputs.is_empty() {
+            return self.build_accepted(&mut initial).map(|_| initial);
         }
         let choices = candidate_types();
         for count in 0..=MAX_REQUIRED_INPUTS {
             let mut digits = vec![0; count];
             loop {
                 let inputs = digits.iter().map(|&digit: &usize| choices[digit].clone()).collect();
-                let mut sample = Sample { inputs, ..given.clone() };
+                let mut sample = Sample { inputs, ..initial.clone() };
                 if self.build_accepted(&mut sample).is_some() {
                     return Some(sample);
                 }
@@ -225,9 +225,9 @@ impl Probe<'_> {
     }
 
     /// Extends a sample by all further inputs that the operator accepts.
-    fn maximal_sample(&self, least: &Sample) -> Sample {
-        let mut sample = least.clone();
-        let mut kept = sample.inputs.len();
+    fn maximal_sample(&self, minimal: &Sample) -> Sample {
+        let mut sample = minimal.clone();
+        let mut input_count = sample.inputs.len();
         // Captures of subgraphs come last.
         while sample.captures == 0 && sample.inputs.len() < MAX_INPUTS {
             let next = candidate_types().into_iter().find_map(|choice| {
@@ -238,18 +238,18 @@ impl Probe<'_> {
             let Some(longer) = next else { break };
             sample = longer;
             if sample.inputs.last().is_some_and(Option::is_some) {
-                kept = sample.inputs.len();
+                input_count = sample.inputs.len();
             }
         }
-        sample.inputs.truncate(kept);
+        sample.inputs.truncate(input_count);
         sample
     }
 
     /// Returns the element types that input `k` accepts. Other inputs of the same type change with it if necessary.
     fn accepted_types(&self, sample: &Sample, k: usize) -> Vec<DType> {
-        let Some(Some(own)) = sample.inputs.get(k) else { return Vec::new() };
+        let Some(Some(input_type)) = sample.inputs.get(k) else { return Vec::new() };
         let alike: Vec<usize> = (0..sample.inputs.len())
-            .filter(|&j| sample.inputs[j].as_ref().is_some_and(|ty| ty.dtype() == own.dtype()))
+            .filter(|&j| sample.inputs[j].as_ref().is_some_and(|ty| ty.dtype() == input_type.dtype()))
             .collect();
         let mut groups = vec![vec![k], alike.clone()];
         groups.extend(alike.iter().filter(|&&j| j != k).map(|&j| vec![k, j]));
@@ -316,13 +316,14 @@ impl Probe<'_> {
                 seeds.push((output, graph.add_value("dy", ty)));
             }
         }
-        let wanted: Vec<usize> =
+        let float_inputs: Vec<usize> =
             (0..ids.len()).filter(|&k| ids[k].is_some_and(|id| is_float(&graph, id))).collect();
-        let targets: Vec<ValueId> = wanted.iter().filter_map(|&k| ids[k]).collect();
+        let targets: Vec<ValueId> = float_inputs.iter().filter_map(|&k| ids[k]).collect();
         match backpropagate(&mut graph, &seeds, &targets) {
             Ok(found) => {
-                let given = wanted.into_iter().zip(found).filter(|(_, found)| found.is_some());
-                Propagation::To(given.map(|(k, _)| k).collect())
+                let with_gradient =
+                    float_inputs.into_iter().zip(found).filter(|(_, gradient)| gradient.is_some());
+                Propagation::To(with_gradient.map(|(k, _)| k).collect())
             }
             Err(Error::Node { source: OpError::Unsupported(reason), .. })
                 if reason.starts_with(NO_GRADIENT) =>
@@ -334,21 +335,21 @@ impl Probe<'_> {
     }
 
     /// Returns the inputs that get gradients, with the best ranks.
-    fn differentiable_inputs(&self, least: &Sample, most: &Sample) -> Option<Vec<usize>> {
+    fn differentiable_inputs(&self, minimal: &Sample, maximal: &Sample) -> Option<Vec<usize>> {
         let mut best: Option<BestSample> = None;
         // Starts with the minimum number of inputs that can be differentiated,
-        let mut count = least.inputs.len();
-        while best.is_none() && count <= most.inputs.len() {
-            best = self.best_ranks(most, count);
+        let mut count = minimal.inputs.len();
+        while best.is_none() && count <= maximal.inputs.len() {
+            best = self.best_ranks(maximal, count);
             count += 1;
         }
         let mut best = best?;
         // then adds further inputs one by one.
-        for k in best.sample.inputs.len()..most.inputs.len() {
+        for k in best.sample.inputs.len()..maximal.inputs.len() {
             let mut next: Option<BestSample> = None;
             for (size, rank) in sizes_and_ranks() {
                 let mut sample = best.sample.clone();
-                sample.inputs.push(most.inputs[k].as_ref().map(|ty| size.with_rank(ty, rank)));
+                sample.inputs.push(maximal.inputs[k].as_ref().map(|ty| size.with_rank(ty, rank)));
                 self.update_best(&mut next, sample, best.constants);
             }
             match next {
@@ -367,8 +368,8 @@ impl Probe<'_> {
     }
 
     /// Returns the ranks of the first `count` inputs for which the maximum number of inputs gets gradients.
-    fn best_ranks(&self, most: &Sample, count: usize) -> Option<BestSample> {
-        let mut fewer = most.clone();
+    fn best_ranks(&self, maximal: &Sample, count: usize) -> Option<BestSample> {
+        let mut fewer = maximal.clone();
         fewer.inputs.truncate(count);
         let is_float =
             |ty: &Option<ValueType>| ty.as_ref().and_then(ValueType::dtype).is_some_and(DType::is_float);
@@ -485,14 +486,18 @@ impl Definition {
     pub fn samples(&self) -> Vec<Graph> {
         let mut graphs = Vec::new();
         for &version in self.versions() {
-            let found = (1..=4).find_map(|outputs| {
+            let probe = (1..=4).find_map(|outputs| {
                 let introspect = Probe { definition: self, version, outputs };
-                introspect.minimal_sample().map(|least| (introspect, least))
+                introspect.minimal_sample().map(|candidate| (introspect, candidate))
             });
-            let Some((introspect, least)) = found else { continue };
-            let most =
-                if self.is_always_rewritten { least.clone() } else { introspect.maximal_sample(&least) };
-            let both = if most.inputs.len() > least.inputs.len() { vec![least, most] } else { vec![least] };
+            let Some((introspect, minimal)) = probe else { continue };
+            let maximal =
+                if self.is_always_rewritten { minimal.clone() } else { introspect.maximal_sample(&minimal) };
+            let both = if maximal.inputs.len() > minimal.inputs.len() {
+                vec![minimal, maximal]
+            } else {
+                vec![minimal]
+            };
             for mut sample in both {
                 // Required attributes are generated.
                 if introspect.build_accepted(&mut sample).is_some() {
@@ -508,23 +513,23 @@ impl Definition {
     #[must_use]
     pub fn operator_info(&self) -> Option<OperatorInfo> {
         let version = *self.versions().last()?;
-        let (introspect, least) = (1..=4).find_map(|outputs| {
+        let (introspect, minimal) = (1..=4).find_map(|outputs| {
             let introspect = Probe { definition: self, version, outputs };
-            introspect.minimal_sample().map(|least| (introspect, least))
+            introspect.minimal_sample().map(|sample| (introspect, sample))
         })?;
         // The inputs of a node that is always rewritten are not checked.
-        let mut most =
-            if self.is_always_rewritten { least.clone() } else { introspect.maximal_sample(&least) };
-        let variadic = most.captures == 0 && most.inputs.len() == MAX_INPUTS;
-        let mut typed = most.inputs.len() - most.captures;
+        let mut maximal =
+            if self.is_always_rewritten { minimal.clone() } else { introspect.maximal_sample(&minimal) };
+        let variadic = maximal.captures == 0 && maximal.inputs.len() == MAX_INPUTS;
+        let mut typed = maximal.inputs.len() - maximal.captures;
         if variadic {
             // Two inputs represent any number of inputs.
-            most.inputs.truncate(least.inputs.len().max(1) + 1);
-            typed = least.inputs.len().max(1);
+            maximal.inputs.truncate(minimal.inputs.len().max(1) + 1);
+            typed = minimal.inputs.len().max(1);
         }
-        let own = most.inputs.len() - most.captures;
-        let types: Vec<Vec<DType>> = (0..typed).map(|k| introspect.accepted_types(&most, k)).collect();
-        let (graph, _) = introspect.build_accepted(&mut most.clone())?;
+        let input_count = maximal.inputs.len() - maximal.captures;
+        let types: Vec<Vec<DType>> = (0..typed).map(|k| introspect.accepted_types(&maximal, k)).collect();
+        let (graph, _) = introspect.build_accepted(&mut maximal.clone())?;
         let runs = if self.is_always_rewritten {
             Runs::Decomposition
         } else if self.is_elementwise_row {
@@ -539,25 +544,26 @@ impl Definition {
                 Placement::If { .. } | Placement::Repeat(_) | Placement::Yield => Runs::ControlFlow,
             }
         };
-        let mut found = introspect.differentiable_inputs(&least, &most).unwrap_or_default();
+        let mut differentiable = introspect.differentiable_inputs(&minimal, &maximal).unwrap_or_default();
         // Some inputs only affect further outputs.
         let wider =
             (introspect.outputs + 1..=MAX_OUTPUTS).rev().map(|outputs| Probe { outputs, ..introspect });
-        let wider = wider.into_iter().find(|wider| wider.build_accepted(&mut most.clone()).is_some());
+        let wider = wider.into_iter().find(|wider| wider.build_accepted(&mut maximal.clone()).is_some());
         if let Some(wider) = wider {
-            found.extend(wider.differentiable_inputs(&least, &most).unwrap_or_default());
-            found.sort_unstable();
-            found.dedup();
+            differentiable.extend(wider.differentiable_inputs(&minimal, &maximal).unwrap_or_default());
+            differentiable.sort_unstable();
+            differentiable.dedup();
         }
         let floats =
             |k: &usize| types.get(*k).is_some_and(|types| types.iter().any(|dtype| dtype.is_float()));
-        let all: Vec<usize> = (0..own).filter(floats).collect();
-        let gradient = if found.iter().any(|&k| k >= own) || (!found.is_empty() && (variadic || found == all))
+        let float_inputs: Vec<usize> = (0..input_count).filter(floats).collect();
+        let gradient = if differentiable.iter().any(|&k| k >= input_count)
+            || (!differentiable.is_empty() && (variadic || differentiable == float_inputs))
         {
             Gradient::Full
-        } else if !found.is_empty() {
-            Gradient::Partial(found)
-        } else if !all.is_empty() && (self.is_composition)(&graph.nodes[0]) {
+        } else if !differentiable.is_empty() {
+            Gradient::Partial(differentiable)
+        } else if !float_inputs.is_empty() && (self.is_composition)(&graph.nodes[0]) {
             // The gradient of the decomposition; the search did not find suitable shapes.
             Gradient::Full
         } else if crate::families::has_zero_derivative(self.domain, self.name) {
@@ -580,8 +586,8 @@ mod tests {
 
     #[test]
     fn every_operator_has_info() {
-        let all = Registry::standard().file_definitions();
-        let unknown: Vec<&str> = all
+        let definitions = Registry::standard().file_definitions();
+        let unknown: Vec<&str> = definitions
             .iter()
             .filter(|definition| definition.operator_info().is_none())
             .map(|definition| definition.name)

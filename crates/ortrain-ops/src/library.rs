@@ -126,8 +126,10 @@ impl OperatorLibrary {
         };
         if self.gradients.iter().any(same) {
             let of = operator_label(&gradient.domain, &gradient.operator);
-            let what = node.map_or_else(|| of.clone(), |node| format!("node {node:?} ({of})"));
-            return fault(format!("cannot be added: the operator library has a gradient of {what} already"));
+            let target = node.map_or_else(|| of.clone(), |node| format!("node {node:?} ({of})"));
+            return fault(format!(
+                "cannot be added: the operator library has a gradient of {target} already"
+            ));
         }
         check_function(&gradient.function)?;
         self.gradients.push(gradient);
@@ -148,7 +150,7 @@ impl OperatorLibrary {
             gradient.domain == normalize_domain(&node.domain) && gradient.operator == node.op_type
         };
         let of_node = |gradient: &Gradient| gradient.node.as_ref() == Some(&node.name);
-        let find = |wanted: &dyn Fn(&Gradient) -> bool| self.gradients.iter().position(wanted);
+        let find = |predicate: &dyn Fn(&Gradient) -> bool| self.gradients.iter().position(predicate);
         find(&|gradient| fits(gradient) && of_node(gradient))
             .or_else(|| find(&|gradient| fits(gradient) && gradient.node.is_none()))
     }
@@ -169,18 +171,18 @@ fn check_function(function: &FunctionProto) -> Result<(), Error> {
             return fault(format!("has two inputs with the name {name:?}, or an input without a name"));
         }
     }
-    let mut made: HashSet<&String> = HashSet::new();
+    let mut computed: HashSet<&String> = HashSet::new();
     for name in function.node.iter().flat_map(|node| &node.output).filter(|name| !name.is_empty()) {
-        if inputs.contains(name) || !made.insert(name) {
+        if inputs.contains(name) || !computed.insert(name) {
             return fault(format!("computes {name:?} twice"));
         }
     }
-    let there = |name: &String| name.is_empty() || made.contains(name) || inputs.contains(name);
-    if let Some(name) = function.output.iter().find(|name| !there(name)) {
+    let is_defined = |name: &String| name.is_empty() || computed.contains(name) || inputs.contains(name);
+    if let Some(name) = function.output.iter().find(|name| !is_defined(name)) {
         return fault(format!("has the output {name:?}, which no node of the function computes"));
     }
     for node in &function.node {
-        if let Some(name) = node.input.iter().find(|name| !there(name)) {
+        if let Some(name) = node.input.iter().find(|name| !is_defined(name)) {
             let op = operator_label(&node.domain, &node.op_type);
             return fault(format!("has a node ({op}) with the unknown input {name:?}"));
         }

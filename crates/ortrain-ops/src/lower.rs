@@ -294,13 +294,13 @@ impl Lower<'_> {
     ///
     /// # Errors
     /// Returns an error if the instruction is invalid.
-    pub fn guard_range(&mut self, k: usize, most: usize) -> Result<(), OpError> {
+    pub fn guard_range(&mut self, k: usize, max: usize) -> Result<(), OpError> {
         let (dims, strides) = self.guarded_space(k);
         let buffer = self.input(k);
         let mut nest = self.nest(&dims, 0);
         let value = nest.load_strided(self, buffer, 0, &strides);
         let value = nest.b.convert(value, Type::I64);
-        nest.b.guard(value, most as i64 + 1);
+        nest.b.guard(value, max as i64 + 1);
         self.emit(nest.instruction())
     }
 
@@ -415,9 +415,9 @@ impl Lower<'_> {
             op.lower(&mut inner)?;
         }
         // The next decomposition assigns the same ids to its own values.
-        let there = |id: &ValueId| (id.0 as usize) < self.graph.value_count();
-        self.values.buffers.retain(|id, _| there(id));
-        self.values.sequences.retain(|id, _| there(id));
+        let is_original = |id: &ValueId| (id.0 as usize) < self.graph.value_count();
+        self.values.buffers.retain(|id, _| is_original(id));
+        self.values.sequences.retain(|id, _| is_original(id));
         // A result that became constant still needs its buffer.
         for id in self.node.present_outputs() {
             if let (None, Some(tensor)) = (self.values.buffers.get(&id), &graph.value(id).constant) {

@@ -53,12 +53,13 @@ impl Registry {
     /// Returns true if a node of version `own` of its opset has the same meaning in version `other`. Unknown operators
     /// count as equal; a later check reports them.
     #[must_use]
-    pub fn has_same_meaning(&self, domain: &str, name: &str, own: i64, other: i64) -> bool {
+    pub fn has_same_meaning(&self, domain: &str, name: &str, first_version: i64, other: i64) -> bool {
         self.find(domain, name).is_none_or(|definition| {
             let since = |version: i64| definition.since.iter().rev().find(|&&since| since <= version);
             // Without an upgrade rewrite, an older node has the same meaning in newer versions.
-            let stays = definition.upgrade.is_none() && own <= other && since(own).is_some();
-            stays || since(own) == since(other)
+            let is_unchanged =
+                definition.upgrade.is_none() && first_version <= other && since(first_version).is_some();
+            is_unchanged || since(first_version) == since(other)
         })
     }
 
@@ -67,9 +68,10 @@ impl Registry {
     pub fn file_definitions(&self) -> Vec<&Definition> {
         let in_no_file = [families::custom_gradient::DOMAIN, families::optimizers::DOMAIN];
         let of_files = self.by_domain.iter().filter(|&(domain, _)| !in_no_file.contains(domain));
-        let mut all: Vec<&Definition> = of_files.flat_map(|(_, definitions)| definitions.values()).collect();
-        all.sort_by_key(|definition| (definition.domain, definition.name));
-        all
+        let mut sorted: Vec<&Definition> =
+            of_files.flat_map(|(_, definitions)| definitions.values()).collect();
+        sorted.sort_by_key(|definition| (definition.domain, definition.name));
+        sorted
     }
 }
 

@@ -53,10 +53,10 @@ impl Sliding {
     /// Returns an error for sizes and steps below 1, negative padding, an unknown `auto_pad`, and attributes of the
     /// wrong kind.
     pub(crate) fn read(attrs: &Attrs) -> Result<Sliding, OpError> {
-        let list = |name: &str, least: i64| -> Result<Option<Vec<i64>>, OpError> {
+        let list = |name: &str, min: i64| -> Result<Option<Vec<i64>>, OpError> {
             let Some(values) = attrs.ints(name)? else { return Ok(None) };
-            if values.iter().any(|&value| value < least) {
-                return Err(OpError::invalid(format!("{name} must be at least {least}, got {values:?}")));
+            if values.iter().any(|&value| value < min) {
+                return Err(OpError::invalid(format!("{name} must be at least {min}, got {values:?}")));
             }
             Ok(Some(values.to_vec()))
         };
@@ -144,9 +144,9 @@ impl Sliding {
         // Each is below 2^63, so that the arithmetic does not overflow.
         let (stride, dilation) = (i128::from(self.stride(k)), i128::from(self.dilation(k)));
         let (size, cells) = (input as i128, kernel as i128);
-        let (mut before, behind) = {
-            let (before, behind) = self.padding(k, axes);
-            (i128::from(before), i128::from(behind))
+        let (mut before, padding_after) = {
+            let (before, padding_after) = self.padding(k, axes);
+            (i128::from(before), i128::from(padding_after))
         };
         let reach = (cells - 1) * dilation + 1;
         let output = match self.auto_pad {
@@ -157,9 +157,9 @@ impl Sliding {
                 output
             }
             AutoPad::NotSet | AutoPad::Valid => {
-                let room = size + before + behind - reach;
-                let mut steps = room.div_euclid(stride);
-                if self.ceil && room.rem_euclid(stride) != 0 && (steps + 1) * stride < size + before {
+                let free = size + before + padding_after - reach;
+                let mut steps = free.div_euclid(stride);
+                if self.ceil && free.rem_euclid(stride) != 0 && (steps + 1) * stride < size + before {
                     steps += 1;
                 }
                 if steps < 0 {
@@ -167,28 +167,28 @@ impl Sliding {
                         if dilation > 1 { format!(", dilated by {dilation},") } else { String::new() };
                     return Err(OpError::invalid(format!(
                         "spatial axis {k}: a window of {kernel}{dilated} does not fit {input} elements with \
-                         padding of {before} before and {behind} after"
+                         padding of {before} before and {padding_after} after"
                     )));
                 }
                 steps + 1
             }
         };
-        let far = output * stride + cells * dilation + before + behind + size;
+        let extent = output * stride + cells * dilation + before + padding_after + size;
         let (front, back) = self.padding(k, axes);
-        if isize::try_from(far).is_ok() && front.max(back) > MAX_PADDING {
+        if isize::try_from(extent).is_ok() && front.max(back) > MAX_PADDING {
             return Err(OpError::unsupported(format!(
-                "spatial axis {k}: {input} elements with padding of {before} before and {behind} after are not \
+                "spatial axis {k}: {input} elements with padding of {before} before and {padding_after} after are not \
                  supported; the padding is at most {MAX_PADDING} at each end"
             )));
         }
-        let number = |value: i128| usize::try_from(value).ok();
-        match (isize::try_from(far).is_ok(), number(output), number(stride), number(dilation)) {
+        let to_usize = |value: i128| usize::try_from(value).ok();
+        match (isize::try_from(extent).is_ok(), to_usize(output), to_usize(stride), to_usize(dilation)) {
             (true, Some(output), Some(stride), Some(dilation)) => {
                 Ok(SlidingAxis { input, output, kernel, stride, dilation, padding_before: before as isize })
             }
             _ => Err(OpError::invalid(format!(
                 "spatial axis {k} is too large to count: {input} elements with padding of {before} before and \
-                 {behind} after, and a window of {kernel} with stride {stride} and dilation {dilation}"
+                 {padding_after} after, and a window of {kernel} with stride {stride} and dilation {dilation}"
             ))),
         }
     }
@@ -237,9 +237,9 @@ impl Sliding {
         match (self.auto_pad, kernel) {
             (AutoPad::SameUpper | AutoPad::SameLower, _) => true,
             (_, Dim::Known(kernel)) => {
-                let (before, behind) = self.padding(k, count);
+                let (before, after) = self.padding(k, count);
                 let reach = (*kernel as i128 - 1) * i128::from(self.dilation(k));
-                i128::from(before) + i128::from(behind) == reach
+                i128::from(before) + i128::from(after) == reach
             }
             _ => false,
         }
@@ -263,20 +263,20 @@ mod tests {
     fn same_padding_has_one_output_per_stride() {
         let attrs = ints("strides", &[2]);
         for (mode, before) in [("SAME_UPPER", 0), ("SAME_LOWER", 1)] {
-            let found = axis(&attrs.clone().with("auto_pad", mode), 3, 6).expect("it fits");
-            assert_eq!((found.output, found.padding_before), (3, before), "{mode}");
+            let result = axis(&attrs.clone().with("auto_pad", mode), 3, 6).expect("it fits");
+            assert_eq!((result.output, result.padding_before), (3, before), "{mode}");
         }
         // The dilated window spans five positions.
         let attrs = ints("dilations", &[2]).with("auto_pad", "SAME_UPPER");
-        let found = axis(&attrs, 3, 4).expect("it fits");
-        assert_eq!((found.output, found.padding_before), (4, 2));
+        let result = axis(&attrs, 3, 4).expect("it fits");
+        assert_eq!((result.output, result.padding_before), (4, 2));
         // A stride longer than the window needs no padding.
         let attrs = ints("strides", &[3]).with("auto_pad", "SAME_LOWER");
-        let found = axis(&attrs, 1, 5).expect("it fits");
-        assert_eq!((found.output, found.padding_before), (2, 0));
+        let result = axis(&attrs, 1, 5).expect("it fits");
+        assert_eq!((result.output, result.padding_before), (2, 0));
         // Explicit padding is ignored.
-        let found = axis(&ints("pads", &[9, 9]).with("auto_pad", "VALID"), 3, 6).expect("it fits");
-        assert_eq!((found.output, found.padding_before), (4, 0));
+        let result = axis(&ints("pads", &[9, 9]).with("auto_pad", "VALID"), 3, 6).expect("it fits");
+        assert_eq!((result.output, result.padding_before), (4, 0));
     }
 
     #[test]
@@ -292,8 +292,8 @@ mod tests {
             (0, [1, 1], 3, 2),
         ] {
             let attrs = ints("pads", &pads).with("strides", &[2i64][..]).with("ceil_mode", i64::from(ceil));
-            let found = axis(&attrs, 3, input).expect("it fits");
-            assert_eq!(found.output, output, "ceil_mode {ceil}, pads {pads:?}, input {input}");
+            let result = axis(&attrs, 3, input).expect("it fits");
+            assert_eq!(result.output, output, "ceil_mode {ceil}, pads {pads:?}, input {input}");
         }
     }
 

@@ -124,7 +124,7 @@ pub(crate) fn run_specialised(
     let mut work = Workspace::new(Arc::new(Reference));
     let runner = ScheduleExecutor::new(Arc::new(Reference), schedule.clone())
         .expect("the reference runs every instruction");
-    let given: Vec<RunInput<'_>> = inputs
+    let feeds: Vec<RunInput<'_>> = inputs
         .iter()
         .map(|tensor| RunInput { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() })
         .collect();
@@ -132,7 +132,7 @@ pub(crate) fn run_specialised(
     runner
         .run(
             RunContext::new(&Bindings { planes }, &mut work, GradientMode::Overwrite, scalars),
-            &given,
+            &feeds,
             &mut |k, dtype, dims, value| {
                 results[k] = Some(value.to_tensor(dtype, dims)?);
                 Ok(())
@@ -161,8 +161,8 @@ pub(crate) fn run_node(
     attrs: Attrs,
 ) -> Result<Vec<Tensor>, Failure> {
     let graph = one_node_graph(NEWEST_OPSET, op, inputs, outputs, attrs)?;
-    let given: Vec<Tensor> = inputs.iter().copied().flatten().cloned().collect();
-    run(&graph, &given)
+    let feeds: Vec<Tensor> = inputs.iter().copied().flatten().cloned().collect();
+    run(&graph, &feeds)
 }
 
 /// Creates a float64 tensor.
@@ -214,8 +214,8 @@ pub(crate) fn gradient_graph(forward: &Graph, weights: &[Option<Tensor>], target
         })
         .collect();
     let targets: Vec<ValueId> = targets.iter().map(|&k| graph.inputs[k]).collect();
-    let found = backpropagate(&mut graph, &seeds, &targets).expect("it can be differentiated");
-    graph.outputs = found.into_iter().map(|gradient| gradient.expect("a gradient arrives")).collect();
+    let gradients = backpropagate(&mut graph, &seeds, &targets).expect("it can be differentiated");
+    graph.outputs = gradients.into_iter().map(|gradient| gradient.expect("a gradient arrives")).collect();
     graph.remove_unused();
     graph
 }

@@ -11,8 +11,8 @@ use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
 use super::batch_norm::arithmetic_dtype;
 use super::sizes::{
-    Size, add_op, as_number, cast, dtype_of, number, range_positions, reshape_to, shape_of, slice_axis,
-    subtract_sizes,
+    Size, add_op, as_number, cast, dtype_of, range_positions, reshape_to, scalar_constant, shape_of,
+    slice_axis, subtract_sizes,
 };
 use crate::OpError;
 use crate::infer::Infer;
@@ -107,13 +107,13 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         // Coordinate: twice the distance from the middle, in steps, over the number of steps.
         let indices = range_positions(rw, count);
         let index_values = cast(rw, indices, DType::I64, ty);
-        let two = number(rw, ty, 2.0);
+        let two = scalar_constant(rw, ty, 2.0);
         let twice = add_op(rw, "Mul", &[index_values, two]);
         let steps = subtract_sizes(rw, count, Size::Number(1));
         let steps = as_number(rw, steps, ty);
         let from_middle = add_op(rw, "Sub", &[twice, steps]);
         let interval_count = if aligned {
-            let one = number(rw, ty, 1.0);
+            let one = scalar_constant(rw, ty, 1.0);
             add_op(rw, "Max", &[steps, one])
         } else {
             as_number(rw, count, ty)

@@ -13,7 +13,8 @@ use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
 
 use super::batch_norm::arithmetic_dtype;
 use super::sizes::{
-    Size, add_op, cast, dtype_of, insert_axes, number, reduce_sum_axes, remove_axes, reshape_to, shape_of,
+    Size, add_op, cast, dtype_of, insert_axes, reduce_sum_axes, remove_axes, reshape_to, scalar_constant,
+    shape_of,
 };
 use crate::OpError;
 use crate::infer::Infer;
@@ -89,7 +90,8 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         rw.replace_output(0, result);
         return Ok(());
     }
-    let (zero, one, minus_one) = (number(rw, ty, 0.0), number(rw, ty, 1.0), number(rw, ty, -1.0));
+    let (zero, one, minus_one) =
+        (scalar_constant(rw, ty, 0.0), scalar_constant(rw, ty, 1.0), scalar_constant(rw, ty, -1.0));
     let width = rw.constant("width", Tensor::i64(&[], &[size as i64]));
     let numbers: Vec<i64> = (0..size as i64).collect();
     let (rows, columns) = (Tensor::i64(&[size, 1], &numbers), Tensor::i64(&[1, size], &numbers));

@@ -18,8 +18,8 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 use super::batch_norm::arithmetic_dtype;
 use super::sizes::{
     Size, add_op, add_sizes, as_number, as_vector, cast, divide_sizes, dtype_of, insert_axes, multiply_sizes,
-    number, permute_axes, range_positions, remove_axes, shape_of, size_of, slice_axis, slice_between,
-    subtract_sizes,
+    permute_axes, range_positions, remove_axes, scalar_constant, shape_of, size_of, slice_axis,
+    slice_between, subtract_sizes,
 };
 use crate::OpError;
 use crate::infer::{Infer, normalize_axis};
@@ -203,7 +203,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let turns = cast(rw, turns, DType::I64, DType::F64);
     let length_value = as_number(rw, length, DType::F64);
     let turns = add_op(rw, "Div", &[turns, length_value]);
-    let circle = number(rw, DType::F64, TAU);
+    let circle = scalar_constant(rw, DType::F64, TAU);
     let angles = add_op(rw, "Mul", &[turns, circle]);
     let scale = op.inverse.then(|| {
         if !op.onesided {
@@ -214,7 +214,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let first = rw.constant("first", Tensor::i64(&[], &[0]));
         let conditions = [add_op(rw, "Equal", &[rows_down, first]), add_op(rw, "Equal", &[twice, modulus])];
         let unpaired = add_op(rw, "Or", &conditions);
-        let halved = number(rw, DType::F64, 0.5);
+        let halved = scalar_constant(rw, DType::F64, 0.5);
         let half_length = add_op(rw, "Mul", &[length_value, halved]);
         add_op(rw, "Where", &[unpaired, length_value, half_length])
     });

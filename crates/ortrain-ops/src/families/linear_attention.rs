@@ -19,8 +19,8 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, Valu
 
 use super::batch_norm::arithmetic_dtype;
 use super::sizes::{
-    Size, add_op, as_number, cast, concat_sizes, divide_sizes, dtype_of, multiply_sizes, number, reshape_to,
-    size_of,
+    Size, add_op, as_number, cast, concat_sizes, divide_sizes, dtype_of, multiply_sizes, reshape_to,
+    scalar_constant, size_of,
 };
 use crate::OpError;
 use crate::infer::Infer;
@@ -262,11 +262,11 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let inputs: Vec<Option<ValueId>> = std::iter::once(state).chain(scanned).map(Some).collect();
     let outputs = rw.add_node("", "Scan", &inputs, 2, attrs);
     let scale = match (op.scale, size) {
-        (Some(scale), _) => number(rw, ty, f64::from(scale)),
-        (None, Size::Number(size)) => number(rw, ty, 1.0 / (size as f64).sqrt()),
+        (Some(scale), _) => scalar_constant(rw, ty, f64::from(scale)),
+        (None, Size::Number(size)) => scalar_constant(rw, ty, 1.0 / (size as f64).sqrt()),
         (None, size) => {
             let size = as_number(rw, size, ty);
-            let (root, one) = (add_op(rw, "Sqrt", &[size]), number(rw, ty, 1.0));
+            let (root, one) = (add_op(rw, "Sqrt", &[size]), scalar_constant(rw, ty, 1.0));
             add_op(rw, "Div", &[one, root])
         }
     };

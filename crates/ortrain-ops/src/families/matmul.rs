@@ -32,10 +32,10 @@ struct MatMul {
 }
 
 /// Returns a shape with at least two axes: a vector on the left becomes a row, on the right a column.
-fn as_matrix<T: Clone>(dims: &[T], left: bool, one: T) -> Vec<T> {
+fn as_matrix<T: Clone>(dims: &[T], left: bool, single: T) -> Vec<T> {
     match dims {
-        [only] if left => vec![one, only.clone()],
-        [only] => vec![only.clone(), one],
+        [only] if left => vec![single, only.clone()],
+        [only] => vec![only.clone(), single],
         _ => dims.to_vec(),
     }
 }
@@ -142,8 +142,9 @@ impl Op for MatMul {
             if !cx.needs_grad(k) {
                 continue;
             }
-            let own = cx.shape(input).map(|shape| batch_axes_first(shape, moved[k]).into_iter().collect());
-            let own: Shape = own.unwrap_or_default();
+            let known_shape =
+                cx.shape(input).map(|shape| batch_axes_first(shape, moved[k]).into_iter().collect());
+            let factor_shape: Shape = known_shape.unwrap_or_default();
             // dA = g B' and dB = A' g. A transposed factor swaps the operands.
             let (x, tx, y, ty) = match (k, ta, tb) {
                 (0, false, _) => (grad, false, right, !tb),
@@ -159,7 +160,11 @@ impl Op for MatMul {
             };
             let gradient = if flat {
                 let product = add_gemm(cx, (x, tx), (y, ty), self.alpha);
-                if rank == 2 { product } else { reduce_to_factor_shape(cx, product, (value, &own), rank)? }
+                if rank == 2 {
+                    product
+                } else {
+                    reduce_to_factor_shape(cx, product, (value, &factor_shape), rank)?
+                }
             } else if let Some((inner, outer)) = rows {
                 // One product over the rows of all batches, in place of a batch of products and a sum.
                 let (shape_a, shape_g) =
@@ -173,7 +178,7 @@ impl Op for MatMul {
                     .with("transB", i64::from(ty))
                     .with("alpha", self.alpha);
                 let product = cx.add_in("com.microsoft", "FusedMatMul", &[x, y], attrs);
-                reduce_to_factor_shape(cx, product, (value, &own), rank)?
+                reduce_to_factor_shape(cx, product, (value, &factor_shape), rank)?
             };
             let gradient = if moved[k] {
                 let [_, perm] = batch_axes_permutations(rank);
@@ -238,7 +243,7 @@ fn add_gemm(cx: &mut Grad<'_>, (x, tx): (ValueId, bool), (y, ty): (ValueId, bool
 fn reduce_to_factor_shape(
     cx: &mut Grad<'_>,
     product: ValueId,
-    (value, own): (ValueId, &Shape),
+    (value, factor_shape): (ValueId, &Shape),
     rank: usize,
 ) -> Result<ValueId, OpError> {
     let output = cx.output(0, "y");
@@ -255,7 +260,7 @@ fn reduce_to_factor_shape(
     let mut axes: Vec<i64> = (0..lead as i64).collect();
     let mut certain = true;
     for axis in 0..own_stack {
-        let (small, large) = (&own[axis], &from[axis + lead]);
+        let (small, large) = (&factor_shape[axis], &from[axis + lead]);
         if small.is_one() && !large.is_one() {
             axes.push((axis + lead) as i64);
         } else if small != large && small.known().is_none() {
@@ -557,8 +562,8 @@ mod tests {
             for (&id, shape) in ids.iter().zip(shapes) {
                 product.value_mut(id).ty = ValueType::Tensor(DType::F64, Some(shape.into_iter().collect()));
             }
-            let given = [Some(ids[0]), Some(ids[1])];
-            add(&mut product, ("", "MatMul"), "y", &given, 1, Attrs::new());
+            let ports = [Some(ids[0]), Some(ids[1])];
+            add(&mut product, ("", "MatMul"), "y", &ports, 1, Attrs::new());
             infer(&mut product).expect("valid");
             check_gradients(&product, &inputs, &[0, 1], &[0]);
         }

@@ -113,10 +113,10 @@ fn intersection_over_union(a: &BoxSides, b: &BoxSides) -> f32 {
 
 impl HostFunction for NonMaxSuppression {
     fn call(&self, inputs: &[Tensor]) -> Result<Vec<Tensor>, String> {
-        let mut given = inputs.iter();
-        let all: Vec<Option<&Tensor>> =
-            self.present.iter().map(|&present| if present { given.next() } else { None }).collect();
-        let (Some(boxes), Some(scores)) = (all[BOXES], all[SCORES]) else {
+        let mut present_inputs = inputs.iter();
+        let ports: Vec<Option<&Tensor>> =
+            self.present.iter().map(|&present| if present { present_inputs.next() } else { None }).collect();
+        let (Some(boxes), Some(scores)) = (ports[BOXES], ports[SCORES]) else {
             return Err("boxes or scores are missing".into());
         };
         let (&[images, count, 4], &[other_images, classes, other_count]) = (boxes.dims(), scores.dims())
@@ -134,10 +134,10 @@ impl HostFunction for NonMaxSuppression {
                 scores.dims()
             ));
         }
-        let number = |k: usize| all[k].and_then(|tensor| tensor.to_f64().first().copied());
-        let most = number(MAX_OUTPUT_BOXES).unwrap_or(0.0).max(0.0) as usize;
-        let most_overlap = number(IOU_THRESHOLD).unwrap_or(0.0) as f32;
-        let least = number(SCORE_THRESHOLD);
+        let scalar = |k: usize| ports[k].and_then(|tensor| tensor.to_f64().first().copied());
+        let max_outputs = scalar(MAX_OUTPUT_BOXES).unwrap_or(0.0).max(0.0) as usize;
+        let most_overlap = scalar(IOU_THRESHOLD).unwrap_or(0.0) as f32;
+        let score_threshold = scalar(SCORE_THRESHOLD);
         let (boxes, scores) = (boxes.to_f64(), scores.to_f64());
         let mut chosen = Vec::new();
         let steps = Steps::default();
@@ -148,27 +148,31 @@ impl HostFunction for NonMaxSuppression {
                 .collect();
             for class in 0..classes {
                 let scores = &scores[(image * classes + class) * count..][..count];
-                let counts = |&k: &usize| !scores[k].is_nan() && least.is_none_or(|least| scores[k] > least);
+                let counts = |&k: &usize| {
+                    !scores[k].is_nan() && score_threshold.is_none_or(|threshold| scores[k] > threshold)
+                };
                 let mut order: Vec<usize> = (0..count).filter(counts).collect();
                 // The sort is stable: of equal scores the lower index is first.
                 order.sort_by(|&a, &b| {
                     steps.step();
                     scores[b].total_cmp(&scores[a])
                 });
-                let mut own: Vec<usize> = Vec::new();
+                let mut selected_of_class: Vec<usize> = Vec::new();
                 for k in order {
-                    if own.len() == most {
+                    if selected_of_class.len() == max_outputs {
                         break;
                     }
                     let overlaps = |&other: &usize| {
                         steps.step();
                         intersection_over_union(&sides[k], &sides[other]) > most_overlap
                     };
-                    if !own.iter().any(overlaps) {
-                        own.push(k);
+                    if !selected_of_class.iter().any(overlaps) {
+                        selected_of_class.push(k);
                     }
                 }
-                chosen.extend(own.into_iter().flat_map(|k| [image as i64, class as i64, k as i64]));
+                chosen.extend(
+                    selected_of_class.into_iter().flat_map(|k| [image as i64, class as i64, k as i64]),
+                );
             }
         }
         Ok(vec![Tensor::i64(&[chosen.len() / 3, 3], &chosen)])
@@ -201,10 +205,10 @@ mod tests {
     fn select_boxes(boxes: &[f32], scores: &[f32], limits: [Option<f32>; 3], attrs: Attrs) -> Vec<i64> {
         let boxes = Tensor::f32(&[1, boxes.len() / 4, 4], boxes);
         let scores = Tensor::f32(&[1, 1, scores.len()], scores);
-        let most = limits[0].map(|most| Tensor::i64(&[1], &[most as i64]));
-        let [overlap, least] =
+        let max_outputs = limits[0].map(|count| Tensor::i64(&[1], &[count as i64]));
+        let [overlap, score] =
             [limits[1], limits[2]].map(|limit| limit.map(|limit| Tensor::f32(&[1], &[limit])));
-        let ports = [Some(&boxes), Some(&scores), most.as_ref(), overlap.as_ref(), least.as_ref()];
+        let ports = [Some(&boxes), Some(&scores), max_outputs.as_ref(), overlap.as_ref(), score.as_ref()];
         let got = run_node(OP, &ports, 1, attrs).expect("the graph runs").remove(0);
         assert_eq!(got.dims()[1], 3);
         got.to_i64().expect("integers").chunks(3).map(|row| row[2]).collect()
@@ -214,16 +218,16 @@ mod tests {
     fn selects_best_of_overlapping_boxes() {
         let boxes = [0., 0., 2., 2., 0., 1., 2., 3., 2., 2., 0., 0., 5., 5., 6., 6.];
         let scores = [0.5, 0.9, 0.5, 0.1];
-        let some = |most: f32, overlap: f32| [Some(most), Some(overlap), None];
+        let limits = |max_outputs: f32, overlap: f32| [Some(max_outputs), Some(overlap), None];
         // Box 2 equals box 0, with the other pair of corners.
-        assert_eq!(select_boxes(&boxes, &scores, some(9.0, 0.5), Attrs::new()), [1, 0, 3]);
-        assert_eq!(select_boxes(&boxes, &scores, some(9.0, 0.2), Attrs::new()), [1, 3]);
-        assert_eq!(select_boxes(&boxes, &scores, some(2.0, 1.0), Attrs::new()), [1, 0]);
+        assert_eq!(select_boxes(&boxes, &scores, limits(9.0, 0.5), Attrs::new()), [1, 0, 3]);
+        assert_eq!(select_boxes(&boxes, &scores, limits(9.0, 0.2), Attrs::new()), [1, 3]);
+        assert_eq!(select_boxes(&boxes, &scores, limits(2.0, 1.0), Attrs::new()), [1, 0]);
         assert_eq!(select_boxes(&boxes, &scores, [Some(9.0), None, Some(0.1)], Attrs::new()), [1]);
         assert!(select_boxes(&boxes, &scores, [None, Some(0.5), None], Attrs::new()).is_empty());
         let centered = [1., 1., 2., 2., 2., 1., 2., 2., 9., 9., 1., 1.];
         let attrs = Attrs::new().with("center_point_box", 1i64);
-        assert_eq!(select_boxes(&centered, &[0.5, 0.9, f32::NAN], some(9.0, 0.2), attrs), [1]);
+        assert_eq!(select_boxes(&centered, &[0.5, 0.9, f32::NAN], limits(9.0, 0.2), attrs), [1]);
     }
 
     #[test]

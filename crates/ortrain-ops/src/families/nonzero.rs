@@ -58,16 +58,16 @@ impl HostFunction for NonZeroHost {
         };
         let dims = input.dims();
         check_size(dims)?;
-        let found: Vec<usize> =
+        let nonzero_indices: Vec<usize> =
             input.to_f64().iter().enumerate().filter(|&(_, &x)| x != 0.0).map(|(at, _)| at).collect();
-        let mut indices = Vec::with_capacity(dims.len() * found.len());
+        let mut indices = Vec::with_capacity(dims.len() * nonzero_indices.len());
         let mut step: usize = dims.iter().product();
         for &dim in dims {
             // With an axis of size 0 no index exists.
             step = step.checked_div(dim).unwrap_or(0);
-            indices.extend(found.iter().map(|at| (at / step % dim) as i64));
+            indices.extend(nonzero_indices.iter().map(|at| (at / step % dim) as i64));
         }
-        Ok(vec![Tensor::i64(&[dims.len(), found.len()], &indices)])
+        Ok(vec![Tensor::i64(&[dims.len(), nonzero_indices.len()], &indices)])
     }
 }
 
@@ -107,18 +107,18 @@ mod tests {
         // x[nonzero(mask)] by Gather, then a map, a reduction, and a ConstantOfShape with a computed shape.
         let (mask, x) = (Tensor::f32(&[4], &[0.0; 4]), Tensor::f32(&[4, 2], &[0.0; 8]));
         let (mut graph, ids) = graph(&[&mask, &x]);
-        let one = |graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs| {
+        let add_single = |graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs| {
             let inputs: Vec<_> = inputs.iter().copied().map(Some).collect();
             add(graph, ("", op), name, &inputs, 1, attrs)[0]
         };
-        let doubled = one(&mut graph, "Add", "doubled", &[ids[1], ids[1]], Attrs::new());
-        let found = one(&mut graph, "NonZero", "found", &[ids[0]], Attrs::new());
+        let doubled = add_single(&mut graph, "Add", "doubled", &[ids[1], ids[1]], Attrs::new());
+        let indices = add_single(&mut graph, "NonZero", "found", &[ids[0]], Attrs::new());
         let flat = graph.add_constant("flat", Tensor::i64(&[1], &[-1]));
-        let rows = one(&mut graph, "Reshape", "rows", &[found, flat], Attrs::new());
-        let picked = one(&mut graph, "Gather", "picked", &[doubled, rows], Attrs::new());
-        let sum = one(&mut graph, "ReduceSum", "sum", &[picked], Attrs::new().with("keepdims", 0i64));
-        let shape = one(&mut graph, "Shape", "shape", &[rows], Attrs::new());
-        let filled = one(&mut graph, "ConstantOfShape", "filled", &[shape], Attrs::new());
+        let rows = add_single(&mut graph, "Reshape", "rows", &[indices, flat], Attrs::new());
+        let picked = add_single(&mut graph, "Gather", "picked", &[doubled, rows], Attrs::new());
+        let sum = add_single(&mut graph, "ReduceSum", "sum", &[picked], Attrs::new().with("keepdims", 0i64));
+        let shape = add_single(&mut graph, "Shape", "shape", &[rows], Attrs::new());
+        let filled = add_single(&mut graph, "ConstantOfShape", "filled", &[shape], Attrs::new());
         graph.outputs = vec![picked, sum, filled];
         let x = Tensor::f32(&[4, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
         for (mask, want) in [
@@ -139,8 +139,8 @@ mod tests {
         let x = Tensor::f32(&[2], &[0.0; 2]);
         let (mut graph, ids) = graph(&[&x]);
         let mask = graph.add_constant("mask", Tensor::f32(&[3], &[1.0, 0.0, 2.0]));
-        let found = add(&mut graph, ("", "NonZero"), "found", &[Some(mask)], 1, Attrs::new())[0];
-        let shape = add(&mut graph, ("", "Shape"), "shape", &[Some(found)], 1, Attrs::new())[0];
+        let indices = add(&mut graph, ("", "NonZero"), "found", &[Some(mask)], 1, Attrs::new())[0];
+        let shape = add(&mut graph, ("", "Shape"), "shape", &[Some(indices)], 1, Attrs::new())[0];
         let y = add(&mut graph, ("", "Expand"), "y", &[Some(ids[0]), Some(shape)], 1, Attrs::new())[0];
         graph.outputs = vec![y];
         let schedule = crate::Specialiser::new(graph.clone(), vec![crate::Role::User]);

@@ -50,11 +50,11 @@ impl Op for ChannelNormalization {
             for k in 1..3 {
                 let differs =
                     |size: &Dim| matches!((size.known(), shape[1].known()), (Some(a), Some(b)) if a != b);
-                if let Some(found) = cx.shape(k)
-                    && (found.rank() != 1 || differs(&found[0]))
+                if let Some(vector_shape) = cx.shape(k)
+                    && (vector_shape.rank() != 1 || differs(&vector_shape[0]))
                 {
                     return Err(OpError::invalid(format!(
-                        "input {k} has shape {found}, expected one element for each of {} channels",
+                        "input {k} has shape {vector_shape}, expected one element for each of {} channels",
                         shape[1]
                     )));
                 }
@@ -141,8 +141,8 @@ fn decompose_group(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let rows = reshape(rw, x, &[0, groups, -1]);
     let normal = normalize_rows(rw, rows, dtype, epsilon);
     let shape = add(rw, "Shape", &[x]);
-    let whole = rw.add("Reshape", &[normal, shape], Attrs::new().with("allowzero", 1i64));
-    let normal = reshape(rw, whole, &[0, 0, -1]);
+    let restored = rw.add("Reshape", &[normal, shape], Attrs::new().with("allowzero", 1i64));
+    let normal = reshape(rw, restored, &[0, 0, -1]);
     apply_scale_and_bias(rw, x, normal)
 }
 
@@ -199,10 +199,10 @@ fn decompose_mean_variance(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     };
     let (zero, one, epsilon) = (number(rw, 0.0), number(rw, 1.0), number(rw, DEVIATION_EPSILON));
     // The gradient of the root at 0 would be infinite.
-    let nothing = add(rw, "Equal", &[variance, zero]);
-    let safe = add(rw, "Where", &[nothing, one, variance]);
+    let is_zero = add(rw, "Equal", &[variance, zero]);
+    let safe = add(rw, "Where", &[is_zero, one, variance]);
     let root = add(rw, "Sqrt", &[safe]);
-    let deviation = add(rw, "Where", &[nothing, zero, root]);
+    let deviation = add(rw, "Where", &[is_zero, zero, root]);
     let shifted = add(rw, "Add", &[deviation, epsilon]);
     let result = add(rw, "Div", &[centred, shifted]);
     let result = cast(rw.patch().1, result, arithmetic_dtype(dtype), dtype);
@@ -230,10 +230,10 @@ fn decompose_lp(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let norm = add(rw, if p == 1 { "ReduceL1" } else { "ReduceL2" }, &[x, axes]);
     let number = |rw: &mut Rewrite<'_>, value: f64| rw.constant("number", Tensor::scalar(dtype, value));
     let (zero, one) = (number(rw, 0.0), number(rw, 1.0));
-    let nothing = add(rw, "Equal", &[norm, zero]);
-    let safe = add(rw, "Where", &[nothing, one, norm]);
+    let is_zero = add(rw, "Equal", &[norm, zero]);
+    let safe = add(rw, "Where", &[is_zero, one, norm]);
     let quotient = add(rw, "Div", &[x, safe]);
-    let result = add(rw, "Where", &[nothing, zero, quotient]);
+    let result = add(rw, "Where", &[is_zero, zero, quotient]);
     rw.replace_output(0, result);
     Ok(())
 }
@@ -291,11 +291,11 @@ mod tests {
 
     /// Computes the result by the formula, over all elements of a group of channels.
     fn expected(x: &Tensor, groups: usize, scale: &[f64], bias: &[f64]) -> Vec<f64> {
-        let (dims, all) = (x.dims(), x.to_f64());
+        let (dims, values) = (x.dims(), x.to_f64());
         let space: usize = dims[2..].iter().product();
         let row = dims[1] / groups * space;
-        let mut result = Vec::with_capacity(all.len());
-        for (r, rows) in all.chunks(row).enumerate() {
+        let mut result = Vec::with_capacity(values.len());
+        for (r, rows) in values.chunks(row).enumerate() {
             let mean = rows.iter().sum::<f64>() / row as f64;
             let variance = rows.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / row as f64;
             for (k, x) in rows.iter().enumerate() {

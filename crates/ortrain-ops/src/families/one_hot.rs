@@ -96,14 +96,14 @@ impl Op for OneHot {
         let mut nest = cx.nest(&out, 0);
         let index = nest.load_strided(cx, indices, 0, &strides);
         let index = nest.b.convert(index, Type::I64);
-        let nowhere = vec![0; out.len()];
-        let [off, on] = [0, 1].map(|k| nest.load_strided(cx, values, k, &nowhere));
+        let zero_strides = vec![0; out.len()];
+        let [off, on] = [0, 1].map(|k| nest.load_strided(cx, values, k, &zero_strides));
         let b = &mut nest.b;
-        let (here, zero, depth) = (b.coordinate(axis), b.int(0), b.int(out[axis] as i64));
+        let (coordinate, zero, depth) = (b.coordinate(axis), b.int(0), b.int(out[axis] as i64));
         let negative = b.compare(CompareOp::Lt, index, zero);
         let wrapped = b.add(index, depth);
         let index = b.select(negative, wrapped, index);
-        let hit = b.compare(CompareOp::Eq, here, index);
+        let hit = b.compare(CompareOp::Eq, coordinate, index);
         let value = b.select(hit, on, off);
         nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())

@@ -33,20 +33,22 @@ fn check_float_sequence(cx: &Infer<'_>, k: usize) -> Result<DType, OpError> {
 /// Returns the plane parts of several sequences, grouped by part. If the first sequence is float16 or bfloat16, the
 /// others may be float32.
 fn matching_planes(cx: &Lower<'_>, sequences: &[usize]) -> Result<Vec<Vec<PlanePart>>, OpError> {
-    let all = sequences.iter().map(|&k| cx.planes(k)).collect::<Result<Vec<_>, _>>()?;
-    for (parts, &k) in all.iter().zip(sequences) {
+    let plane_lists = sequences.iter().map(|&k| cx.planes(k)).collect::<Result<Vec<_>, _>>()?;
+    for (parts, &k) in plane_lists.iter().zip(sequences) {
         let fits = |p: &PlanePart, q: &PlanePart| {
             let wider = q.dtype == DType::F32 && matches!(p.dtype, DType::F16 | DType::BF16);
             p.has_same_layout(q) && (p.dtype == q.dtype || wider)
         };
-        if parts.len() != all[0].len() || !all[0].iter().zip(parts).all(|(p, q)| fits(p, q)) {
+        if parts.len() != plane_lists[0].len() || !plane_lists[0].iter().zip(parts).all(|(p, q)| fits(p, q)) {
             return Err(OpError::invalid(format!(
                 "input sequences {} and {k} have tensors of different sizes or types",
                 sequences[0]
             )));
         }
     }
-    Ok((0..all[0].len()).map(|i| all.iter().map(|parts| parts[i].clone()).collect()).collect())
+    Ok((0..plane_lists[0].len())
+        .map(|i| plane_lists.iter().map(|parts| parts[i].clone()).collect())
+        .collect())
 }
 
 /// Loads a scalar input (one element) in a nest.
@@ -178,15 +180,15 @@ impl Op for AdamW {
             let b = &mut nest.b;
             let mut blend = |factor: f64, old: Reg, new: Reg| {
                 let (keep, take) = (b.constant(ty, factor), b.constant(ty, 1.0 - factor));
-                let (kept, taken) = (b.mul(keep, old), b.mul(take, new));
-                b.add(kept, taken)
+                let (old_part, new_part) = (b.mul(keep, old), b.mul(take, new));
+                b.add(old_part, new_part)
             };
             let new_m = blend(self.alpha, m, g);
             let b = &mut nest.b;
             let square = b.mul(g, g);
             let (keep, take) = (b.constant(ty, self.beta), b.constant(ty, 1.0 - self.beta));
-            let (kept, taken) = (b.mul(keep, v), b.mul(take, square));
-            let new_v = b.add(kept, taken);
+            let (old_part, new_part) = (b.mul(keep, v), b.mul(take, square));
+            let new_v = b.add(old_part, new_part);
             let (epsilon, decay) = (b.constant(ty, self.epsilon), b.constant(ty, self.weight_decay));
             let decay_rate = b.mul(rate, decay);
             let update = |b: &mut ortrain_expr::Builder, second: Reg| {
@@ -204,7 +206,7 @@ impl Op for AdamW {
             };
             // Decay and step are added first, so that a weight is rounded once. In mode 1 the decay applies to the
             // weight after the step.
-            let taken = match (self.weight_decay, self.mode) {
+            let decrease = match (self.weight_decay, self.mode) {
                 (0.0, _) => step,
                 (_, mode) => {
                     let decaying = if mode == 0 { w } else { b.sub(w, step) };
@@ -212,7 +214,7 @@ impl Op for AdamW {
                     b.add(loss, step)
                 }
             };
-            let new_w = b.sub(w, taken);
+            let new_w = b.sub(w, decrease);
             for (buffer, new, old) in [(w_buffer, new_w, w), (m_buffer, new_m, m), (v_buffer, new_v, v)] {
                 let value = select_by_signal(cx, &mut nest, 6, new, old);
                 nest.store_contiguous(cx, buffer, value);
@@ -319,10 +321,10 @@ impl Op for ClipGradNorm {
             }
             let b = &mut nest.b;
             let norm = b.unary(UnaryOp::Sqrt, total);
-            let (epsilon, most, one) =
+            let (epsilon, max_norm, one) =
                 (b.constant(ty, CLIP_EPSILON), b.constant(ty, self.max_norm), b.constant(ty, 1.0));
             let safe = b.add(norm, epsilon);
-            let ratio = b.div(most, safe);
+            let ratio = b.div(max_norm, safe);
             let too_long = b.compare(CompareOp::Lt, ratio, one);
             let factor = b.select(too_long, ratio, one);
             let scale = cx.alloc_temp("factor", part.dtype, 1);

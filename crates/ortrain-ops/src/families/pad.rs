@@ -100,17 +100,17 @@ impl Mode {
         let (front, back) = (before.min(0).unsigned_abs() as usize, after.min(0).unsigned_abs() as usize);
         let left = size.saturating_sub(front.saturating_add(back)) as i64;
         let (before, after) = (before.max(0), after.max(0));
-        let most = match self {
+        let limit = match self {
             Mode::Reflect => (left - 1).max(0),
             _ if left > 0 => i64::MAX,
             _ => 0,
         };
-        if before > most || after > most {
-            let pad = if before > most { before } else { after };
+        if before > limit || after > limit {
+            let pad = if before > limit { before } else { after };
             return Err(OpError::invalid(format!(
                 "mode {:?} pads axis {axis} by {pad} elements, but the axis has only {} elements to copy",
                 self.name(),
-                most.min(left)
+                limit.min(left)
             )));
         }
         Ok(AxisCopies { size, removed_front: front, remaining: left, before, after })
@@ -119,13 +119,13 @@ impl Mode {
     /// Returns the index of the copied element for each position of a padded axis.
     fn axis_map(self, copies: &AxisCopies) -> AxisMap {
         let &AxisCopies { size, removed_front: front, remaining: left, before, after } = copies;
-        let source = |place: i64| match self {
-            Mode::Reflect if place < 0 => -place,
-            Mode::Reflect if place >= left => 2 * (left - 1) - place,
-            Mode::Wrap => place.rem_euclid(left),
-            _ => place.clamp(0, left - 1),
+        let source = |position: i64| match self {
+            Mode::Reflect if position < 0 => -position,
+            Mode::Reflect if position >= left => 2 * (left - 1) - position,
+            Mode::Wrap => position.rem_euclid(left),
+            _ => position.clamp(0, left - 1),
         };
-        AxisMap::from_copies(size, (-before..left + after).map(|place| front + source(place) as usize))
+        AxisMap::from_copies(size, (-before..left + after).map(|position| front + source(position) as usize))
     }
 
     fn name(self) -> &'static str {
@@ -331,22 +331,23 @@ impl Pad {
         let ints = |cx: &Grad<'_>, k: usize| {
             cx.optional_input(k).and_then(|id| cx.constant_of(id)).and_then(Tensor::to_i64)
         };
-        let given = constant_pads(|k| ints(cx, k), |k| cx.optional_input(k).is_some());
-        let ends = given.map(|(pads, axes)| pads_per_axis(&pads, axes.as_deref(), rank)).transpose()?;
+        let constant_inputs = constant_pads(|k| ints(cx, k), |k| cx.optional_input(k).is_some());
+        let ends =
+            constant_inputs.map(|(pads, axes)| pads_per_axis(&pads, axes.as_deref(), rank)).transpose()?;
         if ends.is_none() && cx.optional_input(AXES).is_some() {
             return Err(OpError::unsupported(format!(
                 "the gradient of mode {:?} needs axes and pads that are constant",
                 self.mode.name()
             )));
         }
-        let wanted: Vec<usize> =
+        let padded_axes: Vec<usize> =
             (0..rank).filter(|&axis| ends.as_ref().is_none_or(|ends| ends[axis] != (0, 0))).collect();
-        if wanted.is_empty() {
+        if padded_axes.is_empty() {
             return Ok(g);
         }
         let (before, after) = (cx.shape_of(x), cx.shape_of(y));
         let sizes = cx.add("Concat", &[before, after], Attrs::new().with("axis", 0i64));
-        for (n, &axis) in wanted.iter().enumerate() {
+        for (n, &axis) in padded_axes.iter().enumerate() {
             let indices = match (&ends, shape[axis].known()) {
                 (Some(ends), Some(size)) => {
                     let map = self.mode.axis_map(&self.mode.axis_copies(size, ends[axis], axis)?);
@@ -357,7 +358,7 @@ impl Pad {
             };
             // After this step the processed axes have the size of the input, the others still the size of the result.
             let chosen: Vec<i64> = (0..rank)
-                .map(|k| if wanted[n + 1..].contains(&k) { (rank + k) as i64 } else { k as i64 })
+                .map(|k| if padded_axes[n + 1..].contains(&k) { (rank + k) as i64 } else { k as i64 })
                 .collect();
             let chosen = cx.ints("chosen", &chosen);
             let shape = cx.add("Gather", &[sizes, chosen], Attrs::new());
@@ -381,14 +382,14 @@ impl Pad {
             Some((before, after)) => cx.ints("pads", &[before, after]),
             None => {
                 let pads = cx.input(PADS)?;
-                let own = cx.ints("own", &[axis as i64, (rank + axis) as i64]);
-                cx.add("Gather", &[pads, own], Attrs::new())
+                let axis_ends = cx.ints("own", &[axis as i64, (rank + axis) as i64]);
+                cx.add("Gather", &[pads, axis_ends], Attrs::new())
             }
         };
         let at = cx.ints("axis", &[axis as i64]);
         let count = cx.add("Gather", &[shape, at], Attrs::new());
-        let one = Attrs::new().with("value", Tensor::i64(&[1], &[1]));
-        let ones = cx.add("ConstantOfShape", &[count], one);
+        let fill = Attrs::new().with("value", Tensor::i64(&[1], &[1]));
+        let ones = cx.add("ConstantOfShape", &[count], fill);
         let positions = cx.add("NonZero", &[ones], Attrs::new());
         let flat = cx.ints("flat", &[-1]);
         let positions = cx.add("Reshape", &[positions, flat], Attrs::new());
@@ -466,14 +467,15 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         && version < 18
     {
         let constant = |rw: &Rewrite<'_>, id: ValueId| rw.constant_of(id).and_then(Tensor::to_i64);
-        let (Some(rank), Some(some), Some(named)) =
+        let (Some(rank), Some(pad_values), Some(named)) =
             (rw.shape(x).map(Shape::rank), constant(rw, pads), constant(rw, named))
         else {
             return Err(OpError::unsupported("axes that are not constant need opset 18 or newer"));
         };
-        let ends = pads_per_axis(&some, Some(&named), rank)?;
-        let all: Vec<i64> = ends.iter().map(|ends| ends.0).chain(ends.iter().map(|ends| ends.1)).collect();
-        pads = rw.ints("pads", &all);
+        let ends = pads_per_axis(&pad_values, Some(&named), rank)?;
+        let all_pads: Vec<i64> =
+            ends.iter().map(|ends| ends.0).chain(ends.iter().map(|ends| ends.1)).collect();
+        pads = rw.ints("pads", &all_pads);
         axes = None;
     }
     let mut attrs = Attrs::new().with("mode", mode);
@@ -495,16 +497,16 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     attrs = attrs.with("pads", rw.constant_of(pads).and_then(Tensor::to_i64).ok_or_else(refused)?);
     let value = match rw.input(VALUE) {
         Some(id) => {
-            let one = rw.constant_of(id).and_then(|tensor| tensor.to_f64().first().copied());
-            Some(one.ok_or_else(refused)? as f32)
+            let element = rw.constant_of(id).and_then(|tensor| tensor.to_f64().first().copied());
+            Some(element.ok_or_else(refused)? as f32)
         }
         None => attribute,
     };
     if let Some(value) = value {
         attrs = attrs.with("value", value);
     }
-    let whole = dtype.filter(|dtype| !dtype.is_float());
-    match whole {
+    let integer_type = dtype.filter(|dtype| !dtype.is_float());
+    match integer_type {
         None => rw.emit_same_op(&[Some(x)], attrs),
         // Before opset 11 Pad only accepts floats.
         Some(dtype) => {
@@ -531,8 +533,8 @@ fn cast_bool_inputs(rw: &mut Rewrite<'_>, x: ValueId, dtype: Option<DType>) -> R
         }
     }
     debug_assert_eq!(rw.input(0), Some(x));
-    let whole = rw.add_node("", "Pad", &inputs, 1, rw.attrs().clone())[0];
-    let result = rw.add("Cast", &[whole], cast(DType::Bool));
+    let padded = rw.add_node("", "Pad", &inputs, 1, rw.attrs().clone())[0];
+    let result = rw.add("Cast", &[padded], cast(DType::Bool));
     rw.replace_output(0, result);
     Ok(())
 }
@@ -570,15 +572,15 @@ mod tests {
         let (pads, axes) = (ints(pads), axes.map(ints));
         let inputs = [Some(x), Some(&pads), value, axes.as_ref()];
         let mut graph = one_node_graph(NEWEST_OPSET, PAD, &inputs, 1, mode(name)).expect("valid");
-        let mut given = Vec::new();
+        let mut runtime_inputs = Vec::new();
         for (id, tensor) in std::mem::take(&mut graph.inputs).into_iter().zip(inputs.iter().flatten()) {
             if tensor.dtype() == DType::I64 && *tensor != x {
                 graph.value_mut(id).constant = Some((*tensor).clone());
             } else {
-                given.push(id);
+                runtime_inputs.push(id);
             }
         }
-        graph.inputs = given;
+        graph.inputs = runtime_inputs;
         let y = graph.outputs[0];
         graph.value_mut(y).ty = ortrain_graph::ValueType::Unknown;
         passes::infer::infer(&mut graph).expect("valid");
@@ -697,11 +699,11 @@ mod tests {
         let (x, value) = (f64s(&[2], &[1.0, 2.0]), f64s(&[], &[0.0]));
         let graph = graph_of(&x, &[1, 1], Some(&value), None, "constant");
         let seed = f64s(&[4], &[f64::INFINITY, 1.0, 2.0, 3.0]);
-        let given = [x, value];
-        let got = run(&gradient_graph(&graph, &[Some(seed)], &[0, 1]), &given).expect("the graph runs");
+        let inputs = [x, value];
+        let got = run(&gradient_graph(&graph, &[Some(seed)], &[0, 1]), &inputs).expect("the graph runs");
         assert_eq!(got[0].to_f64(), [1.0, 2.0]);
         let seed = f64s(&[4], &[5.0, f64::NAN, 2.0, 3.0]);
-        let got = run(&gradient_graph(&graph, &[Some(seed)], &[0, 1]), &given).expect("the graph runs");
+        let got = run(&gradient_graph(&graph, &[Some(seed)], &[0, 1]), &inputs).expect("the graph runs");
         assert_eq!(got[1].to_f64(), [8.0]);
     }
 
@@ -731,8 +733,8 @@ mod tests {
         assert_eq!(check_downgrade(&named, std::slice::from_ref(&x), 17).nodes[0].inputs.len(), 2);
         let written = check_downgrade(&named, std::slice::from_ref(&x), 7);
         assert_eq!(written.nodes[0].attrs.ints("pads").expect("ints"), Some(&[0, 1, 0, 2][..]));
-        let whole = Tensor::i64(&[2], &[1, -2]);
-        check_downgrade(&graph_of(&whole, &[1, 1], None, None, "reflect"), &[whole], 9);
+        let integers = Tensor::i64(&[2], &[1, -2]);
+        check_downgrade(&graph_of(&integers, &[1, 1], None, None, "reflect"), &[integers], 9);
         let flags = Tensor::filled(DType::Bool, &[2], 1.0);
         for opset in [7, 12, 13] {
             let graph = graph_of(&flags, &[1, 1], None, None, "constant");

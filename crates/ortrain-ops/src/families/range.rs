@@ -20,8 +20,8 @@ const MAX_ELEMENTS: f64 = 1e15;
 
 /// Returns the element of a tensor with one element.
 fn read_scalar(tensor: &Tensor) -> Option<Scalar> {
-    let one = tensor.len() == 1;
-    one.then(|| Scalar::read(tensor.dtype(), tensor.data()))
+    let is_single = tensor.len() == 1;
+    is_single.then(|| Scalar::read(tensor.dtype(), tensor.data()))
 }
 
 /// Returns the number of elements.
@@ -110,7 +110,7 @@ mod tests {
     use crate::testing::{Failure, add, f64s, graph, run, run_node};
 
     fn range(numbers: [&Tensor; 3]) -> Result<Tensor, Failure> {
-        run_node(("", "Range"), &numbers.map(Some), 1, Attrs::new()).map(|mut all| all.remove(0))
+        run_node(("", "Range"), &numbers.map(Some), 1, Attrs::new()).map(|mut results| results.remove(0))
     }
 
     #[test]

@@ -107,16 +107,16 @@ impl Reduce {
     fn result_shape(&self, cx: &Infer<'_>) -> Result<Option<Shape>, OpError> {
         let named = if cx.has_input(1) { cx.ints(1) } else { Some(Vec::new()) };
         let Some(shape) = cx.shape(0) else {
-            let all = named.as_deref() == Some(&[]) && !self.noop_with_empty_axes && !self.keepdims;
-            return Ok(all.then(Shape::scalar));
+            let reduces_all = named.as_deref() == Some(&[]) && !self.noop_with_empty_axes && !self.keepdims;
+            return Ok(reduces_all.then(Shape::scalar));
         };
         if let Some(named) = named {
             let axes = self.resolve_axes(&named, shape.rank())?;
-            let kept = shape.iter().enumerate().filter_map(|(axis, dim)| match axes.contains(&axis) {
+            let remaining = shape.iter().enumerate().filter_map(|(axis, dim)| match axes.contains(&axis) {
                 false => Some(dim.clone()),
                 true => self.keepdims.then_some(Dim::Known(1)),
             });
-            return Ok(Some(kept.collect()));
+            return Ok(Some(remaining.collect()));
         }
         if self.keepdims {
             // Every axis keeps its size or becomes 1.
@@ -250,12 +250,12 @@ impl Op for Reduce {
             nest.store_contiguous(cx, output, end);
             return cx.emit(nest.instruction());
         }
-        let whole = Access::contiguous(dtype, &dims);
+        let input_access = Access::contiguous(dtype, &dims);
         // Unreduced axes come first, then the reduced ones; the order within each group is unchanged.
         let order: Vec<usize> =
             (0..dims.len()).filter(|axis| !axes.contains(axis)).chain(axes.iter().copied()).collect();
         let space: Vec<usize> = order.iter().map(|&axis| dims[axis]).collect();
-        let strides: Strides = order.iter().map(|&axis| whole.strides[axis]).collect();
+        let strides: Strides = order.iter().map(|&axis| input_access.strides[axis]).collect();
         let (input, output) = (cx.input(0), cx.output(0));
         let mut nest = cx.nest(&space, axes.len());
         let mut value = nest.load_strided(cx, input, 0, &strides);
@@ -273,40 +273,40 @@ impl Op for Reduce {
 impl Reduce {
     /// Computes the result from an element. If `reduced` is false, applies only the element-wise part.
     fn emit_value(&self, nest: &mut NestBuilder, value: Reg, reduced: bool, count: usize) -> Reg {
-        let all = |nest: &mut NestBuilder, op: ReduceOp, value: Reg| {
+        let reduce = |nest: &mut NestBuilder, op: ReduceOp, value: Reg| {
             if reduced { nest.reduce(op, value) } else { value }
         };
-        let own = nest.b.ty(value);
-        let value = match self.kind.computes_in_float() && !own.is_float() {
+        let dtype = nest.b.ty(value);
+        let value = match self.kind.computes_in_float() && !dtype.is_float() {
             true => nest.b.convert(value, Type::F64),
             false => value,
         };
         match self.kind {
-            Kind::Sum | Kind::Max | Kind::Min | Kind::Prod => all(nest, self.kind.reduce_op(), value),
+            Kind::Sum | Kind::Max | Kind::Min | Kind::Prod => reduce(nest, self.kind.reduce_op(), value),
             Kind::Mean => {
-                let sum = all(nest, ReduceOp::Sum, value);
-                let count = nest.b.constant(own, count as f64);
+                let sum = reduce(nest, ReduceOp::Sum, value);
+                let count = nest.b.constant(dtype, count as f64);
                 nest.b.div(sum, count)
             }
             Kind::L1 => {
                 let size = nest.b.unary(UnaryOp::Abs, value);
-                all(nest, ReduceOp::Sum, size)
+                reduce(nest, ReduceOp::Sum, size)
             }
             Kind::SumSquare => {
                 let square = nest.b.mul(value, value);
-                all(nest, ReduceOp::Sum, square)
+                reduce(nest, ReduceOp::Sum, square)
             }
             Kind::L2 => {
                 let square = nest.b.mul(value, value);
-                let sum = all(nest, ReduceOp::Sum, square);
+                let sum = reduce(nest, ReduceOp::Sum, square);
                 nest.b.unary(UnaryOp::Sqrt, sum)
             }
             Kind::LogSum => {
-                let sum = all(nest, ReduceOp::Sum, value);
+                let sum = reduce(nest, ReduceOp::Sum, value);
                 nest.b.unary(UnaryOp::Log, sum)
             }
             Kind::LogSumExp => {
-                let largest = all(nest, ReduceOp::Max, value);
+                let largest = reduce(nest, ReduceOp::Max, value);
                 // An infinity is not subtracted from itself.
                 let ty = nest.b.ty(largest);
                 let (end, zero) = (nest.b.constant(ty, f64::INFINITY), nest.b.constant(ty, 0.0));
@@ -315,7 +315,7 @@ impl Reduce {
                 let base = nest.b.select(endless, zero, largest);
                 let shifted = nest.b.sub(value, base);
                 let power = nest.b.unary(UnaryOp::Exp, shifted);
-                let sum = all(nest, ReduceOp::Sum, power);
+                let sum = reduce(nest, ReduceOp::Sum, power);
                 let log = nest.b.unary(UnaryOp::Log, sum);
                 nest.b.add(log, base)
             }
@@ -349,9 +349,9 @@ impl Reduce {
                 let y = cx.output(0, "y");
                 let y = self.restore_reduced_axes(cx, y, axes);
                 let zero = scalar(cx, 0.0);
-                let nothing = cx.add("Equal", &[y, zero], Attrs::new());
+                let is_zero = cx.add("Equal", &[y, zero], Attrs::new());
                 let share = cx.add("Div", &[g, y], Attrs::new());
-                let share = cx.add("Where", &[nothing, zero, share], Attrs::new());
+                let share = cx.add("Where", &[is_zero, zero, share], Attrs::new());
                 cx.add("Mul", &[share, x], Attrs::new())
             }
             Kind::LogSumExp => {
@@ -389,38 +389,39 @@ impl Reduce {
             return Err(OpError::unsupported("the rank of its input and the axes must be known"));
         };
         // Merges the reduced axes into one last axis, along which the products run.
-        let kept: Vec<usize> = (0..rank).filter(|axis| !axes.contains(axis)).collect();
-        let order: Vec<usize> = kept.iter().chain(axes).copied().collect();
+        let remaining_axes: Vec<usize> = (0..rank).filter(|axis| !axes.contains(axis)).collect();
+        let order: Vec<usize> = remaining_axes.iter().chain(axes).copied().collect();
         let in_order = order.is_sorted();
         let perm = |order: &[usize]| {
             Attrs::new().with("perm", order.iter().map(|&axis| axis as i64).collect::<Vec<_>>())
         };
-        let turned = if in_order { x } else { cx.add("Transpose", &[x], perm(&order)) };
+        let transposed = if in_order { x } else { cx.add("Transpose", &[x], perm(&order)) };
         let flat = if axes.len() == 1 {
-            turned
+            transposed
         } else {
-            let rows: Vec<i64> = kept.iter().map(|_| 0).chain([-1]).collect();
+            let rows: Vec<i64> = remaining_axes.iter().map(|_| 0).chain([-1]).collect();
             let rows = cx.ints("rows", &rows);
-            cx.add("Reshape", &[turned, rows], Attrs::new())
+            cx.add("Reshape", &[transposed, rows], Attrs::new())
         };
-        let last = cx.constant("last", Tensor::i64(&[], &[kept.len() as i64]));
+        let last = cx.constant("last", Tensor::i64(&[], &[remaining_axes.len() as i64]));
         let exclusive = Attrs::new().with("exclusive", 1i64);
         let before = cx.add("CumProd", &[flat, last], exclusive.clone());
-        let behind = cx.add("CumProd", &[flat, last], exclusive.with("reverse", 1i64));
-        let mut others = cx.add("Mul", &[before, behind], Attrs::new());
+        let after = cx.add("CumProd", &[flat, last], exclusive.with("reverse", 1i64));
+        let mut partial_products = cx.add("Mul", &[before, after], Attrs::new());
         if axes.len() != 1 {
-            let shape = cx.add("Shape", &[turned], Attrs::new());
-            others = cx.add("Reshape", &[others, shape], Attrs::new().with("allowzero", 1i64));
+            let shape = cx.add("Shape", &[transposed], Attrs::new());
+            partial_products =
+                cx.add("Reshape", &[partial_products, shape], Attrs::new().with("allowzero", 1i64));
         }
         if !in_order {
             let mut back = vec![0; rank];
             for (to, &from) in order.iter().enumerate() {
                 back[from] = to;
             }
-            others = cx.add("Transpose", &[others], perm(&back));
+            partial_products = cx.add("Transpose", &[partial_products], perm(&back));
         }
         let g = self.restore_reduced_axes(cx, g, axes_value);
-        let gradient = cx.add("Mul", &[g, others], Attrs::new());
+        let gradient = cx.add("Mul", &[g, partial_products], Attrs::new());
         cx.set_grad(0, gradient);
         Ok(())
     }
@@ -503,8 +504,8 @@ impl Op for Scale {
         }
         if cx.needs_grad(1) {
             // y = x s: sum(g x). y = x / s: -sum(g y) / s.
-            let seen = if self.down { cx.output(0, "y") } else { x };
-            let product = cx.add("Mul", &[g, seen], Attrs::new());
+            let factor = if self.down { cx.output(0, "y") } else { x };
+            let product = cx.add("Mul", &[g, factor], Attrs::new());
             let mut gradient = cx.add("ReduceSum", &[product], Attrs::new().with("keepdims", 0i64));
             let to = cx.dtype(scale)?;
             if to != cx.dtype(x)? {
@@ -792,8 +793,8 @@ mod tests {
     fn means_of_floats_and_integers() {
         let data = f64s(&[2, 2], &[1.0, 2.0, 4.0, 9.0]);
         assert_eq!(forward(MEAN, &data, Some(&[-1]), attrs(0, 0)), f64s(&[2], &[1.5, 6.5]));
-        let whole = Tensor::i64(&[2, 2], &[1, 2, -4, -9]);
-        assert_eq!(forward(MEAN, &whole, Some(&[1]), attrs(0, 0)), Tensor::i64(&[2], &[1, -6]));
+        let integers = Tensor::i64(&[2, 2], &[1, 2, -4, -9]);
+        assert_eq!(forward(MEAN, &integers, Some(&[1]), attrs(0, 0)), Tensor::i64(&[2], &[1, -6]));
         let bytes = Tensor::from_slice(DType::U8, &[3], &[200u8, 100, 3]);
         assert_eq!(forward(SUM, &bytes, None, attrs(0, 0)), Tensor::from_slice(DType::U8, &[], &[47u8]));
     }
@@ -913,9 +914,9 @@ mod tests {
         {
             assert_eq!(forward(("", name), &data, Some(&[]), attrs(0, 1)).to_f64()[1], want, "{name}");
         }
-        let whole = Tensor::i64(&[2], &[3, -4]);
-        assert_eq!(forward(("", "ReduceL2"), &whole, None, attrs(0, 0)), Tensor::i64(&[], &[5]));
-        assert_eq!(forward(("", "ReduceProd"), &whole, None, attrs(0, 0)), Tensor::i64(&[], &[-12]));
+        let integers = Tensor::i64(&[2], &[3, -4]);
+        assert_eq!(forward(("", "ReduceL2"), &integers, None, attrs(0, 0)), Tensor::i64(&[], &[5]));
+        assert_eq!(forward(("", "ReduceProd"), &integers, None, attrs(0, 0)), Tensor::i64(&[], &[-12]));
     }
 
     #[test]
@@ -1092,11 +1093,11 @@ mod tests {
         let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
         let got = run_node(op, &ports, 1, Attrs::new()).expect("the graph runs");
         assert_close(&got[0], &f64s(&[], &[13.0]), 0.0);
-        let given = [generic_tensor(&[2, 3], 1), generic_tensor(&[4], 2)];
-        let graph =
-            one_node_graph(NEWEST, op, &[Some(&given[0]), Some(&given[1])], 1, Attrs::new()).expect("valid");
-        check_gradients(&graph, &given, &[0, 1], &[0]);
-        check_decomposition(&graph, &given, 1e-12);
+        let tensors = [generic_tensor(&[2, 3], 1), generic_tensor(&[4], 2)];
+        let graph = one_node_graph(NEWEST, op, &[Some(&tensors[0]), Some(&tensors[1])], 1, Attrs::new())
+            .expect("valid");
+        check_gradients(&graph, &tensors, &[0, 1], &[0]);
+        check_decomposition(&graph, &tensors, 1e-12);
         let zeros = [f64s(&[2], &[0.0; 2])];
         let graph = one_node_graph(NEWEST, op, &[Some(&zeros[0])], 1, Attrs::new()).expect("valid");
         let backward = gradient_graph(&graph, &[Some(f64s(&[], &[1.0]))], &[0]);

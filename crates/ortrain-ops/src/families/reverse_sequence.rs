@@ -32,15 +32,16 @@ impl Op for ReverseSequence {
                 )));
             }
             let lengths: Shape = [shape[self.batch_axis].clone()].into_iter().collect();
-            let fits = |found: &Shape| {
-                let sizes = found.iter().next().and_then(Dim::known).zip(lengths[0].known());
-                found.rank() == 1 && sizes.is_none_or(|(found, wanted)| found == wanted)
+            let fits = |actual: &Shape| {
+                let sizes = actual.iter().next().and_then(Dim::known).zip(lengths[0].known());
+                actual.rank() == 1
+                    && sizes.is_none_or(|(actual_len, expected_len)| actual_len == expected_len)
             };
-            if let Some(found) = cx.shape(1)
-                && !fits(found)
+            if let Some(actual) = cx.shape(1)
+                && !fits(actual)
             {
                 return Err(OpError::invalid(format!(
-                    "input 1 has shape {found}, expected a length for each sequence, {lengths}"
+                    "input 1 has shape {actual}, expected a length for each sequence, {lengths}"
                 )));
             }
         }
@@ -51,8 +52,8 @@ impl Op for ReverseSequence {
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         let (lengths, attrs) = (cx.input(1)?, cx.node().attrs.clone());
-        let turned = cx.add("ReverseSequence", &[g, lengths], attrs);
-        cx.set_grad(0, turned);
+        let reversed = cx.add("ReverseSequence", &[g, lengths], attrs);
+        cx.set_grad(0, reversed);
         Ok(())
     }
 
@@ -70,9 +71,9 @@ impl Op for ReverseSequence {
         let step = b.coordinate(self.time_axis);
         let one = b.int(1);
         let last = b.sub(length, one);
-        let turned = b.sub(last, step);
+        let reversed = b.sub(last, step);
         let inside = b.compare(CompareOp::Lt, step, length);
-        let from = b.select(inside, turned, step);
+        let from = b.select(inside, reversed, step);
         let mut index = b.int(0);
         for (axis, &stride) in strides.iter().enumerate() {
             let position = if axis == self.time_axis { from } else { b.coordinate(axis) };
@@ -120,11 +121,11 @@ mod tests {
     fn reverses_sequences_up_to_their_lengths() {
         let x = f64s(&[3, 2], &[1.0, 4.0, 2.0, 5.0, 3.0, 6.0]);
         let lengths = Tensor::i64(&[2], &[2, 3]);
-        let turned = run_node(OP, &[Some(&x), Some(&lengths)], 1, axes(1, 0)).expect("the graph runs");
-        assert_eq!(turned[0].to_f64(), [2.0, 6.0, 1.0, 5.0, 3.0, 4.0]);
+        let reversed = run_node(OP, &[Some(&x), Some(&lengths)], 1, axes(1, 0)).expect("the graph runs");
+        assert_eq!(reversed[0].to_f64(), [2.0, 6.0, 1.0, 5.0, 3.0, 4.0]);
         let lengths = Tensor::i64(&[3], &[0, 1, 2]);
-        let turned = run_node(OP, &[Some(&x), Some(&lengths)], 1, axes(0, 1)).expect("the graph runs");
-        assert_eq!(turned[0].to_f64(), [1.0, 4.0, 2.0, 5.0, 6.0, 3.0]);
+        let reversed = run_node(OP, &[Some(&x), Some(&lengths)], 1, axes(0, 1)).expect("the graph runs");
+        assert_eq!(reversed[0].to_f64(), [1.0, 4.0, 2.0, 5.0, 6.0, 3.0]);
     }
 
     #[test]

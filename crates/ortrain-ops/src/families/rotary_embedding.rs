@@ -107,16 +107,16 @@ impl Op for Rotary {
         let cache = cx.shape(self.cosines);
         let looked_up = cx.has_input(self.positions);
         for k in [self.cosines, self.sines] {
-            let Some(found) = cx.shape(k) else { continue };
-            let wanted = if looked_up { 2 } else { 3 };
-            if found.rank() != wanted {
-                let (what, how) = if looked_up {
+            let Some(cache_shape) = cx.shape(k) else { continue };
+            let expected_rank = if looked_up { 2 } else { 3 };
+            if cache_shape.rank() != expected_rank {
+                let (layout, preposition) = if looked_up {
                     ("[positions, half]", "with")
                 } else {
                     ("[batch, length, half]", "without")
                 };
                 return Err(OpError::invalid(format!(
-                    "input {k} has shape {found}, expected {what} {how} positions"
+                    "input {k} has shape {cache_shape}, expected {layout} {preposition} positions"
                 )));
             }
         }
@@ -140,24 +140,26 @@ impl Op for Rotary {
                 )));
             }
             for k in [self.cosines, self.sines] {
-                let half = cx.shape(k).and_then(|found| found.last()).and_then(Dim::known);
-                if let (Some(rotated), Some(half), Some(found)) = (rotated, half, cx.shape(k))
+                let half = cx.shape(k).and_then(|cache_dims| cache_dims.last()).and_then(Dim::known);
+                if let (Some(rotated), Some(half), Some(actual)) = (rotated, half, cx.shape(k))
                     && rotated / 2 != half
                 {
                     return Err(OpError::invalid(format!(
-                        "input {k} has shape {found}, but for {rotated} rotated elements the size of its last axis \
+                        "input {k} has shape {actual}, but for {rotated} rotated elements the size of its last axis \
                          must be {}",
                         rotated / 2
                     )));
                 }
             }
         }
-        if let Some(found) = cx.shape(self.positions) {
-            let one = microsoft && found.rank() == 1 && found[0].known().is_none_or(|count| count == 1);
-            if !one && found.rank() != 2 {
+        if let Some(positions_shape) = cx.shape(self.positions) {
+            let is_single = microsoft
+                && positions_shape.rank() == 1
+                && positions_shape[0].known().is_none_or(|count| count == 1);
+            if !is_single && positions_shape.rank() != 2 {
                 let also = if microsoft { " or one element" } else { "" };
                 return Err(OpError::invalid(format!(
-                    "input {} has shape {found}, expected positions of shape [batch, length]{also}",
+                    "input {} has shape {positions_shape}, expected positions of shape [batch, length]{also}",
                     self.positions
                 )));
             }
@@ -180,8 +182,8 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let half = rw.shape(cosines).and_then(|shape| shape.last().cloned());
         let [heads, size] = op.head_count_and_size(&shape[2], half.as_ref())?;
         let width = size_of(rw, x, 2);
-        let number = |size: Option<usize>| size.map(|size| Size::Number(size as i64));
-        let size = match (number(size), number(heads)) {
+        let known_size = |size: Option<usize>| size.map(|size| Size::Number(size as i64));
+        let size = match (known_size(size), known_size(heads)) {
             (Some(size), _) => size,
             (None, Some(heads)) => divide_sizes(rw, width, heads),
             (None, None) => {
@@ -190,28 +192,28 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
                 multiply_sizes(rw, Size::Number(2), half)
             }
         };
-        let heads = number(heads).unwrap_or_else(|| divide_sizes(rw, width, size));
+        let heads = known_size(heads).unwrap_or_else(|| divide_sizes(rw, width, size));
         (reshape_to(rw, x, &[Size::SameAxis, Size::SameAxis, heads, size]), size)
     } else {
         (x, size_of(rw, x, 3))
     };
     let heads_axis = if flat { 2i64 } else { 1 };
 
-    let places = match rw.input(op.positions) {
+    let positions = match rw.input(op.positions) {
         Some(given) if shape_of(rw, given, "the positions")?.rank() == 1 => {
             // The first of consecutive positions: `[1, length]`.
             let along = axis_positions(rw, length);
-            let places = rw.add("Add", &[along, given], Attrs::new());
-            Some(insert_axes(rw, places, &[0]))
+            let shifted = rw.add("Add", &[along, given], Attrs::new());
+            Some(insert_axes(rw, shifted, &[0]))
         }
         given => given,
     };
     let [cosines, sines] = [cosines, sines].map(|cache| {
-        let own = match places {
+        let cache_rows = match positions {
             Some(places) => rw.add("Gather", &[cache, places], Attrs::new().with("axis", 0i64)),
             None => cache,
         };
-        insert_axes(rw, own, &[heads_axis])
+        insert_axes(rw, cache_rows, &[heads_axis])
     });
 
     let rotated = op.rotated.map_or(size, Size::Number);
@@ -315,13 +317,13 @@ mod tests {
     }
 
     impl Case {
-        fn all() -> Vec<Case> {
+        fn all_cases() -> Vec<Case> {
             let mut cases = Vec::new();
             for flat in [false, true] {
                 for interleaved in [false, true] {
                     for count in [0, 4] {
-                        let places = Tensor::i64(&[BATCH, LENGTH], &[0, 4, 2, 2]);
-                        for positions in [None, Some(places)] {
+                        let positions_input = Tensor::i64(&[BATCH, LENGTH], &[0, 4, 2, 2]);
+                        for positions in [None, Some(positions_input)] {
                             cases.push(Case { flat, interleaved, count, positions });
                         }
                     }
@@ -354,14 +356,14 @@ mod tests {
 
         fn expected(&self, inputs: &[Tensor]) -> Tensor {
             let elements: Vec<Vec<f64>> = inputs[..3].iter().map(Tensor::to_f64).collect();
-            let place = |[b, t, h, k]: [usize; 4]| match self.flat {
+            let index = |[b, t, h, k]: [usize; 4]| match self.flat {
                 true => ((b * LENGTH + t) * HEADS + h) * SIZE + k,
                 false => ((b * HEADS + h) * LENGTH + t) * SIZE + k,
             };
-            let given = self.positions.as_ref().and_then(Tensor::to_i64);
+            let rows = self.positions.as_ref().and_then(Tensor::to_i64);
             let angle = |b: usize, t: usize, pair: usize| {
                 let row = b * LENGTH + t;
-                let row = given.as_ref().map_or(row, |given| given[row] as usize);
+                let row = rows.as_ref().map_or(row, |positions| positions[row] as usize);
                 (elements[1][row * self.half() + pair], elements[2][row * self.half() + pair])
             };
             let mut y = elements[0].clone();
@@ -370,8 +372,8 @@ mod tests {
                     for h in 0..HEADS {
                         for k in 0..SIZE {
                             let at = [b, t, h, k];
-                            let value = |at| elements[0][place(at)];
-                            y[place(at)] = rotated(value, 2 * self.half(), self.interleaved, angle, at);
+                            let value = |at| elements[0][index(at)];
+                            y[index(at)] = rotated(value, 2 * self.half(), self.interleaved, angle, at);
                         }
                     }
                 }
@@ -387,7 +389,7 @@ mod tests {
 
     #[test]
     fn all_forms_and_gradients() {
-        for case in Case::all() {
+        for case in Case::all_cases() {
             let inputs = case.inputs();
             let graph = case.graph(&inputs);
             assert_close(
@@ -404,7 +406,7 @@ mod tests {
 
     #[test]
     fn symbolic_sizes() {
-        for case in Case::all() {
+        for case in Case::all_cases() {
             let inputs = case.inputs();
             let (mut symbolic, ids) = graph(&inputs.iter().collect::<Vec<_>>());
             for (k, (&id, tensor)) in ids.iter().zip(&inputs).enumerate() {
@@ -438,20 +440,21 @@ mod tests {
 
     #[test]
     fn contributed_operator() {
-        let places = Tensor::i64(&[BATCH, LENGTH], &[1, 2, 1, 2]);
+        let position_table = Tensor::i64(&[BATCH, LENGTH], &[1, 2, 1, 2]);
         for flat in [false, true] {
-            let case = Case { flat, interleaved: true, count: 0, positions: Some(places.clone()) };
-            let given = case.inputs();
+            let case = Case { flat, interleaved: true, count: 0, positions: Some(position_table.clone()) };
+            let case_inputs = case.inputs();
             // One number is the first position; the number of heads follows from the caches.
-            for positions in [places.clone(), Tensor::i64(&[1], &[1])] {
-                let inputs = [given[0].clone(), positions, given[1].clone(), given[2].clone()];
+            for positions in [position_table.clone(), Tensor::i64(&[1], &[1])] {
+                let inputs =
+                    [case_inputs[0].clone(), positions, case_inputs[1].clone(), case_inputs[2].clone()];
                 let ports: Vec<Option<&Tensor>> = inputs.iter().map(Some).collect();
                 let mut attrs = case.attrs();
                 attrs.0.remove("num_heads");
                 let graph = one_node_graph(14, CONTRIBUTED, &ports, 1, attrs).expect("valid");
                 assert_close(
                     &run(&graph, &inputs).expect("the graph runs")[0],
-                    &case.expected(&given),
+                    &case.expected(&case_inputs),
                     TOLERANCE,
                 );
                 check_gradients(&graph, &inputs, &[0, 2, 3], &[0]);
@@ -462,41 +465,41 @@ mod tests {
 
     #[test]
     fn rejects_invalid_inputs() {
-        let whole = Case { flat: true, interleaved: false, count: 0, positions: None };
-        let given = whole.inputs();
-        let looked_up = Case { positions: Some(Tensor::i64(&[BATCH, LENGTH], &[0; 4])), ..whole };
+        let case = Case { flat: true, interleaved: false, count: 0, positions: None };
+        let valid = case.inputs();
+        let looked_up = Case { positions: Some(Tensor::i64(&[BATCH, LENGTH], &[0; 4])), ..case };
         let by_place = looked_up.inputs();
         let none = Attrs::new;
-        for (op, inputs, attrs, words) in [
-            (STANDARD, given.clone(), none(), "num_heads is missing"),
-            (STANDARD, given.clone(), none().with("num_heads", -1i64), "num_heads must be positive, got -1"),
+        for (op, inputs, attrs, fragment) in [
+            (STANDARD, valid.clone(), none(), "num_heads is missing"),
+            (STANDARD, valid.clone(), none().with("num_heads", -1i64), "num_heads must be positive, got -1"),
             (
                 STANDARD,
-                given.clone(),
+                valid.clone(),
                 none().with("num_heads", 4i64),
                 "a width of 12 cannot be split into 4 heads",
             ),
             (
                 STANDARD,
-                given.clone(),
+                valid.clone(),
                 none().with("num_heads", 2i64).with("rotary_embedding_dim", 3i64),
                 "rotary_embedding_dim must be even, got 3",
             ),
             (
                 STANDARD,
-                given.clone(),
+                valid.clone(),
                 none().with("num_heads", 2i64).with("rotary_embedding_dim", 8i64),
                 "8 elements of heads of size 6 cannot be rotated in pairs",
             ),
             (
                 STANDARD,
-                given.clone(),
+                valid.clone(),
                 none().with("num_heads", 2i64).with("rotary_embedding_dim", 2i64),
                 "input 1 has shape [2, 2, 3], but for 2 rotated elements the size of its last axis must be 1",
             ),
             (
                 STANDARD,
-                [given.clone(), vec![Tensor::i64(&[BATCH, LENGTH], &[0; 4])]].concat(),
+                [valid.clone(), vec![Tensor::i64(&[BATCH, LENGTH], &[0; 4])]].concat(),
                 none().with("num_heads", 2i64),
                 "input 1 has shape [2, 2, 3], expected [positions, half] with positions",
             ),
@@ -514,20 +517,20 @@ mod tests {
             ),
             (
                 STANDARD,
-                vec![generic_tensor(&[2, 3], 1), given[1].clone(), given[2].clone()],
+                vec![generic_tensor(&[2, 3], 1), valid[1].clone(), valid[2].clone()],
                 none(),
                 "input 0 has shape [2, 3], expected [batch, length, width] or [batch, heads, length, size]",
             ),
             (
                 CONTRIBUTED,
-                vec![given[0].clone(), Tensor::i64(&[1], &[0]), by_place[1].clone(), by_place[2].clone()],
+                vec![valid[0].clone(), Tensor::i64(&[1], &[0]), by_place[1].clone(), by_place[2].clone()],
                 none().with("scale", 2.0f32),
                 "scale is 2, but only 1 is supported",
             ),
         ] {
             let ports: Vec<Option<&Tensor>> = inputs.iter().map(Some).collect();
             let error = one_node_graph(23, op, &ports, 1, attrs).expect_err("refused").to_string();
-            assert!(error.contains(words), "{error}");
+            assert!(error.contains(fragment), "{error}");
             assert!(error.contains("node \"y\"") && error.contains("RotaryEmbedding"), "{error}");
         }
     }

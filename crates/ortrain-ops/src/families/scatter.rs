@@ -68,10 +68,10 @@ impl Scatter {
     }
 
     /// Writes the updates to a copy of the data, in their order.
-    fn overwrite(&self, cx: &mut Lower<'_>, places: &ScatterRows) -> Result<(), OpError> {
+    fn overwrite(&self, cx: &mut Lower<'_>, rows: &ScatterRows) -> Result<(), OpError> {
         let (data, updates, output) = (cx.input(0), cx.input(2), cx.output(0));
         emit_copy(cx, data, output)?;
-        scatter_overwrite(cx, places, updates, output)
+        scatter_overwrite(cx, rows, updates, output)
     }
 
     /// Combines each element with its updates, through a search over the indices.
@@ -85,26 +85,26 @@ impl Scatter {
         let (mut nest, old, update, hit) = match self.form {
             IndexForm::Elements { axis } => {
                 let axis = normalize_axis(axis, dims.len())?;
-                let taken = cx.dims(1);
+                let update_dims = cx.dims(1);
                 guard_indices(cx, 1, dims[axis])?;
-                let space: Vec<usize> = dims.iter().copied().chain([taken[axis]]).collect();
+                let space: Vec<usize> = dims.iter().copied().chain([update_dims[axis]]).collect();
                 let mut nest = cx.nest(&space, 1);
-                let mut own = cx.contiguous_access(data, dims);
-                own.strides.push(0);
-                let old = nest.load(data, own);
+                let mut data_access = cx.contiguous_access(data, dims);
+                data_access.strides.push(0);
+                let old = nest.load(data, data_access);
                 // The update at the same coordinates except along the axis, if it exists.
                 let along = nest.b.coordinate(dims.len());
-                let at = flat_index(&mut nest, &taken, axis, along);
+                let at = flat_index(&mut nest, &update_dims, axis, along);
                 let indices = cx.input(1);
                 let loaded = nest.gather(cx, indices, at);
                 let index = nest.b.convert(loaded, Type::I64);
                 let row = wrap_negative_index(&mut nest.b, index, dims[axis]);
-                let here = nest.b.coordinate(axis);
-                let mut hit = nest.b.compare(CompareOp::Eq, here, row);
-                for (k, (&taken, &size)) in taken.iter().zip(dims).enumerate() {
-                    if k != axis && taken < size {
-                        let (here, end) = (nest.b.coordinate(k), nest.b.int(taken as i64));
-                        let inside = nest.b.compare(CompareOp::Lt, here, end);
+                let coordinate = nest.b.coordinate(axis);
+                let mut hit = nest.b.compare(CompareOp::Eq, coordinate, row);
+                for (k, (&update_size, &size)) in update_dims.iter().zip(dims).enumerate() {
+                    if k != axis && update_size < size {
+                        let (coordinate, end) = (nest.b.coordinate(k), nest.b.int(update_size as i64));
+                        let inside = nest.b.compare(CompareOp::Lt, coordinate, end);
                         hit = nest.b.binary(BinaryOp::And, hit, inside);
                     }
                 }
@@ -112,13 +112,13 @@ impl Scatter {
                 (nest, old, update, hit)
             }
             IndexForm::Slices => {
-                let places = self.scatter_positions(cx, dims)?;
-                let inner = places.inner as isize;
-                let mut nest = cx.nest(&[places.rows, places.inner, places.count], 1);
+                let rows = self.scatter_positions(cx, dims)?;
+                let inner = rows.inner as isize;
+                let mut nest = cx.nest(&[rows.rows, rows.inner, rows.count], 1);
                 let old = nest.load_strided(cx, data, 0, &[inner, 1, 0]);
-                let place = nest.load_strided(cx, places.row_indices, 0, &[0, 0, 1]);
-                let here = nest.b.coordinate(0);
-                let hit = nest.b.compare(CompareOp::Eq, here, place);
+                let update_row = nest.load_strided(cx, rows.row_indices, 0, &[0, 0, 1]);
+                let coordinate = nest.b.coordinate(0);
+                let hit = nest.b.compare(CompareOp::Eq, coordinate, update_row);
                 let update = nest.load_strided(cx, updates, 0, &[0, 1, inner]);
                 (nest, old, update, hit)
             }
@@ -129,8 +129,8 @@ impl Scatter {
             _ => old,
         };
         let counted = nest.b.select(hit, update, neutral);
-        let all = nest.reduce(reduce, counted);
-        let result = nest.b.binary(op, old, all);
+        let total = nest.reduce(reduce, counted);
+        let result = nest.b.binary(op, old, total);
         nest.store_outer(cx, output, result);
         cx.emit(nest.instruction())
     }
@@ -153,8 +153,8 @@ impl Op for Scatter {
             IndexForm::Slices => {
                 cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
                 if let (Some(data), Some(indices)) = (&data, cx.shape(1)) {
-                    let wanted = infer_slices_shape(data, indices, 0)?;
-                    check_compatible_shape(cx, 2, Some(&wanted))?;
+                    let expected = infer_slices_shape(data, indices, 0)?;
+                    check_compatible_shape(cx, 2, Some(&expected))?;
                 }
             }
         }
@@ -172,25 +172,25 @@ impl Op for Scatter {
                     let shape = cx.shape_of(updates);
                     let zero = Attrs::new().with("value", Tensor::filled(dtype, &[1], 0.0));
                     let zeros = cx.add("ConstantOfShape", &[shape], zero);
-                    let kept = self.scatter_at_indices(cx, g, zeros, "none")?;
-                    cx.set_grad(0, kept);
+                    let masked_gradient = self.scatter_at_indices(cx, g, zeros, "none")?;
+                    cx.set_grad(0, masked_gradient);
                 }
                 if cx.needs_grad(2) {
-                    let mut taken = self.gather_at_indices(cx, g)?;
-                    if let Some(stays) = self.last_update_mask(cx)? {
+                    let mut gathered = self.gather_at_indices(cx, g)?;
+                    if let Some(is_last) = self.last_update_mask(cx)? {
                         let zero = Tensor::scalar(cx.dtype(cx.input(2)?)?, 0.0);
                         let zero = cx.constant("zero", zero);
-                        taken = cx.add("Where", &[stays, taken, zero], Attrs::new());
+                        gathered = cx.add("Where", &[is_last, gathered, zero], Attrs::new());
                     }
-                    cx.set_grad(2, taken);
+                    cx.set_grad(2, gathered);
                 }
                 Ok(())
             }
             Reduction::Add => {
                 cx.set_grad(0, g);
                 if cx.needs_grad(2) {
-                    let taken = self.gather_at_indices(cx, g)?;
-                    cx.set_grad(2, taken);
+                    let gathered = self.gather_at_indices(cx, g)?;
+                    cx.set_grad(2, gathered);
                 }
                 Ok(())
             }
@@ -203,13 +203,13 @@ impl Op for Scatter {
         let dims = cx.dims(0);
         match self.reduction {
             Reduction::None => {
-                let places = self.scatter_positions(cx, &dims)?;
-                self.overwrite(cx, &places)
+                let rows = self.scatter_positions(cx, &dims)?;
+                self.overwrite(cx, &rows)
             }
             Reduction::Add => {
-                let places = self.scatter_positions(cx, &dims)?;
+                let rows = self.scatter_positions(cx, &dims)?;
                 let (data, updates, output) = (cx.input(0), cx.input(2), cx.output(0));
-                emit_scatter_sum(cx, &places, updates, Some(data), output)
+                emit_scatter_sum(cx, &rows, updates, Some(data), output)
             }
             _ => self.combine(cx, &dims),
         }
@@ -221,30 +221,33 @@ impl Scatter {
     fn has_distinct_indices(&self, cx: &Grad<'_>) -> Result<bool, OpError> {
         let (data, indices) = (cx.input(0)?, cx.input(1)?);
         let Some(tensor) = cx.constant_of(indices) else { return Ok(false) };
-        let (Some(found), dims) = (tensor.to_i64(), tensor.dims()) else { return Ok(false) };
+        let (Some(values), dims) = (tensor.to_i64(), tensor.dims()) else { return Ok(false) };
         let rank = cx.shape(data).map(Shape::rank);
         // A negative index may equal a positive one, which cannot be checked if the size of the axis is unknown.
         let from_front = |index: i64, axis: usize| {
             let size = cx.shape(data).and_then(|shape| shape.get(axis)).and_then(Dim::known);
             if index >= 0 { Some(index) } else { size.map(|size| index + size as i64) }
         };
-        let mut places: FxHashSet<Vec<i64>> = FxHashSet::default();
+        let mut positions: FxHashSet<Vec<i64>> = FxHashSet::default();
         Ok(match self.form {
             IndexForm::Elements { axis } => {
                 let Some(axis) = rank.map(|rank| normalize_axis(axis, rank)).transpose()? else {
                     return Ok(false);
                 };
                 let (_, size, after) = split_at_axis(dims, axis);
-                found.iter().enumerate().all(|(k, &index)| {
+                values.iter().enumerate().all(|(k, &index)| {
                     let line = k / (size * after) * after + k % after;
-                    from_front(index, axis).is_some_and(|row| places.insert(vec![line as i64, row]))
+                    from_front(index, axis).is_some_and(|row| positions.insert(vec![line as i64, row]))
                 })
             }
             IndexForm::Slices => {
                 let width = dims.last().copied().unwrap_or(1).max(1);
-                found.chunks(width).all(|place| {
-                    let place = place.iter().enumerate().map(|(axis, &index)| from_front(index, axis));
-                    place.collect::<Option<Vec<i64>>>().is_some_and(|place| places.insert(place))
+                values.chunks(width).all(|index_vector| {
+                    let coordinates =
+                        index_vector.iter().enumerate().map(|(axis, &index)| from_front(index, axis));
+                    coordinates
+                        .collect::<Option<Vec<i64>>>()
+                        .is_some_and(|position| positions.insert(position))
                 })
             }
         })
@@ -263,8 +266,8 @@ impl Scatter {
         let numbers = cx.add("Range", &[zero, count, one], Attrs::new());
         let shape = cx.shape_of(updates);
         let numbers = cx.add("Reshape", &[numbers, shape], Attrs::new());
-        let nobody = Scatter::filled_like(cx, data, DType::I64, -1.0);
-        let last = self.scatter_at_indices(cx, nobody, numbers, "none")?;
+        let no_update = Scatter::filled_like(cx, data, DType::I64, -1.0);
+        let last = self.scatter_at_indices(cx, no_update, numbers, "none")?;
         let last = self.gather_at_indices(cx, last)?;
         Ok(Some(cx.add("Equal", &[last, numbers], Attrs::new())))
     }
@@ -333,11 +336,11 @@ impl Scatter {
             // Number of zeros among the others.
             let others_zero = cx.add("Sub", &[zeros, counted], Attrs::new());
             let clear = cx.add("Equal", &[others_zero, zero], Attrs::new());
-            let others = cx.add("Div", &[product, present], Attrs::new());
-            let others = cx.add("Where", &[clear, others, zero], Attrs::new());
+            let quotients = cx.add("Div", &[product, present], Attrs::new());
+            let other_products = cx.add("Where", &[clear, quotients, zero], Attrs::new());
             let arriving = cx.add("Mul", &[g, data], Attrs::new());
             let arriving = self.gather_at_indices(cx, arriving)?;
-            let gradient = cx.add("Mul", &[arriving, others], Attrs::new());
+            let gradient = cx.add("Mul", &[arriving, other_products], Attrs::new());
             cx.set_grad(2, gradient);
         }
         Ok(())
@@ -348,16 +351,16 @@ impl Scatter {
         let (data, updates, y) = (cx.input(0)?, cx.input(2)?, cx.output(0, "y"));
         let dtype = cx.dtype(data)?;
         let cast = Attrs::new().with("to", i64::from(dtype.to_onnx()));
-        let stays = cx.add("Equal", &[data, y], Attrs::new());
+        let is_data = cx.add("Equal", &[data, y], Attrs::new());
         let result = self.gather_at_indices(cx, y)?;
         let chosen = cx.add("Equal", &[updates, result], Attrs::new());
-        let own = cx.add("Cast", &[stays], cast.clone());
+        let data_marks = cx.add("Cast", &[is_data], cast.clone());
         let marks = cx.add("Cast", &[chosen], cast);
-        let ties = self.scatter_at_indices(cx, own, marks, "add")?;
+        let ties = self.scatter_at_indices(cx, data_marks, marks, "add")?;
         let share = cx.add("Div", &[g, ties], Attrs::new());
         let zero = cx.constant("zero", Tensor::scalar(dtype, 0.0));
         if cx.needs_grad(0) {
-            let gradient = cx.add("Where", &[stays, share, zero], Attrs::new());
+            let gradient = cx.add("Where", &[is_data, share, zero], Attrs::new());
             cx.set_grad(0, gradient);
         }
         if cx.needs_grad(2) {
@@ -389,15 +392,15 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let version = rw.version();
     let reduction = rw.attrs().string("reduction")?.map(ToOwned::to_owned);
-    let least = match reduction.as_deref() {
+    let oldest = match reduction.as_deref() {
         Some("add" | "mul") => 16,
         Some("max" | "min") => 18,
         _ => 9,
     };
-    if version < least {
+    if version < oldest {
         return Err(OpError::unsupported(match reduction {
-            Some(reduction) => format!("the reduction {reduction:?} needs opset {least} or newer"),
-            None => format!("it needs opset {least} or newer"),
+            Some(reduction) => format!("the reduction {reduction:?} needs opset {oldest} or newer"),
+            None => format!("it needs opset {oldest} or newer"),
         }));
     }
     let mut attrs = rw.attrs().clone();
@@ -451,21 +454,21 @@ fn sum_elements(rw: &mut Rewrite<'_>, axis: usize, rank: usize, dtype: DType) ->
         return rw.add("ScatterElements", &[zeros, indices, updates], Attrs::new().with("axis", axis as i64));
     }
     let size = rw.size_along(data, axis);
-    let places = match rw.constant_of(size).and_then(Tensor::to_i64) {
+    let positions = match rw.constant_of(size).and_then(Tensor::to_i64) {
         Some(size) => rw.ints("places", &(0..size[0]).collect::<Vec<i64>>()),
         None => rw.count_up(size),
     };
-    let mut lying = vec![1; rank + 1];
-    lying[axis] = -1;
-    let lying = rw.ints("lying", &lying);
-    let places = rw.add("Reshape", &[places, lying], Attrs::new());
+    let mut axis_shape = vec![1; rank + 1];
+    axis_shape[axis] = -1;
+    let shape_input = rw.ints("lying", &axis_shape);
+    let reshaped = rw.add("Reshape", &[positions, shape_input], Attrs::new());
     let at = rw.ints("axis", &[axis as i64]);
     let indices = rw.add("Cast", &[indices], Attrs::new().with("to", i64::from(DType::I64.to_onnx())));
     let from_behind = rw.add("Add", &[indices, size], Attrs::new());
     let [indices, from_behind, each] =
         [indices, from_behind, updates].map(|value| rw.add("Unsqueeze", &[value, at], Attrs::new()));
-    let hit = rw.add("Equal", &[indices, places], Attrs::new());
-    let hit_from_behind = rw.add("Equal", &[from_behind, places], Attrs::new());
+    let hit = rw.add("Equal", &[indices, reshaped], Attrs::new());
+    let hit_from_behind = rw.add("Equal", &[from_behind, reshaped], Attrs::new());
     let hit = rw.add("Or", &[hit, hit_from_behind], Attrs::new());
     let picked = rw.add("Where", &[hit, each, zero], Attrs::new());
     let over = rw.ints("updates", &[axis as i64 + 1]);
@@ -478,11 +481,11 @@ fn sum_elements(rw: &mut Rewrite<'_>, axis: usize, rank: usize, dtype: DType) ->
         return summed;
     }
     // Updates may cover only the first elements along the other axes.
-    let whole = rw.add("Shape", &[data], Attrs::new());
+    let data_shape = rw.add("Shape", &[data], Attrs::new());
     let part = rw.add("Shape", &[summed], Attrs::new());
-    let behind = rw.add("Sub", &[whole, part], Attrs::new());
+    let after = rw.add("Sub", &[data_shape, part], Attrs::new());
     let before = rw.ints("before", &vec![0; rank]);
-    let pads = rw.add("Concat", &[before, behind], Attrs::new().with("axis", 0i64));
+    let pads = rw.add("Concat", &[before, after], Attrs::new().with("axis", 0i64));
     rw.add("Pad", &[summed, pads, zero], Attrs::new())
 }
 
@@ -494,10 +497,10 @@ fn sum_slices(
     rank: usize,
     dtype: DType,
 ) -> ValueId {
-    let whole = rw.add("Shape", &[data], Attrs::new());
+    let data_shape = rw.add("Shape", &[data], Attrs::new());
     let part = |rw: &mut Rewrite<'_>, from: usize, to: usize| -> ValueId {
         let (from, to) = (rw.ints("from", &[from as i64]), rw.ints("to", &[to as i64]));
-        rw.add("Slice", &[whole, from, to], Attrs::new())
+        rw.add("Slice", &[data_shape, from, to], Attrs::new())
     };
     let product = |rw: &mut Rewrite<'_>, from: usize, to: usize| -> ValueId {
         if from == to {
@@ -510,9 +513,9 @@ fn sum_slices(
     let strides: Vec<ValueId> = (0..width).map(|k| product(rw, k + 1, width)).collect();
     let strides = rw.add("Concat", &strides, Attrs::new().with("axis", 0i64));
     let (zero, line) = (rw.ints("zero", &[0]), rw.ints("line", &[-1]));
-    let behind = rw.add("Less", &[indices, zero], Attrs::new());
+    let is_negative = rw.add("Less", &[indices, zero], Attrs::new());
     let counted = rw.add("Add", &[indices, lead], Attrs::new());
-    let indices = rw.add("Where", &[behind, counted, indices], Attrs::new());
+    let indices = rw.add("Where", &[is_negative, counted, indices], Attrs::new());
     let steps = rw.add("Mul", &[indices, strides], Attrs::new());
     let last = rw.ints("last", &[-1]);
     let at = rw.add("ReduceSum", &[steps, last], Attrs::new().with("keepdims", 0i64));
@@ -524,7 +527,7 @@ fn sum_slices(
     let blocks = rw.add("Concat", &[count, size], Attrs::new().with("axis", 0i64));
     let updates = rw.add("Reshape", &[updates, blocks], Attrs::new().with("allowzero", 1i64));
     let summed = rw.add("MatMul", &[ones, updates], Attrs::new());
-    rw.add("Reshape", &[summed, whole], Attrs::new().with("allowzero", 1i64))
+    rw.add("Reshape", &[summed, data_shape], Attrs::new().with("allowzero", 1i64))
 }
 
 fn upgrade_scatter(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
@@ -726,12 +729,12 @@ mod tests {
         let written = check_downgrade(&old, &inputs, 9);
         assert_eq!(&*written.nodes[0].op, "Scatter");
         check_downgrade(&old, &inputs, 11);
-        for (name, least) in [("add", 16), ("mul", 16), ("max", 18), ("min", 18)] {
+        for (name, oldest) in [("add", 16), ("mul", 16), ("max", 18), ("min", 18)] {
             let graph = one_node_graph(NEWEST_OPSET, ELEMENTS, &ports, 1, reduction(name)).expect("valid");
-            check_downgrade(&graph, &inputs, least);
+            check_downgrade(&graph, &inputs, oldest);
             let error =
-                crate::passes::versions::downgrade(&mut graph.clone(), least - 1).expect_err("refused");
-            assert!(error.to_string().contains(&format!("needs opset {least} or newer")), "{error}");
+                crate::passes::versions::downgrade(&mut graph.clone(), oldest - 1).expect_err("refused");
+            assert!(error.to_string().contains(&format!("needs opset {oldest} or newer")), "{error}");
         }
     }
 

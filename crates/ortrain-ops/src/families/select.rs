@@ -80,8 +80,8 @@ impl Op for Cast {
         cx.check_arity(1, 1, 1)?;
         let from = cx.dtype(0)?;
         cx.set_output(0, self.to, cx.shape(0).cloned());
-        let whole = |dtype: DType| matches!(dtype, DType::I32 | DType::I64);
-        if whole(from) && whole(self.to) {
+        let is_integer = |dtype: DType| matches!(dtype, DType::I32 | DType::I64);
+        if is_integer(from) && is_integer(self.to) {
             cx.set_output_sizes(0, cx.sizes(0));
         }
         Ok(())
@@ -177,16 +177,16 @@ impl Op for Pow {
         let (base, exponent, y) = (cx.input(0)?, cx.input(1)?, cx.output(0, "y"));
         let (dtype, exponent_dtype) = (cx.dtype(base)?, cx.dtype(exponent)?);
         let ty = Type::of(dtype);
-        let one =
+        let scalar_exponent =
             cx.constant_of(exponent).filter(|tensor| tensor.len() == 1).map(|tensor| tensor.to_f64()[0]);
         // An exponent of 0 has slope 0 everywhere; the general form gives it the right shape.
-        let one = one.filter(|&value| value != 0.0);
+        let nonzero_exponent = scalar_exponent.filter(|&value| value != 0.0);
         let mut cast: Option<ValueId> = None;
         for k in [0, 1] {
             if !cx.needs_grad(k) {
                 continue;
             }
-            let constant = if k == 0 { one } else { None };
+            let constant = if k == 0 { nonzero_exponent } else { None };
             let Some(derivative) = derive(&Pow::power_expr(ty, constant), 2, k) else { continue };
             let exponent_seen = match cast {
                 _ if exponent_dtype == dtype || constant.is_some() => exponent,
@@ -229,12 +229,12 @@ fn build_cast(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     // These attributes apply only to unsupported types.
     node.attrs.int("saturate")?;
     node.attrs.string("round_mode")?;
-    let number = Attrs::required("to", node.attrs.int("to")?)?;
-    let Some(to) = i32::try_from(number).ok().and_then(DType::from_onnx) else {
-        let known = i32::try_from(number).ok().and_then(DType::unsupported_name);
+    let code = Attrs::required("to", node.attrs.int("to")?)?;
+    let Some(to) = i32::try_from(code).ok().and_then(DType::from_onnx) else {
+        let known = i32::try_from(code).ok().and_then(DType::unsupported_name);
         return Err(match known {
             Some(name) => OpError::unsupported(format!("elements of type {name} are not supported")),
-            None => OpError::invalid(format!("to is {number}, which is not an element type")),
+            None => OpError::invalid(format!("to is {code}, which is not an element type")),
         });
     };
     Ok(Box::new(Cast { to }))
@@ -257,8 +257,9 @@ fn downgrade_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     else {
         return Ok(());
     };
-    let whole = rw.node().present_outputs().next().and_then(|id| rw.shape(id)).cloned();
-    let is_whole = |rw: &Rewrite<'_>, value: ValueId| whole.is_some() && rw.shape(value) == whole.as_ref();
+    let result_shape = rw.node().present_outputs().next().and_then(|id| rw.shape(id)).cloned();
+    let is_whole =
+        |rw: &Rewrite<'_>, value: ValueId| result_shape.is_some() && rw.shape(value) == result_shape.as_ref();
     let mut flags = condition;
     if !is_whole(rw, condition) {
         // No number is less than itself: this broadcasts the flags without changing them.
@@ -267,9 +268,9 @@ fn downgrade_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             flags = rw.add("Or", &[flags, never], Attrs::new());
         }
     }
-    let others = rw.add("Not", &[flags], Attrs::new());
+    let inverted = rw.add("Not", &[flags], Attrs::new());
     let mut halves = Vec::with_capacity(2);
-    for (value, flags) in [(yes, flags), (no, others)] {
+    for (value, flags) in [(yes, flags), (no, inverted)] {
         if rw.constant_of(value).is_some_and(|tensor| tensor.to_f64().iter().all(|&x| x == 0.0)) {
             continue;
         }
@@ -311,13 +312,13 @@ fn decompose_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         spread = rw.add("Add", &[spread, zeros], Attrs::new());
     }
     let chosen = rw.add("Add", &[chosen, spread], Attrs::new());
-    let others = rw.add("Sub", &[one, chosen], Attrs::new());
-    for (value, own, other) in [(yes, chosen, others), (no, others, chosen)] {
+    let unchosen = rw.add("Sub", &[one, chosen], Attrs::new());
+    for (value, mask, other) in [(yes, chosen, unchosen), (no, unchosen, chosen)] {
         if rw.constant_of(value).is_some_and(|tensor| tensor.to_f64().iter().all(|&x| x == 0.0)) {
             continue;
         }
         let value = rw.add("Add", &[value, spread], Attrs::new());
-        let above = rw.add("Div", &[own, other], Attrs::new());
+        let above = rw.add("Div", &[mask, other], Attrs::new());
         let below = rw.add("Neg", &[above], Attrs::new());
         let half = rw.add("Max", &[value, below], Attrs::new());
         halves.push(rw.add("Min", &[half, above], Attrs::new()));
@@ -595,9 +596,9 @@ mod tests {
         let graph = two_input_graph(POW, &base, &exponent);
         assert_eq!(check_downgrade(&graph, &[base.clone(), exponent.clone()], 12).nodes.len(), 1);
         assert_eq!(check_downgrade(&graph, &[base, exponent.clone()], 11).nodes.len(), 2);
-        let whole = Tensor::from_slice(DType::I32, &[2], &[3i32, -2]);
-        let graph = two_input_graph(POW, &whole, &exponent);
-        assert_eq!(check_downgrade(&graph, &[whole, exponent], 7).nodes.len(), 4);
+        let integer_base = Tensor::from_slice(DType::I32, &[2], &[3i32, -2]);
+        let graph = two_input_graph(POW, &integer_base, &exponent);
+        assert_eq!(check_downgrade(&graph, &[integer_base, exponent], 7).nodes.len(), 4);
 
         let x = Tensor::f32(&[1], &[1.5]);
         let attrs = cast_attrs(DType::F16).with("saturate", 1i64).with("round_mode", "up");
@@ -608,8 +609,8 @@ mod tests {
             one_node_graph(NEWEST_OPSET, CAST, &[Some(&x)], 1, cast_attrs(DType::BF16)).expect("valid");
         assert!(passes::versions::downgrade(&mut graph.clone(), 12).is_err());
 
-        let (condition, whole) = (flags(&[1], &[1]), Tensor::i64(&[1], &[1]));
-        let inputs = [Some(&condition), Some(&whole), Some(&whole)];
+        let (condition, integers) = (flags(&[1], &[1]), Tensor::i64(&[1], &[1]));
+        let inputs = [Some(&condition), Some(&integers), Some(&integers)];
         let graph = one_node_graph(NEWEST_OPSET, WHERE, &inputs, 1, Attrs::new()).expect("valid");
         let error = passes::versions::downgrade(&mut graph.clone(), 8).expect_err("refused");
         assert!(error.to_string().contains("needs opset 9"), "{error}");
@@ -630,9 +631,9 @@ mod tests {
                 let (yes, no) = if swapped { (&other, &x) } else { (&x, &other) };
                 let inputs = [Some(&condition), Some(yes), Some(no)];
                 let graph = one_node_graph(NEWEST_OPSET, WHERE, &inputs, 1, Attrs::new()).expect("valid");
-                let given = [condition.clone(), yes.clone(), no.clone()];
-                assert_eq!(check_downgrade(&graph, &given, 9).nodes.len(), 1);
-                let old = check_downgrade(&graph, &given, 7);
+                let feeds = [condition.clone(), yes.clone(), no.clone()];
+                assert_eq!(check_downgrade(&graph, &feeds, 9).nodes.len(), 1);
+                let old = check_downgrade(&graph, &feeds, 7);
                 assert!(old.nodes.iter().all(|node| &*node.op != "Where"), "{old}");
             }
         }

@@ -36,7 +36,7 @@ fn element_product(dims: &[Dim]) -> (usize, Vec<&Dim>) {
 impl View {
     /// Returns the target shape of Reshape, or `None` if symbols leave a size unknown.
     fn reshape(&self, cx: &Infer<'_>, allow_zero: bool) -> Result<Option<Shape>, OpError> {
-        let wanted: Vec<Result<Dim, i64>> = if let Some(ints) = cx.ints(1) {
+        let requested: Vec<Result<Dim, i64>> = if let Some(ints) = cx.ints(1) {
             ints.into_iter().map(|size| usize::try_from(size).map(Dim::Known).map_err(|_| size)).collect()
         } else if let Some(sizes) = cx.sizes(1) {
             sizes
@@ -48,8 +48,8 @@ impl View {
             return Ok(rank.map(|rank| cx.unknown_shape(0, rank)));
         };
         let input = cx.shape(0);
-        let mut dims: Vec<Option<Dim>> = Vec::with_capacity(wanted.len());
-        for (axis, size) in wanted.iter().enumerate() {
+        let mut dims: Vec<Option<Dim>> = Vec::with_capacity(requested.len());
+        for (axis, size) in requested.iter().enumerate() {
             dims.push(match size {
                 Ok(Dim::Known(0)) if !allow_zero => match input {
                     Some(shape) => Some(shape.get(axis).cloned().ok_or_else(|| {
@@ -68,8 +68,8 @@ impl View {
         if open > 1 {
             return Err(OpError::invalid("at most one size can be -1"));
         }
-        let told: Vec<Dim> = dims.iter().flatten().cloned().collect();
-        let (told_known, told_symbols) = element_product(&told);
+        let known_dims: Vec<Dim> = dims.iter().flatten().cloned().collect();
+        let (told_known, told_symbols) = element_product(&known_dims);
         if let Some(shape) = input {
             let (known, symbols) = element_product(shape);
             if symbols == told_symbols {
@@ -77,15 +77,20 @@ impl View {
                 let empty_in_both = |axis: usize| {
                     shape.get(axis) == Some(&Dim::Known(0)) && dims.get(axis) == Some(&Some(Dim::Known(0)))
                 };
-                let (all, told) = if open == 1 {
+                let (total, known_count) = if open == 1 {
                     let rest = |count: usize| (0..count).filter(|&axis| !empty_in_both(axis));
-                    let all: Vec<Dim> = rest(shape.rank()).map(|axis| shape[axis].clone()).collect();
-                    let told: Vec<Dim> = rest(dims.len()).filter_map(|axis| dims[axis].clone()).collect();
-                    (element_product(&all).0, element_product(&told).0)
+                    let all_dims: Vec<Dim> = rest(shape.rank()).map(|axis| shape[axis].clone()).collect();
+                    let declared_sizes: Vec<Dim> =
+                        rest(dims.len()).filter_map(|axis| dims[axis].clone()).collect();
+                    (element_product(&all_dims).0, element_product(&declared_sizes).0)
                 } else {
                     (known, told_known)
                 };
-                let fits = if open == 1 { told != 0 && all % told == 0 } else { all == told };
+                let fits = if open == 1 {
+                    known_count != 0 && total % known_count == 0
+                } else {
+                    total == known_count
+                };
                 if !fits && (symbols.is_empty() || (known != 0 && told_known != 0)) {
                     return Err(OpError::invalid(format!(
                         "shape {shape} of {known} elements cannot be reshaped to {}",
@@ -95,7 +100,7 @@ impl View {
                             .join("x"),
                     )));
                 }
-                let rest = if open == 1 { all.checked_div(told).unwrap_or(0) } else { 1 };
+                let rest = if open == 1 { total.checked_div(known_count).unwrap_or(0) } else { 1 };
                 return Ok(Some(dims.into_iter().map(|dim| dim.unwrap_or(Dim::Known(rest))).collect()));
             }
             // The input has one symbol more than the target: it is the open size, if the known sizes agree.
@@ -152,8 +157,8 @@ impl View {
                         return Err(OpError::invalid(format!("axis {axis} of {shape} must have size 1")));
                     }
                 }
-                let kept = (0..shape.rank()).filter(|axis| !axes.contains(axis));
-                Ok(Some(kept.map(|axis| shape[axis].clone()).collect()))
+                let remaining = (0..shape.rank()).filter(|axis| !axes.contains(axis));
+                Ok(Some(remaining.map(|axis| shape[axis].clone()).collect()))
             }
             View::Unsqueeze => {
                 let (Some(shape), Some(axes)) = (cx.shape(0), cx.ints(1)) else { return Ok(None) };
@@ -264,8 +269,8 @@ impl Op for Transpose {
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let dims = cx.dims(0);
         let perm = self.perm(dims.len())?;
-        let own = Access::contiguous(cx.dtype(0), &dims).strides;
-        let strides: Vec<isize> = perm.iter().map(|&axis| own[axis]).collect();
+        let input_strides = Access::contiguous(cx.dtype(0), &dims).strides;
+        let strides: Vec<isize> = perm.iter().map(|&axis| input_strides[axis]).collect();
         let mut nest = cx.nest(&cx.out_dims(0), 0);
         let buffer = cx.input(0);
         let value = nest.load_strided(cx, buffer, 0, &strides);
@@ -489,8 +494,8 @@ fn broadcast_axes(a: &[i64], b: &[i64]) -> Result<[Vec<i64>; 2], OpError> {
         if x != y && x != 1 && y != 1 {
             return Err(OpError::invalid(format!("shapes {a:?} and {b:?} do not broadcast")));
         }
-        for (list, own, other, len) in [(0, x, y, a.len()), (1, y, x, b.len())] {
-            if (own == 1 && other != 1) || axis + len < rank {
+        for (list, size, other, len) in [(0, x, y, a.len()), (1, y, x, b.len())] {
+            if (size == 1 && other != 1) || axis + len < rank {
                 axes[list].push(axis as i64);
             }
         }
@@ -553,8 +558,8 @@ fn decompose_broadcast_args(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             continue;
         }
         let other = rw.add("Not", &[is_one[1 - k]], Attrs::new());
-        let here = rw.add("And", &[is_one[k], other], Attrs::new());
-        let positions = rw.add("NonZero", &[here], Attrs::new());
+        let is_reduced = rw.add("And", &[is_one[k], other], Attrs::new());
+        let positions = rw.add("NonZero", &[is_reduced], Attrs::new());
         let axes = rw.add("Reshape", &[positions, flat], Attrs::new());
         rw.replace_output(k, axes);
     }
@@ -710,10 +715,10 @@ fn downgrade_shape(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         return Ok(());
     }
     let x = rw.required_input(0)?;
-    let whole = rw.add("Shape", &[x], Attrs::new());
+    let full_shape = rw.add("Shape", &[x], Attrs::new());
     let starts = rw.ints("start", &[start.unwrap_or(0)]);
     let ends = rw.ints("end", &[end.unwrap_or(i64::MAX)]);
-    let part = rw.add("Slice", &[whole, starts, ends], Attrs::new());
+    let part = rw.add("Slice", &[full_shape, starts, ends], Attrs::new());
     rw.replace_output(0, part);
     Ok(())
 }

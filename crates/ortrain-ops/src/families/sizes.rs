@@ -30,9 +30,9 @@ impl Size {
 ///
 /// # Errors
 /// Returns an error if the rank is unknown.
-pub(super) fn shape_of(rw: &Rewrite<'_>, value: ValueId, what: &str) -> Result<Shape, OpError> {
+pub(super) fn shape_of(rw: &Rewrite<'_>, value: ValueId, label: &str) -> Result<Shape, OpError> {
     rw.shape(value).cloned().ok_or_else(|| {
-        OpError::unsupported(format!("the rank of {what} must be known; declare its shape in the model"))
+        OpError::unsupported(format!("the rank of {label} must be known; declare its shape in the model"))
     })
 }
 
@@ -40,8 +40,8 @@ pub(super) fn shape_of(rw: &Rewrite<'_>, value: ValueId, what: &str) -> Result<S
 ///
 /// # Errors
 /// Returns an error if the type is unknown.
-pub(super) fn dtype_of(rw: &Rewrite<'_>, value: ValueId, what: &str) -> Result<DType, OpError> {
-    rw.dtype(value).ok_or_else(|| OpError::invalid(format!("the type of {what} is not known")))
+pub(super) fn dtype_of(rw: &Rewrite<'_>, value: ValueId, label: &str) -> Result<DType, OpError> {
+    rw.dtype(value).ok_or_else(|| OpError::invalid(format!("the type of {label} is not known")))
 }
 
 /// Returns the size of an axis of an input of the node.
@@ -126,16 +126,16 @@ pub(super) fn reshape_to(rw: &mut Rewrite<'_>, value: ValueId, sizes: &[Size]) -
         return rw.add("Reshape", &[value, shape], Attrs::new());
     }
     let old = sizes.contains(&Size::SameAxis).then(|| rw.add("Shape", &[value], Attrs::new()));
-    let mut told = Vec::with_capacity(sizes.len());
+    let mut new_sizes = Vec::with_capacity(sizes.len());
     for (axis, &size) in sizes.iter().enumerate() {
-        told.push(match (size, old) {
+        new_sizes.push(match (size, old) {
             (Size::SameAxis, Some(old)) => {
                 Size::Value(slice_axis(rw, old, 0, axis as i64, axis as i64 + 1, 1))
             }
             _ => size,
         });
     }
-    let shape = concat_sizes(rw, &told);
+    let shape = concat_sizes(rw, &new_sizes);
     rw.add("Reshape", &[value, shape], Attrs::new().with("allowzero", 1i64))
 }
 
@@ -227,7 +227,7 @@ pub(super) fn range_positions(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
 /// Converts a size to a scalar of an element type.
 pub(super) fn as_number(rw: &mut Rewrite<'_>, size: Size, dtype: DType) -> ValueId {
     match size {
-        Size::Number(count) => number(rw, dtype, count as f64),
+        Size::Number(count) => scalar_constant(rw, dtype, count as f64),
         other => {
             let count = as_vector(rw, other);
             cast(rw, count, DType::I64, dtype)
@@ -236,7 +236,7 @@ pub(super) fn as_number(rw: &mut Rewrite<'_>, size: Size, dtype: DType) -> Value
 }
 
 /// Adds a scalar constant.
-pub(super) fn number(rw: &mut Rewrite<'_>, dtype: DType, value: f64) -> ValueId {
+pub(super) fn scalar_constant(rw: &mut Rewrite<'_>, dtype: DType, value: f64) -> ValueId {
     rw.constant("number", Tensor::scalar(dtype, value))
 }
 
@@ -246,6 +246,6 @@ pub(super) fn add_op(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> Valu
 }
 
 /// Converts a value to another type.
-pub(super) fn cast(rw: &mut Rewrite<'_>, value: ValueId, from: DType, wanted: DType) -> ValueId {
-    super::batch_norm::cast(rw.patch().1, value, from, wanted)
+pub(super) fn cast(rw: &mut Rewrite<'_>, value: ValueId, from: DType, target: DType) -> ValueId {
+    super::batch_norm::cast(rw.patch().1, value, from, target)
 }

@@ -31,11 +31,11 @@ const EPSILON: f32 = 1e-12;
 
 /// Checks that a value is a vector with the length `width`.
 fn check_vector(cx: &Infer<'_>, k: usize, width: Option<&Dim>) -> Result<(), OpError> {
-    let Some(found) = cx.shape(k) else { return Ok(()) };
-    let apart = matches!((found.first().and_then(Dim::known), width.and_then(Dim::known)), (Some(a), Some(b)) if a != b);
-    if found.rank() != 1 || apart {
+    let Some(actual) = cx.shape(k) else { return Ok(()) };
+    let differs = matches!((actual.first().and_then(Dim::known), width.and_then(Dim::known)), (Some(a), Some(b)) if a != b);
+    if actual.rank() != 1 || differs {
         let width = width.map_or("width".to_owned(), ToString::to_string);
-        return Err(OpError::invalid(format!("input {k} has shape {found}, expected [{width}]")));
+        return Err(OpError::invalid(format!("input {k} has shape {actual}, expected [{width}]")));
     }
     Ok(())
 }
@@ -107,16 +107,16 @@ fn decompose_skip(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let attrs = Attrs::new().with("axis", -1i64).with("epsilon", epsilon_attr(rw)?);
     let shift = shift.and_then(|k| rw.input(k));
     let inputs: Vec<Option<ValueId>> = [Some(sum), Some(scale)].into_iter().chain(shift.map(Some)).collect();
-    let (name, most) =
+    let (name, max_outputs) =
         if op.subtracts_mean { ("LayerNormalization", 3) } else { ("SimplifiedLayerNormalization", 2) };
     let wants_statistics = rw.has_output(1) || rw.has_output(2);
-    let outputs = rw.add_node("", name, &inputs, if wants_statistics { most } else { 1 }, attrs);
+    let outputs = rw.add_node("", name, &inputs, if wants_statistics { max_outputs } else { 1 }, attrs);
     rw.replace_output(0, outputs[0]);
     if wants_statistics {
         if op.subtracts_mean {
             rw.replace_output(1, outputs[1]);
         }
-        rw.replace_output(2, outputs[most - 1]);
+        rw.replace_output(2, outputs[max_outputs - 1]);
     }
     rw.replace_output(3, sum);
     Ok(())
@@ -155,7 +155,7 @@ impl Op for EmbedLayerNorm {
                 "segments need segment embeddings, and segment embeddings need segments",
             ));
         }
-        let apart = |a: Option<&Dim>, b: Option<&Dim>| matches!((a.and_then(Dim::known), b.and_then(Dim::known)), (Some(a), Some(b)) if a != b);
+        let differ_in_size = |a: Option<&Dim>, b: Option<&Dim>| matches!((a.and_then(Dim::known), b.and_then(Dim::known)), (Some(a), Some(b)) if a != b);
         let tokens = cx.shape(TOKENS).cloned();
         if let Some(tokens) = &tokens {
             if tokens.rank() != 2 {
@@ -164,13 +164,13 @@ impl Op for EmbedLayerNorm {
                 )));
             }
             for k in [SEGMENTS, MASK, POSITIONS] {
-                let Some(found) = cx.shape(k) else { continue };
+                let Some(actual) = cx.shape(k) else { continue };
                 // Positions may be shared by the whole batch.
-                let of_batch = !(k == POSITIONS && found.first().is_some_and(Dim::is_one));
-                let differ =
-                    (of_batch && apart(found.first(), tokens.first())) || apart(found.get(1), tokens.get(1));
-                if found.rank() != 2 || differ {
-                    return Err(OpError::invalid(format!("input {k} has shape {found}, expected {tokens}")));
+                let of_batch = !(k == POSITIONS && actual.first().is_some_and(Dim::is_one));
+                let differ = (of_batch && differ_in_size(actual.first(), tokens.first()))
+                    || differ_in_size(actual.get(1), tokens.get(1));
+                if actual.rank() != 2 || differ {
+                    return Err(OpError::invalid(format!("input {k} has shape {actual}, expected {tokens}")));
                 }
             }
         }
@@ -179,10 +179,10 @@ impl Op for EmbedLayerNorm {
             .find_map(|&k| cx.shape(k).and_then(|shape| shape.get(1)))
             .cloned();
         for k in [TOKEN_EMBEDDINGS, POSITION_EMBEDDINGS, SEGMENT_EMBEDDINGS] {
-            let Some(found) = cx.shape(k) else { continue };
-            if found.rank() != 2 || apart(found.get(1), width.as_ref()) {
+            let Some(table_shape) = cx.shape(k) else { continue };
+            if table_shape.rank() != 2 || differ_in_size(table_shape.get(1), width.as_ref()) {
                 return Err(OpError::invalid(format!(
-                    "input {k} has shape {found}, expected [rows, {}] (one row for each index)",
+                    "input {k} has shape {table_shape}, expected [rows, {}] (one row for each index)",
                     width.map_or("width".to_owned(), |width| width.to_string())
                 )));
             }
@@ -222,15 +222,15 @@ fn decompose_embed(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let looked_up = |rw: &mut Rewrite<'_>, table: ValueId, rows: ValueId| {
         rw.add("Gather", &[table, rows], Attrs::new().with("axis", 0i64))
     };
-    let words = looked_up(rw, of_tokens, tokens);
-    let places = match rw.input(POSITIONS) {
+    let token_rows = looked_up(rw, of_tokens, tokens);
+    let position_rows = match rw.input(POSITIONS) {
         Some(positions) => looked_up(rw, of_positions, positions),
         None => {
             let length = size_of(rw, tokens, 1);
             slice_between(rw, of_positions, 0, Size::Number(0), length)
         }
     };
-    let mut sum = rw.add("Add", &[words, places], Attrs::new());
+    let mut sum = rw.add("Add", &[token_rows, position_rows], Attrs::new());
     if let (Some(segments), Some(table)) = (rw.input(SEGMENTS), rw.input(SEGMENT_EMBEDDINGS)) {
         let rows = looked_up(rw, table, segments);
         sum = rw.add("Add", &[sum, rows], Attrs::new());
@@ -299,10 +299,10 @@ mod tests {
         let row = |row: &[f64]| -> Vec<f64> {
             let mean = if shift.is_some() { row.iter().sum::<f64>() / WIDTH as f64 } else { 0.0 };
             let square = row.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / WIDTH as f64;
-            let number = |(k, x): (usize, &f64)| {
+            let normalize = |(k, x): (usize, &f64)| {
                 (x - mean) / (square + epsilon).sqrt() * scale[k] + shift.map_or(0.0, |shift| shift[k])
             };
-            row.iter().enumerate().map(number).collect()
+            row.iter().enumerate().map(normalize).collect()
         };
         sum.chunks(WIDTH).flat_map(row).collect()
     }
@@ -362,8 +362,8 @@ mod tests {
         assert_eq!((got[1].dims(), got[2].dims()), (&[2, 1][..], &[2, 1][..]));
         let sums = got[3].to_f64();
         for row in 0..2 {
-            let own = &sums[row * WIDTH..(row + 1) * WIDTH];
-            let mean = own.iter().sum::<f64>() / WIDTH as f64;
+            let row_values = &sums[row * WIDTH..(row + 1) * WIDTH];
+            let mean = row_values.iter().sum::<f64>() / WIDTH as f64;
             assert!((got[1].to_f64()[row] - mean).abs() < 1e-6);
         }
         let error = match run_node((MICROSOFT, SIMPLIFIED), &ports, 4, Attrs::new()) {
@@ -391,15 +391,15 @@ mod tests {
         let segments = int(&[2, 3], &[0, 1, 1, 0, 0, 1]);
         let mask = int(&[2, 3], &[1, 1, 0, 1, 0, 0]);
         let each = int(&[2, 3], &[3, 2, 1, 0, 0, 2]);
-        let all = int(&[1, 3], &[3, 1, 1]);
-        let [words, places, parts, scale, shift] = tables();
-        for positions in [None, Some(&each), Some(&all)] {
+        let shared = int(&[1, 3], &[3, 1, 1]);
+        let [token_table, position_table, parts, scale, shift] = tables();
+        for positions in [None, Some(&each), Some(&shared)] {
             for with_segments in [false, true] {
                 let ports = [
                     Some(&tokens),
                     with_segments.then_some(&segments),
-                    Some(&words),
-                    Some(&places),
+                    Some(&token_table),
+                    Some(&position_table),
                     with_segments.then_some(&parts),
                     Some(&scale),
                     Some(&shift),
@@ -412,11 +412,11 @@ mod tests {
                 let int_at = |tensor: &Tensor, k: usize| tensor.to_f64()[k % tensor.len()] as usize;
                 let mut sum = Vec::new();
                 for k in 0..6 {
-                    let place = positions.map_or(k % 3, |positions| int_at(positions, k));
+                    let position = positions.map_or(k % 3, |positions| int_at(positions, k));
                     for column in 0..WIDTH {
                         let at = |table: &Tensor, row: usize| table.to_f64()[row * WIDTH + column];
                         let part = if with_segments { at(&parts, int_at(&segments, k)) } else { 0.0 };
-                        sum.push(at(&words, int_at(&tokens, k)) + at(&places, place) + part);
+                        sum.push(at(&token_table, int_at(&tokens, k)) + at(&position_table, position) + part);
                     }
                 }
                 let y = normalized(&sum, &scale.to_f64(), Some(&shift.to_f64()), f64::from(EPSILON));
@@ -429,7 +429,15 @@ mod tests {
                 check_decomposition(&graph, &inputs, TOLERANCE);
             }
         }
-        let ports = [Some(&tokens), None, Some(&words), Some(&places), None, Some(&scale), Some(&shift)];
+        let ports = [
+            Some(&tokens),
+            None,
+            Some(&token_table),
+            Some(&position_table),
+            None,
+            Some(&scale),
+            Some(&shift),
+        ];
         let got = run_node((MICROSOFT, EMBED), &ports, 2, Attrs::new()).expect("the graph runs");
         assert_eq!(got[1], int(&[2], &[0, 0]), "nothing is counted without a mask");
     }
@@ -440,7 +448,7 @@ mod tests {
             (generic_tensor(&[2, 3, WIDTH], 1), generic_tensor(&[WIDTH], 2), generic_tensor(&[WIDTH - 1], 3));
         let skip = |ports: &[Option<&Tensor>]| one_node_graph(17, (MICROSOFT, SKIP), ports, 1, Attrs::new());
         let wide = generic_tensor(&[4, 3, WIDTH], 4);
-        for (ports, words) in [
+        for (ports, fragment) in [
             (
                 vec![Some(&x), Some(&wide), Some(&vector)],
                 "input 1 has shape [4, 3, 5], which does not broadcast to [2, 3, 5]",
@@ -453,21 +461,32 @@ mod tests {
             (vec![Some(&x), Some(&x)], "expected 3 to 5 inputs, got 2"),
         ] {
             let error = skip(&ports).expect_err("refused").to_string();
-            assert!(error.contains(words), "{error}");
+            assert!(error.contains(fragment), "{error}");
         }
         let tokens = Tensor::from_slice(DType::I32, &[2, 3], &[0i32; 6]);
-        let many = Tensor::from_slice(DType::I32, &[1, 6], &[0i32; 6]);
-        let [words, places, parts, scale, shift] = tables();
+        let six = Tensor::from_slice(DType::I32, &[1, 6], &[0i32; 6]);
+        let [token_table, position_table, parts, scale, shift] = tables();
         let embed = |tokens, segments, table, parts, mask| {
-            let ports =
-                [Some(tokens), segments, Some(table), Some(&places), parts, Some(&scale), Some(&shift), mask];
+            let ports = [
+                Some(tokens),
+                segments,
+                Some(table),
+                Some(&position_table),
+                parts,
+                Some(&scale),
+                Some(&shift),
+                mask,
+            ];
             one_node_graph(17, (MICROSOFT, EMBED), &ports, 1, Attrs::new()).expect_err("refused").to_string()
         };
         for (error, expected) in [
-            (embed(&tokens, Some(&tokens), &words, None, None), "segments need segment embeddings"),
-            (embed(&tokens, None, &words, None, Some(&many)), "input 7 has shape [1, 6], expected [2, 3]"),
+            (embed(&tokens, Some(&tokens), &token_table, None, None), "segments need segment embeddings"),
             (
-                embed(&many, None, &words, None, None),
+                embed(&tokens, None, &token_table, None, Some(&six)),
+                "input 7 has shape [1, 6], expected [2, 3]",
+            ),
+            (
+                embed(&six, None, &token_table, None, None),
                 "6 positions need at least 6 position embeddings, got 4",
             ),
             (

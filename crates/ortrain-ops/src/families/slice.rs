@@ -42,19 +42,19 @@ impl Bounds {
         if self.ends.len() != count || !fits(&self.axes) || !fits(&self.steps) {
             return Err(OpError::invalid("starts, ends, axes and steps differ in length"));
         }
-        let mut cut = vec![None; rank];
+        let mut axis_bounds = vec![None; rank];
         for k in 0..count {
             let axis = normalize_axis(self.axes.as_ref().map_or(k as i64, |axes| axes[k]), rank)?;
             let step = self.steps.as_ref().map_or(1, |steps| steps[k]);
             if step == 0 {
                 return Err(OpError::invalid("steps must not be 0"));
             }
-            if cut[axis].is_some() {
+            if axis_bounds[axis].is_some() {
                 return Err(OpError::invalid(format!("axis {axis} occurs twice in axes")));
             }
-            cut[axis] = Some((self.starts[k], self.ends[k], step));
+            axis_bounds[axis] = Some((self.starts[k], self.ends[k], step));
         }
-        Ok(cut)
+        Ok(axis_bounds)
     }
 }
 
@@ -70,18 +70,26 @@ fn axis_span(size: usize, (start, end, step): (i64, i64, i64)) -> Span {
 }
 
 fn axis_spans(dims: &[usize], bounds: &Bounds) -> Result<Vec<Span>, OpError> {
-    let cut = bounds.per_axis(dims.len())?;
-    let whole = |size: usize| Span { start: 0, step: 1, count: size };
-    Ok(dims.iter().zip(cut).map(|(&size, cut)| cut.map_or(whole(size), |cut| axis_span(size, cut))).collect())
+    let bounds_of_axes = bounds.per_axis(dims.len())?;
+    let full_span = |size: usize| Span { start: 0, step: 1, count: size };
+    Ok(dims
+        .iter()
+        .zip(bounds_of_axes)
+        .map(|(&size, axis_bounds)| axis_bounds.map_or(full_span(size), |bound| axis_span(size, bound)))
+        .collect())
 }
 
 /// Returns offset and strides of a slice in a row-major tensor.
 fn offset_and_strides(dims: &[usize], spans: &[Span]) -> (usize, Strides) {
-    let own = Access::contiguous(DType::U8, dims).strides;
-    let offset = spans.iter().zip(&own).map(|(span, &stride)| span.start * stride as usize).sum();
+    let strides_of_input = Access::contiguous(DType::U8, dims).strides;
+    let offset =
+        spans.iter().zip(&strides_of_input).map(|(span, &stride)| span.start * stride as usize).sum();
     // With one element or none, the stride is not used.
-    let strides =
-        spans.iter().zip(&own).map(|(s, &stride)| if s.count > 1 { stride * s.step } else { 0 }).collect();
+    let strides = spans
+        .iter()
+        .zip(&strides_of_input)
+        .map(|(s, &stride)| if s.count > 1 { stride * s.step } else { 0 })
+        .collect();
     (offset, strides)
 }
 
@@ -135,9 +143,9 @@ impl Op for Slice {
             cx.set_output(0, dtype, Some(dims));
             return Ok(());
         };
-        let cut = bounds.per_axis(shape.rank())?;
+        let axis_bounds = bounds.per_axis(shape.rank())?;
         let dims: Shape = (0..shape.rank())
-            .map(|axis| match (cut[axis], &shape[axis]) {
+            .map(|axis| match (axis_bounds[axis], &shape[axis]) {
                 (None | Some((0, i64::MAX.., 1)), dim) => dim.clone(),
                 (Some(cut), Dim::Known(size)) => Dim::Known(axis_span(*size, cut).count),
                 (Some(_), Dim::Symbol(_)) => cx.unknown_dim(0, axis),
@@ -289,10 +297,11 @@ fn decompose_slice_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let positions = rw.add("Reshape", &[positions, shape], Attrs::new().with("allowzero", 1i64));
     let mut inputs = vec![Some(positions)];
     inputs.extend((2..rw.node().inputs.len()).map(|k| rw.input(k)));
-    let taken = rw.add_node("", "Slice", &inputs, 1, Attrs::new())[0];
-    let taken = rw.add("Reshape", &[taken, flat], Attrs::new());
+    let sliced = rw.add_node("", "Slice", &inputs, 1, Attrs::new())[0];
+    let flat_positions = rw.add("Reshape", &[sliced, flat], Attrs::new());
     let updates = rw.add("Reshape", &[g, flat], Attrs::new());
-    let written = rw.add("ScatterElements", &[zeros, taken, updates], Attrs::new().with("axis", 0i64));
+    let written =
+        rw.add("ScatterElements", &[zeros, flat_positions, updates], Attrs::new().with("axis", 0i64));
     let result = rw.add("Reshape", &[written, shape], Attrs::new().with("allowzero", 1i64));
     rw.replace_output(0, result);
     Ok(())

@@ -272,12 +272,12 @@ pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut perm: Vec<i64> = (0..=last as i64).collect();
     perm.swap(axis, last);
     let perm = Attrs::new().with("perm", perm);
-    let mut turned = shape;
-    turned.0.swap(axis, last);
+    let mut transposed = shape;
+    transposed.0.swap(axis, last);
     // The value has a type, so that a second downgrade finds that the axis is the last one.
     let name = format!("{}turned", rw.patch().1.prefix());
     let patch = rw.patch().1;
-    let value = patch.add_value(&name, ValueType::Tensor(dtype, Some(turned)));
+    let value = patch.add_value(&name, ValueType::Tensor(dtype, Some(transposed)));
     patch.push(Node::new("", "Transpose", &[Some(x)], &[Some(value)], perm.clone()));
     let op = rw.node().op.clone();
     let result = rw.add(&op, &[value], Attrs::new().with("axis", last as i64));
@@ -470,7 +470,7 @@ mod tests {
 
     /// Builds `softmax(x + mask)` with zeros for rows that contain only -inf.
     fn graph_with_nan_replacement(
-        how: NanReplacement,
+        replacement: NanReplacement,
         op: &str,
         x: &Tensor,
         mask: &Tensor,
@@ -488,7 +488,7 @@ mod tests {
         let masked = add_to(&mut graph, "Add", &[ids[0], mask_id], none());
         let y = add_to(&mut graph, op, &[masked], axis(along));
         let b = &mut graph;
-        let result = match how {
+        let result = match replacement {
             NanReplacement::Plainly => {
                 let broken = add_to(b, "IsNaN", &[y], none());
                 add_to(b, "Where", &[broken, zero, y], none())
@@ -505,8 +505,8 @@ mod tests {
                 add_to(b, "Where", &[broken, zero, same], none())
             }
             NanReplacement::ByEqual => {
-                let number = add_to(b, "Equal", &[y, y], none());
-                add_to(b, "Where", &[number, y, zero], none())
+                let is_not_nan = add_to(b, "Equal", &[y, y], none());
+                add_to(b, "Where", &[is_not_nan, y, zero], none())
             }
             NanReplacement::ByMask => {
                 let hidden = add_to(b, "IsInf", &[mask_id], none());
@@ -528,9 +528,9 @@ mod tests {
                 add_to(b, "Where", &[broken, zero, dropped], none())
             }
             NanReplacement::Moved => {
-                let turned = add_to(b, "Transpose", &[y], none());
+                let transposed = add_to(b, "Transpose", &[y], none());
                 let bounds = [[1], [3], [0]].map(|at| b.add_constant("at", Tensor::i64(&[1], &at)));
-                let part = add_to(b, "Slice", &[turned, bounds[0], bounds[1], bounds[2]], none());
+                let part = add_to(b, "Slice", &[transposed, bounds[0], bounds[1], bounds[2]], none());
                 let broken = add_to(b, "IsNaN", &[part], none());
                 add_to(b, "Where", &[broken, zero, part], none())
             }
@@ -575,25 +575,25 @@ mod tests {
                     })
                     .collect();
                 let mask = f64s(&dims, &mask);
-                for how in NAN_REPLACEMENTS {
+                for replacement in NAN_REPLACEMENTS {
                     for op in ["Softmax", "LogSoftmax"] {
                         // A finite logarithm is not masked: some elements are -inf only in the logarithm.
                         if op == "LogSoftmax" && kind == 2 {
                             continue;
                         }
-                        let graph = graph_with_nan_replacement(how, op, &x, &mask, along);
+                        let graph = graph_with_nan_replacement(replacement, op, &x, &mask, along);
                         let dims = graph.value(graph.outputs[0]).ty.shape().and_then(Shape::concrete);
                         let arriving = Tensor::filled(DType::F64, &dims.expect("known"), 1.5);
                         let gradient = gradient_graph(&graph, &[Some(arriving)], &[0]);
-                        let given = std::slice::from_ref(&x);
-                        let got = run(&gradient, given).expect("the graph runs").remove(0).to_f64();
+                        let inputs = std::slice::from_ref(&x);
+                        let got = run(&gradient, inputs).expect("the graph runs").remove(0).to_f64();
                         for (k, got) in got.iter().enumerate() {
-                            let what = format!("{op} {how:?} {kind}: {got} at {k}");
-                            assert!(got.is_finite(), "{what}");
-                            let nothing = kind == 3 || kind == 0 && row(k) == 1 || kind == 1 && row(k) != 1;
-                            assert!(!nothing || *got == 0.0, "{what}");
+                            let label = format!("{op} {replacement:?} {kind}: {got} at {k}");
+                            assert!(got.is_finite(), "{label}");
+                            let is_masked = kind == 3 || kind == 0 && row(k) == 1 || kind == 1 && row(k) != 1;
+                            assert!(!is_masked || *got == 0.0, "{label}");
                         }
-                        check_gradients(&graph, given, &[0], &[0]);
+                        check_gradients(&graph, inputs, &[0], &[0]);
                     }
                 }
             }

@@ -22,24 +22,24 @@ struct Split {
 
 impl Split {
     /// Returns the lengths of the parts of an axis: `given`, or equal lengths.
-    fn part_lengths(&self, size: usize, given: Option<&[i64]>) -> Result<Vec<usize>, OpError> {
-        let Some(given) = given else {
+    fn part_lengths(&self, size: usize, lengths_input: Option<&[i64]>) -> Result<Vec<usize>, OpError> {
+        let Some(sizes) = lengths_input else {
             let each = size.div_ceil(self.parts.max(1));
             return Ok((0..self.parts)
                 .map(|k| each.min(size.saturating_sub(k.saturating_mul(each))))
                 .collect());
         };
-        if given.len() != self.parts {
-            let message = format!("split {given:?} has {} sizes for {} outputs", given.len(), self.parts);
+        if sizes.len() != self.parts {
+            let message = format!("split {sizes:?} has {} sizes for {} outputs", sizes.len(), self.parts);
             return Err(OpError::invalid(message));
         }
-        let lengths: Option<Vec<usize>> = given.iter().map(|&length| usize::try_from(length).ok()).collect();
-        let whole = |lengths: &Vec<usize>| {
+        let lengths: Option<Vec<usize>> = sizes.iter().map(|&length| usize::try_from(length).ok()).collect();
+        let covers_axis = |lengths: &Vec<usize>| {
             lengths.iter().try_fold(0usize, |sum, &length| sum.checked_add(length)) == Some(size)
         };
         lengths
-            .filter(whole)
-            .ok_or_else(|| OpError::invalid(format!("split {given:?} does not sum to the axis size {size}")))
+            .filter(covers_axis)
+            .ok_or_else(|| OpError::invalid(format!("split {sizes:?} does not sum to the axis size {size}")))
     }
 }
 
@@ -57,10 +57,10 @@ impl Op for Split {
             return Ok(());
         };
         let axis = normalize_axis(self.axis, shape.rank())?;
-        let given = cx.ints(1);
-        let lengths: Vec<Dim> = match (shape[axis].known(), &given) {
-            (Some(size), _) if given.is_some() || !cx.has_input(1) => {
-                let lengths = self.part_lengths(size, given.as_deref())?;
+        let known_sizes = cx.ints(1);
+        let lengths: Vec<Dim> = match (shape[axis].known(), &known_sizes) {
+            (Some(size), _) if known_sizes.is_some() || !cx.has_input(1) => {
+                let lengths = self.part_lengths(size, known_sizes.as_deref())?;
                 lengths.into_iter().map(Dim::Known).collect()
             }
             (None, Some(given)) if given.len() == self.parts && given.iter().all(|&length| length >= 0) => {
@@ -77,7 +77,7 @@ impl Op for Split {
             cx.set_output(k, dtype, Some(part));
         }
         if let (DType::I64, 1, Some(sizes)) = (dtype, shape.rank(), cx.sizes(0))
-            && let Ok(lengths) = self.part_lengths(sizes.len(), given.as_deref())
+            && let Ok(lengths) = self.part_lengths(sizes.len(), known_sizes.as_deref())
         {
             let mut start = 0;
             for (k, length) in lengths.into_iter().enumerate() {
@@ -113,20 +113,20 @@ impl Op for Split {
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
-        let whole = cx.dims(0);
-        let axis = normalize_axis(self.axis, whole.len())?;
-        let given = cx.constant(1).and_then(Tensor::to_i64);
-        if cx.has_input(1) && given.is_none() {
+        let input_dims = cx.dims(0);
+        let axis = normalize_axis(self.axis, input_dims.len())?;
+        let known_sizes = cx.constant(1).and_then(Tensor::to_i64);
+        if cx.has_input(1) && known_sizes.is_none() {
             return Err(OpError::unsupported(
                 "the lengths must not depend on values that the model computes",
             ));
         }
-        let lengths = self.part_lengths(whole[axis], given.as_deref())?;
+        let lengths = self.part_lengths(input_dims[axis], known_sizes.as_deref())?;
         let buffer = cx.input(0);
-        let strides = Access::contiguous(cx.dtype(0), &whole).strides;
+        let strides = Access::contiguous(cx.dtype(0), &input_dims).strides;
         let mut start = 0;
         for (k, length) in lengths.into_iter().enumerate() {
-            if cx.has_output(k) && cx.out_dims(k) == whole {
+            if cx.has_output(k) && cx.out_dims(k) == input_dims {
                 cx.alias(k, 0);
             } else if cx.has_output(k) {
                 let dims = cx.out_dims(k);

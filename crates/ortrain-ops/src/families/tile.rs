@@ -84,10 +84,10 @@ impl Op for Tile {
             cx.alias(0, 0);
             return Ok(());
         }
-        let own = Access::contiguous(cx.dtype(0), &dims).strides;
+        let input_strides = Access::contiguous(cx.dtype(0), &dims).strides;
         let (mut space, mut strides) = (Vec::new(), Vec::new());
-        for ((&size, &whole), &stride) in dims.iter().zip(&out).zip(&own) {
-            let copies = whole.checked_div(size).unwrap_or(0);
+        for ((&size, &out_size), &stride) in dims.iter().zip(&out).zip(&input_strides) {
+            let copies = out_size.checked_div(size).unwrap_or(0);
             if copies != 1 {
                 space.push(copies);
                 strides.push(0);

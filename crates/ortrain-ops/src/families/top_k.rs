@@ -56,7 +56,7 @@ impl TopK {
         let e = &mut nest.b;
         let end = e.int(size as i64);
         let (low, high) = if self.largest { (b.value, a.value) } else { (a.value, b.value) };
-        let mut beats = e.compare(CompareOp::Lt, low, high);
+        let mut precedes = e.compare(CompareOp::Lt, low, high);
         let mut equal = e.compare(CompareOp::Eq, a.value, b.value);
         if e.ty(a.value).is_float() {
             let [a_nan, b_nan] = [a.value, b.value].map(|value| {
@@ -64,19 +64,19 @@ impl TopK {
                 e.unary(UnaryOp::Not, same)
             });
             let (more, less) = if self.largest { (a_nan, b_nan) } else { (b_nan, a_nan) };
-            let number = e.unary(UnaryOp::Not, less);
-            let by_nan = e.binary(BinaryOp::And, more, number);
-            beats = e.binary(BinaryOp::Or, beats, by_nan);
+            let is_not_nan = e.unary(UnaryOp::Not, less);
+            let by_nan = e.binary(BinaryOp::And, more, is_not_nan);
+            precedes = e.binary(BinaryOp::Or, precedes, by_nan);
             let both = e.binary(BinaryOp::And, a_nan, b_nan);
             equal = e.binary(BinaryOp::Or, equal, both);
         }
         let earlier = e.compare(CompareOp::Lt, a.index, b.index);
         let by_index = e.binary(BinaryOp::And, equal, earlier);
-        let wins = e.binary(BinaryOp::Or, beats, by_index);
+        let wins = e.binary(BinaryOp::Or, precedes, by_index);
         let (a_inside, b_inside) =
             (e.compare(CompareOp::Lt, a.index, end), e.compare(CompareOp::Lt, b.index, end));
-        let alone = e.unary(UnaryOp::Not, b_inside);
-        let ahead = e.binary(BinaryOp::Or, wins, alone);
+        let is_other_outside = e.unary(UnaryOp::Not, b_inside);
+        let ahead = e.binary(BinaryOp::Or, wins, is_other_outside);
         e.binary(BinaryOp::And, a_inside, ahead)
     }
 
@@ -105,11 +105,11 @@ impl TopK {
         let data = cx.input(0);
         let space = [lines.before, lines.after, lines.padded];
         let mut nest = cx.nest(&space, 0);
-        let own = nest.load(from, cx.contiguous_access(from, &space));
+        let own_element = nest.load(from, cx.contiguous_access(from, &space));
         let b = &mut nest.b;
-        let here = b.coordinate(2);
+        let coordinate = b.coordinate(2);
         let (distance, block, zero) = (b.int(distance as i64), b.int(block as i64), b.int(0));
-        let partner = b.binary(BinaryOp::Xor, here, distance);
+        let partner = b.binary(BinaryOp::Xor, coordinate, distance);
         let (o, i) = (b.coordinate(0), b.coordinate(1));
         let (afters, padded) = (b.int(lines.after as i64), b.int(lines.padded as i64));
         let line = b.mul(o, afters);
@@ -117,18 +117,19 @@ impl TopK {
         let start = b.mul(line, padded);
         let at = b.add(start, partner);
         let other = nest.gather(cx, from, at);
-        let a = TopK::load_candidate(cx, &mut nest, lines, data, own);
+        let a = TopK::load_candidate(cx, &mut nest, lines, data, own_element);
         let z = TopK::load_candidate(cx, &mut nest, lines, data, other);
         let first = self.emit_comes_before(&mut nest, lines.size, a, z);
         let b = &mut nest.b;
-        let (turn, side) = (b.binary(BinaryOp::And, here, block), b.binary(BinaryOp::And, here, distance));
+        let (turn, side) =
+            (b.binary(BinaryOp::And, coordinate, block), b.binary(BinaryOp::And, coordinate, distance));
         let (up, low) = (b.compare(CompareOp::Eq, turn, zero), b.compare(CompareOp::Eq, side, zero));
         // The lower position of an upward block takes the first element, as does the higher position of a downward
         // block.
         let takes_first = b.compare(CompareOp::Eq, up, low);
-        let stays = b.compare(CompareOp::Eq, takes_first, first);
-        let kept = b.select(stays, own, other);
-        nest.store_contiguous(cx, to, kept);
+        let keeps_own = b.compare(CompareOp::Eq, takes_first, first);
+        let winner = b.select(keeps_own, own_element, other);
+        nest.store_contiguous(cx, to, winner);
         cx.emit(nest.instruction())
     }
 
@@ -311,8 +312,8 @@ impl HostFunction for TopK {
             }
             let first = &mut line[..count];
             first.sort_unstable_by(compare);
-            for (place, &(_, k)) in first.iter().enumerate() {
-                let to = (o * count + place) * after + i;
+            for (rank_in_row, &(_, k)) in first.iter().enumerate() {
+                let to = (o * count + rank_in_row) * after + i;
                 indices[to] = k as i64;
                 values[to * width..][..width].copy_from_slice(&input.data()[at(k)..at(k) + width]);
             }
@@ -421,14 +422,14 @@ mod tests {
     fn sizes_and_axes() {
         for size in [1, 2, 3, 4, 5, 8, 9, 16, 31, 33] {
             let x = generic_tensor(&[2, size, 3], size as u32);
-            let all = x.to_f64();
+            let elements = x.to_f64();
             let (values, indices) = run_top_k(&x, size as i64, Attrs::new().with("axis", 1i64));
             for (o, i) in (0..2).flat_map(|o| (0..3).map(move |i| (o, i))) {
                 let at = |k: usize| (o * size + k) * 3 + i;
                 let mut order: Vec<usize> = (0..size).collect();
-                order.sort_by(|&a, &b| all[at(b)].total_cmp(&all[at(a)]));
+                order.sort_by(|&a, &b| elements[at(b)].total_cmp(&elements[at(a)]));
                 for (k, &from) in order.iter().enumerate() {
-                    assert_eq!((values[at(k)], indices[at(k)]), (all[at(from)], from as i64));
+                    assert_eq!((values[at(k)], indices[at(k)]), (elements[at(from)], from as i64));
                 }
             }
         }
@@ -438,13 +439,13 @@ mod tests {
     /// represents.
     #[test]
     fn host_and_network_agree() {
-        let wild =
+        let special =
             [f64::NAN, 0.0, -0.0, f64::INFINITY, f64::NEG_INFINITY, 1.0, -1.0, 1.0, f64::NAN, 3.5, -0.0, 0.0];
         let integers =
             [i64::MIN, i64::MAX, -1, 0, 1, i64::MAX - 1, i64::MIN + 1, 0, (1 << 53) + 1, 1 << 53, 7, 7];
         let small: Vec<u8> = (0..12u8).map(|k| k.wrapping_mul(97)).collect();
         for x in [
-            f64s(&[2, 3, 2], &wild),
+            f64s(&[2, 3, 2], &special),
             Tensor::i64(&[2, 3, 2], &integers),
             Tensor::from_slice(DType::U8, &[2, 3, 2], &small),
         ] {

@@ -98,10 +98,10 @@ struct FiniteTest {
 impl FiniteTest {
     fn from_attrs(attrs: &Attrs) -> Result<FiniteTest, OpError> {
         let flag = |name: &str| Ok::<bool, OpError>(attrs.int(name)?.unwrap_or(0) != 0);
-        let found = FiniteTest { infinities_only: flag("isinf_only")?, nan_only: flag("isnan_only")? };
-        match found.infinities_only && found.nan_only {
+        let test = FiniteTest { infinities_only: flag("isinf_only")?, nan_only: flag("isnan_only")? };
+        match test.infinities_only && test.nan_only {
             true => Err(OpError::invalid("isinf_only and isnan_only cannot both be 1")),
-            false => Ok(found),
+            false => Ok(test),
         }
     }
 
@@ -166,17 +166,17 @@ impl Op for IsAllFinite {
 
 fn decompose_is_all_finite(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let finite = FiniteTest::from_attrs(rw.attrs())?;
-    let mut found: Option<ValueId> = None;
+    let mut result: Option<ValueId> = None;
     for k in 0..rw.node().inputs.len() {
         let each = finite.emit_test(rw, rw.required_input(k)?)?;
-        let whole = emit_all(rw, each);
-        found = Some(match found {
-            Some(others) => rw.add("And", &[others, whole], Attrs::new()),
-            None => whole,
+        let is_finite = emit_all(rw, each);
+        result = Some(match result {
+            Some(others) => rw.add("And", &[others, is_finite], Attrs::new()),
+            None => is_finite,
         });
     }
-    if let Some(found) = found {
-        rw.replace_output(0, found);
+    if let Some(combined) = result {
+        rw.replace_output(0, combined);
     }
     Ok(())
 }
@@ -194,8 +194,8 @@ impl Op for All {
 }
 
 fn decompose_all(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let all = emit_all(rw, rw.required_input(0)?);
-    rw.replace_output(0, all);
+    let result = emit_all(rw, rw.required_input(0)?);
+    rw.replace_output(0, result);
     Ok(())
 }
 
@@ -218,18 +218,18 @@ fn parse_scale(attrs: &Attrs) -> Result<MixedPrecisionScale, OpError> {
 
 impl Op for MixedPrecisionScale {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        let given = cx.node().inputs.len();
-        cx.check_arity(2, usize::MAX, if self.fused { 1 } else { given.saturating_sub(1) })?;
-        check_floats(cx, 0..given)?;
+        let input_count = cx.node().inputs.len();
+        cx.check_arity(2, usize::MAX, if self.fused { 1 } else { input_count.saturating_sub(1) })?;
+        check_floats(cx, 0..input_count)?;
         if self.fused {
-            let total = (1..given)
+            let total = (1..input_count)
                 .map(|k| cx.shape(k).and_then(element_count))
                 .try_fold(0_usize, |total, elements| total.checked_add(elements?));
             let dim = total.map_or_else(|| Dim::symbol("fused"), Dim::from);
             cx.set_output(0, self.to, Some([dim].into_iter().collect()));
             return Ok(());
         }
-        for k in 1..given {
+        for k in 1..input_count {
             cx.set_output(k - 1, self.to, cx.shape(k).cloned());
         }
         Ok(())
@@ -253,8 +253,8 @@ fn decompose_mixed_precision_scale(rw: &mut Rewrite<'_>) -> Result<(), OpError> 
         scaled.push(if fused { rw.add("Reshape", &[product, flat], Attrs::new()) } else { product });
     }
     if fused {
-        let whole = rw.add("Concat", &scaled, Attrs::new().with("axis", 0i64));
-        rw.replace_output(0, whole);
+        let joined = rw.add("Concat", &scaled, Attrs::new().with("axis", 0i64));
+        rw.replace_output(0, joined);
         return Ok(());
     }
     for (k, value) in scaled.into_iter().enumerate() {
@@ -285,9 +285,9 @@ struct PassThrough;
 
 impl Op for PassThrough {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        let given = cx.node().inputs.len();
-        cx.check_arity(1, usize::MAX, given)?;
-        for k in 0..given {
+        let input_count = cx.node().inputs.len();
+        cx.check_arity(1, usize::MAX, input_count)?;
+        for k in 0..input_count {
             cx.set_output_type(k, cx.ty(k).clone());
         }
         Ok(())
@@ -307,11 +307,11 @@ struct View;
 
 impl Op for View {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        let given = cx.node().inputs.len();
-        cx.check_arity(2, usize::MAX, given.saturating_sub(1))?;
+        let input_count = cx.node().inputs.len();
+        cx.check_arity(2, usize::MAX, input_count.saturating_sub(1))?;
         let dtype = cx.dtype(0)?;
         let mut total = Some(0_usize);
-        for k in 1..given {
+        for k in 1..input_count {
             cx.expect_dtype(k, "int64", |dtype| dtype == DType::I64)?;
             if cx.shape(k).is_some_and(|shape| shape.rank() != 1) {
                 return Err(OpError::invalid(format!("input {k} must be a vector of sizes")));
@@ -321,8 +321,8 @@ impl Op for View {
             total = total.zip(elements).and_then(|(total, elements)| total.checked_add(elements));
             cx.set_output(k - 1, dtype, shape);
         }
-        let whole = cx.shape(0).and_then(element_count);
-        match (whole, total) {
+        let input_len = cx.shape(0).and_then(element_count);
+        match (input_len, total) {
             (Some(whole), Some(total)) if whole != total => Err(OpError::invalid(format!(
                 "the views have {total} elements in total, but the input has {whole} elements"
             ))),
@@ -333,13 +333,13 @@ impl Op for View {
 
 fn decompose_view(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let flat = rw.ints("flat", &[-1]);
-    let whole = rw.add("Reshape", &[rw.required_input(0)?, flat], Attrs::new());
+    let flattened = rw.add("Reshape", &[rw.required_input(0)?, flat], Attrs::new());
     let mut start = rw.ints("start", &[0]);
     for k in 1..rw.node().inputs.len() {
         let shape = rw.required_input(k)?;
         let elements = rw.add("ReduceProd", &[shape], Attrs::new().with("keepdims", 1i64));
         let end = rw.add("Add", &[start, elements], Attrs::new());
-        let part = rw.add("Slice", &[whole, start, end], Attrs::new());
+        let part = rw.add("Slice", &[flattened, start, end], Attrs::new());
         let part = rw.add("Reshape", &[part, shape], Attrs::new().with("allowzero", 1i64));
         rw.replace_output(k - 1, part);
         start = end;

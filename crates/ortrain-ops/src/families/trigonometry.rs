@@ -91,14 +91,14 @@ fn emit_sinh(b: &mut Builder, x: Reg) -> Reg {
     let (grown, shrunk) = half_exponentials(b, x);
     let difference = b.sub(grown, shrunk);
     let sign = b.unary(UnaryOp::Sign, x);
-    let far = b.mul(difference, sign);
+    let large_value = b.mul(difference, sign);
     let halved = b.mul(x, half);
     let t = b.unary(UnaryOp::Tanh, halved);
     let (twice, rest) = (b.mul(t, two), one_minus_square(b, t));
-    let near = b.div(twice, rest);
+    let small_value = b.div(twice, rest);
     let size = b.unary(UnaryOp::Abs, x);
     let is_far = b.compare(CompareOp::Lt, one, size);
-    b.select(is_far, far, near)
+    b.select(is_far, large_value, small_value)
 }
 
 fn emit_cosh(b: &mut Builder, x: Reg) -> Reg {
@@ -131,11 +131,11 @@ fn asinh(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let sum = b.add(one, square);
     let root = b.unary(UnaryOp::Sqrt, sum);
     let below = b.add(one, root);
-    let bent = b.div(square, below);
-    let beyond_one = b.add(size, bent);
-    let near = log_one_plus(b, beyond_one);
-    let (large, far) = (is_large(b, size), log_of_double(b, size));
-    let value = b.select(large, far, near);
+    let correction = b.div(square, below);
+    let beyond_one = b.add(size, correction);
+    let small_value = log_one_plus(b, beyond_one);
+    let (large, large_value) = (is_large(b, size), log_of_double(b, size));
+    let value = b.select(large, large_value, small_value);
     let sign = b.unary(UnaryOp::Sign, x[0]);
     Ok(b.mul(value, sign))
 }
@@ -160,9 +160,9 @@ fn acosh(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let square = b.mul(t, further);
     let root = b.unary(UnaryOp::Sqrt, square);
     let beyond_one = b.add(t, root);
-    let near = log_one_plus(b, beyond_one);
-    let (large, far) = (is_large(b, x[0]), log_of_double(b, x[0]));
-    let value = b.select(large, far, near);
+    let small_value = log_one_plus(b, beyond_one);
+    let (large, large_value) = (is_large(b, x[0]), log_of_double(b, x[0]));
+    let value = b.select(large, large_value, small_value);
     // Far below its domain the formula has a value.
     let outside = b.compare(CompareOp::Lt, x[0], one);
     Ok(b.select(outside, nan, value))
@@ -279,7 +279,7 @@ mod tests {
             points.extend(small.iter().filter(|_| low < 0.0));
             points.extend(small.iter().map(|x| 1.0 + x.abs()).filter(|_| low == 1.0));
             let narrow = Tensor::f32(&[points.len()], &points.iter().map(|&x| x as f32).collect::<Vec<_>>());
-            for (x, unit, most) in [
+            for (x, unit, max_error) in [
                 (&narrow, f64::from(f32::EPSILON), MAX_ULP),
                 (&f64s(&[points.len()], &points), f64::EPSILON, MAX_ULP_WIDE),
             ] {
@@ -287,7 +287,7 @@ mod tests {
                 for (got, exact) in values_and_slopes(op, x).iter().zip([value, slope]) {
                     for (k, &got) in got.iter().enumerate() {
                         let want = exact(at[k]);
-                        let close = (got - want).abs() <= most * unit * want.abs();
+                        let close = (got - want).abs() <= max_error * unit * want.abs();
                         assert!(got == want || close, "{op} at {}: {got}, not {want}", at[k]);
                     }
                 }

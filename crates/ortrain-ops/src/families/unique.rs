@@ -52,10 +52,10 @@ impl Op for Unique {
         let dtype = cx.dtype(0)?;
         let count = cx.unknown_dim(0, 0);
         let vector = |size: Dim| Some([size].into_iter().collect::<Shape>());
-        let (shape, all) = match (cx.shape(0), self.axis) {
+        let (shape, input_len) = match (cx.shape(0), self.axis) {
             (shape, None) => {
-                let all = shape.and_then(Shape::concrete).map(|dims| Dim::Known(dims.iter().product()));
-                (vector(count.clone()), all.unwrap_or_else(|| cx.unknown_dim(2, 0)))
+                let known_len = shape.and_then(Shape::concrete).map(|dims| Dim::Known(dims.iter().product()));
+                (vector(count.clone()), known_len.unwrap_or_else(|| cx.unknown_dim(2, 0)))
             }
             (Some(shape), Some(axis)) => {
                 let axis = normalize_axis(axis, shape.rank())?;
@@ -67,7 +67,7 @@ impl Op for Unique {
         };
         cx.set_output(0, dtype, shape);
         cx.set_output(1, DType::I64, vector(count.clone()));
-        cx.set_output(2, DType::I64, vector(all));
+        cx.set_output(2, DType::I64, vector(input_len));
         cx.set_output(3, DType::I64, vector(count));
         Ok(())
     }
@@ -131,7 +131,7 @@ impl HostFunction for Unique {
             steps.step();
             (0..before * after)
                 .map(|e| compare_elements(elements[at(*a, e)], elements[at(*b, e)]))
-                .find(|&found| found != Ordering::Equal)
+                .find(|&order| order != Ordering::Equal)
                 .unwrap_or(Ordering::Equal)
         };
         let mut slices: Vec<usize> = (0..size).collect();
@@ -160,9 +160,9 @@ impl HostFunction for Unique {
                 bytes.extend_from_slice(&input.data()[start..start + after * width]);
             }
         }
-        let mut found = dims;
-        found[axis] = groups.len();
-        let values = Tensor::new(dtype, found, bytes.into()).map_err(|error| error.to_string())?;
+        let mut result_dims = dims;
+        result_dims[axis] = groups.len();
+        let values = Tensor::new(dtype, result_dims, bytes.into()).map_err(|error| error.to_string())?;
         let list = |of: &dyn Fn(&Vec<usize>) -> usize| -> Tensor {
             let numbers: Vec<i64> = groups.iter().map(|group| of(group) as i64).collect();
             Tensor::i64(&[numbers.len()], &numbers)
@@ -224,8 +224,8 @@ mod tests {
         let get = |sorted: i64| {
             let attrs = Attrs::new().with("sorted", sorted);
             let got = run_node(("", "Unique"), &[Some(&x)], 4, attrs).expect("the graph runs");
-            let whole = |k: usize| got[k].to_i64().expect("integers");
-            (got[0].to_f64(), whole(1), whole(2), whole(3))
+            let integers = |k: usize| got[k].to_i64().expect("integers");
+            (got[0].to_f64(), integers(1), integers(2), integers(3))
         };
         let unsorted = (vec![2.0, 1.0, 3.0, 4.0], vec![0, 1, 3, 4], vec![0, 1, 1, 2, 3, 2], vec![1, 2, 2, 1]);
         assert_eq!(get(0), unsorted);

@@ -31,17 +31,17 @@ impl Op for YieldOp {
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
-        let given = (0..cx.node().inputs.len()).map(|k| cx.input(k)).collect();
-        let mut taken = Vec::with_capacity(self.differentiable.len());
+        let sources = (0..cx.node().inputs.len()).map(|k| cx.input(k)).collect();
+        let mut results = Vec::with_capacity(self.differentiable.len());
         for (output, &input) in self.differentiable.iter().enumerate() {
-            taken.push(if cx.has_output(output) {
+            results.push(if cx.has_output(output) {
                 cx.output(output)
             } else {
                 let (dtype, len) = (cx.dtype(input), cx.dims(input).iter().product());
                 cx.alloc_temp(&format!("gradient {output}"), dtype, len)
             });
         }
-        cx.emit(Instruction::Yield(Yield { outputs: given, inputs: taken }))
+        cx.emit(Instruction::Yield(Yield { outputs: sources, inputs: results }))
     }
 
     fn placement(&self) -> Placement {
@@ -52,15 +52,15 @@ impl Op for YieldOp {
 fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     let count = node.inputs.len();
     let mut differs = vec![true; count];
-    for &place in node.attrs.ints("non_differentiable_outputs")?.unwrap_or_default() {
-        let place = usize::try_from(place).ok().filter(|&place| place < count).ok_or_else(|| {
+    for &position in node.attrs.ints("non_differentiable_outputs")?.unwrap_or_default() {
+        let index = usize::try_from(position).ok().filter(|&index| index < count).ok_or_else(|| {
             OpError::invalid(format!(
-                "non_differentiable_outputs names input {place}, but the node has {count} inputs"
+                "non_differentiable_outputs names input {position}, but the node has {count} inputs"
             ))
         })?;
-        differs[place] = false;
+        differs[index] = false;
     }
-    Ok(Box::new(YieldOp { differentiable: (0..count).filter(|&place| differs[place]).collect() }))
+    Ok(Box::new(YieldOp { differentiable: (0..count).filter(|&k| differs[k]).collect() }))
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {

@@ -134,17 +134,17 @@ mod tests {
                     || matches!(op.placement(), Placement::Yield)
             })
         };
-        let (written, others): (Vec<&Definition>, Vec<&Definition>) = Registry::standard()
+        let (written, missing): (Vec<&Definition>, Vec<&Definition>) = Registry::standard()
             .file_definitions()
             .into_iter()
             .filter(|definition| !definition.is_standard())
             .partition(|definition| definition.is_always_rewritten || definition.decompose.is_some());
-        let lost: Vec<&str> = others
+        let lost: Vec<&str> = missing
             .iter()
             .filter(|definition| !in_place(definition))
             .map(|definition| definition.name)
             .collect();
         assert!(lost.is_empty(), "{lost:?}");
-        assert!(written.len() > 50 && others.len() > 3, "{} and {}", written.len(), others.len());
+        assert!(written.len() > 50 && missing.len() > 3, "{} and {}", written.len(), missing.len());
     }
 }

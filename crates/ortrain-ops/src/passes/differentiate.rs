@@ -24,9 +24,9 @@ use crate::{Error, OpError};
 /// message names the operators and nodes that interrupt the path.
 pub fn differentiate(graph: &mut Graph, loss: ValueId, targets: &[ValueId]) -> Result<Vec<ValueId>, Error> {
     let name = graph.name_of(loss).to_owned();
-    let one = |shape: &Shape| shape.iter().all(|dim| dim.known() == Some(1));
+    let is_single = |shape: &Shape| shape.iter().all(|dim| dim.known() == Some(1));
     let seed = match &graph.value(loss).ty {
-        ValueType::Tensor(dtype, Some(shape)) if dtype.is_float() && one(shape) => {
+        ValueType::Tensor(dtype, Some(shape)) if dtype.is_float() && is_single(shape) => {
             Tensor::filled(*dtype, &vec![1; shape.rank()], 1.0)
         }
         ty => {
@@ -105,18 +105,18 @@ pub fn draws_random_numbers(node: &Node) -> bool {
 /// and its subgraphs, unless their `training_mode` is missing or constant false.
 #[must_use]
 pub fn random_nodes(graph: &Graph) -> Vec<String> {
-    let mut found = Vec::new();
+    let mut random = Vec::new();
     for node in &graph.nodes {
         let mode = node.inputs.get(2).copied().flatten();
         let drops = mode.is_some_and(|id| {
             graph.value(id).constant.as_ref().is_none_or(|mode| mode.data().iter().any(|&byte| byte != 0))
         });
         if drops && crate::families::is_random(&node.domain, &node.op) {
-            found.push(graph.node_label(node));
+            random.push(graph.node_label(node));
         }
-        found.extend(Graph::subgraphs(node).flat_map(|(_, inner)| random_nodes(inner)));
+        random.extend(Graph::subgraphs(node).flat_map(|(_, inner)| random_nodes(inner)));
     }
-    found
+    random
 }
 
 /// Node that interrupts the gradient.
@@ -145,8 +145,8 @@ pub fn backpropagate_known(
     targets: &[ValueId],
 ) -> Result<(Vec<bool>, Vec<GradientStop>), Error> {
     let mut stops = Vec::new();
-    let found = propagate(graph, seeds, targets, Some(&mut stops))?;
-    Ok((found.iter().map(Option::is_some).collect(), stops))
+    let gradients = propagate(graph, seeds, targets, Some(&mut stops))?;
+    Ok((gradients.iter().map(Option::is_some).collect(), stops))
 }
 
 /// Returns true if a gradient may flow back through a node to one of these inputs: the node has float outputs, and its
@@ -213,12 +213,12 @@ fn propagate(
         pause();
         let node = graph.nodes[index].clone();
         let on_path = node.present_outputs().any(|output| arriving.contains_key(&output));
-        let wanted: Vec<bool> = node
+        let needed: Vec<bool> = node
             .inputs
             .iter()
             .map(|port| port.is_some_and(|id| dependent.contains(&id) && is_float(graph, id)))
             .collect();
-        if !on_path || !wanted.contains(&true) {
+        if !on_path || !needed.contains(&true) {
             continue;
         }
         let output_grads: Vec<Option<ValueId>> = node
@@ -236,11 +236,14 @@ fn propagate(
             prefix: format!("{label}_Grad/"),
             output_grads,
             input_grads: vec![None; node.inputs.len()],
-            input_needs_grad: wanted.clone(),
+            input_needs_grad: needed.clone(),
         };
         let outcome = op.grad(&mut cx);
         let input_grads = std::mem::take(&mut cx.input_grads);
-        let none = wanted.iter().zip(&input_grads).all(|(&wanted, given)| !wanted || given.is_none());
+        let none = needed
+            .iter()
+            .zip(&input_grads)
+            .all(|(&is_needed, input_gradient)| !is_needed || input_gradient.is_none());
         let outcome = outcome.map_err(|source| Error::at(graph, &graph.nodes[index], with_advice(source)));
         match (outcome, stops.as_deref_mut()) {
             (Err(error), None) => return Err(error),
@@ -259,8 +262,8 @@ fn propagate(
             }
             _ => {}
         }
-        for ((port, gradient), wanted) in node.inputs.iter().zip(input_grads).zip(wanted) {
-            if let (Some(id), Some(gradient), true) = (port, gradient, wanted) {
+        for ((port, gradient), is_needed) in node.inputs.iter().zip(input_grads).zip(needed) {
+            if let (Some(id), Some(gradient), true) = (port, gradient, is_needed) {
                 arriving.entry(*id).or_default().push(gradient);
             }
         }
@@ -270,16 +273,16 @@ fn propagate(
         .map(|&target| sum_gradients(graph, &mut added, &mut arriving, &mut named, target))
         .collect();
     // A gradient that is shared by several values (a sum propagates its own gradient) gets a name for each target.
-    let mut seen: FxHashSet<ValueId> = FxHashSet::default();
+    let mut used_gradients: FxHashSet<ValueId> = FxHashSet::default();
     let mut results = Vec::with_capacity(totals.len());
-    for (&target, found) in targets.iter().zip(totals) {
-        let Some(gradient) = found else {
+    for (&target, total) in targets.iter().zip(totals) {
+        let Some(gradient) = total else {
             results.push(None);
             continue;
         };
         let wanted_name = format!("{}_grad", graph.name_of(target));
-        let own = seen.insert(gradient) && graph.name_of(gradient) == wanted_name;
-        results.push(Some(if own {
+        let is_own_name = used_gradients.insert(gradient) && graph.name_of(gradient) == wanted_name;
+        results.push(Some(if is_own_name {
             gradient
         } else {
             let copy = graph.add_value(&wanted_name, graph.value(target).ty.clone());
@@ -316,8 +319,8 @@ pub(crate) fn decompose_on_path(
     targets: &[ValueId],
 ) -> Result<(), Error> {
     let is_composition = |node: &Node| {
-        let found = Registry::standard().find(&node.domain, &node.op);
-        found.is_some_and(|definition| (definition.is_composition)(node))
+        let known_definition = Registry::standard().find(&node.domain, &node.op);
+        known_definition.is_some_and(|definition| (definition.is_composition)(node))
     };
     let dependent = dependent_values(graph, targets);
     let mut parts = 0;
@@ -457,26 +460,27 @@ pub fn no_path_error(graph: &Graph, target: ValueId, from: &[ValueId]) -> Error 
             };
             return Error::NoPath { value, reason };
         }
-        let cuts = gradient_cuts(graph, from, &[target]);
+        let cut_nodes = gradient_cuts(graph, from, &[target]);
         let stops: Vec<Option<(Vec<String>, String)>> =
-            cuts.iter().map(|&index| find_stop(graph, &graph.nodes[index])).collect();
+            cut_nodes.iter().map(|&index| find_stop(graph, &graph.nodes[index])).collect();
         let stopped: Vec<String> =
             stops.iter().flatten().flat_map(|(values, _)| values).map(|value| format!("{value:?}")).collect();
-        let others = stops.iter().filter(|stop| stop.is_none()).count();
-        let cuts: Vec<String> = cuts.into_iter().map(|index| graph.node_label(&graph.nodes[index])).collect();
-        if !stopped.is_empty() && others == 0 {
+        let other_stops = stops.iter().filter(|stop| stop.is_none()).count();
+        let cut_labels: Vec<String> =
+            cut_nodes.into_iter().map(|index| graph.node_label(&graph.nodes[index])).collect();
+        if !stopped.is_empty() && other_stops == 0 {
             format!(
                 "every path from it to {names} goes through {}, where stop_gradients ends the gradient",
                 listed(&stopped)
             )
-        } else if cuts.is_empty() {
+        } else if cut_labels.is_empty() {
             let users: Vec<String> = users.iter().map(|node| graph.node_label(node)).collect();
             let users = listed(&users);
             format!("the results of {users} that reach {names} do not depend on it")
         } else {
-            let cuts = listed(&cuts);
+            let cut_list = listed(&cut_labels);
             format!(
-                "every path from it to {names} goes through {cuts}, which passes no gradient back; {ADVICE}"
+                "every path from it to {names} goes through {cut_list}, which passes no gradient back; {ADVICE}"
             )
         }
     };

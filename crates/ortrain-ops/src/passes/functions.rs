@@ -109,11 +109,11 @@ fn wrap_with_gradient(
     (inputs, of): (usize, Vec<i64>),
     label: String,
 ) -> NodeProto {
-    let given = |name: &&String| !name.is_empty();
+    let is_named = |name: &&String| !name.is_empty();
     let forward = GraphProto {
         name: custom_gradient::FORWARD.into(),
         node: forward,
-        output: call.output.iter().filter(given).cloned().map(untyped_info).collect(),
+        output: call.output.iter().filter(is_named).cloned().map(untyped_info).collect(),
         ..GraphProto::default()
     };
     let attribute = |name: &str, kind: AttributeType| {
@@ -182,16 +182,16 @@ fn inline(model: &mut ModelProto, library: &OperatorLibrary, differentiated: boo
         return Ok(());
     }
     let functions = std::mem::take(&mut model.functions);
-    let mut found: HashMap<Key, (&FunctionProto, usize)> = HashMap::new();
+    let mut by_key: HashMap<Key, (&FunctionProto, usize)> = HashMap::new();
     let weigh = |function: &FunctionProto| function.encoded_len() - payload_bytes(function);
     for function in &functions {
         let key = function_key(&function.domain, &function.name, &function.overload);
-        if found.insert(key, (function, weigh(function))).is_some() {
+        if by_key.insert(key, (function, weigh(function))).is_some() {
             return Err(Error::Function { function: label(function), reason: "is defined twice".into() });
         }
     }
     for function in library.functions() {
-        match found.entry(function_key(&function.domain, &function.name, &function.overload)) {
+        match by_key.entry(function_key(&function.domain, &function.name, &function.overload)) {
             Entry::Occupied(there) if there.get().0 != function => {
                 let reason =
                     "has different definitions in the model and in the operator library; remove one of them";
@@ -203,7 +203,7 @@ fn inline(model: &mut ModelProto, library: &OperatorLibrary, differentiated: boo
     }
     let Some(mut graph) = model.graph.take() else { return Ok(()) };
     let mut inliner = Inliner {
-        functions: found,
+        functions: by_key,
         library,
         differentiated,
         gradients,
@@ -280,15 +280,15 @@ impl ExpandedSize {
 }
 
 /// Returns the error for a node that expands the model beyond the limits; `own` is the node's own size, if known.
-fn too_large_error(node: &NodeProto, own: Option<ExpandedSize>) -> Error {
-    let own = own.map_or_else(String::new, |own| {
-        format!("; this call alone has {} nodes and repeats {} bytes", own.nodes, own.bytes)
+fn too_large_error(node: &NodeProto, call_size: Option<ExpandedSize>) -> Error {
+    let size_note = call_size.map_or_else(String::new, |size| {
+        format!("; this call alone has {} nodes and repeats {} bytes", size.nodes, size.bytes)
     });
     Error::Call {
         node: call_label(node),
         reason: format!(
             "the inlined functions of the model have more than {MAX_NODES} nodes or take more than {MAX_BYTES} \
-             bytes{own}; a Loop repeats nodes without copies"
+             bytes{size_note}; a Loop repeats nodes without copies"
         ),
     }
 }
@@ -320,8 +320,8 @@ impl<'a> Inliner<'a> {
         let values = graph.input.iter().map(|info| &info.name);
         let tensors = graph.initializer.iter().map(|tensor| &tensor.name);
         let sparse = graph.sparse_initializer.iter().flat_map(|t| t.values.iter().map(|t| &t.name));
-        let made = graph.node.iter().flat_map(|node| &node.output);
-        self.names.extend(values.chain(tensors).chain(sparse).chain(made).cloned());
+        let outputs = graph.node.iter().flat_map(|node| &node.output);
+        self.names.extend(values.chain(tensors).chain(sparse).chain(outputs).cloned());
         for attribute in graph.node.iter().flat_map(|node| &node.attribute) {
             for graph in attribute.g.iter().map(AsRef::as_ref).chain(&attribute.graphs) {
                 self.collect_names(graph);
@@ -424,10 +424,11 @@ impl<'a> Inliner<'a> {
                 ),
             });
         }
-        for (what, given, most) in [("inputs", &call.input, inputs), ("outputs", &call.output, outputs)] {
-            let given = given.iter().rposition(|name| !name.is_empty()).map_or(0, |last| last + 1);
-            if given > most {
-                let reason = format!("it has {given} {what}, but {} is for {most}", rule.label());
+        for (port_kind, ports, limit) in [("inputs", &call.input, inputs), ("outputs", &call.output, outputs)]
+        {
+            let port_count = ports.iter().rposition(|name| !name.is_empty()).map_or(0, |last| last + 1);
+            if port_count > limit {
+                let reason = format!("it has {port_count} {port_kind}, but {} is for {limit}", rule.label());
                 return Err(Error::Call { node: call_label(call), reason });
             }
         }
@@ -503,10 +504,10 @@ impl<'a> Inliner<'a> {
         let mut known = HashMap::new();
         let mut sum = ExpandedSize::default();
         for node in &graph.node {
-            let own = self.expanded_size(node, &mut known, MAX_DEPTH);
-            sum = sum.plus(own);
+            let node_size = self.expanded_size(node, &mut known, MAX_DEPTH);
+            sum = sum.plus(node_size);
             if sum.is_too_large() {
-                return Err(too_large_error(node, Some(own)));
+                return Err(too_large_error(node, Some(node_size)));
             }
         }
         Ok(())
@@ -556,13 +557,15 @@ impl<'a> Inliner<'a> {
         call: &NodeProto,
     ) -> Result<Vec<NodeProto>, Error> {
         let fault = |reason: String| Error::Call { node: call_label(call), reason };
-        for (what, given, declared) in [
+        for (port_kind, actual, declared) in [
             ("inputs", call.input.len(), function.input.len()),
             ("outputs", call.output.len(), function.output.len()),
         ] {
-            if given > declared {
+            if actual > declared {
                 let function = label(function);
-                return Err(fault(format!("it has {given} {what}, but {function} declares {declared}")));
+                return Err(fault(format!(
+                    "it has {actual} {port_kind}, but {function} declares {declared}"
+                )));
             }
         }
         let mut arguments: HashMap<&str, &AttributeProto> =
@@ -584,23 +587,23 @@ impl<'a> Inliner<'a> {
         let prefix = name_prefix(call);
         let mut copy = BodyCopier { names: &mut self.names, prefix, arguments, scopes: vec![HashMap::new()] };
         for (k, name) in function.input.iter().enumerate() {
-            let given = call.input.get(k).cloned().unwrap_or_default();
-            copy.scopes[0].insert(name.clone(), given);
+            let argument = call.input.get(k).cloned().unwrap_or_default();
+            copy.scopes[0].insert(name.clone(), argument);
         }
         let mut passed = Vec::new();
         for (k, name) in function.output.iter().enumerate() {
-            let Some(given) = call.output.get(k).filter(|given| !given.is_empty()) else { continue };
+            let Some(result) = call.output.get(k).filter(|output| !output.is_empty()) else { continue };
             if function.input.contains(name) {
                 // An input that is also an output needs a node that gives it its second name.
                 passed.push(NodeProto {
                     name: format!("{prefix}/{name}"),
                     op_type: "Identity".into(),
                     input: vec![copy.scopes[0][name].clone()],
-                    output: vec![given.clone()],
+                    output: vec![result.clone()],
                     ..Default::default()
                 });
             } else {
-                copy.scopes[0].insert(name.clone(), given.clone());
+                copy.scopes[0].insert(name.clone(), result.clone());
             }
         }
         let mut nodes: Vec<NodeProto> = function.node.iter().map(|node| copy.copy_node(node)).collect();
@@ -623,15 +626,22 @@ impl<'a> Inliner<'a> {
             let of_domain = normalize_domain(&node.domain);
             let is_call =
                 self.functions.contains_key(&function_key(&node.domain, &node.op_type, &node.overload));
-            let Some(&own) = versions.get(of_domain).filter(|_| !is_call) else { return Ok(()) };
-            let ours = self.opsets[of_domain];
-            if own == ours || Registry::standard().has_same_meaning(of_domain, &node.op_type, own, ours) {
+            let Some(&function_version) = versions.get(of_domain).filter(|_| !is_call) else { return Ok(()) };
+            let model_version = self.opsets[of_domain];
+            if function_version == model_version
+                || Registry::standard().has_same_meaning(
+                    of_domain,
+                    &node.op_type,
+                    function_version,
+                    model_version,
+                )
+            {
                 return Ok(());
             }
             Err(Error::Function {
                 function: label(function),
                 reason: format!(
-                    "uses {} of version {own} of its operator set, but the model uses version {ours}, where it means \
+                    "uses {} of version {function_version} of its operator set, but the model uses version {model_version}, where it means \
                      something else; convert the model to one version",
                     node.op_type
                 ),
@@ -710,12 +720,12 @@ impl BodyCopier<'_> {
         if let Some(known) = last.get(name) {
             return known.clone();
         }
-        let wanted = format!("{}/{name}", self.prefix);
-        let mut unused = wanted.clone();
-        let mut number = 1usize;
+        let preferred = format!("{}/{name}", self.prefix);
+        let mut unused = preferred.clone();
+        let mut suffix = 1usize;
         while !self.names.insert(unused.clone()) {
-            unused = format!("{wanted}_{number}");
-            number += 1;
+            unused = format!("{preferred}_{suffix}");
+            suffix += 1;
         }
         last.insert(name.to_owned(), unused.clone());
         unused
@@ -725,8 +735,8 @@ impl BodyCopier<'_> {
     /// not have it.
     fn copy_attribute(&mut self, attribute: &AttributeProto) -> Option<AttributeProto> {
         if !attribute.ref_attr_name.is_empty() {
-            let given = *self.arguments.get(attribute.ref_attr_name.as_str())?;
-            return Some(AttributeProto { name: attribute.name.clone(), ..given.clone() });
+            let argument = *self.arguments.get(attribute.ref_attr_name.as_str())?;
+            return Some(AttributeProto { name: attribute.name.clone(), ..argument.clone() });
         }
         let mut copy = attribute.clone();
         for graph in copy.g.iter_mut().map(AsMut::as_mut).chain(&mut copy.graphs) {
@@ -832,18 +842,18 @@ mod tests {
             with(node("Elu", "", &["x"], &["t"]), reference("alpha", "slope")),
             node("Add", "", &["t", "b"], &["y"]),
         ];
-        let mut own = function("Step", &["x", "b"], &["y"], body);
-        own.attribute_proto.push(float("slope", 0.5));
+        let mut step = function("Step", &["x", "b"], &["y"], body);
+        step.attribute_proto.push(float("slope", 0.5));
         let mut second = with(node("Step", "own", &["h", ""], &["z"]), float("slope", 2.0));
         second.name = "second".into();
-        let mut made = model(vec![node("Step", "own", &["a", "c"], &["h"]), second], vec![own]);
-        inline_functions(&mut made, &OperatorLibrary::default()).expect("it fits");
-        let nodes = made.graph.expect("a graph").node;
+        let mut called = model(vec![node("Step", "own", &["a", "c"], &["h"]), second], vec![step]);
+        inline_functions(&mut called, &OperatorLibrary::default()).expect("it fits");
+        let nodes = called.graph.expect("a graph").node;
         let alphas: Vec<f32> = nodes.iter().flat_map(|node| &node.attribute).map(|a| a.f).collect();
         assert_eq!(alphas, [0.5, 2.0]);
-        let shown: Vec<String> = nodes.iter().map(|n| format!("{:?}->{:?}", n.input, n.output)).collect();
+        let ports: Vec<String> = nodes.iter().map(|n| format!("{:?}->{:?}", n.input, n.output)).collect();
         assert_eq!(
-            shown,
+            ports,
             [
                 r#"["a"]->["h/t"]"#,
                 r#"["h/t", "c"]->["h"]"#,
@@ -862,21 +872,21 @@ mod tests {
             &["y", "x"],
             vec![node("Inner", "own", &["x"], &["h"]), node("Inner", "own", &["h"], &["y"])],
         );
-        let made = model(vec![node("Outer", "own", &["a"], &["b", "c"])], vec![outer, inner]);
-        assert_eq!(inlined(made).expect("it fits"), ["b/h=Relu(a)", "b=Relu(b/h)", "c=Identity(a)"]);
+        let called = model(vec![node("Outer", "own", &["a"], &["b", "c"])], vec![outer, inner]);
+        assert_eq!(inlined(called).expect("it fits"), ["b/h=Relu(a)", "b=Relu(b/h)", "c=Identity(a)"]);
     }
 
     #[test]
     fn generated_names_are_unique() {
-        let own = function(
+        let f = function(
             "F",
             &["x"],
             &["y"],
             vec![node("Relu", "", &["x"], &["t"]), node("Relu", "", &["t"], &["y"])],
         );
-        let made =
-            model(vec![node("Neg", "", &["a"], &["b/t"]), node("F", "own", &["b/t"], &["b"])], vec![own]);
-        assert_eq!(inlined(made).expect("it fits"), ["b/t=Neg(a)", "b/t_1=Relu(b/t)", "b=Relu(b/t_1)"]);
+        let called =
+            model(vec![node("Neg", "", &["a"], &["b/t"]), node("F", "own", &["b/t"], &["b"])], vec![f]);
+        assert_eq!(inlined(called).expect("it fits"), ["b/t=Neg(a)", "b/t_1=Relu(b/t)", "b=Relu(b/t_1)"]);
     }
 
     #[test]
@@ -889,15 +899,15 @@ mod tests {
         let mut attribute = AttributeProto { name: "then_branch".into(), ..Default::default() };
         attribute.set_type(AttributeType::Graph);
         attribute.g = Some(Box::new(branch));
-        let own = function(
+        let f = function(
             "F",
             &["c", "x"],
             &["y"],
             vec![node("Neg", "", &["x"], &["t"]), with(node("If", "", &["c"], &["y"]), attribute)],
         );
-        let mut made = model(vec![node("F", "own", &["flag", "a"], &["b"])], vec![own]);
-        inline_functions(&mut made, &OperatorLibrary::default()).expect("it fits");
-        let nodes = made.graph.expect("a graph").node;
+        let mut called = model(vec![node("F", "own", &["flag", "a"], &["b"])], vec![f]);
+        inline_functions(&mut called, &OperatorLibrary::default()).expect("it fits");
+        let nodes = called.graph.expect("a graph").node;
         let branch = nodes[1].attribute[0].g.as_ref().expect("a branch");
         assert_eq!(branch.node[0].input, ["a", "b/t"]);
         assert_eq!(branch.node[0].output, ["b/r"]);
@@ -908,10 +918,12 @@ mod tests {
     fn rejects_invalid_calls() {
         let relu = || vec![node("Relu", "", &["x"], &["y"])];
         let call = |inputs: &[&str], outputs: &[&str]| node("F", "own", inputs, outputs);
-        let one = |call: NodeProto| inlined(model(vec![call], vec![function("F", &["x"], &["y"], relu())]));
-        let message = one(call(&["a", "b"], &["c"])).expect_err("two inputs");
+        let inlined_call =
+            |call: NodeProto| inlined(model(vec![call], vec![function("F", &["x"], &["y"], relu())]));
+        let message = inlined_call(call(&["a", "b"], &["c"])).expect_err("two inputs");
         assert_eq!(message, r#"F -> "c": it has 2 inputs, but function "F" of domain "own" declares 1"#);
-        let message = one(with(call(&["a"], &["c"]), float("slope", 1.0))).expect_err("an attribute");
+        let message =
+            inlined_call(with(call(&["a"], &["c"]), float("slope", 1.0))).expect_err("an attribute");
         assert!(message.contains("\"slope\", which function \"F\""), "{message}");
         let twice = vec![function("F", &["x"], &["y"], relu()), function("F", &["x"], &["y"], relu())];
         let message = inlined(model(vec![call(&["a"], &["c"])], twice)).expect_err("twice");

@@ -75,8 +75,8 @@ pub(crate) fn forget_shapes(graph: &mut Graph) {
             forget_shapes_inside(graph, index);
         }
         let node = &graph.nodes[index];
-        let found = Registry::standard().find(&node.domain, &node.op);
-        if found.is_some_and(|definition| definition.has_declared_shape) {
+        let known_definition = Registry::standard().find(&node.domain, &node.op);
+        if known_definition.is_some_and(|definition| definition.has_declared_shape) {
             continue;
         }
         for id in node.outputs.clone().into_iter().flatten() {
@@ -94,10 +94,10 @@ fn forget_shapes_inside(graph: &mut Graph, index: usize) {
         let Attr::Graph(subgraph) = attr else { continue };
         forget_shapes(subgraph);
         // The iteration index and the condition keep their declared shapes: scalars, or vectors of one element.
-        let own = subgraph.inputs.len().saturating_sub(captures);
+        let formal_count = subgraph.inputs.len().saturating_sub(captures);
         let lead = match &repeats {
-            Some(Placement::Repeat(repetition)) => repetition.leading_inputs().min(own),
-            _ => own,
+            Some(Placement::Repeat(repetition)) => repetition.leading_inputs().min(formal_count),
+            _ => formal_count,
         };
         for k in lead..subgraph.inputs.len() {
             forget_shape(subgraph, subgraph.inputs[k]);
@@ -127,28 +127,28 @@ pub fn infer_known(graph: &mut Graph) -> Vec<Error> {
     // The shapes that a file declares may be wrong.
     forget_shapes(graph);
     let errors = infer_all_known(graph).0;
-    let told =
+    let first_error =
         |error: Error| first.iter().find(|first| are_of_same_node(first, &error)).cloned().unwrap_or(error);
-    errors.into_iter().map(told).collect()
+    errors.into_iter().map(first_error).collect()
 }
 
 fn infer_all_known(graph: &mut Graph) -> (Vec<Error>, bool) {
     let mut errors: Vec<Error> = check_inputs(graph).err().into_iter().collect();
     let mut contradicts = false;
-    let mut doubtful: FxHashSet<ValueId> = FxHashSet::default();
+    let mut uncertain: FxHashSet<ValueId> = FxHashSet::default();
     for index in 0..graph.nodes.len() {
         let node = &graph.nodes[index];
         let known = Registry::standard().find(&node.domain, &node.op).is_some();
-        let doubted = node.present_inputs().any(|id| doubtful.contains(&id));
+        let is_uncertain = node.present_inputs().any(|id| uncertain.contains(&id));
         let outcome = if known { infer_noting_contradictions(graph, index) } else { Ok(false) };
         contradicts |= matches!(outcome, Ok(true));
         let untyped = |id: &ValueId| matches!(graph.value(*id).ty, ValueType::Unknown);
         match outcome {
-            Ok(_) if known && !doubted => {}
-            Ok(_) => doubtful.extend(graph.nodes[index].present_outputs().filter(untyped)),
+            Ok(_) if known && !is_uncertain => {}
+            Ok(_) => uncertain.extend(graph.nodes[index].present_outputs().filter(untyped)),
             Err(error) => {
-                doubtful.extend(graph.nodes[index].present_outputs());
-                if !doubted {
+                uncertain.extend(graph.nodes[index].present_outputs());
+                if !is_uncertain {
                     errors.push(error);
                 }
             }
@@ -178,11 +178,11 @@ pub(crate) fn infer_noting_contradictions(graph: &mut Graph, index: usize) -> Re
     infer_with_authority(graph, index, ShapeAuthority::Advice)
 }
 
-fn infer_with_authority(graph: &mut Graph, index: usize, given: ShapeAuthority) -> Result<bool, Error> {
+fn infer_with_authority(graph: &mut Graph, index: usize, authority: ShapeAuthority) -> Result<bool, Error> {
     pause();
     check_input_sizes(graph, index)?;
     let op = build(graph, &graph.nodes[index])?;
-    infer_op(graph, index, op.as_ref(), given)
+    infer_op(graph, index, op.as_ref(), authority)
 }
 
 fn check_input_sizes(graph: &Graph, index: usize) -> Result<(), Error> {
@@ -192,20 +192,20 @@ fn check_input_sizes(graph: &Graph, index: usize) -> Result<(), Error> {
 }
 
 /// Infers the output types of a node with its operator.
-fn infer_op(graph: &mut Graph, index: usize, op: &dyn Op, given: ShapeAuthority) -> Result<bool, Error> {
+fn infer_op(graph: &mut Graph, index: usize, op: &dyn Op, authority: ShapeAuthority) -> Result<bool, Error> {
     let node = &graph.nodes[index];
     let mut cx = Infer::new(graph, node);
     op.infer(&mut cx).map_err(|source| Error::at(graph, node, source))?;
-    let (found, subgraphs, mut contradicts) = (cx.outputs, cx.subgraphs, cx.contradicts);
+    let (inferred_types, subgraphs, mut contradicts) = (cx.outputs, cx.subgraphs, cx.contradicts);
     let outputs = node.outputs.clone();
     for (attribute, subgraph) in subgraphs {
         graph.nodes[index].attrs.0.insert(attribute.to_owned(), Attr::Graph(Box::new(subgraph)));
     }
-    for (port, inferred) in outputs.into_iter().zip(found) {
+    for (port, inferred) in outputs.into_iter().zip(inferred_types) {
         let Some(id) = port else { continue };
         let both = merge_types(&graph.value(id).ty, inferred.ty.clone());
         contradicts |= both.is_err();
-        let merged = match given {
+        let merged = match authority {
             ShapeAuthority::Binding => both,
             ShapeAuthority::Advice => both.or_else(|_| merge_advised(&graph.value(id).ty, inferred.ty)),
         };
@@ -325,21 +325,21 @@ mod tests {
     const TOO_MANY_AXES: usize = MAX_AXES + 1;
 
     /// Returns the error for a result with too many axes, for constant and for computed values.
-    fn error_message(op: &str, given: &[Tensor], attrs: &Attrs, constant: bool) -> String {
-        let x: Vec<&Tensor> = given.iter().collect();
-        let (mut made, ids) = graph(&x);
+    fn error_message(op: &str, inputs: &[Tensor], attrs: &Attrs, constant: bool) -> String {
+        let x: Vec<&Tensor> = inputs.iter().collect();
+        let (mut graph_of_node, ids) = graph(&x);
         let ports: Vec<Option<ValueId>> = ids
             .iter()
-            .zip(given)
+            .zip(inputs)
             .map(|(&id, tensor)| {
                 let is_data = tensor.dtype().is_float() || !constant;
-                Some(if is_data { id } else { made.add_constant("known", tensor.clone()) })
+                Some(if is_data { id } else { graph_of_node.add_constant("known", tensor.clone()) })
             })
             .collect();
-        add(&mut made, ("", op), "y", &ports, 1, attrs.clone());
-        match infer(&mut made) {
+        add(&mut graph_of_node, ("", op), "y", &ports, 1, attrs.clone());
+        match infer(&mut graph_of_node) {
             Err(error) => error.to_string(),
-            Ok(()) => match run(&made, given) {
+            Ok(()) => match run(&graph_of_node, inputs) {
                 Err(Failure::Prepare(error)) => error.to_string(),
                 Err(Failure::Run(error)) => error.to_string(),
                 Ok(_) => panic!("{op} runs"),
@@ -374,15 +374,15 @@ mod tests {
                 if constant && op == "OneHot" {
                     continue;
                 }
-                let said = error_message(op, &inputs, &Attrs::new(), constant);
+                let message = error_message(op, &inputs, &Attrs::new(), constant);
                 let expected =
                     if op == "Gather" && !constant { "\"x1\" has 65 axes" } else { "has 65 axes (shape [" };
-                assert!(said.contains(expected), "{op}: {said}");
+                assert!(message.contains(expected), "{op}: {message}");
                 assert!(
-                    said.contains("), at most 64 are supported; remove axes of size 1 or merge axes"),
-                    "{op}: {said}"
+                    message.contains("), at most 64 are supported; remove axes of size 1 or merge axes"),
+                    "{op}: {message}"
                 );
-                assert!(said.contains(op) || said.contains("\"x1\""), "{op}: {said}");
+                assert!(message.contains(op) || message.contains("\"x1\""), "{op}: {message}");
             }
         }
     }
@@ -391,13 +391,13 @@ mod tests {
     fn accepts_maximum_axes() {
         let x = Tensor::f32(&[3], &[1.0, 2.0, 3.0]);
         let new: Vec<i64> = (1..MAX_AXES as i64).collect();
-        let (mut made, ids) = graph(&[&x]);
-        let new = made.add_constant("new", Tensor::i64(&[new.len()], &new));
-        let y = add(&mut made, ("", "Unsqueeze"), "y", &[Some(ids[0]), Some(new)], 1, Attrs::new());
-        let y = add(&mut made, ("", "Relu"), "z", &[Some(y[0])], 1, Attrs::new());
-        made.outputs = y;
-        infer(&mut made).expect("the graph is valid");
-        let got = run(&made, std::slice::from_ref(&x)).expect("the graph runs");
+        let (mut valid, ids) = graph(&[&x]);
+        let new = valid.add_constant("new", Tensor::i64(&[new.len()], &new));
+        let y = add(&mut valid, ("", "Unsqueeze"), "y", &[Some(ids[0]), Some(new)], 1, Attrs::new());
+        let y = add(&mut valid, ("", "Relu"), "z", &[Some(y[0])], 1, Attrs::new());
+        valid.outputs = y;
+        infer(&mut valid).expect("the graph is valid");
+        let got = run(&valid, std::slice::from_ref(&x)).expect("the graph runs");
         assert_eq!(got[0].dims().len(), MAX_AXES);
         assert_eq!(got[0].to_f64(), [1.0, 2.0, 3.0]);
     }
@@ -405,14 +405,14 @@ mod tests {
     #[test]
     fn rejects_inputs_with_too_many_axes() {
         let wide = Tensor::f32(&[1; TOO_MANY_AXES], &[1.0]);
-        let (mut given, _) = graph(&[&wide]);
-        let message = infer(&mut given).expect_err("too many").to_string();
+        let (mut with_input, _) = graph(&[&wide]);
+        let message = infer(&mut with_input).expect_err("too many").to_string();
         assert!(message.starts_with("\"x0\" has 65 axes (shape [1, 1, "), "{message}");
-        let (mut held, _) = graph(&[]);
-        held.add_constant("w", wide);
-        let message = infer(&mut held).expect_err("too many").to_string();
+        let (mut with_constant, _) = graph(&[]);
+        with_constant.add_constant("w", wide);
+        let message = infer(&mut with_constant).expect_err("too many").to_string();
         assert!(message.starts_with("\"w\" has 65 axes (shape [1, 1, "), "{message}");
-        let errors = infer_known(&mut held);
+        let errors = infer_known(&mut with_constant);
         assert_eq!(errors.len(), 1, "{errors:?}");
     }
 
@@ -422,12 +422,12 @@ mod tests {
         let (x, w) = (f64s(&[3], &[0.0, 1.0, 2.0]), f64s(&[2], &[3.0, 4.0]));
         for declared in [&[1, 5][..], &[7], &[1, 2]] {
             let (mut graph, ids) = graph(&[&x, &w]);
-            let found = add(&mut graph, ("", "NonZero"), "found", &[Some(ids[0])], 1, Attrs::new())[0];
-            graph.value_mut(found).ty = ValueType::tensor(DType::I64, declared);
+            let indices = add(&mut graph, ("", "NonZero"), "found", &[Some(ids[0])], 1, Attrs::new())[0];
+            graph.value_mut(indices).ty = ValueType::tensor(DType::I64, declared);
             let to = Attrs::new().with("to", i64::from(DType::F64.to_onnx()));
-            let number = add(&mut graph, ("", "Cast"), "number", &[Some(found)], 1, to)[0];
+            let floats = add(&mut graph, ("", "Cast"), "number", &[Some(indices)], 1, to)[0];
             let product =
-                add(&mut graph, ("", "Mul"), "y", &[Some(number), Some(ids[1])], 1, Attrs::new())[0];
+                add(&mut graph, ("", "Mul"), "y", &[Some(floats), Some(ids[1])], 1, Attrs::new())[0];
             let negative = add(&mut graph, ("", "Neg"), "z", &[Some(ids[1])], 1, Attrs::new())[0];
             graph.value_mut(negative).ty = ValueType::tensor(DType::F64, &[4]);
             graph.outputs = vec![product, negative];

@@ -48,10 +48,10 @@ pub fn convert_linear_models(model: &mut ModelProto, typed: &Graph) -> Result<()
     let mut names = value_names(graph);
     let mut nodes = Vec::with_capacity(graph.node.len());
     for proto in std::mem::take(&mut graph.node) {
-        let made = |node: &&Node| {
+        let is_output = |node: &&Node| {
             node.present_outputs().any(|id| proto.output.iter().any(|name| *name == *typed.name_of(id)))
         };
-        let node = typed.nodes.iter().find(made).filter(|_| is_linear(&proto));
+        let node = typed.nodes.iter().find(is_output).filter(|_| is_linear(&proto));
         let Some(node) = node else {
             nodes.push(proto);
             continue;
@@ -80,7 +80,7 @@ fn value_names(graph: &GraphProto) -> HashSet<String> {
 /// Returns the version of `ai.onnx` of a message. An old version is raised if all nodes have the same meaning in the
 /// newer one: exporters declare the oldest version that their nodes need, often without any node of `ai.onnx`.
 fn raise_opset(model: &mut ModelProto) -> i64 {
-    let means_the_same = |graph: &GraphProto, own: i64| have_same_meaning(graph, own, MIN_OPSET);
+    let means_the_same = |graph: &GraphProto, version: i64| have_same_meaning(graph, version, MIN_OPSET);
     let graph = model.graph.as_ref();
     // A set may be listed twice.
     let mut listed = HashSet::new();
@@ -95,15 +95,15 @@ fn raise_opset(model: &mut ModelProto) -> i64 {
     set.version
 }
 
-fn have_same_meaning(graph: &GraphProto, own: i64, other: i64) -> bool {
+fn have_same_meaning(graph: &GraphProto, version: i64, other: i64) -> bool {
     graph.node.iter().all(|node| {
         let standard = normalize_domain(&node.domain).is_empty();
         let subgraphs = node
             .attribute
             .iter()
             .flat_map(|attribute| attribute.g.as_deref().into_iter().chain(&attribute.graphs));
-        (!standard || Registry::standard().has_same_meaning("", &node.op_type, own, other))
-            && subgraphs.into_iter().all(|graph| have_same_meaning(graph, own, other))
+        (!standard || Registry::standard().has_same_meaning("", &node.op_type, version, other))
+            && subgraphs.into_iter().all(|graph| have_same_meaning(graph, version, other))
     })
 }
 
@@ -120,9 +120,9 @@ fn convert_node(
     if let Some(row) = opposite_row(&linear) {
         attrs = attrs.with("coefficients", row.0).with("intercepts", row.1);
     }
-    let mut alone = Graph::new(&typed.name);
-    alone.opsets.insert(String::new(), NEWEST_OPSET);
-    alone.opsets.insert(ML_DOMAIN.into(), 1);
+    let mut single = Graph::new(&typed.name);
+    single.opsets.insert(String::new(), NEWEST_OPSET);
+    single.opsets.insert(ML_DOMAIN.into(), 1);
     let copied = |graph: &mut Graph, port: &Option<ValueId>, typed_too: bool| {
         port.map(|id| {
             let ty = if typed_too { typed.value(id).ty.clone() } else { Default::default() };
@@ -130,10 +130,10 @@ fn convert_node(
         })
     };
     let inputs: Vec<Option<ValueId>> =
-        node.inputs.iter().map(|port| copied(&mut alone, port, true)).collect();
-    alone.inputs = inputs.iter().copied().flatten().collect();
+        node.inputs.iter().map(|port| copied(&mut single, port, true)).collect();
+    single.inputs = inputs.iter().copied().flatten().collect();
     let mut outputs: Vec<Option<ValueId>> =
-        node.outputs.iter().map(|port| copied(&mut alone, port, false)).collect();
+        node.outputs.iter().map(|port| copied(&mut single, port, false)).collect();
 
     let texts =
         attrs.strings("classlabels_strings").map_err(|error| fail(error.into()))?.map(<[String]>::to_vec);
@@ -142,39 +142,39 @@ fn convert_node(
         attrs.0.remove("classlabels_strings");
         attrs = attrs.with("classlabels_ints", (0..texts.len() as i64).collect::<Vec<_>>());
         if let Some(label) = outputs.first().copied().flatten() {
-            let position = alone.add_value("position", Default::default());
+            let position = single.add_value("position", Default::default());
             outputs[0] = Some(position);
             looked_up = Some((texts, label, position));
         }
     }
-    alone.outputs = outputs.iter().copied().flatten().collect();
+    single.outputs = outputs.iter().copied().flatten().collect();
     let mut copy = Node::new(&node.domain, &node.op, &inputs, &outputs, attrs);
     copy.name = node.name.clone();
     if copy.name.is_empty() {
         copy.name = node.present_outputs().next().map_or("", |id| typed.name_of(id)).into();
     }
     let prefix = copy.name.clone();
-    alone.nodes.push(copy);
-    infer(&mut alone)?;
-    decompose_node(&mut alone, 0)?;
-    infer(&mut alone)?;
-    downgrade(&mut alone, opset)?;
+    single.nodes.push(copy);
+    infer(&mut single)?;
+    decompose_node(&mut single, 0)?;
+    infer(&mut single)?;
+    downgrade(&mut single, opset)?;
 
     // Inputs and outputs keep their names; all others get new ones.
     let position = looked_up.as_ref().map(|(.., position)| *position);
-    let mut given: HashSet<ValueId> = inputs.iter().chain(&outputs).copied().flatten().collect();
-    given.extend(looked_up.as_ref().map(|(_, label, _)| *label));
-    for id in alone.value_ids().filter(|&id| !given.contains(&id) || Some(id) == position) {
+    let mut known_values: HashSet<ValueId> = inputs.iter().chain(&outputs).copied().flatten().collect();
+    known_values.extend(looked_up.as_ref().map(|(_, label, _)| *label));
+    for id in single.value_ids().filter(|&id| !known_values.contains(&id) || Some(id) == position) {
         let is_position = Some(id) == position;
-        let mut name = if is_position { format!("{prefix}/position") } else { alone.name_of(id).to_owned() };
+        let mut name = if is_position { format!("{prefix}/position") } else { single.name_of(id).to_owned() };
         while !names.insert(name.clone()) {
             name.push('_');
         }
-        if name != alone.name_of(id) {
-            alone.rename(id, &name);
+        if name != single.name_of(id) {
+            single.rename(id, &name);
         }
     }
-    let mut message = alone.to_proto();
+    let mut message = single.to_proto();
     if let Some((texts, label, position)) = looked_up {
         let mut classes = format!("{prefix}/classes");
         while !names.insert(classes.clone()) {
@@ -183,8 +183,8 @@ fn convert_node(
         message.node.push(NodeProto {
             name: format!("{prefix}/Gather"),
             op_type: "Gather".into(),
-            input: vec![classes.clone(), alone.name_of(position).to_owned()],
-            output: vec![alone.name_of(label).to_owned()],
+            input: vec![classes.clone(), single.name_of(position).to_owned()],
+            output: vec![single.name_of(label).to_owned()],
             ..NodeProto::default()
         });
         message.initializer.push(TensorProto {
@@ -293,8 +293,8 @@ mod tests {
                 for opset in [None, Some(9), Some(13), Some(18), Some(NEWEST_OPSET)] {
                     let model = model(&[("n", ["label", "p"])], &classifier(rows, post_transform), opset);
                     let written = converted_model(&model).expect("the model is converted");
-                    let all = written.graph.iter().flat_map(|graph| &graph.node);
-                    assert!(all.into_iter().all(|node| node.domain.is_empty()));
+                    let nodes = written.graph.iter().flat_map(|graph| &graph.node);
+                    assert!(nodes.into_iter().all(|node| node.domain.is_empty()));
                     assert_eq!(dims_of(&written, "n/coefficients"), Some(vec![rows as i64, 3]));
                     assert_eq!(dims_of(&written, "n/intercepts"), Some(vec![rows as i64]));
                     for (got, want) in run_model(&written).iter().zip(run_model(&model)) {
@@ -328,9 +328,9 @@ mod tests {
     fn weight_names_are_unique() {
         let nodes = [("n", ["a", "p"]), ("n", ["b", "q"]), ("", ["c", "r"])];
         let mut model = model(&nodes, &classifier(3, "NONE"), Some(15));
-        let taken = Tensor::f32(&[1], &[1.0]);
+        let existing = Tensor::f32(&[1], &[1.0]);
         let graph = model.graph.as_mut().expect("it has one");
-        graph.initializer.push(ortrain_graph::tensor_to_proto("n/intercepts", &taken));
+        graph.initializer.push(ortrain_graph::tensor_to_proto("n/intercepts", &existing));
         let written = converted_model(&model).expect("the model is converted");
         let names: HashSet<String> = initializers(&written).into_iter().map(|(name, _)| name).collect();
         for name in ["n/coefficients", "n/coefficients_", "n/intercepts_", "n/intercepts__", "c/coefficients"]
@@ -346,8 +346,11 @@ mod tests {
     #[test]
     fn raises_old_opset_if_meaning_is_equal() {
         let plain = |opset| model(&[("n", ["label", "p"])], &classifier(3, "SOFTMAX"), opset);
-        for (given, raised) in [(None, 13), (Some(9), 13), (Some(13), 13), (Some(17), 17)] {
-            assert_eq!(opset_of(&converted_model(&plain(given)).expect("the model is converted")), [raised]);
+        for (declared, raised) in [(None, 13), (Some(9), 13), (Some(13), 13), (Some(17), 17)] {
+            assert_eq!(
+                opset_of(&converted_model(&plain(declared)).expect("the model is converted")),
+                [raised]
+            );
         }
         // A Softmax of opset 9 has another meaning in opset 13.
         let mut old = plain(Some(9));

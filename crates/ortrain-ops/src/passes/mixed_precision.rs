@@ -41,10 +41,10 @@ pub fn mixed_precision(
 ) -> Result<(), Error> {
     let wide_nodes = depends_on_loss(graph, loss);
     let nodes = std::mem::take(&mut graph.nodes);
-    let mut pass = NarrowingPass { graph, narrow, weights, twins: FxHashMap::default() };
-    for (node, stays) in nodes.into_iter().zip(wide_nodes) {
+    let mut pass = NarrowingPass { graph, narrow, weights, converted: FxHashMap::default() };
+    for (node, is_wide) in nodes.into_iter().zip(wide_nodes) {
         let has_subgraph = Graph::subgraphs(&node).next().is_some();
-        if stays || has_subgraph || pass.has_constant_floats(&node) || !pass.push_narrow(&node) {
+        if is_wide || has_subgraph || pass.has_constant_floats(&node) || !pass.push_narrow(&node) {
             pass.push_wide(node)?;
         }
     }
@@ -56,13 +56,13 @@ fn depends_on_loss(graph: &Graph, loss: ValueId) -> Vec<bool> {
     let mut from_loss: FxHashSet<ValueId> = FxHashSet::default();
     (graph.nodes.iter())
         .map(|node| {
-            let stays = LOSSES.contains(&&*node.op)
+            let is_dependent = LOSSES.contains(&&*node.op)
                 || node.present_outputs().any(|output| output == loss)
                 || node.present_inputs().any(|input| from_loss.contains(&input));
-            if stays {
+            if is_dependent {
                 from_loss.extend(node.present_outputs());
             }
-            stays
+            is_dependent
         })
         .collect()
 }
@@ -72,35 +72,36 @@ struct NarrowingPass<'a> {
     narrow: DType,
     weights: &'a FxHashMap<ValueId, String>,
     /// Values in the other type, by the original value.
-    twins: FxHashMap<ValueId, ValueId>,
+    converted: FxHashMap<ValueId, ValueId>,
 }
 
 impl NarrowingPass<'_> {
     /// Returns a value converted to another type.
     fn converted_value(&mut self, value: ValueId, to: DType) -> ValueId {
-        if let Some(&twin) = self.twins.get(&value) {
-            return twin;
+        if let Some(&existing) = self.converted.get(&value) {
+            return existing;
         }
         let name = self.graph.name_of(value).to_owned();
         let entry = self.graph.value(value);
-        let twin = if let Some(constant) = &entry.constant {
+        let copy_id = if let Some(constant) = &entry.constant {
             let constant =
                 if to == self.narrow { convert_in_range(constant, to) } else { constant.converted(to) };
             self.graph.add_constant(&format!("{name}_{to}"), constant)
         } else {
             let ty = ValueType::Tensor(to, entry.ty.shape().cloned());
             let copy = self.weights.get(&value).cloned();
-            let twin = self.graph.add_value(&copy.clone().unwrap_or_else(|| format!("{name}_{to}")), ty);
+            let cast_value =
+                self.graph.add_value(&copy.clone().unwrap_or_else(|| format!("{name}_{to}")), ty);
             let attrs = Attrs::new().with("to", i64::from(to.to_onnx()));
-            let mut node = Node::new("", "Cast", &[Some(value)], &[Some(twin)], attrs);
+            let mut node = Node::new("", "Cast", &[Some(value)], &[Some(cast_value)], attrs);
             if copy.is_some() {
                 node.name = master_weight_node(&name).into();
             }
             self.graph.nodes.push(node);
-            twin
+            cast_value
         };
-        self.twins.insert(value, twin);
-        twin
+        self.converted.insert(value, copy_id);
+        copy_id
     }
 
     /// Adds a node with narrow inputs instead of float32 inputs. Returns false, and adds nothing, if its operator does
@@ -110,7 +111,7 @@ impl NarrowingPass<'_> {
             WIDE_INPUTS.iter().find(|(op, _)| *op == &*node.op).map_or(0..0, |(_, ports)| ports.clone());
         let is_wide = |graph: &Graph, id: ValueId| graph.value(id).ty.dtype() == Some(DType::F32);
         let before = self.graph.nodes.len();
-        let known: FxHashSet<ValueId> = self.twins.keys().copied().collect();
+        let known: FxHashSet<ValueId> = self.converted.keys().copied().collect();
         let mut changed = node.clone();
         for (k, input) in changed.inputs.iter_mut().enumerate() {
             if let Some(id) = *input
@@ -149,7 +150,7 @@ impl NarrowingPass<'_> {
         }
         // Restores the previous state, without the casts for this node.
         self.graph.nodes.truncate(before);
-        self.twins.retain(|value, _| known.contains(value));
+        self.converted.retain(|value, _| known.contains(value));
         types.into_iter().for_each(|(id, ty)| self.graph.value_mut(id).ty = ty);
         false
     }
@@ -186,14 +187,14 @@ impl NarrowingPass<'_> {
 /// Converts a constant to a narrow type. Finite nonzero elements stay finite and nonzero: a mask with the lowest
 /// float32 becomes a mask with the lowest number of the narrow type.
 fn convert_in_range(constant: &Tensor, to: DType) -> Tensor {
-    let (least, most) = match to {
+    let (lower, upper) = match to {
         // 2^-24 is the smallest subnormal number.
         DType::F16 => (2f64.powi(-24), 65504.0),
         _ => (0.0, 2f64.powi(127) * (2.0 - 2f64.powi(-7))),
     };
     let fitted = |value: f64| match value {
         value if !value.is_finite() || value == 0.0 => value,
-        value => value.abs().clamp(least, most).copysign(value),
+        value => value.abs().clamp(lower, upper).copysign(value),
     };
     let values: Vec<f64> = constant.to_f64().into_iter().map(fitted).collect();
     Tensor::from_f64(to, constant.dims().to_vec(), &values)
@@ -274,8 +275,8 @@ mod tests {
         let scores = value(&mut graph, "scores", F32, &[1, 1, 3]);
         graph.inputs = vec![boxes, scores];
         let doubled = graph.emit_node("Add", &[scores, scores]);
-        let kept = graph.emit_node("NonMaxSuppression", &[boxes, doubled]);
-        graph.outputs = vec![kept];
+        let selected = graph.emit_node("NonMaxSuppression", &[boxes, doubled]);
+        graph.outputs = vec![selected];
         infer(&mut graph).expect("the graph is valid");
         mixed_precision(&mut graph, F16, boxes, &FxHashMap::default()).expect("it fits");
         let ops: Vec<&str> = graph.nodes.iter().map(|node| &*node.op).collect();

@@ -164,14 +164,14 @@ fn constant_ints(
     graph: &Graph,
     node: &Node,
     k: usize,
-    what: &str,
+    label: &str,
 ) -> Result<Option<(Vec<i64>, bool)>, OpError> {
     let Some(id) = node.inputs.get(k).copied().flatten() else { return Ok(None) };
-    let found =
+    let values =
         graph.value(id).content().and_then(|tensor| Some((tensor.to_i64()?, !tensor.dims().is_empty())));
-    found.map(Some).ok_or_else(|| {
+    values.map(Some).ok_or_else(|| {
         let name = graph.name_of(id);
-        OpError::unsupported(format!("{what}, {name:?}, is not constant; {LENGTH_MESSAGE}"))
+        OpError::unsupported(format!("{label}, {name:?}, is not constant; {LENGTH_MESSAGE}"))
     })
 }
 
@@ -182,17 +182,17 @@ fn constant_position(
     node: &Node,
     k: usize,
     len: usize,
-    places: usize,
+    position_count: usize,
 ) -> Result<Option<usize>, OpError> {
     let Some((values, _)) = constant_ints(graph, node, k, "its position")? else { return Ok(None) };
     let &[at] = values.as_slice() else {
         return Err(OpError::invalid(format!("its position has {} elements, expected one", values.len())));
     };
     let from_front = if at < 0 { at.saturating_add(len as i64) } else { at };
-    let found = usize::try_from(from_front).ok().filter(|&at| at < places);
+    let position = usize::try_from(from_front).ok().filter(|&at| at < position_count);
     let message =
         || OpError::invalid(format!("position {at} is out of range for a sequence of {len} tensors"));
-    found.map(Some).ok_or_else(message)
+    position.map(Some).ok_or_else(message)
 }
 
 impl SequenceRewriter {
@@ -270,7 +270,7 @@ impl SequenceRewriter {
             return self.rewrite_map(graph, sequences, node);
         }
         let Some(output) = node.outputs.first().copied().flatten() else { return Ok(()) };
-        let made = match &*node.op {
+        let replacement = match &*node.op {
             "SequenceEmpty" => Some(Vec::new()),
             "SequenceConstruct" => Some(node.present_inputs().collect()),
             "SplitToSequence" => Some(split_tensor(graph, node)?),
@@ -329,14 +329,16 @@ impl SequenceRewriter {
                 None
             }
         };
-        if let Some(made) = made {
-            if made.len() > MAX_TENSORS {
-                let message =
-                    format!("its sequence has {} tensors, at most {MAX_TENSORS} are supported", made.len());
+        if let Some(tensors_of_result) = replacement {
+            if tensors_of_result.len() > MAX_TENSORS {
+                let message = format!(
+                    "its sequence has {} tensors, at most {MAX_TENSORS} are supported",
+                    tensors_of_result.len()
+                );
                 return Err(OpError::unsupported(message));
             }
             check_not_output(graph, output)?;
-            sequences.insert(output, Some(made));
+            sequences.insert(output, Some(tensors_of_result));
         }
         Ok(())
     }
@@ -348,20 +350,23 @@ impl SequenceRewriter {
         sequences: &mut Sequences,
         node: &Node,
     ) -> Result<(), OpError> {
-        let own = node.inputs.len() - node.captures;
-        let mut body = node.attrs.graph("body").and_then(|found| Attrs::required("body", found))?.clone();
+        let input_count = node.inputs.len() - node.captures;
+        let mut body =
+            node.attrs.graph("body").and_then(|body_graph| Attrs::required("body", body_graph))?.clone();
         // The tensors of a sequence differ; declared types are valid for at most one of them.
         let formal_inputs = body.inputs[..body.inputs.len() - node.captures].to_vec();
-        let made: Vec<ValueId> = body.nodes.iter().flat_map(Node::present_outputs).collect();
-        for id in formal_inputs.into_iter().chain(made) {
+        let produced: Vec<ValueId> = body.nodes.iter().flat_map(Node::present_outputs).collect();
+        for id in formal_inputs.into_iter().chain(produced) {
             body.value_mut(id).ty = ValueType::Unknown;
         }
         let formal = body.inputs.len() - node.captures;
-        if formal != own {
-            return Err(OpError::invalid(format!("it has {own} inputs, but its body takes {formal}")));
+        if formal != input_count {
+            return Err(OpError::invalid(format!(
+                "it has {input_count} inputs, but its body takes {formal}"
+            )));
         }
-        let mut lists: Vec<Option<Vec<ValueId>>> = Vec::with_capacity(own);
-        for id in &node.inputs[..own] {
+        let mut lists: Vec<Option<Vec<ValueId>>> = Vec::with_capacity(input_count);
+        for id in &node.inputs[..input_count] {
             let known = id.map(|id| (sequences.get(&id), &graph.value(id).ty, graph.name_of(id)));
             lists.push(match known {
                 Some((Some(None), ..)) => {
@@ -382,9 +387,9 @@ impl SequenceRewriter {
         };
         let count = leader.len();
         if let Some(k) = lists.iter().position(|list| list.as_ref().is_some_and(|list| list.len() != count)) {
-            let found = lists[k].as_ref().map_or(0, Vec::len);
+            let actual_len = lists[k].as_ref().map_or(0, Vec::len);
             return Err(OpError::invalid(format!(
-                "sequence {k} has {found} tensors, but the first one has {count}"
+                "sequence {k} has {actual_len} tensors, but the first one has {count}"
             )));
         }
         if body.outputs.len() < node.outputs.len() {
@@ -397,17 +402,18 @@ impl SequenceRewriter {
         for output in node.present_outputs() {
             check_not_output(graph, output)?;
         }
-        let mut made: Vec<Vec<ValueId>> = vec![Vec::with_capacity(count); node.outputs.len()];
+        let mut results: Vec<Vec<ValueId>> = vec![Vec::with_capacity(count); node.outputs.len()];
         for at in 0..count {
             let always = graph.add_constant("always", Tensor::filled(DType::Bool, &[], 1.0));
-            let given = node.inputs[..own].iter().zip(&lists);
-            let given = given.map(|(&id, list)| list.as_ref().map(|tensors| tensors[at]).or(id));
-            let captured = node.inputs[own..].iter().copied();
+            let inputs_with_lists = node.inputs[..input_count].iter().zip(&lists);
+            let arguments =
+                inputs_with_lists.map(|(&id, list)| list.as_ref().map(|tensors| tensors[at]).or(id));
+            let captured = node.inputs[input_count..].iter().copied();
             let ports: Vec<Option<ValueId>> =
-                std::iter::once(Some(always)).chain(given).chain(captured).collect();
+                std::iter::once(Some(always)).chain(arguments).chain(captured).collect();
             let attrs = Attrs::new().with("then_branch", body.clone()).with("else_branch", body.clone());
-            let mut outputs = Vec::with_capacity(made.len());
-            for (of_all, output) in made.iter_mut().zip(&node.outputs) {
+            let mut outputs = Vec::with_capacity(results.len());
+            for (of_all, output) in results.iter_mut().zip(&node.outputs) {
                 let name = output.map_or("mapped", |id| graph.name_of(id));
                 let id = graph.add_value(&format!("{name}[{at}]"), ValueType::Unknown);
                 of_all.push(id);
@@ -418,7 +424,7 @@ impl SequenceRewriter {
             branch.name = node.name.clone();
             self.rewrite_other(graph, sequences, &branch)?;
         }
-        for (output, tensors) in node.outputs.iter().zip(made) {
+        for (output, tensors) in node.outputs.iter().zip(results) {
             if let Some(output) = *output {
                 sequences.insert(output, Some(tensors));
             }
@@ -439,7 +445,7 @@ impl SequenceRewriter {
         sequences: &mut Sequences,
         node: &Node,
     ) -> Result<(), OpError> {
-        let own = node.inputs.len() - node.captures;
+        let input_count = node.inputs.len() - node.captures;
         if node.op == "Identity".into()
             && node.domain.is_empty()
             && let (Some(Some(from)), Some(Some(to))) = (node.inputs.first(), node.outputs.first())
@@ -449,7 +455,7 @@ impl SequenceRewriter {
             sequences.insert(*to, known);
             return Ok(());
         }
-        for (k, id) in node.inputs[..own].iter().enumerate() {
+        for (k, id) in node.inputs[..input_count].iter().enumerate() {
             let Some(id) = id else { continue };
             match sequences.get(id) {
                 Some(None) => {
@@ -466,8 +472,8 @@ impl SequenceRewriter {
             }
         }
         let mut node = node.clone();
-        let inside =
-            node.captures > 0 && node.inputs[own..].iter().flatten().any(|id| sequences.contains_key(id));
+        let inside = node.captures > 0
+            && node.inputs[input_count..].iter().flatten().any(|id| sequences.contains_key(id));
         if inside || Graph::subgraphs(&node).any(|(_, subgraph)| has_sequences(subgraph)) {
             let captured = expand_captures(graph, sequences, &mut node);
             self.rewrite_subgraphs(graph, &mut node, &captured);
@@ -514,9 +520,9 @@ impl SequenceRewriter {
             let Some(r) = changes.filter(|_| round < rounds) else { return };
             graph.nodes.push(node.clone());
             let index = graph.nodes.len() - 1;
-            let found = infer_node(graph, index).ok().and_then(|()| carried_types(&graph.nodes[index], r));
+            let types = infer_node(graph, index).ok().and_then(|()| carried_types(&graph.nodes[index], r));
             graph.nodes.pop();
-            match found {
+            match types {
                 Some(found) if same_sizes(&found, &carried) => return,
                 Some(found) if round + 1 < rounds => carried = found,
                 _ => carried = open(&carried),
@@ -558,20 +564,20 @@ fn carried_types(node: &Node, r: &Repetition) -> Option<Vec<ValueType>> {
 /// Replaces captured sequences by their tensors, at a node and in its subgraphs. Returns the sequences of each
 /// subgraph.
 fn expand_captures(graph: &Graph, sequences: &Sequences, node: &mut Node) -> FxHashMap<String, Sequences> {
-    let own = node.inputs.len() - node.captures;
-    let outer: Vec<Option<ValueId>> = node.inputs[own..].to_vec();
+    let input_count = node.inputs.len() - node.captures;
+    let outer: Vec<Option<ValueId>> = node.inputs[input_count..].to_vec();
     let known = |id: &Option<ValueId>| id.and_then(|id| sequences.get(&id));
-    let mut inputs: Vec<Option<ValueId>> = node.inputs[..own].to_vec();
+    let mut inputs: Vec<Option<ValueId>> = node.inputs[..input_count].to_vec();
     for id in &outer {
         match known(id) {
             Some(Some(tensors)) => inputs.extend(tensors.iter().copied().map(Some)),
             _ => inputs.push(*id),
         }
     }
-    let mut all = FxHashMap::default();
+    let mut sequences_by_name = FxHashMap::default();
     for (name, attr) in node.attrs.0.iter_mut() {
         let Attr::Graph(subgraph) = attr else { continue };
-        let mut found = Sequences::default();
+        let mut captured_sequences = Sequences::default();
         let Some(formal) = subgraph.inputs.len().checked_sub(outer.len()) else { continue };
         let inner = subgraph.inputs.split_off(formal);
         for (inner, id) in inner.into_iter().zip(&outer) {
@@ -583,20 +589,20 @@ fn expand_captures(graph: &Graph, sequences: &Sequences, node: &mut Node) -> FxH
                     };
                     let added: Vec<ValueId> = tensors.iter().enumerate().map(add).collect();
                     subgraph.inputs.extend(&added);
-                    found.insert(inner, Some(added));
+                    captured_sequences.insert(inner, Some(added));
                 }
                 Some(None) => {
                     subgraph.inputs.push(inner);
-                    found.insert(inner, None);
+                    captured_sequences.insert(inner, None);
                 }
                 None => subgraph.inputs.push(inner),
             }
         }
-        all.insert(name.clone(), found);
+        sequences_by_name.insert(name.clone(), captured_sequences);
     }
-    node.captures = inputs.len() - own;
+    node.captures = inputs.len() - input_count;
     node.inputs = inputs.into_iter().collect();
-    all
+    sequences_by_name
 }
 
 /// Sets the types of a subgraph's inputs from the corresponding outer values, if known.
@@ -613,8 +619,8 @@ fn set_input_types(
         }
     };
     let Some(formal) = subgraph.inputs.len().checked_sub(node.captures) else { return };
-    let own = node.inputs.len() - node.captures;
-    for (k, outer) in (formal..).zip(&node.inputs[own..]) {
+    let input_count = node.inputs.len() - node.captures;
+    for (k, outer) in (formal..).zip(&node.inputs[input_count..]) {
         let (Some(outer), id) = (outer, subgraph.inputs[k]) else { continue };
         let value = graph.value(*outer);
         give(subgraph, id, value.ty.clone());
@@ -659,15 +665,15 @@ fn add_replacement(
 }
 
 /// Adds a constant vector, named after a node's output.
-fn add_constant_vector(graph: &mut Graph, output: ValueId, what: &str, values: &[i64]) -> ValueId {
-    let name = format!("{}_{what}", graph.name_of(output));
+fn add_constant_vector(graph: &mut Graph, output: ValueId, label: &str, values: &[i64]) -> ValueId {
+    let name = format!("{}_{label}", graph.name_of(output));
     graph.add_constant(&name, Tensor::i64(&[values.len()], values))
 }
 
 /// Splits a tensor; returns the parts.
 fn split_tensor(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError> {
-    let given = node.inputs.first().copied().flatten();
-    let x = given.ok_or_else(|| OpError::invalid("input 0 is missing"))?;
+    let input = node.inputs.first().copied().flatten();
+    let x = input.ok_or_else(|| OpError::invalid("input 0 is missing"))?;
     let output = node.outputs.first().copied().flatten();
     let output = output.ok_or_else(|| OpError::invalid("it has no outputs"))?;
     let axis = node.attrs.int("axis")?.unwrap_or(0);
@@ -683,7 +689,7 @@ fn split_tensor(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError>
              model runs; declare the size, or make the sizes of the parts a constant vector"
         ))
     });
-    let most = |count: usize| match count {
+    let check_count = |count: usize| match count {
         0..=MAX_TENSORS => Ok(count),
         _ => Err(OpError::unsupported(format!(
             "its sequence has {count} tensors, at most {MAX_TENSORS} are supported"
@@ -693,7 +699,7 @@ fn split_tensor(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError>
     // onnxruntime also removes the axis of parts of size one if a scalar gives this size.
     let single = lengths.as_ref().is_none_or(|(lengths, vector)| !vector && *lengths == [1]);
     let lengths: Vec<i64> = match lengths {
-        None => vec![1; most(size?)?],
+        None => vec![1; check_count(size?)?],
         Some((lengths, true)) => lengths,
         Some((lengths, false)) => {
             let each =
@@ -703,7 +709,7 @@ fn split_tensor(graph: &mut Graph, node: &Node) -> Result<Vec<ValueId>, OpError>
             })?;
             let size = size?;
             let part = |k: usize| each.min(size - k * each) as i64;
-            (0..most(size.div_ceil(each))?).map(part).collect()
+            (0..check_count(size.div_ceil(each))?).map(part).collect()
         }
     };
     if lengths.is_empty() {
@@ -771,9 +777,9 @@ mod tests {
     /// Adds a node with one output, which is not an output of the graph.
     fn add_hidden_node(graph: &mut Graph, op: &str, name: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
         let ports: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
-        let made = add_node(graph, ("", op), name, &ports, 1, attrs)[0];
+        let value = add_node(graph, ("", op), name, &ports, 1, attrs)[0];
         graph.outputs.pop();
-        made
+        value
     }
 
     fn sequence_at(graph: &mut Graph, name: &str, sequence: ValueId, position: i64) -> ValueId {
@@ -864,8 +870,8 @@ mod tests {
             let got = run(&graph, std::slice::from_ref(&x)).expect("the graph runs");
             // In both cases the columns follow each other.
             let values = x.to_f64();
-            let turned: Vec<f64> = (0..6).map(|k| values[k % 2 * 3 + k / 2]).collect();
-            assert_eq!(got[0], f64s(dims, &turned));
+            let transposed: Vec<f64> = (0..6).map(|k| values[k % 2 * 3 + k / 2]).collect();
+            assert_eq!(got[0], f64s(dims, &transposed));
             check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
         }
     }
@@ -916,18 +922,18 @@ mod tests {
         let each = graph.add_constant("each", Tensor::i64(&[], &[2]));
         let parts = add_hidden_node(&mut graph, "SplitToSequence", "parts", &[ids[1], each], Attrs::new());
         // Also captures x, which must keep its position among the captured values.
-        let yes = build_subgraph(&["yes_parts", "yes_x"], |g, c| {
+        let then_branch = build_subgraph(&["yes_parts", "yes_x"], |g, c| {
             let part = sequence_at(g, "part", c[0], -1);
             let sizes = g.add_constant("sizes", Tensor::i64(&[2], &[4, 2]));
-            let own = add_hidden_node(g, "SplitToSequence", "own", &[c[1], sizes], Attrs::new());
-            let last = sequence_at(g, "last", own, 1);
+            let split = add_hidden_node(g, "SplitToSequence", "own", &[c[1], sizes], Attrs::new());
+            let last = sequence_at(g, "last", split, 1);
             vec![add_hidden_node(g, "Mul", "product", &[part, last], Attrs::new())]
         });
         let no = build_subgraph(&["no_parts", "no_x"], |g, c| {
             let part = sequence_at(g, "part", c[0], 0);
             vec![add_hidden_node(g, "Sin", "sine", &[part], Attrs::new())]
         });
-        let attrs = Attrs::new().with("then_branch", yes).with("else_branch", no);
+        let attrs = Attrs::new().with("then_branch", then_branch).with("else_branch", no);
         let ports = [Some(ids[0]), Some(parts), Some(ids[1])];
         let y = add_node(&mut graph, ("", "If"), "y", &ports, 1, attrs)[0];
         graph.nodes.last_mut().expect("just added").captures = 2;
@@ -952,9 +958,9 @@ mod tests {
             let each = g.add_constant("each", Tensor::i64(&[], &[2]));
             let parts = add_hidden_node(g, "SplitToSequence", "parts", &[c[2], each], Attrs::new());
             let (first, last) = (sequence_at(g, "first", parts, 0), sequence_at(g, "last", parts, -1));
-            let turned =
+            let swapped =
                 add_hidden_node(g, "Concat", "turned", &[last, first], Attrs::new().with("axis", 0i64));
-            let next = add_hidden_node(g, "Sin", "next", &[turned], Attrs::new());
+            let next = add_hidden_node(g, "Sin", "next", &[swapped], Attrs::new());
             let next = match grow {
                 true => {
                     add_hidden_node(g, "Concat", "longer", &[next, next], Attrs::new().with("axis", 0i64))

@@ -154,12 +154,12 @@ impl Specialiser {
     #[must_use]
     pub fn with_planes<'d>(
         &self,
-        places: impl IntoIterator<Item = (usize, &'d [usize], PlaneId)>,
+        planes: impl IntoIterator<Item = (usize, &'d [usize], PlaneId)>,
     ) -> Specialiser {
         let (mut graph, mut roles) = (self.graph.clone(), self.roles.clone());
-        let given: Vec<usize> = (0..roles.len()).filter(|&k| roles[k] == Role::User).collect();
-        for (at, dims, plane) in places {
-            let at = given[at];
+        let user_inputs: Vec<usize> = (0..roles.len()).filter(|&k| roles[k] == Role::User).collect();
+        for (at, dims, plane) in planes {
+            let at = user_inputs[at];
             let value = graph.value_mut(graph.inputs[at]);
             if let Some(dtype) = value.ty.dtype() {
                 value.ty = ValueType::tensor(dtype, dims);
@@ -235,10 +235,10 @@ impl Specialiser {
                         && known.value.as_ref().is_none_or(|tensor| tensor.data()[..] == *value(k))
                 })
         };
-        let found = cache.iter().position(|(key, _)| fits(key))?;
+        let position = cache.iter().position(|(key, _)| fits(key))?;
         // The most recently used schedule is last.
-        if found + 1 != cache.len() {
-            let entry = cache.remove(found)?;
+        if position + 1 != cache.len() {
+            let entry = cache.remove(position)?;
             cache.push_back(entry);
         }
         cache.back().map(|(_, schedule)| schedule.clone())
@@ -281,12 +281,12 @@ impl Specialiser {
         self.compile_and_cache(dims, &|k| {
             let id = self.user_inputs().nth(k).expect("there is a shape for each input");
             let dtype = self.graph.value(id).ty.dtype().unwrap_or(DType::I64);
-            let few = dims[k].iter().try_fold(1usize, |all, &dim| all.checked_mul(dim));
-            let zeros = few
+            let element_count = dims[k].iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
+            let zeros = element_count
                 .filter(|&count| count <= MAX_ASSUMED_VALUES)
                 .map(|_| Tensor::zeros(dtype, dims[k].to_vec()));
-            let what = || format!("the shapes depend on the values of input {:?}", self.graph.name_of(id));
-            zeros.and_then(Result::ok).ok_or_else(|| Error::Graph(what()))
+            let message = || format!("the shapes depend on the values of input {:?}", self.graph.name_of(id));
+            zeros.and_then(Result::ok).ok_or_else(|| Error::Graph(message()))
         })
     }
 
@@ -337,10 +337,10 @@ impl Specialiser {
         input: &dyn Fn(usize) -> Result<Tensor, Error>,
     ) -> Result<(Vec<InputKey>, Schedule), Error> {
         loop {
-            let wanted = self.shape_inputs.lock().unwrap_or_else(PoisonError::into_inner).clone();
+            let shape_inputs = self.shape_inputs.lock().unwrap_or_else(PoisonError::into_inner).clone();
             let key: Vec<InputKey> = (dims.iter().enumerate())
                 .map(|(k, dims)| {
-                    let value = wanted.contains(&k).then(|| input(k)).transpose()?;
+                    let value = shape_inputs.contains(&k).then(|| input(k)).transpose()?;
                     Ok(InputKey { dims: dims.to_vec(), value })
                 })
                 .collect::<Result<_, Error>>()?;
@@ -351,10 +351,10 @@ impl Specialiser {
             match compile(&self.graph, &self.roles, &known, settings)? {
                 Compiled::Schedule(schedule) => return Ok((key, schedule)),
                 Compiled::NeedsValues(more) => {
-                    let mut wanted = self.shape_inputs.lock().unwrap_or_else(PoisonError::into_inner);
-                    let before = wanted.len();
-                    wanted.extend(more);
-                    if wanted.len() == before {
+                    let mut known_inputs = self.shape_inputs.lock().unwrap_or_else(PoisonError::into_inner);
+                    let before = known_inputs.len();
+                    known_inputs.extend(more);
+                    if known_inputs.len() == before {
                         return Err(Error::Graph("the shapes of the graph cannot be determined".into()));
                     }
                 }
@@ -373,9 +373,9 @@ fn fold_constants(graph: &mut Graph) {
         }
         let before: Vec<(ValueId, Value)> =
             node.present_outputs().map(|id| (id, graph.value(id).clone())).collect();
-        let found = infer_node(graph, index).and_then(|()| fold_node(graph, index));
+        let outcome = infer_node(graph, index).and_then(|()| fold_node(graph, index));
         let is_folded = before.iter().all(|&(id, _)| graph.value(id).constant.is_some());
-        if found.is_err() || !is_folded {
+        if outcome.is_err() || !is_folded {
             before.into_iter().for_each(|(id, value)| *graph.value_mut(id) = value);
         }
     }
@@ -529,12 +529,12 @@ fn compile(
         };
         let mut open = !outputs().all(concrete);
         if kind == NodeKind::Program && !any_late {
-            let mut wanted = determining_inputs(&graph, roles, &placed, op.as_ref(), open);
+            let mut determining = determining_inputs(&graph, roles, &placed, op.as_ref(), open);
             // A value of unknown shape defers the node.
-            open |= !wanted.is_empty();
-            wanted.retain(|&position| known[position].is_some());
-            if !wanted.is_empty() {
-                return Ok(Compiled::NeedsValues(wanted));
+            open |= !determining.is_empty();
+            determining.retain(|&position| known[position].is_some());
+            if !determining.is_empty() {
+                return Ok(Compiled::NeedsValues(determining));
             }
         }
         if open {
@@ -587,11 +587,11 @@ fn determining_inputs(
         ValueType::Sequence(_) | ValueType::Unknown => true,
     };
     let producers = graph.producers();
-    let mut seen: FxHashSet<(ValueId, Needed)> = FxHashSet::default();
+    let mut visited: FxHashSet<(ValueId, Needed)> = FxHashSet::default();
     let mut positions = Vec::new();
     while let Some((id, part)) = stack.pop() {
         let is_known = graph.value(id).constant.is_some() || (part == Needed::Shape && !is_open(id));
-        if is_known || !seen.insert((id, part)) {
+        if is_known || !visited.insert((id, part)) {
             continue;
         }
         let Some(maker) = producers[id.0 as usize] else {
@@ -622,19 +622,19 @@ enum Needed {
 /// Returns the nodes that must follow all others: nodes that write state, and program nodes that read their results. A
 /// failed run then changes nothing. If a node outside of programs reads these results, the order is unchanged.
 fn nodes_to_write_last(graph: &Graph, placed: &[PlacedNode]) -> Vec<bool> {
-    let mut behind: FxHashSet<ValueId> = FxHashSet::default();
+    let mut dependent: FxHashSet<ValueId> = FxHashSet::default();
     let mut last = vec![false; graph.nodes.len()];
     for (index, (node, PlacedNode { op, kind })) in graph.nodes.iter().zip(placed).enumerate() {
         if *kind == NodeKind::Folded {
             continue;
         }
-        let sees = node.present_inputs().any(|id| behind.contains(&id));
+        let sees = node.present_inputs().any(|id| dependent.contains(&id));
         if sees && *kind != NodeKind::Program {
             return vec![false; graph.nodes.len()];
         }
         last[index] = sees || op.writes_state();
         if last[index] {
-            behind.extend(node.present_outputs());
+            dependent.extend(node.present_outputs());
         }
     }
     last
@@ -643,19 +643,19 @@ fn nodes_to_write_last(graph: &Graph, placed: &[PlacedNode]) -> Vec<bool> {
 /// Returns the nodes of a deferred program, together with nodes of other segments that determine the shapes of their
 /// results. These nodes are recomputed here.
 fn with_shape_producers(graph: &Graph, placed: &[PlacedNode], members: &[usize]) -> Vec<usize> {
-    let mut all = members.to_vec();
+    let mut extended = members.to_vec();
     for &index in members {
         let shaped_by = placed[index].op.shape_source_input();
         let Some(id) = shaped_by.and_then(|k| graph.nodes[index].inputs.get(k).copied().flatten()) else {
             continue;
         };
-        all.extend(
-            graph.nodes[..index].iter().position(|maker| maker.present_outputs().any(|made| made == id)),
+        extended.extend(
+            graph.nodes[..index].iter().position(|maker| maker.present_outputs().any(|output| output == id)),
         );
     }
-    all.sort_unstable();
-    all.dedup();
-    all
+    extended.sort_unstable();
+    extended.dedup();
+    extended
 }
 
 /// Partitions the nodes into segments and compiles the segments with known shapes.
@@ -699,8 +699,8 @@ fn partition_segments(
                 && after.is_none_or(|a| k >= a))
             .then_some(k)
         };
-        let found = groups.iter().enumerate().find_map(fits);
-        let group = found.unwrap_or_else(|| {
+        let position = groups.iter().enumerate().find_map(fits);
+        let group = position.unwrap_or_else(|| {
             groups.push((kind, is_late, Vec::new()));
             groups.len() - 1
         });
@@ -733,7 +733,7 @@ fn partition_segments(
     }
     let mut delivered: FxHashSet<ValueId> = FxHashSet::default();
     for (g, (kind, is_late, members)) in groups.iter().enumerate() {
-        let made: FxHashSet<ValueId> =
+        let produced: FxHashSet<ValueId> =
             members.iter().flat_map(|&index| graph.nodes[index].present_outputs()).collect();
         let used_later = |id: &ValueId| {
             needed_outputs.contains(id)
@@ -746,7 +746,7 @@ fn partition_segments(
         let mut outputs: Vec<ValueId> = Vec::new();
         for &index in members {
             for id in graph.nodes[index].present_inputs() {
-                let from_outside = !made.contains(&id) && graph.value(id).constant.is_none();
+                let from_outside = !produced.contains(&id) && graph.value(id).constant.is_none();
                 if from_outside && !inputs.contains(&id) {
                     inputs.push(id);
                 }
@@ -837,15 +837,15 @@ impl ScheduleBuilder<'_> {
         late: bool,
     ) -> Result<(), Error> {
         // Values in planes are accessed there.
-        let given: Vec<ValueId> =
+        let user_inputs: Vec<ValueId> =
             inputs.iter().copied().filter(|&id| matches!(self.role(id), None | Some(Role::User))).collect();
         let segment = if late {
             Segment::Deferred(Arc::new(self.deferred_specialiser(members, inputs, outputs)))
         } else {
-            let (program, shapes) = self.lower_program(members, &given, outputs)?;
+            let (program, shapes) = self.lower_program(members, &user_inputs, outputs)?;
             Segment::Program(Arc::new(program), shapes)
         };
-        let inputs = given.into_iter().map(|id| self.slot(id)).collect();
+        let inputs = user_inputs.into_iter().map(|id| self.slot(id)).collect();
         let outputs = outputs.iter().map(|&id| self.slot(id)).collect();
         self.schedule.segments.push(SegmentNode { inputs, outputs, segment });
         Ok(())
@@ -956,8 +956,8 @@ impl ScheduleBuilder<'_> {
             Placement::If { then_branch, else_branch } => {
                 let (condition, captured) = node.inputs.split_at(node.inputs.len() - node.captures);
                 // Constants and values in planes are accessed directly by the branches.
-                let given = captured.iter().flatten().filter(|&&id| self.is_passed(id));
-                let inputs: Vec<ValueId> = condition.iter().flatten().chain(given).copied().collect();
+                let passed = captured.iter().flatten().filter(|&&id| self.is_passed(id));
+                let inputs: Vec<ValueId> = condition.iter().flatten().chain(passed).copied().collect();
                 let branches = Branches {
                     then_branch: Arc::new(self.build_branch(node, then_branch)?),
                     else_branch: Arc::new(self.build_branch(node, else_branch)?),
@@ -969,8 +969,8 @@ impl ScheduleBuilder<'_> {
             Placement::Repeat(repetition) => self.repeat_segment(node, &repetition, label)?,
             Placement::Yield => {
                 self.deliver_constants(node.present_inputs())?;
-                let (given, taken) = self.yield_slots(node);
-                (given, taken, Segment::Yield(label))
+                let (sources, results) = self.yield_slots(node);
+                (sources, results, Segment::Yield(label))
             }
             Placement::Program | Placement::Composition => unreachable!("programs are compiled from groups"),
         };
@@ -980,15 +980,15 @@ impl ScheduleBuilder<'_> {
 
     /// Returns the slots of the values that a yield exchanges.
     fn yield_slots(&mut self, node: &Node) -> (Vec<SlotId>, Vec<SlotId>) {
-        let given = node.present_inputs().map(|id| self.slot(id)).collect();
-        let mut taken = Vec::with_capacity(node.outputs.len());
+        let sources = node.present_inputs().map(|id| self.slot(id)).collect();
+        let mut results = Vec::with_capacity(node.outputs.len());
         for port in &node.outputs {
-            taken.push(match *port {
+            results.push(match *port {
                 Some(id) => self.slot(id),
                 None => self.add_unused_slot(),
             });
         }
-        (given, taken)
+        (sources, results)
     }
 
     /// Records the values that a yield exchanges, if there is one.
@@ -1003,8 +1003,8 @@ impl ScheduleBuilder<'_> {
                     OpError::unsupported("a graph can have only one YieldOp, and this is the second");
                 return Err(Error::at(graph, node, source));
             }
-            let (given, taken) = self.yield_slots(node);
-            self.schedule.yield_slots = Some(YieldSlots { outputs: given, inputs: taken });
+            let (sources, results) = self.yield_slots(node);
+            self.schedule.yield_slots = Some(YieldSlots { outputs: sources, inputs: results });
         }
         Ok(())
     }
@@ -1032,12 +1032,14 @@ impl ScheduleBuilder<'_> {
         label: Arc<str>,
     ) -> Result<(Vec<SlotId>, Vec<SlotId>, Segment), Error> {
         let mut body = subgraph_of(self.graph, node, r.body)?.clone();
-        let own = node.inputs.len() - node.captures;
-        let asked: Vec<bool> = (0..r.stacked.len())
+        let input_count = node.inputs.len() - node.captures;
+        let is_requested: Vec<bool> = (0..r.stacked.len())
             .map(|k| node.outputs.get(r.carried + k).copied().flatten().is_some())
             .collect();
         let results = body.outputs.split_off(r.leading_outputs() + r.carried);
-        body.outputs.extend(results.iter().zip(&asked).filter(|(_, asked)| **asked).map(|(&id, _)| id));
+        body.outputs.extend(
+            results.iter().zip(&is_requested).filter(|(_, requested)| **requested).map(|(&id, _)| id),
+        );
 
         // The values of an iteration come first. Its condition is true, because the iteration runs.
         let mut known: Vec<Option<Vec<usize>>> = Vec::new();
@@ -1047,9 +1049,9 @@ impl ScheduleBuilder<'_> {
         for (k, id) in std::mem::take(&mut body.inputs).into_iter().enumerate() {
             let dims = body.value(id).ty.shape().and_then(Shape::concrete);
             if r.conditional && k == 1 {
-                let held = Tensor::filled(DType::Bool, &dims.unwrap_or_default(), 1.0);
-                body.value_mut(id).ty = ValueType::tensor(DType::Bool, held.dims());
-                body.value_mut(id).constant = Some(held);
+                let always_true = Tensor::filled(DType::Bool, &dims.unwrap_or_default(), 1.0);
+                body.value_mut(id).ty = ValueType::tensor(DType::Bool, always_true.dims());
+                body.value_mut(id).constant = Some(always_true);
                 continue;
             }
             known.push(dims);
@@ -1064,7 +1066,7 @@ impl ScheduleBuilder<'_> {
         });
         let first_plane = last.max().map_or(0, |last| last + 1);
         let (mut passed, mut in_planes): (Vec<ValueId>, Vec<ValueId>) = Default::default();
-        let captured = node.inputs[own..].iter().flatten().copied();
+        let captured = node.inputs[input_count..].iter().flatten().copied();
         for (inner, outer) in fixed.into_iter().zip(captured) {
             let value = self.graph.value(outer);
             if let Some(tensor) = &value.constant {
@@ -1099,15 +1101,16 @@ impl ScheduleBuilder<'_> {
         let schedule = child.compile_schedule()?.ok_or_else(undetermined)?;
         let body = child.graph;
 
-        let given: Vec<Option<ValueId>> = (0..own).map(|k| Repetition::own_input(node, k)).collect();
-        self.deliver_constants(given.iter().copied().flatten())?;
+        let arguments: Vec<Option<ValueId>> =
+            (0..input_count).map(|k| Repetition::own_input(node, k)).collect();
+        self.deliver_constants(arguments.iter().copied().flatten())?;
         let count = if r.conditional {
-            let is_there = |k: usize| given.get(k).copied().flatten().is_some();
+            let is_there = |k: usize| arguments.get(k).copied().flatten().is_some();
             Count::While { has_limit: is_there(0), has_condition: is_there(1) }
         } else {
             Count::Scanned
         };
-        let inputs = given.into_iter().flatten().chain(passed).chain(in_planes.iter().copied());
+        let inputs = arguments.into_iter().flatten().chain(passed).chain(in_planes.iter().copied());
         let inputs = inputs.map(|id| self.slot(id)).collect();
         let mut outputs: Vec<SlotId> = Vec::with_capacity(node.outputs.len());
         for k in 0..r.carried {
@@ -1184,9 +1187,9 @@ impl ScheduleBuilder<'_> {
             roles.push(role);
         }
         // Unused results are not computed.
-        let asked: Vec<bool> = node.outputs.iter().map(Option::is_some).collect();
-        let mut asked = asked.into_iter();
-        graph.outputs.retain(|_| asked.next() == Some(true));
+        let is_requested: Vec<bool> = node.outputs.iter().map(Option::is_some).collect();
+        let mut requested = is_requested.into_iter();
+        graph.outputs.retain(|_| requested.next() == Some(true));
         graph.remove_unused();
         Ok(Branch::new(Box::new(SubgraphCompiler { graph, roles, known, settings: self.settings.clone() })))
     }
@@ -1231,7 +1234,7 @@ const UNDETERMINED_SHAPES: &str = "the shapes inside its subgraphs cannot be det
 
 impl BranchSource for SubgraphCompiler {
     fn schedule(&self) -> Result<Schedule, String> {
-        let made = self.compile_schedule().map_err(|error| error.to_string())?;
-        made.ok_or_else(|| UNDETERMINED_SHAPES.to_owned())
+        let compiled = self.compile_schedule().map_err(|error| error.to_string())?;
+        compiled.ok_or_else(|| UNDETERMINED_SHAPES.to_owned())
     }
 }

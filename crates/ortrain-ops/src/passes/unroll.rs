@@ -33,8 +33,8 @@ fn constant_flag(graph: &Graph, id: ValueId) -> Option<bool> {
 
 /// Returns a subgraph of a node.
 pub(crate) fn subgraph_of<'a>(graph: &Graph, node: &'a Node, attribute: &str) -> Result<&'a Graph, Error> {
-    let found = node.attrs.graph(attribute).and_then(|found| Attrs::required(attribute, found));
-    found.map_err(|error| Error::at(graph, node, error.into()))
+    let subgraph = node.attrs.graph(attribute).and_then(|body| Attrs::required(attribute, body));
+    subgraph.map_err(|error| Error::at(graph, node, error.into()))
 }
 
 /// Copier of a subgraph's nodes into the outer graph.
@@ -148,12 +148,12 @@ pub(crate) fn known_iteration_count(
         });
         return lengths.next().map(|length| length as u64);
     }
-    let most = match Repetition::own_input(node, 0) {
+    let limit = match Repetition::own_input(node, 0) {
         Some(id) => Some(u64::try_from(*graph.value(id).constant.as_ref()?.to_i64()?.first()?).unwrap_or(0)),
         None => None,
     };
     let begins = Repetition::own_input(node, 1).map_or(Some(true), |id| constant_flag(graph, id));
-    match (most, begins, continues) {
+    match (limit, begins, continues) {
         (Some(0), ..) | (_, Some(false), _) => Some(0),
         (most, Some(true), Some(false)) => Some(most.unwrap_or(1).min(1)),
         (Some(most), Some(true), Some(true)) => Some(most),
@@ -198,10 +198,10 @@ pub(crate) fn inline_run(
     known: &dyn Fn(ValueId) -> Option<Tensor>,
 ) -> Result<bool, Error> {
     let node = graph.nodes[index].clone();
-    let number = |k: usize| Repetition::own_input(&node, k).and_then(known)?.to_i64()?.first().copied();
+    let constant_int = |k: usize| Repetition::own_input(&node, k).and_then(known)?.to_i64()?.first().copied();
     match build(graph, &node)?.placement() {
         Placement::If { then_branch, else_branch } => {
-            let Some(holds) = number(0) else { return Ok(false) };
+            let Some(holds) = constant_int(0) else { return Ok(false) };
             inline_branch(graph, index, if holds != 0 { then_branch } else { else_branch })?;
             Ok(true)
         }
@@ -267,15 +267,15 @@ pub(crate) fn unroll(
     else {
         return Ok(false);
     };
-    let own = node.inputs.len() - node.captures;
-    let asked: Vec<bool> =
+    let input_count = node.inputs.len() - node.captures;
+    let is_requested: Vec<bool> =
         (0..r.stacked.len()).map(|k| node.outputs.get(r.carried + k).copied().flatten().is_some()).collect();
     let per_iteration = node_count(body) + 2 * r.scanned.len() + r.stacked.len();
     let total = usize::try_from(count).ok().and_then(|count| count.checked_mul(per_iteration.max(1)));
     let Some(total) = total.filter(|total| total <= budget) else { return Ok(false) };
-    let mut empty: Vec<Option<Tensor>> = vec![None; asked.len()];
+    let mut empty: Vec<Option<Tensor>> = vec![None; is_requested.len()];
     if count == 0 {
-        for (k, along) in r.stacked.iter().enumerate().filter(|&(k, _)| asked[k]) {
+        for (k, along) in r.stacked.iter().enumerate().filter(|&(k, _)| is_requested[k]) {
             let value = body.value(body.outputs[r.leading_outputs() + r.carried + k]);
             let dims = value.ty.shape().and_then(Shape::concrete).zip(value.ty.dtype());
             let Some((mut dims, dtype)) = dims else { return Ok(false) };
@@ -290,9 +290,9 @@ pub(crate) fn unroll(
     let mut patch = Patch::new(graph, "");
     let named = |op: &str, name: &str, inputs: &[ValueId], output: ValueId, attrs: Attrs| {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
-        let mut made = Node::new("", op, &inputs, &[Some(output)], attrs);
-        made.name = name.into();
-        made
+        let mut constant_node = Node::new("", op, &inputs, &[Some(output)], attrs);
+        constant_node.name = name.into();
+        constant_node
     };
     let label = if node.name.is_empty() { &node.op } else { &node.name };
     let mut carried: Vec<ValueId> =
@@ -300,7 +300,7 @@ pub(crate) fn unroll(
     let captured: Vec<(ValueId, ValueId)> = body.inputs[r.formal_inputs()..]
         .iter()
         .copied()
-        .zip(node.inputs[own..].iter().flatten().copied())
+        .zip(node.inputs[input_count..].iter().flatten().copied())
         .collect();
     let around: Vec<i64> = match node.attrs.0.get(POSITIONS) {
         Some(Attr::Ints(positions)) => positions.clone(),
@@ -334,8 +334,8 @@ pub(crate) fn unroll(
                 continue;
             }
             let name = format!("{}.{iteration}", body.name_of(inner));
-            let mut ints = |what: &str, value: i64| {
-                patch.constant(&format!("{label}/{name}/{what}"), Tensor::i64(&[1], &[value]))
+            let mut ints = |suffix: &str, value: i64| {
+                patch.constant(&format!("{label}/{name}/{suffix}"), Tensor::i64(&[1], &[value]))
             };
             let (start, end, axes) =
                 (ints("start", position), ints("end", position + 1), ints("axis", along.axis));
@@ -354,7 +354,7 @@ pub(crate) fn unroll(
         for (j, value) in carried.iter_mut().enumerate() {
             *value = copy.outer_value(&mut patch, body.outputs[r.leading_outputs() + j]);
         }
-        for (k, values) in collected.iter_mut().enumerate().filter(|&(k, _)| asked[k]) {
+        for (k, values) in collected.iter_mut().enumerate().filter(|&(k, _)| is_requested[k]) {
             values.push(copy.outer_value(&mut patch, body.outputs[r.leading_outputs() + r.carried + k]));
         }
     }
@@ -366,8 +366,8 @@ pub(crate) fn unroll(
     for (k, mut values) in collected.into_iter().enumerate() {
         let Some(old) = node.outputs.get(r.carried + k).copied().flatten() else { continue };
         if let Some(tensor) = empty[k].take() {
-            let nothing = patch.constant(graph.name_of(old), tensor);
-            patch.replace(old, nothing);
+            let empty_tensor = patch.constant(graph.name_of(old), tensor);
+            patch.replace(old, empty_tensor);
             continue;
         }
         let along = r.stacked[k];
@@ -405,16 +405,16 @@ fn stacked_slice(
     };
     let rank = graph.value(source).ty.shape()?.rank();
     let axis = normalize_axis(axis, rank).ok()?;
-    let whole = maker(source, "Concat")?;
-    if normalize_axis(whole.attrs.int("axis").ok()??, rank).ok()? != axis {
+    let concatenation = maker(source, "Concat")?;
+    if normalize_axis(concatenation.attrs.int("axis").ok()??, rank).ok()? != axis {
         return None;
     }
     // Each part is one slice.
-    let one = |port: &Option<ValueId>| port.is_some_and(|id| maker(id, "Unsqueeze").is_some());
-    if !whole.inputs.iter().all(one) {
+    let is_unsqueezed = |port: &Option<ValueId>| port.is_some_and(|id| maker(id, "Unsqueeze").is_some());
+    if !concatenation.inputs.iter().all(is_unsqueezed) {
         return None;
     }
-    let part = maker(whole.inputs.get(position).copied().flatten()?, "Unsqueeze")?;
+    let part = maker(concatenation.inputs.get(position).copied().flatten()?, "Unsqueeze")?;
     let axes = graph.value(part.inputs.get(1).copied().flatten()?).constant.as_ref()?.to_i64()?;
     match axes.as_slice() {
         [one] if normalize_axis(*one, rank).ok()? == axis => part.inputs[0],
@@ -433,8 +433,8 @@ pub(crate) fn remove_unused_nodes<K>(graph: &mut Graph, kinds: &mut Vec<K>) {
             needed.extend(node.present_inputs());
         }
     }
-    let mut kept = keep.iter();
-    graph.nodes.retain(|_| kept.next() == Some(&true));
-    let mut kept = keep.iter();
-    kinds.retain(|_| kept.next() == Some(&true));
+    let mut node_flags = keep.iter();
+    graph.nodes.retain(|_| node_flags.next() == Some(&true));
+    let mut kind_flags = keep.iter();
+    kinds.retain(|_| kind_flags.next() == Some(&true));
 }

@@ -20,8 +20,8 @@ type NewestValues = FxHashMap<ValueId, ValueId>;
 #[must_use]
 pub fn written_inputs(graph: &Graph) -> Vec<ValueId> {
     let writing = graph.nodes.iter().filter(|node| writes_state(graph, node));
-    let seen: FxHashSet<ValueId> = writing.flat_map(Node::present_inputs).collect();
-    graph.inputs.iter().copied().filter(|id| seen.contains(id)).collect()
+    let read_values: FxHashSet<ValueId> = writing.flat_map(Node::present_inputs).collect();
+    graph.inputs.iter().copied().filter(|id| read_values.contains(id)).collect()
 }
 
 /// Returns true for a node that writes to inputs of its graph.
@@ -73,14 +73,14 @@ fn lift_updates(graph: &mut Graph, newest: &mut NewestValues) {
 /// Converts the updates in the body of a node to carried values.
 fn lift_body(graph: &mut Graph, index: usize, r: &Repetition, newest: &mut NewestValues) {
     let node = &graph.nodes[index];
-    let own = node.inputs.len() - node.captures;
+    let input_count = node.inputs.len() - node.captures;
     let Some(Attr::Graph(body)) = node.attrs.0.get(r.body) else { return };
     let mut body = (**body).clone();
     if body.inputs.len() != r.formal_inputs() + node.captures {
         return;
     }
     let captured: Vec<(ValueId, ValueId)> = (0..node.captures)
-        .filter_map(|k| Some((body.inputs[r.formal_inputs() + k], node.inputs[own + k]?)))
+        .filter_map(|k| Some((body.inputs[r.formal_inputs() + k], node.inputs[input_count + k]?)))
         .filter(|(_, outer)| newest.contains_key(outer))
         .collect();
     if captured.is_empty() {
@@ -99,9 +99,9 @@ fn lift_body(graph: &mut Graph, index: usize, r: &Repetition, newest: &mut Newes
     let mut carried = r.carried;
     // The additional results follow the carried values; unused results are included.
     graph.nodes[index].outputs.resize(r.carried + r.stacked.len(), None);
-    if r.conditional && own < r.leading_inputs() {
+    if r.conditional && input_count < r.leading_inputs() {
         let node = &mut graph.nodes[index];
-        for k in own..r.leading_inputs() {
+        for k in input_count..r.leading_inputs() {
             node.inputs.insert(k, None);
         }
     }
@@ -129,9 +129,9 @@ fn lift_body(graph: &mut Graph, index: usize, r: &Repetition, newest: &mut Newes
 /// Converts the updates in the branches of a node to results of the node.
 fn lift_branches(graph: &mut Graph, index: usize, attributes: [&str; 2], newest: &mut NewestValues) {
     let node = &graph.nodes[index];
-    let own = node.inputs.len() - node.captures;
-    let captured: Vec<(usize, ValueId)> = (own..node.inputs.len())
-        .filter_map(|k| node.inputs[k].map(|id| (k - own, id)))
+    let input_count = node.inputs.len() - node.captures;
+    let captured: Vec<(usize, ValueId)> = (input_count..node.inputs.len())
+        .filter_map(|k| node.inputs[k].map(|id| (k - input_count, id)))
         .filter(|(_, id)| newest.contains_key(id))
         .collect();
     let branch = |attribute: &str| match node.attrs.0.get(attribute) {
@@ -150,12 +150,12 @@ fn lift_branches(graph: &mut Graph, index: usize, attributes: [&str; 2], newest:
         let (value, ty) = (newest[&id], graph.value(id).ty.clone());
         for (half, inside) in halves.iter_mut().zip(&mut inside) {
             let old = half.inputs[position];
-            let mut now = old;
+            let mut current = old;
             if value != id {
-                now = half.add_value(graph.name_of(value), ty.clone());
-                half.inputs.push(now);
+                current = half.add_value(graph.name_of(value), ty.clone());
+                half.inputs.push(current);
             }
-            inside.insert(old, now);
+            inside.insert(old, current);
         }
         if value != id {
             more.push(value);
@@ -269,11 +269,11 @@ mod tests {
     /// Starts a graph of `x`, scale, bias, mean and variance, with an optional condition first.
     fn normalization_graph(x: &Tensor, condition: Option<&Tensor>) -> (Graph, Vec<ValueId>, Vec<Tensor>) {
         let [scale, bias] = parameters();
-        let given: Vec<Tensor> = condition.into_iter().chain([x, &scale, &bias]).cloned().collect();
+        let feeds: Vec<Tensor> = condition.into_iter().chain([x, &scale, &bias]).cloned().collect();
         let statistic = f64s(&[2], &[0.0; 2]);
-        let tensors: Vec<&Tensor> = given.iter().chain([&statistic, &statistic]).collect();
+        let tensors: Vec<&Tensor> = feeds.iter().chain([&statistic, &statistic]).collect();
         let (graph, ids) = graph(&tensors);
-        (graph, ids, given)
+        (graph, ids, feeds)
     }
 
     /// Adds a normalization; its first result is an output of the graph.
@@ -287,37 +287,37 @@ mod tests {
     #[test]
     fn every_run_updates() {
         let x = generic_tensor(&[3, 2], 1);
-        let (mut graph, ids, given) = normalization_graph(&x, None);
+        let (mut graph, ids, feeds) = normalization_graph(&x, None);
         normalize(&mut graph, "y", &ids);
         let state = State::new();
         let first = updated_statistics(&state.values(), &x);
-        state.run(&graph, &given).expect("the graph runs");
+        state.run(&graph, &feeds).expect("the graph runs");
         assert_values(&state, &first);
-        state.run(&graph, &given).expect("the graph runs");
+        state.run(&graph, &feeds).expect("the graph runs");
         assert_values(&state, &updated_statistics(&first, &x));
     }
 
     #[test]
     fn an_empty_batch_updates_nothing() {
         let x = generic_tensor(&[0, 2], 1);
-        let (mut graph, ids, given) = normalization_graph(&x, None);
+        let (mut graph, ids, feeds) = normalization_graph(&x, None);
         normalize(&mut graph, "y", &ids);
         let state = State::new();
         let before = state.values();
-        state.run(&graph, &given).expect("the graph runs");
+        state.run(&graph, &feeds).expect("the graph runs");
         assert_eq!(state.values(), before);
     }
 
     #[test]
     fn shared_updates_are_sequential_and_readers_see_old_state() {
         let x = generic_tensor(&[3, 2], 2);
-        let (mut graph, ids, given) = normalization_graph(&x, None);
+        let (mut graph, ids, feeds) = normalization_graph(&x, None);
         let y = normalize(&mut graph, "y", &ids);
         normalize(&mut graph, "z", &[&[y], &ids[1..]].concat());
         add(&mut graph, ("", "Neg"), "seen", &[Some(ids[3])], 1, Attrs::new());
         let state = State::new();
         let before = state.values();
-        let got = state.run(&graph, &given).expect("the graph runs");
+        let got = state.run(&graph, &feeds).expect("the graph runs");
         assert_values(&state, &updated_statistics(&updated_statistics(&before, &x), &got[0]));
         assert_eq!(got[2].to_f64(), [-before[0], -before[1]]);
     }
@@ -325,11 +325,11 @@ mod tests {
     #[test]
     fn one_piece_of_state_as_both_statistics() {
         let x = generic_tensor(&[3, 2], 2);
-        let (mut graph, ids, given) = normalization_graph(&x, None);
+        let (mut graph, ids, feeds) = normalization_graph(&x, None);
         normalize(&mut graph, "y", &[ids[0], ids[1], ids[2], ids[3], ids[3]]);
         let state = State::new();
         let before = state.values();
-        state.run(&graph, &given).expect("the graph runs");
+        state.run(&graph, &feeds).expect("the graph runs");
         let old = [&before[..2], &before[..2]].concat();
         assert_values(&state, &[&updated_statistics(&old, &x)[2..], &before[2..]].concat());
     }
@@ -338,21 +338,21 @@ mod tests {
     fn failed_runs_change_nothing() {
         // A host function between the update and the failing node.
         let x = generic_tensor(&[3, 2], 3);
-        let (mut graph, ids, given) = normalization_graph(&x, None);
+        let (mut graph, ids, feeds) = normalization_graph(&x, None);
         let y = normalize(&mut graph, "y", &ids);
         let rows = add(&mut graph, ("", "NonZero"), "rows", &[Some(y)], 1, Attrs::new())[0];
-        let far = graph.add_constant("far", Tensor::i64(&[1], &[1]));
-        let sum = add(&mut graph, ("", "Add"), "sum", &[Some(rows), Some(far)], 1, Attrs::new())[0];
+        let out_of_range = graph.add_constant("far", Tensor::i64(&[1], &[1]));
+        let sum = add(&mut graph, ("", "Add"), "sum", &[Some(rows), Some(out_of_range)], 1, Attrs::new())[0];
         add(&mut graph, ("", "Gather"), "z", &[Some(y), Some(sum)], 1, Attrs::new());
         let state = State::new();
         let before = state.values();
-        assert!(matches!(state.run(&graph, &given), Err(Failure::Run(_))));
+        assert!(matches!(state.run(&graph, &feeds), Err(Failure::Run(_))));
         assert_eq!(state.values(), before);
     }
 
     /// Builds `condition ? normalized x : x * scale` (reversed if `swapped`), and its sum of squares.
     fn branch_graph(x: &Tensor, swapped: bool) -> (Graph, Vec<ValueId>, Vec<Tensor>) {
-        let (mut graph, ids, given) = normalization_graph(x, Some(&Tensor::filled(DType::Bool, &[], 1.0)));
+        let (mut graph, ids, feeds) = normalization_graph(x, Some(&Tensor::filled(DType::Bool, &[], 1.0)));
         let branch = |normalized: bool| {
             let mut branch = Graph::new("branch");
             let inputs: Vec<ValueId> = (0..5)
@@ -373,7 +373,7 @@ mod tests {
         let square = add(&mut graph, ("", "Mul"), "square", &[Some(y), Some(y)], 1, Attrs::new())[0];
         graph.outputs = vec![square];
         infer(&mut graph).expect("valid");
-        (graph, ids, given)
+        (graph, ids, feeds)
     }
 
     #[test]
@@ -382,21 +382,21 @@ mod tests {
         for swapped in [false, true] {
             for holds in [true, false] {
                 for known in [true, false] {
-                    let (mut graph, ids, mut given) = branch_graph(&x, swapped);
+                    let (mut graph, ids, mut feeds) = branch_graph(&x, swapped);
                     // Forward, and once more for the gradient, which updates nothing.
                     let seed = graph.add_constant("seed", generic_tensor(&[3, 2], 5));
                     let seeds = [(graph.outputs[0], seed)];
-                    let found =
+                    let gradients =
                         backpropagate(&mut graph, &seeds, &[ids[1], ids[2]]).expect("it has gradients");
-                    graph.outputs.extend(found.into_iter().flatten());
-                    given[0] = Tensor::filled(DType::Bool, &[], f64::from(u8::from(holds)));
+                    graph.outputs.extend(gradients.into_iter().flatten());
+                    feeds[0] = Tensor::filled(DType::Bool, &[], f64::from(u8::from(holds)));
                     if known {
-                        graph.value_mut(ids[0]).constant = Some(given.remove(0));
+                        graph.value_mut(ids[0]).constant = Some(feeds.remove(0));
                         graph.inputs.remove(0);
                     }
                     let state = State::new();
                     let before = state.values();
-                    let got = state.run(&graph, &given).expect("the graph runs");
+                    let got = state.run(&graph, &feeds).expect("the graph runs");
                     assert_eq!(got.len(), 3);
                     let want =
                         if holds == swapped { before.clone() } else { updated_statistics(&before, &x) };
@@ -412,7 +412,7 @@ mod tests {
         let x = generic_tensor(&[3, 4, 2], 6);
         let parts: Vec<Tensor> = x.to_f64().chunks(8).map(|part| f64s(&[4, 2], part)).collect();
         for before in [false, true] {
-            let (mut graph, ids, given) = normalization_graph(&x, None);
+            let (mut graph, ids, feeds) = normalization_graph(&x, None);
             let mut body = Graph::new("body");
             let inputs: Vec<ValueId> = ["part", "scale", "bias", "mean", "var"]
                 .iter()
@@ -432,8 +432,8 @@ mod tests {
             // Forward, and once more for the gradient, which updates nothing.
             let seed = graph.add_constant("seed", generic_tensor(&[3, 4, 2], 5));
             let seeds = [(*graph.outputs.last().expect("the Scan"), seed)];
-            let found = backpropagate(&mut graph, &seeds, &[ids[0], ids[1]]).expect("it has gradients");
-            graph.outputs.extend(found.into_iter().flatten());
+            let gradients = backpropagate(&mut graph, &seeds, &[ids[0], ids[1]]).expect("it has gradients");
+            graph.outputs.extend(gradients.into_iter().flatten());
             for nodes in [0, 1000] {
                 let state = State::new();
                 let mut want = state.values();
@@ -443,10 +443,10 @@ mod tests {
                 for part in &parts {
                     want = updated_statistics(&want, part);
                 }
-                let mut roles = vec![Role::User; given.len()];
+                let mut roles = vec![Role::User; feeds.len()];
                 roles.extend(State::OFFSETS.map(|offset| Role::Plane(PlaneId(0), offset)));
                 let specialiser = crate::Specialiser::new(graph.clone(), roles).unrolled_nodes(nodes);
-                run_specialised(&specialiser, &[&state.0], &given, Scalars::default())
+                run_specialised(&specialiser, &[&state.0], &feeds, Scalars::default())
                     .expect("the graph runs");
                 assert_values(&state, &want);
             }
@@ -457,17 +457,17 @@ mod tests {
     fn updates_branch_after_outer_update() {
         let x = generic_tensor(&[3, 2], 6);
         for holds in [true, false] {
-            let (mut graph, ids, mut given) = branch_graph(&x, false);
+            let (mut graph, ids, mut feeds) = branch_graph(&x, false);
             let ports: Vec<Option<ValueId>> = ids[1..].iter().copied().map(Some).collect();
             add(&mut graph, NORM, "before", &ports, 5, attrs());
             graph.outputs.truncate(1);
             let last = graph.nodes.pop().expect("just added");
             graph.nodes.insert(0, last);
             infer(&mut graph).expect("valid");
-            given[0] = Tensor::filled(DType::Bool, &[], f64::from(u8::from(holds)));
+            feeds[0] = Tensor::filled(DType::Bool, &[], f64::from(u8::from(holds)));
             let state = State::new();
             let once = updated_statistics(&state.values(), &x);
-            state.run(&graph, &given).expect("the graph runs");
+            state.run(&graph, &feeds).expect("the graph runs");
             assert_values(&state, &if holds { updated_statistics(&once, &x) } else { once });
         }
     }

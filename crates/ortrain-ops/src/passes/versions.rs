@@ -36,8 +36,8 @@ pub fn upgrade_known(graph: &mut Graph) -> Vec<Error> {
     if let Err(error) = check_opset(graph) {
         return vec![error];
     }
-    let one = |operator| Error::UnknownOperators { list: vec![operator] };
-    let mut errors: Vec<Error> = unknown_operators(graph).into_iter().map(one).collect();
+    let unknown_operator = |operator| Error::UnknownOperators { list: vec![operator] };
+    let mut errors: Vec<Error> = unknown_operators(graph).into_iter().map(unknown_operator).collect();
     errors.extend(unsupported_errors(graph));
     upgrade_all(graph, errors)
 }
@@ -129,9 +129,9 @@ fn upgrade_nodes(graph: &mut Graph, opsets: &BTreeMap<String, i64>, errors: &mut
         };
         let version = opsets.get(&*node.domain).copied().unwrap_or(1);
         let Some(&since) = definition.since.iter().rev().find(|&&since| since <= version) else {
-            let least = definition.since[0];
+            let oldest = definition.since[0];
             let message =
-                format!("the model uses opset {version}, but the operator needs opset {least} or newer");
+                format!("the model uses opset {version}, but the operator needs opset {oldest} or newer");
             errors.push(Error::at(graph, &node, OpError::Invalid(message)));
             index += 1;
             continue;
@@ -211,12 +211,12 @@ fn downgrade_or(graph: &mut Graph, target: i64, refuse: &mut RejectHandler<'_>) 
             }
         }
         let node = &graph.nodes[index];
-        let later = newest_type(graph, node, definition).filter(|&(_, least)| least > target);
+        let later = newest_type(graph, node, definition).filter(|&(_, since)| since > target);
         let error = if node.domain.is_empty() && definition.since[0] > target {
             Some(Error::TooOld { node: graph.node_label(node), target, least: definition.since[0] })
         } else {
-            later.map(|(dtype, least)| {
-                let message = format!("its elements of type {dtype} need opset {least} or newer");
+            later.map(|(dtype, since)| {
+                let message = format!("its elements of type {dtype} need opset {since} or newer");
                 Error::at(graph, node, OpError::Unsupported(message))
             })
         };
@@ -239,8 +239,8 @@ fn newest_type(graph: &Graph, node: &Node, definition: &Definition) -> Option<(D
         return None;
     }
     let since = |dtype: DType| {
-        let own = definition.later_types.iter().find(|(_, types)| types.contains(&dtype));
-        own.map(|&(since, _)| since).or((dtype == DType::BF16).then_some(BFLOAT16_SINCE))
+        let later_type = definition.later_types.iter().find(|(_, types)| types.contains(&dtype));
+        later_type.map(|&(since, _)| since).or((dtype == DType::BF16).then_some(BFLOAT16_SINCE))
     };
     let dtypes =
         node.present_inputs().chain(node.present_outputs()).filter_map(|id| graph.value(id).ty.dtype());
@@ -261,7 +261,7 @@ mod tests {
     fn rejects_later_element_types() {
         let window = || Attrs::new().with("kernel_shape", vec![1i64]);
         let none = Attrs::new;
-        for (op, dtype, inputs, attrs, least) in [
+        for (op, dtype, inputs, attrs, oldest) in [
             ("MaxPool", DType::I8, 1, window(), 12),
             ("MaxPool", DType::U8, 1, window(), 12),
             ("MaxPool", DType::BF16, 1, window().with("strides", vec![1i64]), 22),
@@ -274,12 +274,12 @@ mod tests {
             ("Transpose", DType::BF16, 1, none(), 13),
         ] {
             let x = Tensor::filled(dtype, &[1, 1, 1], 1.0);
-            let given = vec![x.clone(); inputs];
-            let ports: Vec<Option<&Tensor>> = given.iter().map(Some).collect();
+            let tensors = vec![x.clone(); inputs];
+            let ports: Vec<Option<&Tensor>> = tensors.iter().map(Some).collect();
             let graph = one_node_graph(28, ("", op), &ports, 1, attrs).expect("valid");
-            check_downgrade(&graph, &given, least);
-            let error = downgrade(&mut graph.clone(), least - 1).expect_err("refused").to_string();
-            let sentence = format!("its elements of type {dtype} need opset {least} or newer");
+            check_downgrade(&graph, &tensors, oldest);
+            let error = downgrade(&mut graph.clone(), oldest - 1).expect_err("refused").to_string();
+            let sentence = format!("its elements of type {dtype} need opset {oldest} or newer");
             assert!(error.contains(op) && error.contains(&sentence), "{error}");
         }
         let x = Tensor::filled(DType::F16, &[1, 1, 1], 1.0);
@@ -306,10 +306,10 @@ mod tests {
         let a = f64s(&[8], &[1.0, 1.0, NAN, NAN, 0.0, f64::INFINITY, f64::NEG_INFINITY, 5.0]);
         let b = f64s(&[8], &[1.0, 2.0, NAN, 1.0, -0.0, f64::INFINITY, f64::INFINITY, NAN]);
         let equal = one_node_graph(28, ("", "Equal"), &[Some(&a), Some(&b)], 1, Attrs::new()).expect("valid");
-        let given = [a, b];
-        assert_eq!(op_names(&check_downgrade(&equal, &given, 11)), ["Equal"]);
-        assert!(!op_names(&check_downgrade(&equal, &given, 10)).contains(&"Equal"));
-        assert!(!op_names(&check_downgrade(&equal, &given, 7)).contains(&"Equal"));
+        let inputs = [a, b];
+        assert_eq!(op_names(&check_downgrade(&equal, &inputs, 11)), ["Equal"]);
+        assert!(!op_names(&check_downgrade(&equal, &inputs, 10)).contains(&"Equal"));
+        assert!(!op_names(&check_downgrade(&equal, &inputs, 7)).contains(&"Equal"));
     }
 
     #[test]
@@ -318,9 +318,9 @@ mod tests {
         for op in ["Less", "Greater"] {
             let compared =
                 one_node_graph(28, ("", op), &[Some(&a), Some(&b)], 1, Attrs::new()).expect("valid");
-            let given = [a.clone(), b.clone()];
-            assert_eq!(op_names(&check_downgrade(&compared, &given, 9)), [op]);
-            assert_eq!(op_names(&check_downgrade(&compared, &given, 8)), ["Cast", "Cast", op]);
+            let inputs = [a.clone(), b.clone()];
+            assert_eq!(op_names(&check_downgrade(&compared, &inputs, 9)), [op]);
+            assert_eq!(op_names(&check_downgrade(&compared, &inputs, 8)), ["Cast", "Cast", op]);
         }
     }
 
@@ -349,9 +349,9 @@ mod tests {
             add(&mut filled, ("", "ConstantOfShape"), "z", &[Some(shape)], 1, value);
             upgrade(&mut filled).expect("known");
             crate::passes::infer::infer(&mut filled).expect("valid");
-            let given = [x.clone(), like.unwrap_or(&x).clone()];
-            assert!(op_names(&check_downgrade(&filled, &given, 9)).contains(&"ConstantOfShape"));
-            let old = check_downgrade(&filled, &given, 7);
+            let inputs = [x.clone(), like.unwrap_or(&x).clone()];
+            assert!(op_names(&check_downgrade(&filled, &inputs, 9)).contains(&"ConstantOfShape"));
+            let old = check_downgrade(&filled, &inputs, 7);
             assert!(
                 !op_names(&old).contains(&"Expand") && !op_names(&old).contains(&"ConstantOfShape"),
                 "{old}"

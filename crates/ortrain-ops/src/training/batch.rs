@@ -75,9 +75,9 @@ pub fn find_fixed_batches(
     batch: usize,
     size: usize,
 ) -> Vec<FixedBatch> {
-    let mut given: FxHashSet<ValueId> = graph.inputs.iter().copied().collect();
+    let mut graph_inputs: FxHashSet<ValueId> = graph.inputs.iter().copied().collect();
     let mut shares = FxHashMap::default();
-    let mut found = Vec::new();
+    let mut fixed = Vec::new();
     for graph in [&mut *graph, &mut *other] {
         forget_shapes(graph);
     }
@@ -87,16 +87,16 @@ pub fn find_fixed_batches(
     for index in 0..graph.nodes.len() {
         let _ = known(graph, index);
         let node = &graph.nodes[index];
-        let both = NodeInBoth { graph, other, node, batch, size, input_dependent: &given };
+        let both = NodeInBoth { graph, other, node, batch, size, input_dependent: &graph_inputs };
         let mut open: Vec<(usize, OpenShape)> = both.open_reshape(&mut shares).into_iter().collect();
         open.extend(both.open_shapes());
         open.extend(both.open_constants());
         open.extend(both.open_concat_inputs());
-        if node.present_inputs().any(|id| given.contains(&id)) || !open.is_empty() {
-            given.extend(node.present_outputs());
+        if node.present_inputs().any(|id| graph_inputs.contains(&id)) || !open.is_empty() {
+            graph_inputs.extend(node.present_outputs());
         }
         for (input, open) in open {
-            let both = NodeInBoth { graph, other, node, batch, size, input_dependent: &given };
+            let both = NodeInBoth { graph, other, node, batch, size, input_dependent: &graph_inputs };
             let constant = match &open {
                 OpenShape::Shape(shape) => Some(Tensor::i64(&[shape.len()], shape)),
                 OpenShape::BatchThen(rest) => {
@@ -113,12 +113,12 @@ pub fn find_fixed_batches(
             other.nodes[index].inputs[input] = constant.map(|tensor| other.add_constant("open", tensor));
             if let Some(output) = node.present_outputs().next() {
                 let output = graph.name_of(output).to_owned();
-                found.push(FixedBatch { output, node: graph.node_label(node), input, open });
+                fixed.push(FixedBatch { output, node: graph.node_label(node), input, open });
             }
         }
         let _ = known(other, index);
     }
-    found
+    fixed
 }
 
 /// Node in the graphs for two batch sizes.
@@ -159,13 +159,13 @@ impl NodeInBoth<'_> {
         if !merges || !self.depends_on_input(0) {
             return None;
         }
-        let said = self.constant_sizes(1);
+        let sizes = self.constant_sizes(1);
         let zero_is_a_size = self.node.attrs.int("allowzero").ok().flatten().unwrap_or(0) != 0;
         let before = known_dims(self.graph, self.input(0));
         let after = known_dims(self.graph, self.node.present_outputs().next());
         let (Some(before), Some(after), Some(grown)) = (before, after, known_dims(self.other, self.input(0)))
         else {
-            return self.open_leading_reshape(said?, zero_is_a_size);
+            return self.open_leading_reshape(sizes?, zero_is_a_size);
         };
         let mut axes = (0..before.len()).filter(|&axis| grown.get(axis) != Some(&before[axis]));
         let (axis, None) = (axes.next()?, axes.next()) else { return None };
@@ -176,40 +176,40 @@ impl NodeInBoth<'_> {
         }
         let share = if before[axis] == self.batch { BATCH_ONLY } else { *shares.get(&before[axis])? };
         let outer = before[..axis].iter().product::<usize>() * share.outer;
-        let hint = said.as_ref().and_then(|said| said.iter().position(|&size| size == -1));
-        let (place, share) = batch_axis(&after, outer, self.batch, hint)?;
+        let hint = sizes.as_ref().and_then(|listed| listed.iter().position(|&size| size == -1));
+        let (batch_position, share) = batch_axis(&after, outer, self.batch, hint)?;
         if share != BATCH_ONLY {
-            shares.insert(after[place], share);
+            shares.insert(after[batch_position], share);
         }
-        let said = said?;
-        let stays = |k: usize| grown.get(k) == before.get(k);
-        let follows = match said[place] {
-            0 => !zero_is_a_size && !stays(place),
-            -1 => (0..said.len()).all(|k| said[k] != 0 || zero_is_a_size || stays(k)),
+        let listed_sizes = sizes?;
+        let is_unchanged = |k: usize| grown.get(k) == before.get(k);
+        let follows = match listed_sizes[batch_position] {
+            0 => !zero_is_a_size && !is_unchanged(batch_position),
+            -1 => (0..listed_sizes.len()).all(|k| listed_sizes[k] != 0 || zero_is_a_size || is_unchanged(k)),
             _ => false,
         };
-        let open = |k: usize| if k == place { -1 } else { after[k] as i64 };
+        let open = |k: usize| if k == batch_position { -1 } else { after[k] as i64 };
         (!follows).then(|| (1, OpenShape::Shape((0..after.len()).map(open).collect())))
     }
 
     /// Returns the open shape if other sizes are unknown: only the first axis may be the batch.
-    fn open_leading_reshape(&self, mut said: Vec<i64>, zero_is_a_size: bool) -> Option<(usize, OpenShape)> {
-        if said.first() != Some(&(self.batch as i64)) {
+    fn open_leading_reshape(&self, mut sizes: Vec<i64>, zero_is_a_size: bool) -> Option<(usize, OpenShape)> {
+        if sizes.first() != Some(&(self.batch as i64)) {
             return None;
         }
-        if !said.contains(&-1) {
-            said[0] = -1;
+        if !sizes.contains(&-1) {
+            sizes[0] = -1;
         } else if self.has_batch() && !zero_is_a_size {
-            said[0] = 0;
+            sizes[0] = 0;
         } else {
             return None;
         }
-        Some((1, OpenShape::Shape(said)))
+        Some((1, OpenShape::Shape(sizes)))
     }
 
     fn makes_integers(&self) -> bool {
-        let made = self.node.present_outputs().next().and_then(|id| self.graph.value(id).ty.dtype());
-        made.is_some_and(DType::is_integer)
+        let dtype = self.node.present_outputs().next().and_then(|id| self.graph.value(id).ty.dtype());
+        dtype.is_some_and(DType::is_integer)
     }
 
     /// Returns true if the first axis of the first input is the batch.
@@ -285,25 +285,25 @@ impl NodeInBoth<'_> {
             }
             _ => known_dims(graph, self.input(k)),
         };
-        let met: Vec<(Vec<usize>, Vec<usize>)> = (0..self.node.inputs.len())
+        let shape_pairs: Vec<(Vec<usize>, Vec<usize>)> = (0..self.node.inputs.len())
             .filter(|&k| self.depends_on_input(k))
             .filter_map(|k| Some((shape(self.graph, k)?, shape(self.other, k)?)))
             .collect();
-        let found = (0..self.node.inputs.len()).filter_map(|k| {
+        let opened = (0..self.node.inputs.len()).filter_map(|k| {
             let constant = self.content(k)?;
             let axis = (0..constant.dims().len()).find(|&axis| {
-                let behind = constant.dims().len() - axis;
-                let grows = met.iter().any(|(here, there)| {
-                    here.len() == there.len()
-                        && here.len() >= behind
-                        && here[here.len() - behind] == self.batch
-                        && there[there.len() - behind] == self.size
+                let trailing_axes = constant.dims().len() - axis;
+                let grows = shape_pairs.iter().any(|(before_dims, after_dims)| {
+                    before_dims.len() == after_dims.len()
+                        && before_dims.len() >= trailing_axes
+                        && before_dims[before_dims.len() - trailing_axes] == self.batch
+                        && after_dims[after_dims.len() - trailing_axes] == self.size
                 });
                 grows && constant.dims()[axis] == self.batch && has_equal_slices(constant, axis)
             })?;
             Some((k, OpenShape::FirstSlice(axis)))
         });
-        found.collect()
+        opened.collect()
     }
 
     /// Returns the constants with equal rows for the batch that a Concat joins to a value that depends on it (the class
@@ -323,14 +323,14 @@ impl NodeInBoth<'_> {
         if !inputs.clone().any(grows) {
             return Vec::new();
         }
-        let found = inputs.filter_map(|k| {
+        let opened = inputs.filter_map(|k| {
             let constant = self.content(k)?;
             let (&first, rest) = constant.dims().split_first()?;
             let rest = rest.iter().map(|&size| size as i64).collect();
             (first == self.batch && has_equal_slices(constant, 0))
                 .then_some((k, OpenShape::RepeatedRows(rest)))
         });
-        found.collect()
+        opened.collect()
     }
 }
 
@@ -406,30 +406,30 @@ fn batch_axis(
     batch: usize,
     hint: Option<usize>,
 ) -> Option<(usize, MergedBatch)> {
-    let mut found = Vec::new();
+    let mut candidates = Vec::new();
     let mut before = 1;
     for (axis, &size) in dims.iter().enumerate() {
         if before != 0 && outer.is_multiple_of(before) {
             let front = outer / before;
             if size != 0 && front != 0 && size.is_multiple_of(front * batch) {
-                found.push((axis, MergedBatch { outer: front, inner: size / (front * batch) }));
+                candidates.push((axis, MergedBatch { outer: front, inner: size / (front * batch) }));
             }
         }
         before *= size;
     }
     // A batch of one could be part of several axes. In a matrix it is part of the rows. Otherwise it is merged with the
     // axes after it (the heads of an attention).
-    let alone = found.iter().find(|(_, share)| *share == BATCH_ONLY);
-    let hinted = || found.iter().find(|(axis, _)| Some(*axis) == hint);
-    let usual = || if dims.len() == 2 { found.first() } else { found.last() };
-    alone.or_else(hinted).or_else(usual).copied()
+    let exact = candidates.iter().find(|(_, share)| *share == BATCH_ONLY);
+    let hinted = || candidates.iter().find(|(axis, _)| Some(*axis) == hint);
+    let usual = || if dims.len() == 2 { candidates.first() } else { candidates.last() };
+    exact.or_else(hinted).or_else(usual).copied()
 }
 
 /// Builds nodes with their constants that compute a shape named `result`: the size of the first axis of a value,
 /// followed by `rest`.
 #[must_use]
 pub fn batch_shape_nodes(value: &str, rest: &[i64], result: &str) -> (Vec<NodeProto>, Vec<TensorProto>) {
-    let named = |what: &str| format!("{result}/{what}");
+    let named = |suffix: &str| format!("{result}/{suffix}");
     let node = |op: &str, inputs: Vec<String>, output: String| NodeProto {
         op_type: op.into(),
         name: output.clone(),

@@ -133,16 +133,16 @@ pub fn label_readings(graph: &Graph, labels: &str) -> Option<String> {
         && *moved > 1
         && rest.is_sorted()
         && let Some(from) = node.inputs[0]
-        && let Some(given) = graph.value(from).ty.shape()
+        && let Some(label_shape) = graph.value(from).ty.shape()
     {
-        (scores, shape, axis) = (from, given, *moved as usize);
+        (scores, shape, axis) = (from, label_shape, *moved as usize);
     }
     let other = if axis == 1 { shape.rank() - 1 } else { 1 };
-    let [here, there] = [axis, other].map(|axis| without_axis(shape, axis));
+    let [current_shape, other_shape] = [axis, other].map(|axis| without_axis(shape, axis));
     let dtype = graph.value(labels).ty.dtype()?;
     Some(format!(
-        "; {:?} ({}) has its classes on axis {axis}, so labels are {dtype}{here}. For classes on axis {other} and \
-         labels {dtype}{there} set class_axis={other} of the loss",
+        "; {:?} ({}) has its classes on axis {axis}, so labels are {dtype}{current_shape}. For classes on axis {other} and \
+         labels {dtype}{other_shape} set class_axis={other} of the loss",
         graph.name_of(scores),
         graph.value(scores).ty
     ))

@@ -53,30 +53,30 @@ pub fn replace_outputs_by_tensors(graph: &mut GraphProto) -> bool {
     if !starts_with_label(graph) {
         return false;
     }
-    let (mut kept, mut others): (Vec<ValueInfoProto>, Vec<ValueInfoProto>) = (Vec::new(), Vec::new());
+    let (mut retained, mut replaced): (Vec<ValueInfoProto>, Vec<ValueInfoProto>) = (Vec::new(), Vec::new());
     for info in &graph.output {
         let of = map_producer(graph, &info.name).and_then(|node| node.input.first());
         match of {
             Some(name) => {
-                if kept.iter().chain(&graph.output).all(|other| other.name != *name) {
+                if retained.iter().chain(&graph.output).all(|other| other.name != *name) {
                     let declared = graph.value_info.iter().find(|known| known.name == *name).cloned();
-                    kept.push(
+                    retained.push(
                         declared
                             .unwrap_or_else(|| ValueInfoProto { name: name.clone(), ..Default::default() }),
                     );
                 }
-                others.push(info.clone());
+                replaced.push(info.clone());
             }
-            None if is_string_output(info) => others.push(info.clone()),
-            None => kept.push(info.clone()),
+            None if is_string_output(info) => replaced.push(info.clone()),
+            None => retained.push(info.clone()),
         }
     }
-    if kept.is_empty() {
+    if retained.is_empty() {
         return false;
     }
-    graph.value_info.retain(|info| kept.iter().all(|output| output.name != info.name));
-    graph.value_info.extend(others);
-    graph.output = kept;
+    graph.value_info.retain(|info| retained.iter().all(|output| output.name != info.name));
+    graph.value_info.extend(replaced);
+    graph.output = retained;
     true
 }
 
@@ -119,23 +119,23 @@ fn find_logits(graph: &Graph, mut value: ValueId) -> Option<Logits> {
             ("", "Sigmoid") => {
                 let both =
                     producer(graph, first).filter(|node| node.domain.is_empty() && &*node.op == "Concat");
-                let one = both.and_then(|both| match both.inputs[..] {
+                let positive = both.and_then(|both| match both.inputs[..] {
                     [Some(negative), Some(one)] => {
                         input_of_producer(graph, negative, "Neg").filter(|&negated| negated == one)
                     }
                     _ => None,
                 });
-                return Some(one.map_or(Logits::Sigmoids(first), Logits::Binary));
+                return Some(positive.map_or(Logits::Sigmoids(first), Logits::Binary));
             }
             ("", "Concat") => {
                 let [Some(rest), Some(probability)] = node.inputs[..] else { return None };
                 let subtracted =
                     producer(graph, rest).filter(|node| node.domain.is_empty() && &*node.op == "Sub")?;
-                let one = graph.value(input(subtracted, 0)?).constant.as_ref()?;
-                let whole =
-                    one.to_f64().iter().all(|&number| number == 1.0) && input(subtracted, 1)? == probability;
+                let minuend = graph.value(input(subtracted, 0)?).constant.as_ref()?;
+                let is_complement = minuend.to_f64().iter().all(|&number| number == 1.0)
+                    && input(subtracted, 1)? == probability;
                 return input_of_producer(graph, probability, "Sigmoid")
-                    .filter(|_| whole)
+                    .filter(|_| is_complement)
                     .map(Logits::Binary);
             }
             _ => return None,
@@ -149,7 +149,7 @@ const PART_OPERATORS: [&str; 6] = ["Cast", "Gather", "Identity", "Reshape", "Sli
 /// Returns the single value that all `parts` are parts of, if any: probabilities with every class as an output.
 #[must_use]
 pub fn common_source(graph: &Graph, parts: &[ValueId]) -> Option<ValueId> {
-    let whole = |mut value: ValueId| {
+    let source_of = |mut value: ValueId| {
         while let Some(node) = producer(graph, value) {
             let is_part = node.domain.is_empty() && PART_OPERATORS.contains(&&*node.op)
                 || &*node.domain == ML_DOMAIN && &*node.op == "ArrayFeatureExtractor";
@@ -160,14 +160,14 @@ pub fn common_source(graph: &Graph, parts: &[ValueId]) -> Option<ValueId> {
         }
         value
     };
-    let first = whole(*parts.first()?);
-    parts.iter().all(|&part| whole(part) == first).then_some(first)
+    let first = source_of(*parts.first()?);
+    parts.iter().all(|&part| source_of(part) == first).then_some(first)
 }
 
 /// Returns true if a value is a decision without bounds: weighted sums with added or multiplied terms, without a
 /// softmax or sigmoid.
 fn is_decision(graph: &Graph, value: ValueId) -> bool {
-    let mut seen: FxHashSet<ValueId> = FxHashSet::default();
+    let mut visited: FxHashSet<ValueId> = FxHashSet::default();
     let producers = graph.producers();
     let maker = |value: ValueId| producers[value.0 as usize].map(|index| &graph.nodes[index]);
     let mut rest = vec![value];
@@ -178,7 +178,7 @@ fn is_decision(graph: &Graph, value: ValueId) -> bool {
             "Add" | "Cast" | "Concat" | "Flatten" | "Identity" | "Mul" | "Neg" | "Reshape" | "Squeeze"
             | "Sub" | "Transpose" => {
                 let inputs = node.present_inputs().filter(|&id| graph.value(id).constant.is_none());
-                rest.extend(inputs.filter(|&id| seen.insert(id)));
+                rest.extend(inputs.filter(|&id| visited.insert(id)));
             }
             _ => {}
         }
@@ -219,9 +219,9 @@ pub fn default_scores(
             append_node(message, graph, "Log", &[&name(scores)], &format!("{}/logarithms", name(scores)))
         }
         (None, _) => {
-            let made = producer(graph, scores).map_or_else(String::new, |node| graph.node_label(node));
+            let maker = producer(graph, scores).map_or_else(String::new, |node| graph.node_label(node));
             return Err(Error::Loss(format!(
-                "{} takes logits, but {scores:?} is computed by {made}, which may return probabilities; name the \
+                "{} takes logits, but {scores:?} is computed by {maker}, which may return probabilities; name the \
                  logits in loss_input_names ({scores:?} itself, if it contains logits)",
                 loss.label(),
                 scores = name(scores)

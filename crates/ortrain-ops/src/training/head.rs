@@ -63,8 +63,8 @@ pub fn find_head(graph: &Graph, output: ValueId) -> Result<Head, Error> {
         let standard = node.domain.is_empty();
         match (&*node.op, first, second) {
             ("Gemm", Some(_), Some(weight)) if standard && is_constant(weight) => {
-                let turned = node.attrs.int("transB").ok().flatten().unwrap_or(0) != 0;
-                return check_head(graph, node, (weight, usize::from(!turned)), input(node, 2));
+                let is_transposed = node.attrs.int("transB").ok().flatten().unwrap_or(0) != 0;
+                return check_head(graph, node, (weight, usize::from(!is_transposed)), input(node, 2));
             }
             ("Conv", Some(_), Some(weight)) if standard && is_constant(weight) => {
                 let dims = graph.value(weight).constant.as_ref().map_or(&[][..], |tensor| tensor.dims());

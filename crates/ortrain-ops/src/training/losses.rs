@@ -116,14 +116,14 @@ impl LossSettings {
             Loss::BCEWithLogitsLoss => (true, true, false),
             Loss::MSELoss | Loss::L1Loss => (false, false, false),
         };
-        let given = [
+        let settings_in_use = [
             ("weight", self.weight.is_some(), weighted),
             ("pos_weight", self.pos_weight.is_some(), binary),
             ("ignore_index", self.ignore_index.is_some(), classes),
             ("class_axis", self.class_axis.is_some(), classes),
             ("label_smoothing", self.label_smoothing != 0.0, classes),
         ];
-        if let Some((name, ..)) = given.iter().find(|(_, given, known)| *given && !known) {
+        if let Some((name, ..)) = settings_in_use.iter().find(|(_, is_set, known)| *is_set && !known) {
             return Err(Error::Loss(format!("{} has no {name}", loss.label())));
         }
         if !(0.0..=1.0).contains(&self.label_smoothing) {
@@ -295,8 +295,8 @@ pub fn default_target(loss: Loss) -> &'static str {
 
 /// Returns the shape without one axis.
 pub(super) fn without_axis(shape: &Shape, without: usize) -> Shape {
-    let kept = shape.iter().enumerate().filter(|&(axis, _)| axis != without);
-    kept.map(|(_, dim)| dim.clone()).collect()
+    let remaining = shape.iter().enumerate().filter(|&(axis, _)| axis != without);
+    remaining.map(|(_, dim)| dim.clone()).collect()
 }
 
 /// Returns the type of an input that a message declares.
@@ -308,16 +308,16 @@ fn declared_type(graph: &GraphProto, name: &str) -> Option<ValueType> {
 fn check_shapes(
     loss: Loss,
     (scores, ty): (&str, &ValueType),
-    (target, found): (&str, &ValueType),
-    wanted: &ValueType,
+    (target, actual): (&str, &ValueType),
+    expected: &ValueType,
 ) -> Result<(), Error> {
-    let (Some(have), Some(want)) = (found.shape(), wanted.shape()) else { return Ok(()) };
+    let (Some(have), Some(want)) = (actual.shape(), expected.shape()) else { return Ok(()) };
     let differs = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
     if have.rank() == want.rank() && !have.iter().zip(want.iter()).any(differs) {
         return Ok(());
     }
     let mut sentence = format!(
-        "{} of {scores:?} ({ty}) needs a target of type {wanted}, but {target:?} is {found}",
+        "{} of {scores:?} ({ty}) needs a target of type {expected}, but {target:?} is {actual}",
         loss.label()
     );
     sentence += match loss {
@@ -344,13 +344,13 @@ fn check_classes(
         return Err(Error::Loss(message));
     }
     // With smoothing, LogSoftmax must be along one axis.
-    let least = if settings.label_smoothing > 0.0 { 13 } else { 12 };
-    if opset < least {
+    let oldest = if settings.label_smoothing > 0.0 { 13 } else { 12 };
+    if opset < oldest {
         let mut node = Loss::CrossEntropyLoss.label().to_owned();
-        if least == 13 {
+        if oldest == 13 {
             node += " with label_smoothing";
         }
-        return Err(Error::TooOld { node, target: opset, least });
+        return Err(Error::TooOld { node, target: opset, least: oldest });
     }
     Ok(())
 }
@@ -426,11 +426,12 @@ impl GraphAppender<'_> {
         }
         let uniform = self.append_uniform_cross_entropy(settings, dtype, (scores, planes), labels, weight);
         let share = f64::from(settings.label_smoothing);
-        let [own, rest] = [1.0 - share, share / planes[1] as f64].map(|share| Tensor::scalar(dtype, share));
-        let (own, rest) = (self.constant("own_share", &own), self.constant("share", &rest));
-        let own = self.node("Mul", &[&loss, &own], vec![]);
+        let [own_shares, rest] =
+            [1.0 - share, share / planes[1] as f64].map(|share| Tensor::scalar(dtype, share));
+        let (own_share, rest) = (self.constant("own_share", &own_shares), self.constant("share", &rest));
+        let own_loss = self.node("Mul", &[&loss, &own_share], vec![]);
         let rest = self.node("Mul", &[&uniform, &rest], vec![]);
-        self.node("Add", &[&own, &rest], vec![])
+        self.node("Add", &[&own_loss, &rest], vec![])
     }
 
     /// Appends the sum over all classes of the cross-entropy with each class as the label; `weight` has the same
@@ -455,10 +456,11 @@ impl GraphAppender<'_> {
         let mut losses = self.node("ReduceSum", &[&losses, &classes], vec![int_attribute("keepdims", 0)]);
 
         let zero = self.constant("zero", &Tensor::scalar(dtype, 0.0));
-        let whole = self.node("Cast", &[labels], vec![int_attribute("to", i64::from(DType::I64.to_onnx()))]);
+        let int_labels =
+            self.node("Cast", &[labels], vec![int_attribute("to", i64::from(DType::I64.to_onnx()))]);
         let ignored = settings.ignore_index.map(|index| {
             let index = self.constant("ignore_index", &Tensor::i64(&[], &[index]));
-            self.node("Equal", &[&whole, &index], vec![])
+            self.node("Equal", &[&int_labels, &index], vec![])
         });
         if let Some(ignored) = &ignored {
             losses = self.node("Where", &[ignored, &zero, &losses], vec![]);
@@ -471,11 +473,11 @@ impl GraphAppender<'_> {
             Some(weight) => {
                 // An ignored label may be out of range.
                 let first = self.constant("first_class", &Tensor::i64(&[], &[0]));
-                let there = match &ignored {
-                    Some(ignored) => self.node("Where", &[ignored, &first, &whole], vec![]),
-                    None => whole,
+                let valid_labels = match &ignored {
+                    Some(ignored) => self.node("Where", &[ignored, &first, &int_labels], vec![]),
+                    None => int_labels,
                 };
-                self.node("Gather", &[weight, &there], vec![])
+                self.node("Gather", &[weight, &valid_labels], vec![])
             }
         };
         if let Some(ignored) = &ignored {
@@ -575,10 +577,10 @@ mod tests {
             13,
         )
         .expect("it exists");
-        let wanted =
+        let expected =
             ValueType::Tensor(DType::I64, Some([Dim::symbol("n"), 4.into(), 6.into()].into_iter().collect()));
         assert_eq!(graph.input.len(), 1);
-        assert_eq!(shape_of(&graph.input[0]), shape_of(&declare_value("l", &wanted)));
+        assert_eq!(shape_of(&graph.input[0]), shape_of(&declare_value("l", &expected)));
     }
 
     #[test]

@@ -128,18 +128,18 @@ fn rename_uses(graph: &mut GraphProto, names: &FxHashMap<String, String>) {
         }
         for attribute in &mut node.attribute {
             for subgraph in attribute.g.as_deref_mut().into_iter().chain(&mut attribute.graphs) {
-                let own = subgraph.input.iter().map(|info| &info.name);
-                let own = own.chain(subgraph.initializer.iter().map(|tensor| &tensor.name));
-                let own: FxHashSet<&String> =
-                    own.chain(subgraph.node.iter().flat_map(|node| &node.output)).collect();
-                let mut others = names.clone();
-                others.retain(|name, _| !own.contains(name));
+                let inputs = subgraph.input.iter().map(|info| &info.name);
+                let defined = inputs.chain(subgraph.initializer.iter().map(|tensor| &tensor.name));
+                let local_names: FxHashSet<&String> =
+                    defined.chain(subgraph.node.iter().flat_map(|node| &node.output)).collect();
+                let mut outer_names = names.clone();
+                outer_names.retain(|name, _| !local_names.contains(name));
                 for info in &mut subgraph.output {
-                    if let Some(new) = others.get(&info.name) {
+                    if let Some(new) = outer_names.get(&info.name) {
                         info.name.clone_from(new);
                     }
                 }
-                rename_uses(subgraph, &others);
+                rename_uses(subgraph, &outer_names);
             }
         }
     }

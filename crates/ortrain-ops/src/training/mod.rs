@@ -282,16 +282,16 @@ pub fn append_yield(graph: &mut Graph, differentiable: &[usize]) -> Vec<(ValueId
         let ty = graph.value(outputs[k]).ty.clone();
         seeds.push((outputs[k], graph.add_value(&name, ty)));
     }
-    let others = (0..outputs.len()).filter(|k| !differentiable.contains(k)).map(|k| k as i64);
-    let others: Vec<i64> = others.collect();
-    let places: Vec<i64> = differentiable.iter().map(|&k| k as i64).collect();
-    let mut attrs = Attrs::new().with("full_shape_outputs", places);
-    if !others.is_empty() {
-        attrs = attrs.with("non_differentiable_outputs", others);
+    let remaining = (0..outputs.len()).filter(|k| !differentiable.contains(k)).map(|k| k as i64);
+    let non_differentiable: Vec<i64> = remaining.collect();
+    let full_shape: Vec<i64> = differentiable.iter().map(|&k| k as i64).collect();
+    let mut attrs = Attrs::new().with("full_shape_outputs", full_shape);
+    if !non_differentiable.is_empty() {
+        attrs = attrs.with("non_differentiable_outputs", non_differentiable);
     }
     let inputs: Vec<Option<ValueId>> = outputs.into_iter().map(Some).collect();
-    let taken: Vec<Option<ValueId>> = seeds.iter().map(|&(_, gradient)| Some(gradient)).collect();
-    let mut node = Node::new(MICROSOFT, YIELD, &inputs, &taken, attrs);
+    let gradients: Vec<Option<ValueId>> = seeds.iter().map(|&(_, gradient)| Some(gradient)).collect();
+    let mut node = Node::new(MICROSOFT, YIELD, &inputs, &gradients, attrs);
     node.name = YIELD.into();
     graph.nodes.push(node);
     seeds
@@ -301,10 +301,10 @@ pub fn append_yield(graph: &mut Graph, differentiable: &[usize]) -> Vec<(ValueId
 #[must_use]
 pub fn find_yield(graph: &Graph) -> Option<(Vec<ValueId>, Vec<usize>)> {
     let node = graph.nodes.iter().find(|node| &*node.domain == MICROSOFT && &*node.op == YIELD)?;
-    let others = node.attrs.ints("non_differentiable_outputs").ok().flatten().unwrap_or_default();
-    let given: Vec<ValueId> = node.present_inputs().collect();
-    let differentiable = (0..given.len()).filter(|&k| !others.contains(&(k as i64))).collect();
-    Some((given, differentiable))
+    let non_differentiable = node.attrs.ints("non_differentiable_outputs").ok().flatten().unwrap_or_default();
+    let inputs: Vec<ValueId> = node.present_inputs().collect();
+    let differentiable = (0..inputs.len()).filter(|&k| !non_differentiable.contains(&(k as i64))).collect();
+    Some((inputs, differentiable))
 }
 
 /// Builds the message of an optimizer model.
@@ -475,7 +475,7 @@ pub fn uses_onnxruntime_optimizer(graph: &Graph) -> bool {
 /// # Errors
 /// Returns an error if the graph does not have exactly one optimizer.
 pub fn moment_count(graph: &Graph) -> Result<usize, Error> {
-    let found: Vec<(&Node, usize)> = graph
+    let optimizers: Vec<(&Node, usize)> = graph
         .nodes
         .iter()
         .filter_map(|node| match (&*node.domain, &*node.op) {
@@ -485,7 +485,7 @@ pub fn moment_count(graph: &Graph) -> Result<usize, Error> {
             _ => None,
         })
         .collect();
-    match found.as_slice() {
+    match optimizers.as_slice() {
         [(_, moments)] => Ok(*moments),
         [] => Err(Error::Graph(
             "an optimizer model needs a node that updates the parameters (AdamWOptimizer or SGDOptimizerV2), but it \
@@ -508,9 +508,9 @@ pub fn onnxruntime_optimizer(graph: &Graph) -> Result<OptimizerSpec, Error> {
     moment_count(graph)?;
     let graph_error = |source: OpError| Error::Graph(source.to_string());
     let float = |node: &Node, name: &str, default: f32| {
-        let found = node.attrs.float(name).ok().flatten();
+        let value = node.attrs.float(name).ok().flatten();
         // The shortest decimal number that rounds to the attribute is the intended value.
-        found.unwrap_or(default).to_string().parse::<f64>().unwrap_or(f64::NAN)
+        value.unwrap_or(default).to_string().parse::<f64>().unwrap_or(f64::NAN)
     };
     let find = |op: &str| graph.nodes.iter().find(|node| &*node.domain == MICROSOFT && &*node.op == op);
     let mut spec = match find("AdamWOptimizer") {

@@ -53,20 +53,20 @@ pub fn set_inference_mode(graph: &mut GraphProto) {
         {
             training_mode.clear();
         }
-        let mut given = Vec::new();
+        let mut input_statistics = Vec::new();
         if is_batch_norm(&node.domain, &node.op_type) {
             if let Some(mode) = node.attribute.iter_mut().find(|attr| attr.name == "training_mode") {
                 mode.i = 0;
             }
             // Outputs 1 and 2; before opset 14 also 3 and 4, which indicate training.
             let statistics = node.output.drain(1.min(node.output.len())..).enumerate();
-            given = statistics
+            input_statistics = statistics
                 .filter(|(_, name)| used.contains(name))
                 .map(|(k, name)| (node.input.get(3 + k % 2).cloned().unwrap_or_default(), name))
                 .collect();
         }
         nodes.push(node);
-        nodes.extend(given.into_iter().map(|(input, output)| NodeProto {
+        nodes.extend(input_statistics.into_iter().map(|(input, output)| NodeProto {
             op_type: "Identity".into(),
             input: vec![input],
             output: vec![output],
@@ -162,8 +162,8 @@ impl ModeSettings {
                 }
             } else if is_batch_norm(&node.domain, &node.op) {
                 let is_stored = |k: usize| {
-                    let given = node.inputs.get(k).copied().flatten();
-                    given.is_some_and(|id| statistics.contains(&reshaped_source(graph, id).unwrap_or(id)))
+                    let input = node.inputs.get(k).copied().flatten();
+                    input.is_some_and(|id| statistics.contains(&reshaped_source(graph, id).unwrap_or(id)))
                 };
                 let is_trained =
                     |id: ValueId| trained.contains(&id) && (inner || !self.untouched.contains(&id));
@@ -267,20 +267,20 @@ impl GradientPaths<'_> {
 
     /// Returns true if the gradient of a value reaches a target.
     fn reach_target(&mut self, value: ValueId) -> bool {
-        let mut seen: FxHashSet<ValueId> = FxHashSet::default();
+        let mut visited: FxHashSet<ValueId> = FxHashSet::default();
         let mut open = vec![value];
         while let Some(id) = open.pop() {
             if self.targets.contains(&id) {
                 return true;
             }
-            if self.dead.contains(&id) || !seen.insert(id) {
+            if self.dead.contains(&id) || !visited.insert(id) {
                 continue;
             }
             if let Some(maker) = self.makers[id.0 as usize] {
                 open.extend(inputs_with_gradients(self.graph, maker));
             }
         }
-        self.dead.extend(seen);
+        self.dead.extend(visited);
         false
     }
 }
@@ -300,31 +300,31 @@ fn inputs_with_gradients(graph: &Graph, index: usize) -> Vec<ValueId> {
     if node.captures > 0 {
         return inputs;
     }
-    let mut alone = Graph::new("node");
-    alone.opsets.clone_from(&graph.opsets);
+    let mut single = Graph::new("node");
+    single.opsets.clone_from(&graph.opsets);
     let mut copies: FxHashMap<ValueId, ValueId> = FxHashMap::default();
     for id in node.present_inputs().chain(node.present_outputs()) {
         copies.entry(id).or_insert_with(|| {
             let value = graph.value(id);
-            let copy = alone.add_value(&value.name, value.ty.clone());
-            alone.value_mut(copy).constant = value.content().cloned();
+            let copy = single.add_value(&value.name, value.ty.clone());
+            single.value_mut(copy).constant = value.content().cloned();
             copy
         });
     }
     let ports = |ports: &[Option<ValueId>]| ports.iter().map(|port| port.map(|id| copies[&id])).collect();
     let copy = Node { inputs: ports(&node.inputs), outputs: ports(&node.outputs), ..node.clone() };
-    alone.inputs = node.present_inputs().map(|id| copies[&id]).collect();
-    alone.nodes.push(copy);
+    single.inputs = node.present_inputs().map(|id| copies[&id]).collect();
+    single.nodes.push(copy);
     let outputs: Vec<ValueId> = node.present_outputs().map(|id| copies[&id]).collect();
-    if infer(&mut alone).is_err() {
+    if infer(&mut single).is_err() {
         return inputs;
     }
-    let floats = outputs.into_iter().filter(|&id| alone.value(id).ty.dtype().is_some_and(DType::is_float));
+    let floats = outputs.into_iter().filter(|&id| single.value(id).ty.dtype().is_some_and(DType::is_float));
     let seeds: Vec<ValueId> = floats.collect();
     let seeds: Vec<(ValueId, ValueId)> =
-        seeds.into_iter().map(|id| (id, alone.add_value("arriving", alone.value(id).ty.clone()))).collect();
+        seeds.into_iter().map(|id| (id, single.add_value("arriving", single.value(id).ty.clone()))).collect();
     let targets: Vec<ValueId> = inputs.iter().map(|id| copies[id]).collect();
-    match backpropagate_known(&mut alone, &seeds, &targets) {
+    match backpropagate_known(&mut single, &seeds, &targets) {
         Ok((known, stops)) if stops.iter().all(|stop| stop.error.is_none()) => {
             inputs.into_iter().zip(known).filter(|(_, known)| *known).map(|(id, _)| id).collect()
         }
@@ -336,10 +336,10 @@ fn inputs_with_gradients(graph: &Graph, index: usize) -> Vec<ValueId> {
 fn captured_inputs(
     inputs: &[Option<ValueId>],
     subgraph: &Graph,
-    wanted: &FxHashSet<ValueId>,
+    candidates: &FxHashSet<ValueId>,
 ) -> FxHashSet<ValueId> {
     let pairs = subgraph.inputs.iter().rev().zip(inputs.iter().rev());
-    pairs.filter(|(_, outer)| outer.is_some_and(|id| wanted.contains(&id))).map(|(&id, _)| id).collect()
+    pairs.filter(|(_, outer)| outer.is_some_and(|id| candidates.contains(&id))).map(|(&id, _)| id).collect()
 }
 
 fn enable_dropout(graph: &mut Graph, index: usize, prefix: &str) {
@@ -383,10 +383,10 @@ fn update_through_views(graph: &mut Graph, index: usize, inner: bool) -> Result<
         };
         let mut add = |op: &str, inputs: &[ValueId], name: &str| {
             let name = format!("{}_{name}", graph.name_of(state));
-            let made = graph.add_value(&name, ValueType::Unknown);
+            let updated = graph.add_value(&name, ValueType::Unknown);
             let ports: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
-            graph.nodes.push(Node::new("", op, &ports, &[Some(made)], ortrain_graph::Attrs::new()));
-            made
+            graph.nodes.push(Node::new("", op, &ports, &[Some(updated)], ortrain_graph::Attrs::new()));
+            updated
         };
         let shape = add("Shape", &[state], "shape");
         let value = add("Reshape", &[new, shape], "new");
@@ -439,21 +439,21 @@ pub fn running_statistics(
     mode: BatchNormMode,
     trained: &FxHashSet<&str>,
 ) -> Result<Vec<RunningStatistic>, Error> {
-    let mut found = FoundStatistics::default();
+    let mut statistics = FoundStatistics::default();
     let dependent =
         graph.value_ids().filter(|&id| trained.contains(graph.name_of(id))).collect::<FxHashSet<_>>();
     let search =
         StatisticsSearch { mode, trained, untouched: parameters_without_gradient(graph, mode, &dependent) };
-    search.search_graph(graph, &FxHashMap::default(), dependent, false, &mut found)?;
+    search.search_graph(graph, &FxHashMap::default(), dependent, false, &mut statistics)?;
     let mut names: FxHashSet<&str> = FxHashSet::default();
     let mut result = Vec::new();
-    for (statistic, node) in &found.updated {
+    for (statistic, node) in &statistics.updated {
         if !names.insert(&statistic.name) {
             continue;
         }
-        let uses = found.uses.get(&statistic.name).map_or(&[][..], Vec::as_slice);
-        let own = uses.iter().find(|(_, label)| label == node).map(|(kind, _)| *kind);
-        if let Some((_, other)) = uses.iter().find(|(kind, _)| own != Some(*kind)) {
+        let uses = statistics.uses.get(&statistic.name).map_or(&[][..], Vec::as_slice);
+        let node_use = uses.iter().find(|(_, label)| label == node).map(|(kind, _)| *kind);
+        if let Some((_, other)) = uses.iter().find(|(kind, _)| node_use != Some(*kind)) {
             return Err(Error::Graph(format!(
                 "training would update {:?}, the running statistics of {node}, but {other} uses the same value \
                  otherwise. Give each node its own initializer (some exporters share equal ones), or train with \
@@ -479,7 +479,7 @@ impl StatisticsSearch<'_> {
         captured: &FxHashMap<ValueId, Origin>,
         mut dependent: FxHashSet<ValueId>,
         inner: bool,
-        found: &mut FoundStatistics,
+        statistics: &mut FoundStatistics,
     ) -> Result<(), Error> {
         // Constants, and values that nodes compute only from constants.
         let mut origins = captured.clone();
@@ -521,8 +521,8 @@ impl StatisticsSearch<'_> {
             let batch = norm
                 && uses_batch_statistics(self.mode, node, is_trained)
                 && !(self.mode == BatchNormMode::Auto && is_computed(node));
-            let own = node.inputs.len() - node.captures;
-            for (k, port) in node.inputs[..own].iter().enumerate() {
+            let input_count = node.inputs.len() - node.captures;
+            for (k, port) in node.inputs[..input_count].iter().enumerate() {
                 let Some(id) = *port else { continue };
                 let kind = match k {
                     3 if norm => ConstantUse::Mean,
@@ -552,12 +552,12 @@ impl StatisticsSearch<'_> {
                     )));
                 }
                 if batch && kind != ConstantUse::Other {
-                    found.updated.push((value.clone(), label.clone()));
+                    statistics.updated.push((value.clone(), label.clone()));
                 }
                 // A value that is computed from constants counts at the uses of the results.
                 let is_constant = |id| matches!(origins.get(&id), Some(Origin::Constant(_)));
                 if norm || !node.present_outputs().any(is_constant) {
-                    self.record_use(graph, &origins, &makers, id, (kind, &label), found);
+                    self.record_use(graph, &origins, &makers, id, (kind, &label), statistics);
                 }
             }
             if node.present_inputs().any(|id| dependent.contains(&id)) {
@@ -565,11 +565,11 @@ impl StatisticsSearch<'_> {
             }
             for (_, subgraph) in Graph::subgraphs(node) {
                 let inside = captured_inputs(&node.inputs, subgraph, &dependent);
-                let pairs = subgraph.inputs.iter().rev().zip(node.inputs[own..].iter().rev());
+                let pairs = subgraph.inputs.iter().rev().zip(node.inputs[input_count..].iter().rev());
                 let outer = pairs
                     .filter_map(|(&id, outer)| Some((id, origins.get(&(*outer)?).cloned()?)))
                     .collect::<FxHashMap<_, _>>();
-                self.search_graph(subgraph, &outer, inside, true, found)?;
+                self.search_graph(subgraph, &outer, inside, true, statistics)?;
             }
         }
         Ok(())
@@ -584,10 +584,10 @@ impl StatisticsSearch<'_> {
         makers: &[Option<usize>],
         id: ValueId,
         (kind, label): (ConstantUse, &str),
-        found: &mut FoundStatistics,
+        statistics: &mut FoundStatistics,
     ) {
         if let Some(Origin::Constant(value)) = origins.get(&id) {
-            let uses = found.uses.entry(value.name.clone()).or_default();
+            let uses = statistics.uses.entry(value.name.clone()).or_default();
             // Uses by one node are adjacent.
             if uses.iter().rev().take_while(|(_, node)| node == label).any(|(known, _)| *known == kind) {
                 return;
@@ -596,7 +596,7 @@ impl StatisticsSearch<'_> {
         }
         if let (ConstantUse::Other, Some(index)) = (kind, makers[id.0 as usize]) {
             for input in graph.nodes[index].present_inputs() {
-                self.record_use(graph, origins, makers, input, (kind, label), found);
+                self.record_use(graph, origins, makers, input, (kind, label), statistics);
             }
         }
     }
@@ -659,12 +659,12 @@ mod tests {
         let mut graph =
             GraphProto { node: vec![norm, branch], output: vec![output], ..GraphProto::default() };
         set_inference_mode(&mut graph);
-        let wanted = [
+        let expected = [
             node("BatchNormalization", &inputs, &["y"]),
             node("Identity", &["mean"], &["new_mean"]),
             node("Identity", &["var"], &["saved_var"]),
         ];
-        assert_eq!(graph.node[..3], wanted);
+        assert_eq!(graph.node[..3], expected);
         assert_eq!(graph.node.len(), 4);
     }
 

@@ -99,11 +99,11 @@ pub fn default_trained(
         .filter(|tensor| DType::from_onnx(tensor.data_type).is_some_and(DType::is_float))
         .map(|tensor| tensor.name.as_str())
         .collect();
-    let mut found: FxHashSet<&str> = FxHashSet::default();
-    let mut seen: FxHashSet<&str> = FxHashSet::default();
+    let mut trained: FxHashSet<&str> = FxHashSet::default();
+    let mut visited: FxHashSet<&str> = FxHashSet::default();
     let mut open = vec![loss];
     while let Some(value) = open.pop() {
-        let Some(node) = makers.get(value).filter(|_| seen.insert(value)) else { continue };
+        let Some(node) = makers.get(value).filter(|_| visited.insert(value)) else { continue };
         let immutable = immutable.get(&node.op_type).map_or(&[][..], Vec::as_slice);
         for (k, input) in node.input.iter().enumerate().filter(|&(k, _)| !blocks_gradient(node, k)) {
             if !initializers.contains(input.as_str()) {
@@ -114,11 +114,11 @@ pub fn default_trained(
                 usize::try_from(at).is_ok_and(|at| at == k) && scalar_initializer(graph, input) == Some(value)
             });
             if !fixed {
-                found.insert(input);
+                trained.insert(input);
             }
         }
     }
-    let in_order = graph.initializer.iter().filter(|tensor| found.contains(tensor.name.as_str()));
+    let in_order = graph.initializer.iter().filter(|tensor| trained.contains(tensor.name.as_str()));
     in_order.map(|tensor| tensor.name.clone()).collect()
 }
 
@@ -234,8 +234,8 @@ pub fn append_updates(
     if updates.norm || updates.copies.is_some() {
         let dtype = w.graph.value(gradients[0]).ty.dtype().unwrap_or(DType::F32);
         let value = w.value(GRADIENT_NORM, ValueType::tensor(dtype, &[]));
-        let all: Vec<Option<ValueId>> = gradients.iter().copied().map(Some).collect();
-        w.node(GRADIENT_NORM, "ReduceAllL2", &all, &[Some(value)], Attrs::new());
+        let ports: Vec<Option<ValueId>> = gradients.iter().copied().map(Some).collect();
+        w.node(GRADIENT_NORM, "ReduceAllL2", &ports, &[Some(value)], Attrs::new());
         norm = Some(value);
         w.graph.outputs.push(value);
     }
@@ -247,9 +247,9 @@ pub fn append_updates(
     }
     let clip = if updates.norm { norm } else { None };
     let scale = updates.copies.and_then(|_| w.graph.find(LOSS_SCALE));
-    let one = || Tensor::i64(&[1], &[1]);
+    let unit = || Tensor::i64(&[1], &[1]);
     let counter = |w: &mut NodeAppender<'_>, name: &str| {
-        let before = w.add_state(name, one());
+        let before = w.add_state(name, unit());
         let ty = w.graph.value(before).ty.clone();
         (before, ty)
     };
@@ -281,13 +281,13 @@ pub fn append_updates(
             "SGDOptimizer" => {
                 let new = w.value(&format!("{name}_SGD_out"), ty.clone());
                 // The node supports neither a loss scale nor a signal.
-                let (mut taken, mut moved) = (gradient, new);
+                let (mut used_gradient, mut moved) = (gradient, new);
                 if let (Some(scale), Some(_)) = (scale, finite) {
-                    taken = w.value(&format!("{gradient_name}_unscaled"), ty.clone());
-                    w.onnx_node("Div", &[gradient, scale], taken);
+                    used_gradient = w.value(&format!("{gradient_name}_unscaled"), ty.clone());
+                    w.onnx_node("Div", &[gradient, scale], used_gradient);
                     moved = w.value(&format!("{name}_SGD_moved"), ty);
                 }
-                let inputs = [Some(rate), Some(parameter), Some(taken)];
+                let inputs = [Some(rate), Some(parameter), Some(used_gradient)];
                 w.node(
                     &format!("{}_{name}", row.name),
                     row.name,

@@ -45,7 +45,7 @@ fn logits_problem(graph: &Graph, loss: Loss, scores: ValueId) -> Option<String> 
     if !node.domain.is_empty() {
         return None;
     }
-    let made = match &*node.op {
+    let contents = match &*node.op {
         "Softmax" => "probabilities",
         "LogSoftmax" => "logarithms of probabilities",
         "Sigmoid" | "HardSigmoid" => "numbers from 0 to 1",
@@ -62,7 +62,7 @@ fn logits_problem(graph: &Graph, loss: Loss, scores: ValueId) -> Option<String> 
         _ => "the sigmoid is computed from values that are not logits, and the loss does not approach zero",
     };
     let mut sentence = format!(
-        "{} takes logits, but {:?} contains {made} from {}: {effect}",
+        "{} takes logits, but {:?} contains {contents} from {}: {effect}",
         loss.label(),
         graph.name_of(scores),
         graph.node_label(node)
@@ -105,7 +105,7 @@ fn log_probabilities_problem(graph: &Graph, scores: ValueId) -> Option<String> {
 /// is one sentence with a remedy.
 #[must_use]
 pub fn loss_problems(graph: &Graph, terms: &[(Loss, ValueId)]) -> Vec<String> {
-    let mut found: Vec<String> = Vec::new();
+    let mut problems: Vec<String> = Vec::new();
     let of_nodes = graph.nodes.iter().filter_map(|node| {
         let scores = node.inputs.first().copied().flatten()?;
         match &*node.op {
@@ -114,13 +114,14 @@ pub fn loss_problems(graph: &Graph, terms: &[(Loss, ValueId)]) -> Vec<String> {
             _ => None,
         }
     });
-    found.extend(of_nodes);
+    problems.extend(of_nodes);
     for &(loss, scores) in terms {
         if let Loss::CrossEntropyLoss | Loss::BCEWithLogitsLoss = loss {
-            found.extend(logits_problem(graph, loss, scores).filter(|sentence| !found.contains(sentence)));
+            problems
+                .extend(logits_problem(graph, loss, scores).filter(|sentence| !problems.contains(sentence)));
         }
     }
-    found
+    problems
 }
 
 /// Losses for class labels, and their gradients.
@@ -134,7 +135,7 @@ const LABEL_LOSSES: [&str; 5] = [
 
 /// Returns a sentence about a label for an index out of range, if the node with this label in messages is a loss.
 #[must_use]
-pub fn label_error(graph: &Graph, label: &str, place: &str, index: i64, classes: i64) -> Option<String> {
+pub fn label_error(graph: &Graph, label: &str, position: &str, index: i64, classes: i64) -> Option<String> {
     let node = graph
         .nodes
         .iter()
@@ -143,7 +144,7 @@ pub fn label_error(graph: &Graph, label: &str, place: &str, index: i64, classes:
     let ignored =
         ignored.map_or_else(String::new, |ignored| format!(" and is not the ignore_index, {ignored}"));
     Some(format!(
-        "{label}: label {index}{place} is not one of the {classes} classes (0 to {}){ignored}",
+        "{label}: label {index}{position} is not one of the {classes} classes (0 to {}){ignored}",
         classes - 1
     ))
 }

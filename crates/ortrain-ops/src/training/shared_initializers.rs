@@ -63,7 +63,7 @@ pub fn separate_initializers(graph: &mut GraphProto) -> usize {
         .filter_map(|(at, node)| Some((node.output.first()?.as_str(), (at, node.input.first()?.as_str()))))
         .collect();
     let results: FxHashSet<&str> = graph.output.iter().map(|info| info.name.as_str()).collect();
-    let mut taken: FxHashSet<String> = (graph.node.iter().flat_map(|node| &node.output))
+    let mut used_names: FxHashSet<String> = (graph.node.iter().flat_map(|node| &node.output))
         .chain(graph.initializer.iter().map(|tensor| &tensor.name))
         .chain(graph.input.iter().map(|info| &info.name))
         .cloned()
@@ -75,12 +75,12 @@ pub fn separate_initializers(graph: &mut GraphProto) -> usize {
     for (at, input) in is_statistic {
         let Some(name) = graph.node[at].input.get(input).map(String::as_str) else { continue };
         if let Some(&index) = stored.get(name).filter(|_| weights.contains(name)) {
-            let mut own = format!("{name}{STATISTIC_SUFFIX}");
-            while !taken.insert(own.clone()) {
-                own.push('_');
+            let mut new_name = format!("{name}{STATISTIC_SUFFIX}");
+            while !used_names.insert(new_name.clone()) {
+                new_name.push('_');
             }
-            added.push(TensorProto { name: own.clone(), ..graph.initializer[index].clone() });
-            renamed.push((at, input, own));
+            added.push(TensorProto { name: new_name.clone(), ..graph.initializer[index].clone() });
+            renamed.push((at, input, new_name));
             continue;
         }
         separated.insert(name);

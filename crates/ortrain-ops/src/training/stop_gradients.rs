@@ -56,14 +56,14 @@ fn stop_in_graph(graph: &mut GraphProto, values: &FxHashSet<&str>, names: &mut F
             continue;
         }
         subgraphs_mut(&mut node).for_each(|graph| stop_in_graph(graph, values, names));
-        let made = node.output.iter().filter(|name| !name.is_empty()).count();
+        let output_count = node.output.iter().filter(|name| !name.is_empty()).count();
         let stopped: Vec<usize> =
             (0..node.output.len()).filter(|&k| values.contains(node.output[k].as_str())).collect();
         if stopped.is_empty() {
             nodes.push(node);
             continue;
         }
-        if stopped.len() == made {
+        if stopped.len() == output_count {
             nodes.push(wrap_without_gradient(node));
             continue;
         }
@@ -93,14 +93,14 @@ fn stop_in_graph(graph: &mut GraphProto, values: &FxHashSet<&str>, names: &mut F
 /// `StopGradient` node produces them.
 #[must_use]
 pub fn stopped_values(graph: &GraphProto) -> Vec<String> {
-    let mut found = Vec::new();
+    let mut stopped = Vec::new();
     for node in &graph.node {
         match custom_gradient::is_stop_message(node) {
-            true => found.extend(node.output.iter().filter(|name| !name.is_empty()).cloned()),
-            false => found.extend(subgraphs(node).flat_map(stopped_values)),
+            true => stopped.extend(node.output.iter().filter(|name| !name.is_empty()).cloned()),
+            false => stopped.extend(subgraphs(node).flat_map(stopped_values)),
         }
     }
-    found
+    stopped
 }
 
 /// Returns the outputs of a node and its operator, if gradients are blocked there.
@@ -143,34 +143,34 @@ struct GradientState {
 /// values that are computed only from candidates are not listed.
 #[must_use]
 pub fn stop_candidates(graph: &Graph, parameters: &[ValueId]) -> Vec<StopCandidate> {
-    let mut seen = rustc_hash::FxHashMap::<ValueId, GradientState>::default();
+    let mut states = rustc_hash::FxHashMap::<ValueId, GradientState>::default();
     for &id in parameters {
-        seen.insert(id, GradientState { depends: true, passes: true, chosen: None });
+        states.insert(id, GradientState { depends: true, passes: true, chosen: None });
     }
     let weights: FxHashSet<ValueId> = parameters.iter().copied().collect();
     let is_float = |id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
-    let mut found: Vec<(ValueId, usize)> = Vec::new();
+    let mut candidates_found: Vec<(ValueId, usize)> = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
         if is_size(node) {
             continue;
         }
-        let of = |id: ValueId| seen.get(&id).copied().unwrap_or_default();
+        let of = |id: ValueId| states.get(&id).copied().unwrap_or_default();
         let inputs: Vec<(ValueId, GradientState)> = node.present_inputs().map(|id| (id, of(id))).collect();
-        if !inputs.iter().any(|(_, seen)| seen.depends) {
+        if !inputs.iter().any(|(_, state)| state.depends) {
             continue;
         }
-        let passes = inputs.iter().any(|&(id, seen)| seen.passes && may_pass_gradient_to(graph, node, id));
-        let mut moving = inputs.iter().filter(|(_, seen)| seen.passes).map(|(_, seen)| seen.chosen);
+        let passes = inputs.iter().any(|&(id, state)| state.passes && may_pass_gradient_to(graph, node, id));
+        let mut moving = inputs.iter().filter(|(_, state)| state.passes).map(|(_, state)| state.chosen);
         // Results that depend only on selected weights are selected weights.
         let mut chosen = moving.next().flatten().filter(|_| moving.all(|other| other.is_some()));
         if passes && is_product(node) {
-            let plain = |&(id, seen): &(ValueId, GradientState)| {
-                seen.passes && seen.chosen.is_none() && is_float(id) && !weights.contains(&id)
+            let plain = |&(id, state): &(ValueId, GradientState)| {
+                state.passes && state.chosen.is_none() && is_float(id) && !weights.contains(&id)
             };
             if inputs.iter().any(plain) {
-                let candidates = inputs.iter().filter_map(|&(id, seen)| Some((id, seen.chosen?)));
-                found.extend(candidates);
-                let decided = |&(_, seen): &(ValueId, GradientState)| seen.depends && !seen.passes;
+                let candidates = inputs.iter().filter_map(|&(id, state)| Some((id, state.chosen?)));
+                candidates_found.extend(candidates);
+                let decided = |&(_, state): &(ValueId, GradientState)| state.depends && !state.passes;
                 if inputs.iter().any(decided) {
                     chosen = Some(index);
                 }
@@ -181,22 +181,24 @@ pub fn stop_candidates(graph: &Graph, parameters: &[ValueId]) -> Vec<StopCandida
         }
         for id in node.present_outputs() {
             let floats = passes && is_float(id);
-            seen.insert(
+            states.insert(
                 id,
                 GradientState { depends: true, passes: floats, chosen: chosen.filter(|_| floats) },
             );
         }
     }
     let mut listed = Vec::new();
-    let mut behind: FxHashSet<ValueId> = FxHashSet::default();
+    let mut dependent: FxHashSet<ValueId> = FxHashSet::default();
     for node in &graph.nodes {
-        let passes = |id: &ValueId| seen.get(id).is_some_and(|seen| seen.passes);
+        let passes = |id: &ValueId| states.get(id).is_some_and(|state| state.passes);
         let mut moving = node.present_inputs().filter(passes).peekable();
-        if moving.peek().is_some() && moving.all(|id| behind.contains(&id)) {
-            behind.extend(node.present_outputs());
+        if moving.peek().is_some() && moving.all(|id| dependent.contains(&id)) {
+            dependent.extend(node.present_outputs());
         }
-        for (value, by) in found.iter().filter(|(id, _)| node.present_outputs().any(|output| output == *id)) {
-            if behind.insert(*value) {
+        for (value, by) in
+            candidates_found.iter().filter(|(id, _)| node.present_outputs().any(|output| output == *id))
+        {
+            if dependent.insert(*value) {
                 let maker = &graph.nodes[*by];
                 let reason = match is_top_k(maker) {
                     true => format!("it comes from the values of {}", graph.node_label(maker)),
@@ -243,8 +245,8 @@ mod tests {
             output: vec!["a".into(), "b".into()],
             ..NodeProto::default()
         };
-        let taken = NodeProto { output: vec![format!("a{BEFORE_STOP_SUFFIX}")], ..NodeProto::default() };
-        let mut graph = GraphProto { node: vec![node, taken], ..GraphProto::default() };
+        let producer = NodeProto { output: vec![format!("a{BEFORE_STOP_SUFFIX}")], ..NodeProto::default() };
+        let mut graph = GraphProto { node: vec![node, producer], ..GraphProto::default() };
         stop_gradients(&mut graph, &["a"].into_iter().collect());
         assert_eq!(stopped_values(&graph), ["a"]);
         assert_eq!(graph.node[0].output, [format!("a{BEFORE_STOP_SUFFIX}_"), "b".to_owned()]);

@@ -31,20 +31,20 @@ pub fn share_training_mode(graph: &mut GraphProto) -> bool {
 }
 
 fn share_flags(graph: &mut GraphProto, on: &FxHashSet<String>) -> bool {
-    let mut found = false;
+    let mut is_shared = false;
     for node in &mut graph.node {
         for subgraph in subgraphs_mut(node) {
-            found |= share_flags(subgraph, on);
+            is_shared |= share_flags(subgraph, on);
         }
         if is_dropout(&node.domain, &node.op_type)
             && let Some(flag) = node.input.get_mut(2)
             && on.contains(flag)
         {
             TRAINING_MODE.clone_into(flag);
-            found = true;
+            is_shared = true;
         }
     }
-    found
+    is_shared
 }
 
 /// Renames a value of a message that is called `training_mode` and is not an input, so that an input may have the name.
@@ -232,10 +232,10 @@ mod tests {
             choose_statistics(&mut graph, ids[0]);
             infer(&mut graph).expect("it has types");
             for mode in [true, false] {
-                let found = run(&graph, &inputs(mode, &x)).expect("the graph runs");
-                assert_eq!(found.len(), count);
-                for (found, expected) in found.iter().zip(expected(mode, &x)) {
-                    assert_close(found, &f64s(found.dims(), &expected), 1e-12);
+                let results = run(&graph, &inputs(mode, &x)).expect("the graph runs");
+                assert_eq!(results.len(), count);
+                for (actual, expected) in results.iter().zip(expected(mode, &x)) {
+                    assert_close(actual, &f64s(actual.dims(), &expected), 1e-12);
                 }
             }
         }
@@ -244,9 +244,9 @@ mod tests {
     #[test]
     fn flag_is_captured_by_branches() {
         let x = generic_tensor(&[3, 2], 1);
-        let given = inputs(true, &x);
+        let inputs_of_branch = inputs(true, &x);
         let half = |trains: bool| {
-            let (mut half, ids) = graph(&given[1..].iter().collect::<Vec<_>>());
+            let (mut half, ids) = graph(&inputs_of_branch[1..].iter().collect::<Vec<_>>());
             let ports: Vec<Option<ValueId>> = ids.into_iter().map(Some).collect();
             match trains {
                 true => add(&mut half, NORM, "inner", &ports, 1, attrs()),
@@ -255,8 +255,8 @@ mod tests {
             half
         };
         let condition = Tensor::scalar(DType::Bool, 1.0);
-        let all: Vec<&Tensor> = std::iter::once(&condition).chain(&given).collect();
-        let (mut graph, ids) = graph(&all);
+        let all_ports: Vec<&Tensor> = std::iter::once(&condition).chain(&inputs_of_branch).collect();
+        let (mut graph, ids) = graph(&all_ports);
         let ports: Vec<Option<ValueId>> = [ids[0]].iter().chain(&ids[2..]).copied().map(Some).collect();
         let attrs = Attrs::new().with("then_branch", half(true)).with("else_branch", half(false));
         add(&mut graph, ("", "If"), "y", &ports, 1, attrs);
@@ -264,9 +264,9 @@ mod tests {
         choose_statistics(&mut graph, ids[1]);
         infer(&mut graph).expect("it has types");
         for mode in [true, false] {
-            let given: Vec<Tensor> = std::iter::once(condition.clone()).chain(inputs(mode, &x)).collect();
-            let found = run(&graph, &given).expect("the graph runs");
-            assert_close(&found[0], &f64s(&[3, 2], &expected(mode, &x)[0]), 1e-12);
+            let feeds: Vec<Tensor> = std::iter::once(condition.clone()).chain(inputs(mode, &x)).collect();
+            let results = run(&graph, &feeds).expect("the graph runs");
+            assert_close(&results[0], &f64s(&[3, 2], &expected(mode, &x)[0]), 1e-12);
         }
     }
 

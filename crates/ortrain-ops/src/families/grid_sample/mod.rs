@@ -28,8 +28,8 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use super::batch_norm::arithmetic_dtype;
 use super::sizes::{
-    Size, add_op, as_number, cast, dtype_of, insert_axes, multiply_sizes, number, permute_axes, reshape_to,
-    shape_of, size_of, subtract_sizes,
+    Size, add_op, as_number, cast, dtype_of, insert_axes, multiply_sizes, permute_axes, reshape_to,
+    scalar_constant, shape_of, size_of, subtract_sizes,
 };
 use crate::OpError;
 use crate::infer::Infer;
@@ -142,13 +142,13 @@ impl Axis {
         let before = subtract_sizes(rw, size, Size::Number(1));
         let last = as_number(rw, before, ty);
         let span = if aligned { last } else { as_number(rw, size, ty) };
-        let start = number(rw, ty, if aligned { 0.0 } else { -0.5 });
-        Axis { ty, zero: number(rw, ty, 0.0), last, lower_border: start, span }
+        let start = scalar_constant(rw, ty, if aligned { 0.0 } else { -0.5 });
+        Axis { ty, zero: scalar_constant(rw, ty, 0.0), last, lower_border: start, span }
     }
 
     /// Converts coordinates between -1 and 1 to positions in units of elements.
     fn to_position(&self, rw: &mut Rewrite<'_>, coordinate: ValueId, aligned: bool) -> ValueId {
-        let (one, half) = (number(rw, self.ty, 1.0), number(rw, self.ty, 0.5));
+        let (one, half) = (scalar_constant(rw, self.ty, 1.0), scalar_constant(rw, self.ty, 0.5));
         let from_front = add_op(rw, "Add", &[coordinate, one]);
         if aligned {
             let halved = add_op(rw, "Mul", &[from_front, half]);
@@ -170,7 +170,7 @@ impl Axis {
             rw.add("Mod", &[a, b], Attrs::new().with("fmod", 1i64))
         };
         let [min, most] = self.borders(rw);
-        let (one, two) = (number(rw, self.ty, 1.0), number(rw, self.ty, 2.0));
+        let (one, two) = (scalar_constant(rw, self.ty, 1.0), scalar_constant(rw, self.ty, 2.0));
         let from_front = add_op(rw, "Sub", &[x, min]);
         let away = add_op(rw, "Abs", &[from_front]);
         let rest = rest_of(rw, away, self.span);
@@ -343,7 +343,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         inside = total.inside;
     }
     if let Some(inside) = inside {
-        let zero = number(rw, value_ty, 0.0);
+        let zero = scalar_constant(rw, value_ty, 0.0);
         value = add_op(rw, "Where", &[inside, value, zero]);
     }
     if let Some(weights) = total.weights {

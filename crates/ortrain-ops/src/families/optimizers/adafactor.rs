@@ -48,9 +48,9 @@ pub(super) const ADAFACTOR: Optimizer = Optimizer {
         numbers: |u| {
             let relative = u.rate.min(1.0 / u.step.sqrt());
             let decay = u.rate * u.setting("weight_decay");
-            let taken = u.step.pow(u.setting("beta2_decay"));
+            let new_weight = u.step.pow(u.setting("beta2_decay"));
             vec![
-                ("taken", taken),
+                ("taken", new_weight),
                 ("relative", relative),
                 ("decay", decay),
                 ("eps1", u.setting("eps1")),
@@ -80,9 +80,9 @@ fn factored_second_moment(t: &mut TensorBuilder<'_>) -> Vec<ValueId> {
     let (of_rows, of_columns) = (t.mean(square, -1), t.mean(square, -2));
     let rows = t.lerp(t.get("row_average"), of_rows, t.get("taken"));
     let columns = t.lerp(t.get("column_average"), of_columns, t.get("taken"));
-    let whole = t.mean(rows, -2);
-    let whole = t.op("Max", &[whole, t.get("eps1")]);
-    let share = t.op("Div", &[rows, whole]);
+    let row_mean = t.mean(rows, -2);
+    let safe_mean = t.op("Max", &[row_mean, t.get("eps1")]);
+    let share = t.op("Div", &[rows, safe_mean]);
     let (root_of_row, root_of_column) = (t.op("Sqrt", &[share]), t.op("Sqrt", &[columns]));
     let root = t.op("Mul", &[root_of_row, root_of_column]);
     vec![root, rows, columns, t.get("square_average")]
@@ -112,8 +112,8 @@ fn update(t: &mut TensorBuilder<'_>, root: ValueId) -> ValueId {
     let rate = t.op("Div", &[rate, size]);
     let step = t.op("Mul", &[rate, direction]);
     let lost = t.op("Mul", &[t.get("decay"), parameter]);
-    let taken = t.op("Add", &[lost, step]);
-    t.op("Sub", &[parameter, taken])
+    let total_step = t.op("Add", &[lost, step]);
+    t.op("Sub", &[parameter, total_step])
 }
 
 /// Returns the root mean square of all elements.

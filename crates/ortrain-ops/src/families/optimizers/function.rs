@@ -130,14 +130,14 @@ impl OptimizerFunction {
                 || name.starts_with("updated_")
         };
         let named = slots.iter().map(|slot| slot.name.as_str()).chain(settings.keys().map(String::as_str));
-        if let Some(taken) = named.clone().find(|name| is_taken(name)) {
+        if let Some(reserved) = named.clone().find(|name| is_taken(name)) {
             return Err(wrong(format!(
-                "a slot or a setting cannot have the name {taken:?}: optimizer models use it for another value"
+                "a slot or a setting cannot have the name {reserved:?}: optimizer models use it for another value"
             )));
         }
-        if let Some(given) = STEP_INPUTS.iter().find(|name| settings.contains_key(**name)) {
+        if let Some(step_input) = STEP_INPUTS.iter().find(|name| settings.contains_key(**name)) {
             return Err(wrong(format!(
-                "a setting cannot have the name {given:?}: it is an input of every step"
+                "a setting cannot have the name {step_input:?}: it is an input of every step"
             )));
         }
         if let Some(unknown) = starts.keys().find(|start| !slots.iter().any(|slot| slot.name == **start)) {

@@ -50,20 +50,20 @@ fn is_sequence(graph: &Graph, id: ValueId) -> bool {
 
 /// Maps each output sequence to the input sequence that it overwrites.
 pub(super) fn overwritten_inputs(graph: &Graph) -> Result<FxHashMap<ValueId, ValueId>, Error> {
-    let mut places: FxHashMap<ValueId, ValueId> = FxHashMap::default();
+    let mut overwritten: FxHashMap<ValueId, ValueId> = FxHashMap::default();
     for &output in graph.outputs.iter().filter(|&&output| is_sequence(graph, output)) {
         let name = graph.name_of(output);
-        let place = name.strip_prefix("updated_").and_then(|name| graph.find(name));
-        let place = place.filter(|id| graph.inputs.contains(id) && is_sequence(graph, *id));
-        let Some(place) = place else {
+        let named_input = name.strip_prefix("updated_").and_then(|name| graph.find(name));
+        let candidate = named_input.filter(|id| graph.inputs.contains(id) && is_sequence(graph, *id));
+        let Some(input) = candidate else {
             return Err(Error::Graph(format!(
                 "its output {name:?} is a sequence that updates no input; name it \"updated_\" followed by the \
                  name of the input (for example \"updated_params\")"
             )));
         };
-        places.insert(output, place);
+        overwritten.insert(output, input);
     }
-    Ok(places)
+    Ok(overwritten)
 }
 
 /// Returns the slots and settings of an optimizer model: its input sequences except `params` and `gradients`.
@@ -71,14 +71,14 @@ pub(super) fn overwritten_inputs(graph: &Graph) -> Result<FxHashMap<ValueId, Val
 /// # Errors
 /// Returns an error if an output sequence does not overwrite an input.
 pub fn bound_inputs(graph: &Graph) -> Result<BoundInputs, Error> {
-    let places = overwritten_inputs(graph)?;
+    let overwritten = overwritten_inputs(graph)?;
     let mut bound = BoundInputs::default();
     for &id in graph.inputs.iter().filter(|&&id| is_sequence(graph, id)) {
         let name = graph.name_of(id).to_owned();
         if name == "params" || name == "gradients" {
             continue;
         }
-        let is_slot = places.values().any(|&place| place == id);
+        let is_slot = overwritten.values().any(|&input| input == id);
         if is_slot { bound.slots.push(name) } else { bound.columns.push(name) }
     }
     Ok(bound)
@@ -133,7 +133,7 @@ pub fn bind(graph: &mut Graph) -> Result<Option<BoundInputs>, Error> {
     if !graph.nodes.iter().any(is_map) {
         return Ok(None);
     }
-    let places = overwritten_inputs(graph)?;
+    let overwritten = overwritten_inputs(graph)?;
     let bound = bound_inputs(graph)?;
     let columns: FxHashMap<ValueId, usize> = (bound.columns.iter().enumerate())
         .filter_map(|(column, name)| Some((graph.find(name)?, column)))
@@ -146,7 +146,7 @@ pub fn bind(graph: &mut Graph) -> Result<Option<BoundInputs>, Error> {
     let mut scalars: Vec<ValueId> = Vec::new();
     for at in 0..graph.nodes.len() {
         if is_map(&graph.nodes[at]) {
-            bind_map(graph, at, &places, &columns, settings)?;
+            bind_map(graph, at, &overwritten, &columns, settings)?;
             scalars.extend(graph.nodes[at].present_outputs());
             continue;
         }
@@ -168,7 +168,7 @@ pub fn bind(graph: &mut Graph) -> Result<Option<BoundInputs>, Error> {
     }
     graph.inputs.retain(|id| !columns.contains_key(id));
     graph.inputs.push(settings);
-    graph.outputs.retain(|id| !places.contains_key(id));
+    graph.outputs.retain(|id| !overwritten.contains_key(id));
     Ok(Some(bound))
 }
 
@@ -176,30 +176,30 @@ pub fn bind(graph: &mut Graph) -> Result<Option<BoundInputs>, Error> {
 fn bind_map(
     graph: &mut Graph,
     at: usize,
-    places: &FxHashMap<ValueId, ValueId>,
+    overwritten: &FxHashMap<ValueId, ValueId>,
     columns: &FxHashMap<ValueId, usize>,
     settings: ValueId,
 ) -> Result<(), Error> {
     let mut node = graph.nodes[at].clone();
     let fail = |text: String| Err(Error::at(graph, &graph.nodes[at], OpError::unsupported(text)));
-    let mut taken = Vec::with_capacity(node.outputs.len());
+    let mut ports = Vec::with_capacity(node.outputs.len());
     for output in &node.outputs {
-        let place = output.and_then(|id| places.get(&id)).copied();
-        let Some(place) = place else {
-            taken.push(-1);
+        let known = output.and_then(|id| overwritten.get(&id)).copied();
+        let Some(state_input) = known else {
+            ports.push(-1);
             continue;
         };
-        let name = graph.name_of(place);
-        let reads = |node: &Node| node.present_inputs().any(|id| id == place);
+        let name = graph.name_of(state_input);
+        let reads = |node: &Node| node.present_inputs().any(|id| id == state_input);
         if graph.nodes[at + 1..].iter().any(reads) {
             return fail(format!(
                 "it updates {name:?}, which a later node reads; read {name:?} before the update"
             ));
         }
-        let Some(port) = node.inputs.iter().position(|&input| input == Some(place)) else {
+        let Some(port) = node.inputs.iter().position(|&input| input == Some(state_input)) else {
             return fail(format!("it updates {name:?} but does not read {name:?}; make it an input"));
         };
-        taken.push(port as i64);
+        ports.push(port as i64);
     }
     let which: Vec<i64> = (node.inputs.iter())
         .map(|input| input.and_then(|id| columns.get(&id)).map_or(-1, |&column| column as i64))
@@ -211,7 +211,7 @@ fn bind_map(
     }
     (node.domain, node.op) = (DOMAIN.into(), MAP.into());
     node.attrs.0.insert(SETTING_COLUMNS.into(), Attr::Ints(which));
-    node.attrs.0.insert(OVERWRITTEN_INPUTS.into(), Attr::Ints(taken));
+    node.attrs.0.insert(OVERWRITTEN_INPUTS.into(), Attr::Ints(ports));
     graph.nodes[at] = node;
     Ok(())
 }
@@ -237,15 +237,15 @@ impl MapTensors {
     fn typed_body(&self, types: Vec<ValueType>) -> Result<Graph, OpError> {
         let mut body = self.body.clone();
         if types.len() != body.inputs.len() {
-            let (formal, found) = (body.inputs.len(), types.len());
-            return Err(OpError::invalid(format!("it has {found} inputs, but {BODY} takes {formal}")));
+            let (formal, input_count) = (body.inputs.len(), types.len());
+            return Err(OpError::invalid(format!("it has {input_count} inputs, but {BODY} takes {formal}")));
         }
         for (id, ty) in body.inputs.clone().into_iter().zip(types) {
             body.value_mut(id).ty = ty;
         }
         // Types that the file declares for inner values may not fit these input types.
-        let made: Vec<ValueId> = body.nodes.iter().flat_map(Node::present_outputs).collect();
-        made.into_iter().for_each(|id| body.value_mut(id).ty = ValueType::Unknown);
+        let produced: Vec<ValueId> = body.nodes.iter().flat_map(Node::present_outputs).collect();
+        produced.into_iter().for_each(|id| body.value_mut(id).ty = ValueType::Unknown);
         let nested = |error: Error| OpError::Subgraph(Box::new(error));
         for at in 0..body.nodes.len() {
             infer_node(&mut body, at).map_err(nested)?;
@@ -310,7 +310,7 @@ impl Op for MapTensors {
     }
 
     fn writes_state(&self) -> bool {
-        self.overwritten.iter().any(|&place| place >= 0)
+        self.overwritten.iter().any(|&port| port >= 0)
     }
 }
 
@@ -373,7 +373,7 @@ impl MapTensors {
             .collect();
         let columns = (0..kinds.len()).find(|&k| self.column(k).is_some()).map_or(0, |k| cx.dims(k)[1]);
         let values = {
-            let mut found: Vec<Option<Reg>> = vec![None; kinds.len()];
+            let mut loaded: Vec<Option<Reg>> = vec![None; kinds.len()];
             for slot in lifted.loads() {
                 let (offset, strides) = match kinds[slot] {
                     InputAccess::Element(_) => (0, [0, 1]),
@@ -381,9 +381,9 @@ impl MapTensors {
                     InputAccess::Setting(column) => (first_row * columns + column, [columns as isize, 0]),
                     InputAccess::Global => (0, [0, 0]),
                 };
-                found[slot] = Some(nest.load_strided(cx, buffers[slot], offset, &strides));
+                loaded[slot] = Some(nest.load_strided(cx, buffers[slot], offset, &strides));
             }
-            nest.b.inline(&lifted.expr, |_, slot, _| found[slot].expect("every load has a value"))
+            nest.b.inline(&lifted.expr, |_, slot, _| loaded[slot].expect("every load has a value"))
         };
         let (results, sums) = values.split_at(lifted.outputs);
         for (&(op, _), &value) in lifted.reductions.iter().zip(sums) {
@@ -431,7 +431,7 @@ impl MapTensors {
     }
 
     fn compile_for(&self, kinds: &[ValueKind]) -> Result<CompiledBody, OpError> {
-        let [one, other] = PROBE_LENGTHS.map(|length| {
+        let [first, other] = PROBE_LENGTHS.map(|length| {
             let types = kinds.iter().map(|kind| match *kind {
                 ValueKind::Element(dtype) => ValueType::tensor(dtype, &[length]),
                 ValueKind::PerTensor(dtype) => ValueType::tensor(dtype, &[]),
@@ -439,11 +439,11 @@ impl MapTensors {
             });
             compile(&self.typed_body(types.collect())?, length)
         });
-        let (one, other) = (one?, other?);
-        if one != other {
+        let (first, other) = (first?, other?);
+        if first != other {
             return Err(OpError::unsupported("its formula depends on the sizes of tensors"));
         }
-        Ok(one)
+        Ok(first)
     }
 }
 
@@ -592,10 +592,10 @@ fn append_instruction(
         loads.push(value);
     }
     let base = sums.len();
-    let mut made: Vec<(Reg, bool)> = Vec::with_capacity(nest.expr.insts().len());
+    let mut computed: Vec<(Reg, bool)> = Vec::with_capacity(nest.expr.insts().len());
     for &(inst, ty) in nest.expr.insts() {
-        let varies = inst.operands().any(|reg| made[usize::from(reg.0)].1);
-        let at = |reg: Reg| made[usize::from(reg.0)].0;
+        let varies = inst.operands().any(|reg| computed[usize::from(reg.0)].1);
+        let at = |reg: Reg| computed[usize::from(reg.0)].0;
         let value = match inst {
             Inst::Load(slot) => {
                 let load = loads[usize::from(slot)];
@@ -616,17 +616,17 @@ fn append_instruction(
             Inst::Convert(x) => (b.convert(at(x), ty), varies),
             other @ Inst::Const(_) => (b.push(other, ty), false),
         };
-        made.push(value);
+        computed.push(value);
     }
     for reduction in &nest.reductions {
-        sums.push((reduction.op, made[usize::from(reduction.value.0)].0));
+        sums.push((reduction.op, computed[usize::from(reduction.value.0)].0));
     }
     for (&Operand { buffer, ref access }, reg) in nest.stores.iter().zip(nest.expr.outputs()) {
-        let (reg, varies) = made[usize::from(reg.0)];
+        let (reg, varies) = computed[usize::from(reg.0)];
         let narrow = access.dtype.size() < 4 && access.dtype != DType::Bool;
-        let whole = builder.buffer(buffer).len == length;
+        let covers_buffer = builder.buffer(buffer).len == length;
         if narrow && !access.dtype.is_float()
-            || !accesses_own_element(access, nest, whole)
+            || !accesses_own_element(access, nest, covers_buffer)
             || known.contains_key(&buffer)
         {
             return Err(not_elementwise_error());
@@ -641,9 +641,9 @@ fn append_instruction(
 fn accesses_own_element(access: &Access, nest: &Nest, varies: bool) -> bool {
     let strides = &access.strides;
     let fits = if varies {
-        let whole = Access::contiguous(access.dtype, &nest.dims);
-        (nest.dims.iter().zip(strides).zip(&whole.strides))
-            .all(|((&dim, stride), wanted)| dim == 1 || stride == wanted)
+        let contiguous_access = Access::contiguous(access.dtype, &nest.dims);
+        (nest.dims.iter().zip(strides).zip(&contiguous_access.strides))
+            .all(|((&dim, stride), expected)| dim == 1 || stride == expected)
     } else {
         nest.dims.iter().zip(strides).all(|(&dim, &stride)| dim == 1 || stride == 0)
     };

@@ -97,8 +97,8 @@ impl<'a> StepInputs<'a> {
             gradient = gradient / divisor;
         }
         if self.has(MAX_VALUE) {
-            let most = self.get(MAX_VALUE);
-            gradient = gradient.max(-most).min(most);
+            let max_value = self.get(MAX_VALUE);
+            gradient = gradient.max(-max_value).min(max_value);
         }
         if self.has(MAX_NORM_PER_TENSOR) {
             gradient = gradient * clip_factor(self.get(MAX_NORM_PER_TENSOR), gradient.norm());
@@ -108,8 +108,8 @@ impl<'a> StepInputs<'a> {
 }
 
 /// Returns the factor that clips a norm to a maximum.
-fn clip_factor<'a>(most: Number<'a>, norm: Number<'a>) -> Number<'a> {
-    let ratio = most / (norm + CLIP_EPSILON);
+fn clip_factor<'a>(max_norm: Number<'a>, norm: Number<'a>) -> Number<'a> {
+    let ratio = max_norm / (norm + CLIP_EPSILON);
     ratio.min(ratio.like(1.0))
 }
 
@@ -168,8 +168,8 @@ fn build_update<'a>(flags: &'static [Flag], spec: &OptimizerSpec, inputs: &StepI
         gradient = gradient * inputs.get("clip_factor");
     }
     if inputs.has(MAX_NORM_CLIP) {
-        let (most, norm) = (inputs.get(MAX_NORM_CLIP), inputs.get(GRADIENT_NORM));
-        let factor = (norm - most).greater_than(0.0).select(most / norm, norm.like(1.0));
+        let (max_norm, norm) = (inputs.get(MAX_NORM_CLIP), inputs.get(GRADIENT_NORM));
+        let factor = (norm - max_norm).greater_than(0.0).select(max_norm / norm, norm.like(1.0));
         gradient = gradient * factor;
     }
     Update {
@@ -218,13 +218,13 @@ fn build_step(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool
         (&slots, &outputs),
         |inputs| {
             let update = build_update(row.flags, spec, inputs);
-            let mut found =
+            let mut named =
                 vec![("parameter", update.parameter), ("gradient", update.gradient), ("step", update.step)];
             for name in [EMA_DECAY, GRADIENT_NORM].into_iter().filter(|name| inputs.has(name)) {
-                found.push((name, inputs.get(name)));
+                named.push((name, inputs.get(name)));
             }
-            found.extend(numbers(&update));
-            found.into_iter().map(|(name, number)| (name.to_owned(), number)).collect()
+            named.extend(numbers(&update));
+            named.into_iter().map(|(name, number)| (name.to_owned(), number)).collect()
         },
         |tensors| {
             tensors.cast_numbers();
@@ -248,36 +248,37 @@ fn build_function_step(
         (&slots, &outputs),
         |inputs| {
             let update = build_update(&[], spec, inputs);
-            let mut found = vec![
+            let mut scalars = vec![
                 ("parameter".to_owned(), update.parameter),
                 ("gradient".to_owned(), update.gradient),
                 ("step".to_owned(), update.step),
                 ("rate".to_owned(), update.rate),
             ];
-            found.extend(update.settings.iter().map(|(name, &value)| (name.clone(), value)));
+            scalars.extend(update.settings.iter().map(|(name, &value)| (name.clone(), value)));
             if inputs.has(GRADIENT_NORM) {
-                found.push((GRADIENT_NORM.to_owned(), inputs.get(GRADIENT_NORM)));
+                scalars.push((GRADIENT_NORM.to_owned(), inputs.get(GRADIENT_NORM)));
             }
-            found
+            scalars
         },
         |tensors| {
             if !function.has_element_type() {
                 tensors.cast_numbers();
             }
-            let given: Vec<ValueId> = names.iter().map(|name| tensors.get(name)).collect();
-            let results = tensors.call(function, &given);
+            let arguments: Vec<ValueId> = names.iter().map(|name| tensors.get(name)).collect();
+            let results = tensors.call(function, &arguments);
             // The options continue with numbers in the type of the arithmetic.
             if function.has_element_type() {
                 tensors.cast_numbers();
             }
-            let mut kept = function
+            let mut new_values = function
                 .proto
                 .output
                 .iter()
                 .zip(results)
                 .filter_map(|(name, id)| Some((name.strip_prefix("new_")?.to_owned(), id)));
-            let (_, new) = kept.next().ok_or_else(|| OpError::invalid("the function has no outputs"))?;
-            Ok((new, kept.collect()))
+            let (_, new) =
+                new_values.next().ok_or_else(|| OpError::invalid("the function has no outputs"))?;
+            Ok((new, new_values.collect()))
         },
     )
 }
@@ -312,12 +313,12 @@ fn build_tensor_step(
     let loss_scale = settings.iter().any(|name| name == LOSS_SCALE);
     let unnamed: Vec<String> = vec![String::new(); MAX_SCALARS];
     let mut graph = build_formula_graph(name, (elements, settings), &unnamed, types, |inputs| {
-        let found = numbers(inputs);
-        names = found.iter().map(|(name, _)| name.clone()).collect();
-        found.into_iter().map(|(_, number)| number).collect()
+        let scalars = numbers(inputs);
+        names = scalars.iter().map(|(name, _)| name.clone()).collect();
+        scalars.into_iter().map(|(_, number)| number).collect()
     })?;
-    let found = std::mem::take(&mut graph.outputs);
-    let mut named: BTreeMap<String, ValueId> = names.into_iter().zip(found).collect();
+    let graph_outputs = std::mem::take(&mut graph.outputs);
+    let mut named: BTreeMap<String, ValueId> = names.into_iter().zip(graph_outputs).collect();
     for name in slots {
         let id = graph.find(name).ok_or_else(|| OpError::invalid(format!("there is no slot {name:?}")))?;
         named.insert(name.clone(), id);
@@ -328,24 +329,24 @@ fn build_tensor_step(
         .collect();
     let stored = graph.inputs[0];
     let mut tensors = TensorBuilder::new(&mut graph, types.0, named, numbers);
-    let (new, mut kept) = step(&mut tensors)?;
+    let (new, mut new_slots) = step(&mut tensors)?;
     if slots.iter().any(|name| name == EMA) {
         let one = tensors.constant(1.0);
         let share = tensors.op("Sub", &[one, tensors.get(EMA_DECAY)]);
         let average = tensors.lerp(tensors.get(EMA), new, share);
-        kept.push((EMA.to_owned(), average));
+        new_slots.push((EMA.to_owned(), average));
     }
     let zero = tensors.constant(0.0);
     let mut active = tensors.op("Less", &[zero, tensors.get("step")]);
     if loss_scale {
-        let most = tensors.constant(f64::INFINITY);
-        let finite = tensors.op("Less", &[tensors.get(GRADIENT_NORM), most]);
+        let infinity = tensors.constant(f64::INFINITY);
+        let finite = tensors.op("Less", &[tensors.get(GRADIENT_NORM), infinity]);
         active = tensors.op("And", &[active, finite]);
     }
     let mut results = vec![tensors.op("Where", &[active, new, tensors.get("parameter")])];
     for name in slots {
         let old = tensors.get(name);
-        let new = kept.iter().find(|(known, _)| known == name).map_or(old, |&(_, new)| new);
+        let new = new_slots.iter().find(|(known, _)| known == name).map_or(old, |&(_, new)| new);
         results.push(tensors.op("Where", &[active, new, old]));
     }
     for (k, (id, name)) in results.into_iter().zip(outputs).enumerate() {
@@ -418,8 +419,8 @@ impl ModelBuilder {
         outputs: &[(String, DType)],
     ) -> Vec<ValueId> {
         // The first input is a sequence: the parameters or the gradients.
-        let given: Vec<ValueId> = body.inputs.iter().map(|&id| inputs[body.name_of(id)]).collect();
-        for (formal, &id) in body.inputs.clone().into_iter().zip(&given) {
+        let arguments: Vec<ValueId> = body.inputs.iter().map(|&id| inputs[body.name_of(id)]).collect();
+        for (formal, &id) in body.inputs.clone().into_iter().zip(&arguments) {
             let dtype = self.graph.value(id).ty.dtype();
             body.value_mut(formal).ty = ValueType::Tensor(dtype.unwrap_or(DType::F64), None);
         }
@@ -434,7 +435,7 @@ impl ModelBuilder {
         let results: Vec<ValueId> = outputs.iter().map(sequence).collect();
         let ports = |ids: &[ValueId]| ids.iter().copied().map(Some).collect::<Vec<_>>();
         let attrs = Attrs::new().with("body", body);
-        self.graph.nodes.push(Node::new("", "SequenceMap", &ports(&given), &ports(&results), attrs));
+        self.graph.nodes.push(Node::new("", "SequenceMap", &ports(&arguments), &ports(&results), attrs));
         results
     }
 }
@@ -480,8 +481,8 @@ fn add_gradient_norm(
         .expect("there are two sums");
     let factor = w.constant(large);
     let large_norm = w.emit("Mul", &[large_norm, factor], Attrs::new());
-    let most = w.constant(f64::INFINITY);
-    let fits = w.emit("Less", &[norm, most], Attrs::new());
+    let infinity = w.constant(f64::INFINITY);
+    let fits = w.emit("Less", &[norm, infinity], Attrs::new());
     let length = w.emit("Where", &[fits, norm, large_norm], Attrs::new());
     w.graph.rename(length, GRADIENT_NORM);
     w.graph.value_mut(length).ty = ValueType::tensor(DType::F64, &[1]);
@@ -551,15 +552,15 @@ fn build_model(
     // A sequence type has one element type. With parameters of several types each parameter is cast.
     let types = (element, dtypes.iter().any(|&dtype| dtype != element));
     let mut w = ModelBuilder { graph: Graph::new("graph") };
-    let one = |dtype| ValueType::tensor(dtype, &[1]);
+    let scalar_type = |dtype| ValueType::tensor(dtype, &[1]);
     let mut inputs: BTreeMap<String, ValueId> = BTreeMap::new();
     for name in shared_inputs(spec) {
         let dtype =
             if matches!(name.as_str(), "learning_rate" | LOSS_SCALE) { DType::F32 } else { DType::I64 };
-        let id = w.input(&name, one(dtype));
+        let id = w.input(&name, scalar_type(dtype));
         inputs.insert(name, id);
     }
-    let max_norm = spec.max_norm.map(|_| w.input("max_norm", one(DType::F64)));
+    let max_norm = spec.max_norm.map(|_| w.input("max_norm", scalar_type(DType::F64)));
     for (name, formal) in [("params", "parameter"), ("gradients", "gradient")] {
         inputs.insert(formal.into(), w.input(name, ValueType::Sequence(stored)));
     }
@@ -575,10 +576,10 @@ fn build_model(
         inputs.insert(GRADIENT_NORM.into(), scalar);
     }
     if let (Some(norm), Some(max_norm)) = (norm, max_norm) {
-        let (epsilon, most) = (w.constant(CLIP_EPSILON), w.constant(1.0));
+        let (epsilon, max_factor) = (w.constant(CLIP_EPSILON), w.constant(1.0));
         let safe = w.emit("Add", &[norm, epsilon], Attrs::new());
         let ratio = w.emit("Div", &[max_norm, safe], Attrs::new());
-        let factor = w.emit("Min", &[ratio, most], Attrs::new());
+        let factor = w.emit("Min", &[ratio, max_factor], Attrs::new());
         inputs.insert("clip_factor".into(), w.emit("Squeeze", &[factor], Attrs::new()));
     }
     let stepped = step(types)?;

@@ -69,8 +69,8 @@ pub(super) const MUON: Optimizer = Optimizer {
             let is_orthogonal = t.op("And", &[is_matrix, has_none]);
             let results = t.add_if(is_orthogonal, 3, orthogonal_step, adamw_step);
             let lost = t.op("Mul", &[t.get("decay"), t.get("parameter")]);
-            let taken = t.op("Add", &[lost, results[0]]);
-            let parameter = t.op("Sub", &[t.get("parameter"), taken]);
+            let total_step = t.op("Add", &[lost, results[0]]);
+            let parameter = t.op("Sub", &[t.get("parameter"), total_step]);
             (parameter, vec![("momentum0".into(), results[1]), ("momentum1".into(), results[2])])
         },
     },
@@ -135,8 +135,8 @@ fn orthogonalize(t: &mut TensorBuilder<'_>, is_tall: bool) -> Vec<ValueId> {
         let (square, linear) = (t.op("MatMul", &[gram, gram]), t.op("Mul", &[b, gram]));
         let square = t.op("Mul", &[c, square]);
         let polynomial = t.op("Add", &[linear, square]);
-        let (moved, kept) = (t.op("MatMul", &[polynomial, x]), t.op("Mul", &[a, x]));
-        x = t.op("Add", &[kept, moved]);
+        let (moved, scaled) = (t.op("MatMul", &[polynomial, x]), t.op("Mul", &[a, x]));
+        x = t.op("Add", &[scaled, moved]);
     }
     vec![if is_tall { transposed(t, x) } else { x }]
 }

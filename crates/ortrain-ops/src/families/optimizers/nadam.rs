@@ -39,11 +39,11 @@ pub(super) const NADAM: Optimizer = Optimizer {
         };
         let (beta1, momentum_decay) = (u.setting("beta1"), u.setting("momentum_decay"));
         let warmed = |step| beta1 * (1.0 - 0.5 * u.constant(0.96).pow(step * momentum_decay));
-        let (now, next) = (warmed(u.step), warmed(u.step + 1.0));
-        let product = u.store_slot("mu_product", u.slot("mu_product") * now);
+        let (current, next) = (warmed(u.step), warmed(u.step + 1.0));
+        let product = u.store_slot("mu_product", u.slot("mu_product") * current);
         let (first, second) = update_moments(u, gradient);
         let root = (second / u.bias_correction(u.setting("beta2"))).sqrt() + u.setting("eps");
-        let of_gradient = u.rate * (1.0 - now) / (1.0 - product);
+        let of_gradient = u.rate * (1.0 - current) / (1.0 - product);
         let of_moment = u.rate * next / (1.0 - product * next);
         u.parameter - (decay + (of_gradient * gradient + of_moment * first) / root)
     }),

@@ -134,9 +134,11 @@ fn add_step(
         };
         let new = formula(&mut update);
         let slots = row.slots.iter().map(|slot| update.new_slots.get(slot.name).copied());
-        let kept: Vec<Number<'_>> =
-            slots.enumerate().map(|(k, kept)| kept.unwrap_or_else(|| sheet.element(k + 2))).collect();
-        std::iter::once(new).chain(kept).collect()
+        let new_slots: Vec<Number<'_>> = slots
+            .enumerate()
+            .map(|(k, slot_value)| slot_value.unwrap_or_else(|| sheet.element(k + 2)))
+            .collect();
+        std::iter::once(new).chain(new_slots).collect()
     });
     let values = emit_all_as_onnx(&written.expr, &written.sums, element, rw, |_, k| match elements.get(k) {
         Some(&value) => value,
@@ -171,18 +173,18 @@ fn infer_parameter(
     let [parameter, gradient, ..] = inputs;
     for k in inputs.into_iter().filter(|&k| cx.has_input(k)).collect::<Vec<_>>() {
         cx.expect_dtype(k, "a float type", DType::is_float)?;
-        if let (Some(own), Some(other)) = (cx.shape(parameter), cx.shape(k)) {
+        if let (Some(parameter_shape), Some(other)) = (cx.shape(parameter), cx.shape(k)) {
             let differs = |(x, y): (Option<usize>, Option<usize>)| x.zip(y).is_some_and(|(x, y)| x != y);
-            let sizes = own.iter().zip(other.iter()).map(|(x, y)| (x.known(), y.known()));
-            if own.rank() != other.rank() || sizes.into_iter().any(differs) {
+            let sizes = parameter_shape.iter().zip(other.iter()).map(|(x, y)| (x.known(), y.known()));
+            if parameter_shape.rank() != other.rank() || sizes.into_iter().any(differs) {
                 return Err(OpError::invalid(format!(
-                    "input {k} has shape {other}, but the weights have shape {own}"
+                    "input {k} has shape {other}, but the weights have shape {parameter_shape}"
                 )));
             }
         }
     }
-    let given = [parameter, gradient, inputs[2], inputs[3], inputs[4]];
-    for (output, input) in outputs.into_iter().zip(given) {
+    let sources = [parameter, gradient, inputs[2], inputs[3], inputs[4]];
+    for (output, input) in outputs.into_iter().zip(sources) {
         if cx.has_input(input) {
             let ty = if input == gradient { cx.ty(parameter).clone() } else { cx.ty(input).clone() };
             cx.set_output_type(output, ty);
@@ -192,11 +194,11 @@ fn infer_parameter(
 }
 
 /// Checks that an input is one number.
-fn check_scalar(cx: &Infer<'_>, k: usize, wanted: &str, fits: fn(DType) -> bool) -> Result<(), OpError> {
+fn check_scalar(cx: &Infer<'_>, k: usize, expected: &str, fits: fn(DType) -> bool) -> Result<(), OpError> {
     if !cx.has_input(k) {
         return Ok(());
     }
-    cx.expect_dtype(k, wanted, fits)?;
+    cx.expect_dtype(k, expected, fits)?;
     match cx.shape(k).and_then(element_count) {
         Some(count) if count != 1 => {
             Err(OpError::invalid(format!("input {k} has {count} elements, expected one")))
@@ -349,7 +351,7 @@ fn read_lamb_settings(attrs: &Attrs, parameters: usize) -> Result<Vec<BTreeMap<S
     let mut settings = vec![BTreeMap::new(); parameters];
     let known = lamb_optimizer::LAMB_OPTIMIZER.settings.iter().map(|setting| (setting.name, setting.default));
     for (name, default) in known.chain([(MAX_NORM_CLIP, 1.0)]) {
-        let given: Option<Vec<f64>> = match name {
+        let listed: Option<Vec<f64>> = match name {
             "do_bias_correction" => {
                 // The default of the operator is 1; the default of the row is 0.
                 Some(vec![attrs.int(name)?.unwrap_or(1) as f64; parameters])
@@ -360,7 +362,7 @@ fn read_lamb_settings(attrs: &Attrs, parameters: usize) -> Result<Vec<BTreeMap<S
             _ => attrs.floats(name)?.map(|values| values.iter().map(|&value| f64::from(value)).collect()),
         };
         let values =
-            given.unwrap_or_else(|| vec![f64::from(default as f32).clamp(f64::MIN, f64::MAX); parameters]);
+            listed.unwrap_or_else(|| vec![f64::from(default as f32).clamp(f64::MIN, f64::MAX); parameters]);
         if values.len() < parameters {
             return Err(OpError::invalid(format!(
                 "{name} has {} numbers, expected one for each of {parameters} weights",
@@ -496,17 +498,18 @@ mod tests {
     #[test]
     fn adam_matches_formulas() {
         let (rate, step) = (f64s(&[1], &[0.1]), Tensor::i64(&[1], &[3]));
-        let given = tensors();
+        let operands = tensors();
         for (mode, corrected) in [(0i64, 1i64), (1, 1), (0, 0), (1, 0)] {
             let attrs = attrs().with("weight_decay_mode", mode).with("do_bias_correction", corrected);
-            let inputs: Vec<Option<&Tensor>> = [&rate, &step].into_iter().chain(&given).map(Some).collect();
+            let inputs: Vec<Option<&Tensor>> =
+                [&rate, &step].into_iter().chain(&operands).map(Some).collect();
             let got = run_node((MICROSOFT, "AdamOptimizer"), &inputs, 5, attrs).expect("the graph runs");
             assert_eq!(got[0].to_i64(), Some(vec![4]));
-            for (k, element) in elements(&given).into_iter().enumerate() {
+            for (k, element) in elements(&operands).into_iter().enumerate() {
                 let [m, v, w] = expected_adam(element, 0.1, 3, mode == 1, corrected == 1);
-                let found = [1, 2, 3, 4].map(|port| got[port].to_f64()[k]);
-                for (found, expected) in found.into_iter().zip([m, v, w, w - element[0]]) {
-                    assert!((found - expected).abs() < TOLERANCE, "mode {mode}: {found} for {expected}");
+                let actual_values = [1, 2, 3, 4].map(|port| got[port].to_f64()[k]);
+                for (actual, expected) in actual_values.into_iter().zip([m, v, w, w - element[0]]) {
+                    assert!((actual - expected).abs() < TOLERANCE, "mode {mode}: {actual} for {expected}");
                 }
             }
         }
@@ -515,18 +518,18 @@ mod tests {
     #[test]
     fn adam_unscales_and_clips() {
         let (rate, step) = (f64s(&[1], &[0.1]), Tensor::i64(&[1], &[1]));
-        let given = tensors();
+        let operands = tensors();
         let (scale, norm) = (64.0, 640.0);
-        for (most, divisor) in [(1.0, 640.0), (4.0, 160.0), (20.0, 64.0)] {
+        for (max_norm, divisor) in [(1.0, 640.0), (4.0, 160.0), (20.0, 64.0)] {
             let (scale, norm) = (f64s(&[1], &[scale]), f64s(&[], &[norm]));
-            let attrs = attrs().with("max_norm_clip", most as f32);
+            let attrs = attrs().with("max_norm_clip", max_norm as f32);
             let mut inputs: Vec<Option<&Tensor>> =
-                [&rate, &step].into_iter().chain(&given).map(Some).collect();
+                [&rate, &step].into_iter().chain(&operands).map(Some).collect();
             inputs.extend([None, Some(&scale), Some(&norm)]);
             let got = run_node((MICROSOFT, "AdamOptimizer"), &inputs, 4, attrs).expect("the graph runs");
-            for (k, [w, g, m, v]) in elements(&given).into_iter().enumerate() {
+            for (k, [w, g, m, v]) in elements(&operands).into_iter().enumerate() {
                 let expected = expected_adam([w, g / divisor, m, v], 0.1, 1, false, true)[2];
-                assert!((got[3].to_f64()[k] - expected).abs() < TOLERANCE, "{most}");
+                assert!((got[3].to_f64()[k] - expected).abs() < TOLERANCE, "{max_norm}");
             }
         }
     }
@@ -535,15 +538,18 @@ mod tests {
     fn false_update_signal_changes_nothing() {
         let (rate, step, off) =
             (f64s(&[1], &[0.1]), Tensor::i64(&[1], &[9]), Tensor::filled(DType::Bool, &[], 0.0));
-        let given = tensors();
-        let copy = given[0].converted(DType::F16);
-        let mut inputs: Vec<Option<&Tensor>> = [&rate, &step].into_iter().chain(&given).map(Some).collect();
+        let operands = tensors();
+        let copy = operands[0].converted(DType::F16);
+        let mut inputs: Vec<Option<&Tensor>> =
+            [&rate, &step].into_iter().chain(&operands).map(Some).collect();
         inputs.extend([Some(&copy), None, None, Some(&off)]);
         let got = run_node((MICROSOFT, "AdamOptimizer"), &inputs, 6, Attrs::new()).expect("the graph runs");
-        for (found, kept) in [(0, &step), (1, &given[2]), (2, &given[3]), (3, &given[0]), (5, &copy)] {
-            assert_close(&got[found], kept, 0.0);
+        for (port, expected) in
+            [(0, &step), (1, &operands[2]), (2, &operands[3]), (3, &operands[0]), (5, &copy)]
+        {
+            assert_close(&got[port], expected, 0.0);
         }
-        let [weight, gradient, first, second] = &given;
+        let [weight, gradient, first, second] = &operands;
         let inputs = [
             Some(&off),
             None,
@@ -558,29 +564,30 @@ mod tests {
         let got =
             run_node((MICROSOFT, "LambOptimizer"), &inputs, 5, Attrs::new().with("alpha", vec![0.5f32]));
         let got = got.expect("the graph runs");
-        for (found, kept) in [(0, &step), (1, weight), (3, first), (4, second)] {
-            assert_close(&got[found], kept, 0.0);
+        for (port, expected) in [(0, &step), (1, weight), (3, first), (4, second)] {
+            assert_close(&got[port], expected, 0.0);
         }
     }
 
     /// Computes a LAMB step of one tensor.
-    fn expected_lamb(given: &[Tensor; 4], rate: f64, (least, most): (f64, f64)) -> Vec<f64> {
+    fn expected_lamb(operands: &[Tensor; 4], rate: f64, (min_ratio, max_ratio): (f64, f64)) -> Vec<f64> {
         let direction = |[w, g, m, v]: [f64; 4]| {
             let (m, v) = (ALPHA * m + (1.0 - ALPHA) * g, BETA * v + (1.0 - BETA) * g * g);
-            let found = LAMBDA * w + m / (v.sqrt() + EPSILON);
-            if found.is_finite() && v.is_finite() { found } else { 0.0 }
+            let lamb_direction = LAMBDA * w + m / (v.sqrt() + EPSILON);
+            if lamb_direction.is_finite() && v.is_finite() { lamb_direction } else { 0.0 }
         };
-        let directions: Vec<f64> = elements(given).into_iter().map(direction).collect();
+        let directions: Vec<f64> = elements(operands).into_iter().map(direction).collect();
         let norm = |values: &[f64]| values.iter().map(|x| x * x).sum::<f64>().sqrt();
-        let (weights, steps) = (norm(&given[0].to_f64()), norm(&directions));
-        let ratio = if weights > 0.0 && steps > 0.0 { (weights / steps).min(most).max(least) } else { 1.0 };
-        given[0].to_f64().iter().zip(&directions).map(|(w, d)| w - rate * ratio * d).collect()
+        let (weights, steps) = (norm(&operands[0].to_f64()), norm(&directions));
+        let ratio =
+            if weights > 0.0 && steps > 0.0 { (weights / steps).min(max_ratio).max(min_ratio) } else { 1.0 };
+        operands[0].to_f64().iter().zip(&directions).map(|(w, d)| w - rate * ratio * d).collect()
     }
 
-    fn run_lamb(given: &[Tensor; 4], attrs: &Attrs) -> Vec<Tensor> {
+    fn run_lamb(operands: &[Tensor; 4], attrs: &Attrs) -> Vec<Tensor> {
         let (rate, step) = (f64s(&[1], &[0.1]), Tensor::i64(&[1], &[1]));
         let mut inputs = vec![None, None, None, Some(&rate), Some(&step)];
-        inputs.extend(given.iter().map(Some));
+        inputs.extend(operands.iter().map(Some));
         run_node((MICROSOFT, "LambOptimizer"), &inputs, 5, attrs.clone()).expect("the graph runs")
     }
 
@@ -597,9 +604,9 @@ mod tests {
             zeros
         };
         let not_finite = {
-            let mut given = tensors();
-            given[1] = f64s(&[3], &[0.3, f64::INFINITY, -1.2]);
-            given
+            let mut operands = tensors();
+            operands[1] = f64s(&[3], &[0.3, f64::INFINITY, -1.2]);
+            operands
         };
         let unbounded = (f64::MIN, f64::MAX);
         let bounded = plain.clone().with("ratio_min", 2.0f32).with("ratio_max", 3.0f32);
@@ -611,25 +618,29 @@ mod tests {
             (tensors(), &bounded, (2.0, 3.0)),
             (tensors(), &small, (f64::MIN, 0.25)),
         ];
-        for (k, (given, attrs, bounds)) in cases.into_iter().enumerate() {
-            let got = run_lamb(&given, attrs);
+        for (k, (case_operands, attrs, bounds)) in cases.into_iter().enumerate() {
+            let got = run_lamb(&case_operands, attrs);
             assert_eq!(got[0].to_i64(), Some(vec![2]));
-            assert_close(&got[1], &f64s(&[3], &expected_lamb(&given, 0.1, bounds)), TOLERANCE);
+            assert_close(&got[1], &f64s(&[3], &expected_lamb(&case_operands, 0.1, bounds)), TOLERANCE);
             if k == 2 {
-                assert_eq!(got[3].to_f64()[1].to_bits(), given[2].to_f64()[1].to_bits(), "its moments stay");
-                assert_eq!(got[4].to_f64()[1].to_bits(), given[3].to_f64()[1].to_bits());
+                assert_eq!(
+                    got[3].to_f64()[1].to_bits(),
+                    case_operands[2].to_f64()[1].to_bits(),
+                    "its moments stay"
+                );
+                assert_eq!(got[4].to_f64()[1].to_bits(), case_operands[3].to_f64()[1].to_bits());
             }
         }
     }
 
     #[test]
     fn rejects_too_short_settings() {
-        let given = tensors();
+        let operands = tensors();
         let (rate, step) = (f64s(&[1], &[0.1]), Tensor::i64(&[1], &[1]));
         let mut inputs = vec![None, None, None, Some(&rate), Some(&step)];
-        inputs.extend(given.iter().map(Some));
+        inputs.extend(operands.iter().map(Some));
         inputs.push(None);
-        inputs.extend(given.iter().map(Some));
+        inputs.extend(operands.iter().map(Some));
         let failure =
             run_node((MICROSOFT, "LambOptimizer"), &inputs, 10, Attrs::new().with("alpha", vec![0.9f32]));
         let Failure::Prepare(error) = failure.expect_err("refused") else { panic!("prepared") };

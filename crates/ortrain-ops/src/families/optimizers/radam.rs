@@ -37,9 +37,10 @@ pub(super) const RADAM: Optimizer = Optimizer {
         let beta2 = u.setting("beta2");
         let (first, second) = update_moments(u, gradient);
         let (c1, c2) = (u.bias_correction(u.setting("beta1")), u.bias_correction(beta2));
-        let most = 2.0 / (1.0 - beta2) - 1.0;
-        let length = most - 2.0 * u.step * beta2.pow(u.step) / c2;
-        let rectified = (length - 4.0) * (length - 2.0) * most / ((most - 4.0) * (most - 2.0) * length);
+        let max_length = 2.0 / (1.0 - beta2) - 1.0;
+        let length = max_length - 2.0 * u.step * beta2.pow(u.step) / c2;
+        let rectified =
+            (length - 4.0) * (length - 2.0) * max_length / ((max_length - 4.0) * (max_length - 2.0) * length);
         let adaptive = rectified.max(u.constant(0.0)).sqrt() * c2.sqrt() / (second.sqrt() + u.setting("eps"));
         let scale = length.greater_than(MIN_AVERAGE_LENGTH).select(adaptive, u.constant(1.0));
         u.parameter - (decay + u.rate / c1 * first * scale)

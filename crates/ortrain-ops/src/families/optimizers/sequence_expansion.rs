@@ -38,7 +38,7 @@ pub fn expand_sequences(
     types: &dyn Fn(&str) -> Option<Vec<ValueType>>,
 ) -> Result<(BoundInputs, Vec<SequenceTensor>), Error> {
     let bound = bound_inputs(graph)?;
-    let places = overwritten_inputs(graph)?;
+    let overwritten = overwritten_inputs(graph)?;
     let mut members: Vec<SequenceTensor> = Vec::new();
     let mut first: Vec<Node> = Vec::new();
     let table = ValueType::tensor(DType::F64, &[count, bound.columns.len()]);
@@ -64,10 +64,10 @@ pub fn expand_sequences(
             let axes = graph.emit_constant(Tensor::i64(&[2], &[0, 1]));
             for at in 0..count {
                 let mut pair = |values: [i64; 2]| graph.emit_constant(Tensor::i64(&[2], &values));
-                let place = [at as i64, column as i64];
-                let (start, end) = (pair(place), pair(place.map(|at| at + 1)));
-                let one = graph.emit("Slice", &[settings, start, end, axes].map(Some), Attrs::new());
-                scalars.push(graph.emit("Squeeze", &[one, axes].map(Some), Attrs::new()));
+                let index = [at as i64, column as i64];
+                let (start, end) = (pair(index), pair(index.map(|at| at + 1)));
+                let element = graph.emit("Slice", &[settings, start, end, axes].map(Some), Attrs::new());
+                scalars.push(graph.emit("Squeeze", &[element, axes].map(Some), Attrs::new()));
             }
             first.append(&mut graph.nodes);
             first.push(construct(&scalars, id));
@@ -94,11 +94,11 @@ pub fn expand_sequences(
     let mut outputs: Vec<ValueId> = Vec::new();
     let mut lengths: Vec<(String, ValueId)> = Vec::new();
     for id in std::mem::take(&mut graph.outputs) {
-        let Some(&place) = places.get(&id) else {
+        let Some(&state_input) = overwritten.get(&id) else {
             outputs.push(id);
             continue;
         };
-        let name: Arc<str> = graph.value(place).name.clone();
+        let name: Arc<str> = graph.value(state_input).name.clone();
         let length = graph.emit("SequenceLength", &[Some(id)], Attrs::new());
         lengths.push((graph.name_of(id).to_owned(), length));
         for member in members.iter().filter(|member| member.sequence == name) {
@@ -113,23 +113,23 @@ pub fn expand_sequences(
     upgrade(graph)?;
     graph.outputs = outputs;
     for (name, length) in lengths {
-        let made = graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == length));
-        let found = match made.and_then(|node| node.attrs.0.get("value")) {
+        let maker = graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == length));
+        let length_value = match maker.and_then(|node| node.attrs.0.get("value")) {
             Some(Attr::Tensor(tensor)) => tensor.to_i64().and_then(|length| length.first().copied()),
             _ => None,
         };
-        if found.is_some_and(|found| found != count as i64) {
+        if length_value.is_some_and(|len| len != count as i64) {
             return Err(Error::Graph(format!(
                 "its output {name:?} has {} tensors, but {count} parameters are trained",
-                found.unwrap_or_default()
+                length_value.unwrap_or_default()
             )));
         }
     }
     // All new tensors are computed before the first write, because a new tensor may alias an input that is overwritten.
     let written: Vec<(ValueId, ValueId)> =
-        written.into_iter().map(|(place, new)| (place, add_snapshot(graph, new))).collect();
-    for (place, new) in written {
-        add_state_update(graph, place, new);
+        written.into_iter().map(|(state, new)| (state, add_snapshot(graph, new))).collect();
+    for (state, new) in written {
+        add_state_update(graph, state, new);
     }
     // The rewrite removed the consumers of the sequences; their constructors are left.
     graph.nodes.retain(|node| &*node.op != "SequenceConstruct" && &*node.op != "SequenceEmpty");

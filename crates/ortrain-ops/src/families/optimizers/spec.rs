@@ -65,7 +65,7 @@ pub struct Group {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lr: Option<f64>,
     /// Factor of the optimizer's learning rate, for a group without its own learning rate.
-    #[serde(default = "one")]
+    #[serde(default = "default_factor")]
     pub lr_factor: f64,
     /// Last optimizer step in which the group is frozen; 0 if the group is trained from the start.
     #[serde(default)]
@@ -81,7 +81,7 @@ pub struct Group {
 /// Learning rate of an optimizer without a default.
 const DEFAULT_LEARNING_RATE: f32 = 0.001;
 
-fn one() -> f64 {
+fn default_factor() -> f64 {
     1.0
 }
 
@@ -243,8 +243,11 @@ impl OptimizerSpec {
 
     /// Returns the values of a setting in the optimizer and in its groups.
     fn setting_values<'a>(&'a self, name: &'a str) -> impl Iterator<Item = f64> + 'a {
-        let own = self.settings.get(name);
-        own.into_iter().chain(self.groups.iter().filter_map(move |group| group.settings.get(name))).copied()
+        let default_value = self.settings.get(name);
+        default_value
+            .into_iter()
+            .chain(self.groups.iter().filter_map(move |group| group.settings.get(name)))
+            .copied()
     }
 
     /// Checks the settings, sets the defaults of missing settings, and sets the slots.
@@ -326,17 +329,17 @@ impl OptimizerSpec {
         self.check_settings(row, &self.settings, "")?;
         let mut owners: BTreeMap<&str, usize> = BTreeMap::new();
         for (k, group) in self.groups.iter().enumerate() {
-            let place = format!(" of group {k}");
-            self.check_settings(row, &group.settings, &place)?;
-            rate(&format!("lr_factor{place}"), group.lr_factor)?;
+            let suffix = format!(" of group {k}");
+            self.check_settings(row, &group.settings, &suffix)?;
+            rate(&format!("lr_factor{suffix}"), group.lr_factor)?;
             for (name, steps) in
                 [("frozen_steps", group.frozen_steps), ("skipped_steps", group.skipped_steps)]
             {
                 if steps < 0 {
-                    return Err(OpError::invalid(format!("{name}{place} must be at least 0, got {steps}")));
+                    return Err(OpError::invalid(format!("{name}{suffix} must be at least 0, got {steps}")));
                 }
             }
-            group.lr.map_or(Ok(()), |lr| rate(&format!("lr{place}"), lr))?;
+            group.lr.map_or(Ok(()), |lr| rate(&format!("lr{suffix}"), lr))?;
             for name in &group.parameters {
                 if let Some(first) = owners.insert(name, k) {
                     return Err(OpError::invalid(format!(
@@ -352,7 +355,7 @@ impl OptimizerSpec {
         &self,
         row: Option<&Optimizer>,
         settings: &BTreeMap<String, f64>,
-        place: &str,
+        suffix: &str,
     ) -> Result<(), OpError> {
         let option = |name: &str| OPTIONS.iter().find(|(known, _)| *known == name).map(|&(_, range)| range);
         for (name, &value) in settings {
@@ -371,14 +374,14 @@ impl OptimizerSpec {
                     None => self.settings.keys().map(String::as_str).collect(),
                 };
                 return Err(OpError::invalid(format!(
-                    "{} has no setting {name:?}{place}; its settings are {}",
+                    "{} has no setting {name:?}{suffix}; its settings are {}",
                     self.optimizer,
                     known.join(", ")
                 )));
             };
             if !range.contains(value) {
                 let (value, needed, kind) = (format_number(value), range.describe(), float32_suffix(value));
-                return Err(OpError::invalid(format!("{name}{place} must be {needed}{kind}, got {value}")));
+                return Err(OpError::invalid(format!("{name}{suffix} must be {needed}{kind}, got {value}")));
             }
         }
         Ok(())
@@ -430,22 +433,22 @@ impl OptimizerSpec {
     /// Returns a setting of a group, or of the parameters without a group.
     #[must_use]
     pub fn setting_of(&self, group: Option<usize>, setting: &str) -> Option<f64> {
-        let own = group.and_then(|group| self.groups.get(group)?.settings.get(setting));
-        own.or_else(|| self.settings.get(setting)).copied()
+        let of_group = group.and_then(|group| self.groups.get(group)?.settings.get(setting));
+        of_group.or_else(|| self.settings.get(setting)).copied()
     }
 
     /// Returns the names of settings that may differ between parameters, in the order of the optimizer model's inputs.
     #[must_use]
     pub fn columns(&self) -> Vec<&str> {
-        let own = self.settings.keys().map(String::as_str);
-        ["lr", "lr_factor", "skipped_steps"].into_iter().chain(own).collect()
+        let names = self.settings.keys().map(String::as_str);
+        ["lr", "lr_factor", "skipped_steps"].into_iter().chain(names).collect()
     }
 
     /// Returns true if a step needs the global norm of the gradients.
     #[must_use]
     pub fn needs_norm(&self) -> bool {
-        let told = self.tells_norm || self.loss_scale;
-        told || self.max_norm.is_some() || self.settings.contains_key(MAX_NORM_CLIP)
+        let is_returned = self.tells_norm || self.loss_scale;
+        is_returned || self.max_norm.is_some() || self.settings.contains_key(MAX_NORM_CLIP)
     }
 
     /// Formats the description as JSON.

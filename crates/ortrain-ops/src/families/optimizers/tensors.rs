@@ -111,16 +111,16 @@ impl<'g> TensorBuilder<'g> {
 
     /// Adds a moving average, `old + share * (new - old)`.
     pub fn lerp(&mut self, old: ValueId, new: ValueId, share: ValueId) -> ValueId {
-        let apart = self.op("Sub", &[new, old]);
-        let moved = self.op("Mul", &[share, apart]);
+        let difference = self.op("Sub", &[new, old]);
+        let moved = self.op("Mul", &[share, difference]);
         self.op("Add", &[old, moved])
     }
 
     /// Adds a boolean of one element: true if a tensor has this number of axes.
     pub fn has_rank(&mut self, x: ValueId, rank: i64) -> ValueId {
         let axes = self.rank(x);
-        let wanted = self.integer(rank);
-        self.op("Equal", &[axes, wanted])
+        let expected = self.integer(rank);
+        self.op("Equal", &[axes, expected])
     }
 
     /// Adds the number of axes of a tensor.

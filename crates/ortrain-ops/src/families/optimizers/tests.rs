@@ -12,7 +12,7 @@ use crate::{OperatorLibrary, PartTensor, PlanePart, Role};
 
 /// Returns the specifications of all element-wise rows with all combinations of their flags.
 fn elementwise_specs() -> Vec<OptimizerSpec> {
-    let mut all = Vec::new();
+    let mut specs = Vec::new();
     for row in OPTIMIZERS.iter().filter(|row| matches!(row.update, Rule::Elements(_))) {
         for choice in 0..1 << row.flags.len() {
             let mut spec = OptimizerSpec::new(row.name).expect("the optimizer is in the table");
@@ -22,10 +22,10 @@ fn elementwise_specs() -> Vec<OptimizerSpec> {
             if let Some(momentum) = spec.settings.get_mut("momentum") {
                 *momentum = 0.9;
             }
-            all.push(spec.complete().expect("the settings are valid"));
+            specs.push(spec.complete().expect("the settings are valid"));
         }
     }
-    all
+    specs
 }
 
 fn load_bound(model: &ModelProto) -> (Graph, BoundInputs) {
@@ -65,7 +65,7 @@ fn step(spec: &OptimizerSpec, planes: &[Memory], t: i64) -> (Arc<Schedule>, Vec<
     let model = optimizer_model(spec, &[DType::F32]).expect("the graph can be written");
     let (graph, bound) = load_bound(&model);
     let mut roles = Vec::new();
-    let mut given = Vec::new();
+    let mut feeds = Vec::new();
     for &id in &graph.inputs {
         let name = graph.name_of(id);
         let slot = spec.slots.iter().position(|slot| slot.name == name);
@@ -89,17 +89,17 @@ fn step(spec: &OptimizerSpec, planes: &[Memory], t: i64) -> (Arc<Schedule>, Vec<
             Tensor::from_f64(DType::F64, vec![SIZES.len(), row.len()], &row.repeat(SIZES.len()))
         };
         match name {
-            "learning_rate" => given.push(Tensor::f32(&[1], &[spec.learning_rate as f32])),
-            "step" | "gathered_steps" => given.push(Tensor::i64(&[1], &[t])),
+            "learning_rate" => feeds.push(Tensor::f32(&[1], &[spec.learning_rate as f32])),
+            "step" | "gathered_steps" => feeds.push(Tensor::i64(&[1], &[t])),
             "max_norm" => {
-                given.push(Tensor::from_f64(DType::F64, vec![1], &[spec.max_norm.expect("asked for")]));
+                feeds.push(Tensor::from_f64(DType::F64, vec![1], &[spec.max_norm.expect("asked for")]));
             }
-            "settings" => given.push(table()),
+            "settings" => feeds.push(table()),
             _ => {}
         }
     }
     let planes: Vec<&Memory> = planes.iter().collect();
-    run_bound(&graph, roles, &planes, &given, Scalars::default()).expect("the graph runs")
+    run_bound(&graph, roles, &planes, &feeds, Scalars::default()).expect("the graph runs")
 }
 
 fn planes(spec: &OptimizerSpec) -> Vec<Memory> {
@@ -160,14 +160,14 @@ fn sgd_with_momentum_matches_formula() {
     spec.settings.insert("momentum".into(), 0.9);
     spec.settings.insert("weight_decay".into(), 0.1);
     let spec = spec.complete().expect("the settings are valid");
-    let (before, found) = (planes_after(&spec, 0), planes_after(&spec, 3));
+    let (before, after) = (planes_after(&spec, 0), planes_after(&spec, 3));
     for (k, &gradient) in before[1].iter().enumerate() {
         let (mut weight, mut velocity) = (f64::from(before[0][k]), 0.0);
         for _ in 0..3 {
             velocity = 0.9 * velocity + f64::from(gradient) + 0.1 * weight;
             weight -= 1e-3 * velocity;
         }
-        assert!((f64::from(found[0][k]) - weight).abs() < 1e-6, "element {k}: {} for {weight}", found[0][k]);
+        assert!((f64::from(after[0][k]) - weight).abs() < 1e-6, "element {k}: {} for {weight}", after[0][k]);
     }
 }
 
@@ -177,7 +177,7 @@ fn lamb_rate_is_per_tensor() {
         .expect("the optimizer is in the table")
         .complete()
         .expect("the settings are valid");
-    let (before, found) = (planes_after(&spec, 0), planes_after(&spec, 1));
+    let (before, after) = (planes_after(&spec, 0), planes_after(&spec, 1));
     for tensor in plane_part(0, SlotShape::Same).tensors.iter() {
         let range = tensor.start..tensor.start + tensor.len;
         let weights = &before[0][range.clone()];
@@ -194,11 +194,11 @@ fn lamb_rate_is_per_tensor() {
         let norm = |values: &mut dyn Iterator<Item = f64>| values.map(|x| x * x).sum::<f64>().sqrt();
         let ratio = norm(&mut weights.iter().map(|&w| f64::from(w))) / norm(&mut direction.iter().copied());
         for (k, at) in range.enumerate() {
-            let wanted = f64::from(weights[k]) - 1e-3 * ratio * direction[k];
+            let expected = f64::from(weights[k]) - 1e-3 * ratio * direction[k];
             assert!(
-                (f64::from(found[0][at]) - wanted).abs() < 1e-6,
-                "element {at}: {} for {wanted}",
-                found[0][at]
+                (f64::from(after[0][at]) - expected).abs() < 1e-6,
+                "element {at}: {} for {expected}",
+                after[0][at]
             );
         }
     }
@@ -222,9 +222,9 @@ fn options_return_gradient_norm() {
             let norm = clipped.map(|g| f64::from(g).powi(2)).sum::<f64>().sqrt();
             (norm * (0.3 / (norm + 1e-6)).min(1.0)).powi(2)
         };
-        let wanted = plane_part(0, SlotShape::Same).tensors.iter().map(of_tensor).sum::<f64>().sqrt();
+        let expected = plane_part(0, SlotShape::Same).tensors.iter().map(of_tensor).sum::<f64>().sqrt();
         let norm = results[0].to_f64()[0];
-        assert!((norm - wanted).abs() < 1e-6 * wanted, "{}: {norm} for {wanted}", spec.optimizer);
+        assert!((norm - expected).abs() < 1e-6 * expected, "{}: {norm} for {expected}", spec.optimizer);
     }
 }
 
@@ -238,8 +238,8 @@ fn frozen_parameters_and_slots_do_not_change() {
     let planes = planes(&spec);
     let before: Vec<Vec<u8>> = planes.iter().map(|plane| plane.to_vec(0, plane.len()).unwrap()).collect();
     step(&spec, &planes, 0);
-    let now: Vec<Vec<u8>> = planes.iter().map(|plane| plane.to_vec(0, plane.len()).unwrap()).collect();
-    assert_eq!(now, before);
+    let after: Vec<Vec<u8>> = planes.iter().map(|plane| plane.to_vec(0, plane.len()).unwrap()).collect();
+    assert_eq!(after, before);
 }
 
 #[test]

@@ -65,15 +65,15 @@ fn output_root(rw: &mut Rewrite<'_>, sum: ValueId, dtype: DType, p: i64) {
         let number = |rw: &mut Rewrite<'_>, value: f64| rw.constant("number", Tensor::scalar(wide, value));
         let (zero, one) = (number(rw, 0.0), number(rw, 1.0));
         // The gradient of the root at 0 would be infinite.
-        let nothing = add(rw, "Equal", &[sum, zero]);
-        let safe = add(rw, "Where", &[nothing, one, sum]);
+        let is_zero = add(rw, "Equal", &[sum, zero]);
+        let safe = add(rw, "Where", &[is_zero, one, sum]);
         let root = if p == 2 {
             add(rw, "Sqrt", &[safe])
         } else {
             let exponent = number(rw, 1.0 / p as f64);
             add(rw, "Pow", &[safe, exponent])
         };
-        add(rw, "Where", &[nothing, zero, root])
+        add(rw, "Where", &[is_zero, zero, root])
     };
     let result = cast(rw.patch().1, result, wide, dtype);
     rw.replace_output(0, result);
@@ -96,11 +96,11 @@ fn average_attrs(windows: &Windows, attrs: &Attrs, shape: Option<&Shape>) -> Res
     })?;
     let dims: Vec<usize> = [1, 1].into_iter().chain(spatial).collect();
     let axes = windows.axes(&dims)?;
-    let behind = axes.iter().map(|axis| {
+    let after = axes.iter().map(|axis| {
         let reach = axis.output.saturating_sub(1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1;
         (reach as i64 - axis.padding_before as i64 - axis.input as i64).max(0)
     });
-    let pads: Vec<i64> = axes.iter().map(|axis| axis.padding_before as i64).chain(behind).collect();
+    let pads: Vec<i64> = axes.iter().map(|axis| axis.padding_before as i64).chain(after).collect();
     let mut attrs = attrs;
     attrs.0.remove("auto_pad");
     Ok(attrs.with("pads", pads))

@@ -77,7 +77,7 @@ impl Windows {
 
     /// Returns the spatial axes for an input of shape `dims`.
     fn axes(&self, dims: &[usize]) -> Result<SlidingAxes, OpError> {
-        let whole = |&size: &usize| ortrain_expr::SlidingAxis {
+        let global_axis = |&size: &usize| ortrain_expr::SlidingAxis {
             input: size,
             output: 1,
             kernel: size,
@@ -87,7 +87,7 @@ impl Windows {
         };
         match &self.sliding {
             Some(sliding) => sliding.axes(&self.kernel(), dims),
-            None => Ok(dims[2..].iter().map(whole).collect()),
+            None => Ok(dims[2..].iter().map(global_axis).collect()),
         }
     }
 
@@ -324,16 +324,16 @@ impl AveragePool {
 
     /// Returns the number of elements that each window counts, row-major over the output positions.
     fn counts(&self, axes: &SlidingAxes) -> Vec<f64> {
-        (0..axes.len()).fold(vec![1.0], |all, k| {
-            let own = self.counts_along(k, axes);
-            all.iter().flat_map(|outer| own.iter().map(move |inner| outer * inner)).collect()
+        (0..axes.len()).fold(vec![1.0], |products, k| {
+            let axis_counts = self.counts_along(k, axes);
+            products.iter().flat_map(|outer| axis_counts.iter().map(move |inner| outer * inner)).collect()
         })
     }
 
     /// Returns the factor of each sum, if there are at most `most` sums. Windows without elements have the factor 0.
-    fn factors(&self, axes: &SlidingAxes, most: usize) -> Option<Vec<f64>> {
+    fn factors(&self, axes: &SlidingAxes, limit: usize) -> Option<Vec<f64>> {
         let count = axes.iter().try_fold(1usize, |count, axis| count.checked_mul(axis.output));
-        count.filter(|&count| count <= most)?;
+        count.filter(|&count| count <= limit)?;
         Some(self.counts(axes).into_iter().map(inverse_count).collect())
     }
 
@@ -389,9 +389,9 @@ impl AveragePool {
             count = b.mul(count, cells);
         }
         let (zero, one) = (b.constant(Type::F64, 0.0), b.constant(Type::F64, 1.0));
-        let some = b.compare(CompareOp::Lt, zero, count);
+        let is_positive = b.compare(CompareOp::Lt, zero, count);
         let inverse = b.div(one, count);
-        let factor = b.select(some, inverse, zero);
+        let factor = b.select(is_positive, inverse, zero);
         let factor = b.convert(factor, Type::of(dtype));
         let table = cx.alloc_temp("one_over_count", dtype, outputs.iter().product());
         nest.store_contiguous(cx, table, factor);
@@ -623,17 +623,17 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         ("dilations", if average { 19 } else { 10 }, dilated),
         ("storage_order", 8, column_major),
     ];
-    for (name, least, used) in used {
-        if used && rw.version() < least {
-            return Err(OpError::unsupported(format!("{name} needs opset {least} or newer")));
+    for (name, oldest, used) in used {
+        if used && rw.version() < oldest {
+            return Err(OpError::unsupported(format!("{name} needs opset {oldest} or newer")));
         }
     }
     if rw.has_output(1) && rw.version() < 8 {
         return Err(OpError::unsupported("the indices of the largest elements need opset 8 or newer"));
     }
     let mut left = attrs.clone();
-    for (name, least, _) in used {
-        if rw.version() < least {
+    for (name, oldest, _) in used {
+        if rw.version() < oldest {
             left.0.remove(name);
         }
     }

@@ -44,18 +44,18 @@ fn add_ones_filter(to: &mut impl NodeSink, dtype: DType, kernel: &[usize]) -> Re
 fn transposed_convolution_attrs(axes: &SlidingAxes) -> Attrs {
     let list = |of: &dyn Fn(&ortrain_expr::SlidingAxis) -> i64| axes.iter().map(of).collect::<Vec<i64>>();
     // Number of positions by which windows extend beyond the input; negative if they end before the end of the input.
-    let behind = |axis: &ortrain_expr::SlidingAxis| {
+    let after = |axis: &ortrain_expr::SlidingAxis| {
         let reach = axis.output.saturating_sub(1) * axis.stride + (axis.kernel - 1) * axis.dilation + 1;
         reach as i64 - axis.padding_before as i64 - axis.input as i64
     };
     let before = list(&|axis| axis.padding_before as i64);
-    let pads: Vec<i64> = before.into_iter().chain(list(&|axis| behind(axis).max(0))).collect();
+    let pads: Vec<i64> = before.into_iter().chain(list(&|axis| after(axis).max(0))).collect();
     Attrs::new()
         .with("kernel_shape", list(&|axis| axis.kernel as i64))
         .with("strides", list(&|axis| axis.stride as i64))
         .with("dilations", list(&|axis| axis.dilation as i64))
         .with("pads", pads)
-        .with("output_padding", list(&|axis| (-behind(axis)).max(0)))
+        .with("output_padding", list(&|axis| (-after(axis)).max(0)))
 }
 
 impl AveragePool {
@@ -190,7 +190,7 @@ impl AveragePool {
             .with("strides", steps.clone())
             .with("dilations", dilations);
         let counted = if self.include_padding && !same {
-            let ends: Vec<i64> = pads.iter().map(|&(before, behind)| before.saturating_add(behind)).collect();
+            let ends: Vec<i64> = pads.iter().map(|&(before, after)| before.saturating_add(after)).collect();
             let ends = ints(to, &ends);
             add(to, "Add", &[inputs, ends], Attrs::new())
         } else {
@@ -210,9 +210,9 @@ impl AveragePool {
         } else {
             // The last window may extend beyond the end by less than a stride.
             let hanging = |k: usize| if ceil { steps[k] - 1 } else { 0 };
-            let own = |ends: i64| if self.include_padding { 0 } else { ends };
-            let front = (0..count).map(|k| own(pads[k].0));
-            let back = (0..count).map(|k| own(pads[k].1).saturating_add(hanging(k)));
+            let counted_padding = |ends: i64| if self.include_padding { 0 } else { ends };
+            let front = (0..count).map(|k| counted_padding(pads[k].0));
+            let back = (0..count).map(|k| counted_padding(pads[k].1).saturating_add(hanging(k)));
             let attrs = attrs.with("pads", front.chain(back).collect::<Vec<i64>>());
             let filter = add_ones_filter(to, wide, &kernel)?;
             add(to, "Conv", &[plane, filter], attrs)
@@ -226,8 +226,8 @@ impl AveragePool {
         }
         if padded {
             // Windows without elements have a gradient of zero, but their factor must be finite.
-            let some = cast(to, counts, DType::Bool);
-            let none = add(to, "Not", &[some], Attrs::new());
+            let is_positive = cast(to, counts, DType::Bool);
+            let none = add(to, "Not", &[is_positive], Attrs::new());
             let none = cast(to, none, wide);
             counts = add(to, "Add", &[counts, none], Attrs::new());
         }
@@ -288,18 +288,18 @@ pub(super) fn add_first_largest_gradient(
     // If the maximum is NaN, the candidates are the NaN elements, because NaN equals nothing.
     let largest = add(to, "Equal", &[x_flat, y_flat], none());
     let smaller = add(to, "Not", &[largest], none());
-    let number = add(to, "Equal", &[x_flat, x_flat], none());
-    let smaller = add(to, "And", &[smaller, number], none());
+    let is_not_nan = add(to, "Equal", &[x_flat, x_flat], none());
+    let smaller = add(to, "And", &[smaller, is_not_nan], none());
     // Positions in a plane, and the position after the last one.
     let sizes = add(to, "Shape", &[x_flat], none());
     let (two, three, first) = (ints(to, &[2]), ints(to, &[3]), ints(to, &[0]));
-    let behind = add(to, "Slice", &[sizes, two, three, first], none());
+    let trailing_sizes = add(to, "Slice", &[sizes, two, three, first], none());
     let every = Attrs::new().with("value", Tensor::i64(&[1], &[1]));
-    let every = add(to, "ConstantOfShape", &[behind], every);
+    let every = add(to, "ConstantOfShape", &[trailing_sizes], every);
     let positions = add(to, "NonZero", &[every], none());
     let line = ints(to, &[-1]);
     let positions = add(to, "Reshape", &[positions, line], none());
-    let candidates = add(to, "Where", &[smaller, behind, positions], none());
+    let candidates = add(to, "Where", &[smaller, trailing_sizes, positions], none());
     let chosen = add(to, "ReduceMin", &[candidates, two], Attrs::new().with("keepdims", 1i64));
     let hit = add(to, "Equal", &[candidates, chosen], none());
     let zero = to.emit_constant(Tensor::scalar(dtype, 0.0));
@@ -398,13 +398,13 @@ fn scatter_by_groups(
         let [index, g] = if groups == 1 {
             [index, g]
         } else if let Some(rows) = group_windows(rw, index, &starts, &over) {
-            let mut taken = [index, g];
+            let mut flattened = [index, g];
             for (k, rows) in rows.iter().enumerate() {
                 let rows = rw.ints("rows", rows);
                 let along = Attrs::new().with("axis", k as i64 + 2);
-                taken = taken.map(|value| rw.add("Gather", &[value, rows], along.clone()));
+                flattened = flattened.map(|value| rw.add("Gather", &[value, rows], along.clone()));
             }
-            taken
+            flattened
         } else {
             let ends = rw.ints("ends", &vec![i64::from(i32::MAX); axes.len()]);
             let (starts, axes, steps) =

@@ -126,9 +126,9 @@ fn onnxruntime_gradients_decompose() {
     let x = test_image(&[2, 3, 5, 6]);
     let attrs = || Attrs::new().with("kernel_shape", vec![3i64, 2]).with("pads", vec![1i64, 1, 0, 0]);
     let y = pool("MaxPool", &x, attrs());
-    let given = [x.clone(), generic_tensor(y.dims(), 5)];
+    let inputs = [x.clone(), generic_tensor(y.dims(), 5)];
     for batch in [Dim::Known(2), Dim::symbol("N")] {
-        let (mut largest, ids) = graph(&[&given[0], &given[1]]);
+        let (mut largest, ids) = graph(&[&inputs[0], &inputs[1]]);
         let ty = |dims: &[usize]| {
             let rest = dims[1..].iter().map(|&size| Dim::Known(size));
             ValueType::Tensor(DType::F64, Some([batch.clone()].into_iter().chain(rest).collect()))
@@ -140,14 +140,14 @@ fn onnxruntime_gradients_decompose() {
         add(&mut largest, ("", "MaxPoolGrad"), "dx", &[Some(ids[1]), Some(index)], 1, attrs());
         let mut average = largest.clone();
         crate::passes::infer::infer(&mut largest).expect("the graph is valid");
-        check_decomposition(&largest, &given, 1e-12);
+        check_decomposition(&largest, &inputs, 1e-12);
 
         average.nodes.clear();
         average.outputs.clear();
         let dx = add(&mut average, ("", "AveragePoolGrad"), "da", &[Some(ids[1])], 1, attrs())[0];
         average.value_mut(dx).ty = ty(x.dims());
         crate::passes::infer::infer(&mut average).expect("the graph is valid");
-        check_decomposition(&average, &given, 1e-12);
+        check_decomposition(&average, &inputs, 1e-12);
 
         // The decomposition needs a scatter that adds.
         let mut old = largest.clone();
@@ -183,14 +183,14 @@ fn gradients_before_scatter_reduction() {
 #[test]
 fn max_pool_gradient_with_input_indices() {
     let (g, index) = (f64s(&[1, 1, 3], &[1.0, 2.0, 4.0]), Tensor::i64(&[1, 1, 3], &[1, 1, 3]));
-    let (mut given, ids) = graph(&[&g, &index]);
+    let (mut unpooled, ids) = graph(&[&g, &index]);
     let attrs = Attrs::new().with("kernel_shape", vec![2i64]);
-    let dx = add(&mut given, ("", "MaxPoolGrad"), "dx", &[Some(ids[0]), Some(ids[1])], 1, attrs)[0];
-    given.value_mut(dx).ty = ValueType::tensor(DType::F64, &[1, 1, 4]);
-    crate::passes::infer::infer(&mut given).expect("the graph is valid");
-    let got = run(&given, &[g.clone(), index.clone()]).expect("the graph runs");
+    let dx = add(&mut unpooled, ("", "MaxPoolGrad"), "dx", &[Some(ids[0]), Some(ids[1])], 1, attrs)[0];
+    unpooled.value_mut(dx).ty = ValueType::tensor(DType::F64, &[1, 1, 4]);
+    crate::passes::infer::infer(&mut unpooled).expect("the graph is valid");
+    let got = run(&unpooled, &[g.clone(), index.clone()]).expect("the graph runs");
     assert_close(&got[0], &f64s(&[1, 1, 4], &[0.0, 3.0, 0.0, 4.0]), 0.0);
-    check_decomposition(&given, &[g, index], 0.0);
+    check_decomposition(&unpooled, &[g, index], 0.0);
 }
 
 #[test]
@@ -263,7 +263,7 @@ fn huge_windows_are_fast() {
 fn downgrade_names_required_opset() {
     let x = test_image(&[1, 2, 5, 5]);
     let kernel = || Attrs::new().with("kernel_shape", vec![2i64, 2]);
-    for (op, attrs, outputs, least) in [
+    for (op, attrs, outputs, oldest) in [
         ("MaxPool", kernel().with("ceil_mode", 1i64), 1, 10),
         ("MaxPool", kernel().with("dilations", vec![2i64, 1]), 1, 10),
         ("AveragePool", kernel().with("dilations", vec![1i64, 2]), 1, 19),
@@ -272,9 +272,9 @@ fn downgrade_names_required_opset() {
     ] {
         let graph = one_node_graph(crate::NEWEST_OPSET, ("", op), &[Some(&x)], outputs, attrs)
             .expect("the graph is valid");
-        check_downgrade(&graph, std::slice::from_ref(&x), least);
-        let error = crate::passes::versions::downgrade(&mut graph.clone(), least - 1).expect_err("too old");
-        assert!(error.to_string().contains(&format!("opset {least} or newer")), "{error}");
+        check_downgrade(&graph, std::slice::from_ref(&x), oldest);
+        let error = crate::passes::versions::downgrade(&mut graph.clone(), oldest - 1).expect_err("too old");
+        assert!(error.to_string().contains(&format!("opset {oldest} or newer")), "{error}");
     }
     let plain = kernel().with("ceil_mode", 0i64).with("dilations", vec![1i64, 1]);
     for op in ["MaxPool", "AveragePool"] {

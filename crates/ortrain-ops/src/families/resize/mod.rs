@@ -56,17 +56,17 @@ fn read_inputs(
     numbers: impl Fn(usize) -> Option<Vec<f64>>,
     integers: impl Fn(usize) -> Option<Vec<i64>>,
 ) -> Option<ResizeInputs> {
-    let mut given = ResizeInputs::default();
+    let mut inputs = ResizeInputs::default();
     if settings.coordinates == CoordinateMode::TfCropAndResize && present(ROI) {
-        given.roi = Some(numbers(ROI)?);
+        inputs.roi = Some(numbers(ROI)?);
     }
     if present(SCALES) {
-        given.scales = Some(numbers(SCALES)?);
+        inputs.scales = Some(numbers(SCALES)?);
     }
     if present(SIZES) {
-        given.sizes = Some(integers(SIZES)?);
+        inputs.sizes = Some(integers(SIZES)?);
     }
-    Some(given)
+    Some(inputs)
 }
 
 /// Returns true for the shape of an empty list: exporters omit inputs this way.
@@ -109,9 +109,9 @@ impl Resize {
         let known = read_inputs(settings, present, numbers, |k| cx.ints(k));
         // Axes that are not resized may have unknown sizes.
         let open = axes.iter().any(|&axis| shape[axis].known().is_none());
-        if let (Some(given), false) = (&known, open) {
+        if let (Some(inputs), false) = (&known, open) {
             let dims: Vec<usize> = shape.iter().map(|dim| dim.known().unwrap_or(1)).collect();
-            for plan in settings.plan(&dims, given)? {
+            for plan in settings.plan(&dims, inputs)? {
                 result[plan.axis] = Dim::Known(plan.target);
             }
             return Ok(result);
@@ -251,14 +251,14 @@ struct ResizeGrad {
 /// Returns `given`, with the sizes of the result if both scales and sizes are missing.
 fn with_default_sizes(
     settings: &ResizeAttributes,
-    mut given: ResizeInputs,
+    mut inputs: ResizeInputs,
     out_dims: &[usize],
 ) -> Result<ResizeInputs, OpError> {
-    if given.scales.is_none() && given.sizes.is_none() {
+    if inputs.scales.is_none() && inputs.sizes.is_none() {
         let axes = settings.axes(out_dims.len())?;
-        given.sizes = Some(axes.iter().map(|&axis| out_dims[axis] as i64).collect());
+        inputs.sizes = Some(axes.iter().map(|&axis| out_dims[axis] as i64).collect());
     }
-    Ok(given)
+    Ok(inputs)
 }
 
 impl Op for ResizeGrad {
@@ -276,9 +276,9 @@ impl Op for ResizeGrad {
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         let (dims, out_dims) = (cx.dims(1), cx.dims(0));
-        let given =
+        let inputs =
             with_default_sizes(&self.settings, read_constant_inputs(cx, &self.settings, 1)?, &out_dims)?;
-        let plans = self.settings.plan(&dims, &given)?;
+        let plans = self.settings.plan(&dims, &inputs)?;
         let mut expected = dims.clone();
         for plan in &plans {
             expected[plan.axis] = plan.target;

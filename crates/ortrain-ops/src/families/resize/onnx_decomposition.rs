@@ -46,14 +46,14 @@ impl OnnxDecomposition {
         list: impl Fn(usize) -> ListInput<'a>,
     ) -> Result<Option<OnnxDecomposition>, OpError> {
         let crops = settings.coordinates == CoordinateMode::TfCropAndResize;
-        let mut given = ResizeInputs::default();
+        let mut inputs = ResizeInputs::default();
         match list(ROI) {
-            ListInput::Known(roi) if crops => given.roi = Some(roi.to_f64()),
+            ListInput::Known(roi) if crops => inputs.roi = Some(roi.to_f64()),
             ListInput::Unknown if crops => return Ok(None),
             _ => {}
         }
         match list(SCALES) {
-            ListInput::Known(scales) => given.scales = Some(scales.to_f64()),
+            ListInput::Known(scales) => inputs.scales = Some(scales.to_f64()),
             ListInput::Unknown => return Ok(None),
             ListInput::Absent => {}
         }
@@ -63,18 +63,18 @@ impl OnnxDecomposition {
             return Err(OpError::invalid(format!("{x} cannot be resized to {y}, because the ranks differ")));
         }
         // A part of an axis of unknown size is unknown, too.
-        let whole = |k: usize| {
-            let ends = given.roi.as_ref().map(|roi| (roi.get(k), roi.get(axes.len() + k)));
+        let keeps_all = |k: usize| {
+            let ends = inputs.roi.as_ref().map(|roi| (roi.get(k), roi.get(axes.len() + k)));
             ends.is_none_or(|ends| ends == (Some(&0.0), Some(&1.0)))
         };
-        let stays = |(k, axis): (usize, usize)| x[axis] == y[axis] && whole(k);
+        let is_unchanged = |(k, axis): (usize, usize)| x[axis] == y[axis] && keeps_all(k);
         let open = |axis: usize| x[axis].known().is_none() || y[axis].known().is_none();
-        if axes.iter().copied().enumerate().any(|(k, axis)| open(axis) && !stays((k, axis))) {
+        if axes.iter().copied().enumerate().any(|(k, axis)| open(axis) && !is_unchanged((k, axis))) {
             return Ok(None);
         }
         let size = |dim: &Dim| dim.known().unwrap_or(1);
-        if given.scales.is_none() {
-            given.sizes = match (settings.policy, list(SIZES)) {
+        if inputs.scales.is_none() {
+            inputs.sizes = match (settings.policy, list(SIZES)) {
                 (AspectRatioPolicy::Stretch, _) => {
                     Some(axes.iter().map(|&axis| size(&y[axis]) as i64).collect())
                 }
@@ -85,7 +85,7 @@ impl OnnxDecomposition {
         let dims: Vec<usize> = x.iter().map(size).collect();
         let mut products = Vec::new();
         let mut repeated: Vec<Option<usize>> = vec![None; rank];
-        for plan in settings.plan(&dims, &given)? {
+        for plan in settings.plan(&dims, &inputs)? {
             let Some((map, _)) = settings.sampling(&plan)? else { continue };
             if map.is_identity() {
                 continue;
@@ -143,13 +143,13 @@ impl OnnxDecomposition {
             }
             let mut perm: Vec<i64> = (0..self.rank as i64).collect();
             perm.swap(*axis, self.rank - 1);
-            let turned = axis + 1 != self.rank;
+            let needs_transpose = axis + 1 != self.rank;
             let turn = || Attrs::new().with("perm", perm.clone());
-            if turned {
+            if needs_transpose {
                 g = to.emit("Transpose", &[Some(g)], turn());
             }
             g = to.emit("MatMul", &[Some(g), Some(matrix)], Attrs::new());
-            if turned {
+            if needs_transpose {
                 g = to.emit("Transpose", &[Some(g)], turn());
             }
         }

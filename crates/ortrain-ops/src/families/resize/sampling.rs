@@ -63,12 +63,12 @@ pub(super) fn parse_word<T: Copy>(
     attrs: &Attrs,
     name: &str,
     default: &str,
-    words: &[(&str, T)],
+    choices: &[(&str, T)],
 ) -> Result<T, OpError> {
-    let found = attrs.string(name)?.unwrap_or(default);
-    words.iter().find(|(word, _)| *word == found).map(|&(_, value)| value).ok_or_else(|| {
-        let known: Vec<&str> = words.iter().map(|(word, _)| *word).collect();
-        OpError::invalid(format!("{name} must be one of {}, got {found:?}", known.join(", ")))
+    let value_name = attrs.string(name)?.unwrap_or(default);
+    choices.iter().find(|(choice, _)| *choice == value_name).map(|&(_, value)| value).ok_or_else(|| {
+        let known: Vec<&str> = choices.iter().map(|(choice, _)| *choice).collect();
+        OpError::invalid(format!("{name} must be one of {}, got {value_name:?}", known.join(", ")))
     })
 }
 
@@ -187,24 +187,24 @@ pub(super) fn scaled_size(axis: usize, size: usize, scale: f64) -> Result<usize,
 fn symmetric_neighbours(x: f64, plan: &AxisPlan) -> (f64, f64) {
     let AxisPlan { source, target, scale, .. } = *plan;
     let offset = source as f64 / 2.0 * (1.0 - target as f64 / (scale * source as f64));
-    let place = offset + (x + 0.5) / scale - 0.5;
-    let padded = place + 1.0;
-    let ratio = if place == place.floor() { 1.0 } else { place - place.floor() };
+    let coordinate = offset + (x + 0.5) / scale - 0.5;
+    let padded = coordinate + 1.0;
+    let ratio = if coordinate == coordinate.floor() { 1.0 } else { coordinate - coordinate.floor() };
     (padded.ceil() - 2.0, ratio)
 }
 
 impl ResizeAttributes {
     /// Returns the resize parameters of the axes of a tensor of sizes `dims`.
-    pub(super) fn plan(&self, dims: &[usize], given: &ResizeInputs) -> Result<Vec<AxisPlan>, OpError> {
+    pub(super) fn plan(&self, dims: &[usize], inputs: &ResizeInputs) -> Result<Vec<AxisPlan>, OpError> {
         let axes = self.axes(dims.len())?;
         let mut plans = Vec::with_capacity(axes.len());
-        if let Some(scales) = &given.scales {
+        if let Some(scales) = &inputs.scales {
             check_list_length("scales", scales, axes.len(), 1)?;
             for (&axis, &scale) in axes.iter().zip(scales) {
                 let (source, roi) = (dims[axis], (0.0, 1.0));
                 plans.push(AxisPlan { axis, source, target: scaled_size(axis, source, scale)?, scale, roi });
             }
-        } else if let Some(sizes) = &given.sizes {
+        } else if let Some(sizes) = &inputs.sizes {
             check_list_length("sizes", sizes, axes.len(), 1)?;
             for (&axis, &size) in axes.iter().zip(sizes) {
                 let target = usize::try_from(size).map_err(|_| {
@@ -219,7 +219,7 @@ impl ResizeAttributes {
             return Err(OpError::invalid("neither scales nor sizes are given"));
         }
         if self.coordinates == CoordinateMode::TfCropAndResize {
-            let roi = given
+            let roi = inputs
                 .roi
                 .as_ref()
                 .ok_or_else(|| OpError::invalid("roi is missing, which \"tf_crop_and_resize\" requires"))?;
@@ -277,8 +277,8 @@ impl ResizeAttributes {
             InterpolationMethod::Nearest(_) | InterpolationMethod::Linear => (1.0 / squeezed).ceil(),
             InterpolationMethod::Cubic(_) => (2.0 / squeezed).ceil(),
         };
-        let most = target as f64 * 2.0 * reach;
-        if target.max(source) > MAX_TAPS || most > MAX_TAPS as f64 {
+        let tap_count = target as f64 * 2.0 * reach;
+        if target.max(source) > MAX_TAPS || tap_count > MAX_TAPS as f64 {
             return Err(OpError::unsupported(format!(
                 "axis {axis} cannot be resized from {source} to {target} elements, which needs more than \
                  {MAX_TAPS} weights"
@@ -288,8 +288,8 @@ impl ResizeAttributes {
         let mut map = AxisMap::new(source);
         let mut outside = vec![false; target];
         let (mut taps, mut weights) = (Vec::new(), Vec::new());
-        for (place, outside) in outside.iter_mut().enumerate() {
-            let x = self.source_coordinate(place as f64, plan);
+        for (position, outside) in outside.iter_mut().enumerate() {
+            let x = self.source_coordinate(position as f64, plan);
             if crops && !(x >= 0.0 && x <= (source - 1) as f64) {
                 *outside = true;
                 map.push(&[]);
@@ -298,7 +298,7 @@ impl ResizeAttributes {
             // The element below, and the distance of the position from it: in (0, 1].
             let (below, ratio) = match (self.method, self.coordinates) {
                 (InterpolationMethod::Nearest(_), CoordinateMode::HalfPixelSymmetric) => {
-                    symmetric_neighbours(place as f64, plan)
+                    symmetric_neighbours(position as f64, plan)
                 }
                 _ => (x.ceil() - 1.0, x - (x.ceil() - 1.0)),
             };

@@ -209,7 +209,7 @@ fn elements_without_weight_do_not_leak() {
 
 /// Combinations of attributes, each with inputs for the tests.
 fn attribute_combinations() -> Vec<(Attrs, Vec<ListInputs>)> {
-    let mut all = Vec::new();
+    let mut combinations = Vec::new();
     let names = [
         "half_pixel",
         "half_pixel_symmetric",
@@ -241,13 +241,13 @@ fn attribute_combinations() -> Vec<(Attrs, Vec<ListInputs>)> {
             if name == "tf_crop_and_resize" {
                 let roi = [0.0, 0.1, -0.2, 1.0, 0.9, 1.3];
                 lists = lists.into_iter().map(|list| list.with_roi(&roi)).collect();
-                all.push((attrs.with("extrapolation_value", -1.5f32), lists));
+                combinations.push((attrs.with("extrapolation_value", -1.5f32), lists));
             } else {
-                all.push((attrs, lists));
+                combinations.push((attrs, lists));
             }
         }
     }
-    all
+    combinations
 }
 
 /// Every implementation of a map (few pieces, a table, several axes) equals its matrix, and the gradient equals the
@@ -258,12 +258,12 @@ fn sampling_equals_its_matrices() {
     for (attrs, lists) in attribute_combinations() {
         let settings = ResizeAttributes::new(&attrs).expect("valid");
         for lists in lists {
-            let given = ResizeInputs {
+            let resize_inputs = ResizeInputs {
                 roi: lists.roi.as_ref().map(Tensor::to_f64),
                 scales: lists.scales.as_ref().map(Tensor::to_f64),
                 sizes: lists.sizes.as_ref().and_then(Tensor::to_i64),
             };
-            let plans = settings.plan(x.dims(), &given).expect("valid");
+            let plans = settings.plan(x.dims(), &resize_inputs).expect("valid");
             // Each axis as a full matrix, with flags of its rows outside of the input.
             let matrices: Vec<(Vec<f64>, Vec<bool>)> = plans
                 .iter()
@@ -271,8 +271,8 @@ fn sampling_equals_its_matrices() {
                     Some((map, outside)) => (map.matrix(false), outside),
                     None => {
                         let (rows, columns) = (plan.target, plan.source);
-                        let one = |k: usize| f64::from(u8::from(k / columns == k % columns));
-                        ((0..rows * columns).map(one).collect(), vec![false; rows])
+                        let unit = |k: usize| f64::from(u8::from(k / columns == k % columns));
+                        ((0..rows * columns).map(unit).collect(), vec![false; rows])
                     }
                 })
                 .collect();
@@ -402,9 +402,9 @@ fn lists_as_graph_inputs() {
     ] {
         let inputs = lists.inputs(&x);
         let graph = one_node_graph(NEWEST_OPSET, RESIZE, &inputs, 1, attrs.clone()).expect("valid");
-        let given: Vec<Tensor> = inputs.iter().copied().flatten().cloned().collect();
-        assert_eq!(run(&graph, &given).expect("the graph runs")[0], lists.run(&x, &attrs));
-        check_gradients(&graph, &given, &[0], &[0]);
+        let feeds: Vec<Tensor> = inputs.iter().copied().flatten().cloned().collect();
+        assert_eq!(run(&graph, &feeds).expect("the graph runs")[0], lists.run(&x, &attrs));
+        check_gradients(&graph, &feeds, &[0], &[0]);
     }
 }
 
@@ -419,10 +419,10 @@ fn empty_and_single_pixel_inputs() {
     let gradient = gradient_graph(&graph, &[Some(f64s(&[0, 6], &[]))], &[0]);
     assert_eq!(run(&gradient, &[empty]).expect("the graph runs")[0].dims(), [0, 3]);
     // An image of one pixel.
-    let one = f64s(&[1, 1], &[5.0]);
+    let pixel = f64s(&[1, 1], &[5.0]);
     for name in ["half_pixel", "align_corners", "asymmetric", "pytorch_half_pixel"] {
         for method in ["nearest", "linear", "cubic"] {
-            let got = ListInputs::sizes(&[2, 3]).run(&one, &coordinates(mode(method), name));
+            let got = ListInputs::sizes(&[2, 3]).run(&pixel, &coordinates(mode(method), name));
             assert_close(&got, &f64s(&[2, 3], &[5.0; 6]), 1e-15);
         }
     }
@@ -452,9 +452,9 @@ fn older_versions() {
             let inputs = [Some(&x), Some(&list)];
             let graph =
                 one_node_graph(opset, ("", op), &inputs, 1, mode(method)).expect("the graph can be read");
-            let given = [x.clone(), list.clone()];
-            assert_eq!(run(&graph, &given).expect("the graph runs")[0], want);
-            check_downgrade(&graph, &given, opset);
+            let feeds = [x.clone(), list.clone()];
+            assert_eq!(run(&graph, &feeds).expect("the graph runs")[0], want);
+            check_downgrade(&graph, &feeds, opset);
         }
     }
     // Along an axis that shrinks, opset 10 uses the element above.
@@ -462,8 +462,8 @@ fn older_versions() {
     let fewer = scales(&[0.6]);
     let graph = one_node_graph(10, RESIZE, &[Some(&line), Some(&fewer)], 1, mode("nearest"))
         .expect("the graph can be read");
-    let given = [line.clone(), fewer.clone()];
-    assert_eq!(run(&graph, &given).expect("the graph runs")[0].to_f64(), [0.0, 2.0, 4.0]);
+    let line_feeds = [line.clone(), fewer.clone()];
+    assert_eq!(run(&graph, &line_feeds).expect("the graph runs")[0].to_f64(), [0.0, 2.0, 4.0]);
     let error = passes::versions::downgrade(&mut graph.clone(), 11).expect_err("refused").to_string();
     assert!(error.contains("all at least 1 or all at most 1"), "{error}");
 

@@ -50,7 +50,8 @@ pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let scales = present(rw, SCALES);
     let numbers = scales.and_then(|id| rw.constant_of(id)).map(Tensor::to_f64);
     let mut attrs = rw.attrs().clone();
-    let needs = |what: &str, opset: i64| OpError::unsupported(format!("{what} needs opset {opset} or newer"));
+    let needs =
+        |feature: &str, opset: i64| OpError::unsupported(format!("{feature} needs opset {opset} or newer"));
     if version < 11 {
         let simple = match settings.method {
             InterpolationMethod::Linear => true,
@@ -136,26 +137,26 @@ fn extend_to_all_axes(
     let (axes, rank) = (settings.axes(shape.rank())?, shape.rank());
     for (k, input) in inputs.iter_mut().enumerate().skip(ROI) {
         let Some(id) = input.filter(|&id| !is_empty_list(rw.shape(id))) else { continue };
-        let some = rw.constant_of(id).cloned().ok_or_else(refused)?;
+        let values = rw.constant_of(id).cloned().ok_or_else(refused)?;
         let each = if k == ROI { 2 } else { 1 };
-        check_list_length("the list", &some.to_f64(), axes.len(), each)?;
-        let tensor = if let (SIZES, Some(sizes)) = (k, some.to_i64()) {
+        check_list_length("the list", &values.to_f64(), axes.len(), each)?;
+        let tensor = if let (SIZES, Some(sizes)) = (k, values.to_i64()) {
             let known: Option<Vec<i64>> =
                 shape.iter().map(|dim| dim.known().map(|size| size as i64)).collect();
-            let mut all = known.ok_or_else(refused)?;
+            let mut all_sizes = known.ok_or_else(refused)?;
             for (&axis, size) in axes.iter().zip(sizes) {
-                all[axis] = size;
+                all_sizes[axis] = size;
             }
-            Tensor::i64(&[rank], &all)
+            Tensor::i64(&[rank], &all_sizes)
         } else {
-            let mut all = vec![1f32; each * rank];
+            let mut all_values = vec![1f32; each * rank];
             if k == ROI {
-                all[..rank].fill(0.0);
+                all_values[..rank].fill(0.0);
             }
-            for (n, value) in some.to_f64().into_iter().enumerate() {
-                all[n / axes.len() * rank + axes[n % axes.len()]] = value as f32;
+            for (n, value) in values.to_f64().into_iter().enumerate() {
+                all_values[n / axes.len() * rank + axes[n % axes.len()]] = value as f32;
             }
-            Tensor::f32(&[each * rank], &all)
+            Tensor::f32(&[each * rank], &all_values)
         };
         *input = Some(rw.constant("all", tensor));
     }

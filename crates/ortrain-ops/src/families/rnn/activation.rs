@@ -50,8 +50,10 @@ impl Activation {
     pub(super) fn parse_all(attrs: &Attrs, default: &[Activation]) -> Result<Vec<Activation>, OpError> {
         let Some(names) = attrs.strings("activations")? else { return Ok(default.to_vec()) };
         if names.len() != default.len() {
-            let (wanted, found) = (default.len(), names.len());
-            return Err(OpError::invalid(format!("activations names {found} functions, expected {wanted}")));
+            let (expected, actual) = (default.len(), names.len());
+            return Err(OpError::invalid(format!(
+                "activations names {actual} functions, expected {expected}"
+            )));
         }
         let (alphas, betas) = (attrs.floats("activation_alpha")?, attrs.floats("activation_beta")?);
         let mut alphas = alphas.unwrap_or_default().iter().map(|&x| f64::from(x));
@@ -102,8 +104,8 @@ impl Activation {
         let number = |name: &str, value: f64| Attrs::new().with(name, value as f32);
         let none = Attrs::new();
         let operator = |b: &mut Builder, value: fn(&mut Builder, &[Reg], &Attrs) -> _, attrs: &Attrs| {
-            let made: Result<Reg, OpError> = value(b, &[x], attrs);
-            made.expect("the attributes are floats")
+            let result: Result<Reg, OpError> = value(b, &[x], attrs);
+            result.expect("the attributes are floats")
         };
         match self {
             Activation::Affine { alpha, beta } => {
@@ -234,10 +236,10 @@ impl Clipped {
         let Some(rounding) = rounding_error(stored) else { return y };
         let (above, below) = (b.compare(CompareOp::Lt, low, x), b.compare(CompareOp::Lt, x, high));
         let inside = b.binary(BinaryOp::And, above, below);
-        let (least, most) = self.clip_bounds(b, ty, clip, NARROW_CLIP_MARGIN * rounding);
-        let near = b.binary(BinaryOp::Max, y, least);
-        let near = b.binary(BinaryOp::Min, near, most);
-        b.select(inside, near, y)
+        let (lower, upper) = self.clip_bounds(b, ty, clip, NARROW_CLIP_MARGIN * rounding);
+        let bounded_below = b.binary(BinaryOp::Max, y, lower);
+        let bounded = b.binary(BinaryOp::Min, bounded_below, upper);
+        b.select(inside, bounded, y)
     }
 
     /// Emits the derivative at the point where the function has the value `y`, which was stored as type `stored`. The
@@ -264,11 +266,11 @@ impl Clipped {
             self.activation.apply(b, at)
         });
         let (low, high) = (b.binary(BinaryOp::Min, first, second), b.binary(BinaryOp::Max, first, second));
-        let room = |b: &mut Builder, bound: Reg| {
+        let clip_margin = |b: &mut Builder, bound: Reg| {
             let size = b.unary(UnaryOp::Abs, bound);
             b.mul(size, margin)
         };
-        let (room_low, room_high) = (room(b, low), room(b, high));
+        let (room_low, room_high) = (clip_margin(b, low), clip_margin(b, high));
         (b.add(low, room_low), b.sub(high, room_high))
     }
 }

@@ -58,7 +58,7 @@ pub(super) fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut results: Vec<Vec<ValueId>> = Vec::new();
     let states = kind.state_inputs();
     for (index, &direction) in attributes.directions.iter().enumerate() {
-        let own = |rw: &mut Rewrite<'_>, value: ValueId| {
+        let of_direction = |rw: &mut Rewrite<'_>, value: ValueId| {
             let index = index as i64;
             if attributes.directions.len() == 1 {
                 value
@@ -70,21 +70,22 @@ pub(super) fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             Direction::Forward => x,
             Direction::Reverse => reverse_sequences(rw, x, long_lengths),
         };
-        let mut inputs: Vec<Option<ValueId>> = vec![Some(data), Some(own(rw, w)), Some(own(rw, r))];
-        inputs.push(rw.input(B).map(|bias| own(rw, bias)));
+        let mut inputs: Vec<Option<ValueId>> =
+            vec![Some(data), Some(of_direction(rw, w)), Some(of_direction(rw, r))];
+        inputs.push(rw.input(B).map(|bias| of_direction(rw, bias)));
         inputs.push(lengths);
         for k in states.clone() {
             let state = match rw.input(k) {
                 Some(state) => {
                     let state = if attributes.batch_first { swap_first_axes(rw, state) } else { state };
-                    own(rw, state)
+                    of_direction(rw, state)
                 }
                 None => zero_state(rw, data, hidden, dtype),
             };
             inputs.push(Some(state));
         }
         if kind == NetKind::Lstm {
-            inputs.push(rw.input(P).map(|weights| own(rw, weights)));
+            inputs.push(rw.input(P).map(|weights| of_direction(rw, weights)));
         }
         while inputs.last() == Some(&None) {
             inputs.pop();
@@ -130,8 +131,8 @@ fn reverse_results(rw: &mut Rewrite<'_>, value: ValueId, lengths: Option<ValueId
     }
     let axis = rw.ints("axis", &[1]);
     let flat = rw.add("Squeeze", &[value, axis], Attrs::new());
-    let turned = reverse_sequences(rw, flat, lengths);
-    rw.add("Unsqueeze", &[turned, axis], Attrs::new())
+    let reversed = reverse_sequences(rw, flat, lengths);
+    rw.add("Unsqueeze", &[reversed, axis], Attrs::new())
 }
 
 /// Returns a state of zeros: `[1, batch, hidden]`.
@@ -166,15 +167,15 @@ fn activations_of_direction(
         return Ok([("activations", None), ("activation_alpha", None), ("activation_beta", None)]);
     };
     let range = index * count..(index + 1) * count;
-    let own = |takes: fn(&str) -> bool, list: &[f32]| {
+    let parameters = |takes: fn(&str) -> bool, list: &[f32]| {
         let before = names[..range.start].iter().filter(|name| takes(name)).count();
-        let here = names[range.clone()].iter().filter(|name| takes(name)).count();
-        let list: Vec<f32> = list.iter().copied().skip(before).take(here).collect();
+        let used_count = names[range.clone()].iter().filter(|name| takes(name)).count();
+        let list: Vec<f32> = list.iter().copied().skip(before).take(used_count).collect();
         (!list.is_empty()).then_some(Attr::Floats(list))
     };
     Ok([
         ("activations", Some(Attr::Strings(names[range.clone()].to_vec()))),
-        ("activation_alpha", own(super::activation::has_alpha, alphas)),
-        ("activation_beta", own(super::activation::has_beta, betas)),
+        ("activation_alpha", parameters(super::activation::has_alpha, alphas)),
+        ("activation_beta", parameters(super::activation::has_beta, betas)),
     ])
 }

@@ -44,17 +44,17 @@ impl StepOutputs {
         nest: &mut NestBuilder,
         [z, r, n]: [Reg; 3],
         before: Reg,
-        held: Option<Reg>,
+        active: Option<Reg>,
     ) {
         let ty = nest.b.ty(z);
         let one = nest.b.constant(ty, 1.0);
         let rest = nest.b.sub(one, z);
         let (new, old) = (nest.b.mul(rest, n), nest.b.mul(z, before));
         let h = nest.b.add(new, old);
-        let state = select_active(nest, held, h, before);
-        let seen = active_or_zero(nest, held, h);
+        let state = select_active(nest, active, h, before);
+        let output = active_or_zero(nest, active, h);
         for &(target, value) in &self.values {
-            target.store(cx, nest, if value == OutputKind::State { state } else { seen });
+            target.store(cx, nest, if value == OutputKind::State { state } else { output });
         }
         if let Some(gates) = self.gates {
             for (gate, value) in [(Z, z), (RESET, r), (NEW, n)] {
@@ -64,14 +64,14 @@ impl StepOutputs {
     }
 }
 
-pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
+pub(super) fn lower(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
     let sizes = Sizes::from_context(NetKind::Gru, cx);
     let stored = cx.dtype(X);
     let (batch, hidden) = (sizes.batch, sizes.hidden);
     let lengths = Lengths::new(cx, LENGTHS, &sizes)?;
     // With `linear_before_reset`, the recurrent bias is added to the product with the state.
     let both: &[usize] = &[0, sizes.rows];
-    let products = emit_input_products(cx, &sizes, (!own.linear_before_reset).then_some((B, both)))?;
+    let products = emit_input_products(cx, &sizes, (!attributes.linear_before_reset).then_some((B, both)))?;
     let biases = cx.has_input(B).then(|| Matrix::broadcast(cx.input(B)));
     let r = Matrix::rows(cx.input(R), hidden);
     let r = transpose_weights(cx, r, &sizes)?;
@@ -80,27 +80,27 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
         return lower_empty(cx, &[1], &[state], &sizes);
     }
     let from_zeros = zero_state_products(cx, &sizes, state)?;
-    let (all, last) = (output_matrix(cx, 0, hidden), output_matrix(cx, 1, hidden));
-    let kept = output_matrix(cx, 2, sizes.rows);
+    let (all_steps, last) = (output_matrix(cx, 0, hidden), output_matrix(cx, 1, hidden));
+    let stored_gates = output_matrix(cx, 2, sizes.rows);
     for step in 0..sizes.steps {
         let row = step * batch;
         let is_last = step + 1 == sizes.steps;
-        let seen = all.map(|all| all.at_row(row));
+        let output_row = all_steps.map(|row_output| row_output.at_row(row));
         // A state that equals the result needs no buffer of its own.
-        let kept_state = seen.filter(|_| !lengths.are_present());
+        let kept_state = output_row.filter(|_| !lengths.are_present());
         let new_state = (!is_last && kept_state.is_none()).then(|| alloc_factor(cx, "hidden", batch, hidden));
         let values = [
             new_state.map(|next| (next, OutputKind::State)),
             last.filter(|_| is_last).map(|last| (last, OutputKind::State)),
-            seen.map(|seen| (seen, OutputKind::Seen)),
+            output_row.map(|output| (output, OutputKind::Seen)),
         ];
         let targets = StepOutputs {
             values: values.into_iter().flatten().collect(),
-            gates: kept.map(|gates| gates.at_row(row)),
+            gates: stored_gates.map(|gates| gates.at_row(row)),
             hidden,
         };
-        let given = products.at_row(row);
-        if own.linear_before_reset {
+        let input_products = products.at_row(row);
+        if attributes.linear_before_reset {
             let from_state = match state {
                 Some(h) => Some(emit_plain_product(cx, "gates", (batch, sizes.rows, hidden), h, r)?),
                 None => from_zeros,
@@ -109,37 +109,37 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
             let mut nest = cx.nest(&[batch, hidden], 0);
             let pairs = [Z, RESET, NEW].map(|gate| {
                 let column = gate * hidden;
-                let taken = load_sum(cx, &mut nest, &[Some(given), biases], column);
-                (taken, load_sum(cx, &mut nest, &recurrent, column))
+                let input_sum = load_sum(cx, &mut nest, &[Some(input_products), biases], column);
+                (input_sum, load_sum(cx, &mut nest, &recurrent, column))
             });
             let [z, reset] = [Z, RESET].map(|gate| {
                 let sum = nest.b.add(pairs[gate].0, pairs[gate].1);
-                own.gate_activation(0).apply(&mut nest.b, sum, stored)
+                attributes.gate_activation(0).apply(&mut nest.b, sum, stored)
             });
             let part = nest.b.mul(reset, pairs[NEW].1);
             let sum = nest.b.add(pairs[NEW].0, part);
-            let new = own.gate_activation(1).apply(&mut nest.b, sum, stored);
+            let new = attributes.gate_activation(1).apply(&mut nest.b, sum, stored);
             let before = load_state(cx, &mut nest, state);
-            let held = lengths.step_mask(cx, &mut nest, step);
-            targets.store(cx, &mut nest, [z, reset, new], before, held);
+            let active = lengths.step_mask(cx, &mut nest, step);
+            targets.store(cx, &mut nest, [z, reset, new], before, active);
             cx.emit(nest.instruction())?;
         } else {
             let gates = alloc_temp(cx, "gates", batch, 2 * hidden);
             let reset_state = alloc_factor(cx, "reset_state", batch, hidden);
             let apply = |cx: &Lower<'_>, nest: &mut NestBuilder, value: Reg| {
-                let given = given.load(cx, nest);
-                let sum = nest.b.add(given, value);
-                let gate = own.gate_activation(0).apply(&mut nest.b, sum, stored);
+                let input_part = input_products.load(cx, nest);
+                let sum = nest.b.add(input_part, value);
+                let gate = attributes.gate_activation(0).apply(&mut nest.b, sum, stored);
                 gates.store(cx, nest, gate);
             };
             let finish = |cx: &Lower<'_>, nest: &mut NestBuilder, value: Reg| {
-                let given = given.at_column(NEW * hidden).load(cx, nest);
-                let sum = nest.b.add(given, value);
-                let new = own.gate_activation(1).apply(&mut nest.b, sum, stored);
+                let input_part = input_products.at_column(NEW * hidden).load(cx, nest);
+                let sum = nest.b.add(input_part, value);
+                let new = attributes.gate_activation(1).apply(&mut nest.b, sum, stored);
                 let [z, reset] = [Z, RESET].map(|gate| gates.at_column(gate * hidden).load(cx, nest));
                 let before = load_state(cx, nest, state);
-                let held = lengths.step_mask(cx, nest, step);
-                targets.store(cx, nest, [z, reset, new], before, held);
+                let active = lengths.step_mask(cx, nest, step);
+                targets.store(cx, nest, [z, reset, new], before, active);
             };
             match state {
                 Some(h) => {
@@ -158,13 +158,13 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
                 }
                 None => {
                     let mut nest = cx.nest(&[batch, 2 * hidden], 0);
-                    let nothing = load_state(cx, &mut nest, from_zeros);
-                    apply(cx, &mut nest, nothing);
+                    let initial = load_state(cx, &mut nest, from_zeros);
+                    apply(cx, &mut nest, initial);
                     cx.emit(nest.instruction())?;
                     let mut nest = cx.nest(&[batch, hidden], 0);
                     let of_new = from_zeros.map(|zeros| zeros.at_column(NEW * hidden));
-                    let nothing = load_state(cx, &mut nest, of_new);
-                    finish(cx, &mut nest, nothing);
+                    let initial = load_state(cx, &mut nest, of_new);
+                    finish(cx, &mut nest, initial);
                     cx.emit(nest.instruction())?;
                 }
             }
@@ -174,7 +174,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
     Ok(())
 }
 
-pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
+pub(super) fn lower_grad(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
     let sizes = Sizes::from_context(NetKind::Gru, cx);
     let stored = cx.dtype(X);
     let (batch, hidden) = (sizes.batch, sizes.hidden);
@@ -196,7 +196,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
     let later = batch * sizes.steps.saturating_sub(1);
     for (rows, from, states) in [(batch.min(sizes.total_rows()), 0, first), (later, batch, Some(all_h))] {
         let target = from_state.at_row(from);
-        match states.filter(|_| own.linear_before_reset) {
+        match states.filter(|_| attributes.linear_before_reset) {
             Some(states) => {
                 let r = r.at_row(NEW * hidden).transposed();
                 emit_product(cx, (rows, hidden, hidden), states, r, |cx, nest, mut value| {
@@ -209,7 +209,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
             }
             None => {
                 let mut nest = cx.nest(&[rows, hidden], 0);
-                let value = if own.linear_before_reset {
+                let value = if attributes.linear_before_reset {
                     load_state(cx, &mut nest, bias)
                 } else {
                     let reset = all_gates.at_row(from).at_column(RESET * hidden).load(cx, &mut nest);
@@ -225,7 +225,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
     // The gradients of the arguments of the gates' activations, and of the products with the state. They differ in the
     // new gate if the reset gate is applied after the product.
     let of_input = alloc_padded(cx, "of_gates", sizes.total_rows(), sizes.rows);
-    let of_state = if own.linear_before_reset {
+    let of_state = if attributes.linear_before_reset {
         alloc_padded(cx, "of_products", sizes.total_rows(), sizes.rows)
     } else {
         of_input
@@ -248,37 +248,38 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
         let [z, reset, new] =
             [Z, RESET, NEW].map(|gate| all_gates.at_row(row).at_column(gate * hidden).load(cx, &mut nest));
         let before = load_state(cx, &mut nest, before_step(step));
-        let held = lengths.step_mask(cx, &mut nest, step);
+        let active = lengths.step_mask(cx, &mut nest, step);
         let b = &mut nest.b;
         let ty = b.ty(z);
         let one = b.constant(ty, 1.0);
         let difference = b.sub(before, new);
         let of_z = b.mul(g, difference);
-        let slope = own.gate_activation(0).slope(b, z, stored);
+        let slope = attributes.gate_activation(0).slope(b, z, stored);
         let of_z = b.mul(of_z, slope);
         let rest = b.sub(one, z);
         let of_new = b.mul(g, rest);
-        let slope = own.gate_activation(1).slope(b, new, stored);
+        let slope = attributes.gate_activation(1).slope(b, new, stored);
         let of_new = b.mul(of_new, slope);
-        let kept = b.mul(g, z);
-        let (of_z, of_new) = (active_or_zero(&mut nest, held, of_z), active_or_zero(&mut nest, held, of_new));
+        let direct = b.mul(g, z);
+        let (of_z, of_new) =
+            (active_or_zero(&mut nest, active, of_z), active_or_zero(&mut nest, active, of_new));
         of_input.at_row(row).at_column(Z * hidden).store(cx, &mut nest, of_z);
         of_input.at_row(row).at_column(NEW * hidden).store(cx, &mut nest, of_new);
-        kept_part.store(cx, &mut nest, kept);
+        kept_part.store(cx, &mut nest, direct);
         let gate_slope = |nest: &mut NestBuilder, of_reset: Reg, reset: Reg| {
-            let slope = own.gate_activation(0).slope(&mut nest.b, reset, stored);
+            let slope = attributes.gate_activation(0).slope(&mut nest.b, reset, stored);
             nest.b.mul(of_reset, slope)
         };
-        let finish = |cx: &mut Lower<'_>, nest: &mut NestBuilder, value: Reg, kept: Matrix| {
-            let kept = kept.load(cx, nest);
-            let sum = nest.b.add(kept, value);
-            let held = lengths.step_mask(cx, nest, step);
+        let finish = |cx: &mut Lower<'_>, nest: &mut NestBuilder, value: Reg, partial: Matrix| {
+            let partial_value = partial.load(cx, nest);
+            let sum = nest.b.add(partial_value, value);
+            let active = lengths.step_mask(cx, nest, step);
             let after = load_state(cx, nest, of_next);
-            select_active(nest, held, sum, after)
+            select_active(nest, active, sum, after)
         };
-        if own.linear_before_reset {
-            let taken = from_state.at_row(row).load(cx, &mut nest);
-            let of_reset = nest.b.mul(of_new, taken);
+        if attributes.linear_before_reset {
+            let reset_state = from_state.at_row(row).load(cx, &mut nest);
+            let of_reset = nest.b.mul(of_new, reset_state);
             let of_reset = gate_slope(&mut nest, of_reset, reset);
             let of_taken = nest.b.mul(of_new, reset);
             of_input.at_row(row).at_column(RESET * hidden).store(cx, &mut nest, of_reset);
@@ -307,8 +308,8 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
                 let of_reset = gate_slope(nest, of_reset, reset);
                 of_step.at_column(RESET * hidden).store(cx, nest, of_reset);
                 let through = nest.b.mul(value, reset);
-                let kept = kept_part.load(cx, nest);
-                let sum = nest.b.add(kept, through);
+                let partial_value = kept_part.load(cx, nest);
+                let sum = nest.b.add(partial_value, through);
                 sums.store(cx, nest, sum);
             })?;
             if let Some(result) = result {
@@ -324,7 +325,7 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
         lower_empty(cx, &[4], &[of_next], &sizes)?;
     }
     if let Some(result) = output_matrix(cx, 2, hidden) {
-        if own.linear_before_reset {
+        if attributes.linear_before_reset {
             emit_product_with_states(cx, &sizes, (of_state, sizes.rows), (first, all_h), result)?;
         } else {
             emit_product_with_states(cx, &sizes, (of_state, 2 * hidden), (first, all_h), result)?;

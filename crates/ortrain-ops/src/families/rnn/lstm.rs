@@ -25,7 +25,7 @@ const C: usize = 3;
 /// Gates of the peephole weights, in their order.
 const PEEPHOLE_GATES: [usize; 3] = [I, O, F];
 
-pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
+pub(super) fn lower(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
     let sizes = Sizes::from_context(NetKind::Lstm, cx);
     let stored = cx.dtype(X);
     let (batch, hidden) = (sizes.batch, sizes.hidden);
@@ -50,7 +50,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
             Some(h) => Some(emit_plain_product(cx, "gates", (batch, sizes.rows, hidden), h, r)?),
             None => from_zeros,
         };
-        let [all_h, all_c] = results.map(|all| all.map(|all| all.at_row(row)));
+        let [all_h, all_c] = results.map(|outputs| outputs.map(|output| output.at_row(row)));
         // States that equal the results need no buffers of their own.
         let kept_h = all_h.filter(|_| !lengths.are_present());
         let kept_c = all_c.filter(|_| compute_dtype(cx) == cx.dtype(X));
@@ -72,27 +72,29 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
             }
         };
         let i = argument(cx, &mut nest, I, before.1);
-        let i = own.gate_activation(0).apply(&mut nest.b, i, stored);
-        let f = if own.input_forget {
+        let i = attributes.gate_activation(0).apply(&mut nest.b, i, stored);
+        let f = if attributes.input_forget {
             let ty = nest.b.ty(i);
             let one = nest.b.constant(ty, 1.0);
             nest.b.sub(one, i)
         } else {
             let f = argument(cx, &mut nest, F, before.1);
-            own.gate_activation(0).apply(&mut nest.b, f, stored)
+            attributes.gate_activation(0).apply(&mut nest.b, f, stored)
         };
         let g = argument(cx, &mut nest, C, before.1);
-        let g = own.gate_activation(1).apply(&mut nest.b, g, stored);
+        let g = attributes.gate_activation(1).apply(&mut nest.b, g, stored);
         let (old, new) = (nest.b.mul(f, before.1), nest.b.mul(i, g));
         let cell = nest.b.add(old, new);
         let o = argument(cx, &mut nest, O, cell);
-        let o = own.gate_activation(0).apply(&mut nest.b, o, stored);
-        let seen = own.cell_activation().apply(&mut nest.b, cell, stored);
-        let value = nest.b.mul(o, seen);
-        let held = lengths.step_mask(cx, &mut nest, step);
-        let after =
-            (select_active(&mut nest, held, value, before.0), select_active(&mut nest, held, cell, before.1));
-        let value = active_or_zero(&mut nest, held, value);
+        let o = attributes.gate_activation(0).apply(&mut nest.b, o, stored);
+        let activated = attributes.cell_activation().apply(&mut nest.b, cell, stored);
+        let value = nest.b.mul(o, activated);
+        let active = lengths.step_mask(cx, &mut nest, step);
+        let after = (
+            select_active(&mut nest, active, value, before.0),
+            select_active(&mut nest, active, cell, before.1),
+        );
+        let value = active_or_zero(&mut nest, active, value);
         let [final_h, final_c] = finals.map(|last| last.filter(|_| is_last));
         for (target, value) in [
             (new_h, after.0),
@@ -117,7 +119,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
     Ok(())
 }
 
-pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
+pub(super) fn lower_grad(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
     let sizes = Sizes::from_context(NetKind::Lstm, cx);
     let stored = cx.dtype(X);
     let (batch, hidden) = (sizes.batch, sizes.hidden);
@@ -163,11 +165,11 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
         };
         let weights = [0, 1, 2].map(|k| weight(cx, &mut nest, k));
         let b = &mut nest.b;
-        let seen = own.cell_activation().apply(b, cell, stored);
-        let of_o = b.mul(g, seen);
-        let slope = own.gate_activation(0).slope(b, o, stored);
+        let activated = attributes.cell_activation().apply(b, cell, stored);
+        let of_o = b.mul(g, activated);
+        let slope = attributes.gate_activation(0).slope(b, o, stored);
         let of_o = b.mul(of_o, slope);
-        let slope = own.cell_activation().slope(b, seen, stored);
+        let slope = attributes.cell_activation().slope(b, activated, stored);
         let through = b.mul(g, o);
         let through = b.mul(through, slope);
         let mut of_new = b.add(of_cell, through);
@@ -176,19 +178,19 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
             of_new = b.add(of_new, part);
         }
         let of_g = b.mul(of_new, i);
-        let slope = own.gate_activation(1).slope(b, c, stored);
+        let slope = attributes.gate_activation(1).slope(b, c, stored);
         let of_g = b.mul(of_g, slope);
-        let (of_i, of_f) = if own.input_forget {
+        let (of_i, of_f) = if attributes.input_forget {
             // The forget gate is one minus the input gate.
             let difference = b.sub(c, last);
             let ty = b.ty(c);
             (b.mul(of_new, difference), b.constant(ty, 0.0))
         } else {
             let of_f = b.mul(of_new, last);
-            let slope = own.gate_activation(0).slope(b, f, stored);
+            let slope = attributes.gate_activation(0).slope(b, f, stored);
             (b.mul(of_new, c), b.mul(of_f, slope))
         };
-        let slope = own.gate_activation(0).slope(b, i, stored);
+        let slope = attributes.gate_activation(0).slope(b, i, stored);
         let of_i = b.mul(of_i, slope);
         let mut of_last = b.mul(of_new, f);
         for (gate, weight) in [(of_i, weights[0]), (of_f, weights[2])] {
@@ -197,21 +199,21 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
                 of_last = b.add(of_last, part);
             }
         }
-        let held = lengths.step_mask(cx, &mut nest, step);
+        let active = lengths.step_mask(cx, &mut nest, step);
         for (gate, value) in [(I, of_i), (O, of_o), (F, of_f), (C, of_g)] {
-            let value = active_or_zero(&mut nest, held, value);
+            let value = active_or_zero(&mut nest, active, value);
             gates.at_row(row).at_column(gate * hidden).store(cx, &mut nest, value);
         }
         if let Some(target) = before_c {
-            let value = select_active(&mut nest, held, of_last, of_cell);
+            let value = select_active(&mut nest, active, of_last, of_cell);
             target.store(cx, &mut nest, value);
         }
         cx.emit(nest.instruction())?;
         if let Some(target) = before_h {
             emit_product(cx, (batch, hidden, sizes.rows), gates.at_row(row), r, |cx, nest, value| {
-                let held = lengths.step_mask(cx, nest, step);
+                let active = lengths.step_mask(cx, nest, step);
                 let after = load_state(cx, nest, of_h);
-                let value = select_active(nest, held, value, after);
+                let value = select_active(nest, active, value, after);
                 target.store(cx, nest, value);
             })?;
         }
@@ -235,7 +237,7 @@ fn emit_peephole_gradients(
     cx: &mut Lower<'_>,
     sizes: &Sizes,
     gates: Matrix,
-    (first, all): (Option<Matrix>, Matrix),
+    (first, total): (Option<Matrix>, Matrix),
     result: Matrix,
 ) -> Result<(), OpError> {
     let (batch, hidden) = (sizes.batch, sizes.hidden);
@@ -244,10 +246,10 @@ fn emit_peephole_gradients(
         let target = result.at_column(k * hidden);
         let later = sizes.total_rows() - batch.min(sizes.total_rows());
         let parts: Vec<(Matrix, Matrix, usize)> = if gate == O {
-            vec![(gate_rows, all, sizes.total_rows())]
+            vec![(gate_rows, total, sizes.total_rows())]
         } else {
             let first = first.filter(|_| sizes.steps > 0).map(|first| (gate_rows, first, batch));
-            first.into_iter().chain((later > 0).then(|| (gate_rows.at_row(batch), all, later))).collect()
+            first.into_iter().chain((later > 0).then(|| (gate_rows.at_row(batch), total, later))).collect()
         };
         if parts.is_empty() {
             fill_zeros(cx, (1, hidden), target)?;

@@ -200,8 +200,8 @@ impl Attributes {
     /// Checks the inputs and infers the sizes.
     fn infer_sizes(&self, cx: &Infer<'_>, x: usize, w: usize, r: usize) -> Result<InferredSizes, OpError> {
         cx.expect_dtype(x, "a float type", DType::is_float)?;
-        let rank = |k: usize, wanted: usize, axes: &str| match cx.shape(k) {
-            Some(shape) if shape.rank() != wanted => {
+        let rank = |k: usize, expected: usize, axes: &str| match cx.shape(k) {
+            Some(shape) if shape.rank() != expected => {
                 Err(OpError::invalid(format!("input {k} has shape {shape}, expected {axes}")))
             }
             _ => Ok(()),
@@ -216,7 +216,7 @@ impl Attributes {
             })?;
         let (steps, batch) = if self.batch_first { (1, 0) } else { (0, 1) };
         let unknown = |k: usize, axis: usize| size(x, k).unwrap_or_else(|| cx.unknown_dim(0, axis));
-        let found = InferredSizes {
+        let sizes = InferredSizes {
             steps: unknown(steps, 0),
             batch: unknown(batch, 2),
             input: size(x, 2).or_else(|| size(w, 2)),
@@ -227,7 +227,7 @@ impl Attributes {
                 format!("the hidden size must be at most {MAX_HIDDEN}, got {hidden} from the shape of R");
             return Err(OpError::unsupported(message));
         }
-        if let Some(steps) = found.steps.known()
+        if let Some(steps) = sizes.steps.known()
             && steps > MAX_STEPS
         {
             return Err(OpError::unsupported(format!(
@@ -236,10 +236,10 @@ impl Attributes {
             )));
         }
         let (directions, rows) = (self.directions.len(), self.kind.gate_count() * hidden);
-        let width = found.input.clone().unwrap_or_else(|| Dim::symbol("input"));
+        let width = sizes.input.clone().unwrap_or_else(|| Dim::symbol("input"));
         check_shape(cx, w, &[directions.into(), rows.into(), width])?;
         check_shape(cx, r, &[directions.into(), rows.into(), hidden.into()])?;
-        Ok(found)
+        Ok(sizes)
     }
 }
 
@@ -258,17 +258,17 @@ struct InferredSizes {
 }
 
 /// Checks the shape of input `k`, if the input is present and its shape is known.
-fn check_shape(cx: &Infer<'_>, k: usize, wanted: &[Dim]) -> Result<(), OpError> {
+fn check_shape(cx: &Infer<'_>, k: usize, expected: &[Dim]) -> Result<(), OpError> {
     let Some(shape) = cx.shape(k).filter(|_| cx.has_input(k)) else { return Ok(()) };
-    let fits = |(found, wanted): (&Dim, &Dim)| match (found.known(), wanted.known()) {
+    let fits = |(actual_dim, expected_dim): (&Dim, &Dim)| match (actual_dim.known(), expected_dim.known()) {
         (Some(found), Some(wanted)) => found == wanted,
         _ => true,
     };
-    if shape.rank() == wanted.len() && shape.iter().zip(wanted).all(fits) {
+    if shape.rank() == expected.len() && shape.iter().zip(expected).all(fits) {
         return Ok(());
     }
-    let wanted: Shape = wanted.iter().cloned().collect();
-    Err(OpError::invalid(format!("input {k} has shape {shape}, expected {wanted}")))
+    let expected_shape: Shape = expected.iter().cloned().collect();
+    Err(OpError::invalid(format!("input {k} has shape {shape}, expected {expected_shape}")))
 }
 
 /// Checks the lengths of sequences.
@@ -287,15 +287,15 @@ struct Recurrent {
 
 impl Op for Recurrent {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        let own = &self.attributes;
-        let (kind, training) = (own.kind, cx.node().op.ends_with("Training"));
+        let attributes = &self.attributes;
+        let (kind, training) = (attributes.kind, cx.node().op.ends_with("Training"));
         let (inputs, outputs) = match kind {
             NetKind::Rnn => (6, 2),
             NetKind::Gru => (6, if training { 3 } else { 2 }),
             NetKind::Lstm => (8, if training { 5 } else { 3 }),
         };
         cx.check_arity(3, inputs, outputs)?;
-        if training && !own.is_plain() {
+        if training && !attributes.is_plain() {
             return Err(OpError::unsupported(
                 "one training node supports only the forward direction with layout 0",
             ));
@@ -303,47 +303,47 @@ impl Op for Recurrent {
         let dtype = cx.expect_same_dtype(
             [X, W, R, B, H0].into_iter().chain((inputs > C0).then_some(C0)).chain((inputs > P).then_some(P)),
         )?;
-        let found = own.infer_sizes(cx, X, W, R)?;
-        let (directions, hidden) = (Dim::from(own.directions.len()), Dim::from(found.hidden));
-        let rows = kind.gate_count() * found.hidden;
+        let sizes = attributes.infer_sizes(cx, X, W, R)?;
+        let (directions, hidden) = (Dim::from(attributes.directions.len()), Dim::from(sizes.hidden));
+        let rows = kind.gate_count() * sizes.hidden;
         check_shape(cx, B, &[directions.clone(), (2 * rows).into()])?;
-        check_lengths(cx, LENGTHS, &found.batch)?;
-        let state: Vec<Dim> = if own.batch_first {
-            vec![found.batch.clone(), directions.clone(), hidden.clone()]
+        check_lengths(cx, LENGTHS, &sizes.batch)?;
+        let state: Vec<Dim> = if attributes.batch_first {
+            vec![sizes.batch.clone(), directions.clone(), hidden.clone()]
         } else {
-            vec![directions.clone(), found.batch.clone(), hidden.clone()]
+            vec![directions.clone(), sizes.batch.clone(), hidden.clone()]
         };
         for k in kind.state_inputs() {
             check_shape(cx, k, &state)?;
         }
         if kind == NetKind::Lstm {
-            check_shape(cx, P, &[directions.clone(), (3 * found.hidden).into()])?;
+            check_shape(cx, P, &[directions.clone(), (3 * sizes.hidden).into()])?;
         }
-        let all = |last: Dim| -> Shape {
-            if own.batch_first {
-                [found.batch.clone(), found.steps.clone(), directions.clone(), last].into_iter().collect()
+        let sequence_shape = |last: Dim| -> Shape {
+            if attributes.batch_first {
+                [sizes.batch.clone(), sizes.steps.clone(), directions.clone(), last].into_iter().collect()
             } else {
-                [found.steps.clone(), directions.clone(), found.batch.clone(), last].into_iter().collect()
+                [sizes.steps.clone(), directions.clone(), sizes.batch.clone(), last].into_iter().collect()
             }
         };
-        cx.set_output(0, dtype, Some(all(hidden.clone())));
+        cx.set_output(0, dtype, Some(sequence_shape(hidden.clone())));
         for k in 1..=kind.state_inputs().len() {
             cx.set_output(k, dtype, Some(state.iter().cloned().collect()));
         }
         match kind {
             NetKind::Lstm => {
-                cx.set_output(3, dtype, Some(all(hidden)));
-                cx.set_output(4, dtype, Some(all(rows.into())));
+                cx.set_output(3, dtype, Some(sequence_shape(hidden)));
+                cx.set_output(4, dtype, Some(sequence_shape(rows.into())));
             }
-            NetKind::Gru => cx.set_output(2, dtype, Some(all(rows.into()))),
+            NetKind::Gru => cx.set_output(2, dtype, Some(sequence_shape(rows.into()))),
             NetKind::Rnn => {}
         }
         Ok(())
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
-        let own = &self.attributes;
-        let states = own.kind.state_inputs().len();
+        let attributes = &self.attributes;
+        let states = attributes.kind.state_inputs().len();
         let arriving: Vec<_> = (0..=states).map(|k| cx.output_grad(k)).collect();
         if (states + 1..5).any(|k| cx.output_grad(k).is_some()) {
             return Err(OpError::unsupported(
@@ -353,15 +353,15 @@ impl Op for Recurrent {
         if arriving.iter().all(Option::is_none) {
             return Ok(());
         }
-        own.check_slopes()?;
-        if let Some(training) = own.kind.training_operator() {
+        attributes.check_slopes()?;
+        if let Some(training) = attributes.kind.training_operator() {
             cx.replace_node(|graph, index| {
                 let node = &mut graph.nodes[index];
                 (node.domain, node.op) = (MICROSOFT.into(), training.into());
                 node.attrs.0.remove("layout");
             });
         }
-        let kept = match own.kind {
+        let saved_outputs = match attributes.kind {
             NetKind::Rnn => vec![Some(cx.output(0, "hidden"))],
             NetKind::Gru => vec![Some(cx.output(0, "hidden")), Some(cx.output(2, "zrh"))],
             NetKind::Lstm => {
@@ -371,25 +371,26 @@ impl Op for Recurrent {
             }
         };
         let mut inputs: Vec<_> = [X, W, R].map(|k| cx.optional_input(k)).to_vec();
-        if own.kind == NetKind::Gru {
+        if attributes.kind == NetKind::Gru {
             inputs.push(cx.optional_input(B));
         }
         inputs.push(cx.optional_input(LENGTHS));
-        inputs.extend(own.kind.state_inputs().map(|k| cx.optional_input(k)));
-        inputs.extend(kept);
+        inputs.extend(attributes.kind.state_inputs().map(|k| cx.optional_input(k)));
+        inputs.extend(saved_outputs);
         inputs.extend(arriving);
         inputs.extend(cx.optional_input(P).map(Some));
         // Inputs of the forward node, in the order of the gradient's results.
-        let of: Vec<usize> = [X, W, R, B].into_iter().chain(own.kind.state_inputs()).chain([P]).collect();
-        let wanted: Vec<bool> = of.iter().map(|&k| cx.needs_grad(k)).collect();
+        let of: Vec<usize> =
+            [X, W, R, B].into_iter().chain(attributes.kind.state_inputs()).chain([P]).collect();
+        let needed: Vec<bool> = of.iter().map(|&k| cx.needs_grad(k)).collect();
         let mut attrs = cx.node().attrs.clone();
         attrs.0.remove("layout");
-        let op = match own.kind {
+        let op = match attributes.kind {
             NetKind::Rnn => "RNNGrad",
             NetKind::Gru => "GRUGrad",
             NetKind::Lstm => "LSTMGrad",
         };
-        let gradients = cx.add_node_with_optional_outputs(MICROSOFT, op, &inputs, &wanted, attrs);
+        let gradients = cx.add_node_with_optional_outputs(MICROSOFT, op, &inputs, &needed, attrs);
         for (k, gradient) in of.into_iter().zip(gradients) {
             if let Some(gradient) = gradient {
                 cx.set_grad(k, gradient);
@@ -468,18 +469,19 @@ impl GradInputs {
 
 impl Op for RecurrentGrad {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
-        let own = &self.attributes;
-        let at = GradInputs::from_kind(own.kind);
-        let states = own.kind.state_inputs().len();
-        let outputs = 4 + states + usize::from(own.kind == NetKind::Lstm);
+        let attributes = &self.attributes;
+        let at = GradInputs::from_kind(attributes.kind);
+        let states = attributes.kind.state_inputs().len();
+        let outputs = 4 + states + usize::from(attributes.kind == NetKind::Lstm);
         cx.check_arity(3, at.count(), outputs)?;
-        if !own.is_plain() {
+        if !attributes.is_plain() {
             return Err(OpError::unsupported(
                 "one training node supports only the forward direction with layout 0",
             ));
         }
-        for k in
-            [Some(at.hidden), own.kind.training_operator().map(|_| at.stored.end - 1)].into_iter().flatten()
+        for k in [Some(at.hidden), attributes.kind.training_operator().map(|_| at.stored.end - 1)]
+            .into_iter()
+            .flatten()
         {
             if !cx.has_input(k) {
                 return Err(OpError::invalid(format!("input {k} is missing")));
@@ -487,18 +489,18 @@ impl Op for RecurrentGrad {
         }
         let floats = (0..at.count()).filter(|&k| k != at.lengths);
         let dtype = cx.expect_same_dtype(floats)?;
-        let found = own.infer_sizes(cx, X, W, R)?;
-        let (one, hidden) = (Dim::Known(1), Dim::from(found.hidden));
-        let rows = own.kind.gate_count() * found.hidden;
-        check_lengths(cx, at.lengths, &found.batch)?;
-        let all = |last: Dim| [found.steps.clone(), one.clone(), found.batch.clone(), last];
-        let state = [one.clone(), found.batch.clone(), hidden.clone()];
-        check_shape(cx, at.hidden, &all(hidden.clone()))?;
+        let sizes = attributes.infer_sizes(cx, X, W, R)?;
+        let (one, hidden) = (Dim::Known(1), Dim::from(sizes.hidden));
+        let rows = attributes.kind.gate_count() * sizes.hidden;
+        check_lengths(cx, at.lengths, &sizes.batch)?;
+        let sequence_shape = |last: Dim| [sizes.steps.clone(), one.clone(), sizes.batch.clone(), last];
+        let state = [one.clone(), sizes.batch.clone(), hidden.clone()];
+        check_shape(cx, at.hidden, &sequence_shape(hidden.clone()))?;
         for k in at.stored.clone() {
             let last = if k + 1 == at.stored.end { rows.into() } else { hidden.clone() };
-            check_shape(cx, k, &all(last))?;
+            check_shape(cx, k, &sequence_shape(last))?;
         }
-        check_shape(cx, at.incoming, &all(hidden.clone()))?;
+        check_shape(cx, at.incoming, &sequence_shape(hidden.clone()))?;
         for k in at.states.clone().chain(at.incoming + 1..=at.incoming + states) {
             check_shape(cx, k, &state)?;
         }
@@ -506,7 +508,7 @@ impl Op for RecurrentGrad {
             check_shape(cx, k, &[one.clone(), (2 * rows).into()])?;
         }
         if let Some(k) = at.peepholes {
-            check_shape(cx, k, &[one.clone(), (3 * found.hidden).into()])?;
+            check_shape(cx, k, &[one.clone(), (3 * sizes.hidden).into()])?;
         }
         for k in [X, W, R] {
             cx.set_output(k, dtype, cx.shape(k).cloned());
@@ -515,7 +517,7 @@ impl Op for RecurrentGrad {
         for k in 4..4 + states {
             cx.set_output(k, dtype, Some(state.iter().cloned().collect()));
         }
-        cx.set_output(4 + states, dtype, Some([one, (3 * found.hidden).into()].into_iter().collect()));
+        cx.set_output(4 + states, dtype, Some([one, (3 * sizes.hidden).into()].into_iter().collect()));
         Ok(())
     }
 

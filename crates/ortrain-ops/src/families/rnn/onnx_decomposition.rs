@@ -28,7 +28,7 @@ impl<E: NodeSink> MatrixEmitter<'_, E> {
         self.emit.emit_constant(Tensor::i64(&[values.len()], values))
     }
 
-    fn number(&mut self, value: f64) -> ValueId {
+    fn scalar_constant(&mut self, value: f64) -> ValueId {
         self.emit.emit_constant(Tensor::scalar(self.dtype, value))
     }
 
@@ -54,7 +54,7 @@ impl<E: NodeSink> MatrixEmitter<'_, E> {
 
     /// Emits `1 - a`.
     fn one_minus(&mut self, a: ValueId) -> ValueId {
-        let one = self.number(1.0);
+        let one = self.scalar_constant(1.0);
         self.sub(one, a)
     }
 
@@ -63,16 +63,16 @@ impl<E: NodeSink> MatrixEmitter<'_, E> {
     }
 
     /// Selects `yes` within the sequences and `no` after their ends; `yes` everywhere without lengths.
-    fn select_active(&mut self, held: Option<ValueId>, yes: ValueId, no: ValueId) -> ValueId {
-        held.map_or(yes, |held| self.node("Where", &[held, yes, no], Attrs::new()))
+    fn select_active(&mut self, active: Option<ValueId>, yes: ValueId, no: ValueId) -> ValueId {
+        active.map_or(yes, |held| self.node("Where", &[held, yes, no], Attrs::new()))
     }
 
-    fn active_or_zero(&mut self, held: Option<ValueId>, value: ValueId) -> ValueId {
-        if held.is_none() {
+    fn active_or_zero(&mut self, active: Option<ValueId>, value: ValueId) -> ValueId {
+        if active.is_none() {
             return value;
         }
-        let zero = self.number(0.0);
-        self.select_active(held, value, zero)
+        let zero = self.scalar_constant(0.0);
+        self.select_active(active, value, zero)
     }
 
     fn zeros_like(&mut self, value: ValueId) -> ValueId {
@@ -133,8 +133,8 @@ impl<E: NodeSink> MatrixEmitter<'_, E> {
         f: impl FnOnce(&mut Builder, Reg) -> Reg,
     ) -> Result<ValueId, OpError> {
         let mut b = Builder::new();
-        let given = b.load(0, Type::of(self.dtype));
-        let result = f(&mut b, given);
+        let input = b.load(0, Type::of(self.dtype));
+        let result = f(&mut b, input);
         emit_as_onnx(&b.finish(&[result]), self.dtype, self.emit, |_, _| x)
     }
 
@@ -200,14 +200,14 @@ impl ScanBuilder {
         self.body.inputs.extend(inner);
         self.body.outputs = states.iter().chain(collected).copied().collect();
         // An output must be a separate value: not an input, and not another output.
-        let mut seen = self.body.inputs.clone();
+        let mut visited = self.body.inputs.clone();
         for k in 0..self.body.outputs.len() {
             let output = self.body.outputs[k];
-            if seen.contains(&output) {
+            if visited.contains(&output) {
                 let copy = self.body.emit("Identity", &[Some(output)], Attrs::new());
                 self.body.outputs[k] = copy;
             }
-            seen.push(self.body.outputs[k]);
+            visited.push(self.body.outputs[k]);
         }
         let (_, patch) = rw.patch();
         let prefix = format!("{}{}/", patch.prefix(), if self.reversed { "backward" } else { "forward" });
@@ -240,7 +240,7 @@ struct NetInputs {
     w: ValueId,
     r: ValueId,
     /// Mask of the steps within each sequence, `[steps, batch, 1]`.
-    held: Option<ValueId>,
+    active: Option<ValueId>,
     /// Initial states, `[batch, hidden]`.
     states: Vec<ValueId>,
     peepholes: Option<ValueId>,
@@ -249,7 +249,7 @@ struct NetInputs {
 impl NetInputs {
     fn from_rewrite(
         rw: &mut Rewrite<'_>,
-        own: &Attributes,
+        attributes: &Attributes,
         lengths: Option<usize>,
         states: std::ops::Range<usize>,
         peepholes: Option<usize>,
@@ -258,7 +258,7 @@ impl NetInputs {
         let dtype = rw.dtype(x).ok_or_else(|| OpError::invalid("the type of the data is not known"))?;
         let known =
             |rw: &Rewrite<'_>, k: usize| rw.input(k).and_then(|id| rw.shape(id)).and_then(|s| s[2].known());
-        let hidden = own.hidden_size.or_else(|| known(rw, R));
+        let hidden = attributes.hidden_size.or_else(|| known(rw, R));
         let (Some(hidden), Some(input)) = (hidden, known(rw, W).or_else(|| known(rw, X))) else {
             return Err(OpError::unsupported("the sizes of the weights are not known"));
         };
@@ -269,22 +269,22 @@ impl NetInputs {
                 None => zero_state(rw, x, hidden, dtype),
             });
         }
-        let held = lengths.and_then(|k| rw.input(k)).map(|lengths| {
+        let active = lengths.and_then(|k| rw.input(k)).map(|lengths| {
             let shape = rw.add("Shape", &[x], Attrs::new().with("end", 1i64));
             let steps = rw.count_up(shape);
             let mut out = MatrixEmitter { emit: rw.patch().1, dtype };
             let to = i64::from(DType::I64.to_onnx());
             let lengths = out.node("Cast", &[lengths], Attrs::new().with("to", to));
             let steps = out.unsqueeze(steps, 1);
-            let held = out.binary_node("Less", steps, lengths);
-            out.unsqueeze(held, 2)
+            let is_active = out.binary_node("Less", steps, lengths);
+            out.unsqueeze(is_active, 2)
         });
         let peepholes = peepholes.and_then(|k| rw.input(k));
         let mut out = MatrixEmitter { emit: rw.patch().1, dtype };
         let [w, r] = [w, r].map(|weights| out.squeeze(weights, 0));
         let states = first.into_iter().map(|state| out.squeeze(state, 0)).collect();
         let peepholes = peepholes.map(|weights| out.squeeze(weights, 0));
-        Ok(NetInputs { kind: own.kind, dtype, hidden, input, x, w, r, held, states, peepholes })
+        Ok(NetInputs { kind: attributes.kind, dtype, hidden, input, x, w, r, active, states, peepholes })
     }
 
     fn emitter<'a>(&self, rw: &'a mut Rewrite<'_>) -> MatrixEmitter<'a, ortrain_graph::Patch> {
@@ -308,8 +308,8 @@ impl NetInputs {
         let mut out = self.emitter(rw);
         let after = out.squeeze(after, 1);
         let first = out.unsqueeze(first, 0);
-        let all = out.concat(&[first, after], 0);
-        out.slice(all, 0, 0, -1)
+        let states = out.concat(&[first, after], 0);
+        out.slice(states, 0, 0, -1)
     }
 
     fn rows(&self) -> usize {
@@ -319,13 +319,13 @@ impl NetInputs {
 
 /// Decomposes `LSTMTraining` and `GRUTraining`.
 pub(super) fn decompose_training(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let own = Attributes::read(rw.node())?;
+    let attributes = Attributes::read(rw.node())?;
     let net = NetInputs::from_rewrite(
         rw,
-        &own,
+        &attributes,
         Some(LENGTHS),
-        own.kind.state_inputs(),
-        (own.kind == NetKind::Lstm).then_some(P),
+        attributes.kind.state_inputs(),
+        (attributes.kind == NetKind::Lstm).then_some(P),
     )?;
     let (hidden, rows) = (net.hidden, net.rows());
     let biases = rw.input(B);
@@ -333,13 +333,13 @@ pub(super) fn decompose_training(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (wt, rt) = (out.transposed(net.w), out.transposed(net.r));
     let mut products = out.matmul(net.x, wt);
     // With `linear_before_reset`, the recurrent bias is added to the product with the state.
-    let mut behind = None;
+    let mut reset_bias = None;
     if let Some(biases) = biases {
         let biases = out.squeeze(biases, 0);
         let [of_input, of_state] = out.column_groups(biases, rows);
         products = out.add(products, of_input);
-        if own.kind == NetKind::Gru && own.linear_before_reset {
-            behind = Some(of_state);
+        if attributes.kind == NetKind::Gru && attributes.linear_before_reset {
+            reset_bias = Some(of_state);
         } else {
             products = out.add(products, of_state);
         }
@@ -347,16 +347,16 @@ pub(super) fn decompose_training(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut steps = net.scan_builder(false);
     let states: Vec<ValueId> =
         net.states.iter().zip(["h", "c"]).map(|(&first, name)| steps.add_carried(name, first)).collect();
-    let given = steps.add_scanned("x", products);
-    let held = net.held.map(|held| steps.add_scanned("held", held));
+    let input_part = steps.add_scanned("x", products);
+    let active = net.active.map(|mask| steps.add_scanned("held", mask));
     let r = steps.add_captured("r", rt);
-    let (next, collected) = match own.kind {
+    let (next, collected) = match attributes.kind {
         NetKind::Lstm => {
             let peepholes = net.peepholes.map(|weights| steps.add_captured("p", weights));
             let mut step = steps.emitter();
             let [h, c] = [states[0], states[1]];
             let sums = step.matmul(h, r);
-            let sums = step.add(given, sums);
+            let sums = step.add(input_part, sums);
             let [mut i, mut o, mut f, g] = step.column_groups(sums, hidden);
             let peepholes: Option<[ValueId; 3]> =
                 peepholes.map(|weights| step.column_groups(weights, hidden));
@@ -364,40 +364,40 @@ pub(super) fn decompose_training(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
                 let [by_i, by_f] = [of_i, of_f].map(|weights| step.mul(weights, c));
                 (i, f) = (step.add(i, by_i), step.add(f, by_f));
             }
-            let i = step.emit_activation(own.gate_activation(0), i)?;
-            let f = if own.input_forget {
+            let i = step.emit_activation(attributes.gate_activation(0), i)?;
+            let f = if attributes.input_forget {
                 step.one_minus(i)
             } else {
-                step.emit_activation(own.gate_activation(0), f)?
+                step.emit_activation(attributes.gate_activation(0), f)?
             };
-            let g = step.emit_activation(own.gate_activation(1), g)?;
+            let g = step.emit_activation(attributes.gate_activation(1), g)?;
             let (old, new) = (step.mul(f, c), step.mul(i, g));
             let cell = step.add(old, new);
             if let Some([_, of_o, _]) = peepholes {
                 let by_o = step.mul(of_o, cell);
                 o = step.add(o, by_o);
             }
-            let o = step.emit_activation(own.gate_activation(0), o)?;
-            let seen = step.emit_activation(own.cell_activation(), cell)?;
-            let value = step.mul(o, seen);
-            let (state, cell) = (step.select_active(held, value, h), step.select_active(held, cell, c));
-            let value = step.active_or_zero(held, value);
+            let o = step.emit_activation(attributes.gate_activation(0), o)?;
+            let activated = step.emit_activation(attributes.cell_activation(), cell)?;
+            let value = step.mul(o, activated);
+            let (state, cell) = (step.select_active(active, value, h), step.select_active(active, cell, c));
+            let value = step.active_or_zero(active, value);
             let gates = step.concat(&[i, o, f, g], 1);
             (vec![state, cell], vec![value, cell, gates])
         }
         NetKind::Gru => {
-            let behind = behind.map(|bias| steps.add_captured("rb", bias));
+            let bias_input = reset_bias.map(|bias| steps.add_captured("rb", bias));
             let h = states[0];
             let mut step = steps.emitter();
-            let [xz, xr, xn] = step.column_groups(given, hidden);
-            let (z, reset, n) = if own.linear_before_reset {
+            let [xz, xr, xn] = step.column_groups(input_part, hidden);
+            let (z, reset, n) = if attributes.linear_before_reset {
                 let sums = step.matmul(h, r);
-                let sums = step.add_optional(sums, behind);
+                let sums = step.add_optional(sums, bias_input);
                 let [hz, hr, hn] = step.column_groups(sums, hidden);
                 let (z, reset) = (step.add(xz, hz), step.add(xr, hr));
                 let (z, reset) = (
-                    step.emit_activation(own.gate_activation(0), z)?,
-                    step.emit_activation(own.gate_activation(0), reset)?,
+                    step.emit_activation(attributes.gate_activation(0), z)?,
+                    step.emit_activation(attributes.gate_activation(0), reset)?,
                 );
                 let part = step.mul(reset, hn);
                 (z, reset, step.add(xn, part))
@@ -407,31 +407,31 @@ pub(super) fn decompose_training(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
                 let [hz, hr] = step.column_groups(sums, hidden);
                 let (z, reset) = (step.add(xz, hz), step.add(xr, hr));
                 let (z, reset) = (
-                    step.emit_activation(own.gate_activation(0), z)?,
-                    step.emit_activation(own.gate_activation(0), reset)?,
+                    step.emit_activation(attributes.gate_activation(0), z)?,
+                    step.emit_activation(attributes.gate_activation(0), reset)?,
                 );
                 let state = step.mul(reset, h);
                 let weights = step.column_group(r, 2, hidden);
                 let part = step.matmul(state, weights);
                 (z, reset, step.add(xn, part))
             };
-            let n = step.emit_activation(own.gate_activation(1), n)?;
+            let n = step.emit_activation(attributes.gate_activation(1), n)?;
             let rest = step.one_minus(z);
             let (new, old) = (step.mul(rest, n), step.mul(z, h));
             let value = step.add(new, old);
-            let state = step.select_active(held, value, h);
-            let value = step.active_or_zero(held, value);
+            let state = step.select_active(active, value, h);
+            let value = step.active_or_zero(active, value);
             let gates = step.concat(&[z, reset, n], 1);
             (vec![state], vec![value, gates])
         }
         NetKind::Rnn => return Err(OpError::unsupported("its gradient needs only its results")),
     };
     let results = steps.finish(rw, &next, &collected);
-    let (last, all) = results.split_at(next.len());
+    let (last, stacked) = results.split_at(next.len());
     let mut out = net.emitter(rw);
-    let all: Vec<ValueId> = all.iter().map(|&value| out.unsqueeze(value, 1)).collect();
+    let unsqueezed: Vec<ValueId> = stacked.iter().map(|&value| out.unsqueeze(value, 1)).collect();
     let last: Vec<ValueId> = last.iter().map(|&state| out.unsqueeze(state, 0)).collect();
-    let outputs = all[..1].iter().chain(&last).chain(&all[1..]);
+    let outputs = unsqueezed[..1].iter().chain(&last).chain(&unsqueezed[1..]);
     for (k, &value) in outputs.enumerate() {
         rw.replace_output(k, value);
     }
@@ -448,10 +448,10 @@ struct BackwardResults {
 
 /// Decomposes `RNNGrad`, `GRUGrad` and `LSTMGrad`.
 pub(super) fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let own = Attributes::read(rw.node())?;
-    own.check_slopes()?;
-    let at = GradInputs::from_kind(own.kind);
-    let net = NetInputs::from_rewrite(rw, &own, Some(at.lengths), at.states.clone(), at.peepholes)?;
+    let attributes = Attributes::read(rw.node())?;
+    attributes.check_slopes()?;
+    let at = GradInputs::from_kind(attributes.kind);
+    let net = NetInputs::from_rewrite(rw, &attributes, Some(at.lengths), at.states.clone(), at.peepholes)?;
     let (hidden, rows) = (net.hidden, net.rows());
     let all_h = rw.required_input(at.hidden)?;
     let before = net.states_before(rw, net.states[0], all_h);
@@ -472,33 +472,33 @@ pub(super) fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let states: Vec<ValueId> =
         of_last.iter().zip(["of_h", "of_c"]).map(|(&first, name)| steps.add_carried(name, first)).collect();
     let of_all = of_all.map(|g| steps.add_scanned("of_y", g));
-    let held = net.held.map(|held| steps.add_scanned("held", held));
-    let arriving = IncomingGradients { states, of_all, held };
-    let BackwardResults { of_states, of_input, of_state } = match own.kind {
+    let active = net.active.map(|mask| steps.add_scanned("held", mask));
+    let arriving = IncomingGradients { states, of_all, active };
+    let BackwardResults { of_states, of_input, of_state } = match attributes.kind {
         NetKind::Rnn => {
-            let all = net.emitter(rw).squeeze(all_h, 1);
-            let y = steps.add_scanned("y", all);
+            let all_states = net.emitter(rw).squeeze(all_h, 1);
+            let y = steps.add_scanned("y", all_states);
             let r = steps.add_captured("r", net.r);
             let mut step = steps.emitter();
             let g = step.add_optional(arriving.states[0], arriving.of_all);
-            let gate = step.emit_activation_gradient(g, own.gate_activation(0), y)?;
-            let gate = step.active_or_zero(held, gate);
+            let gate = step.emit_activation_gradient(g, attributes.gate_activation(0), y)?;
+            let gate = step.active_or_zero(active, gate);
             let through = step.matmul(gate, r);
-            let of_h = step.select_active(held, through, arriving.states[0]);
+            let of_h = step.select_active(active, through, arriving.states[0]);
             let results = steps.finish(rw, &[of_h], &[gate]);
             BackwardResults { of_states: vec![results[0]], of_input: results[1], of_state: results[1] }
         }
-        NetKind::Gru => emit_gru_backward(rw, &own, &net, steps, &arriving, before)?,
+        NetKind::Gru => emit_gru_backward(rw, &attributes, &net, steps, &arriving, before)?,
         NetKind::Lstm => {
             let [cells, gates] =
                 [rw.required_input(at.stored.start)?, rw.required_input(at.stored.start + 1)?];
-            emit_lstm_backward(rw, &own, &net, steps, &arriving, [cells, gates])?
+            emit_lstm_backward(rw, &attributes, &net, steps, &arriving, [cells, gates])?
         }
     };
 
-    let kept =
-        (own.kind == NetKind::Gru && !own.linear_before_reset).then(|| rw.required_input(at.stored.start));
-    let kept = kept.transpose()?;
+    let gates_result = (attributes.kind == NetKind::Gru && !attributes.linear_before_reset)
+        .then(|| rw.required_input(at.stored.start));
+    let stored_gates = gates_result.transpose()?;
     let mut out = net.emitter(rw);
     let mut results: Vec<Option<ValueId>> = vec![Some(out.matmul(of_input, net.w))];
     let weights =
@@ -509,12 +509,12 @@ pub(super) fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         };
     let of_w = weights(&mut out, (of_input, rows), (net.x, net.input));
     results.push(Some(out.unsqueeze(of_w, 0)));
-    let of_r = match kept {
+    let of_r = match stored_gates {
         Some(kept) => {
             let of_gates = out.slice(of_state, -1, 0, 2 * hidden as i64);
             let of_gates = weights(&mut out, (of_gates, 2 * hidden), (before, hidden));
-            let kept = out.squeeze(kept, 1);
-            let reset = out.column_group(kept, 1, hidden);
+            let squeezed_gates = out.squeeze(kept, 1);
+            let reset = out.column_group(squeezed_gates, 1, hidden);
             let state = out.mul(reset, before);
             let of_new = out.column_group(of_state, 2, hidden);
             let of_new = weights(&mut out, (of_new, hidden), (state, hidden));
@@ -529,7 +529,7 @@ pub(super) fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     for state in of_states {
         results.push(Some(out.unsqueeze(state, 0)));
     }
-    if own.kind == NetKind::Lstm && rw.has_output(results.len()) {
+    if attributes.kind == NetKind::Lstm && rw.has_output(results.len()) {
         let cells = rw.required_input(at.stored.start)?;
         let cells_before = net.states_before(rw, net.states[1], cells);
         let mut out = net.emitter(rw);
@@ -560,36 +560,36 @@ struct IncomingGradients {
     states: Vec<ValueId>,
     /// Gradient of the step's result.
     of_all: Option<ValueId>,
-    held: Option<ValueId>,
+    active: Option<ValueId>,
 }
 
 fn emit_gru_backward(
     rw: &mut Rewrite<'_>,
-    own: &Attributes,
+    attributes: &Attributes,
     net: &NetInputs,
     mut steps: ScanBuilder,
     arriving: &IncomingGradients,
     before: ValueId,
 ) -> Result<BackwardResults, OpError> {
-    let (hidden, held) = (net.hidden, arriving.held);
+    let (hidden, active) = (net.hidden, arriving.active);
     let at = GradInputs::from_kind(NetKind::Gru);
-    let (kept, biases) = (rw.required_input(at.stored.start)?, at.biases.and_then(|k| rw.input(k)));
+    let (stored_gates, biases) = (rw.required_input(at.stored.start)?, at.biases.and_then(|k| rw.input(k)));
     let mut out = net.emitter(rw);
-    let kept = out.squeeze(kept, 1);
-    let gates = steps.add_scanned("gates", kept);
+    let squeezed_gates = out.squeeze(stored_gates, 1);
+    let gates = steps.add_scanned("gates", squeezed_gates);
     let state = steps.add_scanned("before", before);
     let r = steps.add_captured("r", net.r);
     // The state's contribution to the new gate, at all steps.
-    let taken = if own.linear_before_reset {
+    let recurrent = if attributes.linear_before_reset {
         let weights = out.slice(net.r, 0, 2 * hidden as i64, 3 * hidden as i64);
         let weights = out.transposed(weights);
-        let mut taken = out.matmul(before, weights);
+        let mut product = out.matmul(before, weights);
         if let Some(biases) = biases {
             let biases = out.squeeze(biases, 0);
             let bias = out.column_group(biases, 5, hidden);
-            taken = out.add(taken, bias);
+            product = out.add(product, bias);
         }
-        Some(steps.add_scanned("taken", taken))
+        Some(steps.add_scanned("taken", product))
     } else {
         None
     };
@@ -599,32 +599,32 @@ fn emit_gru_backward(
     let [z, reset, n] = step.column_groups(gates, hidden);
     let difference = step.sub(state, n);
     let of_z = step.mul(g, difference);
-    let of_z = step.emit_activation_gradient(of_z, own.gate_activation(0), z)?;
+    let of_z = step.emit_activation_gradient(of_z, attributes.gate_activation(0), z)?;
     let rest = step.one_minus(z);
     let of_new = step.mul(g, rest);
-    let of_new = step.emit_activation_gradient(of_new, own.gate_activation(1), n)?;
-    let kept = step.mul(g, z);
-    let (of_z, of_new) = (step.active_or_zero(held, of_z), step.active_or_zero(held, of_new));
-    let (of_input, of_state, of_h) = if let Some(taken) = taken {
-        let of_reset = step.mul(of_new, taken);
-        let of_reset = step.emit_activation_gradient(of_reset, own.gate_activation(0), reset)?;
+    let of_new = step.emit_activation_gradient(of_new, attributes.gate_activation(1), n)?;
+    let direct = step.mul(g, z);
+    let (of_z, of_new) = (step.active_or_zero(active, of_z), step.active_or_zero(active, of_new));
+    let (of_input, of_state, of_h) = if let Some(recurrent_part) = recurrent {
+        let of_reset = step.mul(of_new, recurrent_part);
+        let of_reset = step.emit_activation_gradient(of_reset, attributes.gate_activation(0), reset)?;
         let of_taken = step.mul(of_new, reset);
         let of_input = step.concat(&[of_z, of_reset, of_new], 1);
         let of_state = step.concat(&[of_z, of_reset, of_taken], 1);
         let through = step.matmul(of_state, r);
-        (of_input, Some(of_state), step.add(kept, through))
+        (of_input, Some(of_state), step.add(direct, through))
     } else {
         let weights = step.slice(r, 0, 2 * hidden as i64, 3 * hidden as i64);
         let of_product = step.matmul(of_new, weights);
         let of_reset = step.mul(of_product, state);
-        let of_reset = step.emit_activation_gradient(of_reset, own.gate_activation(0), reset)?;
+        let of_reset = step.emit_activation_gradient(of_reset, attributes.gate_activation(0), reset)?;
         let gates = step.concat(&[of_z, of_reset], 1);
         let weights = step.slice(r, 0, 0, 2 * hidden as i64);
         let (through, by_reset) = (step.matmul(gates, weights), step.mul(of_product, reset));
-        let sum = step.add(kept, by_reset);
+        let sum = step.add(direct, by_reset);
         (step.concat(&[gates, of_new], 1), None, step.add(sum, through))
     };
-    let of_h = step.select_active(held, of_h, after);
+    let of_h = step.select_active(active, of_h, after);
     let collected: Vec<ValueId> = std::iter::once(of_input).chain(of_state).collect();
     let results = steps.finish(rw, &[of_h], &collected);
     let of_state = results.get(2).copied().unwrap_or(results[1]);
@@ -633,13 +633,13 @@ fn emit_gru_backward(
 
 fn emit_lstm_backward(
     rw: &mut Rewrite<'_>,
-    own: &Attributes,
+    attributes: &Attributes,
     net: &NetInputs,
     mut steps: ScanBuilder,
     arriving: &IncomingGradients,
     [cells, gates]: [ValueId; 2],
 ) -> Result<BackwardResults, OpError> {
-    let (hidden, held) = (net.hidden, arriving.held);
+    let (hidden, active) = (net.hidden, arriving.active);
     let before = net.states_before(rw, net.states[1], cells);
     let mut out = net.emitter(rw);
     let [cells, gates] = [cells, gates].map(|value| out.squeeze(value, 1));
@@ -653,27 +653,27 @@ fn emit_lstm_backward(
     let peepholes: Option<[ValueId; 3]> = peepholes.map(|weights| step.column_groups(weights, hidden));
     let g = step.add_optional(after_h, arriving.of_all);
     let [i, o, f, c] = step.column_groups(gates, hidden);
-    let seen = step.emit_activation(own.cell_activation(), cell)?;
-    let of_o = step.mul(g, seen);
-    let of_o = step.emit_activation_gradient(of_o, own.gate_activation(0), o)?;
+    let activated = step.emit_activation(attributes.cell_activation(), cell)?;
+    let of_o = step.mul(g, activated);
+    let of_o = step.emit_activation_gradient(of_o, attributes.gate_activation(0), o)?;
     let through = step.mul(g, o);
-    let through = step.emit_activation_gradient(through, own.cell_activation(), seen)?;
+    let through = step.emit_activation_gradient(through, attributes.cell_activation(), activated)?;
     let mut of_new = step.add(after_c, through);
     if let Some([_, weight, _]) = peepholes {
         let part = step.mul(of_o, weight);
         of_new = step.add(of_new, part);
     }
     let of_g = step.mul(of_new, i);
-    let of_g = step.emit_activation_gradient(of_g, own.gate_activation(1), c)?;
-    let (of_i, of_f) = if own.input_forget {
+    let of_g = step.emit_activation_gradient(of_g, attributes.gate_activation(1), c)?;
+    let (of_i, of_f) = if attributes.input_forget {
         // The forget gate is one minus the input gate.
         let difference = step.sub(c, last);
         (step.mul(of_new, difference), step.zeros_like(f))
     } else {
         let of_f = step.mul(of_new, last);
-        (step.mul(of_new, c), step.emit_activation_gradient(of_f, own.gate_activation(0), f)?)
+        (step.mul(of_new, c), step.emit_activation_gradient(of_f, attributes.gate_activation(0), f)?)
     };
-    let of_i = step.emit_activation_gradient(of_i, own.gate_activation(0), i)?;
+    let of_i = step.emit_activation_gradient(of_i, attributes.gate_activation(0), i)?;
     let mut of_last = step.mul(of_new, f);
     if let Some([weight_i, _, weight_f]) = peepholes {
         for (gate, weight) in [(of_i, weight_i), (of_f, weight_f)] {
@@ -682,10 +682,10 @@ fn emit_lstm_backward(
         }
     }
     let of_gates = step.concat(&[of_i, of_o, of_f, of_g], 1);
-    let of_gates = step.active_or_zero(held, of_gates);
+    let of_gates = step.active_or_zero(active, of_gates);
     let of_h = step.matmul(of_gates, r);
-    let of_h = step.select_active(held, of_h, after_h);
-    let of_c = step.select_active(held, of_last, after_c);
+    let of_h = step.select_active(active, of_h, after_h);
+    let of_c = step.select_active(active, of_last, after_c);
     let results = steps.finish(rw, &[of_h, of_c], &[of_gates]);
     Ok(BackwardResults { of_states: results[..2].to_vec(), of_input: results[2], of_state: results[2] })
 }

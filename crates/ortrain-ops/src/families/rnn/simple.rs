@@ -9,7 +9,7 @@ use super::{Attributes, B, GradInputs, H0, LENGTHS, NetKind, R, X};
 use crate::OpError;
 use crate::lower::{Lower, NestBuilder};
 
-pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
+pub(super) fn lower(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
     let sizes = Sizes::from_context(NetKind::Rnn, cx);
     let stored = cx.dtype(X);
     let lengths = Lengths::new(cx, LENGTHS, &sizes)?;
@@ -21,22 +21,24 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
         return lower_empty(cx, &[1], &[state], &sizes);
     }
     let from_zeros = zero_state_products(cx, &sizes, state)?;
-    let (all, last) = (output_matrix(cx, 0, sizes.hidden), output_matrix(cx, 1, sizes.hidden));
+    let (all_steps, last) = (output_matrix(cx, 0, sizes.hidden), output_matrix(cx, 1, sizes.hidden));
     for step in 0..sizes.steps {
         let row = step * sizes.batch;
         let is_last = step + 1 == sizes.steps;
         let next = (!is_last).then(|| alloc_factor(cx, "hidden", sizes.batch, sizes.hidden));
         let finish = |cx: &mut Lower<'_>, nest: &mut NestBuilder, value| {
-            let given = products.at_row(row).load(cx, nest);
-            let sum = nest.b.add(given, value);
-            let h = own.gate_activation(0).apply(&mut nest.b, sum, stored);
-            let held = lengths.step_mask(cx, nest, step);
+            let input_part = products.at_row(row).load(cx, nest);
+            let sum = nest.b.add(input_part, value);
+            let h = attributes.gate_activation(0).apply(&mut nest.b, sum, stored);
+            let active = lengths.step_mask(cx, nest, step);
             let before = load_state(cx, nest, state);
-            let kept = select_active(nest, held, h, before);
-            let seen = active_or_zero(nest, held, h);
-            for (target, value) in
-                [(next, kept), (last.filter(|_| is_last), kept), (all.map(|all| all.at_row(row)), seen)]
-            {
+            let new_state = select_active(nest, active, h, before);
+            let output = active_or_zero(nest, active, h);
+            for (target, value) in [
+                (next, new_state),
+                (last.filter(|_| is_last), new_state),
+                (all_steps.map(|row_output| row_output.at_row(row)), output),
+            ] {
                 if let Some(target) = target {
                     target.store(cx, nest, value);
                 }
@@ -48,8 +50,8 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
             }
             None => {
                 let mut nest = cx.nest(&[sizes.batch, sizes.hidden], 0);
-                let nothing = load_state(cx, &mut nest, from_zeros);
-                finish(cx, &mut nest, nothing);
+                let initial = load_state(cx, &mut nest, from_zeros);
+                finish(cx, &mut nest, initial);
                 cx.emit(nest.instruction())?;
             }
         }
@@ -58,7 +60,7 @@ pub(super) fn lower(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError>
     Ok(())
 }
 
-pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
+pub(super) fn lower_grad(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
     let sizes = Sizes::from_context(NetKind::Rnn, cx);
     let stored = cx.dtype(X);
     let at = GradInputs::from_kind(NetKind::Rnn);
@@ -79,10 +81,10 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
             g = nest.b.add(part, g);
         }
         let h = hidden.at_row(row).load(cx, &mut nest);
-        let slope = own.gate_activation(0).slope(&mut nest.b, h, stored);
+        let slope = attributes.gate_activation(0).slope(&mut nest.b, h, stored);
         let gate = nest.b.mul(g, slope);
-        let held = lengths.step_mask(cx, &mut nest, step);
-        let gate = active_or_zero(&mut nest, held, gate);
+        let active = lengths.step_mask(cx, &mut nest, step);
+        let gate = active_or_zero(&mut nest, active, gate);
         gates.at_row(row).store(cx, &mut nest, gate);
         cx.emit(nest.instruction())?;
         let result = if step > 0 {
@@ -93,9 +95,9 @@ pub(super) fn lower_grad(own: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpE
         if let Some(result) = result {
             let shape = (sizes.batch, sizes.hidden, sizes.rows);
             emit_product(cx, shape, gates.at_row(row), r, |cx, nest, value| {
-                let held = lengths.step_mask(cx, nest, step);
+                let active = lengths.step_mask(cx, nest, step);
                 let after = load_state(cx, nest, of_next);
-                let value = select_active(nest, held, value, after);
+                let value = select_active(nest, active, value, after);
                 result.store(cx, nest, value);
             })?;
         }

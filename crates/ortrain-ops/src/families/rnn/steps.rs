@@ -224,18 +224,18 @@ impl Lengths {
 }
 
 /// Selects `yes` if the condition is true or absent, else `no`.
-pub(super) fn select_active(nest: &mut NestBuilder, held: Option<Reg>, yes: Reg, no: Reg) -> Reg {
-    match held {
+pub(super) fn select_active(nest: &mut NestBuilder, active: Option<Reg>, yes: Reg, no: Reg) -> Reg {
+    match active {
         Some(held) => nest.b.select(held, yes, no),
         None => yes,
     }
 }
 
 /// Selects `yes` if the condition is true or absent, else zero.
-pub(super) fn active_or_zero(nest: &mut NestBuilder, held: Option<Reg>, yes: Reg) -> Reg {
+pub(super) fn active_or_zero(nest: &mut NestBuilder, active: Option<Reg>, yes: Reg) -> Reg {
     let ty = nest.b.ty(yes);
     let zero = nest.b.constant(ty, 0.0);
-    select_active(nest, held, yes, zero)
+    select_active(nest, active, yes, zero)
 }
 
 /// Loads a state or a replacement; zeros if it is absent.

@@ -153,7 +153,7 @@ struct Cell<'a> {
 }
 
 impl Cell<'_> {
-    fn number(&self, k: usize, index: usize) -> f64 {
+    fn value_at(&self, k: usize, index: usize) -> f64 {
         self.case.inputs[k].as_ref().map_or(0.0, |tensor| tensor.to_f64()[index])
     }
 
@@ -207,17 +207,18 @@ impl Cell<'_> {
         let rows = self.case.kind.gate_count() * HIDDEN;
         let x = |k| {
             let at = if self.case.batch_first { self.row * STEPS + step } else { step * BATCH + self.row };
-            self.number(0, at * INPUT + k)
+            self.value_at(0, at * INPUT + k)
         };
-        let w = |k| self.number(1, (self.direction * rows + row) * INPUT + k);
-        (0..INPUT).map(|k| x(k) * w(k)).sum::<f64>() + self.number(3, self.direction * 2 * rows + row)
+        let w = |k| self.value_at(1, (self.direction * rows + row) * INPUT + k);
+        (0..INPUT).map(|k| x(k) * w(k)).sum::<f64>() + self.value_at(3, self.direction * 2 * rows + row)
     }
 
     /// Returns `h R'` for a row of the weights, with its bias.
     fn state_sum(&self, h: &[f64], row: usize) -> f64 {
         let rows = self.case.kind.gate_count() * HIDDEN;
-        let r = |k| self.number(2, (self.direction * rows + row) * HIDDEN + k);
-        (0..HIDDEN).map(|k| h[k] * r(k)).sum::<f64>() + self.number(3, (self.direction * 2 + 1) * rows + row)
+        let r = |k| self.value_at(2, (self.direction * rows + row) * HIDDEN + k);
+        (0..HIDDEN).map(|k| h[k] * r(k)).sum::<f64>()
+            + self.value_at(3, (self.direction * 2 + 1) * rows + row)
     }
 
     fn step(&self, step: usize, h: &[f64], c: &[f64]) -> (Vec<f64>, Vec<f64>) {
@@ -249,7 +250,7 @@ impl Cell<'_> {
             }
             NetKind::Lstm => {
                 let peephole =
-                    |gate: usize, k: usize| self.number(7, self.direction * 3 * HIDDEN + gate * HIDDEN + k);
+                    |gate: usize, k: usize| self.value_at(7, self.direction * 3 * HIDDEN + gate * HIDDEN + k);
                 let unit = |k: usize| {
                     let i = self.activation(0, self.clipped(sum(0, k) + peephole(0, k) * c[k]));
                     let f = if self.attr("input_forget") != 0 {
@@ -282,17 +283,17 @@ impl Cell<'_> {
             } else {
                 self.direction * BATCH + self.row
             };
-            (0..HIDDEN).map(|unit| self.number(k, at * HIDDEN + unit)).collect()
+            (0..HIDDEN).map(|unit| self.value_at(k, at * HIDDEN + unit)).collect()
         };
         let mut h = state(5);
         let mut c = if self.case.kind == NetKind::Lstm { state(6) } else { vec![0.0; HIDDEN] };
-        let mut all = vec![vec![0.0; HIDDEN]; STEPS];
+        let mut hidden_states = vec![vec![0.0; HIDDEN]; STEPS];
         for index in 0..length {
             let step = if reverse { length - 1 - index } else { index };
             (h, c) = self.step(step, &h, &c);
-            all[step].clone_from(&h);
+            hidden_states[step].clone_from(&h);
         }
-        (all, h, c)
+        (hidden_states, h, c)
     }
 }
 
@@ -302,8 +303,8 @@ fn expected_results(case: &Case) -> Vec<Tensor> {
     let (mut y, mut states) = (vec![0.0; STEPS * d * BATCH * HIDDEN], vec![vec![0.0; d * BATCH * HIDDEN]; 2]);
     for direction in 0..d {
         for row in 0..BATCH {
-            let (all, h, c) = Cell { case, direction, row }.run();
-            for (step, values) in all.iter().enumerate() {
+            let (sequence, h, c) = Cell { case, direction, row }.run();
+            for (step, values) in sequence.iter().enumerate() {
                 let at = if case.batch_first {
                     (row * STEPS + step) * d + direction
                 } else {
@@ -316,13 +317,13 @@ fn expected_results(case: &Case) -> Vec<Tensor> {
             states[1][at * HIDDEN..(at + 1) * HIDDEN].copy_from_slice(&c);
         }
     }
-    let (all, state) = if case.batch_first {
+    let (sequence_dims, state) = if case.batch_first {
         ([BATCH, STEPS, d, HIDDEN], [BATCH, d, HIDDEN])
     } else {
         ([STEPS, d, BATCH, HIDDEN], [d, BATCH, HIDDEN])
     };
     let states = states[..case.outputs() - 1].iter().map(|values| f64s(&state, values));
-    std::iter::once(f64s(&all, &y)).chain(states).collect()
+    std::iter::once(f64s(&sequence_dims, &y)).chain(states).collect()
 }
 
 /// Attributes and optional inputs of every kind, separately and combined.
@@ -400,8 +401,8 @@ fn check_gradients_of(kind: NetKind) {
         eprintln!("{name}");
         let every: Vec<usize> = (0..case.outputs()).collect();
         check_gradients(&case.graph(), &case.present_inputs(), &case.differentiable_inputs(), &every);
-        for one in every {
-            check_gradients(&case.graph(), &case.present_inputs(), &[0, 1, 2], &[one]);
+        for output in every {
+            check_gradients(&case.graph(), &case.present_inputs(), &[0, 1, 2], &[output]);
         }
     }
 }
@@ -446,15 +447,15 @@ fn rows_of(tensor: &Tensor, rows: std::ops::Range<usize>) -> Tensor {
     let &[first, batch, last] = tensor.dims() else { panic!("three axes") };
     let elements = tensor.to_f64();
     let row = |k: usize, row: usize| &elements[(k * batch + row) * last..][..last];
-    let some: Vec<f64> =
+    let selected: Vec<f64> =
         (0..first).flat_map(|k| rows.clone().flat_map(move |r| row(k, r))).copied().collect();
-    f64s(&[first, rows.len(), last], &some)
+    f64s(&[first, rows.len(), last], &selected)
 }
 
 /// Long sequences in large batches use a transposed copy of the recurrent weights; batches of few rows do not.
 #[test]
 fn transposed_weights_give_equal_results() {
-    let (steps, batch, few) =
+    let (steps, batch, small_batch) =
         (TRANSPOSE_THRESHOLD.0 + 1, 4 * TRANSPOSE_THRESHOLD.1, TRANSPOSE_THRESHOLD.1 - 1);
     let gru = Case::new(NetKind::Gru).with("linear_before_reset", 1i64);
     for (case, with_lengths) in
@@ -463,20 +464,20 @@ fn transposed_weights_give_equal_results() {
             .flat_map(|case| [(case.clone(), false), (case, true)])
     {
         let lengths: Vec<i64> = (0..batch).map(|row| (row % (steps + 1)) as i64).collect();
-        let mut whole = case.with_biases();
-        whole.inputs[0] = Some(generic_tensor(&[steps, batch, INPUT], 1));
-        for k in whole.kind.state_inputs() {
-            whole.inputs[k] = Some(generic_tensor(&[1, batch, HIDDEN], 5 + k as u32));
+        let mut full = case.with_biases();
+        full.inputs[0] = Some(generic_tensor(&[steps, batch, INPUT], 1));
+        for k in full.kind.state_inputs() {
+            full.inputs[k] = Some(generic_tensor(&[1, batch, HIDDEN], 5 + k as u32));
         }
         if with_lengths {
-            whole = whole.with_lengths(&lengths);
+            full = full.with_lengths(&lengths);
         }
-        let want = run(&whole.graph(), &whole.present_inputs()).expect("the graph runs");
-        for start in (0..batch).step_by(few) {
-            let rows = start..(start + few).min(batch);
-            let mut part = whole.clone();
-            for k in std::iter::once(0).chain(whole.kind.state_inputs()) {
-                part.inputs[k] = whole.inputs[k].as_ref().map(|tensor| rows_of(tensor, rows.clone()));
+        let want = run(&full.graph(), &full.present_inputs()).expect("the graph runs");
+        for start in (0..batch).step_by(small_batch) {
+            let rows = start..(start + small_batch).min(batch);
+            let mut part = full.clone();
+            for k in std::iter::once(0).chain(full.kind.state_inputs()) {
+                part.inputs[k] = full.inputs[k].as_ref().map(|tensor| rows_of(tensor, rows.clone()));
             }
             if with_lengths {
                 part = part.with_lengths(&lengths[rows.clone()]);

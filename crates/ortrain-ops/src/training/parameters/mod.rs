@@ -247,7 +247,7 @@ impl<'g> ConstantUses<'g> {
             }
         }
         let levels = levels(graph);
-        let mut found = ConstantUses {
+        let mut result = ConstantUses {
             graph,
             uses,
             readers,
@@ -256,8 +256,8 @@ impl<'g> ConstantUses<'g> {
             levels,
             roots: FxHashSet::default(),
         };
-        found.find_roots();
-        found
+        result.find_roots();
+        result
     }
 
     /// Classifies a constant of this type and shape.
@@ -265,9 +265,9 @@ impl<'g> ConstantUses<'g> {
     pub fn classify(&self, id: ValueId, dtype: DType, dims: &[usize]) -> Judgement {
         let uses = self.uses.get(&id).map_or(&[][..], Vec::as_slice);
         pause();
-        let mut seen: FxHashSet<&str> = FxHashSet::default();
+        let mut visited: FxHashSet<&str> = FxHashSet::default();
         let names = uses.iter().map(|used| used.name.as_str());
-        let nodes: Vec<String> = names.filter(|name| seen.insert(name)).map(str::to_owned).collect();
+        let nodes: Vec<String> = names.filter(|name| visited.insert(name)).map(str::to_owned).collect();
         let (role, confidence, mut reason) = self.role(id, uses, dtype, dims);
         if role == ParameterRole::Trained && nodes.len() > 1 {
             reason += &self.sharing_reason(id, &nodes);
@@ -282,8 +282,9 @@ impl<'g> ConstantUses<'g> {
         dtype: DType,
         dims: &[usize],
     ) -> (ParameterRole, Confidence, String) {
-        let of = |found: fn(&Definition) -> &'static [usize]| {
-            uses.iter().find(|used| used.definition.is_some_and(|known| found(known).contains(&used.input)))
+        let of = |inputs_of: fn(&Definition) -> &'static [usize]| {
+            uses.iter()
+                .find(|used| used.definition.is_some_and(|known| inputs_of(known).contains(&used.input)))
         };
         if let Some(used) = of(|definition| definition.statistics) {
             let reason = format!("it is a running statistic of {}", used.label);
@@ -442,10 +443,10 @@ impl<'g> ConstantUses<'g> {
         }
         let meetings = self.data_meetings(id);
         let first = meetings.first().map(|&(index, _)| self.graph.node_label(&self.graph.nodes[index]))?;
-        let all =
+        let all_meetings =
             |test: &dyn Fn(usize, usize) -> bool| meetings.iter().all(|&(node, input)| test(node, input));
         let of_normalization = |node, input| self.is_mean(node, input) || self.is_divisor(node, input);
-        if all(&of_normalization) || self.is_scaled_mean(id) {
+        if all_meetings(&of_normalization) || self.is_scaled_mean(id) {
             return Some(format!(
                 "it is a statistic of a normalization that is written as arithmetic, in {first}"
             ));
@@ -455,7 +456,9 @@ impl<'g> ConstantUses<'g> {
         let is_looked_up = |used: &Use| used.operator() == "Gather" && used.input == 0;
         let is_table = names::is_path(name) && uses.iter().any(is_looked_up);
         if !is_table
-            && all(&|node, _| arithmetic(node) && self.result_level(node) == DependencyLevel::Position)
+            && all_meetings(&|node, _| {
+                arithmetic(node) && self.result_level(node) == DependencyLevel::Position
+            })
         {
             return Some(format!("it is combined only with integers, positions or masks, in {first}"));
         }
@@ -466,7 +469,7 @@ impl<'g> ConstantUses<'g> {
                 && (one_axis || (["Div", "Sub"].contains(&self.op(node)) && input == 1))
                 && self.outputs(node).any(|output| self.weighted.contains(&output))
         };
-        if all(&prepares) {
+        if all_meetings(&prepares) {
             return Some(format!("it prepares an input of the model, in {first}"));
         }
         None
@@ -479,11 +482,11 @@ impl<'g> ConstantUses<'g> {
             return false;
         }
         let meetings = self.data_meetings(id);
-        let all = |test: &dyn Fn(usize, usize) -> bool| {
+        let all_meetings = |test: &dyn Fn(usize, usize) -> bool| {
             !meetings.is_empty() && meetings.iter().all(|&(node, input)| test(node, input))
         };
         // Numbers in arithmetic usually have no axes, but parameters have.
-        if !dims.is_empty() && all(&|node, input| self.is_bias_of_product(node, input, 1)) {
+        if !dims.is_empty() && all_meetings(&|node, input| self.is_bias_of_product(node, input, 1)) {
             return true;
         }
         let name = self.graph.name_of(id);
@@ -495,13 +498,13 @@ impl<'g> ConstantUses<'g> {
             return false;
         }
         // Without such a name a number may preprocess an input of the model.
-        let least = if is_learned { DependencyLevel::Input } else { DependencyLevel::Data };
-        all(&|node, input| {
+        let min_level = if is_learned { DependencyLevel::Input } else { DependencyLevel::Data };
+        all_meetings(&|node, input| {
             let weights = Registry::standard()
                 .find(&self.graph.nodes[node].domain, &self.graph.nodes[node].op)
                 .map_or(&[][..], |definition| definition.weights);
             weights.contains(&input)
-                || (ARITHMETIC.contains(&self.op(node)) && self.result_level(node) >= least)
+                || (ARITHMETIC.contains(&self.op(node)) && self.result_level(node) >= min_level)
         })
     }
 
@@ -549,7 +552,7 @@ impl<'g> ConstantUses<'g> {
                 let op = self.op(maker);
                 let scales = |&id: &ValueId| {
                     self.level(id) <= DependencyLevel::Shape
-                        && self.graph.value(id).content().is_some_and(|found| found.len() > 1)
+                        && self.graph.value(id).content().is_some_and(|tensor| tensor.len() > 1)
                 };
                 if op == "Mul" && node.present_inputs().any(|id| scales(&id)) {
                     return true;
@@ -599,14 +602,15 @@ impl<'g> ConstantUses<'g> {
     /// parameters.
     fn neutral_use<'a>(&self, id: ValueId, uses: &'a [Use]) -> Option<&'a Use> {
         let tensor = self.graph.value(id).content()?;
-        let made = self.is_generated_constant(id);
+        let is_generated = self.is_generated_constant(id);
         let neutral = |used: &Use| {
             let Some(definition) = used.definition else { return false };
             let known = NORMALIZATIONS.iter().find(|(name, ..)| *name == definition.name);
             let Some(&(_, scale, bias)) = known else { return false };
             let is_neutral = (used.input == scale && values::is_filled_with(tensor, 1.0))
                 || (used.input == bias && values::is_filled_with(tensor, 0.0));
-            is_neutral && (made || (self.normalizes_groups(id) && !names::is_path(self.graph.name_of(id))))
+            is_neutral
+                && (is_generated || (self.normalizes_groups(id) && !names::is_path(self.graph.name_of(id))))
         };
         uses.iter().all(neutral).then(|| &uses[0])
     }
@@ -646,7 +650,7 @@ impl<'g> ConstantUses<'g> {
     /// input. Nodes that read only the shape do not count.
     fn sole_reader(&self, id: ValueId, test: impl Fn(usize, usize) -> bool) -> Option<String> {
         let mut first: Option<usize> = None;
-        let mut seen = FxHashSet::from_iter([id]);
+        let mut visited = FxHashSet::from_iter([id]);
         let mut rest = vec![id];
         while let Some(id) = rest.pop() {
             for (node, input) in self.readers_of(id) {
@@ -657,7 +661,7 @@ impl<'g> ConstantUses<'g> {
                     && input == 0
                     && self.result_level(node) <= DependencyLevel::Shape
                 {
-                    rest.extend(self.outputs(node).filter(|output| seen.insert(*output)));
+                    rest.extend(self.outputs(node).filter(|output| visited.insert(*output)));
                 } else if !matches!(op, "Shape" | "Size") {
                     return None;
                 }
@@ -694,12 +698,14 @@ impl<'g> ConstantUses<'g> {
     /// heads.
     fn masked_scores(&self, id: ValueId) -> Option<String> {
         let tensor = self.graph.value(id).content()?;
-        let (mut hides, mut all) = (false, true);
+        let (mut has_mask, mut all_valid) = (false, true);
         for score in (0..tensor.len()).map(|k| element(tensor, k)) {
-            hides |= score.is_some_and(|score| score <= MASK_TERM);
-            all &= score.is_some_and(|score| score == 0.0 || score <= MASK_TERM);
+            has_mask |= score.is_some_and(|score| score <= MASK_TERM);
+            all_valid &= score.is_some_and(|score| score == 0.0 || score <= MASK_TERM);
         }
-        if !all || !(hides || self.is_generated_constant(id) || names::is_operator(self.graph.name_of(id))) {
+        if !all_valid
+            || !(has_mask || self.is_generated_constant(id) || names::is_operator(self.graph.name_of(id)))
+        {
             return None;
         }
         let meetings = self.data_meetings(id);
@@ -709,7 +715,7 @@ impl<'g> ConstantUses<'g> {
             let compared = other.is_some_and(|other| self.compares_data(other));
             self.op(node) == "Add"
                 && compared
-                && (hides || !self.differs_by_head(node, input))
+                && (has_mask || !self.differs_by_head(node, input))
                 && self.outputs(node).any(|output| self.reaches_softmax(output))
         };
         meetings.iter().all(|&(node, input)| is_added(node, input)).then_some(first)
@@ -729,14 +735,14 @@ impl<'g> ConstantUses<'g> {
 
     /// Returns true if a softmax reads a value or moves of it, possibly with further terms.
     fn reaches_softmax(&self, id: ValueId) -> bool {
-        let mut seen = FxHashSet::from_iter([id]);
+        let mut visited = FxHashSet::from_iter([id]);
         let mut rest = vec![id];
         while let Some(id) = rest.pop() {
             for (node, _) in self.readers_of(id) {
                 match self.op(node) {
                     "Softmax" => return true,
                     op if op == "Add" || MOVE_OPERATORS.contains(&op) => {
-                        rest.extend(self.outputs(node).filter(|output| seen.insert(*output)));
+                        rest.extend(self.outputs(node).filter(|output| visited.insert(*output)));
                     }
                     _ => {}
                 }
@@ -795,43 +801,43 @@ impl<'g> ConstantUses<'g> {
     /// Returns the nodes, with the input index, at which a constant first meets a value that is neither constant nor a
     /// shape.
     fn data_meetings(&self, id: ValueId) -> Vec<(usize, usize)> {
-        let mut found: Vec<(usize, usize)> = Vec::new();
-        let mut seen = FxHashSet::from_iter([id]);
+        let mut meetings: Vec<(usize, usize)> = Vec::new();
+        let mut visited = FxHashSet::from_iter([id]);
         let mut rest = vec![id];
         while let Some(id) = rest.pop() {
             for (node, input) in self.readers_of(id) {
                 if self.result_level(node) > DependencyLevel::Shape {
-                    found.push((node, input));
+                    meetings.push((node, input));
                 } else {
-                    rest.extend(self.outputs(node).filter(|output| seen.insert(*output)));
+                    rest.extend(self.outputs(node).filter(|output| visited.insert(*output)));
                 }
             }
         }
-        found.sort_unstable();
-        found
+        meetings.sort_unstable();
+        meetings
     }
 
     /// Returns true if every path from a constant ends in sines or cosines of positions.
     fn ends_in_sines(&self, id: ValueId) -> bool {
-        let mut found = false;
-        let mut seen = FxHashSet::from_iter([id]);
+        let mut has_sine = false;
+        let mut visited = FxHashSet::from_iter([id]);
         let mut rest = vec![id];
         while let Some(id) = rest.pop() {
             for (node, _) in self.readers_of(id) {
                 match self.op(node) {
-                    "Sin" | "Cos" => found = true,
+                    "Sin" | "Cos" => has_sine = true,
                     _ if self.result_level(node) > DependencyLevel::Position => return false,
-                    _ => rest.extend(self.outputs(node).filter(|output| seen.insert(*output))),
+                    _ => rest.extend(self.outputs(node).filter(|output| visited.insert(*output))),
                 }
             }
         }
-        found
+        has_sine
     }
 
     /// Returns true if the only use of a constant is its root.
     fn ends_in_root(&self, id: ValueId) -> bool {
-        let mut found = false;
-        let mut seen = FxHashSet::from_iter([id]);
+        let mut has_root = false;
+        let mut visited = FxHashSet::from_iter([id]);
         let mut rest = vec![id];
         while let Some(id) = rest.pop() {
             for (node, input) in self.readers_of(id) {
@@ -840,18 +846,18 @@ impl<'g> ConstantUses<'g> {
                 }
                 let other = self.graph.nodes[node].inputs.get(1 - input.min(1)).copied().flatten();
                 match self.op(node) {
-                    _ if self.is_root(node) => found = true,
+                    _ if self.is_root(node) => has_root = true,
                     op if MOVE_OPERATORS.contains(&op) => {
-                        rest.extend(self.outputs(node).filter(|output| seen.insert(*output)));
+                        rest.extend(self.outputs(node).filter(|output| visited.insert(*output)));
                     }
                     "Add" if other.is_some_and(|other| self.is_number(other)) => {
-                        rest.extend(self.outputs(node).filter(|output| seen.insert(*output)));
+                        rest.extend(self.outputs(node).filter(|output| visited.insert(*output)));
                     }
                     _ => return false,
                 }
             }
         }
-        found
+        has_root
     }
 
     fn is_number(&self, id: ValueId) -> bool {
@@ -914,7 +920,7 @@ impl<'g> ConstantUses<'g> {
             let mut readers = self.readers_of(output).peekable();
             readers.peek().is_some() && readers.all(|(reader, at)| (self.op(reader), at) == ("Sub", 1))
         };
-        let mut seen = FxHashSet::from_iter([id]);
+        let mut visited = FxHashSet::from_iter([id]);
         let mut rest = vec![id];
         while let Some(id) = rest.pop() {
             for (node, input) in self.readers_of(id) {
@@ -924,7 +930,7 @@ impl<'g> ConstantUses<'g> {
                 if MOVE_OPERATORS.contains(&self.op(node))
                     && self.result_level(node) <= DependencyLevel::Shape
                 {
-                    rest.extend(self.outputs(node).filter(|output| seen.insert(*output)));
+                    rest.extend(self.outputs(node).filter(|output| visited.insert(*output)));
                 } else if !is_scaled || !self.outputs(node).all(is_subtracted) {
                     return false;
                 }
@@ -952,25 +958,25 @@ impl<'g> ConstantUses<'g> {
     /// results. Layers have the order of their nodes; a constant of several layers belongs to the last of them.
     #[must_use]
     pub fn layers(&self, trained: &[ValueId]) -> Vec<Option<usize>> {
-        let mut met: FxHashMap<usize, Vec<usize>> = FxHashMap::default();
+        let mut inputs_by_layer: FxHashMap<usize, Vec<usize>> = FxHashMap::default();
         for (position, &id) in trained.iter().enumerate() {
             for (node, _) in self.data_meetings(id) {
-                met.entry(node).or_default().push(position);
+                inputs_by_layer.entry(node).or_default().push(position);
             }
         }
         let mut count = 0;
         let mut layers: Vec<Option<usize>> = vec![None; trained.len()];
         // Layer that produced a value.
-        let mut made: FxHashMap<ValueId, usize> = FxHashMap::default();
+        let mut depth_of: FxHashMap<ValueId, usize> = FxHashMap::default();
         for (index, node) in self.graph.nodes.iter().enumerate() {
             let data = |id: &ValueId| self.level(*id) > DependencyLevel::Shape;
-            let mut given = node.present_inputs().filter(data);
-            let before = match (given.next(), given.next()) {
-                (Some(only), None) => made.get(&only).copied(),
+            let mut data_inputs = node.present_inputs().filter(data);
+            let before = match (data_inputs.next(), data_inputs.next()) {
+                (Some(only), None) => depth_of.get(&only).copied(),
                 _ => None,
             };
             let goes_on = ARITHMETIC.contains(&&*node.op) || MOVE_OPERATORS.contains(&&*node.op);
-            let layer = match met.get(&index) {
+            let layer = match inputs_by_layer.get(&index) {
                 None => before.filter(|_| goes_on),
                 Some(positions) => {
                     let layer = before.filter(|_| goes_on).unwrap_or_else(|| {
@@ -984,15 +990,15 @@ impl<'g> ConstantUses<'g> {
                 }
             };
             if let Some(layer) = layer {
-                made.extend(node.present_outputs().map(|output| (output, layer)));
+                depth_of.extend(node.present_outputs().map(|output| (output, layer)));
             }
         }
         // Layers that are the last one for no constant have no number.
-        let mut there: Vec<usize> = layers.iter().flatten().copied().collect();
-        there.sort_unstable();
-        there.dedup();
-        let number = |layer: usize| there.binary_search(&layer).map_or(0, |at| there.len() - at);
-        layers.into_iter().map(|layer| layer.map(number)).collect()
+        let mut distinct: Vec<usize> = layers.iter().flatten().copied().collect();
+        distinct.sort_unstable();
+        distinct.dedup();
+        let layer_number = |layer: usize| distinct.binary_search(&layer).map_or(0, |at| distinct.len() - at);
+        layers.into_iter().map(|layer| layer.map(layer_number)).collect()
     }
 }
 
@@ -1006,8 +1012,9 @@ fn collect_uses(
 ) {
     for node in &graph.nodes {
         let subgraphs: Vec<&Graph> = Graph::subgraphs(node).map(|(_, subgraph)| subgraph).collect();
-        let own = if subgraphs.is_empty() { node.inputs.len() } else { node.inputs.len() - node.captures };
-        for (input, id) in node.inputs[..own].iter().enumerate() {
+        let input_count =
+            if subgraphs.is_empty() { node.inputs.len() } else { node.inputs.len() - node.captures };
+        for (input, id) in node.inputs[..input_count].iter().enumerate() {
             if let Some(id) = id.and_then(&mut *outer) {
                 uses.entry(id).or_default().push(Use {
                     label: graph.node_label(node),
@@ -1022,7 +1029,7 @@ fn collect_uses(
             // Captured values are last on both sides.
             let Some(formal) = subgraph.inputs.len().checked_sub(node.captures) else { continue };
             let captured: FxHashMap<ValueId, ValueId> = (subgraph.inputs[formal..].iter())
-                .zip(&node.inputs[own..])
+                .zip(&node.inputs[input_count..])
                 .filter_map(|(&inside, port)| Some((inside, outer((*port)?)?)))
                 .collect();
             collect_uses(subgraph, true, &mut |id| captured.get(&id).copied(), uses);
@@ -1105,25 +1112,26 @@ fn has_weights(node: &Node, levels: &[DependencyLevel]) -> bool {
 
 /// Returns the values that become sines and cosines only through arithmetic.
 fn values_to_sines(graph: &Graph) -> FxHashSet<ValueId> {
-    let mut found = FxHashSet::default();
+    let mut values = FxHashSet::default();
     for node in graph.nodes.iter().rev() {
         let op = &*node.op;
         let on = ARITHMETIC.contains(&op) || MOVE_OPERATORS.contains(&op);
-        if matches!(op, "Sin" | "Cos") || (on && node.present_outputs().any(|output| found.contains(&output)))
+        if matches!(op, "Sin" | "Cos")
+            || (on && node.present_outputs().any(|output| values.contains(&output)))
         {
-            found.extend(node.present_inputs());
+            values.extend(node.present_inputs());
         }
     }
-    found
+    values
 }
 
 /// Returns the values with a path to a node with weights.
 fn values_before_weights(graph: &Graph, levels: &[DependencyLevel]) -> FxHashSet<ValueId> {
-    let mut found = FxHashSet::default();
+    let mut values = FxHashSet::default();
     for node in graph.nodes.iter().rev() {
-        if has_weights(node, levels) || node.present_outputs().any(|output| found.contains(&output)) {
-            found.extend(node.present_inputs());
+        if has_weights(node, levels) || node.present_outputs().any(|output| values.contains(&output)) {
+            values.extend(node.present_inputs());
         }
     }
-    found
+    values
 }

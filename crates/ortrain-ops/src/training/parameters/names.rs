@@ -141,7 +141,7 @@ pub(in crate::training) fn is_path(name: &str) -> bool {
 /// Returns true if the name indicates a learned number: a known word, or the index in a list of parameters.
 pub(super) fn is_learned(name: &str) -> bool {
     let last = last_word(name);
-    LEARNED.iter().any(|word| last.eq_ignore_ascii_case(word))
+    LEARNED.iter().any(|suffix| last.eq_ignore_ascii_case(suffix))
         || last.rsplit('_').next().is_some_and(|word| word != "scale" && LEARNED.contains(&word))
             && !is_fixed(name)
         || (is_path(name) && is_number(last))

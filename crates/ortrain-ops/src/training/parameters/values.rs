@@ -89,12 +89,12 @@ pub(super) fn are_short_decimals(tensor: &Tensor) -> bool {
 /// Returns true if the elements, in one row, are consecutive integers.
 pub(super) fn is_consecutive(tensor: &Tensor) -> bool {
     let long_axes = tensor.dims().iter().filter(|&&size| size > 1).count();
-    let mut found = elements(tensor);
-    let first = found.next().unwrap_or(f64::NAN);
+    let mut values = elements(tensor);
+    let first = values.next().unwrap_or(f64::NAN);
     long_axes == 1
         && tensor.len() >= MIN_COUNT
         && first.fract() == 0.0
-        && found.zip(1_u32..).all(|(value, index)| value == first + f64::from(index))
+        && values.zip(1_u32..).all(|(value, index)| value == first + f64::from(index))
 }
 
 /// Returns the formula of a regular table, as a part of a sentence: consecutive numbers, points of a grid, strides,
@@ -112,8 +112,8 @@ pub(super) fn regular_formula(tensor: &Tensor, fractions: bool) -> Option<&'stat
         return None;
     }
     let dims: Vec<usize> = tensor.dims().iter().copied().filter(|&size| size != 1).collect();
-    let whole = values.iter().all(|value| (2.0 * value).fract() == 0.0);
-    if dims.len() == 1 && (whole || fractions) {
+    let are_halves = values.iter().all(|value| (2.0 * value).fract() == 0.0);
+    if dims.len() == 1 && (are_halves || fractions) {
         if is_progression(&values, largest) {
             return Some("its elements are evenly spaced");
         }
@@ -132,7 +132,7 @@ pub(super) fn regular_formula(tensor: &Tensor, fractions: bool) -> Option<&'stat
         dims.first()
             .filter(|&&size| dims.len() > 1 && size <= MAX_COORDINATES)
             .map(|&size| (size, values.len() / size)),
-        (dims.len() == 1 && whole && largest >= 2.0).then_some((1, values.len())),
+        (dims.len() == 1 && are_halves && largest >= 2.0).then_some((1, values.len())),
     ];
     for (count, stride) in columns.into_iter().flatten() {
         let column = |index: usize| -> Vec<f64> {
@@ -164,9 +164,9 @@ pub(super) fn regular_formula(tensor: &Tensor, fractions: bool) -> Option<&'stat
 
 /// Returns true if neighbours differ by a constant nonzero step.
 fn is_progression(values: &[f64], largest: f64) -> bool {
-    let whole = values.iter().all(|value| value.fract() == 0.0);
+    let are_integers = values.iter().all(|value| value.fract() == 0.0);
     let step = values[1] - values[0];
-    values.len() >= if whole { MIN_COUNT } else { MIN_PROGRESSION }
+    values.len() >= if are_integers { MIN_COUNT } else { MIN_PROGRESSION }
         && step.abs() > STEP_TOLERANCE * largest
         && values.windows(2).all(|pair| (pair[1] - pair[0] - step).abs() <= STEP_TOLERANCE * largest)
 }
@@ -201,7 +201,8 @@ fn is_coordinate(values: &[f64], largest: f64) -> bool {
 pub(super) fn is_fixed_filter(tensor: &Tensor) -> bool {
     let [channels, 1, ref kernel @ ..] = tensor.dims()[..] else { return false };
     let size: usize = kernel.iter().product();
-    let Some(bytes) = tensor.len().checked_div(channels).filter(|&found| found == size && channels > 1)
+    let Some(bytes) =
+        tensor.len().checked_div(channels).filter(|&filter_len| filter_len == size && channels > 1)
     else {
         return false;
     };
@@ -220,9 +221,9 @@ pub(super) fn is_pairs_of_sines(tensor: &Tensor) -> bool {
         return false;
     }
     let half = columns / 2;
-    let are_pairs = |place: &dyn Fn(usize) -> (usize, usize)| {
+    let are_pairs = |indices: &dyn Fn(usize) -> (usize, usize)| {
         (0..rows * half).all(|at| {
-            let (first, second) = place(at % half);
+            let (first, second) = indices(at % half);
             let [a, b] = [first, second]
                 .map(|column| element(tensor, at / half * columns + column).unwrap_or(f64::NAN));
             (a * a + b * b - 1.0).abs() <= SINE_TOLERANCE
@@ -279,7 +280,7 @@ mod tests {
         let grid: Vec<f32> = (0..20).flat_map(|at| [(at % 5) as f32 + 0.5, (at / 5) as f32 + 0.5]).collect();
         let planes: Vec<f32> = (0..2).flat_map(|axis| grid.iter().skip(axis).step_by(2).copied()).collect();
         let strides = [[8.0_f32; 16].as_slice(), &[16.0; 4], &[32.0]].concat();
-        for (dims, values, found) in [
+        for (dims, values, formula) in [
             (vec![6], vec![0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "its elements are evenly spaced"),
             (vec![1, 5], vec![-1.0, -0.5, 0.0, 0.5, 1.0], "its elements are evenly spaced"),
             (vec![4], vec![1.0, 2.0, 4.0, 8.0], "its elements grow by a constant factor"),
@@ -293,7 +294,7 @@ mod tests {
             ),
             (vec![3, 2], vec![10.0, 13.0, 16.0, 30.0, 33.0, 23.0], "its elements are whole numbers"),
         ] {
-            assert_eq!(regular_formula(&tensor(&dims, &values), true), Some(found), "{dims:?} {values:?}");
+            assert_eq!(regular_formula(&tensor(&dims, &values), true), Some(formula), "{dims:?} {values:?}");
         }
     }
 
@@ -357,9 +358,9 @@ mod tests {
     #[test]
     fn fractions_may_be_fresh_parameters() {
         for values in [[0.0, 0.25, 0.5, 0.75], [0.125, 0.25, 0.5, 1.0]] {
-            let found = tensor(&[1, 1, 4], &values);
+            let table = tensor(&[1, 1, 4], &values);
             assert!(
-                regular_formula(&found, true).is_some() && regular_formula(&found, false).is_none(),
+                regular_formula(&table, true).is_some() && regular_formula(&table, false).is_none(),
                 "{values:?}"
             );
         }
