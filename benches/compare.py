@@ -73,7 +73,7 @@ class Peer:
     """Interpreter of the peer's environment, which is created if missing."""
     make: tuple[str, ...] = ()
     """Script and first arguments that prepare the own folder."""
-    stays_out: Callable[[str], bool] = lambda _: False
+    excludes: Callable[[str], bool] = lambda _: False
     """True for workloads without this peer."""
     more: tuple[str, ...] = ()
     """Arguments of the script after the thread count."""
@@ -106,12 +106,12 @@ OTHERS = {
     peer.name: peer
     for peer in [
         OURS,
-        on_device("onnxruntime-training", "onnxruntime", environments.oracle, stays_out=with_frozen_statistics),
+        on_device("onnxruntime-training", "onnxruntime", environments.oracle, excludes=with_frozen_statistics),
         torch("torch", "eager"),
-        torch("torch-channels-last", "channels-last", stays_out=without_images),
+        torch("torch-channels-last", "channels-last", excludes=without_images),
         torch("torch-compile", "compile"),
         torch("torch-bf16", "bf16", precision="bf16"),
-        torch("torch-bf16-channels-last", "bf16+channels-last", precision="bf16", stays_out=without_images),
+        torch("torch-bf16-channels-last", "bf16+channels-last", precision="bf16", excludes=without_images),
         Peer("jax", ("with_jax.py",), environments.jax),
     ]
 }
@@ -139,7 +139,7 @@ DEFAULT = ["onnxruntime-training", "torch", "torch-channels-last", "jax"]
 DEFAULT_BF16 = ["onnxruntime-training", "ortrain", "torch-bf16", "torch-bf16-channels-last"]
 
 
-def told() -> dict[str, str]:
+def peer_environment() -> dict[str, str]:
     """Returns the environment of a peer without PYTHON* and OMP_*: the scripts set the number of threads."""
     return {key: value for key, value in os.environ.items() if not key.startswith(("PYTHON", "OMP_"))}
 
@@ -154,7 +154,7 @@ class Process:
         with self._log.open("w") as log:
             self._process = subprocess.Popen(
                 peer.command(peer.serve, folder, own, threads, *peer.more),
-                env=told(),
+                env=peer_environment(),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -252,7 +252,7 @@ def prepare(workload: str, peers: Sequence[Peer], folder: Path) -> None:
         own.mkdir(exist_ok=True)
         if peer.make:
             command = peer.command(peer.make, folder, own)
-            done = subprocess.run(command, env=told(), capture_output=True, text=True, check=False)
+            done = subprocess.run(command, env=peer_environment(), capture_output=True, text=True, check=False)
             if done.returncode != 0:
                 raise RuntimeError(f"{peer.name} cannot prepare {workload}: {done.stderr[-4000:]}")
 
@@ -278,13 +278,13 @@ def start(peer: Peer, folder: Path, threads: int, repeats: int) -> Startup:
 def limits(folder: Path, threads: int) -> Limits:
     """Measures the current limits of the machine."""
     command = [sys.executable, str(PEERS / "limits.py"), str(folder), str(folder / OURS.name), str(threads)]
-    done = subprocess.run(command, env=told(), capture_output=True, text=True, check=True)
+    done = subprocess.run(command, env=peer_environment(), capture_output=True, text=True, check=True)
     return Limits(**json.loads(done.stdout))
 
 
 def compare(workload: str, peers: Sequence[Peer], options: argparse.Namespace) -> Workload:
     """Runs ours and the other libraries in turns on a workload."""
-    everybody = [options.ours, *(peer for peer in peers if not peer.stays_out(workload))]
+    everybody = [options.ours, *(peer for peer in peers if not peer.excludes(workload))]
     folder: Path = options.folder / workload
     prepare(workload, everybody, folder)
     startups = [start(peer, folder, options.threads, options.starts) for peer in everybody]
@@ -364,49 +364,55 @@ def main() -> None:
 
     Fails if results differ or, with ``--aims`` or ``--at-most``, a target is missed.
     """
-    parser = argparse.ArgumentParser(description="ortrain's training step beside that of other libraries.")
-    parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(workloads.NAMES)} (all)")
+    parser = argparse.ArgumentParser(description="Compare the training step of ortrain with other libraries.")
+    parser.add_argument(
+        "workloads", nargs="*", metavar="WORKLOAD", help=f"workloads: {', '.join(workloads.NAMES)} (all)"
+    )
     names = ", ".join(OTHERS)
-    parser.add_argument("--peers", nargs="*", choices=list(OTHERS), metavar="PEER", help=f"of {names}")
-    parser.add_argument("--precision", choices=PRECISIONS, default="f32", help="of our inner products (f32)")
+    parser.add_argument("--peers", nargs="*", choices=list(OTHERS), metavar="PEER", help=f"libraries: {names}")
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, default="f32", help="precision of ortrain's matrix products (f32)"
+    )
     parser.add_argument(
         "--bf16-fallback",
         choices=["none", "avx512_bf16", "emulated"],
         default="none",
-        help="what may multiply bfloat16 where there is no AMX (none)",
+        help="unit that multiplies bfloat16 on processors without AMX (none)",
     )
-    parser.add_argument("--threads", type=int, default=2, help="for every library (2)")
-    parser.add_argument("--rounds", type=int, default=15, help="in which each has a turn (15)")
-    parser.add_argument("--seconds", type=float, default=0.5, help="of a turn (0.5)")
-    parser.add_argument("--starts", type=int, default=3, help="for memory and cold start, of which the best counts (3)")
+    parser.add_argument("--threads", type=int, default=2, help="number of threads of each library (2)")
     parser.add_argument(
-        "--memory-limit", type=float, metavar="SHARE", help="ortrain with this share of the arena takes part, too"
+        "--rounds", type=int, default=15, help="number of rounds; each library runs once in a round (15)"
     )
-    parser.add_argument("--old", type=Path, metavar="PYTHON", help="of an environment with another version of ortrain")
-    parser.add_argument("--at-most", type=float, metavar="RATIO", help="fail if a ratio is larger")
-    parser.add_argument("--aims", action="store_true", help="fail if an aim is missed")
-    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "compare", help="for artifacts and logs")
-    parser.add_argument("--json", type=Path, help="where the numbers go (FOLDER/results.json); a table lies beside")
+    parser.add_argument("--seconds", type=float, default=0.5, help="duration of a run in a round (0.5)")
+    parser.add_argument("--starts", type=int, default=3, help="number of cold starts; the best one counts (3)")
+    parser.add_argument(
+        "--memory-limit", type=float, metavar="SHARE", help="also measure ortrain with this share of its arena"
+    )
+    parser.add_argument("--old", type=Path, metavar="PYTHON", help="interpreter with another version of ortrain")
+    parser.add_argument("--at-most", type=float, metavar="RATIO", help="fail if a ratio exceeds this limit")
+    parser.add_argument("--aims", action="store_true", help="fail if a target of aims.py is missed")
+    parser.add_argument("--folder", type=Path, default=ROOT / "build" / "compare", help="folder for artifacts and logs")
+    parser.add_argument("--json", type=Path, help="output file (FOLDER/results.json); the table is next to it")
     parser.add_argument("--save", metavar="NAME", help="write both to benches/results/NAME.json and .md instead")
     options = parser.parse_args()
     for name in options.workloads:
         if name not in workloads.NAMES:
-            parser.error(f"there is no workload {name!r}; there are {', '.join(workloads.NAMES)}")
+            parser.error(f"unknown workload {name!r}; known workloads: {', '.join(workloads.NAMES)}")
     chosen = (DEFAULT if options.precision == "f32" else DEFAULT_BF16) if options.peers is None else options.peers
     options.ours = ours(options.precision, options.bf16_fallback)
     if options.ours.name in chosen:
-        parser.error("ortrain is beside itself at another --precision only")
+        parser.error("the peer ortrain needs a --precision other than f32")
 
     options.folder.mkdir(parents=True, exist_ok=True)
     prepare(report.SMALLEST, [OURS], options.folder / "limits")
     peers = [OTHERS[peer] for peer in chosen]
     if options.memory_limit is not None:
         if not 0 < options.memory_limit <= 1:
-            parser.error("--memory-limit is a share: more than 0, at most 1")
+            parser.error("--memory-limit is a share: greater than 0 and at most 1")
         peers.append(within(options.memory_limit))
     if options.old is not None:
         if not options.old.exists():
-            parser.error(f"there is no {options.old}")
+            parser.error(f"the file {options.old} does not exist")
         peers.append(old(options.old.absolute()))
     run = report.Run(
         machine=machine(options.threads),
@@ -419,7 +425,7 @@ def main() -> None:
         found = compare(name, peers, options)
         run.workloads.append(found)
         minutes = (time.monotonic() - begin) / 60
-        print(f"{name} ({minutes:.0f} min)", *(f"{found.ratio(other):.2f} of {other.peer}" for other in found.others))
+        print(f"{name} ({minutes:.0f} min)", *(f"{other.peer} {found.ratio(other):.2f}" for other in found.others))
         for who in (found.ours, *found.others):
             print(f"  first losses {who.peer:<21} {' '.join(f'{loss:.6f}' for loss in who.losses[:5])}", flush=True)
     text = report.text(run)
@@ -431,11 +437,11 @@ def main() -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report.as_json(run), indent=1) + "\n")
     path.with_suffix(".md").write_text(text)
-    print(f"all numbers: {path}")
-    wrong = report.disagreements(run) + report.not_kept(run)
+    print(f"results: {path}")
+    wrong = report.disagreements(run) + report.limit_violations(run)
     if options.at_most is not None:
         wrong += [
-            f"{found.name}: {found.ratio(other):.2f} of {other.peer} is more than {options.at_most}"
+            f"{found.name}: ratio to {other.peer} {found.ratio(other):.2f} exceeds {options.at_most}"
             for found in run.workloads
             for other in found.others
             if not found.ratio(other) <= options.at_most

@@ -76,14 +76,14 @@ def compare(name: str, rounds: int, folder: Path) -> tuple[float, float, float]:
         module(*inputs)
         module.lazy_reset_grad()
 
-    def apart() -> None:
+    def separate() -> None:
         live, _ = both.forward(native, weights)
         both.backward(live, seed, rooms)
 
     for _ in range(WARM):
         joint()
-        apart()
-    pairs = [(milliseconds(joint), milliseconds(apart)) for _ in range(rounds)]
+        separate()
+    pairs = [(milliseconds(joint), milliseconds(separate)) for _ in range(rounds)]
     live, _ = both.forward(native, weights)
     kept = live.bytes() + sum(2 * room.numpy().nbytes for room in rooms)
     use = module.memory()

@@ -181,7 +181,7 @@ def product(device: str, peer: str | None, side: int) -> dict[str, Any]:
     shape = [side, side]
     model = model_of([helper.make_node("MatMul", ["a", "b"], ["y"])], {"a": shape, "b": shape}, shape)
     flops = 2 * side**3
-    row: dict[str, Any] = {"name": f"product {side}", "unit": "TFLOP/s", "aim": f"at most {PRODUCT_AIM} in time"}
+    row: dict[str, Any] = {"name": f"product {side}", "unit": "TFLOP/s", "aim": f"time at most {PRODUCT_AIM}"}
     row["ours"] = flops / device_seconds(model, {"a": a, "b": b}, device, 10) / 1e12
     if peer is not None:
         import torch
@@ -198,7 +198,7 @@ def copy(device: str, peer: str | None, elements: int) -> dict[str, Any]:
     x = np.random.default_rng(1).standard_normal((elements // side, side), np.float32)
     model = model_of([helper.make_node("Neg", ["x"], ["y"])], {"x": list(x.shape)}, list(x.shape))
     row: dict[str, Any] = {"name": f"copy {8 * elements // MIB} MiB", "unit": "GB/s"}
-    row["aim"] = f"at least {COPY_AIM} of the rate"
+    row["aim"] = f"rate at least {COPY_AIM}"
     row["ours"] = 8 * elements / device_seconds(model, {"x": x}, device, 10) / 1e9
     if peer is not None:
         import torch
@@ -213,7 +213,7 @@ def copy(device: str, peer: str | None, elements: int) -> dict[str, Any]:
 def workload(name: str, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Measures the steps of a workload."""
     settings = make(name, folder)
-    row: dict[str, Any] = {"name": name, "unit": "ms", "aim": f"at most {AIMS.get(name, 2.0)}"}
+    row: dict[str, Any] = {"name": name, "unit": "ms", "aim": f"time at most {AIMS.get(name, 2.0)}"}
     start = time.perf_counter()
     ours = Ours(folder, settings, options.device)
     seconds, losses = timed_steps(ours.step, options.seconds)
@@ -229,7 +229,7 @@ def workload(name: str, options: argparse.Namespace, folder: Path) -> dict[str, 
     if options.peer is not None:
         seconds, theirs = timed_steps(of_torch(folder, settings, options.peer), options.seconds)
         row["torch"], row["ratio"] = 1e3 * seconds, row["ours"] / (1e3 * seconds)
-        row["apart"] = max(abs(a - b) / max(abs(b), 1.0) for a, b in zip(losses, theirs, strict=True))
+        row["loss_distance"] = max(abs(a - b) / max(abs(b), 1.0) for a, b in zip(losses, theirs, strict=True))
     return row
 
 
@@ -239,7 +239,7 @@ def line(row: dict[str, Any]) -> str:
     more = ""
     if "kinds" in row:
         kinds = sorted(row["kinds"].items(), key=lambda kind: -kind[1])
-        more = f"  same bits: {row['same']}, losses apart: {row.get('apart', 0):.1e}; on the device (ms): "
+        more = f"  same bits: {row['same']}, loss distance: {row.get('loss_distance', 0):.1e}; on the device (ms): "
         more += ", ".join(f"{kind} {milliseconds:.2f}" for kind, milliseconds in kinds[:7])
     return f"{row['name']:16} {row['unit']:8} {' '.join(numbers)}  {row['aim']:24}{more}"
 
@@ -248,13 +248,13 @@ def main() -> None:
     """Prints a line for each measurement as soon as it is complete."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("workloads", nargs="*", metavar="WORKLOAD", default=list(AIMS))
-    parser.add_argument("--device", default="vulkan", help="of ortrain (vulkan)")
-    parser.add_argument("--peer", default="cuda", help="the device of PyTorch (cuda)")
-    parser.add_argument("--seconds", type=float, default=2.0, help="for which steps are timed (2)")
-    parser.add_argument("--side", type=int, default=SIDE, help=f"rows and columns of the product ({SIDE})")
-    parser.add_argument("--elements", type=int, default=ELEMENTS, help=f"that are copied ({ELEMENTS})")
-    parser.add_argument("--json", type=Path, help="where the numbers go")
-    parser.add_argument("--profile", type=Path, metavar="FOLDER", help="where a file goes for each workload")
+    parser.add_argument("--device", default="vulkan", help="device of ortrain (vulkan)")
+    parser.add_argument("--peer", default="cuda", help="device of PyTorch (cuda)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="duration of the measurement of steps (2)")
+    parser.add_argument("--side", type=int, default=SIDE, help=f"number of rows and of columns of the product ({SIDE})")
+    parser.add_argument("--elements", type=int, default=ELEMENTS, help=f"number of copied elements ({ELEMENTS})")
+    parser.add_argument("--json", type=Path, help="output file of the numbers")
+    parser.add_argument("--profile", type=Path, metavar="FOLDER", help="folder for a profile of each workload")
     options = parser.parse_args()
     if importlib.util.find_spec("torch") is None:
         options.peer = None
@@ -284,9 +284,9 @@ def main() -> None:
     for name in options.workloads:
         with tempfile.TemporaryDirectory() as folder:
             add(workload(name, options, Path(folder)))
-    wrong = [row["name"] for row in rows if not row.get("same", True) or row.get("apart", 0) > LOSS]
+    wrong = [row["name"] for row in rows if not row.get("same", True) or row.get("loss_distance", 0) > LOSS]
     if wrong:
-        sys.exit(f"other bits in another run, or other losses than PyTorch's: {', '.join(wrong)}")
+        sys.exit(f"bits differ between runs, or losses differ from PyTorch: {', '.join(wrong)}")
 
 
 if __name__ == "__main__":

@@ -87,8 +87,8 @@ def measure(name: str) -> None:
             shares = sorted(first / later - 1 for first, later in times[size])
             of_step = f"{statistics.median(shares):5.2f} ({shares[0]:5.2f} to {shares[-1]:5.2f})"
             print(
-                f"{name:16} {size:3} rows: first step more by {more * 1e3:5.1f} ms, later {step * 1e3:6.1f} ms; "
-                f"a share of {of_step}, {more / own:5.2f} of a step of {rows} rows",
+                f"{name:16} {size:3} rows: first step +{more * 1e3:5.1f} ms, later steps {step * 1e3:6.1f} ms; "
+                f"overhead {of_step} of a later step, {more / own:5.2f} of a step with {rows} rows",
                 flush=True,
             )
         planned = []
@@ -104,7 +104,7 @@ def main() -> None:
     """Measures the networks of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME")
-    parser.add_argument("--old", metavar="PYTHON", help="the Python of an environment with another version of ours")
+    parser.add_argument("--old", metavar="PYTHON", help="interpreter with another version of ortrain")
     arguments = parser.parse_args()
     for name in arguments.names:
         if arguments.old:

@@ -207,7 +207,7 @@ class Child:
         self._process.stdin.flush()
         line = self._process.stdout.readline()
         if not line:
-            raise RuntimeError("a process ended before its time")
+            raise RuntimeError("a process ended unexpectedly")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -218,8 +218,10 @@ class Child:
         self._process.wait(timeout=60)
 
 
-def compare(label: str, here: Child, there: Child, whole: int, options: argparse.Namespace) -> list[tuple[str, ...]]:
-    """Returns the table rows of an optimizer. `whole` is the number of bytes of the reference's step."""
+def compare(
+    label: str, here: Child, there: Child, reference_bytes: int, options: argparse.Namespace
+) -> list[tuple[str, ...]]:
+    """Returns the table rows of an optimizer. `reference_bytes` is the number of bytes of the reference's step."""
     import report
 
     name, settings = SETTINGS.get(label, (label, {}))
@@ -242,7 +244,7 @@ def compare(label: str, here: Child, there: Child, whole: int, options: argparse
         count, form = made[kind]["bytes"], other[kind]["form"]
         own, best, theirs = medians[here, kind], medians[here, REFERENCE], medians.get((there, kind))
         step = statistics.median(own)
-        bandwidth = statistics.median(a / (b * count / whole) for a, b in zip(own, best, strict=True))
+        bandwidth = statistics.median(a / (b * count / reference_bytes) for a, b in zip(own, best, strict=True))
         line = (label, "3" if grouped else "", f"{count / 1e6:.0f}", f"{step * 1e3:.2f}", f"{count / step / 1e9:.1f}")
         if theirs is None:
             lines.append((*line, f"{bandwidth:.2f}", "", "", ""))
@@ -255,11 +257,15 @@ def compare(label: str, here: Child, there: Child, whole: int, options: argparse
 
 def main() -> None:
     """Prints the table."""
-    parser = argparse.ArgumentParser(description="Steps of our optimizers beside those of PyTorch.")
-    parser.add_argument("names", nargs="*", metavar="OPTIMIZER", help="of ortrain.optim, or 'SGD momentum' (all)")
-    parser.add_argument("--threads", type=int, default=2, help="for both (2)")
-    parser.add_argument("--rounds", type=int, default=7, help="in which each has a turn (7)")
-    parser.add_argument("--seconds", type=float, default=0.2, help="of a turn (0.2)")
+    parser = argparse.ArgumentParser(description="Compare steps of ortrain's optimizers with PyTorch.")
+    parser.add_argument(
+        "names", nargs="*", metavar="OPTIMIZER", help="optimizers of ortrain.optim, or 'SGD momentum' (all)"
+    )
+    parser.add_argument("--threads", type=int, default=2, help="number of threads of both libraries (2)")
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="number of rounds; each optimizer runs once in a round (7)"
+    )
+    parser.add_argument("--seconds", type=float, default=0.2, help="duration of a run in a round (0.2)")
     parser.add_argument("--serve", choices=["ours", "torch"], help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve is not None:
@@ -274,17 +280,17 @@ def main() -> None:
     known = sorted([row.name for row in optim.table()] + list(SETTINGS))
     for name in options.names:
         if name not in known:
-            parser.error(f"there is no {name!r}; there are {', '.join(known)}")
+            parser.error(f"unknown optimizer {name!r}; known optimizers: {', '.join(known)}")
     begin = time.monotonic()
     here, there = (
         Child("ours", Path(sys.executable), options.threads),
         Child("torch", environments.torch(), options.threads),
     )
     try:
-        whole = here.ask("make", REFERENCE, arguments=["AdamW", {}, False])["bytes"]
+        reference_bytes = here.ask("make", REFERENCE, arguments=["AdamW", {}, False])["bytes"]
         lines: list[tuple[str, ...]] = []
         for label in options.names or known:
-            lines += compare(label, here, there, whole, options)
+            lines += compare(label, here, there, reference_bytes, options)
             print(f"{label} ({time.monotonic() - begin:.0f} s)", flush=True)
     finally:
         here.end()

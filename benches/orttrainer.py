@@ -106,7 +106,7 @@ def compare(name: str, rounds: int, folder: Path) -> tuple[float, float, float]:
 
     for _ in range(WARM):
         first, second = run(), step()
-        assert abs(first - second) <= 1e-5 * abs(first), f"they do not train alike: {first} and {second}"
+        assert abs(first - second) <= 1e-5 * abs(first), f"the losses differ: {first} and {second}"
     pairs: list[tuple[float, float]] = []
     for turn in range(rounds):
         # The order alternates, because a step finds the caches in the state that the previous step left.

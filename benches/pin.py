@@ -124,8 +124,8 @@ def differences(before: Record, after: Record) -> tuple[list[str], list[str]]:
 
 def main() -> int:
     """Writes a record, or compares with an existing one."""
-    parser = argparse.ArgumentParser(description="Bits of results before and after a change that is to change none.")
-    parser.add_argument("record", type=Path, help="the record, which is written if it is not there")
+    parser = argparse.ArgumentParser(description="Compare the bits of results before and after a change.")
+    parser.add_argument("record", type=Path, help="record file, which is created if it is missing")
     parser.add_argument("names", nargs="*", help="workloads (all, the digits and the cases of the testkit)")
     arguments = parser.parse_args()
     import workloads
@@ -145,7 +145,7 @@ def main() -> int:
     if not arguments.record.exists():
         arguments.record.parent.mkdir(parents=True, exist_ok=True)
         arguments.record.write_text(json.dumps(found, indent=1, sort_keys=True))
-        print(f"{len(found)} entries are written to {arguments.record}")
+        print(f"{len(found)} entries written to {arguments.record}")
         return 0
     before: Record = json.loads(arguments.record.read_text())
     if arguments.names:
@@ -153,7 +153,7 @@ def main() -> int:
     bits, spelling = differences(before, found)
     for line in [*spelling[:SHOWN], *bits[:SHOWN]]:
         print(line)
-    print(f"{len(found)} entries: {len(bits)} differ in bits, {len(spelling)} in the spelling of instructions")
+    print(f"{len(found)} entries: {len(bits)} differ in bits, {len(spelling)} in descriptions of instructions")
     return 1 if bits else 0
 
 

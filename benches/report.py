@@ -23,7 +23,7 @@ GRADIENT_FLOOR = 1e-3
 # Upper limit of the gradient tolerance. Normalization over batches of a few images amplifies rounding errors in small
 # gradients, and the other libraries differ from each other in the same way. Their differences raise the tolerance up to
 # this limit. A larger difference is not rounding.
-GRADIENT_TOLERANCE_AT_MOST = {"f32": 5e-2, "bf16x6": 5e-2, "bf16x3": 5e-2, "bf16": 0.3}
+MAX_GRADIENT_TOLERANCE = {"f32": 5e-2, "bf16x6": 5e-2, "bf16x3": 5e-2, "bf16": 0.3}
 # Relative tolerance of later losses. The optimizer turns rounding errors into steps: AdamW moves a weight by about the
 # learning rate, however small the gradient is. With small normalized batches, the losses of later steps differ between
 # any two libraries. A larger difference means another computation. The tolerance does not apply to factors of 8 bits.
@@ -167,7 +167,7 @@ def gradient_limit(found: Workload, theirs: Measured) -> float:
     """Returns the tolerance of our gradients: the fixed tolerance, or the differences among the other libraries.
 
     Only libraries with the same precision and the same first loss count, and not ortrain itself. A pair with a
-    difference above ``GRADIENT_TOLERANCE_AT_MOST`` is ignored, because rounding cannot explain it.
+    difference above ``MAX_GRADIENT_TOLERANCE`` is ignored, because rounding cannot explain it.
     """
     precision = less_exact(found.ours, theirs)
     peers = [
@@ -178,7 +178,7 @@ def gradient_limit(found: Workload, theirs: Measured) -> float:
         for one, other in itertools.permutations(peers, 2)
         if first_losses_agree(one, other)
     ]
-    most = GRADIENT_TOLERANCE_AT_MOST[precision]
+    most = MAX_GRADIENT_TOLERANCE[precision]
     return max([GRADIENT_TOLERANCE[precision], *(distance for distance in apart if distance <= most)])
 
 
@@ -195,7 +195,7 @@ def agree(found: Workload, theirs: Measured) -> bool:
 def disagreements(run: Run) -> list[str]:
     """Returns a message for each library with other results than ours."""
     return [
-        f"{found.name}: losses or gradients differ from those of {other.peer}"
+        f"{found.name}: losses or gradients differ from {other.peer}"
         for found in run.workloads
         for other in found.others
         if not agree(found, other)
@@ -221,7 +221,7 @@ def missed(run: Run) -> list[str]:
         for other in found.others:
             aim = found.aim(other)
             if aim is not None and aims.verdict(found.ratio(other), aim, aims.tie(other.peer)) == "NO":
-                lines.append(f"{found.name}: {found.ratio(other):.2f} of {other.peer}, the aim is {aim:.2f}")
+                lines.append(f"{found.name}: ratio to {other.peer} {found.ratio(other):.2f}, the aim is {aim:.2f}")
         memory = aims.memory(found.name, found.about)
         if found.ours.startup.anonymous is not None and found.ours.startup.anonymous > memory:
             lines.append(f"{found.name}: {found.ours.startup.anonymous / 1e6:.0f} MB, the aim is {memory / 1e6:.0f}")
@@ -291,7 +291,7 @@ def times(run: Run) -> str:
             )
     header = (
         "workload",
-        "beside",
+        "peer",
         "ours ms",
         "theirs ms",
         "ratio",
@@ -299,8 +299,8 @@ def times(run: Run) -> str:
         "fastest",
         "aim",
         "met",
-        "ours of bound",
-        "theirs",
+        "ours/bound",
+        "theirs/bound",
     )
     return table(header, rows)
 
@@ -336,7 +336,7 @@ def peak_within(found: Workload, limit: dict[str, int]) -> float:
     return (found.ours.startup.anonymous or 0) - limit["saved"] + aims.BESIDES_LIMIT
 
 
-def not_kept(run: Run) -> list[str]:
+def limit_violations(run: Run) -> list[str]:
     """Returns a message for each exceeded memory limit, each changed loss, and each slowdown above the limit."""
     lines = []
     for found in run.workloads:
@@ -345,15 +345,15 @@ def not_kept(run: Run) -> list[str]:
             continue
         peak, slower = limited.startup.anonymous, 1 / found.ratio(limited)
         if peak is not None and peak > peak_within(found, found.limit):
-            lines.append(f"{found.name}: {peak / 1e6:.0f} MB with a limit of {found.limit['limit'] / 1e6:.0f}")
+            lines.append(f"{found.name}: {peak / 1e6:.0f} MB with memory_limit {found.limit['limit'] / 1e6:.0f} MB")
         if limited.losses != found.ours.losses:
-            lines.append(f"{found.name}: other losses with a memory limit")
+            lines.append(f"{found.name}: a memory limit changes the losses")
         if slower > aims.SLOWER_WITHIN_LIMIT:
-            lines.append(f"{found.name}: {slower:.2f} times as long with a memory limit")
+            lines.append(f"{found.name}: slowdown {slower:.2f} with a memory limit")
     return lines
 
 
-def limits_kept(run: Run) -> str:
+def memory_limit_table(run: Run) -> str:
     """Returns the table of runs with a memory limit."""
 
     def megabytes(value: float | None) -> str:
@@ -368,7 +368,7 @@ def limits_kept(run: Run) -> str:
         same = "yes" if limited.losses == found.ours.losses else "NO"
         arena = megabytes(found.limit["arena"])
         rows.append((found.name, arena, *map(megabytes, peaks), same, f"{1 / found.ratio(limited):.2f}"))
-    return table(("workload", "arena", "peak", "limited", "at most", "same losses", "times as long"), rows)
+    return table(("workload", "arena", "peak", "limited peak", "allowed peak", "same losses", "slowdown"), rows)
 
 
 def starts(run: Run) -> str:
@@ -391,29 +391,38 @@ def losses(run: Run) -> str:
     rows = []
     for found in run.workloads:
         for other in found.others:
-            apart = distances(found.ours, other)
-            exact = sum(distance <= aims.LOSSES for distance in apart)
+            relative = distances(found.ours, other)
+            exact = sum(distance <= aims.LOSSES for distance in relative)
             rows.append(
                 (
                     found.name,
                     f"{found.ours.peer}, {other.peer}",
                     "agree" if agree(found, other) else "DIFFER",
-                    f"{apart[0]:.0e}",
+                    f"{relative[0]:.0e}",
                     f"{gradient_distance(found.ours.gradients, other.gradients):.0e}",
                     f"{gradient_limit(found, other):.0e}",
-                    f"{max(apart):.0e}",
-                    f"{exact} of {len(apart)}",
+                    f"{max(relative):.0e}",
+                    f"{exact} of {len(relative)}",
                 )
             )
         for index, one in enumerate(found.others):
             for other in found.others[index + 1 :]:
-                apart = distances(one, other)
-                exact = sum(distance <= aims.LOSSES for distance in apart)
+                relative = distances(one, other)
+                exact = sum(distance <= aims.LOSSES for distance in relative)
                 both = f"{one.peer}, {other.peer}"
-                cells = (f"{apart[0]:.0e}", f"{gradient_distance(one.gradients, other.gradients):.0e}", "")
-                rows.append((found.name, both, "", *cells, f"{max(apart):.0e}", f"{exact} of {len(apart)}"))
+                cells = (f"{relative[0]:.0e}", f"{gradient_distance(one.gradients, other.gradients):.0e}", "")
+                rows.append((found.name, both, "", *cells, f"{max(relative):.0e}", f"{exact} of {len(relative)}"))
     exact_losses = f"within {aims.LOSSES:.0e}"
-    header = ("workload", "between", "", "first loss", "gradients", "at most", "worst loss", exact_losses)
+    header = (
+        "workload",
+        "libraries",
+        "verdict",
+        "first loss",
+        "gradients",
+        "gradient limit",
+        "worst loss",
+        exact_losses,
+    )
     return table(header, rows)
 
 
@@ -437,7 +446,7 @@ def text(run: Run) -> str:
         ("Geometric means of the ratios", mean_lines),
         ("Memory: peak over the state after the import, MB", memory),
         ("Cold start: seconds", starts),
-        *([("With a memory limit, MB", limits_kept)] if any(found.limit for found in run.workloads) else []),
+        *([("With a memory limit, MB", memory_limit_table)] if any(found.limit for found in run.workloads) else []),
         ("First losses and gradients: relative distances", losses),
     ]
     lines = [

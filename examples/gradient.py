@@ -17,7 +17,7 @@ import numpy as np
 import ortrain
 from ortrain.gradient import vjp
 
-WANTED, CLASSES, PIXELS = 3, 10, 64
+TARGET_CLASS, CLASSES, PIXELS = 3, 10, 64
 
 
 def train(folder: Path, patterns: np.ndarray, rng: np.random.Generator) -> Path:
@@ -61,11 +61,11 @@ def main(folder: Path) -> None:
         chances = np.exp(logits - logits.max(1, keepdims=True))
         chances /= chances.sum(1, keepdims=True)
         # Gradient of the logarithm of a softmax.
-        uphill = np.eye(CLASSES, dtype=np.float32)[[WANTED] * CLASSES] - chances
+        uphill = np.eye(CLASSES, dtype=np.float32)[[TARGET_CLASS] * CLASSES] - chances
         (pixels,) = session.run(["x_grad"], {"x": images, "logits_grad": uphill})
         images = np.clip(images + 0.1 * np.sign(pixels), 0, 1)
     (logits,) = session.run(["logits"], {"x": images, "logits_grad": np.zeros((CLASSES, CLASSES), np.float32)})
-    print(f"taken for a {WANTED}: {(logits.argmax(1) == WANTED).sum()} of {CLASSES}")
+    print(f"taken for a {TARGET_CLASS}: {(logits.argmax(1) == TARGET_CLASS).sum()} of {CLASSES}")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,6 @@ def distances(net: nets.Net, record: Mapping[str, np.ndarray], folder: Path, dev
     return {key: distance(found[key], value) for key, value in record.items()}
 
 
-def too_far(found: Mapping[str, float]) -> dict[str, float]:
+def above_tolerance(found: Mapping[str, float]) -> dict[str, float]:
     """Return the distances above the tolerance."""
     return {key: value for key, value in found.items() if not value <= TOLERANCE}

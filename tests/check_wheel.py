@@ -83,11 +83,11 @@ def check(python: str, wheel: Path, numpy: str) -> str:
 def main(folder: Path) -> None:
     wheels, sdists = sorted(folder.glob("*.whl")), sorted(folder.glob("*.tar.gz"))
     if len(wheels) != 1 or len(sdists) != 1:
-        sys.exit(f"{folder} is to have one wheel and one sdist, not {[path.name for path in (*wheels, *sdists)]}")
+        sys.exit(f"{folder} must have one wheel and one sdist, not {[path.name for path in (*wheels, *sdists)]}")
     tags = wheels[0].name.removesuffix(".whl").split("-")[2:]
     system = {"Linux": "manylinux", "Darwin": "macosx", "Windows": "win"}[platform.system()]
     if tags[:2] != ["cp310", "abi3"] or not re.match(system, tags[2]):
-        sys.exit(f"{wheels[0].name} is no abi3 wheel of {system} for Python 3.10 and later")
+        sys.exit(f"{wheels[0].name} is not an abi3 wheel for {system} and Python 3.10 or later")
     found = pythons()
     checked = [check(python, wheels[0].resolve(), "numpy") for python in found]
     checked.append(check(found[0], wheels[0].resolve(), f"numpy=={OLDEST_NUMPY}.*"))

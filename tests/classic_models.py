@@ -349,4 +349,4 @@ def assert_close(
             np.testing.assert_array_equal(found[name], array, f"{name} {place}")
             continue
         furthest = np.abs(found[name] - array).max()
-        assert furthest <= tolerance * max(least, np.abs(array).max()), f"{name} {place}: {furthest} off"
+        assert furthest <= tolerance * max(least, np.abs(array).max()), f"{name} {place}: difference {furthest}"

@@ -134,7 +134,7 @@ def distance(key: str, got: np.ndarray, want: np.ndarray) -> float:
     return float((steps.max(axis=1) / np.maximum(sizes, np.finfo(np.float32).tiny)).max())
 
 
-def too_far(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> dict[str, float]:
+def above_tolerance(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> dict[str, float]:
     """Return the values that differ by more than their tolerance, and the values that one side lacks."""
     found = {key: float("inf") for key in got.keys() ^ want.keys()}
     for key in got.keys() & want.keys():

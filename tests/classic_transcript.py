@@ -50,40 +50,38 @@ class Decided:
     """The sentence of docs/migrating.md that says so."""
 
 
-WORDING = (
-    "messages have their own words: types are spelled as NumPy spells them, and a name that is missing is not quoted"
-)
+WORDING = "messages differ: they use NumPy's names of types, and do not quote an empty name"
 WORDED = "Their wording is another one; a script should look at the class, not at the text."
 DECIDED = {
-    "an unknown weight": Decided(
+    "unknown weight": Decided(
         chapter="a weight that no node reads",
         there=None,
         here=("refused: InvalidArgument",),
-        reason="a name that is misspelled would leave its weight untrained, without a word",
+        reason="a misspelled name would silently leave its weight untrained",
         page="A weight that is no initializer of the model, or an input of it, is refused by the constructor.",
     ),
-    "moments of float16": Decided(
+    "moments in float16": Decided(
         chapter="moments in half precision",
         there=None,
         here=("refused: UnsupportedError",),
         reason="small moments are lost in float16; ortrain keeps them in float32",
         page="`use_fp16_moments`, several processes, pipelines and partitions are refused when the session is made",
     ),
-    "the words about no loss": Decided(
+    "message about a missing loss": Decided(
         chapter="errors of the constructor",
         there=("the loss '': RuntimeError names '', pred",),
         here=("the loss '': RuntimeError names pred",),
         reason=WORDING,
         page=WORDED,
     ),
-    "more gradients": Decided(
+    "gradient of Det": Decided(
         chapter="errors of the constructor",
         there=("an operator without gradient: RuntimeError names Det",),
         here=("an operator without gradient: no error",),
-        reason="determinants have a gradient here",
+        reason="ortrain has a gradient of determinants",
         page="More operators have gradients, `Det` for one.",
     ),
-    "the words about types": Decided(
+    "message about types": Decided(
         chapter="run",
         there=(
             "another type: InvalidArgument [ONNXRuntimeError] : 2 : INVALID_ARGUMENT "
@@ -97,18 +95,18 @@ DECIDED = {
         reason=WORDING,
         page=WORDED,
     ),
-    "the words about a type that is bound": Decided(
+    "message about the type of a bound value": Decided(
         chapter="IOBinding",
         there=("another type: RuntimeError names tensor(double), tensor(float)",),
         here=("another type: RuntimeError",),
         reason=WORDING,
         page=WORDED,
     ),
-    "no version of the model": Decided(
+    "missing model version": Decided(
         chapter="the classes of the extension module",
         there=("model: ['transcript', 'transcript', '', '', 9223372036854775807, {}]",),
         here=("model: ['transcript', 'transcript', '', '', 0, {}]",),
-        reason="ONNX keeps to what protobuf 2 and 3 have in common, and there a number that is missing is 0",
+        reason="ONNX uses the common part of protobuf 2 and 3, in which a missing number is 0",
         page="`get_modelmeta().version` is 0 where a model says no version.",
     ),
 }
@@ -144,16 +142,16 @@ def expected(record: str, decided: Mapping[str, Decided] = DECIDED) -> dict[str,
         lines = found[each.chapter]
         where = place(lines, each.there)
         if where is None:
-            raise ValueError(f"the release does not print what the difference {name!r} is from")
+            raise ValueError(f"the release does not print the lines of the difference {name!r}")
         lines[where] = each.here
     return found
 
 
 def differences(got: str, record: str, decided: Mapping[str, Decided] = DECIDED) -> list[str]:
-    """Return the surprises: intended differences that are gone, then lines that only one side has."""
+    """Return the unexpected differences: intended differences that no longer exist, then lines of one side only."""
     here = chapters(got)
     gone = [
-        f"the difference {name!r} is gone; take it out of the table and out of docs/migrating.md"
+        f"the difference {name!r} no longer exists; remove it from DECIDED and docs/migrating.md"
         for name, each in decided.items()
         if place(here.get(each.chapter, []), each.here) is None
     ]

@@ -23,7 +23,7 @@ def suitable_python(newest: tuple[int, int]) -> str:
     name = f"python{newest[0]}.{newest[1]}"
     found = shutil.which(name)
     if found is None:
-        raise RuntimeError(f"there are no wheels for this Python; {name} must be on the PATH")
+        raise RuntimeError(f"the packages have no wheels for this Python; put {name} on the PATH")
     return found
 
 

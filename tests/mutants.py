@@ -33,10 +33,10 @@ TESTS = ("/tests", "/snapshots")
 SEED = 23
 COUNT = 30
 GRAPHS, FIRST_GRAPH = 300, 230023
-# Mutants that are no mistakes, by their names without the positions in the file, with the reason.
+# Equivalent mutants, by their names without the positions in the file, with the reason.
 EQUIVALENT = {
     f"{SOURCE}/passes/mask_packing.rs: replace > with >= in Choice<'a>::across": (
-        "no instruction reads what it is the first to write, and what is read at the place is refused behind"
+        "no instruction reads a buffer that it writes first, and a later check rejects reads at this position"
     ),
 }
 # Seconds after which a build or its tests count as hung.
@@ -114,29 +114,31 @@ def caught_by(mutant: dict[str, Any], number: int, graphs: int) -> str | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--count", type=int, default=COUNT, help="how many are drawn")
-    parser.add_argument("--seed", type=int, default=SEED, help="of the lot")
-    parser.add_argument("--first", type=int, default=0, help="how many of those drawn are left out")
-    parser.add_argument("--graphs", type=int, default=GRAPHS, help="random graphs for each mutant; 0: none")
-    given = parser.parse_args()
+    parser.add_argument("--count", type=int, default=COUNT, help="number of random mutants")
+    parser.add_argument("--seed", type=int, default=SEED, help="seed of the selection")
+    parser.add_argument("--first", type=int, default=0, help="number of selected mutants to skip")
+    parser.add_argument(
+        "--graphs", type=int, default=GRAPHS, help="number of random graphs for each mutant; 0 disables them"
+    )
+    options = parser.parse_args()
     every = mutants()
-    drawn = random.Random(given.seed).sample(every, min(given.count, len(every)))[given.first :]
+    drawn = random.Random(options.seed).sample(every, min(options.count, len(every)))[options.first :]
     copy()
     if not (COPY / ".venv").exists():
         subprocess.run([ROOT / ".venv" / "bin" / "python", "-m", "venv", COPY / ".venv"], check=True)
-    for name, command in tests(given.graphs):
+    for name, command in tests(options.graphs):
         if not passes(command, ROOT / "build" / "mutant-none.log"):
             print(f"without a mutant, {name} fails: build/mutant-none.log", file=sys.stderr)
             return 1
-    print(f"{len(drawn)} of {len(every)} mutants, seed {given.seed}")
+    print(f"{len(drawn)} of {len(every)} mutants, seed {options.seed}")
     survivors = []
-    for number, mutant in enumerate(drawn, given.first):
+    for number, mutant in enumerate(drawn, options.first):
         start = time.monotonic()
-        found = caught_by(mutant, number, given.graphs)
+        found = caught_by(mutant, number, options.graphs)
         print(f"{number:3} {found or 'SURVIVED':16} {time.monotonic() - start:5.0f} s  {mutant['name']}", flush=True)
         name = re.sub(r":\d+:\d+:", ":", mutant["name"])
         if found is None and name in EQUIVALENT:
-            print(f"    no mistake: {EQUIVALENT[name]}")
+            print(f"    equivalent mutant: {EQUIVALENT[name]}")
         elif found is None:
             survivors.append(mutant["name"])
     print(f"{len(drawn) - len(survivors)} caught, {len(survivors)} survived")

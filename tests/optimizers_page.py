@@ -31,7 +31,7 @@ Row = tuple[
 ]
 
 INTRODUCTION = '''\
-"""The optimizers of the table. `make optimizers` writes this file of what the core says; a test compares the two."""
+"""The optimizers of the core's table. `make optimizers` generates this file; a test compares it with the core."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def written(row: Row) -> str:
         passed.append(f'"{setting}": {setting}')
     for flag, flag_default, meaning in flags:
         if flag == "onnxruntime":
-            text = "the formula of PyTorch, or that of onnxruntime, as :class:`ortrain.artifacts.AdamW` shows them"
+            text = "the formula of PyTorch or the formula of onnxruntime: see :class:`ortrain.artifacts.AdamW`"
             arguments.append(item("formula", text))
             parameters.append('formula: Literal["pytorch", "onnxruntime"] = "pytorch",')
             chosen.append('"onnxruntime": is_onnxruntime(formula)')

@@ -42,18 +42,18 @@ def run(python: Path, plugin: Path, work: Path, files: list[str], *arguments: st
 def judge(results: list[dict[str, Any]], expected: dict[str, str]) -> list[str]:
     """Print the counts and the failures, and return the unexpected outcomes."""
     names = [result["test"].partition("::")[2] or result["test"] for result in results]
-    wrong = [f"{name} is expected to fail, but there is no such test" for name in expected if name not in names]
+    wrong = [f"{name} is expected to fail, but does not exist" for name in expected if name not in names]
     print(", ".join(f"{count} {outcome}" for outcome, count in Counter(entry["outcome"] for entry in results).items()))
     changes = Counter(change for result in results if result["outcome"] == "passed" for change in result["changed"])
     for change, count in changes.items():
-        print(f"  {count} of those that passed with {change}")
+        print(f"  {count} of the passed tests with {change}")
     for name, result in zip(names, results, strict=True):
         if result["outcome"] == "passed":
             if name in expected:
                 wrong.append(f"{name} is expected to fail, but passes")
             continue
         reason = " ".join(result["reason"].split())
-        print(f"  {result['outcome']} {name}: {expected.get(name, 'NOT EXPECTED')}\n    {reason[:400]}")
+        print(f"  {result['outcome']} {name}: {expected.get(name, 'UNEXPECTED')}\n    {reason[:400]}")
         if name not in expected:
             wrong.append(f"{name} {result['outcome']}: {reason[:400]}")
     return wrong

@@ -2,7 +2,7 @@
 
 Run as a script, it reads any number of them under a memory limit, and prints how many were read and refused:
 
-    python pickle_grammar.py --seed 7 --made 10000 --damaged 1000000
+    python pickle_grammar.py --seed 7 --generated 10000 --damaged 1000000
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def text(value: str) -> bytes:
     return b"\x8c" + bytes([len(value.encode())]) + value.encode()
 
 
-def whole(value: int) -> bytes:
+def integer(value: int) -> bytes:
     """Encode an integer of any size."""
     data = value.to_bytes(value.bit_length() // 8 + 1, "little", signed=True)
     return b"\x8a" + bytes([len(data)]) + data
@@ -51,21 +51,21 @@ def dtype_of(code: str) -> bytes:
 
 def structure(size: int, offset: int, inner: bytes) -> bytes:
     """Return the state of a data type with one field."""
-    fields = b"}" + text("a") + inner + whole(offset) + b"\x86s"
-    return b"(K\x03" + text("|") + b"N" + text("a") + b"\x85" + fields + whole(size) + b"K\x01K\x00t"
+    fields = b"}" + text("a") + inner + integer(offset) + b"\x86s"
+    return b"(K\x03" + text("|") + b"N" + text("a") + b"\x85" + fields + integer(size) + b"K\x01K\x00t"
 
 
 def subarray(size: int, count: int, inner: bytes) -> bytes:
     """Return the state of a data type of subarrays."""
-    base = inner + whole(count) + b"\x85\x86"
-    return b"(K\x03" + text("|") + base + b"NN" + whole(size) + b"K\x01K\x00t"
+    base = inner + integer(count) + b"\x85\x86"
+    return b"(K\x03" + text("|") + base + b"NN" + integer(size) + b"K\x01K\x00t"
 
 
 def array_of(dtype: bytes, count: int, data: bytes, at: int = 0) -> bytes:
     """Return an array; its data type is in the memo afterwards."""
     made = named("numpy._core.multiarray", "_reconstruct") + named("numpy", "ndarray") + b"K\x00\x85C\x01b\x87R"
     put = b"q" + bytes([at])
-    return made + b"(K\x01" + whole(count) + b"\x85" + dtype + put + b"\x89C" + bytes([len(data)]) + data + b"tb"
+    return made + b"(K\x01" + integer(count) + b"\x85" + dtype + put + b"\x89C" + bytes([len(data)]) + data + b"tb"
 
 
 def rebuilt(state: bytes) -> bytes:
@@ -89,7 +89,7 @@ def probing_keys(size: int) -> list[int]:
 # Crafted pickles. Each one accessed memory out of bounds, took far more memory than its file, or quadratic time.
 HARMFUL: dict[str, bytes] = {
     "a field far outside": rebuilt(structure(8, 10**8, dtype_of("i4"))),
-    "a field behind the array": rebuilt(structure(72, 64, dtype_of("f8"))),
+    "a field after the array": rebuilt(structure(72, 64, dtype_of("f8"))),
     "a field that fits": rebuilt(structure(8, 0, dtype_of("f8"))),
     "a type of subarrays": rebuilt(subarray(8, 10**6, dtype_of("f8"))),
     "subarrays of the size": rebuilt(subarray(8 * 10**6, 10**6, dtype_of("f8"))),
@@ -107,23 +107,23 @@ HARMFUL: dict[str, bytes] = {
     + array_of(dtype_of("u1"), 1, b"\x01")[:-1]
     + b"b(K\x01K\x09\x85h\x00\x89C\x09123456789tb.",
     "a type within itself": b"\x80\x04" + dtype_of("V8") + b"q\x00" + structure(8, 0, b"h\x00") + b"b.",
-    "keys of one hash": with_keys([whole(i * MODULUS) for i in range(MANY)]),
-    "pairs of one hash": with_keys([whole(i * MODULUS) + b"K\x01\x86" for i in range(MANY)]),
-    "keys that a dict probes": with_keys([whole(key) for key in probing_keys(1 << 19)]),
-    "items of one hash": b"\x80\x04\x8f(" + b"".join(whole(i * MODULUS) for i in range(MANY)) + b"\x90.",
-    "a frozen set of one hash": b"\x80\x04(" + b"".join(whole(i * MODULUS) for i in range(MANY)) + b"\x91.",
+    "keys of one hash": with_keys([integer(i * MODULUS) for i in range(MANY)]),
+    "pairs of one hash": with_keys([integer(i * MODULUS) + b"K\x01\x86" for i in range(MANY)]),
+    "keys that a dict probes": with_keys([integer(key) for key in probing_keys(1 << 19)]),
+    "items of one hash": b"\x80\x04\x8f(" + b"".join(integer(i * MODULUS) for i in range(MANY)) + b"\x90.",
+    "a frozen set of one hash": b"\x80\x04(" + b"".join(integer(i * MODULUS) for i in range(MANY)) + b"\x91.",
     "a set of a list of one hash": b"\x80\x03cbuiltins\nset\n]("
-    + b"".join(whole(i * MODULUS) for i in range(MANY))
+    + b"".join(integer(i * MODULUS) for i in range(MANY))
     + b"e\x85R.",
     "empty sets": b"\x80\x04(" + b"\x8f" * 5_000_000 + b"t.",
     "frozen sets": b"\x80\x04(" + b"(\x91" * 500_000 + b"t.",
     "deques": b"\x80\x04ccollections\ndeque\nq\x000(" + b"h\x00)R" * 200_000 + b"t.",
-    "sizes without an end": b"\x80\x04"
-    + array_of(dtype_of("u1"), 1, b"\x01").replace(whole(1) + b"\x85", b"\x8b\x10'\0\0" + b"\x7f" * 10_000 + b"\x85")
+    "an unterminated list of sizes": b"\x80\x04"
+    + array_of(dtype_of("u1"), 1, b"\x01").replace(integer(1) + b"\x85", b"\x8b\x10'\0\0" + b"\x7f" * 10_000 + b"\x85")
     + b".",
     "a boolean of 7": b"\x80\x04" + array_of(dtype_of("b1"), 1, b"\x07") + b".",
-    "a character that is not there": b"\x80\x04" + array_of(dtype_of("U1"), 1, b"\xff" * 4) + b".",
-    "a text that is not there": b"\x80\x04"
+    "an array with an invalid character": b"\x80\x04" + array_of(dtype_of("U1"), 1, b"\xff" * 4) + b".",
+    "a scalar with an invalid character": b"\x80\x04"
     + named("numpy._core.multiarray", "scalar")
     + dtype_of("U1")
     + b"C\x04\xff\xff\xff\xff\x86R.",
@@ -136,7 +136,7 @@ HARMFUL: dict[str, bytes] = {
     + b"".join(b"\x95" + struct.pack("<Q", 9 * (MANY - i)) for i in range(MANY))
     + b"N.",
     "attributes of a Counter": b"\x80\x04ccollections\nCounter\n}\x85R}" + text("a") + b"Nsb.",
-    "a state of a number": b"\x80\x04"
+    "a state of a scalar": b"\x80\x04"
     + named("numpy._core.multiarray", "scalar")
     + dtype_of("f8")
     + b"C\x0812345678\x86R}b.",
@@ -166,11 +166,11 @@ class Grammar:
 
     def __init__(self, chance: random.Random) -> None:
         self.chance = chance
-        self.places = 0
+        self.memo_size = 0
 
     def pickle(self) -> bytes:
         """Return a pickle, mostly of protocol 4."""
-        self.places = 0
+        self.memo_size = 0
         made = self.value(5) + self.more()
         return b"\x80" + self.chance.choice([b"\4", b"\4", b"\3", b"\2", b"\5"]) + made + b"."
 
@@ -192,11 +192,11 @@ class Grammar:
         return made
 
     def put(self) -> bytes:
-        self.places += 1
+        self.memo_size += 1
         return b"\x94" if self.chance.random() < 0.95 else b"q" + bytes([self.chance.randrange(20)])
 
     def got(self) -> bytes:
-        return b"h" + bytes([self.chance.randrange(max(self.places, 1))]) if self.places else b"N"
+        return b"h" + bytes([self.chance.randrange(max(self.memo_size, 1))]) if self.memo_size else b"N"
 
     def number(self) -> int:
         return self.chance.choice([0, 1, 2, 3, 4, 8, 8, 8, 16, 64, 100, 2**31 - 1, 2**31, 2**63 - 1, 2**64, 10**8, -1])
@@ -205,7 +205,7 @@ class Grammar:
         """Return a value, which may be put into the memo."""
         chance = self.chance
         simple = [
-            lambda: whole(self.number()),
+            lambda: integer(self.number()),
             lambda: text(chance.choice(["a", "b", "x" * 70, "<"])),
             lambda: chance.choice([b"N", b"\x88", b"\x89", b")", b"]", b"}", b"\x8f", b"G" + struct.pack(">d", 1.5)]),
             lambda: b"C" + bytes([8]) + bytes(8),
@@ -244,7 +244,7 @@ class Grammar:
 
     def plain(self) -> bytes:
         size = self.chance.choice([-1, self.number()])
-        return b"(K\x03" + text(self.chance.choice("<>|=x")) + b"NNN" + whole(size) + whole(size) + b"K\x00t"
+        return b"(K\x03" + text(self.chance.choice("<>|=x")) + b"NNN" + integer(size) + integer(size) + b"K\x00t"
 
     def structure(self) -> bytes:
         made = structure(self.number(), self.number(), self.dtype())
@@ -293,7 +293,7 @@ class Grammar:
         count = self.chance.choice([0, 1, 1, 2, 3])
         length = size * count if self.chance.random() < 0.8 else self.chance.randrange(64)
         shape = self.chance.choice(
-            [whole(count) + b"\x85", b"K\x01" + whole(count) + b"\x86", whole(self.number()) + b"\x85"]
+            [integer(count) + b"\x85", b"K\x01" + integer(count) + b"\x86", integer(self.number()) + b"\x85"]
         )
         order = self.chance.choice([b"\x88", b"\x89"])
         return b"(K\x01" + shape + made + order + b"C" + bytes([length]) + bytes(length) + b"t"
@@ -330,7 +330,7 @@ def arrays_in(value: Any) -> list[Any]:
         else:
             known = (type(None), bool, int, float, complex, str, bytes, bytearray, np.dtype, type)
             dates = (datetime.date, datetime.time, datetime.timedelta, datetime.timezone)
-            assert isinstance(one, known + dates), f"{type(one)} came out of a pickle"
+            assert isinstance(one, known + dates), f"a pickle contains a {type(one)}"
     return found
 
 
@@ -378,7 +378,7 @@ def read(data: bytes) -> bool:
     return True
 
 
-def wholes() -> list[bytes]:
+def valid_pickles() -> list[bytes]:
     """Return valid pickles, to be damaged."""
     values = [
         np.zeros(3, [("a", "i4"), ("b", "f4", (2,)), ("c", [("d", ">u2")])]),
@@ -416,18 +416,18 @@ def limit_memory() -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    for name, default in (("seed", 1), ("made", 1000), ("damaged", 1000)):
+    for name, default in (("seed", 1), ("generated", 1000), ("damaged", 1000)):
         parser.add_argument(f"--{name}", type=int, default=default)
     arguments = parser.parse_args()
     limit_memory()
     chance = random.Random(arguments.seed)
-    grammar, sources = Grammar(chance), wholes()
-    assert all(map(read, sources)), "pickles that are right are read"
-    counts = {"made": 0, "damaged": 0}
-    for _ in range(arguments.made):
+    grammar, sources = Grammar(chance), valid_pickles()
+    assert all(map(read, sources)), "valid pickles are accepted"
+    counts = {"generated": 0, "damaged": 0}
+    for _ in range(arguments.generated):
         data = grammar.pickle()
         try:
-            counts["made"] += read(data)
+            counts["generated"] += read(data)
         except BaseException:
             print(data.hex(), file=sys.stderr)
             raise
@@ -439,7 +439,7 @@ def main() -> None:
             print(data.hex(), file=sys.stderr)
             raise
     print(
-        f"seed {arguments.seed}: read {counts['made']} of {arguments.made} made "
+        f"seed {arguments.seed}: read {counts['generated']} of {arguments.generated} generated "
         f"and {counts['damaged']} of {arguments.damaged} damaged ones"
     )
 

@@ -29,7 +29,7 @@ NOISE = 1e-5
 TOLERANCE = {"loss": LOSS_TOLERANCE, "gradient": GRADIENT_TOLERANCE}
 
 
-def too_far(distances: dict[str, float]) -> dict[str, float]:
+def above_tolerance(distances: dict[str, float]) -> dict[str, float]:
     """Return the kinds of value that differ by more than their tolerance."""
     return {kind: d for kind, d in distances.items() if not d <= TOLERANCE.get(kind, PARAMETER_TOLERANCE)}
 

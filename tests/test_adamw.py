@@ -112,12 +112,12 @@ def test_clipping_without_blocks(kind: Any, tmp_path: Path) -> None:
     assert made.node[0].op_type == "InplaceClipGradNorm"
 
 
-def test_what_a_formula_does_not_have(tmp_path: Path) -> None:
+def test_unsupported_settings_of_a_formula(tmp_path: Path) -> None:
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         trained(artifacts.AdamW("pytorch", bias_correction=False), tmp_path)
     sentence = (
-        "PyTorch's formula of AdamW corrects the moments for starting at zero: it has no form without bias_correction; "
-        "take onnxruntime's"
+        "PyTorch's formula of AdamW always corrects the bias of the moments; use onnxruntime's formula without "
+        "bias_correction"
     )
     assert str(error.value) == sentence
     with pytest.raises(ortrain.InvalidArgumentError) as error:

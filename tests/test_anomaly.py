@@ -1,6 +1,6 @@
 """Anomaly detection, and norms of parameters and gradients.
 
-A step that makes NaN or infinity fails, names the node that makes the first one, and changes nothing.
+A step that makes NaN or infinity fails, names the node that computes the first one, and changes nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def careful() -> ortrain.SessionOptions:
     return options
 
 
-def made(
+def module_of(
     folder: Path,
     nodes: Sequence[onnx.NodeProto],
     initializers: dict[str, Sequence[float]],
@@ -56,7 +56,7 @@ def node(op: str, reads: Sequence[str], result: str, **attributes: object) -> on
 def test_infinity_in_the_forward_pass(tmp_path: Path) -> None:
     """exp(100) is infinite; the error names Exp and not the node after it."""
     nodes = [node("Mul", ["x", "w"], "a"), node("Exp", ["a"], "e"), node("Neg", ["e"], "y")]
-    state, module = made(tmp_path, nodes, {"w": [1, 1, 1]})
+    state, module = module_of(tmp_path, nodes, {"w": [1, 1, 1]})
     x, target = np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32)
     module(x, target)
     gradient, steps = state.parameters["w"].grad.copy(), state._native.steps()
@@ -64,7 +64,8 @@ def test_infinity_in_the_forward_pass(tmp_path: Path) -> None:
     with pytest.raises(ortrain.AnomalyError) as error:
         module(x, target)
     assert str(error.value) == (
-        'the step makes the loss inf: node "/e" (Exp) of the forward pass makes the first inf, at [1, 2] of "e"; '
+        'the step computed inf in the loss: node "/e" (Exp) of the forward pass computes the first inf, at [1, '
+        '2] of "e"; '
         "the state is as it was before the step"
     )
     np.testing.assert_array_equal(state.parameters["w"].grad, gradient)
@@ -76,22 +77,22 @@ def test_infinity_in_the_forward_pass(tmp_path: Path) -> None:
     # The eval model reports the anomaly, too.
     x[1, 2] = 100
     module.eval()
-    with pytest.raises(ortrain.AnomalyError, match=r'node "/e" \(Exp\) of the forward pass makes the first inf'):
+    with pytest.raises(ortrain.AnomalyError, match=r'node "/e" \(Exp\) of the forward pass computes the first inf'):
         module(x, target)
 
 
 def test_nan_in_the_backward_pass(tmp_path: Path) -> None:
     """The slope of a root at zero is infinite, and zero times infinity is NaN."""
     nodes = [node("Mul", ["x", "w"], "a"), node("Sqrt", ["a"], "s"), node("Mul", ["s", "zero"], "y")]
-    _, module = made(tmp_path, nodes, {"w": [1, 1, 1], "zero": [0, 0, 0]}, requires_grad=["w"])
+    _, module = module_of(tmp_path, nodes, {"w": [1, 1, 1], "zero": [0, 0, 0]}, requires_grad=["w"])
     x, target = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
     module(x, target)
     x[0, 1] = 0
     with pytest.raises(ortrain.AnomalyError) as error:
         module(x, target)
     text = str(error.value)
-    assert text.startswith('the step makes the gradient of "w" NaN at [1]: node "')
-    assert "of the backward pass makes the first" in text
+    assert text.startswith('the step computed NaN in the gradient of "w" at [1]: node "')
+    assert "of the backward pass computes the first" in text
     assert text.endswith("; the state is as it was before the step")
 
 
@@ -104,7 +105,7 @@ def test_masks_of_infinity_are_no_anomaly(tmp_path: Path) -> None:
         node("Softmax", ["m"], "y", axis=-1),
     ]
     initializers = {"w": np.eye(3).tolist(), "limit": [5.0], "infinite": [-np.inf]}
-    _, module = made(tmp_path, nodes, initializers, requires_grad=["w"])
+    _, module = module_of(tmp_path, nodes, initializers, requires_grad=["w"])
     x, target = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
     x[1, 1] = 6
     module(x, target)
@@ -112,8 +113,8 @@ def test_masks_of_infinity_are_no_anomaly(tmp_path: Path) -> None:
     with pytest.raises(ortrain.AnomalyError) as error:
         module(x, target)
     assert (
-        ': node "/m" (Where) of the forward pass makes the first -inf, at [1, 0] of "m", '
-        'of which node "/y" (Softmax) of the forward pass makes NaN, at [1, 0] of "y"; ' in str(error.value)
+        ': node "/m" (Where) of the forward pass computes the first -inf, at [1, 0] of "m"; '
+        'from it, node "/y" (Softmax) of the forward pass computes NaN, at [1, 0] of "y"; ' in str(error.value)
     )
 
 
@@ -142,13 +143,14 @@ def test_inside_of_a_branch(tmp_path: Path) -> None:
         node("Neg", ["b"], "y"),
     ]
     given = {"w": [1.0, 1.0, 1.0], "zero": np.float32(0)}
-    _, module = made(tmp_path, nodes, given, requires_grad=["w"])  # type: ignore[arg-type]
+    _, module = module_of(tmp_path, nodes, given, requires_grad=["w"])  # type: ignore[arg-type]
     x, target = np.zeros((2, 3), np.float32), np.zeros((2, 3), np.float32)
     x[1, 2] = 100
     with pytest.raises(ortrain.AnomalyError) as error:
         module(x, target)
     assert str(error.value) == (
-        'the step makes the loss inf: node "/e" (Exp) of the forward pass makes the first inf, at [1, 2] of "b"; '
+        'the step computed inf in the loss: node "/e" (Exp) of the forward pass computes the first inf, at [1, '
+        '2] of "b"; '
         "the state is as it was before the step"
     )
 
@@ -171,15 +173,17 @@ def test_inside_of_a_loop(kind: str, tmp_path: Path) -> None:
         body = subgraph([*square, *condition], inputs, outputs)
         loop = node("Loop", ["most", "", "x"], "z", body=body)
     given = {"w": [1.0, 1.0, 1.0], "zero": np.float32(0), "parts": np.zeros((8, 1, 3), np.float32)}
-    # The number of iterations must be an integer; the initializers of `made` are float32.
+    # The number of iterations must be an integer; the initializers of `module_of` are float32.
     nodes = [node("Constant", [], "most", value=numpy_helper.from_array(np.array(8))), loop, node("Neg", ["z"], "y")]
-    _, module = made(tmp_path, nodes, given, requires_grad=["w"])  # type: ignore[arg-type]
+    _, module = module_of(tmp_path, nodes, given, requires_grad=["w"])  # type: ignore[arg-type]
     x, target = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
     module(x, target)
     x[1, 2] = 2
     with pytest.raises(ortrain.AnomalyError) as error:
         module(x, target)
-    assert ': node "/square" (Mul) of the forward pass makes the first inf, at [1, 2] of "square.6"' in str(error.value)
+    assert ': node "/square" (Mul) of the forward pass computes the first inf, at [1, 2] of "square.6"' in str(
+        error.value
+    )
 
 
 def test_inside_of_the_gradient_of_a_loop(tmp_path: Path) -> None:
@@ -195,30 +199,30 @@ def test_inside_of_the_gradient_of_a_loop(tmp_path: Path) -> None:
         node("Loop", ["most", "", "a"], "y", body=body),
     ]
     given: dict[str, Sequence[float]] = {"w": [1, 1, 1], "scale": [1, 1, 1]}
-    _, module = made(tmp_path, nodes, given, requires_grad=["w", "scale"])
+    _, module = module_of(tmp_path, nodes, given, requires_grad=["w", "scale"])
     x, target = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
     x[0, 1] = 0
     with pytest.raises(ortrain.AnomalyError) as error:
         module(x, target)
     text = str(error.value)
-    assert "of the backward pass makes the first" in text
+    assert "of the backward pass computes the first" in text
     assert "(Scan)" not in text
 
 
-def test_what_a_step_is_given(tmp_path: Path) -> None:
-    state, module = made(tmp_path, [node("MatMul", ["x", "w"], "y")], {"w": np.eye(3).tolist()})
+def test_nonfinite_inputs_and_parameters(tmp_path: Path) -> None:
+    state, module = module_of(tmp_path, [node("MatMul", ["x", "w"], "y")], {"w": np.eye(3).tolist()})
     x, target = np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32)
     x[1, 0] = np.nan
-    with pytest.raises(ortrain.AnomalyError, match=r': "x", which it is given, has NaN at \[1, 0\]; '):
+    with pytest.raises(ortrain.AnomalyError, match=r': "x", an input of the step, has NaN at \[1, 0\]; '):
         module(x, target)
     x[1, 0] = 1
     state.parameters["w"].data[2, 1] = np.inf
-    with pytest.raises(ortrain.AnomalyError, match=r': "w", which it is given, has inf at \[2, 1\]; '):
+    with pytest.raises(ortrain.AnomalyError, match=r': "w", an input of the step, has inf at \[2, 1\]; '):
         module(x, target)
 
 
-def test_off_it_says_nothing(tmp_path: Path) -> None:
-    made(tmp_path, [node("MatMul", ["x", "w"], "y")], {"w": np.eye(3).tolist()})
+def test_detection_is_off_by_default(tmp_path: Path) -> None:
+    module_of(tmp_path, [node("MatMul", ["x", "w"], "y")], {"w": np.eye(3).tolist()})
     module = Module(tmp_path / "training_model.onnx", CheckpointState.load_checkpoint(tmp_path / "checkpoint"))
     assert np.isnan(module(np.full((2, 3), np.nan, np.float32), np.zeros((2, 3), np.float32)))
 
@@ -228,10 +232,12 @@ def test_the_option() -> None:
     assert options.detect_anomaly is False
     with pytest.raises(TypeError) as error:
         options.detect_anomaly = "yes"  # type: ignore[assignment]
-    assert str(error.value) == "detect_anomaly is True or False, not 'yes'"
+    assert str(error.value) == "detect_anomaly must be True or False, got 'yes'"
     with pytest.raises(ortrain.UnsupportedError) as refused:
         ortrain.InferenceSession("examples/perceptron.onnx", careful())
-    assert str(refused.value) == "detect_anomaly is for trainings: a Module or a TrainingSession takes it"
+    assert (
+        str(refused.value) == "detect_anomaly is not supported for inference; set it on a Module or a TrainingSession"
+    )
 
 
 def test_norms(tmp_path: Path) -> None:
@@ -244,7 +250,7 @@ def test_norms(tmp_path: Path) -> None:
     ]
     # The first layer's outputs are all negative, so the Relu passes no row.
     initializers = {"w": (-np.eye(3)).tolist(), "dead": np.eye(3).tolist(), "bias": [3.0, 0.0, 4.0]}
-    state, module = made(tmp_path, nodes, initializers, optimizer=artifacts.SGD(max_norm=0.5))
+    state, module = module_of(tmp_path, nodes, initializers, optimizer=artifacts.SGD(max_norm=0.5))
     assert module.gradient_norms() == {"bias": 0, "dead": 0, "w": 0}
     module(np.ones((2, 3), np.float32), np.zeros((2, 3), np.float32))
     gradient = state.parameters["bias"].grad.astype(np.float64)
@@ -260,7 +266,7 @@ def test_norms(tmp_path: Path) -> None:
     lines = str(rows).splitlines()
     assert [line.split()[0] for line in lines] == ["parameter", "bias", "dead", "w"]
     assert ">bias</td>" in rows._repr_html_()
-    with pytest.raises(ortrain.InvalidArgumentError, match="a module is inspected alone"):
+    with pytest.raises(ortrain.InvalidArgumentError, match="a module must be the only argument"):
         ortrain.inspect(module, ["y"])  # type: ignore[call-overload]
     optimizer = Optimizer(tmp_path / "optimizer_model.onnx", module)
     assert optimizer.step() == pytest.approx(expected, rel=1e-12)

@@ -148,16 +148,16 @@ class Block:
         (
             {"loss": Block()},
             TypeError,
-            "loss is one of LossType.MSELoss, LossType.CrossEntropyLoss, LossType.BCEWithLogitsLoss, LossType.L1Loss, "
-            "a block of ortrain.onnxblock or None, not Block",
+            "loss must be one of LossType.MSELoss, LossType.CrossEntropyLoss, LossType.BCEWithLogitsLoss, "
+            "LossType.L1Loss, a block of ortrain.onnxblock or None, got Block",
         ),
         (
             {"optimizer": Block()},
             TypeError,
-            "optimizer is one of OptimType.AdamW, OptimType.SGD, a block of ortrain.onnxblock or None, not Block",
+            "optimizer must be one of OptimType.AdamW, OptimType.SGD, a block of ortrain.onnxblock or None, got Block",
         ),
-        ({"optimizer": 1}, TypeError, "not int"),
-        ({"requires_grad": "fc1.weight"}, TypeError, "requires_grad is a list of names, not one name"),
+        ({"optimizer": 1}, TypeError, "got int"),
+        ({"requires_grad": "fc1.weight"}, TypeError, "requires_grad must be a list of names, got one name"),
     ],
 )
 def test_refusals(arguments: dict[str, object], kind: type[Exception], sentence: str, tmp_path: Path) -> None:

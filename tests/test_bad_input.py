@@ -58,10 +58,10 @@ def weight(**changes: Any) -> TensorProto:
 MATMUL = node("MatMul", ["x", "w"], ["y"], "product")
 # One axis more than the maximum of a tensor.
 AXES = 65
-ADVICE = "a tensor has 64 at most, so leave out axes of one element or merge some by a Reshape"
+ADVICE = "at most 64 are supported; remove axes of size 1 or merge axes with Reshape"
 
 MODELS: dict[str, tuple[bytes, type[Exception], str]] = {
-    "empty": (b"", ortrain.InvalidModelError, "the model is empty; an ONNX model was expected"),
+    "empty": (b"", ortrain.InvalidModelError, "the model is empty; expected an ONNX model"),
     "garbage": (
         b"\xff" * 100,
         ortrain.InvalidModelError,
@@ -85,7 +85,7 @@ MODELS: dict[str, tuple[bytes, type[Exception], str]] = {
     "truncated": (
         PERCEPTRON.read_bytes()[:1000],
         ortrain.InvalidModelError,
-        "the model is cut short: graph, at byte 3 of 1000, is longer than what is left; was the file copied or "
+        "the model is cut short: graph, at byte 3 of 1000, is longer than the rest of the file; was it copied or "
         "downloaded completely?",
     ),
     "cyclic": (
@@ -100,12 +100,12 @@ MODELS: dict[str, tuple[bytes, type[Exception], str]] = {
     "made twice": (
         model(node("Relu", ["x"], ["y"], "first"), node("Tanh", ["x"], ["y"], "second")),
         ortrain.InvalidModelError,
-        'the model: "y" is made twice: node "second" (Tanh) makes it again',
+        'the model: "y" is defined twice, the second time by node "second" (Tanh)',
     ),
     "never made": (
         model(node("Add", ["x", "z"], ["y"], "first")),
         ortrain.InvalidModelError,
-        'the model: node "first" (Add) uses "z", which is no input, initializer or output of another node',
+        'the model: node "first" (Add) uses "z", which is not an input, an initializer or an output of another node',
     ),
     "declared with another type": (
         model(
@@ -119,8 +119,8 @@ MODELS: dict[str, tuple[bytes, type[Exception], str]] = {
     "shapes that do not fit": (
         model(MATMUL, weights=(numpy_helper.from_array(np.ones((5, 3), np.float32), "w"),)),
         ortrain.InvalidModelError,
-        'the model: node "product" (MatMul) with inputs (x: float32[n, 2], w: float32[5, 3]): shapes [n, 2] and [5, 3] '
-        "do not fit: rows of the left have 2 elements, columns of the right 5",
+        'the model: node "product" (MatMul) with inputs (x: float32[n, 2], w: float32[5, 3]): shapes [n, 2] and [5, '
+        "3] do not fit: the left matrix has 2 columns, the right matrix has 5 rows",
     ),
     "more axes than there may be": (
         model(
@@ -128,8 +128,8 @@ MODELS: dict[str, tuple[bytes, type[Exception], str]] = {
             weights=(numpy_helper.from_array(np.arange(2, AXES), "axes"),),
         ),
         ortrain.UnsupportedError,
-        'the model: node "wide" (Unsqueeze) with inputs (x: float32[n, 2], axes: int64[63]): "y" has 65 axes, of shape '
-        f"[n, 2{', 1' * 63}]; {ADVICE}",
+        'the model: node "wide" (Unsqueeze) with inputs (x: float32[n, 2], axes: int64[63]): "y" has 65 axes (shape '
+        f"[n, 2{', 1' * 63}]), {ADVICE}",
     ),
     "an initializer of more axes than there may be": (
         model(
@@ -140,18 +140,18 @@ MODELS: dict[str, tuple[bytes, type[Exception], str]] = {
             ),
         ),
         ortrain.InvalidModelError,
-        f'the model: "w" has 65 axes, of shape [1{", 1" * 64}]; {ADVICE}',
+        f'the model: "w" has 65 axes (shape [1{", 1" * 64}]), {ADVICE}',
     ),
     "oversized": (
         model(MATMUL, weights=(weight(dims=[2**40, 2**40]),)),
         ortrain.InvalidModelError,
-        "the model: tensor `w` has the dimensions [1099511627776, 1099511627776], which are more elements than can be "
-        "addressed",
+        "the model: tensor `w` has the dimensions [1099511627776, 1099511627776], which are too many elements to "
+        "address",
     ),
     "negative size": (
         model(MATMUL, weights=(weight(dims=[-2, 3]),)),
         ortrain.InvalidModelError,
-        "the model: tensor `w` has the dimension -2 on axis 0; a stored tensor has dimensions of zero or more",
+        "the model: tensor `w` has the dimension -2 on axis 0; dimensions must be at least 0",
     ),
     "too little data": (
         model(MATMUL, weights=(weight(raw_data=WEIGHT.raw_data[:20]),)),
@@ -189,15 +189,15 @@ def test_an_input_of_more_axes_than_there_may_be() -> None:
         model(node("ReduceSum", ["v"], ["s"], "sum", keepdims=0), node("Add", ["x", "s"], ["y"]))
     )
     content.graph.input.append(wide)
-    message = f'the model: "v" has 65 axes, of shape [1{", 1" * 64}]; {ADVICE}'
+    message = f'the model: "v" has 65 axes (shape [1{", 1" * 64}]), {ADVICE}'
     with pytest.raises(ortrain.InvalidModelError, match=re.escape(message)):
         ortrain.InferenceSession(content.SerializeToString())
     content = onnx.load_from_string(model(node("Reshape", ["x", "shape"], ["y"], "wide")))
     content.graph.input.append(helper.make_tensor_value_info("shape", TensorProto.INT64, ["axes"]))
     session = ortrain.InferenceSession(content.SerializeToString())
     message = (
-        'node "wide" (Reshape) with inputs (x: float32[3, 2], shape: int64[65]): "y" has 65 axes, of shape '
-        f"[{', '.join(f'y.{axis}' for axis in range(AXES))}]; {ADVICE}"
+        'node "wide" (Reshape) with inputs (x: float32[3, 2], shape: int64[65]): "y" has 65 axes (shape '
+        f"[{', '.join(f'y.{axis}' for axis in range(AXES))}]), {ADVICE}"
     )
     feeds = {"x": np.ones((3, 2), np.float32), "shape": np.array([3, 2] + [1] * 63)}
     with pytest.raises(ortrain.UnsupportedError, match=re.escape(message)):
@@ -240,7 +240,7 @@ def test_missing_model(tmp_path: Path) -> None:
         ),
         (
             "gone.bin",
-            "which cannot be read: No such file or directory (os error 2); it must lie beside the model",
+            "which cannot be read: No such file or directory (os error 2); it must be beside the model",
         ),
     ],
 )
@@ -264,12 +264,12 @@ def test_external_data_outside_its_folder(location: str, reason: str, tmp_path: 
         (
             np.full((2, 64), 0.1),
             "float64[2, 64]",
-            "128 of its 128 elements would be rounded; if that is meant, give it as .astype(np.float32)",
+            "128 of 128 elements would be rounded; to accept this, pass .astype(np.float32)",
         ),
         (
             np.ones((2, 64), np.int64),
             "int64[2, 64]",
-            "the element types differ; if its elements are meant, give it as .astype(np.float32)",
+            "the element types differ; to convert it, pass .astype(np.float32)",
         ),
         (np.ones(64, np.float32), "float32[64]", "it should have 2 axes but has 1"),
         (np.ones((2, 63), np.float32), "float32[2, 63]", "axis 1 should be 64 but is 63"),
@@ -279,7 +279,7 @@ def test_inputs_of_a_session(array: np.ndarray, found: str, reason: str) -> None
     session = ortrain.InferenceSession(PERCEPTRON)
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         session.run(None, {"x": array})
-    assert str(error.value) == f'input "x" should be float32[batch, 64], but {found} was given: {reason}'
+    assert str(error.value) == f'input "x" must be float32[batch, 64], got {found}: {reason}'
 
 
 def test_more_memory_than_there_is() -> None:
@@ -288,7 +288,7 @@ def test_more_memory_than_there_is() -> None:
     with pytest.raises(ortrain.OrtrainError) as error:
         session.run(None, {"x": np.ones((1, 2), np.float32)})
     assert re.fullmatch(
-        r"the step needs more memory than there is: the system does not give \d+ bytes of memory; "
+        r"the step needs more memory than is available: the system cannot allocate \d+ bytes of memory; "
         "a smaller batch needs less",
         str(error.value),
     )
@@ -300,26 +300,26 @@ X = np.ones((4, 10), np.float32)
 @pytest.mark.parametrize(
     ("inputs", "sentence"),
     [
-        ([X], "2 inputs are needed (x, labels), but 1 were given"),
-        ([X, X, X], "2 inputs are needed (x, labels), but 3 were given"),
+        ([X], "expected 2 inputs (x, labels), got 1"),
+        ([X, X, X], "expected 2 inputs (x, labels), got 3"),
         (
             [X, np.zeros(4, np.float32)],
-            'input "labels" should be int64[batch], but float32[4] was given: the element types differ; if its '
-            "elements are meant, give it as .astype(np.int64)",
+            'input "labels" must be int64[batch], got float32[4]: the element types differ; to '
+            "convert it, pass .astype(np.int64)",
         ),
         (
             [X, np.zeros(3, np.int64)],
-            'input "labels" should be int64[batch], but int64[3] was given: axis 0 is 3, but "batch" is 4 in input "x"',
+            'input "labels" must be int64[batch], got int64[3]: axis 0 is 3, but "batch" is 4 in input "x"',
         ),
         (
             [X, np.asarray([0, 1, 5, 2])],
-            'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): label 5 in row 2 is none of the 5 '
+            'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): label 5 in row 2 is not one of the 5 '
             "classes (0 to 4)",
         ),
         (
             [X, np.asarray([0, 1, -1, 2])],
-            'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): label -1 in row 2 is none of the 5 '
-            "classes (0 to 4)",
+            'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): label -1 in row 2 is not one of the '
+            "5 classes (0 to 4)",
         ),
     ],
 )
@@ -365,7 +365,7 @@ def flipped(content: bytes, at: int) -> bytes:
 
 
 NOT_A_CHECKPOINT = (
-    "{path}: this is not a checkpoint, which has the identifier ODTC in bytes 4 to 7; generate_artifacts and "
+    "{path}: this is not a checkpoint: bytes 4 to 7 are not the identifier ODTC; generate_artifacts and "
     "save_checkpoint write checkpoints"
 )
 CHECKPOINTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
@@ -380,11 +380,11 @@ CHECKPOINTS: dict[str, tuple[Callable[[bytes], bytes], str]] = {
     ),
     "truncated": (
         lambda content: content[:500],
-        "{path}: the checksum at the end of the checkpoint is missing, so it was cut short, extended or is damaged",
+        "{path}: the checkpoint is cut short, extended or damaged: the checksum at its end is missing",
     ),
     "a flipped bit": (
         lambda content: flipped(content, 900),
-        "{path}: the checkpoint is damaged: its checksum is {checksum} but was {checksum} when it was written",
+        "{path}: the checkpoint is damaged: its checksum is {checksum}, expected {checksum}",
     ),
 }
 
@@ -424,7 +424,7 @@ def test_model_of_another_checkpoint(run: Run) -> None:
     assert str(error.value) == (
         f"the training model {PERCEPTRON} cannot be used here: it is a forward model, which computes no "
         f"gradients; give the "
-        "training model that generate_artifacts makes of it (training_model.onnx)"
+        "training model that generate_artifacts makes from it (training_model.onnx)"
     )
 
 
@@ -459,13 +459,12 @@ FACES: dict[tuple[str, str], str] = {
         "train",
         "forward.onnx",
     ): "the training model {folder}/forward.onnx cannot be used here: it is a forward model, which "
-    "computes no gradients; give the training model that generate_artifacts makes of it (training_model.onnx)",
+    "computes no gradients; give the training model that generate_artifacts makes from it (training_model.onnx)",
     ("train", "checkpoint"): NO_MODEL,
     ("train", "w.safetensors"): NO_GRAPH,
     ("train", "other/training_model.onnx"): "the training model {folder}/other/training_model.onnx does not fit the "
-    'checkpoint: the model trains "block1.weight", "block1.scale", "block1.bias" and 8 more, and the checkpoint '
-    "has none of "
-    'these, but "fc1.bias", "fc1.weight", "fc2.bias" and 1 more; give the checkpoint that was made together '
+    'checkpoint: the model trains "block1.weight", "block1.scale", "block1.bias" and 8 more, but the checkpoint trains'
+    ' "fc1.bias", "fc1.weight", "fc2.bias" and 1 more; give the checkpoint that was made together '
     "with the model",
     (
         "eval",
@@ -477,12 +476,12 @@ FACES: dict[tuple[str, str], str] = {
         "eval",
         UPDATE,
     ): "the evaluation model {folder}/optimizer_model.onnx does not fit the checkpoint: it is an optimizer "
-    f"model, which computes no outputs of a model; {GIVE_EVAL}",
+    f"model, which does not run the forward pass; {GIVE_EVAL}",
     (
         "eval",
         "forward.onnx",
     ): "the evaluation model {folder}/forward.onnx does not fit the checkpoint: it is a forward model, "
-    f'with a value of its own for parameter "fc1.weight"; {GIVE_EVAL}',
+    f'with its own value of parameter "fc1.weight"; {GIVE_EVAL}',
     (
         "eval",
         "other/eval_model.onnx",
@@ -513,7 +512,7 @@ FACES: dict[tuple[str, str], str] = {
     (
         "checkpoint",
         "w.safetensors",
-    ): "{folder}/w.safetensors: this is not a checkpoint but looks like safetensors, which load_safetensors reads",
+    ): "{folder}/w.safetensors: this looks like a safetensors file, not a checkpoint; load it with load_safetensors",
     ("parameters", TRAIN): f"{{folder}}/training_model.onnx is a training model, {GIVE_CHECKPOINT}",
     ("safetensors", TRAIN): f"{{folder}}/training_model.onnx is a training model, {GIVE_TENSORS}",
     ("safetensors", "checkpoint"): "{folder}/checkpoint is a checkpoint, not a safetensors file; load_parameters and "
@@ -521,19 +520,19 @@ FACES: dict[tuple[str, str], str] = {
     (
         "artifacts",
         TRAIN,
-    ): "the model {folder}/training_model.onnx cannot be used here: it is a training model, which was made "
-    "for training already; give the forward model it was made of",
+    ): "the model {folder}/training_model.onnx cannot be used here: it is a training model, "
+    "not a forward model; give the forward model from which it was made",
     (
         "artifacts",
         UPDATE,
-    ): "the model {folder}/optimizer_model.onnx cannot be used here: it is an optimizer model, which was "
-    "made for training already; give the forward model it was made of",
+    ): "the model {folder}/optimizer_model.onnx cannot be used here: it is an optimizer model, "
+    "not a forward model; give the forward model from which it was made",
     ("artifacts", "checkpoint"): NO_MODEL,
     (
         "session",
         "forward.onnx",
     ): "the training model {folder}/forward.onnx cannot be used here: it is a forward model, which "
-    "computes no gradients; give the training model that generate_artifacts makes of it (training_model.onnx)",
+    "computes no gradients; give the training model that generate_artifacts makes from it (training_model.onnx)",
     ("inference", "checkpoint"): NO_MODEL,
     ("inference", "w.safetensors"): NO_GRAPH,
     ("dump", "checkpoint"): NO_MODEL,
@@ -558,7 +557,7 @@ def state_of(folder: Path) -> CheckpointState:
     return CheckpointState.load_checkpoint(folder / "checkpoint")
 
 
-GIVEN: dict[str, Callable[[Path, Path], Any]] = {
+LOADERS: dict[str, Callable[[Path, Path], Any]] = {
     "train": lambda folder, path: Module(path, state_of(folder)),
     "eval": lambda folder, path: Module(folder / TRAIN, state_of(folder), path),
     "optimizer": lambda folder, path: Optimizer(path, Module(folder / TRAIN, state_of(folder))),
@@ -577,7 +576,7 @@ GIVEN: dict[str, Callable[[Path, Path], Any]] = {
 @pytest.mark.parametrize(("face", "name"), [pytest.param(*key, id=" for ".join(key[::-1])) for key in FACES])
 def test_a_file_for_another_one(face: str, name: str, files: Path) -> None:
     with pytest.raises(ortrain.OrtrainError) as error:
-        GIVEN[face](files, files / name)
+        LOADERS[face](files, files / name)
     assert str(error.value) == FACES[face, name].replace("{folder}", str(files))
 
 
@@ -586,7 +585,7 @@ def test_the_checkpoint_of_other_artifacts(files: Path) -> None:
         Module(files / TRAIN, state_of(files / "other"))
     assert str(error.value) == (
         f"the training model {files}/training_model.onnx does not fit the checkpoint: the model trains "
-        '"fc1.weight", "fc1.bias", "fc2.weight" and 1 more, and the checkpoint has none of these, but "block1.bias", '
+        '"fc1.weight", "fc1.bias", "fc2.weight" and 1 more, but the checkpoint trains "block1.bias", '
         '"block1.scale", "block1.weight" and 8 more; give the checkpoint that was made together with the model'
     )
 
@@ -628,8 +627,8 @@ def test_instruction_set_levels(level: str) -> None:
     environment = os.environ | {"ORTRAIN_ISA": level}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     said = (
-        f'the environment variable ORTRAIN_ISA is "{level}", which is no instruction-set level; set it to "portable", '
-        '"avx2" or "avx512", or unset it to use the best level of the machine'
+        f'the environment variable ORTRAIN_ISA is "{level}", which is not an instruction-set level; set it to '
+        '"portable", "avx2" or "avx512", or unset it to use the best level of the machine'
         if level in ("avx1024", "AVX2")
         else "(2, 10)"
     )

@@ -99,18 +99,18 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
     "made twice, by an initializer and a node": (
         model(RELU, weights=[weight("y", float_data=[0] * 6)]),
         INVALID,
-        'the model: "y" is made twice: node "a Relu" (Relu) makes it again',
+        'the model: "y" is defined twice, the second time by node "a Relu" (Relu)',
     ),
     "made twice, by two initializers": (
         model(RELU, weights=[weight(float_data=[0] * 6)] * 2),
         INVALID,
-        'the model: "w" is made twice: an initializer makes it again',
+        'the model: "w" is defined twice, the second time by an initializer',
     ),
     "an output that nothing makes": (
         model(RELU, outputs=[("z", FLOAT)]),
         INVALID,
-        'the model: the list of the graph\'s outputs uses "z", which is no input, initializer or output of another '
-        "node",
+        'the model: the list of the graph\'s outputs uses "z", which is not an input, an initializer or an '
+        "output of another node",
     ),
     "a node that uses its own result": (
         model(("Add", ["x", "y"], ["y"])),
@@ -123,7 +123,7 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
             lambda proto: proto.graph.node[0].attribute.append(helper.make_attribute("alpha", 2.0)),
         ),
         INVALID,
-        'the model: attribute "alpha" of node "a Selu" (Selu) is given twice; a node has each attribute once',
+        'the model: attribute "alpha" of node "a Selu" (Selu) occurs twice; a node can have each attribute only once',
     ),
     "a body twice, the second with fewer inputs": (
         changed(
@@ -133,7 +133,7 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
             ),
         ),
         INVALID,
-        'the model: attribute "body" of node "a Scan" (Scan) is given twice; a node has each attribute once',
+        'the model: attribute "body" of node "a Scan" (Scan) occurs twice; a node can have each attribute only once',
     ),
     "no graph": (
         changed(model(RELU), lambda proto: proto.ClearField("graph")),
@@ -143,13 +143,13 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
     "no opset": (
         changed(model(RELU), lambda proto: proto.ClearField("opset_import")),
         INVALID,
-        'the model: it imports no version of operator set "ai.onnx", whose operators it uses',
+        'the model: it uses operators of "ai.onnx", but imports no version of this operator set',
     ),
     "an operator younger than the opset": (
         model(("Erf", ["x"], ["y"]), opset=8),
         INVALID,
-        'the model: node "a Erf" (Erf) with inputs (x: float32[n, 2]): the model uses opset 8, but the operator exists '
-        "from opset 9 on",
+        'the model: node "a Erf" (Erf) with inputs (x: float32[n, 2]): the model uses opset 8, but the operator '
+        "needs opset 9 or newer",
     ),
     "sizes that overflow": (
         model(RELU, inputs=[("x", FLOAT, [2**62, 2**62])]),
@@ -160,9 +160,9 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
     "texts": (
         model(RELU, inputs=[("x", TensorProto.STRING, ["n", 2])]),
         UNSUPPORTED,
-        'the model: "x" has type string[n, 2], which is not supported (node "a Relu" (Relu) uses it); tensors of '
-        "numbers and sequences of them are; number texts outside of the model (scikit-learn: encode columns before the "
-        "pipeline, fit with numbers as classes)",
+        'the model: "x" has type string[n, 2], which is not supported (node "a Relu" (Relu) uses it); expected a '
+        "tensor of numbers or a sequence of such tensors; convert strings to numbers outside of the model "
+        "(scikit-learn: encode columns before the pipeline, fit with numbers as classes)",
     ),
     "a type that is not declared": (
         model(RELU, inputs=[("x", 0, ["n", 2])]),
@@ -172,8 +172,8 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
     "types that differ": (
         model(("Add", ["x", "i"], ["y"]), inputs=[("x", FLOAT, [2]), ("i", INT64, [2])]),
         INVALID,
-        'the model: node "a Add" (Add) with inputs (x: float32[2], i: int64[2]): input 0 is of type float32 but input '
-        "1 of type int64; insert a Cast",
+        'the model: node "a Add" (Add) with inputs (x: float32[2], i: int64[2]): input 0 is of type float32, but '
+        "input 1 is of type int64; insert a Cast",
     ),
     "a missing attribute": (
         model(("Cast", ["x"], ["y"])),
@@ -183,17 +183,17 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
     "an attribute of another kind": (
         model(("Cast", ["x"], ["y"], {"to": "float"})),
         INVALID,
-        'the model: node "a Cast" (Cast) with inputs (x: float32[n, 2]): attribute "to" should be INT but is STRING',
+        'the model: node "a Cast" (Cast) with inputs (x: float32[n, 2]): attribute "to" must be INT, got STRING',
     ),
     "too many inputs": (
         model(("Relu", ["x", "x"], ["y"])),
         INVALID,
-        'the model: node "a Relu" (Relu) with inputs (x: float32[n, 2], x: float32[n, 2]): it takes 1 inputs but has 2',
+        'the model: node "a Relu" (Relu) with inputs (x: float32[n, 2], x: float32[n, 2]): expected 1 inputs, got 2',
     ),
     "too many outputs": (
         model(("Relu", ["x"], ["y", "z"])),
         INVALID,
-        'the model: node "a Relu" (Relu) with inputs (x: float32[n, 2]): it has 1 outputs at most but 2 are named',
+        'the model: node "a Relu" (Relu) with inputs (x: float32[n, 2]): expected at most 1 outputs, got 2',
     ),
     "an axis out of range": (
         model(("Softmax", ["x"], ["y"], {"axis": -(2**63)})),
@@ -209,12 +209,13 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
     "a branch that uses what is not there": (
         model(conditional(yes=branch("Relu", "x"), no=branch("Tanh", "q")), inputs=WITH_CONDITION),
         INVALID,
-        'the model: node "an inner Tanh" (Tanh) uses "q", which is no input, initializer or output of another node',
+        'the model: node "an inner Tanh" (Tanh) uses "q", which is not an input, an initializer or an '
+        "output of another node",
     ),
     "a Scan whose body takes more": (
         model(scan(body({"a": FLOAT, "b": FLOAT}, ("Add", ["a", "b"], ["z"]), outputs=["z"]))),
         INVALID,
-        'the model: node "a Scan" (Scan) with inputs (x: float32[n, 2]): body takes 2 inputs, but 1 are needed: 0 '
+        'the model: node "a Scan" (Scan) with inputs (x: float32[n, 2]): body has 2 inputs, but 1 are needed: 0 '
         "states and 1 slices",
     ),
     "a Scan along an axis that is not there": (
@@ -226,14 +227,14 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
     "a Scan whose body takes other elements": (
         model(scan(body({"a": BOOL}, ("Not", ["a"], ["z"]), outputs=["z"]))),
         INVALID,
-        'the model: node "a Scan" (Scan) with inputs (x: float32[n, 2]): body takes "a" as bool[..], but is given '
-        "float32[2]",
+        'the model: node "a Scan" (Scan) with inputs (x: float32[n, 2]): input "a" of body is declared as bool[..], '
+        "but gets float32[2]",
     ),
     "a Scan with an attribute of another kind": (
         model(scan(body({"a": FLOAT}, ("Relu", ["a"], ["z"]), outputs=["z"]), num_scan_inputs=1.0)),
         INVALID,
-        'the model: node "a Scan" (Scan) with inputs (x: float32[n, 2]): attribute "num_scan_inputs" should be INT but '
-        "is FLOAT",
+        'the model: node "a Scan" (Scan) with inputs (x: float32[n, 2]): attribute "num_scan_inputs" must be INT, '
+        "got FLOAT",
     ),
     "a Loop without a body": (
         model(("Loop", ["", "", "x"], ["y"])),
@@ -243,7 +244,7 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
     "a Loop whose body gives no condition": (
         model(loop(body({"i": INT64, "c": BOOL, "v": FLOAT}, ("Relu", ["v"], ["z"]), outputs=["z"]))),
         INVALID,
-        'the model: node "a Loop" (Loop) with inputs (none, none, x: float32[n, 2]): body gives 1 outputs, but 2 are '
+        'the model: node "a Loop" (Loop) with inputs (none, none, x: float32[n, 2]): body has 1 outputs, but 2 are '
         "needed: the condition and 1 carried values",
     ),
     "a Loop whose body makes other elements of what it carries": (
@@ -259,13 +260,13 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
         ),
         INVALID,
         'the model: node "a Loop" (Loop) with inputs (none, none, x: float32[n, 2]): the carried value "v" is '
-        "float32[n, 2] but body makes it bool[n, 2]; its type must stay",
+        "float32[n, 2], but body returns bool[n, 2]; its type must not change",
     ),
     "a mistake in a body": (
         model(scan(body({"a": FLOAT}, ("MatMul", ["a", "x"], ["z"]), ("Not", ["z"], ["q"]), outputs=["q"]))),
         INVALID,
         'the model: node "a Scan" (Scan) with inputs (x: float32[n, 2]): in its subgraph: node "an '
-        'inner Not" (Not) with inputs (z: float32[2]): input 0 is of type float32, bool is needed',
+        'inner Not" (Not) with inputs (z: float32[2]): input 0 is of type float32, expected bool',
     ),
     "unknown operators in branches": (
         model(
@@ -295,14 +296,14 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
     "a kernel larger than the image": (
         convolution([2, 1, 4, 4], [1, 1, 3, 5]),
         INVALID,
-        'the model: node "a Conv" (Conv) with inputs (x: float32[2, 1, 4, 4], w: float32[1, 1, 3, 5]): along spatial '
-        "axis 1 a window of 5 does not fit 4 with padding of 0 before and 0 behind",
+        'the model: node "a Conv" (Conv) with inputs (x: float32[2, 1, 4, 4], w: float32[1, 1, 3, 5]): spatial axis '
+        "1: a window of 5 does not fit 4 elements with padding of 0 before and 0 after",
     ),
     "a kernel on one pixel": (
         convolution([1, 3, 1, 1], [8, 3, 3, 3], pads=[1, 0, 1, 1]),
         INVALID,
-        'the model: node "a Conv" (Conv) with inputs (x: float32[1, 3, 1, 1], w: float32[8, 3, 3, 3]): along spatial '
-        "axis 1 a window of 3 does not fit 1 with padding of 0 before and 1 behind",
+        'the model: node "a Conv" (Conv) with inputs (x: float32[1, 3, 1, 1], w: float32[8, 3, 3, 3]): spatial axis '
+        "1: a window of 3 does not fit 1 elements with padding of 0 before and 1 after",
     ),
     "channels that do not fit the groups": (
         convolution([1, 6, 4, 4], [4, 2, 3, 3], group=2),
@@ -313,42 +314,42 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
     "a dilation that overflows": (
         convolution([1, 1, 4, 4], [1, 1, 3, 3], dilations=[1, 2**63 - 1], pads=[0, 2**62, 0, 2**62]),
         INVALID,
-        'the model: node "a Conv" (Conv) with inputs (x: float32[1, 1, 4, 4], w: float32[1, 1, 3, 3]): along spatial '
-        "axis 1 a window of 3, dilated by 9223372036854775807, does not fit 4 with padding of 4611686018427387904 "
-        "before and 4611686018427387904 behind",
+        'the model: node "a Conv" (Conv) with inputs (x: float32[1, 1, 4, 4], w: float32[1, 1, 3, 3]): spatial axis '
+        "1: a window of 3, dilated by 9223372036854775807, does not fit 4 elements with padding of "
+        "4611686018427387904 before and 4611686018427387904 after",
     ),
     "sizes whose product overflows": (
         convolution([1, 1, 4, 4], [1, 1, 3, 3], pads=[2**40] * 4),
         UNSUPPORTED,
-        'the model: node "a Conv" (Conv) with inputs (x: float32[1, 1, 4, 4], w: float32[1, 1, 3, 3]): along spatial '
-        "axis 0 4 positions with padding of 1099511627776 before and 1099511627776 behind; 16777216 are the most at "
-        "one end",
+        'the model: node "a Conv" (Conv) with inputs (x: float32[1, 1, 4, 4], w: float32[1, 1, 3, 3]): spatial axis '
+        "0: 4 elements with padding of 1099511627776 before and 1099511627776 after are not supported; the "
+        "padding is at most 16777216 at each end",
     ),
     "a transposed convolution of which nothing is left": (
         convolution([1, 2, 1, 1], [2, 1, 3, 3], op="ConvTranspose", pads=[1, 2, 1, 1]),
         INVALID,
         'the model: node "a ConvTranspose" (ConvTranspose) with inputs (x: float32[1, 2, 1, 1], w: float32[2, 1, 3, '
-        "3]): along spatial axis 1 nothing is left: windows of 3 at 1 positions make 3 positions, of which 2 are cut "
-        "off the start and 1 off the end",
+        "3]): the result is empty along spatial axis 1: windows of size 3 at 1 positions cover 3 elements; padding "
+        "removes 2 at the start and 1 at the end",
     ),
     "a window larger than the image": (
         of_image("MaxPool", kernel_shape=[5, 3]),
         INVALID,
-        'the model: node "a MaxPool" (MaxPool) with inputs (x: float32[2, 3, 4, 5]): along spatial axis '
-        "0 a window of 5 does not fit 4 with padding of 0 before and 0 behind",
+        'the model: node "a MaxPool" (MaxPool) with inputs (x: float32[2, 3, 4, 5]): spatial axis 0: a window of 5 '
+        "does not fit 4 elements with padding of 0 before and 0 after",
     ),
     "padding of a window that overflows": (
         of_image("AveragePool", kernel_shape=[3, 3], pads=[2**62] * 4),
         INVALID,
-        'the model: node "a AveragePool" (AveragePool) with inputs (x: float32[2, 3, 4, 5]): along '
-        "spatial axis 0 positions are too large to count: 4 with padding of 4611686018427387904 before "
-        "and 4611686018427387904 behind, a window of 3 with stride 1 and dilation 1",
+        'the model: node "a AveragePool" (AveragePool) with inputs (x: float32[2, 3, 4, 5]): spatial axis 0 is too '
+        "large to count: 4 elements with padding of 4611686018427387904 before and 4611686018427387904 after, and "
+        "a window of 3 with stride 1 and dilation 1",
     ),
     "a window that does not move": (
         of_image("AveragePool", kernel_shape=[3, 3], strides=[0, 1]),
         INVALID,
-        'the model: node "a AveragePool" (AveragePool) with inputs (x: float32[2, 3, 4, 5]): strides [0,'
-        " 1]: 1 is the least",
+        'the model: node "a AveragePool" (AveragePool) with inputs (x: float32[2, 3, 4, 5]): strides '
+        "must be at least 1, got [0, 1]",
     ),
     "statistics of other channels": (
         of_image("BatchNormalization", floats(1, 1, 1, 1), *[floats(1, 1, 1)] * 3),
@@ -360,20 +361,20 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
     "a reflection beyond the image": (
         of_image("Pad", [0, 0, 4, 0, 0, 0, 0, 0], mode="reflect"),
         INVALID,
-        'the model: node "a Pad" (Pad) with inputs (x: float32[2, 3, 4, 5], a: int64[8]): mode "reflect"'
-        " pads axis 2 by 4 elements but has only 3 to copy",
+        'the model: node "a Pad" (Pad) with inputs (x: float32[2, 3, 4, 5], a: int64[8]): mode "reflect" pads axis 2 '
+        "by 4 elements, but the axis has only 3 elements to copy",
     ),
     "the edge of nothing": (
         of_image("Pad", [0, 0, 1, 0, 0, 0, 0, 0], mode="edge", shape=(2, 3, 0, 5)),
         INVALID,
-        'the model: node "a Pad" (Pad) with inputs (x: float32[2, 3, 0, 5], a: int64[8]): mode "edge" '
-        "pads axis 2 by 1 elements but has only 0 to copy",
+        'the model: node "a Pad" (Pad) with inputs (x: float32[2, 3, 0, 5], a: int64[8]): mode "edge" pads axis 2 by '
+        "1 elements, but the axis has only 0 elements to copy",
     ),
     "too few pads": (
         of_image("Pad", [0, 0, 4, 0]),
         INVALID,
-        'the model: node "a Pad" (Pad) with inputs (x: float32[2, 3, 4, 5], a: int64[4]): 4 pads are '
-        "given but 4 axes need 8: one before and one after each",
+        'the model: node "a Pad" (Pad) with inputs (x: float32[2, 3, 4, 5], a: int64[4]): got 4 pads for 4 axes, '
+        "expected 8 (one before and one after each axis)",
     ),
     "pads that overflow": (
         of_image("Pad", [0, 0, 2**62, 0, 0, 0, 2**62, 0]),
@@ -384,8 +385,8 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
     "pads that take more than there is": (
         of_image("Pad", [0, 0, -3, 0, 0, 0, -3, 0]),
         INVALID,
-        'the model: node "a Pad" (Pad) with inputs (x: float32[2, 3, 4, 5], a: int64[8]): pads -3 and -3'
-        " take more from axis 2 than the 4 elements it has",
+        'the model: node "a Pad" (Pad) with inputs (x: float32[2, 3, 4, 5], a: int64[8]): pads -3 and -3 remove more '
+        "than the 4 elements of axis 2",
     ),
     "pads of an axis that is not there": (
         of_image("Pad", [1, 1], None, [7]),
@@ -408,19 +409,19 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
         of_image("Resize", None, floats(1, 1, 0, 2)),
         INVALID,
         'the model: node "a Resize" (Resize) with inputs (x: float32[2, 3, 4, 5], none, b: float32[4]): '
-        "the scale of axis 2 is 0; it must be a number above 0",
+        "the scale of axis 2 must be a number above 0, got 0",
     ),
     "a scale that is not a number": (
         of_image("Resize", None, floats(1, 1, float("nan"), 2)),
         INVALID,
         'the model: node "a Resize" (Resize) with inputs (x: float32[2, 3, 4, 5], none, b: float32[4]): '
-        "the scale of axis 2 is NaN; it must be a number above 0",
+        "the scale of axis 2 must be a number above 0, got NaN",
     ),
     "an endless scale": (
         of_image("Resize", None, floats(1, 1, 2, float("inf"))),
         INVALID,
         'the model: node "a Resize" (Resize) with inputs (x: float32[2, 3, 4, 5], none, b: float32[4]): '
-        "the scale of axis 3 is inf; it must be a number above 0",
+        "the scale of axis 3 must be a number above 0, got inf",
     ),
     "scales whose product overflows": (
         of_image("Resize", None, floats(1, 1, 2**50, 2**50)),
@@ -433,19 +434,18 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
         of_image("Resize", None, None, [2, 3, -8, 8]),
         INVALID,
         'the model: node "a Resize" (Resize) with inputs (x: float32[2, 3, 4, 5], none, none, c: '
-        "int64[4]): the size of axis 2 is -8; it must not be negative",
+        "int64[4]): the size of axis 2 must be at least 0, got -8",
     ),
     "an unknown way of sampling": (
         of_image("Resize", None, floats(1, 1, 2, 2), mode="bilinear"),
         INVALID,
         'the model: node "a Resize" (Resize) with inputs (x: float32[2, 3, 4, 5], none, b: float32[4]): '
-        'mode is "bilinear"; defined are nearest, linear, cubic',
+        'mode must be one of nearest, linear, cubic, got "bilinear"',
     ),
     "a window of no channels": (
         of_image("LRN", size=0),
         INVALID,
-        'the model: node "a LRN" (LRN) with inputs (x: float32[2, 3, 4, 5]): a window of 0 channels; at '
-        "least one is needed",
+        'the model: node "a LRN" (LRN) with inputs (x: float32[2, 3, 4, 5]): size must be at least 1, got 0',
     ),
     "slopes that do not fit": (
         of_image("PRelu", floats(1, 1, 1, 1)),
@@ -456,8 +456,8 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
     "bounds of another type": (
         of_image("Clip", np.float64(0)),
         INVALID,
-        'the model: node "a Clip" (Clip) with inputs (x: float32[2, 3, 4, 5], a: float64[]): input 0 is '
-        "of type float32 but input 1 of type float64; insert a Cast",
+        'the model: node "a Clip" (Clip) with inputs (x: float32[2, 3, 4, 5], a: float64[]): input 0 is of type '
+        "float32, but input 1 is of type float64; insert a Cast",
     ),
     "a data file, but no folder": (
         model(
@@ -470,7 +470,7 @@ MODELS: dict[str, tuple[ModelProto, type[Exception], str]] = {
             ],
         ),
         INVALID,
-        "the model: tensor `w` has its data in the file `w.bin`, but the model was given as bytes; load it from its "
+        "the model: tensor `w` has its data in the file `w.bin`, but the model was loaded from bytes; load it from its "
         "path, name its folder, or provide the file's bytes",
     ),
 }
@@ -506,19 +506,19 @@ def test_every_shorter_file(tmp_path: Path) -> None:
         ),
         (
             {"location": "w.bin", "offset": "-4"},
-            "has a wrong description of its external data: `offset` is `-4`, not a number",
+            "has an invalid description of its external data: `offset` is `-4`, not a number",
         ),
         (
             {"location": "w.bin", "length": "20"},
             "should have 24 bytes by its dimensions and type, but external_data holds 20",
         ),
-        ({"length": "24"}, "has a wrong description of its external data: it names no `location`"),
+        ({"length": "24"}, "has an invalid description of its external data: it has no `location`"),
         (
             {"location": "link.bin"},
             "has its data in the file `link.bin`, which is refused: it is a link that leads out of the model's folder",
         ),
-        ({"location": "pipe"}, "has its data in the file `pipe`, which is refused: it is not a plain file"),
-        ({"location": "."}, "has its data in the file `.`, which is refused: it is not a plain file"),
+        ({"location": "pipe"}, "has its data in the file `pipe`, which is refused: it is not a regular file"),
+        ({"location": "."}, "has its data in the file `.`, which is refused: it is not a regular file"),
         (
             {"location": "in/../../w.bin"},
             "has its data in the file `in/../../w.bin`, which is refused: it leads out of the model's folder by `..`",
@@ -558,13 +558,14 @@ AT_RUN = "the model cannot run on inputs of these shapes: "
         (
             "Expand",
             [-1, 3],
-            f'{AT_RUN}node "a Expand" (Expand) with inputs (x: float32[1, 1], s: int64[2]): -1 is not a size',
+            f'{AT_RUN}node "a Expand" (Expand) with inputs (x: float32[1, 1], s: int64[2]): a size '
+            "must be at least 0, got -1",
         ),
         (
             "Reshape",
             [4, 5],
             f'{AT_RUN}node "a Reshape" (Reshape) with inputs (x: float32[1, 1], s: int64[2]): shape [1, 1] of 1 '
-            "elements cannot be seen as 4x5",
+            "elements cannot be reshaped to 4x5",
         ),
         ("Gather", [0, 1], 'node "a Gather" (Gather): index 1 in row 1 is out of range for 1 entries (0 to 0)'),
         ("Gather", [0, -2], 'node "a Gather" (Gather): index -2 in row 1 is out of range for 1 entries (0 to 0)'),
@@ -583,17 +584,17 @@ def test_values_that_do_not_fit(op: str, second: list[int], sentence: str, backe
 @pytest.mark.parametrize(
     ("feeds", "kind", "sentence"),
     [
-        ({"x": X}, ARGUMENT, 'no value was given for input "z"; given were "x"'),
+        ({"x": X}, ARGUMENT, 'no value was given for input "z"; values were given for "x"'),
         ({"x": X, "z": np.eye(3, dtype="f4"), "q": X}, ARGUMENT, 'the model has no input "q"; it has x, z'),
         (
             {"x": X, "z": np.eye(2, dtype="f4")},
             ARGUMENT,
-            'input "z" should be float32[n, n], but float32[2, 2] was given: axis 0 is 2, but "n" is 3 in input "x"',
+            'input "z" must be float32[n, n], got float32[2, 2]: axis 0 is 2, but "n" is 3 in input "x"',
         ),
         (
             {"x": X, "z": np.ones((3, 2), np.float32)},
             ARGUMENT,
-            'input "z" should be float32[n, n], but float32[3, 2] was given: axis 1 is 2, but "n" is 3 in input "x"',
+            'input "z" must be float32[n, n], got float32[3, 2]: axis 1 is 2, but "n" is 3 in input "x"',
         ),
         ({"x": np.asarray([[None, 1]]), "z": X}, UNSUPPORTED, "arrays of object are not supported"),
         ({"x": X.astype(complex), "z": X}, UNSUPPORTED, "arrays of complex128 are not supported"),
@@ -640,7 +641,7 @@ def test_a_label_out_of_range(
     wrong = np.asarray([0, 1, label, 2])
     sentence = (
         'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): '
-        f"label {label} in row 2 is none of the 5 classes (0 to 4)"
+        f"label {label} in row 2 is not one of the 5 classes (0 to 4)"
     )
     for mode in (run.module.train, run.module.eval):
         mode()

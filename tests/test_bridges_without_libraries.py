@@ -51,7 +51,7 @@ def without_libraries(
 
 
 @pytest.mark.parametrize("library", BRIDGES)
-def test_use_says_what_to_install(library: str) -> None:
+def test_error_names_the_package_to_install(library: str) -> None:
     use, sentence, _ = BRIDGES[library]
     done = without_libraries(f"""
 import ortrain, ortrain.{library}
@@ -75,7 +75,7 @@ def test_a_library_that_is_broken_is_no_library_that_is_missing(tmp_path: Path) 
     assert done.stderr.splitlines()[-1] == "ModuleNotFoundError: No module named 'a_part_of_jax_that_is_gone'"
 
 
-def test_ortrain_imports_none_of_them() -> None:
+def test_ortrain_does_not_import_the_libraries() -> None:
     """This holds where the libraries are installed, too."""
     script = "import sys, ortrain\nfrom ortrain import *\nprint(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -85,7 +85,7 @@ def test_ortrain_imports_none_of_them() -> None:
 
 
 @pytest.mark.parametrize("library", BRIDGES)
-def test_the_example_says_what_to_install(library: str, tmp_path: Path) -> None:
+def test_example_names_the_package_to_install(library: str, tmp_path: Path) -> None:
     example = ROOT / "examples" / f"{BRIDGES[library][2]}.py"
     run = "import runpy, sys\nsys.argv = sys.argv[1:]\nrunpy.run_path(sys.argv[0], run_name='__main__')"
     done = without_libraries(run, example, folder=tmp_path)

@@ -20,7 +20,7 @@ from test_nodes import OPERATORS, arrays, cases
 import ortrain
 
 NAME = "the broken node"
-FAR = 2**40
+OUT_OF_RANGE = 2**40
 ERRORS = (ortrain.InvalidModelError, ortrain.UnsupportedError, ortrain.InvalidArgumentError, ortrain.MemoryLimitError)
 KINDS: dict[int, Any] = {
     AttributeProto.INT: "a word",
@@ -55,7 +55,7 @@ def broken_attributes(model: ModelProto) -> Iterator[tuple[str, ModelProto, bool
         name = attribute.name
         yield f"{name} of another kind", replaced(KINDS[attribute.type]), True
         if attribute.type == AttributeProto.INT:
-            for value in (-FAR, -1000, -1, 2, 1000, FAR):
+            for value in (-OUT_OF_RANGE, -1000, -1, 2, 1000, OUT_OF_RANGE):
                 surely = "axis" in name and abs(value) >= 1000
                 yield f"{name} is {value}", replaced(value), surely
         elif attribute.type == AttributeProto.INTS:
@@ -64,7 +64,7 @@ def broken_attributes(model: ModelProto) -> Iterator[tuple[str, ModelProto, bool
                 [],
                 [0] * 9,
                 [-1] * len(attribute.ints),
-                [FAR] * len(attribute.ints),
+                [OUT_OF_RANGE] * len(attribute.ints),
                 [0] * len(attribute.ints),
             ):
                 yield f"{name} is {values}", replaced(values), False
@@ -137,7 +137,7 @@ CASES = of_one_node()
 
 
 @pytest.mark.parametrize("op", sorted(CASES))
-def test_what_is_broken_is_said(op: str) -> None:
+def test_error_describes_the_broken_node(op: str) -> None:
     complaints = []
     for name in CASES[op]:
         case = cases()[0][name]

@@ -41,7 +41,7 @@ def pieces(planes: list[np.ndarray], layouts: tuple[PlaneLayout, ...]) -> dict[s
     return found
 
 
-def test_planes_are_what_parameters_and_gradients_lie_in(recorded: Run) -> None:
+def test_planes_contain_parameters_and_gradients(recorded: Run) -> None:
     recorded.module(*inputs_of(recorded, 0))
     state, module, layout = recorded.state, recorded.module, recorded.state.layout()
     trainable = pieces(state.trainable_planes(), layout.trainable)
@@ -68,7 +68,7 @@ def test_planes_are_what_parameters_and_gradients_lie_in(recorded: Run) -> None:
             assert plane.ctypes.data % ALIGNMENT == 0
             assert all(tensor.offset * plane.itemsize % ALIGNMENT == 0 for tensor in of.tensors)
             inside = sum(int(np.count_nonzero(part)) for part in pieces([plane], (of,)).values())
-            assert np.count_nonzero(plane) == inside, "what lies between tensors is zero"
+            assert np.count_nonzero(plane) == inside, "the gaps between tensors are zero"
 
 
 def test_planes_through_dlpack() -> None:
@@ -108,7 +108,7 @@ def test_gradients_are_packed_as_parameters_are(recorded: Run) -> None:
 def test_buffers_that_do_not_fit(run: Run) -> None:
     for bad, sentence in (
         (np.zeros(5, np.float32), "the buffer should have 389 elements, but it has 5"),
-        (np.zeros(389), "the buffer should be float32, but it is float64"),
+        (np.zeros(389), "the buffer must be float32, got float64"),
     ):
         with pytest.raises(ortrain.InvalidArgumentError) as error:
             run.module.copy_buffer_to_gradients(bad)
@@ -164,7 +164,7 @@ def test_a_plane_for_each_element_type(tmp_path: Path) -> None:
     )
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)])
     onnx.checker.check_model(model)
-    with pytest.warns(ortrain.TrainingWarning, match='1 of the 2 tensors that are trained are float16 \\("h"\\)'):
+    with pytest.warns(ortrain.TrainingWarning, match='1 of the 2 trained tensors are float16 \\("h"\\)'):
         artifacts.generate_artifacts(model, requires_grad=["h", "w"], artifact_directory=tmp_path)
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     module = Module(tmp_path / "training_model.onnx", state)

@@ -63,8 +63,8 @@ def test_losses_of_tokens(axis: int | None, tmp_path: Path) -> None:
         with pytest.warns(ortrain.TrainingWarning) as warned:
             found = losses("token-classes", loss, tmp_path)
         assert [str(one.message) for one in warned] == [
-            'the classes of "logits" (float32[b, s, 20]) are taken to be on axis 2, the last one, for axis 1 has no '
-            "fixed size; say so by class_axis=2, or class_axis=1 if they are on axis 1"
+            'the class axis of "logits" (float32[b, s, 20]) is assumed to be 2, the last one, because axis 1 has '
+            "no fixed size; confirm it with class_axis=2, or set class_axis=1"
         ]
     else:
         found = losses("token-classes", loss, tmp_path)

@@ -476,7 +476,7 @@ def test_lamb_bounds_ratios_of_norms(bounds: Mapping[str, float]) -> None:
     assert bits(made.get_state())["still"] == bits(weights)["still"]
 
 
-def test_lamb_leaves_alone_what_is_not_finite() -> None:
+def test_lamb_skips_elements_with_nonfinite_gradients() -> None:
     net = prescribing({"w": np.arange(1, 9, dtype=np.float32)})
     floats = common(net, {"lambda": 0.5})
     made = session(net, LAMB, floats=floats, enable_grad_norm_clip=False)
@@ -754,7 +754,7 @@ def test_a09_states_are_copies() -> None:
         before = get()
         kept = bits(before)
         steps(made, net, 1)
-        assert bits(before) == kept, "training writes to it"
+        assert bits(before) == kept, "training does not write to the returned arrays"
         after = bits(get())
         assert after != kept
         for value in before.values():
@@ -769,7 +769,7 @@ def test_a09_states_are_copies() -> None:
 
 
 @EACH_OPTIMIZER
-def test_a10_what_is_fetched(optimizer: str) -> None:
+def test_a10_fetched_outputs(optimizer: str) -> None:
     net = regression(side_outputs=True)
     made = session(net, optimizer)
     feeds, before = fed(net.batch()), bits(made.get_state())
@@ -840,7 +840,7 @@ def test_a12_bound_floats_are_read_where_they_lie(only: bool) -> None:
         bound.run_with_iobinding(binding, options)
         trace = json.loads(bound._classic.end_trace() or "[]")
         copied = sum(int(event["args"]["bytes"]) // 2 for event in trace if event["name"] == "Inputs")
-        assert copied < rows, "of the large inputs nothing is copied"
+        assert copied < rows, "large inputs are not copied"
         (loss,) = binding.copy_outputs_to_cpu()
         assert loss.tobytes() == plain.run(["loss"], fed(feeds), options)[0].tobytes()
     assert bits(bound.get_state()) == bits(plain.get_state())
@@ -924,7 +924,7 @@ def test_a14_parameters_that_are_refused(properties: Mapping[str, Any], kind: ty
         session(regression(), ADAM, **properties)
 
 
-def test_a14_the_two_maps_are_told_apart() -> None:
+def test_a14_error_names_the_attribute_map() -> None:
     texts = []
     for name in ("optimizer_attributes_map", "optimizer_int_attributes_map"):
         with pytest.raises(C.Fail, match="W") as caught:
@@ -933,7 +933,7 @@ def test_a14_the_two_maps_are_told_apart() -> None:
     assert texts[0] != texts[1]
 
 
-def test_a14_what_is_no_model(tmp_path: Path) -> None:
+def test_a14_invalid_models_and_parameters(tmp_path: Path) -> None:
     net = regression()
     given = parameters(net)
     with pytest.raises(C.NoSuchFile, match="nowhere"):
@@ -1071,7 +1071,7 @@ def test_a14_outputs_that_are_not_there(begun: Mapping[str, tuple[Net, TrainingS
     assert bits(trained.get_state()) == before
 
 
-def test_a14_what_else_is_a_feed() -> None:
+def test_a14_lists_and_fortran_arrays_as_feeds() -> None:
     """Lists are accepted, and arrays in Fortran order."""
     net = classifier()
     plain, other = session(net), session(net)
@@ -1147,26 +1147,26 @@ def test_a15_an_optimized_model_is_the_training_graph(tmp_path: Path) -> None:
     options = ortrain.SessionOptions()
     options.optimized_model_filepath = optimized
 
-    def made(path: str) -> TrainingSession:
+    def session_with_training_graph(path: str) -> TrainingSession:
         properties = parameters(net, ADAM)
         properties.model_with_training_graph_path = path
         return TrainingSession(net.model.SerializeToString(), properties, options)
 
-    steps(made(""), net, 1)
+    steps(session_with_training_graph(""), net, 1)
     session(net, ADAM, model_with_training_graph_path=training)
     assert Path(optimized).read_bytes() == Path(training).read_bytes()
     Path(optimized).unlink()
-    made(optimized)
+    session_with_training_graph(optimized)
     assert Path(optimized).read_bytes() == Path(training).read_bytes()
     Path(optimized).unlink()
     with pytest.raises(C.NotImplemented, match="optimized_model_filepath and model_with_training_graph_path"):
-        made(training)
+        session_with_training_graph(training)
     assert not Path(optimized).exists()
 
 
 @EACH_OPTIMIZER
 @pytest.mark.parametrize("window", [1, 3])
-def test_a15_a_training_graph_is_what_trains(optimizer: str, window: int, tmp_path: Path) -> None:
+def test_a15_training_graph_computes_a_step(optimizer: str, window: int, tmp_path: Path) -> None:
     """The nodes in the file compute the state after a step."""
     net, path = classifier(gain=True), str(tmp_path / "training.onnx")
     floats = common(net, {"lambda": 0.125, "max_norm_clip": 0.5, "alpha": 0.75} if optimizer != SGD else {})
@@ -1363,7 +1363,7 @@ def test_a18_dropout(face: Any) -> None:
     assert same(losses(off))
     assert len(set(losses(on))) == 3
     assert len(set(losses(None))) == 3
-    assert same(losses(on, training_mode=np.array(False))), "what is bound counts"
+    assert same(losses(on, training_mode=np.array(False))), "the bound input replaces the initializer"
     assert len(set(losses(off, training_mode=np.array(True)))) == 3
     # A feed has the same effect as a binding.
     given = feeds | {"training_mode": np.array(False)}
@@ -1389,7 +1389,7 @@ def test_a18_dropout_without_a_mode() -> None:
     assert_close(made.get_state(), plain.get_state(), CLOSE)
 
 
-def test_batch_normalization_runs_as_the_graph_says() -> None:
+def test_batch_normalization_uses_the_statistics_of_the_graph() -> None:
     """The statistics are the constants of the model, and are not trained."""
     rng = np.random.default_rng(5)
     names, size = ("scale", "bias", "mean", "var"), 9
@@ -1732,18 +1732,18 @@ def test_an_error_about_an_output_has_its_name_and_shape() -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         made.run_with_iobinding(binding)
     assert (caught.value.output, caught.value.shape) == ("pred", (12, 10))
-    assert str(caught.value) == 'output "pred" is float32[12, 10], but room for float32[11, 10] was given'
+    assert str(caught.value) == 'output "pred" is float32[12, 10], but its buffer is float32[11, 10]'
     with pytest.raises(InvalidArgumentError) as caught:
         made.run(["lost"], fed(net.batch()))
     assert (caught.value.output, caught.value.shape) == (None, None)
 
 
-def test_infinite_bounds_are_named_as_they_are_given() -> None:
+def test_error_names_infinite_bounds() -> None:
     net = classifier()
     with pytest.raises(InvalidArgumentError) as caught:
         session(net, LAMB, floats={"fc1.w": {"ratio_min": 0.5}})
     assert str(caught.value) == (
-        'ratio_min of LambOptimizer is one number for all weights, but it is -inf for one and 0.5 for "fc1.w"'
+        'ratio_min of LambOptimizer must be the same for all weights, but it is -inf for one and 0.5 for "fc1.w"'
     )
 
 
@@ -1837,10 +1837,10 @@ def test_bindings_are_replaced() -> None:
     made.run_with_iobinding(binding)
     assert binding.copy_outputs_to_cpu()[0].tobytes() == plain.run(["loss"], feeds)[0].tobytes()
     assert binding.get_outputs_as_ortvaluevector()[0].shape() == []
-    assert rooms[1].tobytes() == expected[0].tobytes(), "it is not bound any more"
+    assert rooms[1].tobytes() == expected[0].tobytes(), "the old binding has no effect"
 
 
-def test_bindings_keep_what_is_bound() -> None:
+def test_bindings_keep_arrays_alive() -> None:
     """A binding keeps its arrays alive, also without other references to them."""
     net = regression()
     made, plain = session(net, ADAM), session(net, ADAM)

@@ -166,7 +166,7 @@ def test_states_are_resumed(optimizer: str) -> None:
 
 @EACH_OPTIMIZER
 @pytest.mark.parametrize("scale", [SCALED, TOO_LARGE], ids=["scaled", "too large"])
-def test_a_training_graph_is_what_trains(optimizer: str, scale: float, tmp_path: Path) -> None:
+def test_training_graph_computes_a_step(optimizer: str, scale: float, tmp_path: Path) -> None:
     """The nodes in the file compute the state after a step, also after a step with gradients that are not finite."""
     net, path = classifier(gain=True), str(tmp_path / "training.onnx")
     made = mixed(net, optimizer, model_with_training_graph_path=path)

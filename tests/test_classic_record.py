@@ -20,7 +20,7 @@ def recorded(case: str, run: str) -> dict[str, np.ndarray]:
         return {key.removeprefix(start): stored[key] for key in stored.files if key.startswith(start)}
 
 
-def test_the_record_is_whole() -> None:
+def test_record_is_complete() -> None:
     """The record has every run on every graph with all states and steps, and every weight changes in every step."""
     with np.load(RUNS) as stored:
         assert {tuple(key.split("/", 2)[:2]) for key in stored.files} == {
@@ -42,7 +42,7 @@ def test_the_record_is_whole() -> None:
 @pytest.mark.parametrize("case", classic_runs.WEIGHTS)
 def test_trains_as_recorded(case: str, run: str) -> None:
     """Compare losses, norms, weights, moments and counts of ten steps."""
-    far = classic_runs.too_far(classic_runs.train(classic, case, run), recorded(case, run))
+    far = classic_runs.above_tolerance(classic_runs.train(classic, case, run), recorded(case, run))
     assert not far, far
 
 
@@ -62,6 +62,8 @@ def test_a_difference_is_seen(key: str, change: object) -> None:
     """The comparison reports a value with a small error, and a missing value."""
     assert callable(change)
     want = recorded("gemm_mlp", "adam")
-    assert not classic_runs.too_far(want, want)
-    assert set(classic_runs.too_far(want | {key: change(want[key])}, want)) == {key}
-    assert set(classic_runs.too_far({name: value for name, value in want.items() if name != key}, want)) == {key}
+    assert not classic_runs.above_tolerance(want, want)
+    assert set(classic_runs.above_tolerance(want | {key: change(want[key])}, want)) == {key}
+    assert set(classic_runs.above_tolerance({name: value for name, value in want.items() if name != key}, want)) == {
+        key
+    }

@@ -23,7 +23,7 @@ def test_a_script_prints_the_same(printed: str) -> None:
 
 
 @pytest.mark.parametrize("name", DECIDED)
-def test_differences_have_reasons_and_are_told(name: str) -> None:
+def test_differences_have_reasons_and_are_documented(name: str) -> None:
     each = DECIDED[name]
     assert len(each.reason.split()) > 3
     assert each.page in re.sub(r"\s+", " ", PAGE.read_text())
@@ -39,7 +39,7 @@ def test_a_difference_that_disappears_is_seen(name: str, printed: str) -> None:
         part for title, lines in (chapters(printed) | {each.chapter: same}).items() for part in (f"== {title}", *lines)
     ]
     found = differences("\n".join(lines), RECORD.read_text())
-    assert f"the difference {name!r} is gone" in found[0]
+    assert f"the difference {name!r} no longer exists" in found[0]
     # A line without a decided difference is reported, too.
     assert differences(printed, RECORD.read_text(), without)
 
@@ -52,5 +52,5 @@ def test_other_lines_are_seen(printed: str) -> None:
     at = lines.index("returns: None")
     assert "-returns: None" in differences("\n".join(lines[:at] + lines[at + 1 :]), record)
     wrong = Decided("run", ("never printed",), (), "no reason", "no sentence")
-    with pytest.raises(ValueError, match="does not print what the difference 'wrong' is from"):
+    with pytest.raises(ValueError, match="does not print the lines of the difference 'wrong'"):
         expected(record, {"wrong": wrong})

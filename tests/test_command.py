@@ -37,7 +37,7 @@ def ran(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
 
 
-def test_it_is_installed_under_its_name(tmp_path: Path) -> None:
+def test_command_is_installed(tmp_path: Path) -> None:
     (entry,) = entry_points(group="console_scripts", name="ortrain")
     assert entry.load() is main
     script = Path(sys.executable).with_name("ortrain")
@@ -68,7 +68,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
     text = capsys.readouterr().out
     for command in COMMANDS:
         assert f"\n    {command}" in text
-    assert "COMMAND --help says what a command takes." in text
+    assert "Run COMMAND --help for the arguments of a command." in text
     with pytest.raises(SystemExit) as end:
         main(["--help"])
     assert end.value.code == 0
@@ -100,11 +100,11 @@ conv1.weight      float32  [6, 2, 3, 3]  yes
 fc.bias           float32  [4]           yes
 fc.weight         float32  [4, 96]       yes
 
-8 parameters, 6 trained, 2 not; 2,104 bytes
-optimizer        no optimizer state: a run begins with moments of zero
+8 parameters: 6 trained, 2 not trained; 2,104 bytes
+optimizer state  none (moments start at zero)
 optimizer steps  0
 training steps   0
-learning rate    none is kept
+learning rate    none
 seed             0
 """
 
@@ -120,8 +120,8 @@ fc1.weight  float32  [10, 24]  yes
 fc2.bias    float32  [5]       yes
 fc2.weight  float32  [24, 5]   yes
 
-4 parameters, 4 trained, 0 not; 1,556 bytes
-optimizer        with optimizer state
+4 parameters: 4 trained, 0 not trained; 1,556 bytes
+optimizer state  present
 optimizer steps  1
 training steps   2
 learning rate    0.0125
@@ -148,21 +148,21 @@ def test_a_checkpoint_of_a_run(run: Run, tmp_path: Path, capsys: pytest.CaptureF
     # Without optimizer state the optimizer steps are missing; the training steps and the seed are present.
     CheckpointState.save_checkpoint(run.state, path)
     text = printed(["checkpoint", str(path)], capsys)
-    assert "optimizer steps  0\ntraining steps   2\nlearning rate    none is kept\nseed             7\n" in text
+    assert "optimizer steps  0\ntraining steps   2\nlearning rate    none\nseed             7\n" in text
 
 
 def test_a_checkpoint_of_onnxruntime_training(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(["checkpoint", str(RECORDS / "checkpoint_resume" / "checkpoint_step3_optim")], capsys)
-    assert "\noptimizer            with optimizer state\noptimizer steps      3\n" in text
+    assert "\noptimizer state      present\noptimizer steps      3\n" in text
 
 
 def test_a_nominal_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
     text = printed(["checkpoint", str(RECORDS / "checkpoint_resume" / "nominal_checkpoint")], capsys)
-    assert "fc1.bias    float32  not known  no\n" in text
-    assert "\n4 parameters, 3 trained, 1 not; a nominal checkpoint: names and types, no values\n" in text
+    assert "fc1.bias    float32  unknown  no\n" in text
+    assert "\n4 parameters: 3 trained, 1 not trained; nominal checkpoint (names and types without values)\n" in text
 
 
-def test_what_is_no_checkpoint(capsys: pytest.CaptureFixture[str], ours: Callable[[str], Path], tmp_path: Path) -> None:
+def test_invalid_checkpoints(capsys: pytest.CaptureFixture[str], ours: Callable[[str], Path], tmp_path: Path) -> None:
     model = ours("mlp_adamw_ce") / "training_model.onnx"
     assert failing(["checkpoint", str(model)], capsys).endswith(
         f"ortrain: {model} is a training model, not a checkpoint; give the file that generate_artifacts wrote beside "
@@ -170,5 +170,5 @@ def test_what_is_no_checkpoint(capsys: pytest.CaptureFixture[str], ours: Callabl
     )
     cut = tmp_path / "cut"
     cut.write_bytes((RECORDS / "mlp_adamw_ce" / "checkpoint").read_bytes()[:100])
-    sentence = f"ortrain: {cut}: the checkpoint points past its end, so it was cut short or is damaged ("
+    sentence = f"ortrain: {cut}: the checkpoint is cut short or damaged: an offset points past its end ("
     assert sentence in failing(["checkpoint", str(cut)], capsys)

@@ -112,10 +112,10 @@ def test_a_comparison_with_ourselves_in_float32(tmp_path: Path) -> None:
     assert exact["agrees"]
     assert 0 < max(exact["loss_distances"]) < 0.1
     done = subprocess.run([*command, *few], capture_output=True, text=True, check=False)
-    assert "ortrain is beside itself at another --precision only" in done.stderr
+    assert "the peer ortrain needs a --precision other than f32" in done.stderr
 
 
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is Linux's to tell")
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="only Linux reports the memory")
 def test_memory_is_that_of_the_operating_system(comparison: dict[str, Any]) -> None:
     """Anonymous memory is near the floor: at most the first sample is missing, and no gigabytes are added."""
     (found,) = comparison["workloads"]
@@ -162,7 +162,7 @@ def test_aims_are_those_of_the_precision() -> None:
     run = report.Run({"processor": "one", "cores": 1, "threads": 1}, "2000-01-01", 1, 1.0)
     ours = report.Measured("ortrain-bf16x3", "1", [0.7], 0.7, [2.0] * 20, {"w": 1.0}, report.Startup(), "bf16x3", "amx")
     run.workloads.append(found(ours, measured("ortrain", [1.0]), measured("torch", [0.1]), name="bert_base"))
-    assert report.missed(run) == ["bert_base: 0.70 of ortrain, the aim is 0.60"]
+    assert report.missed(run) == ["bert_base: ratio to ortrain 0.70, the aim is 0.60"]
     text = report.text(run)
     assert "ortrain-bf16x3 1 (bf16x3 by amx), ortrain 1, torch 1." in text
     assert "ours in bf16x3" in text
@@ -174,7 +174,7 @@ def test_aims_are_those_of_the_precision() -> None:
     ("precision", "loss", "agrees"),
     [("f32", 2.001, False), ("bf16x3", 2.001, False), ("bf16x3", 2.0001, True), ("bf16", 2.001, True)],
 )
-def test_less_exact_losses_may_lie_further_apart(precision: str, loss: float, agrees: bool) -> None:
+def test_loss_tolerance_depends_on_precision(precision: str, loss: float, agrees: bool) -> None:
     ours, theirs = measured("ortrain", [1.0], [loss] * 20), measured("torch", [1.0])
     ours.precision = precision
     assert report.agree(found(ours, theirs), theirs) == agrees
@@ -205,7 +205,7 @@ GRADIENTS = {
 
 
 @pytest.mark.parametrize("case", GRADIENTS)
-def test_gradients_may_lie_as_far_apart_as_those_of_the_others(case: str) -> None:
+def test_gradient_tolerance_covers_differences_between_peers(case: str) -> None:
     norm, others, agreed = GRADIENTS[case]
     ours = measured("ortrain", [1.0])
     ours.gradients = {"w": norm, "v": 2.0}

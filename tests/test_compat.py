@@ -150,16 +150,16 @@ except ModuleNotFoundError:
 """
 
 
-def test_what_stands_behind_onnxruntime() -> None:
+def test_native_module_without_onnxruntime() -> None:
     script = f"{HIDE}\nimport ortrain.compat\nortrain.compat.install()\n{PROVIDERS}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == [
         "['CPUExecutionProvider'] ['CPUExecutionProvider']",
         *["once"] * 2,
-        "the path of a model is a str, not int",
-        "the path of a model is a str, not bytes",
-        "a model is bytes, not str",
+        "the path of a model must be a str, got int",
+        "the path of a model must be a str, got bytes",
+        "a model must be bytes, got str",
         "gone",
     ]
 
@@ -286,7 +286,7 @@ def test_set_seed(before: str, dropout: Path) -> None:
     assert done.stdout == f"{found}\n"
 
 
-BEHIND = """
+NATIVE_SEED_SCRIPT = """
 import onnxruntime
 from onnxruntime.capi._pybind_state import set_seed
 
@@ -295,13 +295,13 @@ ortrain.compat.uninstall()
 """
 
 
-def test_the_module_behind_has_the_seed_too() -> None:
-    script = f"{HIDE}\nimport ortrain.compat\nortrain.compat.install()\n{BEHIND}"
+def test_native_module_has_set_seed() -> None:
+    script = f"{HIDE}\nimport ortrain.compat\nortrain.compat.install()\n{NATIVE_SEED_SCRIPT}"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 
 
-def test_a_seed_that_a_state_has_stays(installed: None) -> None:
+def test_set_seed_does_not_overwrite_the_seed_of_a_state(installed: None) -> None:
     import onnxruntime
 
     checkpoint = RECORDS / "mlp_adamw_ce" / "checkpoint"
@@ -319,7 +319,7 @@ def test_a_seed_that_a_state_has_stays(installed: None) -> None:
     ortrain.session.TrainingSession(before, model)
     assert before.seed == 5
     for wrong, kind in [("5", TypeError), (2**63, OverflowError), (True, TypeError)]:
-        with pytest.raises(kind, match="a seed is an integer"):
+        with pytest.raises(kind, match=r"a seed must be an? (64-bit )?integer"):
             onnxruntime.set_seed(wrong)
     ortrain.compat.uninstall()
     assert ortrain.api.CheckpointState.load_checkpoint(checkpoint).seed == 0
@@ -328,12 +328,12 @@ def test_a_seed_that_a_state_has_stays(installed: None) -> None:
 
 
 EXPORT = (
-    "write the model once as an .onnx file (torch.onnx.export) and train that: artifacts.generate_artifacts, then "
+    "export the model to an .onnx file (torch.onnx.export) and train the file: artifacts.generate_artifacts, then "
     "CheckpointState, Module and Optimizer of onnxruntime.training.api"
 )
 OPTIMIZERS = (
-    "write artifacts with optimizer=OptimType.AdamW (or OptimType.SGD; their settings and gradient clipping: "
-    "onnxruntime.training.onnxblock.optim) and make an Optimizer of onnxruntime.training.api"
+    "write artifacts with optimizer=OptimType.AdamW or OptimType.SGD (for settings and gradient clipping: "
+    "onnxruntime.training.onnxblock.optim), then use Optimizer of onnxruntime.training.api"
 )
 
 
@@ -368,8 +368,8 @@ OPTIMIZERS = (
         (
             "from onnxruntime.training.optim.fp16_optimizer import FP16_Optimizer",
             "onnxruntime.training.optim.fp16_optimizer (with FP16_Optimizer) is not in ortrain: it wraps optimizers "
-            f"of PyTorch: {OPTIMIZERS}; set the precision of a Module (precision='bf16'), whose sums stay float32: no "
-            "loss is scaled",
+            f"of PyTorch: {OPTIMIZERS}; set precision='bf16' of a Module, which needs no "
+            "loss scale because sums stay float32",
         ),
         (
             "from onnxruntime.training import FusedAdam",
@@ -531,14 +531,14 @@ assert ortrain.OrtrainError.__bases__ == (RuntimeError,)
 
 
 @pytest.mark.parametrize("before", ["", HIDE, "import onnxruntime\n"], ids=["installed", "hidden", "imported"])
-def test_values_vectors_and_exceptions_of_the_module_behind(before: str, tmp_path: Path) -> None:
+def test_values_vectors_and_exceptions_of_the_native_module(before: str, tmp_path: Path) -> None:
     script = f"{before}\nimport ortrain.compat\nortrain.compat.install()\n{VALUES}"
     done = subprocess.run([sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["[5.0, 1.0, 1.0] Cpu", *["True True"] * 5]
 
 
-def test_what_an_onnxruntime_has_of_its_own_stays(installed: None) -> None:
+def test_installed_onnxruntime_keeps_its_own_classes(installed: None) -> None:
     import onnxruntime
     from onnxruntime.capi import _pybind_state as behind
 

@@ -174,7 +174,7 @@ def test_an_endless_loop(limit: int | None) -> None:
 def test_a_limit_is_a_number_of_iterations() -> None:
     options = ortrain.SessionOptions()
     options.iteration_limit = -1
-    with pytest.raises(ortrain.InvalidArgumentError, match="iteration_limit is a number of iterations, not -1"):
+    with pytest.raises(ortrain.InvalidArgumentError, match="iteration_limit must be at least 0, got -1"):
         ortrain.InferenceSession(while_model(), options)
 
 
@@ -214,20 +214,20 @@ def of_rate(rate: int) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("backend", DEVICES)
 @pytest.mark.parametrize("declared", [None, 5])
-def test_a_branch_that_is_not_taken_may_contradict_the_shapes(declared: int | None, backend: str) -> None:
+def test_skipped_branch_may_contradict_the_shapes(declared: int | None, backend: str) -> None:
     """Shapes that a file declares may contradict the computed ones, too."""
     assert_like_onnxruntime(two_rates(declared), backend, of_rate(16000), of_rate(8000), of_rate(16000))
 
 
 WRONG_BRANCH = (
     'node "chosen" (If) takes its else_branch, which cannot be run on these inputs: node "layer3" (MatMul) with inputs '
-    "(x: float32[2, 6], w3: float32[3, 3]): shapes [2, 6] and [3, 3] do not fit: rows of the left have 6 elements, "
-    "columns of the right 3"
+    "(x: float32[2, 6], w3: float32[3, 3]): shapes [2, 6] and [3, 3] do not fit: the left matrix has 6 columns, the "
+    "right matrix has 3 rows"
 )
 
 
 @pytest.mark.parametrize("backend", DEVICES)
-def test_a_branch_that_contradicts_the_shapes_is_refused_when_it_is_taken(backend: str) -> None:
+def test_executed_branch_that_contradicts_the_shapes_is_an_error(backend: str) -> None:
     session = ortrain.InferenceSession(two_rates(), providers=[backend])
     wrong = {**of_rate(16000), "rate": np.array(8000)}
     for _ in range(2):

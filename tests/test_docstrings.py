@@ -118,7 +118,7 @@ def test_all_kinds_of_names_are_found() -> None:
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def artifact_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Artifacts of the perceptron of the examples."""
     folder = tmp_path_factory.mktemp("docstrings")
     artifacts.generate_artifacts(
@@ -166,7 +166,7 @@ def legacy_trainer_of(model: onnx.ModelProto) -> legacy.ORTTrainer:
         return legacy.ORTTrainer(model, None, description, "AdamOptimizer", None, rate, "cpu")
 
 
-class Given(dict[str, Any]):
+class ExampleNames(dict[str, Any]):
     """Names that the examples may use: loaded artifacts, a batch, and the usual imports.
 
     Objects that take time are made only if an example uses them.
@@ -223,13 +223,13 @@ def names_in(source: str) -> set[str]:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_example(name: str, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_example(name: str, artifact_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The docstring has an example, and its output is correct in a folder with artifacts, a batch and a new state."""
     folder = tmp_path / "folder"
-    shutil.copytree(made, folder, symlinks=True)
+    shutil.copytree(artifact_folder, folder, symlinks=True)
     monkeypatch.chdir(folder)
     docstring = inspect.getdoc(NAMES[name]) or ""
-    given = Given()
+    given = ExampleNames()
     test = doctest.DocTestParser().get_doctest(docstring, given, name, None, 0)
     assert test.examples, f"{name} has no example"
     assert not any(doctest.SKIP in example.options for example in test.examples)

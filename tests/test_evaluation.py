@@ -33,7 +33,7 @@ from ortrain import InferenceSession, RunOptions
 from ortrain.classic import TrainingSession
 from ortrain.errors import InvalidArgumentError
 
-pytestmark = pytest.mark.filterwarnings("ignore:ORTTrainer is there for scripts:FutureWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:ORTTrainer is for existing scripts:FutureWarning")
 
 # Rounding of float32 in a network of two layers, and of float16.
 CLOSE, CLOSE_OF_HALVES = 1e-5, 1e-2
@@ -153,7 +153,7 @@ def test_a_trainer_evaluates(precision: str | None) -> None:
     assert bits_of(trainer.state_dict()) == bits_of(before)
 
 
-def test_a_model_of_opset_13_says_by_its_outputs_that_it_trains() -> None:
+def test_training_mode_of_opset_13_follows_from_outputs() -> None:
     """PyTorch wrote this form for onnx_opset_version 12 and 13."""
     model = normalizing(drops=False).model
     (norm,) = [node for node in model.graph.node if node.op_type == "BatchNormalization"]
@@ -221,7 +221,7 @@ def named_mode(value: npt.NDArray[Any]) -> Net:
     return net
 
 
-def test_a_dropout_that_is_off_stays_off() -> None:
+def test_disabled_dropout_remains_disabled() -> None:
     """The flag of the Dropout has the name of the input, and keeps its value."""
     made, plain = session(named_mode(np.array(False))), session(normalizing(drops=False))
     feeds = fed(normalizing().batch())
@@ -261,12 +261,12 @@ def test_an_input_of_another_type_is_refused() -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         session(own_input(TensorProto.FLOAT))
     assert str(caught.value) == (
-        'the model has a value "training_mode" that is no input of bool, but its Dropout or BatchNormalization needs '
-        "one of this name; rename the value"
+        'value "training_mode" of the model is not a bool input, but its Dropout or BatchNormalization needs an input'
+        " of this name; rename the value"
     )
 
 
-def test_dumps_show_the_input_where_it_is_read(tmp_path: Path) -> None:
+def test_dumps_contain_the_mode_input(tmp_path: Path) -> None:
     for drops in (False, True):
         paths = {
             kind: str(tmp_path / f"{kind}{drops}.onnx")

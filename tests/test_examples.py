@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize("name", ortrain.examples.__all__)
-def test_models_are_what_their_scripts_make(name: str) -> None:
+def test_scripts_create_the_stored_models(name: str) -> None:
     made = runpy.run_path(str(ROOT / "examples" / f"make_{name}.py"))[name]()
     assert made == onnx.load(getattr(ortrain.examples, name)()) == onnx.load(ROOT / "examples" / f"{name}.onnx")
     assert ortrain.inspect(made).obstacle is None

@@ -98,7 +98,7 @@ def test_other_names(tmp_path: Path) -> None:
     assert (report.missing, report.unexpected) == ([own], [f"model.{own}"])
 
 
-def test_as_far_as_it_fits(tmp_path: Path) -> None:
+def test_load_without_strict(tmp_path: Path) -> None:
     want = values(state())
     name, *others = sorted(want)
     write(tmp_path / "part", {name: want[name] + 1, "head.weight": want[name]})
@@ -108,7 +108,7 @@ def test_as_far_as_it_fits(tmp_path: Path) -> None:
     missing = ", ".join(f'"{other}"' for other in others)
     assert str(error.value) == (
         f"{tmp_path / 'part'} does not have the parameters of the state: it lacks {missing}; it has "
-        '"head.weight", which the state has not; without strict, what fits is loaded'
+        '"head.weight", which the state lacks; without strict, the matching parameters are loaded'
     )
     same(fresh, want)
     assert fresh.load_safetensors(tmp_path / "part", strict=False) == LoadReport([name], others, ["head.weight"])
@@ -125,7 +125,7 @@ def test_narrow_floats_become_wider(narrow: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("change", ["shape", "wider", "integers"])
-def test_what_does_not_fit_changes_nothing(change: str, tmp_path: Path) -> None:
+def test_failed_load_changes_nothing(change: str, tmp_path: Path) -> None:
     fresh = state()
     want = values(fresh)
     last = max(want)
@@ -199,10 +199,14 @@ def test_a_nominal_state_takes_all_or_nothing(nominal: CheckpointState, tmp_path
     name, *others = sorted(want)
     write(tmp_path / "part", {name: want[name], "head.weight": want[name]})
     lacks = "it lacks " + ", ".join(f'"{other}"' for other in others)
-    also = f'{lacks}; it has "head.weight", which the state has not'
+    also = f'{lacks}; it has "head.weight", which the state lacks'
     for strict, sentence in (
-        (True, f"{tmp_path / 'part'} does not have the parameters of the state: {also}; without strict, what fits is "),
-        (False, f"the state is nominal and stays so: {tmp_path / 'part'} does not have all of its parameters: {also}"),
+        (
+            True,
+            f"{tmp_path / 'part'} does not have the parameters of the state: {also}; without strict, the matching "
+            f"parameters are ",
+        ),
+        (False, f"the state stays nominal: {tmp_path / 'part'} does not have all of its parameters: {also}"),
     ):
         with pytest.raises(ortrain.InvalidArgumentError) as error:
             nominal.load_safetensors(tmp_path / "part", strict=strict)

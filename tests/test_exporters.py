@@ -149,7 +149,7 @@ def test_gradients(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TRAINED if Exported(name).has_tail])
-def test_the_tail_stays(name: str, tmp_path: Path) -> None:
+def test_tail_is_exported(name: str, tmp_path: Path) -> None:
     """Class names and maps of probabilities are exported with the trained weights, and onnxruntime runs them."""
     exported = Exported(name)
     outputs = [info.name for info in exported.model.graph.output]
@@ -178,7 +178,7 @@ def test_the_tail_stays(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in TRAINED if Exported(name).has_tail])
-def test_a_loss_behind_the_tail_is_refused(name: str, tmp_path: Path) -> None:
+def test_a_loss_after_the_tail_is_an_error(name: str, tmp_path: Path) -> None:
     """The error names the value that has the probabilities."""
     exported = Exported(name)
     maps = exported.model.graph.output[-1].name
@@ -190,7 +190,7 @@ def test_a_loss_behind_the_tail_is_refused(name: str, tmp_path: Path) -> None:
             artifact_directory=tmp_path,
         )
     assert str(refused.value).startswith(f"the model {exported.path}: {MAPS}{exported.output}: ")
-    assert "; the probabilities are its input: make that an output of the model instead (" in str(refused.value)
+    assert "; make its input, the probabilities, an output of the model instead (" in str(refused.value)
     assert list(tmp_path.iterdir()) == []
 
 

@@ -168,8 +168,8 @@ net (float[n] x) => (float loss) <float[2] w = {0.3, -1.7}> {
     with pytest.raises(ortrain.InvalidModelError) as error:
         gradients(model, straight, tmp_path, x=x)
     assert str(error.value) == (
-        'the model: function "Twice" of domain "own", the gradient of Sign, is for the node "first" (Sign) alone, '
-        "which the model does not have"
+        'the model: function "Twice" of domain "own", the gradient of Sign, is for the node "first" (Sign), which '
+        "the model does not have"
     )
     # A session does not differentiate, and does not look for the node.
     assert ortrain.InferenceSession(model, operators=straight).run(None, {"x": x})[0] == 2.0
@@ -307,7 +307,7 @@ def test_a_net_of_binary_weights_trains(tmp_path: Path) -> None:
         optimizer.step()
         module.lazy_reset_grad()
     assert losses[-1] < 0.8 * losses[0]
-    assert (np.sign(state.parameters["first"].data) != before).any(), "the signs are what is trained"
+    assert (np.sign(state.parameters["first"].data) != before).any(), "the signs are trained"
 
     # The exported model has standard nodes only: it runs without the library, and in onnxruntime.
     module.export_model_for_inferencing(tmp_path / "trained.onnx", ["scores"])
@@ -392,9 +392,9 @@ def test_functions_as_bytes_and_from_onnxscript() -> None:
         operators.add_function(given)
         (y,) = ortrain.InferenceSession(model, operators=operators).run(None, {"x": np.ones(2, np.float32)})
         np.testing.assert_array_equal(y, np.full(2, 2, np.float32))
-    with pytest.raises(TypeError, match=r"a function is bytes or an onnx.FunctionProto, not str"):
+    with pytest.raises(TypeError, match=r"a function must be bytes or an onnx\.FunctionProto, got str"):
         operators.add_function("Twice")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match=r"operators are an ortrain.OperatorLibrary, not dict"):
+    with pytest.raises(TypeError, match=r"operators must be an ortrain\.OperatorLibrary, got dict"):
         ortrain.InferenceSession(model, operators={})  # type: ignore[arg-type]
 
 
@@ -403,19 +403,19 @@ def test_functions_as_bytes_and_from_onnxscript() -> None:
     [
         (
             "Bad (x) => (z) { y = Relu (x) }",
-            'function "Bad" of domain "own" has the output "z", which none of its nodes makes',
+            'function "Bad" of domain "own" has the output "z", which no node of the function computes',
         ),
         (
             "Bad (x) => (y) { y = Add (x, z) }",
-            'function "Bad" of domain "own" has a node (Add) that uses "z", which is no input and made by no node',
+            'function "Bad" of domain "own" has a node (Add) with the unknown input "z"',
         ),
         (
             "Bad (x) => (y) { y = Relu (x) \n y = Neg (x) }",
-            'function "Bad" of domain "own" makes "y" twice',
+            'function "Bad" of domain "own" computes "y" twice',
         ),
         (
             "Bad (x, x) => (y) { y = Relu (x) }",
-            'function "Bad" of domain "own" has two inputs of the name "x", or one without a name',
+            'function "Bad" of domain "own" has two inputs with the name "x", or an input without a name',
         ),
     ],
 )
@@ -425,7 +425,7 @@ def test_functions_that_are_none(text: str, sentence: str) -> None:
     assert str(error.value) == sentence
 
 
-def test_what_is_no_function() -> None:
+def test_invalid_functions() -> None:
     for bad in (b"\xff\xff", b"no function", b"\x0a\x10short"):
         with pytest.raises(ortrain.InvalidArgumentError, match="the function is"):
             ortrain.OperatorLibrary().add_function(bad)
@@ -433,19 +433,20 @@ def test_what_is_no_function() -> None:
     tensor = elsewhere.node[0].attribute[0].t
     tensor.data_location = onnx.TensorProto.EXTERNAL
     tensor.external_data.add(key="location", value="weights.bin")
-    with pytest.raises(ortrain.InvalidArgumentError, match="in another file; put the data inside"):
+    with pytest.raises(ortrain.InvalidArgumentError, match="in another file; store the data in the function"):
         ortrain.OperatorLibrary().add_function(elsewhere)
     operators = library("Twice (x) => (y) { y = Add (x, x) }")
     with pytest.raises(ortrain.InvalidArgumentError, match="is in the operator library already"):
         operators.add_function(function("Twice (x) => (y) { y = Add (x, x) }"))
     known = function("Gelu (x) => (y) { y = Relu (x) }")
     known.domain = "com.microsoft"
-    with pytest.raises(ortrain.InvalidArgumentError, match="has the name of an operator that ortrain has itself"):
+    with pytest.raises(ortrain.InvalidArgumentError, match="has the name of a built-in operator"):
         operators.add_function(known)
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         operators.add_gradient("Sign", function("G (x, dy) => (dx) { dx = Identity (dy) }"))
     assert str(error.value).startswith(
-        'function "G" of domain "own", the gradient of Sign, has 2 inputs and 1 outputs, which does not fit: the'
+        'function "G" of domain "own", the gradient of Sign, has 2 inputs and 1 outputs, which does not fit. '
+        "Inputs are the"
     )
     straight = function("G (x, y, dy) => (dx) { dx = Identity (dy) }")
     operators.add_gradient("Sign", straight)
@@ -467,20 +468,20 @@ net (double[n] x) => (double loss) <double[3] w = {1.0, 2.0, 3.0}> {
         (
             "G (x, w, y, dy) => (dx, dw) { dx = Mul (dy, w) \n dw = own.Nobody (dy) }",
             ortrain.InvalidModelError,
-            'function "G" of domain "own", the gradient of own:Two, uses own:Nobody, which is no operator that is '
-            "supported; it can be added as a function of ONNX, too",
+            'function "G" of domain "own", the gradient of own:Two, uses own:Nobody, which is not a supported '
+            "operator; it can be added as an ONNX function, too",
         ),
         (
             "G (x, w, y, dy) => (dx, dw) { dx = Mul (dy, w) \n dw = ReduceSum <keepdims: int = 0> (dy) }",
             ortrain.InvalidModelError,
             'ai.ortrain:CustomGradient -> "y" with inputs (x: float64[n], w: float64[3]): '
-            'function "G" of domain "own", the gradient of own:Two, gives float64[] for input 1, "w", which '
-            "is float64[3]; a gradient has the type and the shape of its input",
+            'function "G" of domain "own", the gradient of own:Two, returns float64[] for input 1, "w", of '
+            "type float64[3]; a gradient must have the type and shape of its input",
         ),
         (
             "G (x, w, y, dy) => (dx, dw) { dx = Mul (dy, w) \n dw = Cast <to: int = 1> (dy) }",
             ortrain.InvalidModelError,
-            'gives float32[3] for input 1, "w", which is float64[3]; a gradient has the type and the shape of its',
+            'returns float32[3] for input 1, "w", of type float64[3]; a gradient must have the type and shape of its',
         ),
         (
             "G (x, w, y, dy) => (dx, dw) { dx = Mul (dy, w) \n dw = MatMul (dy, c) \n c = Cast <to: int = 1> (x) }",
@@ -490,7 +491,7 @@ net (double[n] x) => (double loss) <double[3] w = {1.0, 2.0, 3.0}> {
         (
             "G (x, y, dy) => (dx) { dx = Identity (dy) }",
             ortrain.InvalidModelError,
-            'function "G" of domain "own", the gradient of own:Two, is one of 1 inputs and 1 outputs, but function '
+            'function "G" of domain "own", the gradient of own:Two, is for 1 inputs and 1 outputs, but function '
             '"Two" of domain "own" has 2 and 1',
         ),
     ],
@@ -514,7 +515,7 @@ net (double[n, m] x, double[m, n] t) => (double loss) <double w = {2.0}> {
     turned = library(one, own_One="G (x, y, dy) => (dx) { dx = Transpose (dy) }")
     feeds = {"x": np.ones((2, 3)), "t": np.ones((3, 2))}
     with pytest.raises(
-        ortrain.InvalidModelError, match=r"gives float64\[m, n\] for input 0, .* which is float64\[n, m\]"
+        ortrain.InvalidModelError, match=r"returns float64\[m, n\] for input 0, .* of type float64\[n, m\]"
     ):
         gradients(parsed(net), turned, tmp_path, **feeds)
     kept = """G (x, y, dy) => (dx) {
@@ -535,7 +536,7 @@ def test_library_and_model_may_not_differ() -> None:
     session = ortrain.InferenceSession(model, operators=library(TWO))
     assert session.run(None, {"x": np.ones(3)})[0] == 6.0
     with pytest.raises(
-        ortrain.InvalidModelError, match="is defined by the model, and otherwise by the operator library"
+        ortrain.InvalidModelError, match="has different definitions in the model and in the operator library"
     ):
         ortrain.InferenceSession(model, operators=library(TWO.replace("Mul", "Add")))
 
@@ -558,7 +559,7 @@ def test_functions_of_model_and_library_call_each_other() -> None:
         ortrain.InferenceSession(model, operators=operators)
 
 
-def test_what_is_written_out_has_an_end(tmp_path: Path) -> None:
+def test_expansion_of_functions_is_limited(tmp_path: Path) -> None:
     """There is a limit on the expansion of functions of both, and of gradients."""
 
     def tenfold(name: str, called: str) -> str:
@@ -612,7 +613,7 @@ def test_versions(tmp_path: Path) -> None:
         gradients(parsed(CALL, 12), newer, tmp_path, x=X)
 
 
-def test_what_training_changes(tmp_path: Path) -> None:
+def test_batch_normalization_and_dropout_in_training(tmp_path: Path) -> None:
     """Dropout drops elements; BatchNormalization cannot update its statistics, which is an error."""
     model = parsed("""
 net (float[n, 3] x) => (float[n, 3] y)
@@ -649,7 +650,7 @@ net (float[n, 3] x) => (float[n, 3] y)
     assert_same({"s": state.parameters["s"].grad}, {"s": -np.array(state.parameters["b"].grad)})
 
 
-def test_what_lies_behind_the_loss_is_kept_as_it_is(tmp_path: Path) -> None:
+def test_nodes_after_the_loss_have_no_custom_gradient(tmp_path: Path) -> None:
     model = parsed("""
 net (double[n] x) => (double loss, double[n] named) <double[3] w = {1.0, 2.0, 3.0}> {
     y = Mul (x, w)
@@ -674,6 +675,6 @@ def test_outputs_inside_of_an_operator(tmp_path: Path) -> None:
             operators=operators,
         )
     assert str(error.value) == (
-        '"product/plain" cannot be an output: it is made inside of an operator that has a gradient of its own; make it '
+        '"product/plain" cannot be an output: an operator with a custom gradient computes it internally; make it '
         "an output of the operator's function"
     )

@@ -106,7 +106,7 @@ def untouched(path: Path) -> tuple[int, ...]:
     return found.st_ino, found.st_mode, found.st_nlink, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
 
-MADE = ["checkpoint", "eval_model.onnx", "optimizer_model.onnx", "training_model.onnx"]
+ARTIFACT_FILES = ["checkpoint", "eval_model.onnx", "optimizer_model.onnx", "training_model.onnx"]
 BOTH = ("training_model.onnx", "eval_model.onnx")
 
 
@@ -115,26 +115,28 @@ def inline(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of a training without external data."""
     folder = tmp_path_factory.mktemp("inline")
     generate(forward(), folder)
-    assert names(folder) == MADE
+    assert names(folder) == ARTIFACT_FILES
     return Training(folder).losses
 
 
 @pytest.mark.parametrize("one_file", [True, False])
 @pytest.mark.parametrize("below", [True, False])
-def test_a_frozen_base_stays_where_it_lies(one_file: bool, below: bool, inline: list[float], tmp_path: Path) -> None:
+def test_frozen_weights_remain_in_the_external_file(
+    one_file: bool, below: bool, inline: list[float], tmp_path: Path
+) -> None:
     folder = tmp_path / "project"
     path = save_outside(folder / "base" / "m.onnx" if below else folder / "m.onnx", one_file=one_file)
     before = {file: untouched(file) for file in path.parent.iterdir()}
     generate(path, folder)
     for name in BOTH:
-        assert (folder / name).stat().st_size < BASE, "no model holds the base"
+        assert (folder / name).stat().st_size < BASE, "no model contains the frozen weights"
         found = files_named(folder / name)
         # Small tensors are read before external files are considered, so they are inside of the model.
         assert sorted(found) == ["base.0", "base.1"]
         for tensor, location in found.items():
             assert (folder / location).samefile(path.parent / ("weights.bin" if one_file else tensor))
     assert {file: untouched(file) for file in before} == before
-    assert set(names(folder)) == {*MADE, *([] if below else (file.name for file in before))}
+    assert set(names(folder)) == {*ARTIFACT_FILES, *([] if below else (file.name for file in before))}
     assert Training(folder).losses == inline
 
     # The folder may be moved as a whole, or copied.
@@ -150,7 +152,7 @@ def test_a_frozen_base_stays_where_it_lies(one_file: bool, below: bool, inline: 
         Module(moved / "training_model.onnx", CheckpointState.load_checkpoint(moved / "checkpoint"))
     assert str(error.value) == (
         f"the training model {moved}/training_model.onnx: tensor `base.0` has its data in the file `{location}`, which "
-        "cannot be read: No such file or directory (os error 2); it must lie beside the model"
+        "cannot be read: No such file or directory (os error 2); it must be beside the model"
     )
 
 
@@ -166,7 +168,7 @@ def test_a_base_elsewhere_is_written_once(one_file: bool, inline: list[float], t
         for name in BOTH:
             names_of = dict.fromkeys(["base.0", "base.1"], f"{prefix}frozen.data")
             assert files_named(folder / f"{prefix}{name}") == names_of
-    assert names(folder) == sorted(prefix + name for prefix in ("", "p_") for name in [*MADE, "frozen.data"])
+    assert names(folder) == sorted(prefix + name for prefix in ("", "p_") for name in [*ARTIFACT_FILES, "frozen.data"])
     assert Training(folder).losses == inline
     onnx.load(folder / "eval_model.onnx")
     # The original files are not needed any more.
@@ -178,14 +180,14 @@ def test_a_base_elsewhere_is_written_once(one_file: bool, inline: list[float], t
 def test_a_base_inside_the_model_is_written_once_where_that_is_asked_for(inline: list[float], tmp_path: Path) -> None:
     for model in (forward(), forward().SerializeToString()):
         generate(model, tmp_path, external_data=True)
-        assert names(tmp_path) == sorted([*MADE, "frozen.data"])
+        assert names(tmp_path) == sorted([*ARTIFACT_FILES, "frozen.data"])
         assert 2 * BASE <= (tmp_path / "frozen.data").stat().st_size < 3 * BASE
         for name in BOTH:
             assert files_named(tmp_path / name) == {"base.0": "frozen.data", "base.1": "frozen.data"}
         assert Training(tmp_path).losses == inline
 
 
-def test_above_the_limit_it_is_so_without_being_asked_for(inline: list[float], tmp_path: Path) -> None:
+def test_external_data_is_the_default_above_the_limit(inline: list[float], tmp_path: Path) -> None:
     from ortrain import _ortrain
 
     settings: dict[str, object] = {
@@ -196,9 +198,9 @@ def test_above_the_limit_it_is_so_without_being_asked_for(inline: list[float], t
     }  # fmt: skip
     model = forward().SerializeToString()
     _ortrain.generate_artifacts(model, **settings, external_above=3 * BASE)  # type: ignore[arg-type]
-    assert names(tmp_path) == MADE
+    assert names(tmp_path) == ARTIFACT_FILES
     _ortrain.generate_artifacts(model, **settings, external_above=BASE)  # type: ignore[arg-type]
-    assert names(tmp_path) == sorted([*MADE, "frozen.data"])
+    assert names(tmp_path) == sorted([*ARTIFACT_FILES, "frozen.data"])
     training = Training(tmp_path)
     assert training.losses == inline
     path = tmp_path / "out.onnx"
@@ -249,7 +251,7 @@ def test_onnxruntime_reads_the_artifacts(tmp_path: Path) -> None:
         np.testing.assert_allclose(loss, Training(tmp_path).losses[0], rtol=TOLERANCE)
 
 
-def test_a_loss_of_blocks_leaves_the_base_where_it_is(inline: list[float], tmp_path: Path) -> None:
+def test_loss_of_blocks_keeps_the_external_file(inline: list[float], tmp_path: Path) -> None:
     save_outside(tmp_path / "base" / "m.onnx")
     generate(tmp_path / "base" / "m.onnx", tmp_path, loss=onnxblock.loss.MSELoss())
     for name in BOTH:
@@ -262,7 +264,7 @@ def test_a_loss_of_blocks_leaves_the_base_where_it_is(inline: list[float], tmp_p
     ("change", "reason"),
     [
         ({"location": "gone.bin"}, "has its data in the file `gone.bin`, which cannot be read: No such file or "
-         "directory (os error 2); it must lie beside the model"),
+         "directory (os error 2); it must be beside the model"),
         ({"location": "../secret"}, "has its data in the file `../secret`, which is refused: it leads out of the "
          "model's folder by `..`"),
         ({"location": "/etc/hostname"}, "has its data in the file `/etc/hostname`, which is refused: it is an absolute "
@@ -293,7 +295,7 @@ def test_damaged_artifacts(model: str, change: dict[str, str], reason: str, tmp_
     assert str(error.value) == f"the {kind} model {folder / model}: tensor `base.0` {reason}"
 
 
-def test_what_is_read_from_is_not_written_over(inline: list[float], tmp_path: Path) -> None:
+def test_files_of_other_models_are_not_overwritten(inline: list[float], tmp_path: Path) -> None:
     """The data file of an export or of artifacts never replaces a file that another model needs."""
     path = save_outside(tmp_path / "m.onnx")
     (tmp_path / "weights.bin").rename(tmp_path / "m.onnx.data")
@@ -307,8 +309,9 @@ def test_what_is_read_from_is_not_written_over(inline: list[float], tmp_path: Pa
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         training.module.export_model_for_inferencing(path, ["y"], external_data=True)
     assert str(error.value) == (
-        f"the model cannot be exported to {path}: its weights would replace {tmp_path}/m.onnx.data, in which the "
-        "models that are trained have theirs; export it under another name, or to another folder"
+        f"the model cannot be exported to {path}: its weights would replace {tmp_path}/m.onnx.data, which has the "
+        f"weights of the training models;"
+        " export it under another name, or to another folder"
     )
     assert (tmp_path / "m.onnx.data").read_bytes() == before
     training.module.export_model_for_inferencing(tmp_path / "other.onnx", ["y"], external_data=True)
@@ -360,6 +363,6 @@ def test_a_message_that_is_too_large() -> None:
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         artifacts.generate_artifacts(Model(), loss=LossType.MSELoss)
     assert str(error.value) == (
-        "the model takes more than 2 GiB, which no message of protobuf can have; write it to a file with its weights "
-        "in a file beside it (onnx.save_model(..., save_as_external_data=True)), and give its path"
+        "the model has more than 2 GiB, the limit of a protobuf message; save its weights in a separate file "
+        "(onnx.save_model(..., save_as_external_data=True)), and pass the path of the model"
     )

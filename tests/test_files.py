@@ -132,7 +132,7 @@ def test_links_are_followed(writer: str, run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("writer", WRITERS)
 @pytest.mark.parametrize("kind", ["device", "pipe"])
-def test_what_is_no_file_is_refused(writer: str, kind: str, run: Run, tmp_path: Path) -> None:
+def test_special_files_are_an_error(writer: str, kind: str, run: Run, tmp_path: Path) -> None:
     name, write = WRITERS[writer]
     path = tmp_path / name
     if kind == "device":
@@ -201,7 +201,7 @@ def wide(value: float) -> onnx.ModelProto:
 
 
 @pytest.mark.parametrize("what", ["export", "artifacts"])
-def test_what_was_killed_is_whole_and_swept(what: str, tmp_path: Path) -> None:
+def test_killed_writers_leave_complete_files_without_leftovers(what: str, tmp_path: Path) -> None:
     """A model and its weights are two files, which fit together at every moment."""
     case = tmp_path / "forward.onnx"
     onnx.save(wide(1.0), case)
@@ -231,7 +231,7 @@ def test_what_was_killed_is_whole_and_swept(what: str, tmp_path: Path) -> None:
             child.kill()
         check_pair(what, folder)
         leftovers += len([path for path in folder.iterdir() if path.suffix == ".tmp" or ".data." in path.name])
-    assert leftovers, "children came as far as writing"
+    assert leftovers, "some processes reached a write"
     if what == "export":
         state = CheckpointState.load_checkpoint(folder / "checkpoint")
         module = Module(folder / "training_model.onnx", state, folder / "eval_model.onnx")

@@ -67,7 +67,7 @@ def test_a_device_that_is_called_gpu(name: str, folder: Path) -> None:
         Module(folder / "AdamWtraining_model.onnx", state, device=name)
 
 
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no pipes with names")
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="the system has no named pipes")
 def test_a_pipe_is_no_model(tmp_path: Path) -> None:
     """Opening the pipe in any of these calls would wait for a writer."""
     pipe = tmp_path / "pipe"
@@ -92,7 +92,7 @@ def test_a_pipe_is_no_model(tmp_path: Path) -> None:
     assert done.stderr == f"python -m ortrain: cannot read {pipe}: it is not a regular file\n"
 
 
-@pytest.mark.skipif(not FULL.exists(), reason="the system has no file that is always full")
+@pytest.mark.skipif(not FULL.exists(), reason="the system has no /dev/full")
 @pytest.mark.parametrize("command", [["operators"], ["inspect", "examples/convnet.onnx"]])
 def test_commands_whose_output_is_closed_or_full(command: list[str]) -> None:
     root = Path(__file__).parent.parent
@@ -118,12 +118,12 @@ def test_moments_that_an_optimizer_would_drop(folder: Path) -> None:
 
 
 SETTINGS: dict[str, Callable[[], object]] = {
-    "lr is 1e+39, which float32 does not have": lambda: optim.AdamW(lr=1e39),
-    "weight_decay is 1e+39, which float32 does not have": lambda: optim.SGD(weight_decay=1e39),
-    "max_norm is 1e+39, which float32 does not have": lambda: optim.SGD(max_norm=1e39),
-    "lr is a number of more digits than a float has": lambda: optim.SGD(lr=10**400),
-    "nesterov is True or False, not nan": lambda: optim.SGD(momentum=0.9, nesterov=NAN),  # type: ignore[arg-type]
-    "amsgrad is True or False, not 2": lambda: optim.Adam(amsgrad=2),  # type: ignore[arg-type]
+    "lr must be in the range of float32, got 1e+39": lambda: optim.AdamW(lr=1e39),
+    "weight_decay must be in the range of float32, got 1e+39": lambda: optim.SGD(weight_decay=1e39),
+    "max_norm must be in the range of float32, got 1e+39": lambda: optim.SGD(max_norm=1e39),
+    "lr is a number with more digits than a float can hold": lambda: optim.SGD(lr=10**400),
+    "nesterov must be True or False, got nan": lambda: optim.SGD(momentum=0.9, nesterov=NAN),  # type: ignore[arg-type]
+    "amsgrad must be True or False, got 2": lambda: optim.Adam(amsgrad=2),  # type: ignore[arg-type]
 }
 
 
@@ -139,15 +139,15 @@ def test_numbers_that_a_type_does_not_have(folder: Path) -> None:
     state, _, optimizer = trained(folder)
     before = state.to_bytes(True)
 
-    def kept(value: float) -> None:
+    def set_property(value: float) -> None:
         state.properties["p"] = value
 
     def seeded() -> None:
         state.seed = 2**70
 
     for act in (
-        lambda: kept(2**70),
-        lambda: kept(1e39),
+        lambda: set_property(2**70),
+        lambda: set_property(1e39),
         seeded,
         lambda: optimizer.set_learning_rate(10**400),
         lambda: LinearLRScheduler(optimizer, 2**70, 2**71, 0.1),

@@ -123,7 +123,7 @@ def test_training(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_cannot_be_written_out(change: tuple[str, str], sentence: str) -> None:
+def test_functions_without_an_expansion(change: tuple[str, str], sentence: str) -> None:
     text = TEXT.replace(*change)
     assert text != TEXT
     made = onnx.parser.parse_model(text)
@@ -141,7 +141,7 @@ def test_calls_within_calls_have_an_end() -> None:
     for k in range(20_000):
         node = onnx.helper.make_node(f"F{k + 1}", ["x"], ["y"], domain="net")
         made.functions.append(onnx.helper.make_function("net", f"F{k}", ["x"], ["y"], [node], made.opset_import))
-    with pytest.raises(ortrain.InvalidModelError, match="in calls of functions and subgraphs more than 100 deep"):
+    with pytest.raises(ortrain.InvalidModelError, match="functions and subgraphs are nested more than 100 deep"):
         ortrain.InferenceSession(made)
 
 

@@ -137,8 +137,8 @@ def test_fill_grad_needs_constants_of_shapes() -> None:
     with pytest.raises(UnsupportedError) as error:
         onnx_derivative(added(8), options=KeepOutputs | FillGrad)
     assert str(error.value) == (
-        "the model is at opset 8; DerivativeOptions.FillGrad needs opset 9 or newer, or leave the option out and feed "
-        "ones"
+        "the model has opset 8, but DerivativeOptions.FillGrad requires opset 9 or newer; leave the option out and "
+        "feed ones"
     )
 
 
@@ -271,7 +271,7 @@ def test_weights_that_are_inputs_already_stay_inputs() -> None:
     np.testing.assert_allclose(found["one_grad"], [(x * seed).sum()], **TOLERANCE[np.float32])
 
 
-def test_values_in_subgraphs_are_kept() -> None:
+def test_gradients_of_values_in_subgraphs() -> None:
     model = modelled(
         "(float[n, 2] X, bool c) => (float[n, 2] Y) { i = Identity(X)"
         "  Y = If(c) <then_branch = th () => (float[n, 2] p) { p = Mul(i, w) },"
@@ -319,68 +319,72 @@ def test_b23_loss_with_all_inputs(tmp_path: Path) -> None:
 
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"options": 1}, TypeError, "options are DerivativeOptions, not int"),
-    ({"options": None}, TypeError, "options are DerivativeOptions, not NoneType"),
+    ({"options": 1}, TypeError, "options must be DerivativeOptions, got int"),
+    ({"options": None}, TypeError, "options must be DerivativeOptions, got NoneType"),
     (
         {"options": FillGrad},
         InvalidArgumentError,
-        "DerivativeOptions.FillGrad goes with DerivativeOptions.KeepOutputs",
+        "DerivativeOptions.FillGrad requires DerivativeOptions.KeepOutputs",
     ),
     (
         {"options": KeepYieldOp | KeepOutputs},
         InvalidArgumentError,
-        f"DerivativeOptions.KeepYieldOp goes with no other option, not with {KeepYieldOp | KeepOutputs!r}",
+        f"DerivativeOptions.KeepYieldOp cannot be combined with another option, got {KeepYieldOp | KeepOutputs!r}",
     ),
     (
         {"options": Loss | KeepOutputs},
         InvalidArgumentError,
-        f"DerivativeOptions.KeepYieldOp goes with no other option, not with {Loss | KeepOutputs!r}",
+        f"DerivativeOptions.KeepYieldOp cannot be combined with another option, got {Loss | KeepOutputs!r}",
     ),
     (
         {"loss": "Y"},
         InvalidArgumentError,
-        f"loss goes with DerivativeOptions.Loss alone, not with {Zero!r}",
+        f"loss requires DerivativeOptions.Loss, got {Zero!r}",
     ),
     ({"weights": ["two"]}, InvalidArgumentError, 'the model has no initializer "two"'),
-    ({"inputs": ["U"]}, InvalidArgumentError, 'the model has no input "U", whose gradient is asked for'),
-    ({"weights": "one", "inputs": 3}, TypeError, "inputs is a set of names, not int; write {name} for a single one"),
+    ({"inputs": ["U"]}, InvalidArgumentError, 'the model has no input "U", so it cannot return its gradient'),
+    (
+        {"weights": "one", "inputs": 3},
+        TypeError,
+        "inputs must be a set of names, got int; pass {name} for a single name",
+    ),
     (
         {"weights": [], "inputs": []},
         InvalidArgumentError,
-        "the model has no gradient: no weight is named, and its outputs depend on no input of floats",
+        "the model has no gradient: no weight is named, and its outputs depend on no float input",
     ),
 ]
 ALL = {"options": Loss, "loss": "Y", "label": "Y", "path_name": "gradient.onnx"}
 REFUSED += [
-    (ALL | {"path_name": None}, InvalidArgumentError, "DerivativeOptions.Loss needs path_name"),
-    (ALL | {"label": None}, InvalidArgumentError, "DerivativeOptions.Loss needs label"),
-    (ALL | {"loss": None}, InvalidArgumentError, "DerivativeOptions.Loss needs loss"),
-    (ALL | {"loss": 3}, InvalidArgumentError, "loss is the name of a value, not int"),
+    (ALL | {"path_name": None}, InvalidArgumentError, "DerivativeOptions.Loss requires path_name"),
+    (ALL | {"label": None}, InvalidArgumentError, "DerivativeOptions.Loss requires label"),
+    (ALL | {"loss": None}, InvalidArgumentError, "DerivativeOptions.Loss requires loss"),
+    (ALL | {"loss": 3}, InvalidArgumentError, "loss must be the name of a value, got int"),
     (
         ALL | {"weights": []},
         InvalidArgumentError,
-        "weights go with other options than DerivativeOptions.Loss; name them in inputs",
+        "weights cannot be used with DerivativeOptions.Loss; name them in inputs",
     ),
     (
         ALL | {"label": "X"},
         InvalidArgumentError,
-        "label names the results that gradients flow from, and 'X' is an input; name the loss, 'Y'",
+        "label must name the results that gradients flow from, got the input 'X'; name the loss, 'Y'",
     ),
     (
         ALL | {"loss": "loss"},
         InvalidArgumentError,
-        "loss 'loss' is no value of the model; add_loss_output adds a loss to it",
+        "loss 'loss' is not a value of the model; add_loss_output adds a loss",
     ),
     (
         ALL | {"label": ["y"]},
         InvalidArgumentError,
-        "label 'y' is no value of the model; add_loss_output adds a loss to it; did you mean 'Y'?",
+        "label 'y' is not a value of the model; add_loss_output adds a loss; did you mean 'Y'?",
     ),
 ]
 
 
 @pytest.mark.parametrize(("arguments", "error", "sentence"), REFUSED)
-def test_b23_what_is_refused(
+def test_b23_invalid_arguments(
     arguments: dict[str, Any], error: type[Exception], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -395,19 +399,19 @@ def test_b23_what_is_refused(
 
 def test_models_without_a_derivative_are_refused() -> None:
     integers = modelled("(int64[n] X) => (int64[n] Y) { Y = Mul(X, X) }")
-    with pytest.raises(OrtrainError, match="none of its outputs is a float"):
+    with pytest.raises(OrtrainError, match="it has no float output"):
         onnx_derivative(integers)
     taken = modelled("(float[n] X) => (float[n] Y) { Y_grad = Exp(X) Y = Neg(Y_grad) }")
     with pytest.raises(InvalidArgumentError, match=r'the model has a value "Y_grad", which is the name of a gradient'):
         onnx_derivative(taken)
-    with pytest.raises(TypeError, match=r"^onx is an onnx.ModelProto, not bytes; onnx.load reads one from a file$"):
+    with pytest.raises(TypeError, match=r"^onx must be an onnx.ModelProto, got bytes; read a file with onnx.load$"):
         onnx_derivative(b"")
     unreached = modelled("(float[n] X) => (float[n] Y) { Y = Exp(X) }", w=np.float32([1]))
     with pytest.raises(OrtrainError, match='"w" cannot be trained'):
         onnx_derivative(unreached, weights=["w"])
 
 
-def test_combinations_of_options_are_made_or_refused() -> None:
+def test_supported_combinations_of_options() -> None:
     """No combination is silently treated as another one."""
     made = []
     for parts in itertools.product([Zero, KeepYieldOp], [Zero, KeepOutputs], [Zero, FillGrad]):

@@ -168,7 +168,7 @@ def test_g2_checker_inputs_and_outputs() -> None:
     assert message.graph.output[:2] == model.graph.output
 
 
-def test_g2_the_forward_model_stays() -> None:
+def test_g2_forward_model_is_unchanged() -> None:
     """Nodes in order, initializers, producer, IR version and graph name stay; unused domains are not imported."""
     model = mlp()
     model.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
@@ -309,51 +309,51 @@ REFUSED: dict[str, tuple[tuple[set[str], set[str], str], str, type[Exception], s
         ({"los"}, {"W"}, "loss"),
         "constructor",
         ortrain.InvalidArgumentError,
-        'y_node_arg_names names what the model has no value of: "los"; did you mean "loss"?',
+        'y_node_arg_names names unknown values of the model: "los"; did you mean "loss"?',
     ),
     "unknown y like none": (
         ({"accuracy"}, {"W"}, "loss"),
         "constructor",
         ortrain.InvalidArgumentError,
-        'y_node_arg_names names what the model has no value of: "accuracy"; its outputs are "loss"',
+        'y_node_arg_names names unknown values of the model: "accuracy"; its outputs are "loss"',
     ),
     "unknown x": (
         ({"loss"}, {"weight", "Ws"}, "loss"),
         "constructor",
         ortrain.InvalidArgumentError,
-        'x_node_arg_names names what the model has no value of: "Ws", "weight"; its outputs are "loss"',
+        'x_node_arg_names names unknown values of the model: "Ws", "weight"; its outputs are "loss"',
     ),
     "unknown loss": (
         ({"loss"}, {"W"}, "lost"),
         "constructor",
         ortrain.InvalidArgumentError,
-        'loss_node_arg_name names what the model has no value of: "lost"; did you mean "loss"?',
+        'loss_node_arg_name names unknown values of the model: "lost"; did you mean "loss"?',
     ),
     "no loss": (
         ({"r"}, {"W"}, ""),
         "constructor",
         ortrain.InvalidArgumentError,
-        'loss_node_arg_name names what the model has no value of: ""; its outputs are "loss"',
+        'loss_node_arg_name names unknown values of the model: ""; its outputs are "loss"',
     ),
     "a loss that is not in y": (
         ({"r"}, {"W"}, "loss"),
         "build",
         ortrain.InvalidArgumentError,
-        'nothing defines "r_grad", the gradient that "r" of y_node_arg_names starts from: the loss "loss" is not in '
+        '"r_grad", the initial gradient of "r" in y_node_arg_names, is undefined: the loss "loss" is not in '
         'y_node_arg_names; name it there, or "r" as the loss',
     ),
     "y that the loss does not need": (
         ({"loss", "other"}, {"W"}, "loss"),
         "build",
         ortrain.InvalidArgumentError,
-        'nothing defines "other_grad", the gradient that "other" of y_node_arg_names starts from: the loss "loss" is '
-        "not computed from it; leave it out, or take ortrain.gradient.vjp, where each such gradient is an input",
+        '"other_grad", the initial gradient of "other" in y_node_arg_names, is undefined: the loss "loss" does '
+        "not depend on it; leave it out, or use ortrain.gradient.vjp, where initial gradients are inputs",
     ),
     "no y": (
         (set(), {"W"}, "loss"),
         "build",
         ortrain.InvalidArgumentError,
-        'y_node_arg_names is empty, so that no gradient arrives at "W"; name the loss "loss" in it',
+        'y_node_arg_names is empty, so no gradient reaches "W"; name the loss "loss" in it',
     ),
     "x that no node uses": (
         ({"loss"}, {"I"}, "loss"),
@@ -365,14 +365,13 @@ REFUSED: dict[str, tuple[tuple[set[str], set[str], str], str, type[Exception], s
         ({"loss"}, {"V"}, "loss"),
         "build",
         ortrain.InvalidArgumentError,
-        'the model: no gradient of "loss" arrives at "V": "loss" does not depend on it; '
-        "leave it out of x_node_arg_names",
+        'the model: no gradient of "loss" reaches "V": "loss" does not depend on it; leave it out of x_node_arg_names',
     ),
     "x behind a cast": (
         ({"loss"}, {"W", "X"}, "loss"),
         "build",
         ortrain.InvalidArgumentError,
-        'no gradient of "loss" arrives at "W": every path from it to "loss" goes through Cast -> "q"',
+        'no gradient of "loss" reaches "W": every path from it to "loss" goes through Cast -> "q"',
     ),
     "x that is an input of integers": (
         ({"loss"}, {"where"}, "loss"),
@@ -407,13 +406,11 @@ def test_g6_a_second_build() -> None:
     made = builder.get_model()
     with pytest.raises(ortrain.OrtrainError) as caught:
         builder.build()
-    assert str(caught.value) == (
-        "build() was called before, and the model has its gradients; make another GradientGraphBuilder for other ones"
-    )
+    assert str(caught.value) == ("build() was called before; make another GradientGraphBuilder for other gradients")
     assert builder.get_model() == made
 
 
-def test_g6_what_is_no_model() -> None:
+def test_g6_invalid_models() -> None:
     with pytest.raises(ortrain.InvalidModelError, match="the model is not an ONNX model"):
         GradientGraphBuilder(b"\xff\xfe no model", {"loss"}, {"W1"}, "loss")
     whole: Any
@@ -421,12 +418,12 @@ def test_g6_what_is_no_model() -> None:
         with pytest.raises(TypeError) as caught:
             GradientGraphBuilder(whole, {"loss"}, {"W1"}, "loss")
         assert str(caught.value) == (
-            f"serialized_model is the bytes of a model, not {type(whole).__name__}; ortrain.gradient.grad takes a path "
-            "or an onnx.ModelProto, too"
+            f"serialized_model must be the bytes of a model, got {type(whole).__name__}; ortrain.gradient.grad also "
+            "accepts a path or an onnx.ModelProto"
         )
-    with pytest.raises(TypeError, match=r"options are ortrain\.SessionOptions, not dict"):
+    with pytest.raises(TypeError, match=r"options must be ortrain\.SessionOptions, got dict"):
         GradientGraphBuilder(mlp().SerializeToString(), {"loss"}, {"W1"}, "loss", {})  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="loss_node_arg_name is a name, not NoneType"):
+    with pytest.raises(TypeError, match="loss_node_arg_name must be a name, got NoneType"):
         GradientGraphBuilder(mlp().SerializeToString(), {"loss"}, {"W1"}, None)  # type: ignore[arg-type]
 
 
@@ -497,7 +494,7 @@ def test_g8_unreachable_values_are_all_named() -> None:
     with pytest.raises(ortrain.InvalidArgumentError) as caught:
         builder.build()
     for name in ("W", "V", "X"):
-        assert f'no gradient of "loss" arrives at "{name}"' in str(caught.value)
+        assert f'no gradient of "loss" reaches "{name}"' in str(caught.value)
 
 
 @pytest.mark.parametrize("shape", [[], [1], [1, 1]])
@@ -549,7 +546,7 @@ UNDECLARED = {
 
 @pytest.mark.parametrize("plain", [True, False])
 @pytest.mark.parametrize("name", UNDECLARED)
-def test_what_gradients_need_need_not_be_declared(name: str, plain: bool) -> None:
+def test_gradients_need_no_declared_types(name: str, plain: bool) -> None:
     """Forward and backward use the same random numbers, too."""
     text = f"""
     <ir_version: 8, opset_import: ["" : 17]>
@@ -620,7 +617,7 @@ def their_graphs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def far(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> list[str]:
+def differing_gradients(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -> list[str]:
     """Return the names of gradients that differ."""
     names = [name for name in want if name.endswith("_grad")]
     return [name for name in names if not np.abs(got[name] - want[name]).max() <= ALIKE * np.abs(want[name]).max()]
@@ -661,7 +658,10 @@ def test_their_graphs_of_node_cases(their_graphs: Path) -> None:
             wrong.append(name)
             continue
         made = ours(built(forward, feeds, "the_loss"), feeds)
-        differ += [f"{name}: {gradient}" for gradient in far(here, recorded) + far(made, recorded)]
+        differ += [
+            f"{name}: {gradient}"
+            for gradient in differing_gradients(here, recorded) + differing_gradients(made, recorded)
+        ]
     assert not differ
     assert [name for name in wrong if not any(re.search(pattern, name) for pattern in WRONG_THERE)] == []
     assert all(any(re.search(pattern, name) for name in wrong) for pattern in WRONG_THERE)
@@ -709,7 +709,7 @@ def test_products_with_the_jacobian_of_a_net(net: str, dtype: str) -> None:
     assert abs(found - wanted) <= PRODUCTS[dtype] * abs(wanted)
 
 
-def test_grad_takes_what_other_readers_take(tmp_path: Path) -> None:
+def test_grad_accepts_paths_bytes_and_messages(tmp_path: Path) -> None:
     """The model may be a path, bytes or a ModelProto; one name or several are accepted."""
     model = mlp()
     onnx.save(model, tmp_path / "mlp.onnx")
@@ -794,7 +794,7 @@ def test_gradients_of_ones_own() -> None:
     np.testing.assert_array_equal(theirs(made, {"x": random(3)})["x_grad"], np.ones(3, np.float32))
 
 
-def test_external_data_is_taken_in(tmp_path: Path) -> None:
+def test_external_data_is_loaded(tmp_path: Path) -> None:
     onnx.save(mlp(), tmp_path / "mlp.onnx", save_as_external_data=True, location="mlp.data", size_threshold=0)
     feeds = mlp_feeds()
     wanted = ours(grad(mlp(), of="loss", wrt="W1"), feeds)
@@ -874,18 +874,18 @@ def test_all_obstacles_are_named_by_node() -> None:
 
 
 GRAD_REFUSED: dict[str, tuple[Any, Any, str]] = {
-    "unknown": ("los", "W1", 'of names what the model has no value of: "los"; did you mean "loss"?'),
+    "unknown": ("los", "W1", 'of names unknown values of the model: "los"; did you mean "loss"?'),
     "a node": (
         "mean",
         "W1",
-        'of names what the model has no value of: "mean"; a node has this name, and its output is "loss"',
+        'of names unknown values of the model: "mean"; a node has this name, and its output is "loss"',
     ),
-    "nothing": ([], "W1", "no value is named in of, of which gradients are wanted"),
+    "nothing": ([], "W1", "the list of is empty; name the values to differentiate"),
     "depends on none": (["loss", "X"], "W1", '"X" depends on none of "W1"; leave it out of of'),
     "no path": (
         "h",
         "W2",
-        'the model: no gradient of "h" arrives at "W2": "h" does not depend on it; leave it out of wrt',
+        'the model: no gradient of "h" reaches "W2": "h" does not depend on it; leave it out of wrt',
     ),
 }
 

@@ -227,7 +227,7 @@ def test_gradient(name: str, tmp_path: Path) -> None:
             left_over.discard(key)
         if not left_over:
             return
-    raise AssertionError(f"no point was found where the loss is smooth in {sorted(left_over)}")
+    raise AssertionError(f"found no point with a smooth loss for {sorted(left_over)}")
 
 
 def test_exceptions_are_cases() -> None:

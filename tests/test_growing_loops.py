@@ -150,3 +150,50 @@ def test_the_trained_model_runs_in_onnxruntime(tmp_path: Path) -> None:
     (got,) = ortrain.InferenceSession(tmp_path / "trained.onnx").run(None, inputs)
     np.testing.assert_allclose(got, theirs.run(None, inputs)[0], rtol=CLOSE, atol=CLOSE)
     onnx.checker.check_model(onnx.load(tmp_path / "training_model.onnx"))
+
+
+ELEMENTWISE = """
+<ir_version: 8, opset_import: ["" : 17]>
+net (INPUT, int64 count) => (float[b, 3] y)
+<int64[1] axis = {1}, int64[3] shape = {0, -1, 4}, int64[3] row_shape = {-1, 1, 4}>
+{
+    PREPARE
+    scaled = Mul (x, w)
+    all = Loop (count, "", scaled) <body = append (int64 i, bool go, float[b, m, 4] rows)
+        => (bool go_next, float[b, n, 4] rows_next) {
+        weighted = Mul (rows, w)
+        sum = ReduceSum (weighted, axis)
+        tanh = Tanh (sum)
+        row = Reshape (tanh, row_shape)
+        rows_next = Concat <axis = 1> (rows, row)
+        go_next = Identity (go)
+    }>
+    known = Reshape (all, shape)
+    each = MatMul (known, head)
+    y = ReduceMean <axes = [1], keepdims = 0> (each)
+}
+"""
+
+
+def elementwise(declaration: str, prepare: str) -> ModelProto:
+    model = onnx.parser.parse_model(ELEMENTWISE.replace("INPUT", declaration).replace("PREPARE", prepare))
+    for name, value in (("w", WEIGHTS["w"][0]), ("head", WEIGHTS["head"])):
+        model.graph.initializer.append(numpy_helper.from_array(value, name))
+    return model
+
+
+def test_carried_value_of_unknown_rank(tmp_path: Path) -> None:
+    """A Squeeze without axes has an unknown rank; losses and gradients equal the loop of known rank."""
+    models = [
+        elementwise("float[b, 2, 4] x", ""),
+        elementwise("float[b, 1, 2, 4] image", "x = Squeeze (image)"),
+    ]
+    gradients, losses = [], []
+    for model, x in zip(models, (X, X[:, None]), strict=True):
+        state, module, _ = trained(model, tmp_path)
+        losses.append(float(module(x, np.array(3), LABELS)))
+        gradients.append({name: parameter.grad for name, parameter in state.parameters})
+    assert abs(losses[0] - losses[1]) <= CLOSE
+    assert gradients[0].keys() == {"w", "head"}
+    for name, gradient in gradients[0].items():
+        np.testing.assert_allclose(gradients[1][name], gradient, rtol=CLOSE, atol=CLOSE)

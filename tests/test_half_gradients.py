@@ -62,7 +62,7 @@ BEYOND = 65504.0
 # Size below which a gradient counts as zero, and the bound of its error in roundings.
 ZERO, ROUNDED_ZERO = 1e-9, 64
 # Maximum number of questions for an operator; ORTRAIN_CONFORM=1 asks all of them.
-MOST = 6
+MAX_QUESTIONS = 6
 # Cases in the syntax of opsets that do not know bfloat16.
 OLDER_THAN_BFLOAT16 = {"test_dropout_random_old", "test_loop11", "test_upsample_nearest"}
 # Operators with a gradient in half types.
@@ -100,8 +100,8 @@ class Question:
     model: ModelProto
     values: dict[str, np.ndarray]
     trained: list[str]
-    kept: frozenset[str] = frozenset()
-    """Inputs that are float32 whatever the data are."""
+    float32_inputs: frozenset[str] = frozenset()
+    """Inputs that are float32 for every type of data."""
 
 
 def of_node_tests() -> Iterator[tuple[str, Question]]:
@@ -167,7 +167,7 @@ def by_operator() -> dict[str, list[Question]]:
 
 def spaced(asked: list[Question]) -> list[Question]:
     """Return a few evenly spaced questions, with the first and the last."""
-    places = np.linspace(0, len(asked) - 1, min(MOST, len(asked)))
+    places = np.linspace(0, len(asked) - 1, min(MAX_QUESTIONS, len(asked)))
     return [asked[round(place)] for place in places]
 
 
@@ -176,7 +176,7 @@ def opset_of(model: ModelProto) -> Any:
     return found
 
 
-def made(model: ModelProto, trained: list[str], folder: Path) -> None:
+def write_artifacts(model: ModelProto, trained: list[str], folder: Path) -> None:
     """Write the artifacts of a model, raising its opset if necessary, for the inputs that the loss depends on."""
     parameters = [f"{name} in float64" for name in trained]
     while parameters:
@@ -209,7 +209,7 @@ def gradients(
     model.CopyFrom(question.model)
     graph = model.graph
     for each in dict.fromkeys([HALVES[half][0], dtype]):
-        retype(graph, set(question.kept), each)
+        retype(graph, set(question.float32_inputs), each)
     del graph.input[:]
     casts = []
     for name, value in rounded(question, half).items():
@@ -217,7 +217,7 @@ def gradients(
             graph.initializer.append(numpy_helper.from_array(value, f"{name} in float64"))
             casts.append(helper.make_node("Cast", [f"{name} in float64"], [name], to=dtype))
             continue
-        if value.dtype.kind not in "biu" and name not in question.kept:
+        if value.dtype.kind not in "biu" and name not in question.float32_inputs:
             value = value.astype(helper.tensor_dtype_to_np_dtype(dtype))
         graph.initializer.append(numpy_helper.from_array(value, name))
     own = list(graph.node)
@@ -235,7 +235,7 @@ def gradients(
         weighted.append((wide, weights))
     add_loss(graph, weighted, TensorProto.DOUBLE)
     folder.mkdir()
-    made(model, question.trained, folder)
+    write_artifacts(model, question.trained, folder)
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state)
     module()
@@ -246,7 +246,9 @@ def rounded(question: Question, half: str) -> dict[str, np.ndarray]:
     """Return the inputs, with floats as float64 numbers that the half type represents."""
     dtype = helper.tensor_dtype_to_np_dtype(HALVES[half][0])
     return {
-        name: value if value.dtype.kind in "biu" or name in question.kept else value.astype(dtype).astype(np.float64)
+        name: value
+        if value.dtype.kind in "biu" or name in question.float32_inputs
+        else value.astype(dtype).astype(np.float64)
         for name, value in question.values.items()
     }
 

@@ -39,7 +39,7 @@ def test_training_imports_no_more() -> None:
     assert not found.intersection(HEAVY)
 
 
-def test_what_training_does_not_need_waits() -> None:
+def test_lazy_imports() -> None:
     found = imported("import ortrain\nfrom ortrain.api import CheckpointState, Module, Optimizer")
     assert "ortrain.api.module" in found
     assert not {"ortrain.artifacts", "ortrain.session", "ortrain._inspect", "ortrain._catalogue"} & found
@@ -75,7 +75,7 @@ def test_every_module_is_reached_after_a_bare_import() -> None:
     assert "ortrain.onnxblock.blocks" in imported("import ortrain\nadd = ortrain.onnxblock.blocks.Add")
 
 
-def test_what_needs_onnx_says_so_where_it_is_not_installed() -> None:
+def test_errors_without_onnx() -> None:
     """Access to every name, such as ``help(ortrain)``, works without onnx."""
     script = """
 import importlib.abc, pydoc, sys
@@ -102,7 +102,7 @@ assert "class Module(" in pydoc.render_doc(ortrain, renderer=pydoc.plaintext)
     ]
 
 
-def test_what_programs_use_is_at_the_top() -> None:
+def test_common_names_are_exported_by_the_package() -> None:
     from ortrain import artifacts, session
 
     for module, names in [

@@ -55,7 +55,7 @@ def test_of_a_training_session(folder: Path) -> None:
     (expected,) = session.train_step([X, LABELS])
     (loss,) = session.train_step([X.astype(np.float64), LABELS.astype(np.int32)])
     assert loss.tobytes() == expected.tobytes()
-    with pytest.raises(ortrain.InvalidArgumentError, match="64 of its 192 elements would be rounded"):
+    with pytest.raises(ortrain.InvalidArgumentError, match="64 of 192 elements would be rounded"):
         session.train_step([np.where(np.arange(3)[:, None] == 1, np.float64(0.1), X), LABELS])
 
 
@@ -71,7 +71,7 @@ def test_floats_of_other_types(x: Any, module: Module) -> None:
     assert inference.run(None, {"x": x})[0].tobytes() == inference.run(None, {"x": X})[0].tobytes()
 
 
-def test_not_a_number_stays_one(module: Module) -> None:
+def test_nan_in_an_input_gives_a_nan_loss(module: Module) -> None:
     x = X.astype(np.float64)
     x[0, 0], x[1, 1] = np.nan, np.inf
     assert np.isnan(module(x, LABELS))
@@ -83,39 +83,39 @@ def test_not_a_number_stays_one(module: Module) -> None:
         (
             X.astype(np.float64) + 1e-12,
             LABELS,
-            'input "x" should be float32[batch, 64], but float64[3, 64] was given: 192 of its 192 elements would be '
-            "rounded; if that is meant, give it as .astype(np.float32)",
+            'input "x" must be float32[batch, 64], got float64[3, 64]: 192 of 192 elements would be '
+            "rounded; to accept this, pass .astype(np.float32)",
         ),
         (
             np.full((3, 64), 1e300),
             LABELS,
-            'input "x" should be float32[batch, 64], but float64[3, 64] was given: 192 of its 192 elements would be '
-            "rounded; if that is meant, give it as .astype(np.float32)",
+            'input "x" must be float32[batch, 64], got float64[3, 64]: 192 of 192 elements would be '
+            "rounded; to accept this, pass .astype(np.float32)",
         ),
         (
             X,
             np.array([1, 2, 2**63], np.uint64),
-            'input "labels" should be int64[batch], but uint64[3] was given: 1 of its 3 elements would change; if that '
-            "is meant, give it as .astype(np.int64)",
+            'input "labels" must be int64[batch], got uint64[3]: 1 of 3 elements would change; to '
+            "accept this, pass .astype(np.int64)",
         ),
         (
             X,
             [1.0, 2.0, 3.0],
-            'input "labels" should be int64[batch], but float64[3] was given: the element types differ',
+            'input "labels" must be int64[batch], got float64[3]: the element types differ',
         ),
         (
             (X > 0),
             LABELS,
-            'input "x" should be float32[batch, 64], but bool[3, 64] was given: the element types differ',
+            'input "x" must be float32[batch, 64], got bool[3, 64]: the element types differ',
         ),
         (
             [[1.0] * 64, [2.0] * 64, [3.0] * 63],
             LABELS,
-            "input 'x' was given lists of different lengths, which are no tensor; pad the short ones (",
+            "input 'x': nested lists have different lengths; pad the short lists (",
         ),
     ],
 )
-def test_what_would_change(x: Any, labels: Any, sentence: str, module: Module) -> None:
+def test_inputs_that_a_cast_would_change(x: Any, labels: Any, sentence: str, module: Module) -> None:
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         module(x, labels)
     assert str(error.value).startswith(sentence)
@@ -136,8 +136,8 @@ def test_labels_that_are_no_classes(tmp_path: Path) -> None:
         with pytest.raises(ortrain.InvalidArgumentError) as error:
             module(X, [3, 10, -100])
         assert str(error.value).endswith(
-            "(SoftmaxCrossEntropyLoss): label 10 in row 1 is none of the 10 classes (0 to 9) "
-            "and not -100, the ignore_index"
+            "(SoftmaxCrossEntropyLoss): label 10 in row 1 is not one of the 10 classes (0 to 9) and is not the "
+            "ignore_index, -100"
         )
 
 
@@ -172,7 +172,7 @@ def test_limits_that_help(training: bool, folder: Path) -> None:
         step(tight, rows + 1)
     # A limit that is too small for a single row.
     fixed = int(re.findall(r"\((\d+) parameters and gradients", str(error.value))[0])
-    with pytest.raises(ortrain.MemoryLimitError, match=r"\d+ is enough; within the limit not even a batch of 1 fits$"):
+    with pytest.raises(ortrain.MemoryLimitError, match=r"\d+ is enough; even a batch of 1 exceeds the limit$"):
         step(limited(fixed + 64), 8)
 
 

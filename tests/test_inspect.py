@@ -66,12 +66,12 @@ def everything() -> onnx.ModelProto:
 def test_every_sort_of_constant() -> None:
     found = {info.name: (info.role, info.reason) for info in ortrain.inspect(everything()).parameters}
     assert found == {
-        "shift": ("trained", 'its floats go into node "shift it" (Add)'),
+        "shift": ("trained", 'it is a float input of node "shift it" (Add)'),
         "two": ("constant", 'it is a single number in node "square" (Pow)'),
         "w": ("trained", 'it is a weight of node "second" (Gemm)'),
         "b": ("trained", 'it is a weight of node "second" (Gemm)'),
         "table": ("constant", "no gradient of the loss reaches it"),
-        "sizes": ("constant", "it is int64; floats are trained"),
+        "sizes": ("constant", "it is int64, and only floats are trained"),
         "limit": ("constant", "no gradient of the loss reaches it"),
         "spare": ("constant", "nothing uses it"),
         "kernel": ("trained", 'it is a weight of node "first" (MatMul)'),
@@ -83,7 +83,7 @@ def test_every_sort_of_constant() -> None:
         ortrain.inspect(everything(), ["nothing"])
 
 
-def test_what_stands_in_the_way(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_obstacle_of_a_model(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """The obstacle equals the error of generate_artifacts."""
     declare = helper.make_tensor_value_info
     graph = helper.make_graph(
@@ -100,8 +100,10 @@ def test_what_stands_in_the_way(capsys: pytest.CaptureFixture[str], tmp_path: Pa
     (obstacle,) = found.obstacles
     assert (obstacle.node, obstacle.operator) == ('node "up" (ConvTranspose)', "ConvTranspose")
     assert found.obstacle == f"the model: {obstacle.what}"
-    assert obstacle.fix.startswith('leave out of requires_grad what is trained through it ("w"), or give the inputs')
-    assert str(found).endswith(f"it cannot be trained as it is:\n  {obstacle.what}\n    what helps: {obstacle.fix}\n")
+    assert obstacle.fix.startswith(
+        'leave the parameters that need its gradient out of requires_grad ("w"), or give the inputs'
+    )
+    assert str(found).endswith(f"obstacles to training:\n  {obstacle.what}\n    remedy: {obstacle.fix}\n")
     with pytest.raises(ortrain.UnsupportedError) as error:
         artifacts.generate_artifacts(model, loss=LossType.MSELoss, artifact_directory=tmp_path)
     assert str(error.value) == found.obstacle
@@ -116,7 +118,7 @@ def test_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert printed.startswith(str(ortrain.inspect(CONVNET)))
     lines = printed.splitlines()
     assert lines[:2] == [
-        "a forward model: generate_artifacts makes it ready for training",
+        "a forward model: generate_artifacts prepares it for training",
         "trained: 11 tensors, 25,978 elements, 103.9 kB",
     ]
     of_last = '  fc.bias: float32[10]: it is a weight of node "fc" (Gemm)'
@@ -153,24 +155,22 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             "forward.onnx",
             "forward model",
-            "a forward model: generate_artifacts makes it ready for training",
+            "a forward model: generate_artifacts prepares it for training",
             (11, 6, 0),
             ["x"],
         ),
         (
             "training_model.onnx",
             "training model",
-            "a training model: forward, loss and gradients; a Module runs it on the checkpoint that was made "
-            "together with it",
+            "a training model: forward, loss and gradients; a Module runs it with the checkpoint of the same artifacts",
             (11, 0, 0),
             None,
         ),
         (
             "eval_model.onnx",
             "evaluation model",
-            "an evaluation model: forward and loss, of parameters that are inputs; a Module runs it beside the "
-            "training model "
-            "that was made together with it",
+            "an evaluation model: forward and loss, with parameters as inputs; a Module runs it with the "
+            "training model of the same artifacts",
             None,
             ["x", "labels"],
         ),
@@ -197,7 +197,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ],
 )
-def test_what_a_file_is(
+def test_kind_of_a_file(
     name: str,
     kind: str,
     first: str,
@@ -247,7 +247,7 @@ def test_parameters_of_any_declared_size(files: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments", [{"batch_size": 8}, {"shapes": {"x": [8, 1, 28, 28]}}, {"loss_input_names": ["x"]}]
 )
-def test_a_step_of_what_is_no_forward_model(arguments: Any, files: Path) -> None:
+def test_step_needs_a_forward_model(arguments: Any, files: Path) -> None:
     for name, kind, label in (
         ("training_model.onnx", "a training model", "the model"),
         ("optimizer_model.onnx", "an optimizer model", "the model"),
@@ -256,8 +256,8 @@ def test_a_step_of_what_is_no_forward_model(arguments: Any, files: Path) -> None
         with pytest.raises(ortrain.InvalidModelError) as error:
             ortrain.inspect(files / name, **arguments)
         assert str(error.value) == (
-            f"{label} {files / name} cannot be used here: it is {kind}, but a loss is chosen and a step is planned "
-            "(loss_input_names, batch_size, shapes) for a forward model; give the one that it was made of"
+            f"{label} {files / name} cannot be used here: it is {kind}, but loss_input_names, batch_size and "
+            f"shapes are for forward models; give the forward model from which it was made"
         )
 
 
@@ -269,7 +269,7 @@ def with_open_sizes(op: str) -> onnx.ModelProto:
     else:
         more: dict[str, Any] = {"kernel_shape": [3, 3], "auto_pad": "SAME_LOWER", "strides": [2, 2]}
         nodes.append(helper.make_node("AveragePool", ["a"], ["y"], "it", **more))
-    model = made(nodes, {"x": ["n", 4, "h", "k"]}, ["y"], constant("w", np.ones((4, 4, 3, 3))))
+    model = model_of(nodes, {"x": ["n", 4, "h", "k"]}, ["y"], constant("w", np.ones((4, 4, 3, 3))))
     model.opset_import[0].version = 9
     return model  # type: ignore[no-any-return]
 
@@ -305,7 +305,7 @@ ALL = sorted([*HEAD, *(f"block{k}.{name}" for k in (1, 2, 3) for name in ("weigh
 
 
 @pytest.mark.parametrize(
-    ("requires_grad", "frozen", "want", "want_frozen"),
+    ("requires_grad", "frozen", "expected", "expected_frozen"),
     [
         (None, None, ALL, STATISTICS),
         (["fc.*"], None, HEAD, []),
@@ -322,18 +322,18 @@ ALL = sorted([*HEAD, *(f"block{k}.{name}" for k in (1, 2, 3) for name in ("weigh
     ids=["all", "pattern", "patterns", "callable", "frozen patterns", "frozen callable"],
 )
 def test_choices(
-    requires_grad: Any, frozen: Any, want: list[str], want_frozen: list[str] | None, tmp_path: Path
+    requires_grad: Any, frozen: Any, expected: list[str], expected_frozen: list[str] | None, tmp_path: Path
 ) -> None:
     artifacts.generate_artifacts(
         CONVNET, requires_grad, frozen, loss=LossType.CrossEntropyLoss, artifact_directory=tmp_path
     )
     found, found_frozen = trained(tmp_path)
-    assert found == want
-    assert want_frozen is None or found_frozen == want_frozen
+    assert found == expected
+    assert expected_frozen is None or found_frozen == expected_frozen
 
 
 @pytest.mark.parametrize(
-    ("loss", "inputs", "want"),
+    ("loss", "inputs", "expected"),
     [
         (LossType.MSELoss, ["squares"], ["kernel", "shift"]),
         (artifacts.Loss(LossType.MSELoss, scores="squares"), None, ["kernel", "shift"]),
@@ -341,18 +341,20 @@ def test_choices(
         (onnxblock.loss.MSELoss(), ["squares"], ["kernel", "shift"]),
     ],
 )
-def test_what_the_loss_depends_on(loss: Any, inputs: Sequence[str] | None, want: list[str], tmp_path: Path) -> None:
+def test_default_parameters_are_ancestors_of_the_loss(
+    loss: Any, inputs: Sequence[str] | None, expected: list[str], tmp_path: Path
+) -> None:
     artifacts.generate_artifacts(everything(), loss=loss, loss_input_names=inputs, artifact_directory=tmp_path)
-    assert trained(tmp_path) == (want, [])
+    assert trained(tmp_path) == (expected, [])
 
 
 def test_patterns_of_nothing(tmp_path: Path) -> None:
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         artifacts.generate_artifacts(CONVNET, ["head.*"], loss=LossType.CrossEntropyLoss, artifact_directory=tmp_path)
     assert str(error.value) == (
-        "requires_grad: the pattern 'head.*' matches no parameter of the model, and no node that uses one"
+        "requires_grad: the pattern 'head.*' matches no parameter of the model and no node that uses a parameter"
     )
-    with pytest.raises(ortrain.InvalidArgumentError, match="no parameters are to be trained"):
+    with pytest.raises(ortrain.InvalidArgumentError, match="there are no parameters to train"):
         artifacts.generate_artifacts(
             CONVNET, lambda _: False, loss=LossType.CrossEntropyLoss, artifact_directory=tmp_path
         )
@@ -371,7 +373,7 @@ def with_mean(path: Path) -> onnx.ModelProto:
 
 @pytest.mark.parametrize("rows", [4, 32])
 @pytest.mark.parametrize("name", ["perceptron", "convnet"])
-def test_a_step_takes_what_is_said(name: str, rows: int, tmp_path: Path) -> None:
+def test_predicted_memory_equals_the_memory_of_a_step(name: str, rows: int, tmp_path: Path) -> None:
     path = ROOT / "examples" / f"{name}.onnx"
     step = ortrain.inspect(path, batch_size=rows).step
     assert step is not None
@@ -393,7 +395,7 @@ def test_a_step_takes_what_is_said(name: str, rows: int, tmp_path: Path) -> None
     assert step.forward_flops == sum(instruction.flops for instruction in profile.instructions)
 
 
-def made(nodes: list[NodeProto], inputs: dict[str, Any], outputs: Sequence[str], *weights: TensorProto) -> Any:
+def model_of(nodes: list[NodeProto], inputs: dict[str, Any], outputs: Sequence[str], *weights: TensorProto) -> Any:
     """Return a model with float inputs and outputs."""
     graph = helper.make_graph(
         nodes,
@@ -407,7 +409,7 @@ def made(nodes: list[NodeProto], inputs: dict[str, Any], outputs: Sequence[str],
 
 def test_everything_that_is_wrong_at_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     node = helper.make_node
-    model = made(
+    model = model_of(
         [
             node("MatMul", ["x", "w"], ["a"], "product"),
             node("Unheard", ["a"], ["b"], "one"),
@@ -423,7 +425,7 @@ def test_everything_that_is_wrong_at_once(capsys: pytest.CaptureFixture[str], tm
     found = ortrain.inspect(model)
     assert [obstacle.operator for obstacle in found.obstacles] == ["Unheard", "of.mine:OfNobody", "Relu"]
     assert [obstacle.node for obstacle in found.obstacles] == [None, None, 'node "twice" (Relu)']
-    assert "takes 1 inputs" in found.obstacles[2].what
+    assert "expected 1 inputs, got 2" in found.obstacles[2].what
     assert all(obstacle.fix for obstacle in found.obstacles)
     assert found.names("trained") == ["w"]
     assert found.obstacle is not None
@@ -443,21 +445,21 @@ def test_every_node_that_cannot_be_differentiated() -> None:
         for of, weight, result, name in [("x", "v", "a", "first"), ("a", "w", "b", "second"), ("x", "u", "c", "third")]
     ]
     weights = [constant(name, np.ones((1, 1, 2, 2))) for name in "uvw"]
-    model = made([*up, helper.make_node("Add", ["b", "c"], ["y"])], {"x": ["n", 1, "h", "k"]}, ["y"], *weights)
+    model = model_of([*up, helper.make_node("Add", ["b", "c"], ["y"])], {"x": ["n", 1, "h", "k"]}, ["y"], *weights)
     found = ortrain.inspect(model)
     assert sorted(str(obstacle.node) for obstacle in found.obstacles) == [
         'node "first" (ConvTranspose)',
         'node "third" (ConvTranspose)',
     ]
     # With fixed sizes there is no obstacle.
-    fixed = made([*up, helper.make_node("Add", ["b", "c"], ["y"])], {"x": [2, 1, 4, 4]}, ["y"], *weights)
+    fixed = model_of([*up, helper.make_node("Add", ["b", "c"], ["y"])], {"x": [2, 1, 4, 4]}, ["y"], *weights)
     assert ortrain.inspect(fixed).obstacles == []
     assert ortrain.inspect(fixed).step is not None
 
 
 def test_where_the_gradient_stops() -> None:
     node = helper.make_node
-    model = made(
+    model = model_of(
         [
             node("Round", ["table"], ["whole"], "round"),
             node("Mul", ["x", "whole"], ["scaled"], "scale"),
@@ -490,7 +492,7 @@ def test_steps_on_the_host_and_sizes_that_are_not_known() -> None:
         node("Transpose", ["where"], ["rows"], "turn"),
         node("GatherND", ["h", "rows"], ["some"], "gather"),
     ]
-    model = made(nodes, {"x": ["n", "k"]}, ["some"], constant("w", np.ones((3, 3))))
+    model = model_of(nodes, {"x": ["n", "k"]}, ["some"], constant("w", np.ones((3, 3))))
     found = ortrain.inspect(model, batch_size=4)
     assert [(note.node, note.operator) for note in found.host_steps] == [('node "places" (NonZero)', "NonZero")]
     assert found.step is None
@@ -500,7 +502,7 @@ def test_steps_on_the_host_and_sizes_that_are_not_known() -> None:
     assert step is not None
     assert step.inputs == {"x": (4, 3)}
     assert step.training_flops > 0
-    assert "programs behind functions on the host" in step.without[0]
+    assert "programs after functions on the host" in step.without[0]
 
 
 # Operators after a product; the values of an input decide their shapes.
@@ -549,16 +551,20 @@ def test_shapes_that_follow_from_values(op: str, tmp_path: Path) -> None:
         assert found.step is None
         assert found.names("trained") == ["w"]
     assert found.value_inputs == ["s"]
-    assert "a step is planned when it runs: shapes follow from the values of s\n" in str(found)
+    assert "cost of a step: known when it runs; shapes depend on the values of s\n" in str(found)
     artifacts.generate_artifacts(model, loss=LossType.MSELoss, artifact_directory=tmp_path)
 
 
 @pytest.mark.parametrize(
     ("arguments", "kind", "message"),
     [
-        ({"batch_size": 0}, ortrain.InvalidArgumentError, "a batch has one row or more"),
-        ({"batch_size": -3}, ortrain.InvalidArgumentError, "batch_size is -3"),
-        ({"batch_size": 1 << 70}, ortrain.InvalidArgumentError, "batch_size is 1180591620717411303424"),
+        ({"batch_size": 0}, ortrain.InvalidArgumentError, "batch_size must be at least 1, got 0"),
+        ({"batch_size": -3}, ortrain.InvalidArgumentError, r"batch_size must be from 0 to 2\*\*63 - 1, got -3"),
+        (
+            {"batch_size": 1 << 70},
+            ortrain.InvalidArgumentError,
+            r"batch_size must be from 0 to 2\*\*63 - 1, got 1180591620717411303424",
+        ),
         ({"batch_size": 1 << 62}, ortrain.InvalidArgumentError, 'input "x"'),
         ({"batch_size": True}, TypeError, "batch_size"),
         ({"batch_size": "8"}, TypeError, "batch_size"),
@@ -566,10 +572,14 @@ def test_shapes_that_follow_from_values(op: str, tmp_path: Path) -> None:
         ({"shapes": {"z": [1]}}, ortrain.InvalidArgumentError, 'no input "z"'),
         ({"shapes": {"x": [8]}}, ortrain.InvalidArgumentError, "its rank differs"),
         ({"shapes": {"x": [8, 63]}}, ortrain.InvalidArgumentError, "at axis 1"),
-        ({"shapes": {"x": [-8, 64]}}, ortrain.InvalidArgumentError, "is -8"),
+        ({"shapes": {"x": [-8, 64]}}, ortrain.InvalidArgumentError, r"must be from 0 to 2\*\*63 - 1, got -8"),
         ({"shapes": {"x": "8,64"}}, TypeError, "list of sizes"),
         ({"shapes": {"x": 8}}, TypeError, "list of sizes"),
-        ({"shapes": {"x": [8, 64]}, "batch_size": 4}, ortrain.InvalidArgumentError, "batch is 8 by input"),
+        (
+            {"shapes": {"x": [8, 64]}, "batch_size": 4},
+            ortrain.InvalidArgumentError,
+            'batch_size is 4, but batch is 8 in input "x"',
+        ),
     ],
 )
 def test_sizes_that_make_no_sense(arguments: Any, kind: type[Exception], message: str) -> None:
@@ -578,7 +588,9 @@ def test_sizes_that_make_no_sense(arguments: Any, kind: type[Exception], message
 
 
 def test_a_batch_of_a_fixed_size() -> None:
-    model = made([helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [2, 3]}, ["y"], constant("w", np.ones((3, 3))))
+    model = model_of(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])], {"x": [2, 3]}, ["y"], constant("w", np.ones((3, 3)))
+    )
     step = ortrain.inspect(model).step
     assert step is not None
     assert step.inputs == {"x": (2, 3)}
@@ -596,7 +608,7 @@ def test_sizes_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["inspect", path, "--shape", "x=8"]) == 1
     assert "its rank differs" in capsys.readouterr().err
     assert main(["inspect", path, "--batch-size", "0"]) == 1
-    assert "one row or more" in capsys.readouterr().err
+    assert "batch_size must be at least 1, got 0" in capsys.readouterr().err
 
 
 def in_a_body(kind: str, inside: bool) -> onnx.ModelProto:
@@ -653,7 +665,7 @@ def in_a_body(kind: str, inside: bool) -> onnx.ModelProto:
                 [*within[1], *both, node("Add", ["next", "slice"], ["sum"])], "body", inputs, outputs, within[0]
             )
             nodes = [node("Scan", ["x", "x"], ["y"], "control", body=graph, num_scan_inputs=1)]
-    return made(
+    return model_of(
         [*outside[1], *nodes],
         {"x": row},
         ["y"],

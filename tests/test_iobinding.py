@@ -140,7 +140,7 @@ def test_rebinding_replaces(session: ortrain.InferenceSession) -> None:
     np.testing.assert_array_equal(places[1], 2 * second)
     # An output bound to memory becomes one without, and the other way round.
     binding.bind_output("y")
-    with pytest.raises(OrtrainError, match="output 'y' has no value yet: run_with_iobinding makes it"):
+    with pytest.raises(OrtrainError, match="output 'y' has no value yet: call run_with_iobinding first"):
         binding.get_outputs()
     binding.bind_cpu_input("x", first)
     session.run_with_iobinding(binding)
@@ -186,7 +186,7 @@ def test_an_output_may_lie_where_an_input_does(session: ortrain.InferenceSession
     np.testing.assert_array_equal(z.numpy(), expected + 1)
 
 
-def test_what_is_passed_on_is_not_overwritten() -> None:
+def test_passed_through_input_is_not_overwritten() -> None:
     """An output that is the input itself is written after another output replaced the input in its memory."""
     session = ortrain.InferenceSession(
         model_of("""
@@ -233,7 +233,7 @@ def test_inputs_that_nodes_could_update_stay_as_they_are() -> None:
     assert (x == 4).all()
 
 
-def test_memory_is_kept(session: ortrain.InferenceSession) -> None:
+def test_binding_keeps_arrays_alive(session: ortrain.InferenceSession) -> None:
     """A binding keeps its arrays alive, also without other references to them."""
     binding = session.io_binding()
     binding.bind_cpu_input("x", filled(seed=7))
@@ -268,16 +268,16 @@ def test_addresses(session: ortrain.InferenceSession) -> None:
     ("pointer", "shape", "error", "sentence"),
     [
         (0, [2, 32], InvalidArgumentError, r"0x0 is no address of float32\[2, 32\]: it is null"),
-        (1 << 20 | 2, [2, 32], InvalidArgumentError, "it is no multiple of 4 bytes, the size of an element"),
-        ((1 << 64) - 4, [2, 32], InvalidArgumentError, "no 256 bytes are there"),
-        (-4, [2, 32], InvalidArgumentError, "an address is not negative, and this is -4"),
-        (64, [2, -1], InvalidArgumentError, "a shape is a list of sizes, and -1 is none"),
+        (1 << 20 | 2, [2, 32], InvalidArgumentError, "it is not a multiple of 4 bytes, the element size"),
+        ((1 << 64) - 4, [2, 32], InvalidArgumentError, "it has no valid range of 256 bytes"),
+        (-4, [2, 32], InvalidArgumentError, "an address must not be negative, got -4"),
+        (64, [2, -1], InvalidArgumentError, "a shape must be a list of sizes, got -1"),
         (64, [1 << 40, 1 << 40], InvalidArgumentError, "is too large to address"),
-        ("64", [2, 32], TypeError, "an address is an int, not str"),
+        ("64", [2, 32], TypeError, "an address must be an int, got str"),
         (1 << 70, [2, 32], OverflowError, "int too"),
     ],
 )
-def test_what_is_no_address(
+def test_invalid_addresses(
     session: ortrain.InferenceSession, pointer: Any, shape: list[int], error: type[Exception], sentence: str
 ) -> None:
     binding = session.io_binding()
@@ -303,7 +303,7 @@ def test_names(session: ortrain.InferenceSession) -> None:
     binding.bind_output("yy")
     with pytest.raises(InvalidArgumentError, match="the model has no output 'yy'; it has y, z"):
         session.run_with_iobinding(binding)
-    with pytest.raises(ValueError, match="output 'y' is bound to an address, for which its element_type and its shape"):
+    with pytest.raises(ValueError, match="output 'y' is bound to an address, which needs element_type and shape"):
         binding.bind_output("y", buffer_ptr=64)
     for device, device_id in (("cuda", 0), ("dml", 1)):
         with pytest.raises(UnsupportedError, match="in memory of the CPU"):
@@ -311,11 +311,11 @@ def test_names(session: ortrain.InferenceSession) -> None:
         with pytest.raises(UnsupportedError, match="in memory of the CPU"):
             binding.bind_input("x", device, device_id, np.float32, [1], 64)
     for value in (filled(), [1.0], None):
-        with pytest.raises(TypeError, match="an OrtValue is bound, not"):
+        with pytest.raises(TypeError, match="expected an OrtValue, got"):
             binding.bind_ortvalue_input("x", value)  # type: ignore[arg-type]
-        with pytest.raises(TypeError, match="an OrtValue is bound, not"):
+        with pytest.raises(TypeError, match="expected an OrtValue, got"):
             binding.bind_ortvalue_output("y", value)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="the name of an output is a str, not 3"):
+    with pytest.raises(TypeError, match="the name of an output must be a str, got 3"):
         binding.bind_output(3)  # type: ignore[arg-type]
     with pytest.raises(UnsupportedError, match="arrays of <U1"):
         binding.bind_cpu_input("x", np.array(["a"]))
@@ -330,18 +330,20 @@ def read_only(shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
 @pytest.mark.parametrize(
     ("place", "sentence"),
     [
-        (np.zeros((ROWS - 1, 32), np.float32), r'output "z" is float32\[64, 32\], but room for float32\[63, 32\] was'),
+        (np.zeros((ROWS - 1, 32), np.float32), r'output "z" is float32\[64, 32\], but its buffer is float32\[63, 32\]'),
         (
             np.zeros((ROWS, 33), np.float32),
-            r'output "z" is float32\[64, 32\], but room for float32\[64, 33\] was given',
+            r'output "z" is float32\[64, 32\], but its buffer is float32\[64, 33\]',
         ),
-        (np.zeros(ROWS * 32, np.float32), r"but room for float32\[2048\] was given"),
-        (np.zeros((ROWS, 32)), r'output "z" is float32\[n, 32\], but room for float64\[64, 32\] was given'),
-        (np.zeros((ROWS, 32), np.int32), r"but room for int32\[64, 32\] was given"),
-        (read_only((ROWS, 32)), 'the place for output "z": it is read-only memory; give it memory that can be written'),
+        (np.zeros(ROWS * 32, np.float32), r"but its buffer is float32\[2048\]"),
+        (np.zeros((ROWS, 32)), r'output "z" is float32\[n, 32\], but its buffer is float64\[64, 32\]'),
+        (np.zeros((ROWS, 32), np.int32), r"but its buffer is int32\[64, 32\]"),
+        (read_only((ROWS, 32)), 'the buffer of output "z": it is read-only; give a writable buffer'),
     ],
 )
-def test_places_that_do_not_fit(session: ortrain.InferenceSession, place: np.ndarray[Any, Any], sentence: str) -> None:
+def test_bound_outputs_of_wrong_shape_or_type(
+    session: ortrain.InferenceSession, place: np.ndarray[Any, Any], sentence: str
+) -> None:
     y, before = np.zeros((ROWS, 32), np.float32), place.copy()
     binding = session.io_binding()
     binding.bind_cpu_input("x", filled())
@@ -353,13 +355,13 @@ def test_places_that_do_not_fit(session: ortrain.InferenceSession, place: np.nda
     np.testing.assert_array_equal(place, before)
 
 
-def test_places_that_share_memory(session: ortrain.InferenceSession) -> None:
+def test_bound_outputs_that_share_memory(session: ortrain.InferenceSession) -> None:
     room = np.zeros((2 * ROWS - 1, 32), np.float32)
     binding = session.io_binding()
     binding.bind_cpu_input("x", filled())
     binding.bind_ortvalue_output("y", OrtValue.ortvalue_from_numpy(room[:ROWS]))
     binding.bind_ortvalue_output("z", OrtValue.ortvalue_from_numpy(room[ROWS - 1 :]))
-    with pytest.raises(InvalidArgumentError, match='outputs "y" and "z" share memory, so that one result would'):
+    with pytest.raises(InvalidArgumentError, match='outputs "y" and "z" share memory, so one result would'):
         session.run_with_iobinding(binding)
     assert not room.any()
 
@@ -383,7 +385,9 @@ def test_shapes_that_come_out_of_the_run() -> None:
     session.run_with_iobinding(binding)
     assert (y.tolist(), places.tolist()) == ([0, 10, 0, 14], [[1, 3]])
     x[:] = [1, 2, 3, 4]
-    with pytest.raises(InvalidArgumentError, match=r'output "places" is int64\[1, 4\], but room for int64\[1, 2\] was'):
+    with pytest.raises(
+        InvalidArgumentError, match=r'output "places" is int64\[1, 4\], but its buffer is int64\[1, 2\]$'
+    ):
         session.run_with_iobinding(binding)
     assert (y.tolist(), places.tolist()) == ([0, 10, 0, 14], [[1, 3]])
 
@@ -427,7 +431,7 @@ def test_read_only_and_scattered_inputs(session: ortrain.InferenceSession) -> No
     np.testing.assert_array_equal(binding.copy_outputs_to_cpu()[0], odd + 1)
 
 
-def test_indices_are_taken_as_they_are_when_a_run_begins() -> None:
+def test_indices_are_copied_at_the_start_of_a_run() -> None:
     session = ortrain.InferenceSession(
         model_of("gather (float[k, 4] table, int64[n] rows) => (float[n, 4] y) { y = Gather (table, rows) }")
     )
@@ -459,17 +463,17 @@ def test_run_options(session: ortrain.InferenceSession) -> None:
     assert y.any()
 
 
-def test_whose_binding_it_is(session: ortrain.InferenceSession) -> None:
+def test_invalid_bindings(session: ortrain.InferenceSession) -> None:
     other = ortrain.InferenceSession(both()).io_binding()
     with pytest.raises(InvalidArgumentError, match="the binding belongs to another session"):
         session.run_with_iobinding(other)
-    with pytest.raises(InvalidArgumentError, match="no output is bound; bind_output says which ones are wanted"):
+    with pytest.raises(InvalidArgumentError, match="no output is bound; call bind_output first"):
         session.run_with_iobinding(session.io_binding())
-    with pytest.raises(TypeError, match=r"a binding is made by io_binding\(\) of a session, not dict"):
+    with pytest.raises(TypeError, match=r"expected a binding from io_binding\(\) of the session, got dict"):
         session.run_with_iobinding({})  # type: ignore[arg-type]
 
 
-def test_what_is_inside_of_a_binding(session: ortrain.InferenceSession) -> None:
+def test_native_object_of_a_binding(session: ortrain.InferenceSession) -> None:
     binding = session.io_binding()
     inside = binding._iobinding
     assert isinstance(inside, SessionIOBinding)
@@ -502,7 +506,7 @@ def test_what_is_inside_of_a_binding(session: ortrain.InferenceSession) -> None:
 def test_sequences_are_not_bound() -> None:
     session = ortrain.InferenceSession(RECORDS / "mlp_adamw_ce" / "optimizer_model.onnx")
     (name, *_) = [value.name for value in session.get_inputs() if value.type.startswith("seq(")]
-    with pytest.raises(InvalidArgumentError, match=f"input '{name}' is a sequence of tensors, which only run takes"):
+    with pytest.raises(InvalidArgumentError, match=f"input '{name}' is a sequence of tensors and cannot be bound"):
         session.io_binding().bind_cpu_input(name, np.zeros(2, np.float32))
 
 
@@ -538,7 +542,7 @@ def test_run_with_ort_values(session: ortrain.InferenceSession) -> None:
     given: Any = onnxruntime.OrtValue.ortvalue_from_numpy(x)
     (theirs, _) = session.run_with_ort_values(None, {"x": given})
     assert isinstance(theirs, onnxruntime.OrtValue)
-    with pytest.raises(TypeError, match="the value for 'x' is an OrtValue, not ndarray; run takes arrays"):
+    with pytest.raises(TypeError, match="the value for 'x' must be an OrtValue, got ndarray; run accepts arrays"):
         session.run_with_ort_values(None, {"x": x})  # type: ignore[dict-item]
     with pytest.raises(ValueError, match='no value was given for input "x"; none was given'):
         session.run_with_ort_values(None, {})
@@ -568,16 +572,16 @@ def test_run_with_ortvaluevector(session: ortrain.InferenceSession) -> None:
     assert there[1].data_ptr() == places[1].ctypes.data
     for names, feeds, wanted, devices, sentence in (
         (["x", "x"], vector(x, x), ["y"], [CPU], "input 'x' is given twice"),
-        (["x"], vector(), ["y"], [CPU], "there are 1 names, but 0 values of feeds"),
-        (["x"], vector(x), ["y"], [], "there are 1 names, but 0 values of fetch_devices"),
-        (["x"], vector(x), ["y"], [CPU], "there are 1 names, but 2 values of fetches"),
+        (["x"], vector(), ["y"], [CPU], "expected 1 values in feeds, got 0"),
+        (["x"], vector(x), ["y"], [], "expected 1 values in fetch_devices, got 0"),
+        (["x"], vector(x), ["y"], [CPU], "expected 1 values in fetches, got 2"),
         ([], vector(), ["y", "z"], [CPU, CPU], 'no value was given for input "x"'),
     ):
         with pytest.raises(InvalidArgumentError, match=sentence):
             session.run_with_ortvaluevector(None, names, feeds, wanted, there, devices)
     with pytest.raises(UnsupportedError, match="device type 1 is not supported"):
         session.run_with_ortvaluevector(None, ["x"], vector(x), ["y"], OrtValueVector(), [OrtDevice(1, 0, 0)])
-    with pytest.raises(TypeError, match="feed_names and fetch_names are lists of names"):
+    with pytest.raises(TypeError, match="feed_names and fetch_names must be lists of names"):
         session.run_with_ortvaluevector(None, "x", vector(x), ["y"], OrtValueVector(), [CPU])
 
 
@@ -664,11 +668,11 @@ def test_initializers_that_are_inputs_too(device: str) -> None:
     for feed in ({"x": x}, {"x": x, "w": w}, {"b": b, "x": x}, {"w": w, "x": x, "b": b}, {"x": x}, {"x": x, "w": -w}):
         (mine,), (expected,) = session.run(None, feed), theirs.run(None, feed)
         np.testing.assert_array_equal(mine, expected)
-    with pytest.raises(InvalidArgumentError, match=r'input "w" should be float32\[3\], but float32\[2\] was given'):
+    with pytest.raises(InvalidArgumentError, match=r'input "w" must be float32\[3\], got float32\[2\]'):
         session.run(None, {"x": x, "w": w[:2]})
     with pytest.raises(InvalidArgumentError, match='the model has no input "q"; it has x, b, w'):
         session.run(None, {"x": x, "q": w})
-    with pytest.raises(ValueError, match='no value was given for input "x"; given were "w"'):
+    with pytest.raises(ValueError, match='no value was given for input "x"; values were given for "w"'):
         session.run(None, {"w": w})
 
 
@@ -705,7 +709,7 @@ def test_initializers_that_are_bound() -> None:
     assert y.tolist() == [16, 22]
 
 
-def test_what_is_no_overridable_initializer() -> None:
+def test_initializers_that_cannot_be_overridden() -> None:
     plain = ortrain.InferenceSession(overridable(listed=False))
     assert plain.get_overridable_initializers() == []
     old = ortrain.InferenceSession(overridable(ir_version=3))
@@ -741,7 +745,7 @@ def test_a_shape_that_is_overridable() -> None:
         assert session.run(None, feed)[0].shape == (1, total)
 
 
-def test_a_limit_names_what_helps() -> None:
+def test_error_of_a_limit_names_a_sufficient_limit() -> None:
     """Inputs that are read in place belong to the caller, and do not count."""
     options = ortrain.SessionOptions()
     options.memory_limit = 1000

@@ -68,15 +68,15 @@ print(moved, last)
 """
 
 
-def test_a_file_is_always_whole(tmp_path: Path) -> None:
+def test_killed_saves_leave_a_complete_file(tmp_path: Path) -> None:
     path = tmp_path / "checkpoint"
     arguments = [sys.executable, "-c", PARENT, str(CASE / "checkpoint"), str(path), str(KILLS)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     moved, last = map(int, done.stdout.split())
-    assert moved > KILLS / 4, "children came as far as saving"
+    assert moved > KILLS / 4, "enough processes reached a save"
     assert last > moved
-    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"], "what was killed leaves nothing behind"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["checkpoint"], "a killed save leaves no other file"
 
 
 # Program that trains from a checkpoint, saves it after each step, and kills itself after some steps.
@@ -125,7 +125,7 @@ def test_a_killed_run_goes_on_with_the_same_bits(tmp_path: Path) -> None:
     assert broken.read_bytes() == unbroken.read_bytes()
 
 
-def test_what_was_loaded_trains(tmp_path: Path) -> None:
+def test_loaded_state_continues_training(tmp_path: Path) -> None:
     """The loaded state equals the saved one, with moments, step and learning rate."""
     run = Run(CASE)
     batch = batches_of(CASE)[0]

@@ -175,11 +175,11 @@ def test_a_sum_of_losses(tmp_path: Path) -> None:
         (Loss(BCE, ignore_index=1), "the model: the binary cross-entropy loss has no ignore_index"),
         (
             Loss(CROSS_ENTROPY, label_smoothing=1.5),
-            "the model: label_smoothing is 1.5; it is a share, from 0 to 1",
+            "the model: label_smoothing must be from 0 to 1, got 1.5",
         ),
         (
             Loss(CROSS_ENTROPY, label_smoothing=float("nan")),
-            "the model: label_smoothing is NaN; it is a share, from 0 to 1",
+            "the model: label_smoothing must be from 0 to 1, got NaN",
         ),
         (
             Loss(CROSS_ENTROPY, weight=[1, 2]),
@@ -187,10 +187,10 @@ def test_a_sum_of_losses(tmp_path: Path) -> None:
         ),
         (
             Loss(CROSS_ENTROPY, weight=[[1, 2, 3]]),
-            "the model: weight has shape [1, 3]; a vector with an element for each class is needed",
+            "the model: weight has shape [1, 3], expected a vector with one element for each class",
         ),
         (Loss(MSE, reduction="median"), 'there is no reduction "median"'),  # type: ignore[arg-type]
-        (Loss(MSE, scores="nothing"), 'the model has no value "nothing", which is to be compared by the loss'),
+        (Loss(MSE, scores="nothing"), 'the model has no value "nothing" to use as an input of the loss'),
         (
             Loss(MSE, reduction="none"),  # type: ignore[arg-type]
             'the model: the loss must be one float, but "onnx::pow_output::4" is float32[n, 3]; reduce it with '
@@ -198,7 +198,7 @@ def test_a_sum_of_losses(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_does_not_fit(loss: Loss, sentence: str, tmp_path: Path) -> None:
+def test_invalid_losses(loss: Loss, sentence: str, tmp_path: Path) -> None:
     with pytest.raises((ortrain.InvalidArgumentError, ortrain.InvalidModelError)) as error:
         artifacts.generate_artifacts(model(["n", 3]), ["w"], loss=loss, artifact_directory=tmp_path)
     assert str(error.value) == sentence
@@ -249,15 +249,15 @@ def test_scores_and_targets_are_not_broadcast(tmp_path: Path) -> None:
         artifacts.generate_artifacts(two_heads(), loss=losses, artifact_directory=tmp_path)
     assert str(error.value).endswith(
         'the squared error of "c" (float32[b, 5]) needs a target of type float32[b, 5], but "t" is float32[b, 1]; '
-        "neither is broadcast: give this loss a target of its own"
+        "neither is broadcast: choose another target for this loss"
     )
 
 
 @pytest.mark.parametrize(
     ("axis", "sentence"),
     [
-        (0, 'class_axis is 0, which is the batch of "c" (float32[b, 5]); classes are on a later axis'),
-        (-2, 'class_axis is -2, which is the batch of "c" (float32[b, 5]); classes are on a later axis'),
+        (0, 'class_axis is 0, which is the batch axis of "c" (float32[b, 5]); choose a later axis'),
+        (-2, 'class_axis is -2, which is the batch axis of "c" (float32[b, 5]); choose a later axis'),
         (2, 'class_axis is 2, but "c" (float32[b, 5]) has axes 0 to 1'),
         (2**63 - 1, "has axes 0 to 1"),
     ],
@@ -347,7 +347,7 @@ def trained_tokens(folder: Path, loss: Any, labels: np.ndarray, face: str = "mod
 
 @pytest.mark.parametrize("face", ["module", "session"])
 @pytest.mark.parametrize("settings", [{}, {"ignore_index": 2}, {"reduction": "sum"}])
-def test_labels_of_the_first_step_say_the_axis_of_classes(settings: dict[str, Any], face: str, tmp_path: Path) -> None:
+def test_class_axis_follows_from_the_first_labels(settings: dict[str, Any], face: str, tmp_path: Path) -> None:
     labels = np.random.default_rng(6).integers(0, 5, TOKENS[:2])
     given = Loss(LossType.CrossEntropyLoss, class_axis=-1, **settings)
     with warnings.catch_warnings():
@@ -357,8 +357,8 @@ def test_labels_of_the_first_step_say_the_axis_of_classes(settings: dict[str, An
         found = trained_tokens(tmp_path, Loss(LossType.CrossEntropyLoss, **settings), labels, face)
     assert found == wanted
     assert [str(one.message) for one in warned] == [
-        'the classes of "y" (float32[4, 7, 5]) are taken to be on axis 2, the last one, for "labels" has the shape '
-        "[4, 7]; say so by class_axis=2 of the loss"
+        'the class axis of "y" (float32[4, 7, 5]) is assumed to be 2, the last one, because "labels" has shape [4, '
+        "7]; confirm it with class_axis=2 of the loss"
     ]
     assert warned[0].filename == __file__
 
@@ -388,16 +388,16 @@ def test_labels_that_do_not_fit_are_refused_with_both_readings(
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         trained_tokens(tmp_path, Loss(LossType.CrossEntropyLoss, **settings), np.zeros(labels, np.int64))
     assert str(error.value).endswith(
-        f'"y" (float32[4, 7, 5]) has its classes on axis {axis} and labels {shapes[axis]}; with classes on axis '
-        f"{other} labels are {shapes[other]}, which class_axis={other} of the loss says"
+        f'"y" (float32[4, 7, 5]) has its classes on axis {axis}, so labels are {shapes[axis]}. For classes on '
+        f"axis {other} and labels {shapes[other]} set class_axis={other} of the loss"
     )
 
 
-def test_weights_of_classes_say_their_axis(tmp_path: Path) -> None:
+def test_class_axis_follows_from_the_class_weights(tmp_path: Path) -> None:
     labels = np.random.default_rng(6).integers(0, 5, TOKENS[:2])
     weight = np.arange(1.0, 6.0)
     given = Loss(LossType.CrossEntropyLoss, class_axis=-1, weight=weight)
     wanted = trained_tokens(tmp_path, given, labels)
-    with pytest.warns(ortrain.TrainingWarning, match="for it has as many elements as the weight of the loss"):
+    with pytest.warns(ortrain.TrainingWarning, match="because its size equals the size of the loss weight"):
         found = trained_tokens(tmp_path, Loss(LossType.CrossEntropyLoss, weight=weight), labels)
     assert found == wanted

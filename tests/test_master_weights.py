@@ -91,9 +91,8 @@ def test_small_updates_add_up(dtype: int, tmp_path: Path) -> None:
     model = network(dtype)
     name, part = ("float16", 4096) if dtype == TensorProto.FLOAT16 else ("bfloat16", 512)
     sentence = (
-        f'3 of the 3 tensors that are trained are {name} ("w", "b", "v"), and a step that changes a weight by less '
-        f'than one part in {part} is lost; master_weights="float32" trains them in float32, and exports have {name} '
-        "again"
+        f'3 of the 3 trained tensors are {name} ("w", "b", "v"), which loses steps that change a weight by less than '
+        f'1/{part} of its value. master_weights="float32" trains them in float32 and exports {name}'
     )
     assert ortrain.inspect(model).warnings == [sentence]
     with pytest.warns(ortrain.TrainingWarning) as caught:
@@ -149,14 +148,13 @@ def test_frozen_parameters_keep_their_type(tmp_path: Path) -> None:
     assert {name: str(parameter.data.dtype) for name, parameter in state.parameters} == {"v": "float32", "w": "float16"}
 
 
-def test_what_is_wide() -> None:
+def test_master_weights_need_a_half_type() -> None:
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         artifacts.generate_artifacts(
             ortrain.examples.perceptron(), loss=artifacts.LossType.CrossEntropyLoss, master_weights="float32"
         )
     assert str(error.value) == (
-        "master weights are for weights of float16 or bfloat16, and none that is trained has one of these types; leave "
-        "master_weights out"
+        "master_weights needs a trained weight of float16 or bfloat16, and there is none; leave master_weights out"
     )
 
 
@@ -164,6 +162,6 @@ def test_another_type() -> None:
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         artifacts.generate_artifacts(ortrain.examples.perceptron(), master_weights="float64")  # type: ignore[arg-type]
     assert str(error.value) == (
-        "master_weights is 'float32' or None, not 'float64'; weights of float32 and float64 are trained in "
+        "master_weights must be 'float32' or None, got 'float64'; weights of float32 and float64 are trained in "
         "their own type"
     )

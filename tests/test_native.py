@@ -57,13 +57,13 @@ def test_results_are_written_where_values_lie() -> None:
 def test_results_that_do_not_fit_write_nothing() -> None:
     session = native_session(halves())
     x, short = value_of(np.array([2, 4], np.float32)), value_of(np.zeros(1, np.float32))
-    with pytest.raises(InvalidArgumentError, match=r'output "z" is float32\[2\], but room for float32\[1\] was given'):
+    with pytest.raises(InvalidArgumentError, match=r'output "z" is float32\[2\], but its buffer is float32\[1\]'):
         session.run_into({"x": x}, [(0, x), (1, short)])
     fixed = np.zeros(2, np.float32)
     fixed.flags.writeable = False
-    with pytest.raises(InvalidArgumentError, match='the place for output "z": it is read-only memory'):
+    with pytest.raises(InvalidArgumentError, match='the buffer of output "z": it is read-only; give a writable buffer'):
         session.run_into({"x": x}, [(0, x), (1, value_of(fixed))])
-    with pytest.raises(InvalidArgumentError, match="there is no output at 2; there are 2"):
+    with pytest.raises(InvalidArgumentError, match="output index 2 is out of range: the model has 2 outputs"):
         session.run_into({"x": x}, [(2, x)])
     with pytest.raises(InvalidArgumentError, match='no value was given for input "x"'):
         session.run_into({}, [(0, x)])

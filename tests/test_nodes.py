@@ -223,7 +223,7 @@ def test_node(name: str, backend: str) -> None:
     for inputs, outputs in [(arrays(inputs), arrays(outputs)) for inputs, outputs in case.data_sets]:
         if backend == GPU and name in IN_FLOAT64:
             feeds = {value.name: array for value, array in zip(session.get_inputs(), inputs, strict=True)}
-            with pytest.raises(ortrain.UnsupportedError, match="float64, which this device does not have"):
+            with pytest.raises(ortrain.UnsupportedError, match="float64, which this device does not support"):
                 session.run(None, feeds)
             continue
         feeds = {value.name: array for value, array in zip(session.get_inputs(), inputs, strict=True)}

@@ -17,7 +17,7 @@ from ortrain.api import CheckpointState, Module
 DEVICES = ("cpu", "reference")
 # Rounding of sums of some hundred products in float32.
 TOLERANCE = 1e-4
-ODD = {"NaN": np.nan, "infinity": np.inf}
+NONFINITE = {"NaN": np.nan, "infinity": np.inf}
 
 
 def of_one_node(op: str, feeds: dict[str, np.ndarray], names: list[str], **attributes: Any) -> Any:
@@ -45,23 +45,23 @@ CONVOLUTIONS: dict[str, tuple[str, tuple[int, ...], tuple[int, ...], dict[str, A
 }
 
 
-@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("kind", NONFINITE)
 @pytest.mark.parametrize("name", CONVOLUTIONS)
-def test_convolutions(name: str, odd: str) -> None:
+def test_convolutions(name: str, kind: str) -> None:
     op, x_shape, w_shape, attributes = CONVOLUTIONS[name]
     rng = np.random.default_rng(3)
     for given in ("x", "w"):
         feeds = {"x": rng.standard_normal(x_shape, np.float32), "w": rng.standard_normal(w_shape, np.float32)}
-        feeds[given].flat[0] = ODD[odd]
+        feeds[given].flat[0] = NONFINITE[kind]
         model = of_one_node(op, feeds, ["x", "w"], **attributes).SerializeToString()
         results = [ortrain.InferenceSession(model, providers=[device]).run(None, feeds)[0] for device in DEVICES]
         np.testing.assert_allclose(results[0], results[1], rtol=TOLERANCE, atol=TOLERANCE)
         assert not np.isfinite(results[0]).all()
 
 
-@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("kind", NONFINITE)
 @pytest.mark.parametrize("name", [name for name in CONVOLUTIONS if CONVOLUTIONS[name][0] == "Conv"])
-def test_gradients_of_convolutions(name: str, odd: str, tmp_path: Path) -> None:
+def test_gradients_of_convolutions(name: str, kind: str, tmp_path: Path) -> None:
     """Infinity and NaN reach the gradients of the input and of the filter. A factor before the node has the input
     gradient."""
     _, x_shape, w_shape, attributes = CONVOLUTIONS[name]
@@ -98,10 +98,10 @@ def test_gradients_of_convolutions(name: str, odd: str, tmp_path: Path) -> None:
             state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
             if given == "w":
                 value = weights["w"].copy()
-                value.flat[0] = ODD[odd]
+                value.flat[0] = NONFINITE[kind]
                 state.parameters["w"].data = value
             else:
-                scale.flat[0] = ODD[odd]
+                scale.flat[0] = NONFINITE[kind]
             module = Module(tmp_path / "training_model.onnx", state, device=device)
             module(x, scale)
             gradients.append({key: np.array(parameter.grad) for key, parameter in state.parameters})
@@ -119,16 +119,16 @@ NETS: dict[str, tuple[int, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("direction", ["forward", "reverse"])
-@pytest.mark.parametrize("odd", ODD)
+@pytest.mark.parametrize("kind", NONFINITE)
 @pytest.mark.parametrize("name", NETS)
-def test_weights_of_a_state_of_zeros(name: str, odd: str, direction: str) -> None:
-    """An odd weight times a zero state is NaN from the first step on, with an explicit or an omitted initial state."""
+def test_weights_of_a_state_of_zeros(name: str, kind: str, direction: str) -> None:
+    """A nonfinite weight times a zero state is NaN from the first step, with an explicit or omitted initial state."""
     gates, attributes = NETS[name]
     steps, batch, size, hidden = 3, 2, 4, 5
     rng = np.random.default_rng(5)
     shapes = {"x": (steps, batch, size), "w": (1, gates * hidden, size), "r": (1, gates * hidden, hidden)}
     feeds = {key: rng.standard_normal(dims, np.float32) for key, dims in shapes.items()}
-    feeds["r"][0, -hidden, 2] = ODD[odd]
+    feeds["r"][0, -hidden, 2] = NONFINITE[kind]
     given = feeds | {"h": np.zeros((1, batch, hidden), np.float32)}
     more: dict[str, Any] = {"hidden_size": hidden, "direction": direction} | attributes
     op = name.split(",")[0]
@@ -148,11 +148,11 @@ def test_weights_of_a_state_of_zeros(name: str, odd: str, direction: str) -> Non
             np.testing.assert_array_equal(np.isnan(first), np.isnan(expected[0]), err_msg=device)
 
 
-@pytest.mark.parametrize("odd", ODD)
-def test_windows_of_channels_without_it(odd: str) -> None:
-    """LRN sums each window separately: an odd element does not change windows of other channels."""
+@pytest.mark.parametrize("kind", NONFINITE)
+def test_windows_of_channels_without_it(kind: str) -> None:
+    """LRN sums each window separately: a nonfinite element does not change windows of other channels."""
     x = np.random.default_rng(6).standard_normal((1, 8, 2, 3), np.float32)
-    x[0, 2] = ODD[odd]
+    x[0, 2] = NONFINITE[kind]
     model = of_one_node("LRN", {"x": x}, ["x"], size=3)
     for device in DEVICES:
         (got,) = ortrain.InferenceSession(model, providers=[device]).run(None, {"x": x})
@@ -160,10 +160,10 @@ def test_windows_of_channels_without_it(odd: str) -> None:
         # A neighbour of infinity is divided by infinity and becomes zero; infinity over infinity is NaN.
         assert np.isnan(got[:, 2]).all()
         near = got[:, [1, 3]]
-        assert (np.isnan(near) if odd == "NaN" else near == 0).all()
+        assert (np.isnan(near) if kind == "NaN" else near == 0).all()
 
 
-def test_elements_that_are_no_numbers_are_kept_apart() -> None:
+def test_unique_separates_infinity_and_nan() -> None:
     """Unique returns infinity and NaN as separate elements, NaN last, as NumPy does."""
     x = np.array([3, np.inf, np.nan, 3, -1, np.inf], np.float32)
     for device in DEVICES:

@@ -98,7 +98,7 @@ def test_losses_and_gradients_are_their_formulas(kind: str, shape: tuple[int, in
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_square_error_and_its_gradient_apart(weighted: bool, dtype: Any) -> None:
+def test_square_error_and_its_gradient_as_separate_models(weighted: bool, dtype: Any) -> None:
     expected, predicted = drawn(5, 2, dtype=dtype, seed=1), drawn(5, 2, dtype=dtype, seed=2)
     feeds, weight = {"X1": expected, "X2": predicted}, np.ones((5, 1))
     if weighted:
@@ -347,7 +347,7 @@ def test_scores_are_the_terms_of_the_loss(kind: str, columns: int, weighted: boo
     np.testing.assert_allclose(found, wanted, **TOLERANCE[np.float64])
 
 
-def test_what_is_no_number_is_a_loss_that_is_none() -> None:
+def test_nan_input_gives_a_nan_loss() -> None:
     """Clipping hides no NaN: the loss of a diverging training is NaN."""
     model = function_onnx_graph("grad_sigmoid_neg_log_loss_error")
     found = everywhere(model, {"X1": np.array([[0], [1]]), "X2": np.float32([[np.nan], [0]])})
@@ -360,7 +360,7 @@ def test_an_unknown_function_is_refused_with_those_there_are() -> None:
         function_onnx_graph("square_eror")
     assert isinstance(error.value, ValueError)
     assert str(error.value) == (
-        "there is no function 'square_eror'; there are "
+        "unknown function 'square_eror'; expected one of "
         + ", ".join(sorted(get_supported_functions()))
         + "; did you mean 'square_error'?"
     )
@@ -369,27 +369,27 @@ def test_an_unknown_function_is_refused_with_those_there_are() -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"target_opset": 8}, f"target_opset is an integer from 9 to {NEWEST}, not 8"),
-        ({"target_opset": NEWEST + 1}, f"target_opset is an integer from 9 to {NEWEST}, not {NEWEST + 1}"),
-        ({"target_opset": "15"}, f"target_opset is an integer from 9 to {NEWEST}, not '15'"),
-        ({"dtype": np.float16}, "dtype is float32 or float64, not float16"),
-        ({"dtype": np.int64}, "dtype is float32 or float64, not int64"),
-        ({"weight_name": ""}, "weight_name is the name of an input, not ''"),
+        ({"target_opset": 8}, f"target_opset must be an integer from 9 to {NEWEST}, got 8"),
+        ({"target_opset": NEWEST + 1}, f"target_opset must be an integer from 9 to {NEWEST}, got {NEWEST + 1}"),
+        ({"target_opset": "15"}, f"target_opset must be an integer from 9 to {NEWEST}, got '15'"),
+        ({"dtype": np.float16}, "dtype must be float32 or float64, got float16"),
+        ({"dtype": np.int64}, "dtype must be float32 or float64, got int64"),
+        ({"weight_name": ""}, "weight_name must be the name of an input, got ''"),
         ({"weight_name": "X2"}, "weight_name 'X2' is the name of another input or output of the function"),
         ({"weight_name": "Y"}, "weight_name 'Y' is the name of another input or output of the function"),
-        ({"multiply": np.nan}, "multiply is a finite number, not nan"),
-        ({"multiply": "2"}, "multiply is a number, not '2'"),
+        ({"multiply": np.nan}, "multiply must be a finite number, got nan"),
+        ({"multiply": "2"}, "multiply must be a number, got '2'"),
         (
             {"name": "axpy", "weight_name": "weight"},
-            "function 'axpy' has no weights of rows; leave weight_name out",
+            "function 'axpy' has no row weights; omit weight_name",
         ),
         (
             {"name": "n_penalty_elastic_error", "n_tensors": 0},
-            "n_tensors is how many weights there are, 1 or more, not 0",
+            "n_tensors must be the number of weights, at least 1, got 0",
         ),
         (
             {"name": "grad_sigmoid_neg_log_loss_error", "eps": 0.5},
-            "eps is from 0 to less than 0.5, not 0.5; a probability is at least eps",
+            "eps must be at least 0 and less than 0.5, got 0.5: it is the smallest probability",
         ),
     ],
 )
@@ -403,10 +403,10 @@ def test_unknown_keywords_are_refused() -> None:
     with pytest.raises(TypeError) as error:
         function_onnx_graph("grad_loss_elastic_error", l1_wieght=1)
     assert str(error.value) == (
-        "function 'grad_loss_elastic_error' takes no keyword 'l1_wieght'; it takes l1_weight, l2_weight; did you mean "
-        "'l1_weight'?"
+        "function 'grad_loss_elastic_error' has no keyword argument 'l1_wieght'; it takes l1_weight, l2_weight; "
+        "did you mean 'l1_weight'?"
     )
-    with pytest.raises(TypeError, match=r"takes no keyword 'multiply'; it takes none$"):
+    with pytest.raises(TypeError, match=r"has no keyword argument 'multiply'; it takes none$"):
         function_onnx_graph("copy", multiply=1)
 
 

@@ -56,7 +56,7 @@ def result(block: onnxblock.Block, inputs: int = 1) -> np.ndarray:
 
 
 @pytest.mark.parametrize(
-    ("block", "inputs", "want"),
+    ("block", "inputs", "expected"),
     [
         (blocks.Add(), 2, X + X),
         (blocks.Sub(), 2, X - X),
@@ -79,10 +79,10 @@ def result(block: onnxblock.Block, inputs: int = 1) -> np.ndarray:
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, onnxblock.Block) else "",
 )
-def test_blocks_of_a_node(block: onnxblock.Block, inputs: int, want: np.ndarray) -> None:
+def test_blocks_of_a_node(block: onnxblock.Block, inputs: int, expected: np.ndarray) -> None:
     got = result(block, inputs)
-    assert got.shape == want.shape
-    np.testing.assert_allclose(got, want, rtol=1e-6)
+    assert got.shape == expected.shape
+    np.testing.assert_allclose(got, expected, rtol=1e-6)
 
 
 def test_logarithm() -> None:
@@ -365,7 +365,7 @@ def test_contexts() -> None:
         assert not accessor.has_path
         with pytest.raises(ortrain.InvalidArgumentError, match="no path"):
             accessor.path  # noqa: B018
-    with pytest.raises(ortrain.InvalidArgumentError, match=r"needs an onnx\.ModelProto, not NoneType"):
+    with pytest.raises(ortrain.InvalidArgumentError, match=r"expects an onnx\.ModelProto, got NoneType"):
         onnxblock.base(None).__enter__()  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="it is a mistake"), onnxblock.base(model):
         raise ValueError("it is a mistake")
@@ -398,7 +398,7 @@ def test_out_of_order() -> None:
     for call in (block.to_model_proto, block.parameters, Of(blocks.Neg()).to_model_proto):
         with pytest.raises(ortrain.InvalidArgumentError, match="there is no model yet"):
             call()
-    with pytest.raises(ortrain.InvalidArgumentError, match="no parameters are to be trained"):
+    with pytest.raises(ortrain.InvalidArgumentError, match="there are no parameters to train"):
         models(block, [])
     with pytest.raises(ortrain.InvalidArgumentError, match='has no initializer "w"'):
         models(Training(loss.CrossEntropyLoss()), ["w"])

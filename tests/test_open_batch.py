@@ -245,7 +245,7 @@ def test_first_states_of_a_recurrent_layer() -> None:
     np.testing.assert_allclose(y, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_open_stays() -> None:
+def test_open_model_is_unchanged() -> None:
     model = onnx.load(ortrain.examples.perceptron())
     assert onnx.load_from_string(artifacts.open_batch(model)).graph == model.graph
 
@@ -258,7 +258,7 @@ def test_what_is_open_stays() -> None:
             {"mix": drawn(3, 3)},
             [3, 4],
             [3, 4],
-            "something inside depends on the batch of 3: ",
+            "a node depends on the batch size 3: ",
         ),
         (
             [node("Add", ["x", "each"], "y")],
@@ -279,7 +279,7 @@ def test_what_is_open_stays() -> None:
             {"w": drawn(4, 4)},
             [3, 4],
             [3, 4],
-            'node "/y" (Softmax) gives a row of a larger batch other numbers than it gets alone',
+            'node "/y" (Softmax) computes other values for a row in a larger batch than for the row alone',
         ),
         (
             [node("Transpose", ["x"], "a"), node("Reshape", ["a", "shape"], "b"), node("MatMul", ["b", "w"], "y")],
@@ -288,34 +288,40 @@ def test_what_is_open_stays() -> None:
             [1, 4],
             'node "/y" (MatMul)',
         ),
-        ([node("Squeeze", ["x"], "a"), node("Relu", ["a"], "y")], {}, [1, 4], [4], 'node "/a" (Squeeze) gives a row'),
+        (
+            [node("Squeeze", ["x"], "a"), node("Relu", ["a"], "y")],
+            {},
+            [1, 4],
+            [4],
+            'node "/a" (Squeeze) computes other values for a row',
+        ),
         (
             [node("Gather", ["x", "first"], "a", axis=0), node("Relu", ["a"], "y")],
             {"first": np.array([0])},
             [1, 4],
             [1, 4],
-            'node "/a" (Gather) gives a row',
+            'node "/a" (Gather) computes other values for a row',
         ),
         (
             [node("Concat", ["token", "x"], "y", axis=0)],
             {"token": drawn(1, 4)},
             [1, 4],
             [2, 4],
-            'node "/y" (Concat) gives a row',
+            'node "/y" (Concat) computes other values for a row',
         ),
         (
             [node("Expand", ["token", "shape"], "a"), node("Concat", ["a", "x"], "y", axis=0)],
             {"token": drawn(1, 4), "shape": np.array([1, 4])},
             [1, 4],
             [2, 4],
-            'node "/y" (Concat) gives a row',
+            'node "/y" (Concat) computes other values for a row',
         ),
         (
             [node("Reshape", ["x", "shape"], "a"), node("Relu", ["a"], "y")],
             {"shape": np.array([4])},
             [1, 4],
             [4],
-            'node "/y" (Relu) counts the batch and more on axis 0 of output "y"',
+            'node "/y" (Relu) merges the batch with other axes in axis 0 of output "y"',
         ),
         (
             [node("ReduceSum", ["x", "axes"], "s", keepdims=0), node("Expand", ["s", "shape"], "y")],
@@ -339,7 +345,7 @@ def test_what_is_open_stays() -> None:
         "independent",
     ],
 )
-def test_what_depends_on_the_batch(
+def test_shapes_that_depend_on_the_batch(
     nodes: list[onnx.NodeProto], initializers: dict[str, Any], shape: list[int], output: list[int], sentence: str | None
 ) -> None:
     model = fixed(nodes, initializers, shape, [output])
@@ -356,7 +362,7 @@ def test_what_depends_on_the_batch(
 
 
 @pytest.mark.parametrize("shape", [[1, 2**40], [2**40, 1], [1, 2**20, 2**20]])
-def test_sizes_that_nobody_has_memory_for(shape: list[int]) -> None:
+def test_sizes_that_exceed_the_memory(shape: list[int]) -> None:
     """Rows are compared only if they fit into memory: a file may declare any size."""
     model = fixed([node("Relu", ["x"], "a"), node("Flatten", ["a"], "y")], {}, shape, [[shape[0], 2**40 // shape[0]]])
     opened = onnx.load_from_string(artifacts.open_batch(model))
@@ -375,8 +381,8 @@ def test_the_hint() -> None:
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         session.run(None, {"x": drawn(8, 5, 4)})
     assert str(error.value) == (
-        'input "x" should be float32[1, 5, 4], but float32[8, 5, 4] was given: axis 0 should be 1 but is 8; if it is '
-        "the batch, open_batch of ortrain.artifacts opens the model for others"
+        'input "x" must be float32[1, 5, 4], got float32[8, 5, 4]: axis 0 should be 1 but is 8; if it is '
+        "the batch, open_batch of ortrain.artifacts allows other sizes"
     )
 
 

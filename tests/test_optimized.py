@@ -109,7 +109,7 @@ ACTIVATIONS: dict[str, dict[str, float]] = {
 
 @pytest.mark.parametrize("activation", [*ACTIVATIONS, "Clip"])
 @pytest.mark.parametrize("op", ["Gemm", "Conv"])
-def test_every_activation_that_is_taken_in(op: str, activation: str, tmp_path: Path) -> None:
+def test_every_fused_activation(op: str, activation: str, tmp_path: Path) -> None:
     """Activations match for every activation that the optimizer may fuse. Some activations stay separate nodes."""
     rng = np.random.default_rng(2)
     shape = [3, 5] if op == "Gemm" else [2, 4, 6, 6]

@@ -48,7 +48,7 @@ FLAGS = [
     for row in ROWS.values()
     for flipped in [{}, *({flag: not default} for flag, default in row.flags.items())]
 ]
-STEPS, FEW_STEPS = 50, 10
+STEPS, SHORT_RUN_STEPS = 50, 10
 # Tolerance relative to the largest weight. Weights and slots are float32: each step rounds a weight by up to half a
 # unit, which is 6e-8 of the weight. 50 roundings add up like a random walk.
 CLOSE = 1e-6
@@ -97,7 +97,7 @@ class Plan:
         self.flags = self.row.flags | self.flags
         self.lr = self.row.learning_rate if self.lr is None else self.lr
 
-    def made(self) -> Any:
+    def build(self) -> Any:
         """Build the optimizer of ortrain."""
         flags: dict[str, Any] = dict(self.flags)
         if "onnxruntime" in flags:
@@ -190,7 +190,7 @@ class Ours:
         self.plan, self.schedule, self.folder = plan, schedule, folder
         model = prescribing_model(self.weights)
         names = list(self.weights)
-        ortrain.generate_artifacts(model, requires_grad=names, optimizer=plan.made(), artifact_directory=folder)
+        ortrain.generate_artifacts(model, requires_grad=names, optimizer=plan.build(), artifact_directory=folder)
         self.run = Run(folder)
         self.scheduler = None if schedule is None else LRScheduler(self.run.optimizer, schedule)
 
@@ -332,7 +332,7 @@ def test_flags(row: Row, flags: dict[str, bool], tmp_path: Path) -> None:
 @EACH
 def test_options(row: Row, option: dict[str, float], tmp_path: Path) -> None:
     both = Both(tmp_path, Plan(row, options=option))
-    both.steps(FEW_STEPS, pool_of())
+    both.steps(SHORT_RUN_STEPS, pool_of())
     both.check()
     if "ema_decay" in option:
         assert "ema" in both.state("row")
@@ -342,7 +342,7 @@ def test_options(row: Row, option: dict[str, float], tmp_path: Path) -> None:
 def test_all_options_on_a_sum_of_gathered_gradients(row: Row, tmp_path: Path) -> None:
     options = {"max_value": 0.5, "max_norm_per_tensor": 20.0, "ema_decay": 0.7}
     both = Both(tmp_path, grouped(row, options=options, max_norm=20.0))
-    both.steps(FEW_STEPS, pool_of(), GATHERED)
+    both.steps(SHORT_RUN_STEPS, pool_of(), GATHERED)
     assert max(both.norms) > 20
     both.check()
 
@@ -351,7 +351,7 @@ def test_all_options_on_a_sum_of_gathered_gradients(row: Row, tmp_path: Path) ->
 def test_averages(row: Row, tmp_path: Path) -> None:
     averaging = {} if row.name == "ScheduleFreeAdamW" else {"ema_decay": 0.7}
     both = Both(tmp_path, grouped(row, options=averaging), started(small=True))
-    both.steps(FEW_STEPS, pool_of(small=True))
+    both.steps(SHORT_RUN_STEPS, pool_of(small=True))
     found = {name: both.run.state.parameters[name].average for name in both.weights}
     assert_close(found, {name: both.training.average(name) for name in both.weights}, CLOSE)
 
@@ -369,7 +369,7 @@ def test_no_average(tmp_path: Path) -> None:
 def test_weights_of_other_types(row: Row, dtype: str, tolerance: float, tmp_path: Path) -> None:
     """Float16 weights have float32 slots; ortrain and the formulas round weights to float16 at every step."""
     both = Both(tmp_path, grouped(row, lr=0.05), started(True, dtype))
-    both.steps(FEW_STEPS, pool_of(True, dtype))
+    both.steps(SHORT_RUN_STEPS, pool_of(True, dtype))
     for name in both.weights:
         kinds = {key: values.dtype for key, values in both.state(name).items()}
         assert kinds.pop("weights") == dtype
@@ -385,7 +385,7 @@ def test_weights_of_several_types(row: Row, tmp_path: Path) -> None:
         return {name: values.astype(np.float16 if name == "row" else np.float32) for name, values in arrays.items()}
 
     both = Both(tmp_path, grouped(row, lr=0.05, max_norm=20.0), mixed(started(True, "float16")))
-    both.steps(FEW_STEPS, [mixed(gradients) for gradients in pool_of(True, "float16")])
+    both.steps(SHORT_RUN_STEPS, [mixed(gradients) for gradients in pool_of(True, "float16")])
     both.check(HALF_CLOSE)
 
 
@@ -611,7 +611,7 @@ def test_no_bound_of_a_ratio(tmp_path: Path) -> None:
 SIGNED = {"beta2_decay", "dampening", "r", "weight_lr_power"}
 
 
-def made(optimizer: Callable[[], Any], folder: Path) -> None:
+def generate(optimizer: Callable[[], Any], folder: Path) -> None:
     model = prescribing_model(started(small=True))
     names = list(started(small=True))
     ortrain.generate_artifacts(model, requires_grad=names, optimizer=optimizer(), artifact_directory=folder)
@@ -622,28 +622,28 @@ def test_settings_that_make_no_sense(row: Row, tmp_path: Path) -> None:
     for name, value in itertools.product(row.settings, (math.nan, -math.inf, -0.5)):
         if value == -0.5 and name in SIGNED:
             continue
-        with pytest.raises(InvalidArgumentError, match=f"{name} is "):
-            made(Plan(row, {name: value}).made, tmp_path)
+        with pytest.raises(InvalidArgumentError, match=f"{name} (is|must be) "):
+            generate(Plan(row, {name: value}).build, tmp_path)
         part = Part("row", ["row"], Group({name: value}))
         if "beta" not in name:
-            with pytest.raises(InvalidArgumentError, match=f"{name} of group 0 is "):
-                made(Plan(row, parts=[part]).made, tmp_path)
+            with pytest.raises(InvalidArgumentError, match=f"{name} of group 0 (is|must be) "):
+                generate(Plan(row, parts=[part]).build, tmp_path)
     for lr in (-1.0, math.nan, math.inf):
-        with pytest.raises(InvalidArgumentError, match=r"rate|lr is"):
-            made(Plan(row, lr=lr).made, tmp_path)
+        with pytest.raises(InvalidArgumentError, match=r"rate|lr (is|must be)"):
+            generate(Plan(row, lr=lr).build, tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 REFUSED: list[tuple[Callable[[], Any], str]] = [
-    (lambda: optim.Adam(betas=(0.9, 1.0)), "beta2 is 1; a number from 0 to below 1 is needed"),
-    (lambda: optim.Lion(betas=(1.0, 0.9)), "beta1 is 1; a number from 0 to below 1 is needed"),
-    (lambda: optim.ScheduleFreeAdamW(betas=(0.0, 0.9)), "beta1 is 0; a number between 0 and 1 is needed"),
-    (lambda: optim.LARS(trust_coefficient=0.0), "trust_coefficient is 0; a finite number above 0 is needed"),
-    (lambda: optim.Adam(max_norm=0.0), "max_norm is 0; a finite number above 0 is needed"),
-    (lambda: optim.Adam(max_norm=math.nan), "max_norm is nan; a finite number is needed"),
-    (lambda: optim.Adam(max_norm_per_tensor=-1.0), "max_norm_per_tensor is -1; a finite number above 0 is needed"),
-    (lambda: optim.Adam(max_value=0.0), "max_value is 0; a finite number above 0 is needed"),
-    (lambda: optim.Adam(ema_decay=1.0), "ema_decay is 1; a number from 0 to below 1 is needed"),
+    (lambda: optim.Adam(betas=(0.9, 1.0)), "beta2 must be a number from 0 to below 1, got 1"),
+    (lambda: optim.Lion(betas=(1.0, 0.9)), "beta1 must be a number from 0 to below 1, got 1"),
+    (lambda: optim.ScheduleFreeAdamW(betas=(0.0, 0.9)), "beta1 must be a number between 0 and 1, got 0"),
+    (lambda: optim.LARS(trust_coefficient=0.0), "trust_coefficient must be a finite number above 0, got 0"),
+    (lambda: optim.Adam(max_norm=0.0), "max_norm must be a finite number above 0, got 0"),
+    (lambda: optim.Adam(max_norm=math.nan), "max_norm must be finite, got nan"),
+    (lambda: optim.Adam(max_norm_per_tensor=-1.0), "max_norm_per_tensor must be a finite number above 0, got -1"),
+    (lambda: optim.Adam(max_value=0.0), "max_value must be a finite number above 0, got 0"),
+    (lambda: optim.Adam(ema_decay=1.0), "ema_decay must be a number from 0 to below 1, got 1"),
     (lambda: optim.Adam(accumulation="average"), "accumulation"),
     (lambda: optim.AdamW(formula="tensorflow"), "tensorflow"),
     (lambda: optim.Adam(groups=[{"params": "rwo"}]), 'did you mean "row"'),
@@ -654,24 +654,30 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: optim.Adam(groups=[{"params": "row", "rho": 0.5}]), "rho"),
     (lambda: optim.Adam(groups=[{"params": "row", "weight_decy": 0.5}]), "weight_decay"),
     (lambda: optim.Adam(groups=[{"params": "row", "lr": 0.1, "lr_factor": 0.1}]), "lr_factor"),
-    (lambda: optim.Adam(groups=[{"params": "row", "lr": -0.1}]), "lr of group 0 is -0.1"),
-    (lambda: optim.Adam(groups=[{"params": "row", "lr_factor": math.nan}]), "lr_factor of group 0 is nan"),
+    (
+        lambda: optim.Adam(groups=[{"params": "row", "lr": -0.1}]),
+        "lr of group 0 must be finite and at least 0, got -0.1",
+    ),
+    (
+        lambda: optim.Adam(groups=[{"params": "row", "lr_factor": math.nan}]),
+        "lr_factor of group 0 must be finite, got nan",
+    ),
     (lambda: optim.Adam(groups=[{"params": "row", "frozen_steps": -1}]), "frozen_steps"),
     (lambda: optim.Adam(groups=[{"params": "row", "max_value": 0.1}]), "max_value"),
 ]
 
 
 @pytest.mark.parametrize(("optimizer", "words"), REFUSED, ids=[words for _, words in REFUSED])
-def test_what_is_refused(optimizer: Callable[[], Any], words: str, tmp_path: Path) -> None:
+def test_invalid_settings(optimizer: Callable[[], Any], words: str, tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError) as error:
-        made(optimizer, tmp_path)
+        generate(optimizer, tmp_path)
     assert words in str(error.value)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_slot_that_cannot_start_as_the_parameter_does(tmp_path: Path) -> None:
     """A description may not start a one-element slot as the parameter, which has more elements."""
-    made(optim.ScheduleFreeAdamW, tmp_path)
+    generate(optim.ScheduleFreeAdamW, tmp_path)
     model = onnx.load(tmp_path / "optimizer_model.onnx")
     entry = model.metadata_props[0]
     spec = json.loads(entry.value)
@@ -680,7 +686,7 @@ def test_a_slot_that_cannot_start_as_the_parameter_does(tmp_path: Path) -> None:
     entry.value = json.dumps(spec)
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     module = ortrain.Module(tmp_path / "training_model.onnx", state)
-    with pytest.raises(OrtrainError, match='"largest_rate" of the optimizer starts as the parameter does'):
+    with pytest.raises(OrtrainError, match='"largest_rate" of the optimizer starts as a copy of the parameter'):
         ortrain.Optimizer(model, module)
 
 

@@ -15,7 +15,7 @@ import pytest
 from conftest import CASES, RECORDS, Run, meta_of
 from environments import in_environment
 from opsets import NETWORKS, NOT_IN_THE_REFERENCE, OPSETS, TRAINED, write_artifacts
-from replaying import GRADIENT_TOLERANCE, LOSS_TOLERANCE, batches_of, replay, too_far
+from replaying import GRADIENT_TOLERANCE, LOSS_TOLERANCE, above_tolerance, batches_of, replay
 from resuming import Outcome, resume
 
 from ortrain import api
@@ -41,7 +41,7 @@ def test_our_artifacts_train_there(oracle: Path, ours: Callable[[str], Path]) ->
     printed = in_environment(oracle, TESTS / "replaying.py", "onnxruntime.training.api", *pairs)
     distances: dict[str, dict[str, float]] = json.loads(printed)
     assert list(distances) == list(CASES)
-    assert not {case: found for case, found in distances.items() if too_far(found)}, distances
+    assert not {case: found for case, found in distances.items() if above_tolerance(found)}, distances
 
 
 @pytest.mark.parametrize(
@@ -53,13 +53,15 @@ def test_our_artifacts_train_there(oracle: Path, ours: Callable[[str], Path]) ->
         ("fake_quant_sgd_mse", {"FakeQuant", "FakeQuantGrad"}),
     ],
 )
-def test_artifacts_that_are_made_there_train_here(case: str, operators: set[str], oracle: Path, tmp_path: Path) -> None:
+def test_artifacts_of_onnxruntime_train_in_ortrain(
+    case: str, operators: set[str], oracle: Path, tmp_path: Path
+) -> None:
     """Their artifacts, with gradient operators that ours lack, give the same losses, gradients and parameters."""
     in_environment(oracle, TESTS / "oracle" / "record_artifacts.py", str(tmp_path), case)
     nodes = onnx.load(tmp_path / case / "training_model.onnx").graph.node
     assert operators <= {node.op_type for node in nodes}
     distances = replay(api, tmp_path / case, tmp_path / case)
-    assert not too_far(distances), distances
+    assert not above_tolerance(distances), distances
 
 
 def test_nodes_of_training_graphs_are_recorded_as_they_run_there(oracle: Path, tmp_path: Path) -> None:
@@ -124,7 +126,7 @@ def test_resume_from_each_others_checkpoints(oracle: Path, ours: Callable[[str],
         Outcome(**json.loads(printed)),
         resume("ortrain.api", case, ours("checkpoint_resume"), there, tmp_path),
     ):
-        assert not too_far(outcome.distances), outcome.distances
+        assert not above_tolerance(outcome.distances), outcome.distances
         for kind in ("optim", "plain"):
             assert outcome.properties[kind] == meta[f"properties_after_load_{kind}"]
             assert outcome.rates[kind] == meta[f"lr_after_load_{kind}"]

@@ -118,7 +118,7 @@ def test_elements_that_no_tensor_has(make: Callable[[Any], Any], array: np.ndarr
     assert str(error.value) == f"arrays of {array.dtype} are not supported"
 
 
-def test_lists_are_copied_by_the_wrapper_alone() -> None:
+def test_only_the_wrapper_copies_lists() -> None:
     assert OrtValue.ortvalue_from_numpy([1.0, 2.0]).shape() == [2]  # type: ignore[arg-type]
     with pytest.raises(ortrain.InvalidArgumentError, match="expected a NumPy array, not list"):
         native([1.0])
@@ -141,7 +141,7 @@ def test_bits_of_another_type_are_shared() -> None:
     assert str(unsupported.value) == "tensors of ONNX element type 8 are not supported"
 
 
-def test_a_read_only_array_stays_so() -> None:
+def test_value_of_a_read_only_array_is_read_only() -> None:
     array = np.ones(3, np.float32)
     array.flags.writeable = False
     value = OrtValue.ortvalue_from_numpy(array)
@@ -151,10 +151,10 @@ def test_a_read_only_array_stays_so() -> None:
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         value.update_inplace(np.zeros(3, np.float32))
     assert str(error.value) == (
-        "the OrtValue shares the memory of a read-only array, so it cannot be updated; make it of a copy"
+        "the OrtValue shares the memory of a read-only array, so it cannot be updated; make it from a copy"
     )
     with pytest.raises(
-        BufferError, match="the memory is read-only, which a DLPack capsule without a version cannot say"
+        BufferError, match="the memory is read-only, and a DLPack capsule without a version cannot express that"
     ):
         value.to_dlpack()
     versioned = value.__dlpack__(max_version=(1, 0))
@@ -173,7 +173,7 @@ class Watched(np.ndarray):
 
 
 @pytest.mark.parametrize("how", ["numpy", "dlpack", "native"])
-def test_who_owns_the_memory_is_kept(how: str) -> None:
+def test_values_keep_the_array_alive(how: str) -> None:
     array = np.arange(100_000, dtype=np.float32)
     watch = weakref.ref(array)
     make: dict[str, Callable[[Any], Any]] = {
@@ -214,7 +214,7 @@ def test_an_array_does_not_go_away_under_a_value() -> None:
     assert any(room)
 
 
-def test_what_a_subclass_says_of_itself_does_not_count() -> None:
+def test_overrides_of_a_subclass_are_ignored() -> None:
     array = np.ones(4, np.float32).view(Watched)
     value = OrtValue.ortvalue_from_numpy(array)
     np.testing.assert_array_equal(value.numpy(), np.ones(4))
@@ -246,17 +246,17 @@ def test_zeros(element_type: Any, name: str) -> None:
 @pytest.mark.parametrize(
     ("arguments", "kind", "sentence"),
     [
-        (([2, 3],), ValueError, "an OrtValue that is not made of an array needs both: its shape and its element_type"),
+        (([2, 3],), ValueError, "an OrtValue without an array needs shape and element_type"),
         (
             (None, np.float32),
             ValueError,
-            "an OrtValue that is not made of an array needs both: its shape and its element_type",
+            "an OrtValue without an array needs shape and element_type",
         ),
-        ((), ValueError, "an OrtValue that is not made of an array needs both: its shape and its element_type"),
-        (([2, -3], np.float32), ValueError, "a shape is a list of sizes, and -3 is none"),
-        (([2, 0.5], np.float32), ValueError, "a shape is a list of sizes, and 0.5 is none"),
+        ((), ValueError, "an OrtValue without an array needs shape and element_type"),
+        (([2, -3], np.float32), ValueError, "a shape must be a list of sizes, got -3"),
+        (([2, 0.5], np.float32), ValueError, "a shape must be a list of sizes, got 0.5"),
         (([1 << 40, 1 << 40], np.float32), ValueError, "float32[1099511627776, 1099511627776] is too large to address"),
-        (([1 << 50], np.float64), MemoryError, "the system does not give 9007199254740992 bytes of memory"),
+        (([1 << 50], np.float64), MemoryError, "the system cannot allocate 9007199254740992 bytes of memory"),
         (([2], np.str_), ortrain.UnsupportedError, "tensors of <U0 are not supported"),
         (([2], np.complex64), ortrain.UnsupportedError, "tensors of complex64 are not supported"),
         (([2], 8), ortrain.UnsupportedError, "tensors of ONNX element type 8 are not supported"),
@@ -273,7 +273,7 @@ def test_shapes_and_types_that_are_none(arguments: tuple[Any, ...], kind: type[E
     assert str(error.value) == sentence
 
 
-def test_what_a_value_says_of_itself() -> None:
+def test_properties_of_a_value() -> None:
     value = OrtValue.ortvalue_from_numpy(np.zeros((2, 3)), "CPU", 0)
     assert (value.shape(), value.data_type(), value.element_type()) == ([2, 3], "tensor(double)", 11)
     assert (value.device_name(), value._ortvalue.device_name()) == ("cpu", "Cpu")
@@ -281,7 +281,7 @@ def test_what_a_value_says_of_itself() -> None:
     assert (value.is_tensor(), value.has_value()) == (True, True)
     assert (value.is_tensor_sequence(), value.is_sparse_tensor()) == (False, False)
     assert np.asarray(value, np.float32).dtype == np.float32
-    with pytest.raises(ValueError, match="an OrtValue of float64 becomes an array of float32 by a copy"):
+    with pytest.raises(ValueError, match="an OrtValue of float64 must be copied to an array of float32"):
         value.__array__(np.float32, copy=False)
     assert not np.shares_memory(value.__array__(copy=True), value.numpy())
 
@@ -317,26 +317,26 @@ def test_updates() -> None:
         (
             np.zeros((3, 2), np.float32),
             ortrain.InvalidArgumentError,
-            "the OrtValue is float32[2, 3], but float32[3, 2] was given",
+            "the OrtValue is float32[2, 3], got float32[3, 2]",
         ),
         (
             np.zeros(6, np.float32),
             ortrain.InvalidArgumentError,
-            "the OrtValue is float32[2, 3], but float32[6] was given",
+            "the OrtValue is float32[2, 3], got float32[6]",
         ),
-        (np.zeros((2, 3)), ortrain.InvalidArgumentError, "the OrtValue is float32[2, 3], but float64[2, 3] was given"),
+        (np.zeros((2, 3)), ortrain.InvalidArgumentError, "the OrtValue is float32[2, 3], got float64[2, 3]"),
         (
             np.zeros((2, 3), np.int32),
             ortrain.InvalidArgumentError,
-            "the OrtValue is float32[2, 3], but int32[2, 3] was given",
+            "the OrtValue is float32[2, 3], got int32[2, 3]",
         ),
         (
             OrtValue.ortvalue_from_numpy(np.zeros(2)),
             ortrain.InvalidArgumentError,
-            "the OrtValue is float32[2, 3], but float64[2] was given",
+            "the OrtValue is float32[2, 3], got float64[2]",
         ),
         (np.array([["a"] * 3] * 2), ortrain.UnsupportedError, "arrays of <U1 are not supported"),
-        ([[0] * 3] * 2, TypeError, "an OrtValue is updated from a NumPy array or an OrtValue, not list"),
+        ([[0] * 3] * 2, TypeError, "an OrtValue can be updated from a NumPy array or an OrtValue, not list"),
     ],
 )
 def test_updates_that_do_not_fit(source: Any, kind: type[Exception], sentence: str) -> None:
@@ -395,7 +395,7 @@ def test_booleans_travel_as_bytes() -> None:
     assert OrtValue.from_dlpack(array, is_bool_tensor=True).data_type() == "tensor(bool)"
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         OrtValue.from_dlpack(np.zeros(3), is_bool_tensor=True)
-    assert str(error.value) == "a tensor of booleans comes as uint8 or bool, and this is float64"
+    assert str(error.value) == "a tensor of booleans must be uint8 or bool, got float64"
 
 
 def test_a_copy_on_request() -> None:
@@ -410,14 +410,14 @@ def test_a_capsule_is_used_once(capsule: Callable[[np.ndarray], Any]) -> None:
     made = capsule(np.arange(5.0))
     value = OrtValue.from_dlpack(made)
     for _ in range(2):
-        with pytest.raises(TypeError, match="the DLPack capsule was used before; a tensor can be taken out of it once"):
+        with pytest.raises(TypeError, match="the DLPack capsule was used before; its tensor can be taken only once"):
             OrtValue.from_dlpack(made)
     del made
     gc.collect()
     np.testing.assert_array_equal(value.numpy(), np.arange(5.0))
 
 
-def test_capsules_that_nobody_takes_free_what_they_have() -> None:
+def test_unconsumed_capsules_free_their_memory() -> None:
     array = np.zeros(100_000)
     watch = weakref.ref(array)
     value = OrtValue.ortvalue_from_numpy(array)
@@ -430,7 +430,7 @@ def test_capsules_that_nobody_takes_free_what_they_have() -> None:
     assert watch() is None
 
 
-def test_what_was_taken_is_freed() -> None:
+def test_memory_is_freed_with_its_last_view() -> None:
     array = np.zeros(100_000)
     watch = weakref.ref(array)
     value = OrtValue.ortvalue_from_numpy(array)
@@ -443,15 +443,14 @@ def test_what_was_taken_is_freed() -> None:
     assert watch() is None
 
 
-def test_turned_tensors_are_refused_and_stay() -> None:
+def test_transposed_tensors_are_refused_and_not_consumed() -> None:
     array = np.arange(6.0).reshape(2, 3).T
     capsule = array.__dlpack__()
     for _ in range(2):
         with pytest.raises(ortrain.InvalidArgumentError) as error:
             OrtValue.from_dlpack(capsule)
         assert str(error.value) == (
-            "the DLPack tensor has the shape [3, 2] and the strides [1, 3]: its elements do not lie in a row; give it "
-            "as a contiguous one"
+            "the DLPack tensor has the shape [3, 2] and the strides [1, 3], so it is not contiguous; make it contiguous"
         )
     # The stride of an axis with one element has no effect.
     assert OrtValue.from_dlpack(np.arange(6.0)[:1].reshape(1, 1)).shape() == [1, 1]
@@ -467,7 +466,7 @@ class Elsewhere:
         return (self.kind, 3)
 
     def __dlpack__(self, **_: Any) -> Any:
-        raise AssertionError("nobody asks a tensor on another device for its memory")
+        raise AssertionError("the memory of a tensor on another device must not be requested")
 
 
 class Older:
@@ -509,12 +508,13 @@ def inside(capsule: Any) -> Tensor:
         (
             {"device_type": 2, "device_id": 1},
             ortrain.UnsupportedError,
-            "the tensor lies on a device (CUDA, number 1), and ortrain shares memory of the CPU; copy it there first",
+            "the tensor is on a device (CUDA, number 1), but ortrain shares only memory of the CPU; copy it "
+            "there first",
         ),
         (
             {"device_type": 77},
             ortrain.UnsupportedError,
-            "the tensor lies on a device (DLPack type 77, number 0), and ortrain shares memory of the CPU; copy it "
+            "the tensor is on a device (DLPack type 77, number 0), but ortrain shares only memory of the CPU; copy it "
             "there first",
         ),
         (
@@ -529,13 +529,13 @@ def inside(capsule: Any) -> Tensor:
         ),
         ({"ndim": -1}, ortrain.InvalidArgumentError, "the DLPack tensor has -1 axes"),
         ({"ndim": 1 << 30}, ortrain.InvalidArgumentError, "the DLPack tensor has 1073741824 axes"),
-        ({"size": -5}, ortrain.InvalidArgumentError, "the DLPack tensor has the shape [2, -5], which is none"),
+        ({"size": -5}, ortrain.InvalidArgumentError, "the DLPack tensor has the invalid shape [2, -5]"),
         (
             {"size": 1 << 61},
             ortrain.InvalidArgumentError,
             "float64[2, 2305843009213693952] is too large to address",
         ),
-        ({"data": None}, ortrain.InvalidArgumentError, "the DLPack tensor has no elements where it should have some"),
+        ({"data": None}, ortrain.InvalidArgumentError, "the DLPack tensor has no valid data pointer"),
     ],
 )
 def test_capsules_that_are_refused(change: dict[str, Any], kind: type[Exception], sentence: str) -> None:
@@ -565,20 +565,21 @@ def test_tensors_start_where_they_say() -> None:
     np.testing.assert_array_equal(OrtValue.from_dlpack(capsule).numpy(), [2, 3])
 
 
-def test_what_is_no_tensor() -> None:
+def test_objects_that_are_no_tensors() -> None:
     for kind, name in ((2, "CUDA"), (8, "Metal"), (10, "ROCm"), (7, "DLPack type 7")):
         with pytest.raises(ortrain.UnsupportedError) as error:
             OrtValue.from_dlpack(Elsewhere(kind))
         assert str(error.value) == (
-            f"the tensor lies on a device ({name}, number 3), and ortrain shares memory of the CPU; copy it there first"
+            f"the tensor is on a device ({name}, number 3), but ortrain shares only memory of the CPU; copy it "
+            f"there first"
         )
     np.testing.assert_array_equal(OrtValue.from_dlpack(Older(np.arange(3))).numpy(), [0, 1, 2])
-    with pytest.raises(TypeError, match="expected a DLPack capsule, or something that has __dlpack__, not int"):
+    with pytest.raises(TypeError, match="expected a DLPack capsule, or an object with __dlpack__, got int"):
         OrtValue.from_dlpack(3)
     import datetime
 
     other = datetime.datetime_CAPI  # type: ignore[attr-defined]
-    with pytest.raises(TypeError, match="expected a DLPack capsule, and this is one of something else"):
+    with pytest.raises(TypeError, match="expected a DLPack capsule, got a capsule with another content"):
         OrtValue.from_dlpack(other)
     value = OrtValue.ortvalue_from_numpy(np.zeros(3))
     for arguments in ({"stream": 1}, {"dl_device": (2, 0)}):
@@ -589,7 +590,7 @@ def test_what_is_no_tensor() -> None:
 # Steps.
 
 
-def test_a_step_takes_what_is_there(run: Run) -> None:
+def test_step_reads_the_current_memory(run: Run) -> None:
     """A write to the arrays between steps changes the inputs."""
     x, labels = np.ones((8, 10), np.float32), np.zeros(8, np.int64)
     values = [OrtValue.ortvalue_from_numpy(x), OrtValue.ortvalue_from_numpy(labels)]
@@ -600,7 +601,7 @@ def test_a_step_takes_what_is_there(run: Run) -> None:
     assert after != before
     assert after == float(run.module(x, labels))
     labels[2] = 17
-    with pytest.raises(ortrain.InvalidArgumentError, match="label 17 in row 2 is none of the 5 classes"):
+    with pytest.raises(ortrain.InvalidArgumentError, match="label 17 in row 2 is not one of the 5 classes"):
         run.module(*values)
 
 
@@ -632,7 +633,7 @@ def test_arrays_change_while_steps_run(run: Run) -> None:
     finally:
         over.set()
         writer.join()
-    refused = f"(SoftmaxCrossEntropyLoss): label {1 << 40} in a row is none of the 5 classes (0 to 4)"
+    refused = f"(SoftmaxCrossEntropyLoss): label {1 << 40} in a row is not one of the 5 classes (0 to 4)"
     assert set(outcomes) == {"run", refused}
 
 
@@ -704,26 +705,26 @@ def test_a_vector() -> None:
 
 
 @pytest.mark.parametrize("method", ["__getitem__", "dlpack_at", "element_type_at"])
-def test_places_that_a_vector_has_not(method: str) -> None:
+def test_indices_outside_a_vector(method: str) -> None:
     vector = OrtValueVector()
     vector.push_back(native(np.zeros(3)))
     for place in (1, 1 << 40):
         with pytest.raises(IndexError) as error:
             getattr(vector, method)(place)
-        assert str(error.value) == f"there is no value {place} in an OrtValueVector of 1"
-    with pytest.raises(TypeError, match="places in an OrtValueVector count from 0, and this is -1"):
+        assert str(error.value) == f"index {place} is out of range for an OrtValueVector of 1"
+    with pytest.raises(TypeError, match="an index into an OrtValueVector must be at least 0, got -1"):
         getattr(vector, method)(-1)
     for place in ("0", 0.0, None, slice(1), 1 << 80):
-        with pytest.raises(TypeError, match="a place in an OrtValueVector is an int"):
+        with pytest.raises(TypeError, match="an index into an OrtValueVector must be an int"):
             getattr(vector, method)(place)
 
 
-def test_a_vector_takes_values_alone() -> None:
+def test_vector_accepts_only_values() -> None:
     vector = OrtValueVector()
     for wrong in (3, None, [1], "x"):
-        with pytest.raises(TypeError, match="expected a DLPack capsule, or something that has __dlpack__"):
+        with pytest.raises(TypeError, match="expected a DLPack capsule, or an object with __dlpack__"):
             vector.push_back(wrong)
-    with pytest.raises(MemoryError, match="there is no room for 1152921504606846976 values"):
+    with pytest.raises(MemoryError, match="cannot allocate 1152921504606846976 values"):
         vector.reserve(1 << 60)
     assert len(vector) == 0
 
@@ -744,17 +745,17 @@ def test_a_batch() -> None:
         (
             (arrays[:1], [addresses[0] + 4], types[:1], shapes[:1], [CPU]),
             ortrain.InvalidArgumentError,
-            f"the elements of tensor 0 lie at {addresses[0]:#x}, but {addresses[0] + 4:#x} was said of them",
+            f"the elements of tensor 0 are at {addresses[0]:#x}, but the argument says {addresses[0] + 4:#x}",
         ),
         (
             (arrays[:2], addresses[:2], types[:2], [(2, 3), (3,)], [CPU] * 2),
             ortrain.InvalidArgumentError,
-            "tensor 1 is bool[2], but bool[3] was said of it",
+            "tensor 1 is bool[2], but the argument says bool[3]",
         ),
         (
             (arrays[:1], addresses[:1], [np.int32], shapes[:1], [CPU]),
             ortrain.InvalidArgumentError,
-            "tensor 0 is float32[2, 3], but int32[2, 3] was said of it",
+            "tensor 0 is float32[2, 3], but the argument says int32[2, 3]",
         ),
         (
             (arrays[:1], addresses[:1], types[:1], shapes[:1], [OrtDevice(OrtDevice.cuda(), 0, 0)]),

@@ -53,7 +53,7 @@ class Ours:
         weights: Arrays = WEIGHTS,
         checkpoint: str = "checkpoint",
     ) -> None:
-        self.folder, self.weights, self.given = folder, weights, optimizer
+        self.folder, self.weights, self.source = folder, weights, optimizer
         if checkpoint == "checkpoint":
             config = None if isinstance(optimizer, ModelProto) else optimizer
             folder.mkdir(exist_ok=True)
@@ -88,7 +88,7 @@ class Ours:
     def later(self) -> Ours:
         """Return the same training, continued from a checkpoint."""
         CheckpointState.save_checkpoint(self.state, self.folder / "later", include_optimizer_state=True)
-        return Ours(self.folder, self.given, self.weights, "later")
+        return Ours(self.folder, self.source, self.weights, "later")
 
 
 @dataclass
@@ -484,9 +484,9 @@ def averaged_in_float64() -> FunctionProto:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-@pytest.mark.parametrize("made", [averaged_in_elements, averaged_in_float64])
-def test_functions_of_onnx(made: Callable[[], FunctionProto], dtype: str, tmp_path: Path) -> None:
-    kind = optim.register(made(), lr=0.05, settings={"decay": 0.9})
+@pytest.mark.parametrize("formula", [averaged_in_elements, averaged_in_float64])
+def test_functions_of_onnx(formula: Callable[[], FunctionProto], dtype: str, tmp_path: Path) -> None:
+    kind = optim.register(formula(), lr=0.05, settings={"decay": 0.9})
     assert kind.__name__ == "Averaged"
     assert (kind().lr, kind().settings, kind().slots) == (0.05, {"decay": 0.9}, ["momentum"])
     weights = {name: w.astype(dtype) for name, w in WEIGHTS.items()}
@@ -539,14 +539,14 @@ def centred_function(opset: int) -> FunctionProto:
     return function("Centred", inputs, ["new_parameter", "new_velocity"], nodes, opset=opset)
 
 
-def turned(parameter: Any, gradient: Any, velocity: Any, *, rate: Any) -> Any:
+def rank_dependent(parameter: Any, gradient: Any, velocity: Any, *, rate: Any) -> Any:
     """Multiply a matrix with itself; a vector stays as it is."""
     direction = gradient @ gradient.T @ gradient / 64 if gradient.ndim == 2 else gradient
     velocity = velocity / 2 + direction
     return parameter - rate * velocity, velocity
 
 
-def turned_function() -> FunctionProto:
+def rank_dependent_function() -> FunctionProto:
     """Return the formula as a function with an If on the rank."""
     value = helper.make_tensor_value_info
     matrix = [
@@ -574,7 +574,7 @@ def turned_function() -> FunctionProto:
         helper.make_node("Sub", ["parameter", "step_of_it"], ["new_parameter"]),
     ]
     inputs = ["parameter", "gradient", "velocity", "rate"]
-    return function("Turned", inputs, ["new_parameter", "new_velocity"], nodes)
+    return function("RankDependent", inputs, ["new_parameter", "new_velocity"], nodes)
 
 
 @pytest.mark.parametrize("opset", [17, 18])
@@ -588,12 +588,12 @@ def test_a_function_with_a_mean_over_an_axis(opset: int, tmp_path: Path) -> None
 
 
 def test_a_function_with_a_branch_for_matrices(tmp_path: Path) -> None:
-    both(Ours(tmp_path, optim.register(turned_function())(lr=0.05)), turned, 0.05)
+    both(Ours(tmp_path, optim.register(rank_dependent_function())(lr=0.05)), rank_dependent, 0.05)
 
 
 def test_written_out_steps_with_options_and_checkpoints(tmp_path: Path) -> None:
     """A frozen group keeps its values; a loaded run continues bit for bit."""
-    kind = optim.register(turned_function())
+    kind = optim.register(rank_dependent_function())
     groups = [{"params": "matrix", "frozen_steps": 3}, {"params": "row", "lr": 0.01}]
     config = kind(lr=0.05, max_norm=20.0, ema_decay=0.7, accumulation="mean", groups=groups)
     ours = Ours(tmp_path, config)
@@ -617,7 +617,7 @@ IN_RUNTIME: dict[str, tuple[Any, Mapping[str, Any], Mapping[str, float]]] = {
     **{name: (formula, {"starts": starts}, {}) for name, (formula, starts) in FORMULAS.items()},
     "in elements": (averaged_in_elements(), DECAY, {"decay": 0.8}),
     "in float64": (averaged_in_float64(), DECAY, {"decay": 0.8}),
-    "turned": (turned_function(), {}, {}),
+    "rank dependent": (rank_dependent_function(), {}, {}),
     "centred": (centred_function(18), DECAY, {}),
 }
 
@@ -880,7 +880,7 @@ def test_a_registered_optimizer_in_place_of_one_of_the_table(tmp_path: Path) -> 
     Ours(tmp_path / "own", OwnLion(lr=0.01))
     model = tmp_path / "own" / "optimizer_model.onnx"
     with pytest.raises(
-        OrtrainError, match=r"the optimizer Lion with the slots momentum0.*of lion with the slots momentum0"
+        OrtrainError, match=r"the optimizer Lion with the slots momentum0.*for lion with the slots momentum0"
     ):
         Optimizer(model, ours.module)
     ours.optimizer = Optimizer(model, ours.module, replace=True)
@@ -900,45 +900,53 @@ REFUSED_FORMULAS: list[tuple[Formula, type[Exception], str]] = [
     (
         lambda parameter, gradient, *, rate, decay: parameter - rate * decay * gradient,
         InvalidArgumentError,
-        "nothing gives it 'decay'; a setting has a default",
+        "the keyword argument 'decay' has no default",
     ),
-    (lambda parameter, *, rate: parameter, InvalidArgumentError, "first arguments are parameter and gradient"),
-    (lambda w, g, *, rate: w - rate * g, InvalidArgumentError, "parameter and gradient, not w, g"),
-    (lambda parameter, gradient, *slots: parameter, InvalidArgumentError, "*slots is neither parameter, gradient"),
-    (lambda parameter, gradient, rate=1.0: parameter, InvalidArgumentError, "a setting, which stands behind a *"),
+    (lambda parameter, *, rate: parameter, InvalidArgumentError, "first arguments must be parameter and gradient"),
+    (lambda w, g, *, rate: w - rate * g, InvalidArgumentError, "parameter and gradient, got w, g"),
+    (
+        lambda parameter, gradient, *slots: parameter,
+        InvalidArgumentError,
+        "*slots is not a valid argument; parameter, gradient",
+    ),
+    (lambda parameter, gradient, rate=1.0: parameter, InvalidArgumentError, "settings are keyword-only (after a *)"),
     (
         lambda parameter, gradient, first, second: parameter,
         InvalidArgumentError,
-        "returns 1 values; it should return the new parameter, the new first, the new second",
+        "returns 1 values; expected the new parameter, the new first, the new second",
     ),
     (lambda parameter, gradient: (parameter, gradient), InvalidArgumentError, "returns 2 values"),
-    (lambda parameter, gradient: None, InvalidArgumentError, "new parameter what has no value for each element: None"),
-    (lambda parameter, gradient, *, rate: rate, InvalidArgumentError, "new parameter what has no value for each"),
-    (lambda parameter, gradient, slot: (parameter, 1.0), InvalidArgumentError, "as the new slot what has no value"),
-    (lambda parameter, gradient: parameter if gradient > 0 else gradient, TypeError, "np.where chooses by it"),
+    (
+        lambda parameter, gradient: None,
+        InvalidArgumentError,
+        "the new parameter must have a value for each element, got None",
+    ),
+    (lambda parameter, gradient, *, rate: rate, InvalidArgumentError, "the new parameter must have a value for each"),
+    (lambda parameter, gradient, slot: (parameter, 1.0), InvalidArgumentError, "the new slot must have a value"),
+    (lambda parameter, gradient: parameter if gradient > 0 else gradient, TypeError, "use np.where for a condition"),
     (lambda parameter, gradient: parameter if gradient == 0 else gradient, TypeError, "neither true nor false"),
     (lambda parameter, gradient: gradient or parameter, TypeError, "neither true nor false"),
     (lambda parameter, gradient: max(gradient, 1.0), TypeError, "neither true nor false"),
-    (lambda parameter, gradient: math.sqrt(gradient), TypeError, "has no number before the optimizer runs"),
+    (lambda parameter, gradient: math.sqrt(gradient), TypeError, "has no numeric value before the optimizer runs"),
     (lambda parameter, gradient: np.tanh(gradient), TypeError, "cannot use numpy.tanh"),
     (lambda parameter, gradient: np.maximum.reduce(gradient), TypeError, "cannot use numpy.maximum"),
     (lambda parameter, gradient: np.clip(gradient, -1, 1), TypeError, "cannot use numpy.clip"),
-    (lambda parameter, gradient: np.sum(gradient, axis=0), TypeError, "cannot use numpy.sum in this way"),
-    (lambda parameter, gradient: np.linalg.norm(gradient, 1), TypeError, "cannot use numpy.norm in this way"),
-    (lambda parameter, gradient: np.where(gradient, 1.0, parameter), TypeError, "comparison of values, not Value"),
-    (lambda parameter, gradient: np.where(True, gradient, parameter), TypeError, "comparison of values, not True"),
-    (lambda parameter, gradient: np.ones(3) * gradient, TypeError, "its values and of numbers, not array("),
-    (lambda parameter, gradient: parameter * [1.0], TypeError, "its values and of numbers, not [1.0]"),
-    (lambda parameter, gradient: parameter + True, TypeError, "its values and of numbers, not True"),
+    (lambda parameter, gradient: np.sum(gradient, axis=0), TypeError, "cannot use numpy.sum with these arguments"),
+    (lambda parameter, gradient: np.linalg.norm(gradient, 1), TypeError, "cannot use numpy.norm with these arguments"),
+    (lambda parameter, gradient: np.where(gradient, 1.0, parameter), TypeError, "comparison of values, got Value"),
+    (lambda parameter, gradient: np.where(True, gradient, parameter), TypeError, "comparison of values, got True"),
+    (lambda parameter, gradient: np.ones(3) * gradient, TypeError, "its values and numbers, got array("),
+    (lambda parameter, gradient: parameter * [1.0], TypeError, "its values and numbers, got [1.0]"),
+    (lambda parameter, gradient: parameter + True, TypeError, "its values and numbers, got True"),
     (lambda parameter, gradient: parameter % 2, TypeError, "unsupported operand"),
-    (lambda parameter, gradient, *, a=math.nan: a * parameter, InvalidArgumentError, "a is nan; a finite number"),
-    (lambda parameter, gradient, *, a=math.inf: a * parameter, InvalidArgumentError, "a is inf; a finite number"),
-    (lambda parameter, gradient, *, a="x": parameter, InvalidArgumentError, "a is a number, not 'x'"),
-    (lambda parameter, gradient, *, a=None: parameter, InvalidArgumentError, "a is a number, not None"),
-    (lambda parameter, gradient, *, lr=1.0: parameter, InvalidArgumentError, "every optimizer has an option 'lr'"),
-    (lambda parameter, gradient, *, groups=1.0: parameter, InvalidArgumentError, "an option 'groups'"),
-    (lambda parameter, gradient, *, lr_factor=1.0: parameter, InvalidArgumentError, 'cannot be called "lr_factor"'),
-    (lambda parameter, gradient, step: (parameter, step), InvalidArgumentError, '"step" is no slot'),
+    (lambda parameter, gradient, *, a=math.nan: a * parameter, InvalidArgumentError, "a must be finite, got nan"),
+    (lambda parameter, gradient, *, a=math.inf: a * parameter, InvalidArgumentError, "a must be finite, got inf"),
+    (lambda parameter, gradient, *, a="x": parameter, InvalidArgumentError, "a must be a number, got 'x'"),
+    (lambda parameter, gradient, *, a=None: parameter, InvalidArgumentError, "a must be a number, got None"),
+    (lambda parameter, gradient, *, lr=1.0: parameter, InvalidArgumentError, "'lr' is an option of every optimizer"),
+    (lambda parameter, gradient, *, groups=1.0: parameter, InvalidArgumentError, "'groups' is an option"),
+    (lambda parameter, gradient, *, lr_factor=1.0: parameter, InvalidArgumentError, 'cannot have the name "lr_factor"'),
+    (lambda parameter, gradient, step: (parameter, step), InvalidArgumentError, '"step" cannot be a slot'),
 ]
 
 
@@ -958,25 +966,29 @@ def small(
     return function(more.pop("name", "Own"), inputs, outputs, nodes, **more)
 
 
-NOT_GIVEN = 'nothing gives it the input "decay": it is none of parameter, gradient, rate, step'
+MISSING_INPUT_MESSAGE = 'its input "decay" is unknown: it is not one of parameter, gradient, rate, step'
 WITH_DECAY = ("parameter", "gradient", "decay")
 REFUSED_FUNCTIONS: list[tuple[FunctionProto, dict[str, Any], str]] = [
-    (small(WITH_DECAY), {}, NOT_GIVEN),
-    (small(outputs=()), {}, 'its first output should be "new_parameter"'),
-    (small(WITH_DECAY, ("new_decay", "new_parameter")), {}, 'its first output should be "new_parameter"'),
-    (small(outputs=("new_parameter", "slot")), {}, 'its output "slot" is no slot'),
-    (small(outputs=("new_parameter", "new_slot")), {}, 'its output "new_slot" is no slot'),
-    (small(WITH_DECAY, ("new_parameter", "new_decay")), {"settings": {"decay": 1.0}}, '"decay" is no slot'),
-    (small(outputs=("new_parameter", "new_gradient")), {}, '"gradient" is no slot'),
-    (small(name="Adam"), {}, "an optimizer of the table has this name"),
-    (small(domain=""), {}, "it is in the domain of ONNX itself"),
-    (small(domain="ai.onnx"), {}, "it is in the domain of ONNX itself"),
-    (small(opset=16), {}, "it uses opset 16, but optimizer models are written in opset 17 or later"),
-    (small(WITH_DECAY), {"settings": {"decay": math.nan}}, "decay is nan; a finite number is needed"),
-    (small(WITH_DECAY), {"settings": {"decay": "x"}}, "decay is a number, not 'x'"),
-    (small(), {"settings": {"rate": 1.0}}, 'a setting cannot be called "rate"'),
-    (small(), {"settings": {"max_norm": 1.0}}, "every optimizer has an option 'max_norm'"),
-    (small(WITH_DECAY, ("new_parameter", "new_decay")), {"starts": {"decay": "two"}}, 'slot "decay" starts at "two"'),
+    (small(WITH_DECAY), {}, MISSING_INPUT_MESSAGE),
+    (small(outputs=()), {}, 'its first output must be "new_parameter"'),
+    (small(WITH_DECAY, ("new_decay", "new_parameter")), {}, 'its first output must be "new_parameter"'),
+    (small(outputs=("new_parameter", "slot")), {}, 'its output "slot" must be "new_"'),
+    (small(outputs=("new_parameter", "new_slot")), {}, 'its output "new_slot" must be "new_"'),
+    (small(WITH_DECAY, ("new_parameter", "new_decay")), {"settings": {"decay": 1.0}}, '"decay" cannot be a slot'),
+    (small(outputs=("new_parameter", "new_gradient")), {}, '"gradient" cannot be a slot'),
+    (small(name="Adam"), {}, "a built-in optimizer has this name"),
+    (small(domain=""), {}, "it is in the domain of ONNX; choose another"),
+    (small(domain="ai.onnx"), {}, "it is in the domain of ONNX; choose another"),
+    (small(opset=16), {}, "it uses opset 16, but optimizer models need opset 17 or newer"),
+    (small(WITH_DECAY), {"settings": {"decay": math.nan}}, "decay must be finite, got nan"),
+    (small(WITH_DECAY), {"settings": {"decay": "x"}}, "decay must be a number, got 'x'"),
+    (small(), {"settings": {"rate": 1.0}}, 'a setting cannot have the name "rate"'),
+    (small(), {"settings": {"max_norm": 1.0}}, "'max_norm' is an option of every optimizer"),
+    (
+        small(WITH_DECAY, ("new_parameter", "new_decay")),
+        {"starts": {"decay": "two"}},
+        'slot "decay" must start at "zero", "one", "parameter" or the name of a setting, got "two"',
+    ),
 ]
 
 
@@ -989,13 +1001,13 @@ def test_functions_that_are_refused(proto: FunctionProto, options: dict[str, Any
     assert words in str(error.value)
 
 
-def test_what_is_no_function() -> None:
+def test_invalid_arguments_of_register() -> None:
     not_one: Any = 3
-    with pytest.raises(TypeError, match=r"a Python function or an onnx\.FunctionProto, not int"):
+    with pytest.raises(TypeError, match=r"a Python function or an onnx\.FunctionProto, got int"):
         optim.register(not_one)
     with pytest.raises(InvalidArgumentError, match="settings of a Python function are its keyword arguments"):
         optim.register(descent, settings={"decay": 1.0})
-    with pytest.raises(InvalidArgumentError, match='slot "velocity" starts at "two"'):
+    with pytest.raises(InvalidArgumentError, match=r'slot "velocity" must start at .*got "two"'):
         optim.register(fast, starts={"velocity": "two"})
 
 
@@ -1004,20 +1016,20 @@ def test_a_function_with_the_name_of_a_row_of_the_table() -> None:
         return parameter - gradient
 
     own.__name__ = "Adam"
-    with pytest.raises(InvalidArgumentError, match="an optimizer of the table has this name"):
+    with pytest.raises(InvalidArgumentError, match="a built-in optimizer has this name"):
         optim.register(own)
 
 
 REFUSED_OPTIONS: list[tuple[dict[str, Any], str]] = [
     ({"beta3": 0.5}, 'lion has no setting "beta3"; its settings are beta1, beta2, weight_decay'),
-    ({"beta1": math.nan}, "beta1 is nan; a finite number is needed"),
-    ({"beta1": "x"}, "beta1 is a number, not 'x'"),
-    ({"lr": -1.0}, "the learning rate is -1"),
-    ({"max_norm": 0.0}, "max_norm is 0"),
-    ({"ema_decay": 1.0}, "ema_decay is 1"),
+    ({"beta1": math.nan}, "beta1 must be finite, got nan"),
+    ({"beta1": "x"}, "beta1 must be a number, got 'x'"),
+    ({"lr": -1.0}, "the learning rate must be finite and at least 0, got -1"),
+    ({"max_norm": 0.0}, "max_norm must be a finite number above 0, got 0"),
+    ({"ema_decay": 1.0}, "ema_decay must be a number from 0 to below 1, got 1"),
     ({"groups": [{"params": "row", "beta3": 0.5}]}, "group 0 has no key 'beta3'"),
     ({"groups": [{"params": "row", "max_value": 0.5}]}, "group 0 has no key 'max_value'"),
-    ({"groups": [{"params": "row", "beta1": math.inf}]}, "beta1 of group 0 is inf"),
+    ({"groups": [{"params": "row", "beta1": math.inf}]}, "beta1 of group 0 must be finite, got inf"),
     ({"groups": [{"beta1": 0.5}]}, "group 0 has no params"),
 ]
 
@@ -1054,14 +1066,14 @@ def rates_in_float64() -> ModelProto:
 
 
 REFUSED_MODELS: list[tuple[ModelProto, str]] = [
-    (renamed(mapped(), "updated_velocity", "speed"), 'its output "speed" is a sequence that takes no place'),
-    (renamed(mapped(), "updated_velocity", "updated_speed"), '"updated_speed" is a sequence that takes no place'),
-    (renamed(mapped(), "learning_rate", "rate"), 'nothing gives it the input "rate" (float32[1])'),
-    (with_input("extra", TensorProto.FLOAT, [1]), 'nothing gives it the input "extra" (float32[1])'),
+    (renamed(mapped(), "updated_velocity", "speed"), 'its output "speed" is a sequence that updates no input'),
+    (renamed(mapped(), "updated_velocity", "updated_speed"), '"updated_speed" is a sequence that updates no input'),
+    (renamed(mapped(), "learning_rate", "rate"), 'input "rate" (float32[1]) is unknown'),
+    (with_input("extra", TensorProto.FLOAT, [1]), 'input "extra" (float32[1]) is unknown'),
     (with_input("settings", TensorProto.DOUBLE, [1, 2]), '"settings"'),
-    (with_input("extra", TensorProto.FLOAT), 'nothing gives it the input "extra": it is neither a slot'),
-    (with_input("extra", TensorProto.DOUBLE), 'the model gives no "updated_extra"'),
-    (with_input("max_norm", TensorProto.DOUBLE, [1]), 'an input "max_norm", of which its description has no value'),
+    (with_input("extra", TensorProto.FLOAT), 'input "extra" is unknown: it is neither a slot'),
+    (with_input("extra", TensorProto.DOUBLE), 'there is no output "updated_extra"'),
+    (with_input("max_norm", TensorProto.DOUBLE, [1]), 'an input "max_norm", but its description has no value for it'),
     (with_input("gathered_steps", TensorProto.FLOAT, [1]), '"gathered_steps" should be int64[1] but is float32[1]'),
     (rates_in_float64(), '"learning_rate" should be float32[1] but is float64[1]'),
 ]
@@ -1093,7 +1105,7 @@ def test_new_parameters_of_another_shape(node: NodeProto, shape: str, tmp_path: 
     ]
     with pytest.raises(InvalidModelError) as error:
         Ours(tmp_path, optimizer_model(nodes, []), {"matrix": WEIGHTS["matrix"]})
-    assert f"shape [6, 5] but the value has {shape}" in str(error.value)
+    assert f"shape [6, 5], the value has shape {shape}" in str(error.value)
 
 
 # Optimizer models with unusual outputs.
@@ -1128,15 +1140,15 @@ def keeping(kind: str) -> ModelProto:
     elif kind == "sequence":
         nodes = [*at_zero(), node("Identity", ["params"], ["updated_before"])]
     elif kind == "unread":
-        nodes = [map_of({"params": "p", "gradients": "g"}, outputs, [node("Sub", ["p", "g"], ["q"]), KEPT])]
+        nodes = [map_of({"params": "p", "gradients": "g"}, outputs, [node("Sub", ["p", "g"], ["q"]), IDENTITY_NODE])]
     else:
         mean = node("ReduceMean", ["g"], ["mean"], axes=[-1], keepdims=1)
         rest = [node("Sub", ["g", "mean"], ["rest"]), node("Sub", ["p", "rest"], ["q"])]
-        nodes = [map_of(inputs, outputs, [mean, *rest, KEPT])]
+        nodes = [map_of(inputs, outputs, [mean, *rest, IDENTITY_NODE])]
     return optimizer_model(nodes, ["before"])
 
 
-KEPT = helper.make_node("Identity", ["p"], ["kept"])
+IDENTITY_NODE = helper.make_node("Identity", ["p"], ["kept"])
 
 
 @pytest.mark.parametrize("kind", ["constructed", "sequence", "unread", "mean"])
@@ -1159,7 +1171,7 @@ def test_parameters_that_take_the_values_of_each_other(tmp_path: Path) -> None:
 
 
 # Inputs and values of the models that ortrain makes from functions.
-TAKEN = (
+RESERVED_NAMES = (
     "params",
     "gradients",
     "learning_rate",
@@ -1179,7 +1191,7 @@ TAKEN = (
 )
 
 
-@pytest.mark.parametrize("name", TAKEN)
+@pytest.mark.parametrize("name", RESERVED_NAMES)
 def test_names_that_slots_and_settings_cannot_have(name: str) -> None:
     slot = small(("parameter", "gradient", name), ("new_parameter", f"new_{name}"))
     with pytest.raises(InvalidArgumentError, match=name):
@@ -1190,7 +1202,7 @@ def test_names_that_slots_and_settings_cannot_have(name: str) -> None:
 
 def test_more_settings_than_an_optimizer_has() -> None:
     names = tuple(f"setting{k}" for k in range(101))
-    with pytest.raises(InvalidArgumentError, match="101 settings; 100 are the most"):
+    with pytest.raises(InvalidArgumentError, match="101 settings, at most 100 are supported"):
         optim.register(small(("parameter", "gradient", *names)), settings=dict.fromkeys(names, 1.0))
 
 

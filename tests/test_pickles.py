@@ -18,7 +18,7 @@ from ortrain.errors import InvalidArgumentError
 from ortrain.trainer import _unpickler
 
 # A few seconds of pickles; `tests/conform/test_pickles.py` reads many more.
-MADE, DAMAGED, SEED = 1500, 4000, 52
+GENERATED, DAMAGED, SEED = 1500, 4000, 52
 # Limit in processor seconds for a pickle of 5 MB. A reader with quadratic time needs minutes.
 PATIENCE = 60
 
@@ -26,20 +26,20 @@ PATIENCE = 60
 @pytest.mark.parametrize("case", pickle_grammar.HARMFUL)
 def test_harmful_pickles(case: str) -> None:
     begin = time.process_time()
-    with pytest.raises(InvalidArgumentError, match="values of the user"):
+    with pytest.raises(InvalidArgumentError, match="user_dict is damaged"):
         _unpickler.loads(pickle_grammar.HARMFUL[case])
     assert time.process_time() - begin < PATIENCE
 
 
-def test_made_and_damaged_pickles() -> None:
+def test_generated_and_damaged_pickles() -> None:
     """Generated and damaged pickles are read in a process with little memory."""
     script = Path(pickle_grammar.__file__)
-    arguments = [f"--seed={SEED}", f"--made={MADE}", f"--damaged={DAMAGED}"]
+    arguments = [f"--seed={SEED}", f"--generated={GENERATED}", f"--damaged={DAMAGED}"]
     done = subprocess.run([sys.executable, script, *arguments], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     words = done.stdout.split()
-    read_made, read_damaged = int(words[3]), int(words[8])
-    assert read_made > MADE / 10, "the grammar makes pickles that are read"
+    read_generated, read_damaged = int(words[3]), int(words[8])
+    assert read_generated > GENERATED / 10, "a share of the generated pickles is valid"
     assert read_damaged > DAMAGED / 100
 
 

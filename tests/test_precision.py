@@ -103,7 +103,7 @@ CASES = {"mlp": mlp, "convnet": convnet, "transformer": transformer, "lstm": lst
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Folder:
+def folder_of(tmp_path_factory: pytest.TempPathFactory) -> Folder:
     """Return a function that makes the artifacts of a network once, and returns their folder."""
     folders: dict[str, Path] = {}
 
@@ -145,16 +145,16 @@ def train(folder: Path, steps: int = STEPS, **arguments: Any) -> tuple[list[np.n
     return losses, run.module.get_contiguous_parameters().numpy()
 
 
-def apart(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
+def largest_relative_distance(found: list[np.ndarray], wanted: list[np.ndarray]) -> float:
     return max(float(abs(a - b) / max(abs(b), 1e-6)) for a, b in zip(found, wanted, strict=True))
 
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_training_is_near_float32(made: Folder, case: str, precision: str) -> None:
-    exact, parameters = train(made(case))
-    rounded, other = train(made(case), precision=precision, bf16_fallback="emulated")
-    assert apart(rounded, exact) < LOSSES[precision]
+def test_training_is_near_float32(folder_of: Folder, case: str, precision: str) -> None:
+    exact, parameters = train(folder_of(case))
+    rounded, other = train(folder_of(case), precision=precision, bf16_fallback="emulated")
+    assert largest_relative_distance(rounded, exact) < LOSSES[precision]
     assert not np.array_equal(parameters, other), "something was rounded"
     assert {loss.dtype for loss in rounded} == {np.dtype("float32")}
     assert other.dtype == np.float32
@@ -162,40 +162,40 @@ def test_training_is_near_float32(made: Folder, case: str, precision: str) -> No
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_the_reference_computes_the_same(made: Folder, case: str, precision: str) -> None:
-    there, _ = train(made(case), 2, precision=precision, bf16_fallback="emulated")
-    reference, _ = train(made(case), 2, device="reference", precision=precision)
+def test_the_reference_computes_the_same(folder_of: Folder, case: str, precision: str) -> None:
+    there, _ = train(folder_of(case), 2, precision=precision, bf16_fallback="emulated")
+    reference, _ = train(folder_of(case), 2, device="reference", precision=precision)
     # If sums differ in the last bit, a few of the many factors may be rounded in the other direction.
-    assert apart(there, reference) < LOSSES[precision] / 10
+    assert largest_relative_distance(there, reference) < LOSSES[precision] / 10
 
 
 @pytest.mark.parametrize("precision", PRECISIONS)
-def test_bits_are_the_same(made: Folder, precision: str) -> None:
+def test_bits_are_the_same(folder_of: Folder, precision: str) -> None:
     for case in CASES:
         results = []
         for threads in (1, 2, 2):
             options = ortrain.SessionOptions()
             options.intra_op_num_threads = threads
             options.precision, options.bf16_fallback = precision, "emulated"
-            losses, parameters = train(made(case), 2, session_options=options)
+            losses, parameters = train(folder_of(case), 2, session_options=options)
             results.append((np.array(losses).tobytes(), parameters.tobytes()))
         assert results[0] == results[1] == results[2], case
 
 
-def test_f32_is_what_it_was(made: Folder) -> None:
+def test_explicit_f32_equals_the_default(folder_of: Folder) -> None:
     """An explicit "f32" equals the default."""
     case = "convnet"
-    plain = train(made(case))
-    said = train(made(case), precision="f32", bf16_fallback="emulated")
+    plain = train(folder_of(case))
+    said = train(folder_of(case), precision="f32", bf16_fallback="emulated")
     assert np.array_equal(plain[0], said[0])
     assert np.array_equal(plain[1], said[1])
 
 
-def test_the_keyword_counts(made: Folder) -> None:
+def test_the_keyword_counts(folder_of: Folder) -> None:
     options = ortrain.SessionOptions()
     assert (options.precision, options.bf16_fallback) == ("f32", "none")
     options.precision, options.bf16_fallback = "bf16", "emulated"
-    folder = made("mlp")
+    folder = folder_of("mlp")
     module = Run(folder, session_options=options).module
     assert module.precision == "bf16"
     assert module.bf16_unit in UNITS
@@ -208,8 +208,8 @@ def test_the_keyword_counts(made: Folder) -> None:
         assert (module.precision, module.bf16_unit) == (precision, None)
 
 
-def test_sessions_have_it(made: Folder) -> None:
-    folder = made("mlp")
+def test_sessions_have_it(folder_of: Folder) -> None:
+    folder = folder_of("mlp")
     options = ortrain.SessionOptions()
     options.precision, options.bf16_fallback = "bf16", "emulated"
     module = Run(folder, session_options=options).module
@@ -281,7 +281,7 @@ def test_short_sides_stay_in_float32(device: str) -> None:
 
 
 @pytest.mark.parametrize("device", BACKENDS)
-def test_float64_is_left_alone(device: str) -> None:
+def test_precision_does_not_change_float64(device: str) -> None:
     rng = np.random.default_rng(2)
     a, b = rng.standard_normal((25, 27)), rng.standard_normal((27, 23))
     np.testing.assert_allclose(product(a, b, device, "bf16"), a @ b, rtol=1e-12)
@@ -314,8 +314,8 @@ def test_nothing_else_is_rounded(device: str) -> None:
     np.testing.assert_array_equal(*results)
 
 
-def test_the_profile_says_it(made: Folder) -> None:
-    run = Run(made("convnet"), precision="bf16x3", bf16_fallback="emulated")
+def test_profile_shows_the_precision(folder_of: Folder) -> None:
+    run = Run(folder_of("convnet"), precision="bf16x3", bf16_fallback="emulated")
     profile = run.module.profile(*batch("convnet"), steps=1)
     rounded = [one for one in profile.instructions if one.shapes.endswith(" bf16x3")]
     # Two convolutions, the gradients of their filters, and the gradient of the hidden image. The classifier's batch is
@@ -323,7 +323,7 @@ def test_the_profile_says_it(made: Folder) -> None:
     assert [one.kind for one in rounded] == ["Conv"] * 5
     assert all(one.bound > 0 for one in rounded)
     assert f"inner products in bf16x3 by {run.module.bf16_unit}" in profile.table().splitlines()[0]
-    assert "inner products" not in Run(made("convnet")).module.profile(*batch("convnet"), steps=1).table()
+    assert "inner products" not in Run(folder_of("convnet")).module.profile(*batch("convnet"), steps=1).table()
 
 
 NAMES = '"f32", "bf16", "bf16x3" and "bf16x6"'
@@ -332,24 +332,24 @@ NAMES = '"f32", "bf16", "bf16x3" and "bf16x6"'
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        ({"precision": "fp16"}, f'there is no precision "fp16"; there are {NAMES}'),
-        ({"precision": "BF16"}, f'there is no precision "BF16"; there are {NAMES}'),
-        ({"precision": ""}, f'there is no precision ""; there are {NAMES}'),
+        ({"precision": "fp16"}, f'unknown precision "fp16"; expected one of {NAMES}'),
+        ({"precision": "BF16"}, f'unknown precision "BF16"; expected one of {NAMES}'),
+        ({"precision": ""}, f'unknown precision ""; expected one of {NAMES}'),
         (
             {"precision": "bf16", "bf16_fallback": "avx2"},
-            'there is no bf16_fallback "avx2"; there are "none", "avx512_bf16" and "emulated"',
+            'unknown bf16_fallback "avx2"; expected one of "none", "avx512_bf16" and "emulated"',
         ),
     ],
 )
-def test_names(made: Folder, arguments: dict[str, str], sentence: str) -> None:
+def test_names(folder_of: Folder, arguments: dict[str, str], sentence: str) -> None:
     with pytest.raises(ortrain.InvalidArgumentError) as caught:
-        Run(made("mlp"), **arguments)
+        Run(folder_of("mlp"), **arguments)
     assert str(caught.value) == sentence
     options = ortrain.SessionOptions()
     for name, value in arguments.items():
         setattr(options, name, value)
     with pytest.raises(ortrain.InvalidArgumentError) as caught:
-        ortrain.InferenceSession(made("mlp") / "forward.onnx", options)
+        ortrain.InferenceSession(folder_of("mlp") / "forward.onnx", options)
     assert str(caught.value) == sentence
 
 
@@ -366,8 +366,8 @@ SENTENCES = {
 
 @pytest.mark.parametrize("precision", PRECISIONS)
 @pytest.mark.parametrize("fallback", ["none", "avx512_bf16"])
-def test_nothing_is_used_without_being_allowed(made: Folder, precision: str, fallback: str) -> None:
-    folder = made("mlp")
+def test_nothing_is_used_without_being_allowed(folder_of: Folder, precision: str, fallback: str) -> None:
+    folder = folder_of("mlp")
     has = Run(folder, precision=precision, bf16_fallback="emulated").module.bf16_unit
     allowed = {"amx"} if fallback == "none" else {"amx", "avx512_bf16"}
     options = ortrain.SessionOptions()
@@ -380,17 +380,17 @@ def test_nothing_is_used_without_being_allowed(made: Folder, precision: str, fal
         Run(folder, session_options=options)
     assert str(caught.value) == sentence
     with pytest.raises(NotImplementedError) as caught:
-        ortrain.InferenceSession(made("mlp") / "forward.onnx", options)
+        ortrain.InferenceSession(folder_of("mlp") / "forward.onnx", options)
     assert str(caught.value) == sentence
     # The reference device computes in this precision on every machine.
     assert Run(folder, session_options=options, device="reference").module.precision == precision
 
 
-@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="what a machine has is Linux's to tell")
-def test_the_best_unit_is_used(made: Folder) -> None:
+@pytest.mark.skipif(not Path("/proc/cpuinfo").exists(), reason="only Linux reports the processor's units")
+def test_the_best_unit_is_used(folder_of: Folder) -> None:
     """The fastest unit of the machine is used."""
     flags = set(Path("/proc/cpuinfo").read_text().split())
-    unit = Run(made("mlp"), precision="bf16", bf16_fallback="emulated").module.bf16_unit
+    unit = Run(folder_of("mlp"), precision="bf16", bf16_fallback="emulated").module.bf16_unit
     if unit == "amx":
         assert {"amx_tile", "amx_bf16"} <= flags
     if unit == "avx512_bf16":

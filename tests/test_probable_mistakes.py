@@ -42,38 +42,38 @@ DOUBTFUL: dict[str, tuple[list[tuple[str, dict[str, Any]]], LossType, str]] = {
     "softmax": (
         [("Softmax", {"axis": 1})],
         CROSS,
-        'the cross-entropy loss takes logits, but "y" is probabilities of node "softmax" (Softmax): the softmax is '
-        "taken twice, gradients are small, and the loss does not come near zero",
+        'the cross-entropy loss takes logits, but "y" contains probabilities from node "softmax" (Softmax): the '
+        "softmax is computed twice, gradients are small, and the loss does not approach zero",
     ),
     "softmax behind a cast": (
         [("Softmax", {"axis": 1}), ("Identity", {}), ("Clip", {})],
         CROSS,
-        'the cross-entropy loss takes logits, but "y" is probabilities of node "softmax" (Softmax): the softmax is '
-        "taken twice, gradients are small, and the loss does not come near zero",
+        'the cross-entropy loss takes logits, but "y" contains probabilities from node "softmax" (Softmax): the '
+        "softmax is computed twice, gradients are small, and the loss does not approach zero",
     ),
     "log-softmax": (
         [("LogSoftmax", {"axis": 1})],
         CROSS,
-        'the cross-entropy loss takes logits, but "y" is logarithms of probabilities of node "logsoftmax" '
+        'the cross-entropy loss takes logits, but "y" contains logarithms of probabilities from node "logsoftmax" '
         "(LogSoftmax): the loss is the same as that of the logits, and the softmax is computed twice",
     ),
     "sigmoid": (
         [("Sigmoid", {})],
         CROSS,
-        'the cross-entropy loss takes logits, but "y" is numbers from 0 to 1 of node "sigmoid" (Sigmoid): their '
-        "softmax is nearly even, and the loss does not come near zero",
+        'the cross-entropy loss takes logits, but "y" contains numbers from 0 to 1 from node "sigmoid" (Sigmoid): '
+        "their softmax is nearly uniform, and the loss does not approach zero",
     ),
     "binary, sigmoid": (
         [("Sigmoid", {})],
         BINARY,
-        'the binary cross-entropy loss takes logits, but "y" is numbers from 0 to 1 of node "sigmoid" (Sigmoid): the '
-        "sigmoid is taken of what is no logit, and the loss does not come near zero",
+        'the binary cross-entropy loss takes logits, but "y" contains numbers from 0 to 1 from node "sigmoid" (Sigmoid)'
+        ": the sigmoid is computed from values that are not logits, and the loss does not approach zero",
     ),
     "binary, softmax": (
         [("Softmax", {"axis": 1})],
         BINARY,
-        'the binary cross-entropy loss takes logits, but "y" is probabilities of node "softmax" (Softmax): the sigmoid '
-        "is taken of what is no logit, and the loss does not come near zero",
+        'the binary cross-entropy loss takes logits, but "y" contains probabilities from node "softmax" (Softmax): the '
+        "sigmoid is computed from values that are not logits, and the loss does not approach zero",
     ),
 }
 
@@ -95,7 +95,7 @@ def test_a_loss_that_takes_logits(name: str, tmp_path: Path) -> None:
 
 
 def test_a_block_of_a_loss(tmp_path: Path) -> None:
-    with pytest.warns(ortrain.TrainingWarning, match=r'"y" is probabilities of node "softmax" \(Softmax\)'):
+    with pytest.warns(ortrain.TrainingWarning, match=r'"y" contains probabilities from node "softmax" \(Softmax\)'):
         artifacts.generate_artifacts(
             classifier(("Softmax", {"axis": 1})), loss=onnxblock.loss.CrossEntropyLoss(), artifact_directory=tmp_path
         )
@@ -109,49 +109,47 @@ def test_a_choice_has_no_gradient(loss: LossType, op: str, element: int, tmp_pat
     with pytest.raises(ortrain.OrtrainError) as error:
         artifacts.generate_artifacts(model, requires_grad=["w"], loss=loss, artifact_directory=tmp_path)
     assert str(error.value) == (
-        f'the model: {what} of "y" has no gradient: it is the choice of node "{op.lower()}" ({op}){INSTEAD}'
+        f'the model: {what} of "y" has no gradient: it is selected by node "{op.lower()}" ({op}){INSTEAD}'
     )
     assert list(tmp_path.iterdir()) == []
 
 
 def test_integers_are_no_scores(tmp_path: Path) -> None:
     model = classifier(("Cast", {"to": INT64}), element=INT64)
-    with pytest.raises(ortrain.OrtrainError, match='a loss needs scores that are floats, but "y" is int64'):
+    with pytest.raises(ortrain.OrtrainError, match='the scores of a loss must be floats, but "y" is int64'):
         artifacts.generate_artifacts(model, requires_grad=["w"], loss=LossType.MSELoss, artifact_directory=tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("behind", "helps"), [([], "a LogSoftmax behind it, or"), ([("Softmax", {"axis": 1})], "a Log")]
-)
-def test_the_likelihood_of_what_is_no_logarithm(behind: list[Any], helps: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("tail", "helps"), [([], "a LogSoftmax after it, or"), ([("Softmax", {"axis": 1})], "a Log")])
+def test_negative_log_likelihood_needs_logarithms(tail: list[Any], helps: str, tmp_path: Path) -> None:
     """The model has a NegativeLogLikelihoodLoss of its own."""
 
-    def with_loss(*behind: Any) -> ModelProto:
-        scores = "y" if behind else "logits"
+    def with_loss(*tail: Any) -> ModelProto:
+        scores = "y" if tail else "logits"
         loss = helper.make_node("NegativeLogLikelihoodLoss", [scores, "labels"], ["loss"], "nll")
-        model = classifier(*behind, more=[loss])
+        model = classifier(*tail, more=[loss])
         model.graph.input.append(helper.make_tensor_value_info("labels", INT64, ["N"]))
         del model.graph.output[:]
         model.graph.output.append(helper.make_tensor_value_info("loss", FLOAT, []))
         return model
 
-    name, maker = ("y", '"softmax" (Softmax)') if behind else ("logits", '"head" (Gemm)')
+    name, maker = ("y", '"softmax" (Softmax)') if tail else ("logits", '"head" (Gemm)')
     with pytest.warns(ortrain.TrainingWarning) as found:
-        artifacts.generate_artifacts(with_loss(*behind), artifact_directory=tmp_path)
+        artifacts.generate_artifacts(with_loss(*tail), artifact_directory=tmp_path)
     assert str(found[0].message).startswith(
-        f'the negative log-likelihood takes logarithms of probabilities, but "{name}" comes from node {maker}; put '
+        f'the negative log-likelihood takes logarithms of probabilities, but "{name}" comes from node {maker}; add '
         f"{helps}"
     )
     artifacts.generate_artifacts(with_loss(("LogSoftmax", {"axis": 1})), artifact_directory=tmp_path)
     artifacts.generate_artifacts(with_loss(("Softmax", {"axis": 1}), ("Log", {})), artifact_directory=tmp_path)
 
 
-def test_inspect_says_it_before() -> None:
+def test_inspect_warns() -> None:
     found = ortrain.inspect(classifier(("Softmax", {"axis": 1})))
     sentence = (
-        '"y" is made by node "softmax" (Softmax): a loss that takes logits (CrossEntropyLoss, BCEWithLogitsLoss) needs '
-        '"logits" (loss_input_names)'
+        '"y" is computed by node "softmax" (Softmax): a loss that takes logits (CrossEntropyLoss, BCEWithLogitsLoss) '
+        'needs "logits" (loss_input_names)'
     )
     assert found.warnings == [sentence]
-    assert f"look at this first:\n  {sentence}\n" in str(found)
+    assert f"warnings:\n  {sentence}\n" in str(found)
     assert ortrain.inspect(classifier(("Softmax", {"axis": 1})), ["logits"]).warnings == []

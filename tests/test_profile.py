@@ -98,9 +98,9 @@ def test_trace(run: Run, tmp_path: Path) -> None:
 
 
 def test_arguments(run: Run) -> None:
-    with pytest.raises(ortrain.InvalidArgumentError, match="steps is at least 1"):
+    with pytest.raises(ortrain.InvalidArgumentError, match="steps must be at least 1"):
         run.module.profile(*batch(8), steps=0)
-    with pytest.raises(ortrain.InvalidArgumentError, match="2 inputs are needed"):
+    with pytest.raises(ortrain.InvalidArgumentError, match=r"expected 2 inputs \(x, labels\), got 1"):
         run.module.profile(batch(8)[0])
 
 
@@ -130,11 +130,11 @@ def test_memory_limit(run: Run) -> None:
     short(*batch(8))
     with pytest.raises(MemoryError, match=r"fc1.weight.*\(240 float32, 960 bytes\)"):
         limited(run.folder, 100)
-    with pytest.raises(ortrain.InvalidArgumentError, match="memory_limit is a number of bytes, not -1"):
+    with pytest.raises(ortrain.InvalidArgumentError, match="memory_limit must be at least 0 bytes, got -1"):
         limited(run.folder, -1)
 
 
-def test_a_program_that_is_made_during_a_run_is_limited_too() -> None:
+def test_memory_limit_of_a_program_compiled_during_a_run() -> None:
     """The number of rows is only known during the run."""
     helper = onnx.helper
     nodes = [

@@ -78,7 +78,7 @@ def test_a_seed_makes_one_graph() -> None:
     assert len({generate(seed).model.SerializeToString() for seed in range(20)}) == 20
 
 
-def test_what_is_asked_for_is_drawn() -> None:
+def test_all_patterns_are_drawn() -> None:
     """The generator draws patterns that a change could easily lose."""
     cases = [generate(seed) for seed in range(400)]
     operators = set().union(*(case.operators() for case in cases))
@@ -171,7 +171,7 @@ def only_float32(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     return lost_part(gradients) if gradients["b"].dtype == np.float32 else gradients
 
 
-def test_a_gradient_that_is_wrong_in_float32_alone_is_found() -> None:
+def test_gradient_error_only_in_float32_is_found() -> None:
     report = checks.check(small_case(), only_float32)
     assert report.kind == "gradient on cpu"
     assert report.detail.startswith("b at batch 0: 2 of 2 elements: ")
@@ -236,7 +236,7 @@ def test_bits_that_differ_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert report.detail.startswith("w at 3 threads instead of 1, batch 0: ")
 
 
-def test_what_is_no_number_is_compared() -> None:
+def test_positions_of_nan_and_infinity_are_compared() -> None:
     nan = np.array([1, np.nan, np.inf], np.float32)
     assert checks.close(nan.copy(), nan, 0)
     for other in ([1, 2, np.inf], [1, np.nan, -np.inf], [1, np.inf, np.nan], [np.nan, np.nan, np.inf]):
@@ -291,7 +291,7 @@ def test_a_failure_is_shrunk(operator: str) -> None:
     assert operator in small.text()
 
 
-def test_nodes_that_nobody_reads_are_left_out() -> None:
+def test_unused_nodes_are_removed() -> None:
     case = small_case()
     del case.model.graph.output[:]
     case.model.graph.output.append(helper.make_tensor_value_info("y", TensorProto.FLOAT, None))

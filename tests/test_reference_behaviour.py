@@ -146,10 +146,10 @@ def clipped(values: list[np.ndarray], most: float) -> list[np.ndarray]:
     return [value * np.float32(min(1, most / (norm + 1e-6))) for value in values]
 
 
-@pytest.mark.parametrize("most", [None, 2.5, 100.0])
-def test_an_optimizer_model_in_a_session(most: float | None) -> None:
+@pytest.mark.parametrize("max_norm", [None, 2.5, 100.0])
+def test_an_optimizer_model_in_a_session(max_norm: float | None) -> None:
     """An optimizer model returns changed sequences of tensors; the input sequences do not change."""
-    clip = None if most is None else onnxblock.optim.ClipGradNorm(most)
+    clip = None if max_norm is None else onnxblock.optim.ClipGradNorm(max_norm)
     trained = trained_block().parameters()
     with onnxblock.empty_base() as accessor:
         updated = onnxblock.optim.AdamW(clip_grad=clip)(trained)
@@ -178,7 +178,7 @@ def test_an_optimizer_model_in_a_session(most: float | None) -> None:
     assert done.tolist() == [True]
     for value, old in zip(parameters, before, strict=True):
         np.testing.assert_array_equal(value, old)
-    wanted = given if most is None else clipped(given, most)
+    wanted = given if max_norm is None else clipped(given, max_norm)
     for at, gradient in enumerate(wanted):
         np.testing.assert_allclose(first[at], 0.1 * gradient, rtol=1e-4)
         np.testing.assert_allclose(second[at], 0.001 * gradient**2, rtol=1e-4)
@@ -218,8 +218,8 @@ def test_gradients_are_clipped_in_a_session(provider: str) -> None:
 @pytest.mark.parametrize(
     ("value", "sentence"),
     [
-        (X, 'input "gradients" should be a sequence of float32 tensors, but float32[6, 5] was given: a tensor is no'),
-        ([X, LABELS], "a sequence with int64[6] was given: the element types differ"),
+        (X, 'input "gradients" must be a sequence of float32 tensors, got float32[6, 5]: a tensor is no'),
+        ([X, LABELS], "got a sequence with int64[6]: the element types differ"),
     ],
 )
 def test_sequences_that_do_not_fit(value: Any, sentence: str) -> None:
@@ -244,14 +244,18 @@ IF = helper.make_node("If", ["flag"], ["result"], then_branch=branch("yes"), els
     ("nodes", "outputs", "sentence"),
     [
         ([helper.make_node("SequenceConstruct", ["x", "x"], ["result"])], ["result"], "SequenceConstruct"),
-        ([helper.make_node("Identity", ["given"], ["result"])], ["result"], 'it makes the sequence "result", but'),
+        ([helper.make_node("Identity", ["given"], ["result"])], ["result"], 'it creates the sequence "result", but'),
         ([helper.make_node("Identity", ["given"], ["copy"]), clip("copy", "result")], ["result"], '"copy", but'),
         ([IF], ["result"], "sequences of tensors cannot be used in subgraphs"),
-        ([clip("given", "first"), clip("given", "result")], ["result"], '"given" in place, which is used elsewhere'),
-        ([clip("given", "result")], ["result", "given"], '"given" in place, which is used elsewhere'),
+        (
+            [clip("given", "first"), clip("given", "result")],
+            ["result"],
+            '"given" in place, which is also used elsewhere',
+        ),
+        ([clip("given", "result")], ["result", "given"], '"given" in place, which is also used elsewhere'),
     ],
 )
-def test_what_cannot_be_done_with_sequences(nodes: list[onnx.NodeProto], outputs: list[str], sentence: str) -> None:
+def test_unsupported_uses_of_sequences(nodes: list[onnx.NodeProto], outputs: list[str], sentence: str) -> None:
     """The session rejects these models at its creation."""
     proto = model(nodes, {"x": [2]}, {})
     proto.opset_import.append(helper.make_opsetid("com.microsoft", 1))
@@ -323,7 +327,7 @@ def test_a_model_without_parameters(tmp_path: Path) -> None:
     evaluation = onnx.load(tmp_path / "eval_model.onnx")
     assert len(evaluation.graph.output) == 1
     (node,) = [node for node in evaluation.graph.node if node.op_type == "Dropout"]
-    assert not any(node.input[2:]), "nothing says that it is on"
+    assert not any(node.input[2:]), "the node has no training mode"
     artifacts.generate_artifacts(
         dropout(), loss=LossType.MSELoss, artifact_directory=tmp_path, additional_output_names=["scores"]
     )
@@ -341,9 +345,9 @@ def test_a_model_without_parameters(tmp_path: Path) -> None:
     np.testing.assert_array_equal(kept, x)
     assert loss == 1
 
-    with pytest.raises(ortrain.InvalidArgumentError, match="no parameters are to be trained"):
+    with pytest.raises(ortrain.InvalidArgumentError, match="there are no parameters to train"):
         artifacts.generate_artifacts(dropout(), optimizer=OptimType.SGD, artifact_directory=tmp_path)
-    with pytest.raises(ortrain.InvalidArgumentError, match="no parameters are to be trained"):
+    with pytest.raises(ortrain.InvalidArgumentError, match="there are no parameters to train"):
         artifacts.generate_artifacts(perceptron(), requires_grad=[], artifact_directory=tmp_path)
 
 

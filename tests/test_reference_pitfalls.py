@@ -188,11 +188,11 @@ NOMINAL = (
     "the state is nominal: it has the names of its parameters but not their values; load all of them first "
     "(load_parameters, load_safetensors), or copy a buffer of all parameters to it"
 )
-NO_EVAL = "no evaluation model was given when the {} was made, and {} needs one"
-NO_OPTIMIZER = "no optimizer model was given when the session was made, and {} needs one"
+NO_EVAL = "{} needs an evaluation model, but the {} was made without one"
+NO_OPTIMIZER = "{} needs an optimizer model, but the session was made without one"
 UNFIT = "the {} model {} does not fit the checkpoint: {}"
 NOT_A_CHECKPOINT = (
-    "{folder}/c: this is not a checkpoint, which has the identifier ODTC in bytes 4 to 7; generate_artifacts and "
+    "{folder}/c: this is not a checkpoint: bytes 4 to 7 are not the identifier ODTC; generate_artifacts and "
     "save_checkpoint write checkpoints"
 )
 NOT_TOGETHER = "of the training model; give the one that was made together with the training model"
@@ -207,7 +207,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 2: a state from anything but load_checkpoint": (
         lambda desk: CheckpointState("checkpoint"),
         TypeError,
-        "CheckpointState is made by CheckpointState.load_checkpoint(path), not from str",
+        "CheckpointState.load_checkpoint(path) creates a CheckpointState; the constructor does not accept str",
     ),
     "api 2: load, no such file": (
         lambda desk: CheckpointState.load_checkpoint(desk.folder / "c"),
@@ -227,7 +227,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 2: load, neither path nor bytes": (
         lambda desk: CheckpointState.load_checkpoint(3),
         TypeError,
-        "a checkpoint is a path or bytes, not int",
+        "a checkpoint must be a path or bytes, got int",
     ),
     "api 2: load, an empty file": (
         lambda desk: CheckpointState.load_checkpoint(written(desk.folder / "c", b"")),
@@ -251,14 +251,14 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
             written(desk.folder / "c", (CASE / "checkpoint").read_bytes()[:1000])
         ),
         ERROR,
-        "{folder}/c: the checkpoint points past its end, so it was cut short or is damaged (*)",
+        "{folder}/c: the checkpoint is cut short or damaged: an offset points past its end (*)",
     ),
     "api 2: load, our checkpoint cut short": (
         lambda desk: CheckpointState.load_checkpoint(
             written(desk.folder / "c", (desk.mlp / "checkpoint").read_bytes()[:1000])
         ),
         ERROR,
-        "{folder}/c: the checksum at the end of the checkpoint is missing, so it was cut short, extended or is damaged",
+        "{folder}/c: the checkpoint is cut short, extended or damaged: the checksum at its end is missing",
     ),
     "api 2: load, safetensors": (
         lambda desk: (
@@ -266,17 +266,17 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
             CheckpointState.load_checkpoint(desk.folder / "c"),
         ),
         ERROR,
-        "{folder}/c: this is not a checkpoint but looks like safetensors, which load_safetensors reads",
+        "{folder}/c: this looks like a safetensors file, not a checkpoint; load it with load_safetensors",
     ),
     "api 2: save, no such folder": (
         lambda desk: CheckpointState.save_checkpoint(desk.state(), desk.folder / "no" / "c"),
         NO_FILE,
-        "cannot write {folder}/no/c: there is no folder {folder}/no, and none is made",
+        "cannot write {folder}/no/c: there is no folder {folder}/no; create it first",
     ),
     "api 2: save, arguments swapped": (
         lambda desk: CheckpointState.save_checkpoint(desk.folder / "c", desk.state()),  # type: ignore[arg-type]
         TypeError,
-        "state is a CheckpointState, not PosixPath",
+        "state must be a CheckpointState, got PosixPath",
     ),
     # Parameters. 1.19.2 gives only hints such as "type mismatch", "only from non-string numpy arrays".
     "api 2: an unknown parameter": (
@@ -297,7 +297,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 2: a parameter from a list": (
         lambda desk: desk.state().parameters.__setitem__("fc2.bias", [0.0] * 5),
         ARGUMENT,
-        "parameter 'fc2.bias' is set from an array or an OrtValue, not list",
+        "the value of parameter 'fc2.bias' must be an array or an OrtValue, got list",
     ),
     "api 2: writing into a frozen parameter": (
         lambda desk: desk.state("frozen_params").parameters["fc1.weight"].data.fill(0),
@@ -308,22 +308,22 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 2: an integer outside int64": (
         lambda desk: desk.state().properties.__setitem__("big", 2**63),
         ortrain.OutOfRangeError,
-        'property "big" is 9223372036854775808, but checkpoints keep int64',
+        'property "big" is 9223372036854775808, but checkpoints store int64',
     ),
     "api 2: a float outside float32": (
         lambda desk: desk.state().properties.__setitem__("big", 1e300),
         ortrain.OutOfRangeError,
-        'property "big" is 1e+300, but checkpoints keep float32',
+        'property "big" is 1e+300, but checkpoints store float32',
     ),
     "api 2: a property that is a list": (
         lambda desk: desk.state().properties.__setitem__("list", [1]),  # type: ignore[call-overload]
         TypeError,
-        "a property is an int, a float or a str, not list",
+        "a property must be an int, a float or a str, got list",
     ),
     "api 2: a property that is None": (
         lambda desk: desk.state().properties.__setitem__("none", None),  # type: ignore[call-overload]
         TypeError,
-        "a property is an int, a float or a str, not NoneType",
+        "a property must be an int, a float or a str, got NoneType",
     ),
     "api 2: an unknown property": (
         lambda desk: desk.state().properties["none"],
@@ -360,8 +360,9 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 3: a device that is not there": (
         lambda desk: Module(desk.mlp / TRAIN, desk.state(), device="tpu"),
         ARGUMENT,
-        'there is no device "tpu" here; there are "cpu" and "reference", "webgpu", "vulkan", "metal" and "dx12" for '
-        'GPUs, and "auto"; did you mean "cpu"?',
+        'there is no device "tpu" here; there are "cpu", "reference", "auto", and for GPUs "webgpu", "vulkan", '
+        '"metal" and "dx12"'
+        '; did you mean "cpu"?',
     ),
     "api 3: no such model": (
         lambda desk: desk.module(desk.folder / "m.onnx"),
@@ -381,64 +382,64 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 3.1: too few inputs": (
         lambda desk: desk.run.module(X),
         ARGUMENT,
-        "2 inputs are needed (x, labels), but 1 were given",
+        "expected 2 inputs (x, labels), got 1",
     ),
     "api 3.1: too many inputs": (
         lambda desk: desk.run.module(X, LABELS, X),
         ARGUMENT,
-        "2 inputs are needed (x, labels), but 3 were given",
+        "expected 2 inputs (x, labels), got 3",
     ),
     "api 3.1: an input of another type": (
         lambda desk: desk.run.module(X, LABELS.astype(np.float32)),
         ARGUMENT,
-        'input "labels" should be int64[batch], but float32[4] was given: the element types differ; if its elements '
-        "are meant, give it as .astype(np.int64)",
+        'input "labels" must be int64[batch], got float32[4]: the element types differ; to convert it, '
+        "pass .astype(np.int64)",
     ),
     "api 3.1: an input of another rank": (
         lambda desk: desk.run.module(X[0], LABELS),
         ARGUMENT,
-        'input "x" should be float32[batch, 10], but float32[10] was given: it should have 2 axes but has 1',
+        'input "x" must be float32[batch, 10], got float32[10]: it should have 2 axes but has 1',
     ),
     "api 3.1: an input of another size": (
         lambda desk: desk.run.module(X[:, :9], LABELS),
         ARGUMENT,
-        'input "x" should be float32[batch, 10], but float32[4, 9] was given: axis 1 should be 10 but is 9',
+        'input "x" must be float32[batch, 10], got float32[4, 9]: axis 1 should be 10 but is 9',
     ),
     "api 3.1: a label out of range (read out of bounds there)": (
         lambda desk: desk.run.module(X, LABELS + 2),
         ARGUMENT,
-        'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): label 5 in row 3 is none of the 5 '
+        'node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss): label 5 in row 3 is not one of the 5 '
         "classes (0 to 4)",
     ),
     "api 3.1: eval without an eval model, arrays (SIGSEGV there)": (
         lambda desk: desk.module().eval()(X, LABELS),
         ERROR,
-        NO_EVAL.format("module", "an evaluation step"),
+        NO_EVAL.format("an evaluation step", "module"),
     ),
     "api 3.1: eval without an eval model, OrtValues": (
         lambda desk: desk.module().eval()(*map(OrtValue.ortvalue_from_numpy, (X, LABELS))),
         ERROR,
-        NO_EVAL.format("module", "an evaluation step"),
+        NO_EVAL.format("an evaluation step", "module"),
     ),
     "api 3.1: an input whose name belongs to a gradient": (
         lambda desk: desk.generate(forward(renamed("x", "x_grad"))),
         ARGUMENT,
-        'input "x_grad" of the model has a name that belongs to gradients in a training model; rename it',
+        'input "x_grad" of the model has a name that training models use for gradients; rename it',
     ),
     "api 3.1: an output whose name belongs to a gradient (vanishes there)": (
         lambda desk: desk.generate(forward(renamed("logits", "logits_grad")), additional_output_names=["logits_grad"]),
         ARGUMENT,
-        '"logits_grad" cannot be an output: names that end like this belong to gradients',
+        '"logits_grad" cannot be an output: names with this ending are reserved for gradients',
     ),
     "api 3.3: an export without an eval model": (
         lambda desk: desk.module().export_model_for_inferencing(desk.folder / "e.onnx", ["logits"]),
         ERROR,
-        NO_EVAL.format("module", "an export"),
+        NO_EVAL.format("an export", "module"),
     ),
     "api 3.3: an export of no outputs": (
         lambda desk: desk.run.module.export_model_for_inferencing(desk.folder / "e.onnx", []),
         ARGUMENT,
-        "at least one output must be named for an inference model",
+        "an inference model needs at least one output; name it",
     ),
     "api 3.3: an export of an unknown output": (
         lambda desk: desk.run.module.export_model_for_inferencing(desk.folder / "e.onnx", ["logits", "nothing"]),
@@ -453,7 +454,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 3.3: an export of a text": (
         lambda desk: desk.run.module.export_model_for_inferencing(desk.folder / "e.onnx", "logits"),
         TypeError,
-        "graph_output_names is a list of names, not one name",
+        "graph_output_names must be a list of names, got one name",
     ),
     "api 3.4: a buffer of another length": (
         lambda desk: desk.run.module.copy_buffer_to_parameters(np.zeros(5, np.float32)),
@@ -463,14 +464,14 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 3.4: a buffer of another type": (
         lambda desk: desk.run.module.copy_buffer_to_parameters(np.zeros(389)),
         ARGUMENT,
-        "the buffer should be float32, but it is float64",
+        "the buffer must be float32, got float64",
     ),
     # api 4 and artifacts 6: Optimizer.
     "api 4: an optimizer model without an optimizer": (
         lambda desk: Optimizer(desk.edited(no_optimizer, OPTIMIZER), desk.run.module),
         MODEL,
         "the optimizer model cannot be used here: it updates no parameters: it has neither an optimizer of ONNX "
-        'Runtime nor an output "updated_params", a sequence',
+        'Runtime nor a sequence output "updated_params"',
     ),
     "api 4: an optimizer model with two optimizers": (
         lambda desk: Optimizer(desk.edited(second_optimizer, OPTIMIZER), desk.run.module),
@@ -498,13 +499,14 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 5: counts below zero": (
         lambda desk: LinearLRScheduler(desk.run.optimizer, -1, 10, 0.1),
         ARGUMENT,
-        "warm-up and total are counts of optimizer steps, which cannot be -1 and 10",
+        "warmup_step_count and total_step_count must be at least 0, got -1 and 10",
     ),
     # api 6 to 8: the session.
     "api 6: a checkpoint of two files from a buffer": (
         lambda desk: CheckpointState.load_checkpoint(in_two_files(desk).read_bytes()),
         ERROR,
-        "the checkpoint keeps its tensors in a .data file beside it: load it from its path, not from a buffer",
+        "the tensors of the checkpoint are in a .data file beside it; load the checkpoint from its path, "
+        "not from a buffer",
     ),
     "artifacts 7: a checkpoint whose second file is missing": (
         lambda desk: (
@@ -512,7 +514,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
             CheckpointState.load_checkpoint(desk.folder / "c"),
         ),
         NO_FILE,
-        "{folder}/c: the checkpoint keeps its tensors in {folder}/c.data, but there is no such file",
+        "{folder}/c: the tensors of the checkpoint are in {folder}/c.data, but this file does not exist",
     ),
     "artifacts 7: a checkpoint with the second file of another": (
         lambda desk: (
@@ -535,12 +537,12 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 6: an eval step without an eval model": (
         lambda desk: desk.session().eval_step([X, LABELS]),
         ERROR,
-        NO_EVAL.format("session", "an evaluation step"),
+        NO_EVAL.format("an evaluation step", "session"),
     ),
     "api 6: an export without an eval model": (
         lambda desk: desk.session().export_model_for_inferencing(desk.folder / "e.onnx", ["logits"]),
         ERROR,
-        NO_EVAL.format("session", "an export"),
+        NO_EVAL.format("an export", "session"),
     ),
     "api 6: a scheduler step without a scheduler": (
         lambda desk: desk.session(optimizer_model=desk.mlp / OPTIMIZER).scheduler_step(),
@@ -551,7 +553,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 9: a model of another kind": (
         lambda desk: desk.generate(3),
         TypeError,
-        "a model is a path, bytes or an onnx.ModelProto, not int",
+        "a model must be a path, bytes or an onnx.ModelProto, got int",
     ),
     "api 9: training what is not there": (
         lambda desk: desk.generate(requires_grad=["zz"]),
@@ -561,12 +563,12 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 9: training what the loss does not depend on": (
         lambda desk: desk.generate(forward(another_input), requires_grad=["alone"]),
         ARGUMENT,
-        'the model: "alone" cannot be trained: no node that "onnx::loss::2" needs uses it',
+        'the model: "alone" cannot be trained: no node on a path to "onnx::loss::2" uses it',
     ),
     "api 9: training nothing (unusable models there)": (
         lambda desk: desk.generate(requires_grad=[]),
         ARGUMENT,
-        "no parameters are to be trained; name them in requires_grad",
+        "there are no parameters to train; name them in requires_grad",
     ),
     "api 9: freezing what is not there (ignored there)": (
         lambda desk: desk.generate(frozen_params=["zz"]),
@@ -576,23 +578,23 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 9: training and freezing the same": (
         lambda desk: desk.generate(frozen_params=["fc1.bias"]),
         ARGUMENT,
-        'parameter "fc1.bias" is to be both trained and frozen',
+        'parameter "fc1.bias" cannot be both trained and frozen',
     ),
     "api 9: another loss": (
         lambda desk: desk.generate(loss="mse"),
         TypeError,
-        "loss is one of LossType.MSELoss, LossType.CrossEntropyLoss, LossType.BCEWithLogitsLoss, LossType.L1Loss, a "
-        "block of ortrain.onnxblock or None, not str",
+        "loss must be one of LossType.MSELoss, LossType.CrossEntropyLoss, LossType.BCEWithLogitsLoss, "
+        "LossType.L1Loss, a block of ortrain.onnxblock or None, got str",
     ),
     "api 9: another optimizer (raised there when other files were written)": (
         lambda desk: desk.generate(optimizer="adamw"),
         TypeError,
-        "optimizer is one of OptimType.AdamW, OptimType.SGD, a block of ortrain.onnxblock or None, not str",
+        "optimizer must be one of OptimType.AdamW, OptimType.SGD, a block of ortrain.onnxblock or None, got str",
     ),
     "api 9: no such folder": (
         lambda desk: desk.generate(artifact_directory=desk.folder / "no"),
         NO_FILE,
-        "there is no folder {folder}/no, and none is made",
+        "there is no folder {folder}/no; create it first",
     ),
     "api 9: a file for a folder": (
         lambda desk: desk.generate(artifact_directory=written(desk.folder / "c", b"")),
@@ -612,19 +614,20 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 9: an additional output that is not there": (
         lambda desk: desk.generate(additional_output_names=["zz"]),
         ARGUMENT,
-        'the model has no value "zz", which is to be an output',
+        'the model has no value "zz" to use as an output',
     ),
     "api 9: additional outputs that are a text": (
         lambda desk: desk.generate(additional_output_names="logits"),
         TypeError,
-        "additional_output_names is a list of names, not one name",
+        "additional_output_names must be a list of names, got one name",
     ),
     "api 9: two outputs and a loss of one": (
         lambda desk: desk.generate(forward(hidden_output)),
         ARGUMENT,
         'the model: node "onnx::SoftmaxCrossEntropyLoss::4" (SoftmaxCrossEntropyLoss) with inputs (logits: '
-        "float32[batch, 5], a1: float32[batch, 24]): input 1 is of type float32, int32 or int64 is needed; the loss is "
-        "given all outputs of the model (logits, a1), so name those it is made of in loss_input_names",
+        "float32[batch, 5], a1: float32[batch, 24]): input 1 is of type float32, expected int32 or int64; the "
+        "loss gets all outputs of the model (logits, a1), so select its inputs with"
+        " loss_input_names",
     ),
     "api 9: an output that is no loss": (
         lambda desk: desk.generate(loss=None),
@@ -637,7 +640,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "artifacts 3.5: no lazy_reset_grad": (
         lambda desk: desk.module(desk.edited(without_flag)),
         MODEL,
-        'the training model cannot be used here: it gathers gradients but has no input "lazy_reset_grad" (bool[1])',
+        'the training model cannot be used here: it accumulates gradients but has no input "lazy_reset_grad" (bool[1])',
     ),
     "artifacts 3.5: a checkpoint that lacks a trained parameter": (
         lambda desk: desk.module(
@@ -657,7 +660,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
             desk.checkpoint([t for t in parameters(desk.state("frozen_params")) if t.name != "fc1.weight"], []),
         )(X, LABELS),
         ARGUMENT,
-        "3 inputs are needed (x, labels, fc1.weight), but 2 were given",
+        "expected 3 inputs (x, labels, fc1.weight), got 2",
     ),
     "artifacts 3.5: a checkpoint with another trained parameter": (
         lambda desk: desk.module(
@@ -669,7 +672,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
         UNFIT.format(
             "training",
             "{ours}/training_model.onnx",
-            'parameter "more" is to be trained by the checkpoint, but the model has no input of this name',
+            'the checkpoint trains parameter "more", but the model has no input of this name',
         ),
     ),
     "artifacts 3.5: frozen in the checkpoint, trained in the model": (
@@ -685,7 +688,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "artifacts 3.5: trained in the checkpoint, frozen in the model": (
         lambda desk: desk.module(desk.edited(without_input("fc2.bias_grad.accumulation.buffer"))),
         MODEL,
-        'the training model does not fit the checkpoint: parameter "fc2.bias" is to be trained by the checkpoint, but '
+        'the training model does not fit the checkpoint: the checkpoint trains parameter "fc2.bias", but '
         'the model has no input "fc2.bias_grad.accumulation.buffer" for its gradient',
     ),
     "artifacts 3.5: another shape in the checkpoint": (
@@ -716,8 +719,8 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
         UNFIT.format(
             "training",
             "{ours}/training_model.onnx",
-            'the model trains "fc1.weight", "fc1.bias", "fc2.weight" and 1 more, and the checkpoint has none of '
-            'these, but "bn1.bias", "bn1.weight", "conv1.bias" and 3 more; give the checkpoint that was made together '
+            'the model trains "fc1.weight", "fc1.bias", "fc2.weight" and 1 more, but the checkpoint trains'
+            ' "bn1.bias", "bn1.weight", "conv1.bias" and 3 more; give the checkpoint that was made together '
             "with the model",
         ),
     ),
@@ -782,7 +785,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
         UNFIT.format(
             "evaluation",
             "{ours}/optimizer_model.onnx",
-            "it is an optimizer model, which computes no outputs of a model; give the evaluation model that was made "
+            "it is an optimizer model, which does not run the forward pass; give the evaluation model that was made "
             "together with the training model (eval_model.onnx)",
         ),
     ),
@@ -799,29 +802,29 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
         UNFIT.format(
             "evaluation",
             f"{CASE}/forward.onnx",
-            'it is a forward model, with a value of its own for parameter "fc1.weight"; give the evaluation model that '
+            'it is a forward model, with its own value of parameter "fc1.weight"; give the evaluation model that '
             "was made together with the training model (eval_model.onnx)",
         ),
     ),
     "order: arguments of Module": (
         lambda desk: Module(desk.state(), desk.mlp / TRAIN),  # type: ignore[arg-type]
         TypeError,
-        "a model is a path, bytes or an onnx.ModelProto, not CheckpointState",
+        "a model must be a path, bytes or an onnx.ModelProto, got CheckpointState",
     ),
     "order: a path for the state": (
         lambda desk: Module(desk.mlp / TRAIN, desk.mlp / "checkpoint"),  # type: ignore[arg-type]
         TypeError,
-        "state is a CheckpointState, not PosixPath",
+        "state must be a CheckpointState, got PosixPath",
     ),
     "order: a state for the module": (
         lambda desk: Optimizer(desk.mlp / OPTIMIZER, desk.state()),  # type: ignore[arg-type]
         TypeError,
-        "module is a Module, not CheckpointState",
+        "module must be a Module, got CheckpointState",
     ),
     "order: a module for the optimizer": (
         lambda desk: LinearLRScheduler(desk.run.module, 1, 2, 0.1),  # type: ignore[arg-type]
         TypeError,
-        "optimizer is an Optimizer, not Module",
+        "optimizer must be an Optimizer, got Module",
     ),
     # Files that no user can write: below a file, and in a file system without files.
     "unwritable: a checkpoint below a file": (
@@ -852,7 +855,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "unwritable: an export without a folder": (
         lambda desk: desk.run.module.export_model_for_inferencing(desk.folder / "no" / "e.onnx", ["logits"]),
         NO_FILE,
-        "cannot write {folder}/no/e.onnx: there is no folder {folder}/no, and none is made",
+        "cannot write {folder}/no/e.onnx: there is no folder {folder}/no; create it first",
     ),
     "unwritable: artifacts in /proc": (
         lambda desk: desk.generate(artifact_directory="/proc"),
@@ -887,7 +890,7 @@ def test_refused(row: str, desk: Desk) -> None:
     # Libraries that read the format word their own errors about damage.
     pattern = re.escape(sentence).replace(re.escape("(*)"), r"\(.+\)")
     assert re.fullmatch(pattern, str(error.value)), f"\n{error.value}\n{sentence}"
-    assert not list((desk.folder / "made").glob("*")), "nothing is written unless everything can be"
+    assert not list((desk.folder / "made").glob("*")), "an error writes no file"
     assert not [path for path in desk.folder.rglob("*") if path.suffix == ".tmp" or path.name == "e.onnx"]
 
 
@@ -907,7 +910,7 @@ def right(row: str) -> Callable[[Row], Row]:
 
 
 # Float16 weights are trained in their type; a warning states the loss of precision.
-@pytest.mark.filterwarnings("ignore:.* and a step that changes a weight:ortrain.TrainingWarning")
+@pytest.mark.filterwarnings("ignore:.* which loses steps that change a weight:ortrain.TrainingWarning")
 @pytest.mark.parametrize("row", RIGHT)
 def test_right(row: str, desk: Desk) -> None:
     RIGHT[row](desk)
@@ -1516,7 +1519,7 @@ ELSEWHERE: dict[str, str] = {
     "api 8: a rate beside a scheduler": "tests/test_session.py::test_learning_rate_and_scheduler",
     "api 8: calls after Dispose": "tests/test_session.py::test_after_close",
     "api 8: outputs that do not fit": "tests/test_session.py::test_outputs_that_do_not_fit",
-    "api 9: what is not trained, and why": "tests/test_inspect.py::test_what_stands_in_the_way",
+    "api 9: what is not trained, and why": "tests/test_inspect.py::test_obstacle_of_a_model",
     "api 9: files in the current folder": "tests/test_artifacts.py::test_files",
     "api 10: contexts, nesting, base(None)": "tests/test_onnxblock.py::test_contexts",
     "api 10: calls out of order, absolute paths": "tests/test_onnxblock.py::test_out_of_order",
@@ -1535,13 +1538,15 @@ ELSEWHERE: dict[str, str] = {
     "artifacts 7: tensors of a damaged second file": (
         "crates/ortrain-checkpoint/src/tests.rs::damage_in_external_data_is_found"
     ),
-    "artifacts 7: a load beside a save": "crates/ortrain-checkpoint/src/tests.rs::loads_beside_saves_are_whole",
-    "nominal: values from files": "crates/ortrain/tests/nominal.rs::what_was_loaded_trains",
-    "nominal: a part of the values": "crates/ortrain/tests/nominal.rs::a_part_is_refused",
+    "artifacts 7: a load beside a save": (
+        "crates/ortrain-checkpoint/src/tests.rs::concurrent_loads_and_saves_are_complete"
+    ),
+    "nominal: values from files": "crates/ortrain/tests/nominal.rs::loaded_values_train",
+    "nominal: a part of the values": "crates/ortrain/tests/nominal.rs::rejects_incomplete_files",
     "threads: sessions": "tests/test_session.py::test_threads_take_turns",
-    "interrupted: killed saves": "tests/test_kill.py::test_a_file_is_always_whole",
+    "interrupted: killed saves": "tests/test_kill.py::test_killed_saves_leave_a_complete_file",
     "interrupted: a disk that fails at any step": (
-        "crates/ortrain-checkpoint/src/tests.rs::whenever_the_disk_fails_a_state_is_there"
+        "crates/ortrain-checkpoint/src/tests.rs::disk_failures_leave_a_complete_state"
     ),
 }
 

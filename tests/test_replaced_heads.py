@@ -131,9 +131,9 @@ def test_a_head_in_the_middle() -> None:
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         artifacts.replace_head(old, NEW, output="scores")
     assert str(error.value).startswith(
-        f'what lies behind node "the Gemm" (Gemm) fits its {OLD} classes, but not {NEW}: the model: node "the Gemm"'
+        f'the nodes after node "the Gemm" (Gemm) fit its {OLD} classes, but not {NEW}: the model: node "the Gemm"'
     )
-    assert str(error.value).endswith("; name the scores as an output of the model, and make the rest anew")
+    assert str(error.value).endswith("; name the scores as an output of the model, and rebuild the rest")
     with pytest.raises(ortrain.InvalidArgumentError, match='the model has no value "nothing", whose head is to be'):
         artifacts.replace_head(old, NEW, output="nothing")
 
@@ -142,23 +142,23 @@ NOT: dict[str, tuple[list[Any], dict[str, tuple[int, ...]], str]] = {
     "no layer": (
         [node("Elu", ["hidden"])],
         {},
-        'the model: "y" ends in node "the Elu" (Elu), which is no head: a head is a Gemm, a MatMul (with an Add), or a '
-        "Conv with a kernel of one cell, of constant weights; name the value that one makes",
+        'the model: "y" is computed by node "the Elu" (Elu), which is not a head; name the result of a Gemm, a '
+        "MatMul (with an Add), or a Conv with a kernel of size 1, with constant weights",
     ),
     "no layer at all": (
         [helper.make_node("Relu", ["x"], ["y"])],
         {},
-        'the model: "y" goes back to "x" without a layer between: it ends in no head',
+        'the model: "y" has no head: there is no layer between "x" and it',
     ),
     "computed weights": (
         [node("Tanh", ["w"], "v"), node("Gemm", ["hidden", "v"])],
         {"w": (WIDTH, OLD)},
-        'the model: "y" ends in node "the Gemm" (Gemm), which is no head',
+        'the model: "y" is computed by node "the Gemm" (Gemm), which is not a head',
     ),
     "shared weights": (
         [node("Gemm", ["hidden", "w"], "z"), node("ReduceSum", ["w"], "sum"), node("Identity", ["z"])],
         {"w": (WIDTH, OLD)},
-        'the model: node "the Gemm" (Gemm) shares "w" with other nodes: another head would change these, too',
+        'the model: node "the Gemm" (Gemm) shares "w" with other nodes: a new head would change them, too',
     ),
 }
 
@@ -172,7 +172,7 @@ def test_no_head(name: str) -> None:
 
 
 def test_no_classes() -> None:
-    with pytest.raises(ortrain.InvalidArgumentError, match="a head for 0 classes has no scores"):
+    with pytest.raises(ortrain.InvalidArgumentError, match="the number of classes must be at least 1"):
         artifacts.replace_head(model([node("MatMul", ["hidden", "w"])], {"w": (WIDTH, OLD)}), 0)
     with pytest.raises((TypeError, OverflowError)):
         artifacts.replace_head(model([node("MatMul", ["hidden", "w"])], {"w": (WIDTH, OLD)}), -1)

@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 import pytest
 from conftest import CASES, DEVICES, RECORDS, Run, meta_of
-from replaying import Record, batches_of, replay, too_far
+from replaying import Record, above_tolerance, batches_of, replay
 from resuming import RATE, resume
 
 import ortrain
@@ -27,14 +27,14 @@ NOT_IN_INFERENCE = ("fake_quant_sgd_mse",)
 @pytest.mark.parametrize("case", CASES)
 def test_our_artifacts(case: str, device: str, ours: Callable[[str], Path]) -> None:
     distances = replay(api, RECORDS / case, ours(case), device=device)
-    assert not too_far(distances), distances
+    assert not above_tolerance(distances), distances
 
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("case", CASES)
 def test_their_artifacts(case: str, device: str) -> None:
     distances = replay(api, RECORDS / case, RECORDS / case, device=device)
-    assert not too_far(distances), distances
+    assert not above_tolerance(distances), distances
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -67,13 +67,13 @@ def test_exported_model(case: str, ours: Callable[[str], Path], tmp_path: Path) 
         feeds = {name: batches_of(RECORDS / case)[0][name] for name in meta["inference_inputs"]}
         for name, value in zip(meta["inference_outputs"], session.run(None, feeds), strict=True):
             record.compare("infer", value, f"infer/{name}")
-    assert not too_far(record.distances), record.distances
+    assert not above_tolerance(record.distances), record.distances
 
 
 RATES = [key for key in Record(RECORDS / "linear_lr").values if key.startswith("lr_sequence/")]
 
 
-@pytest.mark.filterwarnings("ignore:the module ran no training step yet", "ignore:the step before took the same")
+@pytest.mark.filterwarnings("ignore:the module ran no training step yet", "ignore:the previous step used the same")
 @pytest.mark.parametrize("key", RATES)
 def test_linear_learning_rates(key: str, run: Run) -> None:
     """Learning rates equal the record, with the two counts as documented. 1.19.2 swapped their names."""
@@ -96,14 +96,14 @@ def test_linear_learning_rates(key: str, run: Run) -> None:
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("saved", ["recorded", "own"])
-@pytest.mark.parametrize("made", ["theirs", "ours"])
-def test_resume(made: str, saved: str, device: str, ours: Callable[[str], Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("origin", ["theirs", "ours"])
+def test_resume(origin: str, saved: str, device: str, ours: Callable[[str], Path], tmp_path: Path) -> None:
     """All records of checkpoint_resume match, from their checkpoints of the third step and from ours."""
     case, meta = RECORDS / "checkpoint_resume", meta_of("checkpoint_resume")
-    artifacts = case if made == "theirs" else ours("checkpoint_resume")
+    artifacts = case if origin == "theirs" else ours("checkpoint_resume")
     checkpoints = case if saved == "recorded" else None
     outcome = resume("ortrain.api", case, artifacts, checkpoints, tmp_path, device=device)
-    assert not too_far(outcome.distances), outcome.distances
+    assert not above_tolerance(outcome.distances), outcome.distances
     for kind in ("optim", "plain"):
         assert outcome.properties[kind] == meta[f"properties_after_load_{kind}"]
     # Their files have no learning rate; our files have one if they contain the optimizer state.

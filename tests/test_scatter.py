@@ -43,7 +43,7 @@ def scatter(op: str, dtype: type, axis: int = 0, loss: bool = False) -> ModelPro
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
 
 
-def places(rng: np.random.Generator, op: str, axis: int) -> np.ndarray:
+def random_indices(rng: np.random.Generator, op: str, axis: int) -> np.ndarray:
     """Return indices, with many repetitions and with negative values."""
     if op == "ScatterND":
         return rng.integers(-ROWS, ROWS, (COUNT, 1))
@@ -59,7 +59,7 @@ def test_results_are_those_of_onnxruntime(op: str, axis: int, dtype: type) -> No
     theirs = onnxruntime.InferenceSession(model, providers=["CPUExecutionProvider"])
     ours = ortrain.InferenceSession(model)
     for _ in range(10):
-        indices = places(rng, op, axis)
+        indices = random_indices(rng, op, axis)
         updates = (COUNT, COLUMNS) if op == "ScatterND" else indices.shape
         feeds = {
             "indices": indices,
@@ -79,7 +79,7 @@ def test_overwritten_updates_have_no_gradient(op: str, axis: int, device: str, t
     module = Module(tmp_path / "training_model.onnx", state, device=device)
     rng = np.random.default_rng(11)
     for _ in range(5):
-        indices = places(rng, op, axis)
+        indices = random_indices(rng, op, axis)
         module.train()
         module(indices)
         # NumPy also writes in order, and gives the remaining update of each element.

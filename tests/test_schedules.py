@@ -198,9 +198,9 @@ FORMULAS: list[tuple[Schedule, list[float]]] = [
 ]
 
 
-@pytest.mark.parametrize(("schedule", "wanted"), FORMULAS, ids=lambda value: repr(value) if callable(value) else "")
-def test_formula(schedule: Schedule, wanted: list[float]) -> None:
-    np.testing.assert_allclose([schedule(t) for t in range(STEPS)], wanted, **CLOSE)
+@pytest.mark.parametrize(("schedule", "expected"), FORMULAS, ids=lambda value: repr(value) if callable(value) else "")
+def test_formula(schedule: Schedule, expected: list[float]) -> None:
+    np.testing.assert_allclose([schedule(t) for t in range(STEPS)], expected, **CLOSE)
 
 
 def test_every_schedule_without_a_memory_has_a_formula_here() -> None:
@@ -208,7 +208,7 @@ def test_every_schedule_without_a_memory_has_a_formula_here() -> None:
 
 
 @pytest.mark.parametrize("then", [schedule for name, schedule in ONE_OF_EACH.items() if name != "Warmup"], ids=repr)
-def test_a_warm_up_rises_to_where_its_schedule_begins(then: Schedule) -> None:
+def test_warm_up_ends_at_the_start_of_the_schedule(then: Schedule) -> None:
     warm = Warmup(2, then, start=0.5)
     top = then(2) if isinstance(then, Function) else then(0) if not isinstance(then, MultiStep) else then(2)
     np.testing.assert_allclose([warm(t) for t in range(3)], [0.5 * top, 0.75 * top, top], **CLOSE)
@@ -325,7 +325,7 @@ def test_a_training_goes_on_bit_for_bit(schedule: Schedule, moment: str, tmp_pat
     assert parameters_of(parts) == parameters_of(whole)
 
 
-def test_the_rate_is_set_for_the_steps_done_so_far(run: Run) -> None:
+def test_new_scheduler_counts_completed_steps(run: Run) -> None:
     train(run)
     train(run)
     scheduler = LRScheduler(run.optimizer, Exponential(gamma=0.5), lr=0.8)
@@ -359,8 +359,8 @@ def test_a_checkpoint_without_a_schedule_has_none_to_resume() -> None:
     with pytest.raises(OrtrainError) as error:
         resume(run.optimizer)
     assert str(error.value) == (
-        "there is no schedule in the state to go on with; save it with its optimizer state while a scheduler is at "
-        "work, or make a new scheduler"
+        "the state has no schedule to resume; save it with its optimizer state while a scheduler exists,"
+        " or make a new scheduler"
     )
 
 
@@ -371,12 +371,12 @@ def test_a_checkpoint_of_the_reference_takes_a_schedule() -> None:
     module = Module(folder / "training_model.onnx", state)
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
     assert optimizer.step_count == 3
-    with pytest.raises(OrtrainError, match="there is no schedule in the state"):
+    with pytest.raises(OrtrainError, match="the state has no schedule to resume"):
         resume(optimizer)
     assert LRScheduler(optimizer, Linear(total=4), lr=1.0).get_last_lr() == 0.25
 
 
-def test_the_linear_scheduler_is_made_again(tmp_path: Path) -> None:
+def test_linear_scheduler_must_be_created_again(tmp_path: Path) -> None:
     run = Run(CASE)
     LinearLRScheduler(run.optimizer, 2, 10, 0.5)
     CheckpointState.save_checkpoint(run.state, tmp_path / "checkpoint", include_optimizer_state=True)
@@ -388,17 +388,17 @@ def test_the_linear_scheduler_is_made_again(tmp_path: Path) -> None:
     )
 
 
-def test_a_function_is_given_again(tmp_path: Path) -> None:
+def test_function_must_be_passed_again(tmp_path: Path) -> None:
     run = Run(CASE)
     LRScheduler(run.optimizer, Warmup(2, halving), lr=0.5)
     with pytest.raises(InvalidArgumentError) as error:
         resume(run.optimizer)
     assert str(error.value) == (
-        "the schedule of the checkpoint, Warmup(steps=2, then=Function(), start=0.0), is a function of the program, "
-        "which a checkpoint cannot hold; give it again: resume(optimizer, function)"
+        "the schedule of the checkpoint, Warmup(steps=2, then=Function(), start=0.0), has a Python function, which "
+        "a checkpoint cannot store; pass the function: resume(optimizer, function)"
     )
     LRScheduler(run.optimizer, Constant(), lr=0.5)
-    with pytest.raises(InvalidArgumentError, match="has no function, but one is given"):
+    with pytest.raises(InvalidArgumentError, match="has no function; call resume"):
         resume(run.optimizer, halving)
 
 
@@ -416,7 +416,7 @@ def test_a_checkpoint_has_the_size_it_had(tmp_path: Path) -> None:
     assert max(sizes) - sizes[0] < 400
 
 
-def test_the_command_shows_what_decides_the_rate(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_command_shows_the_scheduler(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = Run(CASE)
     path = tmp_path / "checkpoint"
     for make, text in (
@@ -453,42 +453,50 @@ def raises(t: int) -> float:
         (
             lambda t: math.nan,
             InvalidArgumentError,
-            "the function of the schedule says nan for step 0, but a factor is a finite",
+            "the result of the schedule's function for step 0 must be finite and at least 0, got nan",
         ),
-        (lambda t: math.inf, InvalidArgumentError, "the function of the schedule says inf for step 0"),
-        (lambda t: -0.5, InvalidArgumentError, "the function of the schedule says -0.5 for step 0"),
+        (
+            lambda t: math.inf,
+            InvalidArgumentError,
+            "the result of the schedule's function for step 0 must be finite and at least 0, got inf",
+        ),
+        (
+            lambda t: -0.5,
+            InvalidArgumentError,
+            "the result of the schedule's function for step 0 must be finite and at least 0, got -0.5",
+        ),
         (
             lambda t: None,
             InvalidArgumentError,
-            "what the function of the schedule says for step 0 is NoneType, but it should",
+            "the result of the schedule's function for step 0 must be a number, got NoneType",
         ),
         (
             lambda t: np.ones(1),
             InvalidArgumentError,
-            "what the function of the schedule says for step 0 is ndarray, but it",
+            "the result of the schedule's function for step 0 must be a number, got ndarray",
         ),
         (
             lambda t: "1",
             InvalidArgumentError,
-            "what the function of the schedule says for step 0 is str, but it should be",
+            "the result of the schedule's function for step 0 must be a number, got str",
         ),
         (lambda: 1.0, TypeError, "takes 0 positional arguments"),
         (raises, FunctionError, ""),
     ],
 )
-def test_functions_that_say_no_factor(run: Run, function: Any, kind: type[Exception], sentence: str) -> None:
+def test_functions_without_a_valid_factor(run: Run, function: Any, kind: type[Exception], sentence: str) -> None:
     with pytest.raises(kind) as error:
         LRScheduler(run.optimizer, function, lr=0.5)
     assert sentence in str(error.value)
     assert run.optimizer.get_learning_rate() == np.float32(0.001)
-    with pytest.raises(OrtrainError, match="there is no schedule"):
+    with pytest.raises(OrtrainError, match="the state has no schedule"):
         resume(run.optimizer)
 
 
 def test_a_function_that_fails_later_leaves_the_rate(run: Run) -> None:
     scheduler = LRScheduler(run.optimizer, lambda t: 1.0 if t == 0 else math.nan, lr=0.5)
     train(run)
-    with pytest.raises(InvalidArgumentError, match="says nan for step 1"):
+    with pytest.raises(InvalidArgumentError, match="for step 1 must be finite and at least 0, got nan"):
         scheduler.step()
     assert scheduler.get_last_lr() == 0.5
 
@@ -500,50 +508,50 @@ def test_numbers_of_every_kind_are_factors(run: Run, factor: Any) -> None:
 
 # Settings, and the end of the message.
 WRONG: list[tuple[Callable[[], Schedule], str]] = [
-    (lambda: Linear(total=0), "total of Linear is 0, but it should be 1 or more"),
-    (lambda: Linear(total=-5), "total of Linear is -5, but it should be 1 or more"),
-    (lambda: Linear(total=2.5), "total of Linear should be a whole number, not 2.5"),  # type: ignore[arg-type]
-    (lambda: Linear(total=2**70), "total of Linear should be a whole number, not 1.1805916207174113e21"),
+    (lambda: Linear(total=0), "total of Linear must be 1 or more, got 0"),
+    (lambda: Linear(total=-5), "total of Linear must be 1 or more, got -5"),
+    (lambda: Linear(total=2.5), "total of Linear must be a whole number, got 2.5"),  # type: ignore[arg-type]
+    (lambda: Linear(total=2**70), "total of Linear must be a whole number, got 1.1805916207174113e21"),
     (
         lambda: Linear(total=5, end=math.nan),
-        "end of Linear is NaN, but it should be a finite number that is not negative",
+        "end of Linear must be a finite number that is not negative, got NaN",
     ),
-    (lambda: Cosine(total=5, end=-1), "end of Cosine is -1.0, but it should be a finite number that is not negative"),
-    (lambda: Cosine(total=5, cycles=0), "cycles of Cosine is 0, but it should be 1 or more"),
-    (lambda: CosineRestarts(first=3, growth=0), "growth of CosineRestarts is 0, but it should be 1 or more"),
+    (lambda: Cosine(total=5, end=-1), "end of Cosine must be a finite number that is not negative, got -1.0"),
+    (lambda: Cosine(total=5, cycles=0), "cycles of Cosine must be 1 or more, got 0"),
+    (lambda: CosineRestarts(first=3, growth=0), "growth of CosineRestarts must be 1 or more, got 0"),
     (
         lambda: Polynomial(total=5, power=math.inf),
-        "power of Polynomial is inf, but it should be a finite number that is not",
+        "power of Polynomial must be a finite number that is not negative, got inf",
     ),
-    (lambda: Exponential(gamma=-0.9), "gamma of Exponential is -0.9, but it should be a finite number above 0"),
-    (lambda: Exponential(gamma=math.nan), "gamma of Exponential is NaN, but it should be a finite number above 0"),
-    (lambda: Step(every=0), "every of Step is 0, but it should be 1 or more"),
+    (lambda: Exponential(gamma=-0.9), "gamma of Exponential must be a finite number above 0, got -0.9"),
+    (lambda: Exponential(gamma=math.nan), "gamma of Exponential must be a finite number above 0, got NaN"),
+    (lambda: Step(every=0), "every of Step must be 1 or more, got 0"),
     (
         lambda: MultiStep([]),
-        "milestones of MultiStep is [], but it should be steps that rise, the first of them 1 or more",
+        "milestones of MultiStep must be increasing steps, the first at least 1, got []",
     ),
     (
         lambda: MultiStep([9, 3]),
-        "milestones of MultiStep is [9, 3], but it should be steps that rise, the first of them",
+        "milestones of MultiStep must be increasing steps, the first at least 1, got [9, 3]",
     ),
-    (lambda: OneCycle(total=9, rise=1.5), "rise of OneCycle is 1.5, but it should be a number from 0 to 1"),
-    (lambda: InverseSquareRoot(scale=0), "scale of InverseSquareRoot is 0, but it should be 1 or more"),
+    (lambda: OneCycle(total=9, rise=1.5), "rise of OneCycle must be a number from 0 to 1, got 1.5"),
+    (lambda: InverseSquareRoot(scale=0), "scale of InverseSquareRoot must be 1 or more, got 0"),
     (
         lambda: ReduceOnPlateau(factor=1.0),
-        "factor of ReduceOnPlateau is 1.0, but it should be a number between 0 and 1",
+        "factor of ReduceOnPlateau must be a number between 0 and 1, got 1.0",
     ),
-    (lambda: ReduceOnPlateau(patience=-1), "patience of ReduceOnPlateau is -1, but it should be 0 or more"),
-    (lambda: Warmup(-1, Constant()), "steps of Warmup is -1, but it should be 0 or more"),
-    (lambda: Warmup(2, Constant(), start=2.0), "start of Warmup is 2.0, but it should be a number from 0 to 1"),
+    (lambda: ReduceOnPlateau(patience=-1), "patience of ReduceOnPlateau must be 0 or more, got -1"),
+    (lambda: Warmup(-1, Constant()), "steps of Warmup must be 0 or more, got -1"),
+    (lambda: Warmup(2, Constant(), start=2.0), "start of Warmup must be a number from 0 to 1, got 2.0"),
     (
         lambda: Warmup(9, Linear(total=8)),
-        "a warm-up of 9 steps is longer than the training of 8; the total of Linear counts the steps of the warm-up",
+        "a warm-up of 9 steps is longer than the training of 8; the total of Linear includes the warm-up",
     ),
     (
         lambda: Warmup(9, MultiStep([8])),
-        "milestone 8 lies in the warm-up of 9 steps; milestones count from the first step",
+        "milestone 8 is in the warm-up of 9 steps; milestones count from the first step",
     ),
-    (lambda: Warmup(1, Warmup(1, Constant())), "a warm-up stands in front of another warm-up; make it one"),
+    (lambda: Warmup(1, Warmup(1, Constant())), "a warm-up cannot contain another warm-up; merge them into one"),
 ]
 
 
@@ -554,38 +562,40 @@ def test_settings_that_make_no_sense(make: Callable[[], Schedule], sentence: str
     assert str(error.value).startswith(sentence)
 
 
-def test_settings_of_numpy_are_taken() -> None:
+def test_numpy_settings_are_accepted() -> None:
     assert MultiStep(np.array([3, 5])) == MultiStep((3, 5))
     assert Linear(total=np.int64(4), end=np.float64(0.5))(np.int64(2)) == 0.75
 
 
 def test_things_of_another_type(run: Run) -> None:
-    with pytest.raises(TypeError, match="total of Linear is '9' \\(str\\), but a setting is a number"):
+    with pytest.raises(TypeError, match=r"total of Linear must be a number, .*, got '9' \(str\)"):
         Linear(total="9")  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="then is a schedule, or a function from steps to a factor, not int"):
+    with pytest.raises(TypeError, match="then must be a schedule or a function from steps to a factor, got int"):
         Warmup(3, 5)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="schedule is a schedule, or a function from steps to a factor, not Constant"):
+    with pytest.raises(
+        TypeError, match="schedule must be a schedule or a function from steps to a factor, got Constant"
+    ):
         LRScheduler(run.optimizer, Constant, lr=0.1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="optimizer is an Optimizer, not Module"):
+    with pytest.raises(TypeError, match="optimizer must be an Optimizer, got Module"):
         LRScheduler(run.module, Constant(), lr=0.1)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="optimizer is an Optimizer, not Module"):
+    with pytest.raises(TypeError, match="optimizer must be an Optimizer, got Module"):
         resume(run.module)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="Schedule is what all schedules are"):
+    with pytest.raises(TypeError, match="Schedule is an abstract base class"):
         Schedule()
-    with pytest.raises(TypeError, match="function is a function from steps to a factor, not float"):
+    with pytest.raises(TypeError, match="function must be a function from steps to a factor, got float"):
         Function(0.5)  # type: ignore[arg-type]
 
 
 def test_rates_that_are_none(run: Run) -> None:
     for rate in (-1.0, math.nan, math.inf):
-        with pytest.raises(InvalidArgumentError, match="the initial learning rate is"):
+        with pytest.raises(InvalidArgumentError, match="the initial learning rate must be finite"):
             LRScheduler(run.optimizer, Constant(), lr=rate)
     scheduler = LRScheduler(run.optimizer, Exponential(gamma=1e30), lr=1e30)
     train(run)
     with pytest.raises(InvalidArgumentError) as error:
         scheduler.step()
     assert str(error.value) == (
-        "Exponential(gamma=1e30) makes the learning rate inf after 1 steps, but a rate is a finite number"
+        "Exponential(gamma=1e30) makes the learning rate inf after 1 steps, but a rate must be finite"
     )
     assert scheduler.get_last_lr() == np.float32(1e30)
 
@@ -596,10 +606,10 @@ def test_metrics(run: Run) -> None:
         scheduler.step()
     for metric in (math.nan, math.inf):
         with pytest.raises(
-            InvalidArgumentError, match=f"the metric is {str(metric).replace('nan', 'NaN')}, but a schedule"
+            InvalidArgumentError, match=f"the metric must be a finite number, got {str(metric).replace('nan', 'NaN')}"
         ):
             scheduler.step(metric)
-    with pytest.raises(InvalidArgumentError, match="the metric is list, but it should be a number"):
+    with pytest.raises(InvalidArgumentError, match="the metric must be a number, got list"):
         scheduler.step([1.0])  # type: ignore[arg-type]
     for schedule in (Constant(), Function(halving)):
         with pytest.raises(InvalidArgumentError, match="takes no metric"):
@@ -670,7 +680,7 @@ def test_a_plot(monkeypatch: pytest.MonkeyPatch) -> None:
     ]
     assert axes.words["ylabel"] == "factor of the learning rate"
     assert axes.words["title"] == "Linear(total=9, end=0.0, start=1.0)"
-    with pytest.raises(InvalidArgumentError, match="steps is 0, but a plot shows one step or more"):
+    with pytest.raises(InvalidArgumentError, match="steps must be at least 1, got 0"):
         Linear(total=4).plot(steps=0, ax=axes)
     for module in ("matplotlib", "matplotlib.pyplot"):
         monkeypatch.setitem(sys.modules, module, None)

@@ -55,7 +55,7 @@ def model(
     return helper.make_model(graph, opset_imports=opsets, ir_version=8, functions=functions)
 
 
-def taken(*lengths: Any, at: int = 0, axis: int = 1, **attributes: Any) -> list[NodeProto]:
+def split_nodes(*lengths: Any, at: int = 0, axis: int = 1, **attributes: Any) -> list[NodeProto]:
     """Return nodes that split x by lengths and take position `at`."""
     return [
         *(constant("lengths", length) for length in lengths),
@@ -66,15 +66,15 @@ def taken(*lengths: Any, at: int = 0, axis: int = 1, **attributes: Any) -> list[
 
 
 LISTS: dict[str, list[NodeProto]] = {
-    "sizes": taken([1, 3], at=1),
-    "sizes, from the end": taken([1, 1, 2], at=-3, axis=-1),
-    "one size": taken([4]),
-    "sizes without keepdims, which says nothing then": taken([2, 2], keepdims=0),
-    "sizes of 32 bits": taken(np.array([1, 3], np.int32)),
-    "each of two": taken(2, at=1),
-    "each of three, the rest last": taken(3, at=-1),
-    "single columns": taken(at=2),
-    "single columns without their axis": taken(at=-4, keepdims=0),
+    "sizes": split_nodes([1, 3], at=1),
+    "sizes, from the end": split_nodes([1, 1, 2], at=-3, axis=-1),
+    "one size": split_nodes([4]),
+    "sizes without keepdims, which says nothing then": split_nodes([2, 2], keepdims=0),
+    "sizes of 32 bits": split_nodes(np.array([1, 3], np.int32)),
+    "each of two": split_nodes(2, at=1),
+    "each of three, the rest last": split_nodes(3, at=-1),
+    "single columns": split_nodes(at=2),
+    "single columns without their axis": split_nodes(at=-4, keepdims=0),
     "sizes and position from shapes": [
         node("Shape", ["x"], "columns", start=1),
         constant("two", [2]),
@@ -87,7 +87,7 @@ LISTS: dict[str, list[NodeProto]] = {
         node("Identity", ["parts"], "same"),
         node("SequenceAt", ["same", "at"], "y"),
     ],
-    "concatenated": [*taken([1, 3], at=1)[:-1], node("ConcatFromSequence", ["parts"], "y", axis=1)],
+    "concatenated": [*split_nodes([1, 3], at=1)[:-1], node("ConcatFromSequence", ["parts"], "y", axis=1)],
     "stacked": [
         node("Neg", ["x"], "minus"),
         node("SequenceConstruct", ["x", "minus"], "list"),
@@ -131,24 +131,24 @@ def test_like_onnxruntime(name: str, opset: int, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", DEVICES)
 def test_rows_are_split_where_their_number_is_declared(backend: str) -> None:
-    assert_like_onnxruntime(model(*taken(3, at=-1, axis=0), rows=7), backend, x=X)
+    assert_like_onnxruntime(model(*split_nodes(3, at=-1, axis=0), rows=7), backend, x=X)
 
 
 @pytest.mark.parametrize("backend", DEVICES)
-def test_branches_read_what_was_split_outside(backend: str) -> None:
+def test_branches_read_an_outer_sequence(backend: str) -> None:
     def branch(at: int) -> onnx.GraphProto:
         nodes = [constant(f"at{at}", at), node("SequenceAt", ["parts", f"at{at}"], f"z{at}")]
         return helper.make_graph(nodes, "branch", [], [untyped(f"z{at}")])
 
     chosen = node("If", ["c"], "y", then_branch=branch(0), else_branch=branch(-1))
     inputs = [helper.make_tensor_value_info("c", BOOL, [])]
-    proto = model(*taken(2)[:1], *taken(2)[2:-1], chosen, inputs=inputs)
+    proto = model(*split_nodes(2)[:1], *split_nodes(2)[2:-1], chosen, inputs=inputs)
     for holds in (True, False):
         assert_like_onnxruntime(proto, backend, x=X, c=np.array(holds))
 
 
 @pytest.mark.parametrize("backend", DEVICES)
-def test_functions_and_bodies_split_what_they_are_given(backend: str) -> None:
+def test_functions_and_loop_bodies_split_their_inputs(backend: str) -> None:
     halves = [constant("each", 2), constant("first", 0), constant("last", -1)]
     halves += [node("SplitToSequence", ["v", "each"], "parts", axis=-1), node("SequenceAt", ["parts", "first"], "a")]
     halves += [node("SequenceAt", ["parts", "last"], "b"), node("SequenceConstruct", ["b", "a"], "turned")]
@@ -266,11 +266,11 @@ def test_pieces_of_one(keepdims: int, tmp_path: Path) -> None:
     assert not declared & {"wide", "part", "parts"}
 
 
-KNOWN = "a sequence is supported where its length and the positions in it are known before the model runs"
+KNOWN = "a sequence is supported only if its length and positions are known before the model runs"
 REFUSED: dict[str, tuple[ModelProto, str]] = {
-    "a position that is given": (
+    "a position as an input": (
         model(
-            *taken([1, 3])[:-1],
+            *split_nodes([1, 3])[:-1],
             node("SequenceAt", ["parts", "k"], "y"),
             inputs=[helper.make_tensor_value_info("k", INT64, [])],
         ),
@@ -278,10 +278,10 @@ REFUSED: dict[str, tuple[ModelProto, str]] = {
         f"constant; {KNOWN}",
     ),
     "rows of open number": (
-        model(*taken(3, axis=0)),
+        model(*split_nodes(3, axis=0)),
         'the model: node "SplitToSequence_parts" (SplitToSequence) with inputs (x: float32[n, 4], lengths: int64[]): '
-        'how many tensors it makes of "x" depends on the size of axis 0, which is not known before the model runs; '
-        "declare that size, or give the sizes of the parts as a constant vector",
+        'the number of parts of "x" depends on the size of axis 0, which is not known before the model runs; declare '
+        "the size, or make the sizes of the parts a constant vector",
     ),
     "a list that is an output": (
         model(node("SequenceConstruct", ["x", "x"], "y")),
@@ -292,7 +292,7 @@ REFUSED: dict[str, tuple[ModelProto, str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_is_not_known_before_is_refused(name: str, tmp_path: Path) -> None:
+def test_models_with_unsupported_sequences(name: str, tmp_path: Path) -> None:
     proto, sentence = REFUSED[name]
     with pytest.raises(ortrain.UnsupportedError) as refused:
         ortrain.InferenceSession(proto)
@@ -303,7 +303,7 @@ def test_what_is_not_known_before_is_refused(name: str, tmp_path: Path) -> None:
     assert sentence.removeprefix("the model: ") in str(ortrain.inspect(proto))
 
 
-def test_a_list_behind_what_is_trained_is_left_out(tmp_path: Path) -> None:
+def test_training_model_omits_a_sequence_output(tmp_path: Path) -> None:
     """The training model omits an output that ortrain cannot compute and the loss does not use. The export keeps it."""
     proto = gated(sequences=True)
     proto.graph.node.extend([node("SplitToSequence", ["y"], "rows", axis=0)])

@@ -14,7 +14,7 @@ import onnxruntime
 import pytest
 from conftest import BACKENDS, RECORDS, Run, meta_of
 from onnx import helper
-from replaying import Record, batches_of, too_far
+from replaying import Record, above_tolerance, batches_of
 
 import ortrain
 from ortrain import OrtValue, artifacts
@@ -25,8 +25,8 @@ from ortrain.session import TrainingSession
 # Rounding of a float32 sum in another order.
 ROUNDING = 1e-6
 CLOSED = "the training session is closed; make another one on its state"
-NO_OPTIMIZER = "no optimizer model was given when the session was made, and {} needs one"
-NO_EVAL = "no evaluation model was given when the session was made, and {} needs one"
+NO_OPTIMIZER = "{} needs an optimizer model, but the session was made without one"
+NO_EVAL = "{} needs an evaluation model, but the session was made without one"
 NOMINAL = (
     "the state is nominal: it has the names of its parameters but not their values; load all of them first "
     "(load_parameters, load_safetensors), or copy a buffer of all parameters to it"
@@ -126,13 +126,13 @@ def test_the_recorded_run_with_a_scheduler(ours: Callable[[str], Path]) -> None:
             np.testing.assert_allclose(rates, record.values["lr"], rtol=ROUNDING)
             record.compare("parameter", session.to_buffer(only_trainable=False).numpy(), "contiguous_all")
     assert {"loss", "parameter"} <= record.distances.keys()
-    assert not too_far(record.distances), record.distances
+    assert not above_tolerance(record.distances), record.distances
 
 
 RATES = [key for key in Record(RECORDS / "linear_lr").values if key.startswith("lr_sequence/")]
 
 
-@pytest.mark.filterwarnings("ignore:the module ran no training step yet", "ignore:the step before took the same")
+@pytest.mark.filterwarnings("ignore:the module ran no training step yet", "ignore:the previous step used the same")
 @pytest.mark.parametrize("key", RATES)
 def test_recorded_learning_rates(key: str, session: TrainingSession) -> None:
     """After registration the rate is the initial rate; a scheduler step gives the first recorded rate."""
@@ -153,7 +153,7 @@ def test_recorded_learning_rates(key: str, session: TrainingSession) -> None:
     np.testing.assert_allclose(rates, Record(RECORDS / "linear_lr").values[key], rtol=ROUNDING)
 
 
-@pytest.mark.filterwarnings("ignore:the module ran no training step yet", "ignore:the step before took the same")
+@pytest.mark.filterwarnings("ignore:the module ran no training step yet", "ignore:the previous step used the same")
 def test_learning_rates_of_the_loop_in_the_other_order(session: TrainingSession) -> None:
     """With the optimizer step before the scheduler step, the first update uses the initial rate."""
     session.register_linear_lr_scheduler(2, 4, 0.1)
@@ -273,53 +273,49 @@ OUTPUTS: dict[str, tuple[Any, type[Exception], str]] = {
     "too few": (
         rooms()[:1],
         ortrain.InvalidArgumentError,
-        "2 outputs are made ({loss}, logits), but room for 1 was given",
+        "expected 2 output buffers ({loss}, logits), got 1",
     ),
-    "none": ([], ortrain.InvalidArgumentError, "2 outputs are made ({loss}, logits), but room for 0 was given"),
+    "none": ([], ortrain.InvalidArgumentError, "expected 2 output buffers ({loss}, logits), got 0"),
     "too many": (
         [*rooms(), X],
         ortrain.InvalidArgumentError,
-        "2 outputs are made ({loss}, logits), but room for 3 was given",
+        "expected 2 output buffers ({loss}, logits), got 3",
     ),
     "another shape": (
         rooms(logits=np.zeros((5, 4), np.float32)),
         ortrain.InvalidArgumentError,
-        'output "logits" is float32[4, 5], but room for float32[5, 4] was given',
+        'output "logits" is float32[4, 5], but its buffer is float32[5, 4]',
     ),
     "a vector of one": (
         rooms(loss=np.zeros(1, np.float32)),
         ortrain.InvalidArgumentError,
-        'output "{loss}" is float32[], but room for float32[1] was given',
+        'output "{loss}" is float32[], but its buffer is float32[1]',
     ),
     "another type": (
         rooms(loss=np.zeros(())),
         ortrain.InvalidArgumentError,
-        'output "{loss}" is float32[], but room for float64[] was given',
+        'output "{loss}" is float32[], but its buffer is float64[]',
     ),
     "no element type": (
         rooms(loss=np.zeros((), np.complex64)),
         ortrain.UnsupportedError,
-        "outputs[0] is an array of complex64, which no output is",
+        "outputs[0] is an array of complex64, but no output has this type",
     ),
     "read-only": (rooms(logits=readonly((4, 5))), ortrain.InvalidArgumentError, "outputs[1] is a read-only array"),
     "a value": (
         [OrtValue.ortvalue_from_numpy(np.zeros((), np.float32)), X],
         TypeError,
-        "outputs[0] is a NumPy array that is written to, not OrtValue",
+        "outputs[0] must be a NumPy array, got OrtValue",
     ),
-    "one array": (np.zeros((), np.float32), TypeError, "outputs is a list of values, not ndarray"),
+    "one array": (np.zeros((), np.float32), TypeError, "outputs must be a list of values, got ndarray"),
 }
 
 
 MEMORY = np.zeros(40, np.float32)
 SHARED = (
-    "outputs[0] and outputs[1] share memory, so that one result would overwrite the other; give each output an array "
-    "of its own"
+    "outputs[0] and outputs[1] share memory, so one result would overwrite the other; give each output its own array"
 )
-ITSELF = (
-    "elements of outputs[1] share memory, so that results would overwrite each other; give the output an array of its "
-    "own"
-)
+ITSELF = "elements of outputs[1] share memory, so results would overwrite each other; give the output its own array"
 # Outputs in one memory block that overlap: completely, partly, between strides, or within an output.
 OUTPUTS |= {
     "the loss inside of the logits": (
@@ -436,7 +432,7 @@ def test_outputs_whose_shapes_depend_on_values(tmp_path: Path) -> None:
     for step in (session.train_step, session.eval_step):
         with pytest.raises(ortrain.InvalidArgumentError) as error:
             step(inputs, room)
-        assert str(error.value) == 'output "places" is int64[2, 4], but room for int64[2, 5] was given'
+        assert str(error.value) == 'output "places" is int64[2, 4], but its buffer is int64[2, 5]'
     np.testing.assert_array_equal(grad, before)
     room[1] = np.zeros((2, 4), np.int64)
     session.train_step(inputs, room)
@@ -449,28 +445,28 @@ def test_outputs_whose_shapes_depend_on_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("inputs", "kind", "sentence"),
     [
-        ([X], ortrain.InvalidArgumentError, "2 inputs are needed (x, labels), but 1 were given"),
-        ([], ortrain.InvalidArgumentError, "2 inputs are needed (x, labels), but 0 were given"),
-        ([X, LABELS, X], ortrain.InvalidArgumentError, "2 inputs are needed (x, labels), but 3 were given"),
+        ([X], ortrain.InvalidArgumentError, "expected 2 inputs (x, labels), got 1"),
+        ([], ortrain.InvalidArgumentError, "expected 2 inputs (x, labels), got 0"),
+        ([X, LABELS, X], ortrain.InvalidArgumentError, "expected 2 inputs (x, labels), got 3"),
         (
             [X, LABELS.astype(np.float32)],
             ortrain.InvalidArgumentError,
-            'input "labels" should be int64[batch], but float32[4] was given: the element types differ; if its '
-            "elements are meant, give it as .astype(np.int64)",
+            'input "labels" must be int64[batch], got float32[4]: the element types differ; to '
+            "convert it, pass .astype(np.int64)",
         ),
         (
             [X[:, :9], LABELS],
             ortrain.InvalidArgumentError,
-            'input "x" should be float32[batch, 10], but float32[4, 9] was given: axis 1 should be 10 but is 9',
+            'input "x" must be float32[batch, 10], got float32[4, 9]: axis 1 should be 10 but is 9',
         ),
         (
             [X, LABELS[:3]],
             ortrain.InvalidArgumentError,
-            'input "labels" should be int64[batch], but int64[3] was given: axis 0 is 3, but "batch" is 4 in input "x"',
+            'input "labels" must be int64[batch], got int64[3]: axis 0 is 3, but "batch" is 4 in input "x"',
         ),
-        (X, TypeError, "inputs is a list of values, not ndarray"),
-        ({"x": X, "labels": LABELS}, TypeError, "inputs is a list of values, not dict"),
-        ("x", TypeError, "inputs is a list of values, not str"),
+        (X, TypeError, "inputs must be a list of values, got ndarray"),
+        ({"x": X, "labels": LABELS}, TypeError, "inputs must be a list of values, got dict"),
+        ("x", TypeError, "inputs must be a list of values, got str"),
     ],
 )
 def test_inputs_that_do_not_fit(
@@ -490,7 +486,7 @@ def test_inputs_that_do_not_fit(
 
 def test_labels_out_of_range(session: TrainingSession) -> None:
     room = np.full((), 7, np.float32)
-    with pytest.raises(ortrain.InvalidArgumentError, match="label 5 in row 1 is none of the 5 classes"):
+    with pytest.raises(ortrain.InvalidArgumentError, match="label 5 in row 1 is not one of the 5 classes"):
         session.train_step([X, np.asarray([0, 5, 1, 2])], [room])
     assert room == 7
 
@@ -512,7 +508,7 @@ def test_calls_without_an_optimizer(ours: Callable[[str], Path]) -> None:
     session.train_step([X, LABELS])
     # An optimizer outside of the session, on the same state, does not change this.
     ortrain.api.Optimizer(folder / "optimizer_model.onnx", ortrain.api.Module(folder / "training_model.onnx", state))
-    with pytest.raises(ortrain.OrtrainError, match="no optimizer model was given"):
+    with pytest.raises(ortrain.OrtrainError, match="needs an optimizer model, but the session was made without one"):
         session.get_learning_rate()
 
 
@@ -546,10 +542,7 @@ def test_learning_rate_and_scheduler(session: TrainingSession) -> None:
     for rate in (-0.5, float("nan"), float("inf")):
         with pytest.raises(ortrain.InvalidArgumentError) as error:
             session.set_learning_rate(rate)
-        assert (
-            str(error.value)
-            == f"the learning rate is {shown(rate)}, but a rate is a finite number that is not negative"
-        )
+        assert str(error.value) == f"the learning rate must be finite and at least 0, got {shown(rate)}"
         assert session.get_learning_rate() == 1
     with pytest.raises(TypeError):
         session.set_learning_rate("fast")
@@ -601,7 +594,7 @@ def test_a_nominal_state() -> None:
     session.optimizer_step()
     for name, parameter in session.state.parameters:
         record.compare("parameter", parameter.data, f"param/nominal_step1/{name}")
-    assert not too_far(record.distances), record.distances
+    assert not above_tolerance(record.distances), record.distances
 
 
 def test_buffers() -> None:
@@ -625,11 +618,11 @@ def test_buffers() -> None:
         (
             np.zeros(5, np.float32),
             None,
-            "the buffer should have 365 elements, all parameters, or 125, those that are trained, but it has 5",
+            "the buffer should have 365 elements (all parameters) or 125 (trained parameters), but it has 5",
         ),
         (everything, True, "the buffer should have 125 elements, but it has 365"),
         (trainable, False, "the buffer should have 365 elements, but it has 125"),
-        (np.zeros(125), None, "the buffer should be float32, but it is float64"),
+        (np.zeros(125), None, "the buffer must be float32, got float64"),
     ):
         with pytest.raises(ortrain.InvalidArgumentError) as error:
             session.from_buffer(bad, flag)
@@ -650,7 +643,7 @@ def test_export(session: TrainingSession, ours: Callable[[str], Path], tmp_path:
         results += [theirs.run(None, {"x": X})[0], ortrain.InferenceSession(path).run(None, {"x": X})[0]]
     for result in results[1:]:
         np.testing.assert_allclose(result, results[0], rtol=1e-5, atol=1e-6)
-    with pytest.raises(TypeError, match="a list of names, not one name"):
+    with pytest.raises(TypeError, match="graph_output_names must be a list of names, got one name"):
         session.export_model_for_inferencing(tmp_path / "other.onnx", "logits")
     with pytest.raises(ortrain.InvalidArgumentError):
         session.export_model_for_inferencing(tmp_path / "other.onnx", [])
@@ -775,7 +768,7 @@ def test_two_sessions_on_one_state(ours: Callable[[str], Path]) -> None:
     first.train_step([X, LABELS])
     grad = state.parameters["fc2.bias"].grad
     assert grad is not None
-    assert not grad.any(), "it shows the newest session's"
+    assert not grad.any(), "the state shows the gradients of the newest session"
     second.train_step([X, LABELS])
     assert grad.any()
     first.register_linear_lr_scheduler(0, 10, 0.25)
@@ -789,7 +782,7 @@ def test_two_sessions_on_one_state(ours: Callable[[str], Path]) -> None:
     second.train_step([X, LABELS])
 
 
-def test_a_session_that_cannot_be_made(session: TrainingSession, ours: Callable[[str], Path]) -> None:
+def test_session_with_invalid_models(session: TrainingSession, ours: Callable[[str], Path]) -> None:
     folder, state = ours("mlp_adamw_ce"), session.state
     session.train_step([X, LABELS])
     grad = state.parameters["fc2.bias"].grad
@@ -804,7 +797,7 @@ def test_a_session_that_cannot_be_made(session: TrainingSession, ours: Callable[
         ((train, optimizer), ortrain.InvalidModelError, "the evaluation model .*optimizer_model"),
         ((RECORDS / "mlp_l1" / "eval_model.onnx",), ortrain.InvalidModelError, "it is an evaluation model"),
         ((train, None, b""), ortrain.InvalidModelError, "the model is empty"),
-        ((3,), TypeError, r"a model is a path, bytes or an onnx\.ModelProto, not int"),
+        ((3,), TypeError, r"a model must be a path, bytes or an onnx\.ModelProto, got int"),
     ):
         with pytest.raises(kind, match=match):
             TrainingSession(state, *arguments)  # type: ignore[arg-type]
@@ -812,7 +805,7 @@ def test_a_session_that_cannot_be_made(session: TrainingSession, ours: Callable[
         np.testing.assert_array_equal(now, before)
     with pytest.raises(ortrain.OrtrainError, match='there is no device "cuda" here'):
         TrainingSession(state, train, device="cuda")
-    with pytest.raises(TypeError, match="state is a CheckpointState, not str"):
+    with pytest.raises(TypeError, match="state must be a CheckpointState, got str"):
         TrainingSession("checkpoint", train)  # type: ignore[arg-type]
 
 

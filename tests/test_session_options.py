@@ -114,12 +114,12 @@ def wrong_values() -> list[Any]:
 def test_values_of_a_wrong_type(kind: Any, name: str, value: Any) -> None:
     options = kind()
     before = getattr(options, name)
-    with pytest.raises(TypeError, match=f"^{name} is"):
+    with pytest.raises(TypeError, match=f"^{name} must be"):
         setattr(options, name, value)
     assert getattr(options, name) == before
 
 
-def test_options_that_are_kept() -> None:
+def test_options_without_effect_are_stored() -> None:
     """Options about the internals of onnxruntime change no result."""
     (expected,) = ortrain.InferenceSession(ortrain.examples.perceptron()).run(None, {"x": X})
     values: dict[str, list[Any]] = {
@@ -170,10 +170,10 @@ def test_entries_of_a_configuration(options: Any, kind: str) -> None:
     add("session.disable_prepacking", "0")
     add("session.disable_prepacking", "1")
     assert get("session.disable_prepacking") == "1"
-    with pytest.raises(RuntimeError, match=rf"no entry 'nothing' was added to these {options.__name__}"):
+    with pytest.raises(RuntimeError, match=rf"{options.__name__} has no entry 'nothing'"):
         get("nothing")
     for key, value in ((1, "1"), ("key", 1), ("key", None)):
-        with pytest.raises(TypeError, match="of an entry is a str, not"):
+        with pytest.raises(TypeError, match="of an entry must be a str, got"):
             add(key, value)
     # Each object has its own entries.
     with pytest.raises(InvalidArgumentError):
@@ -238,19 +238,19 @@ def test_sizes_by_denotation() -> None:
     options = SessionOptions()
     options.add_free_dimension_override_by_name("batch", 4)
     options.add_free_dimension_override_by_denotation("DATA_BATCH", 5)
-    with pytest.raises(InvalidArgumentError, match='axis "batch" of the model is to have two sizes: 4 and 5'):
+    with pytest.raises(InvalidArgumentError, match='axis "batch" of the model is set to two sizes: 4 and 5'):
         ortrain.InferenceSession(model, options)
 
 
 @pytest.mark.parametrize("by", ["name", "denotation"])
 def test_sizes_that_are_none(by: str) -> None:
     add = getattr(SessionOptions(), f"add_free_dimension_override_by_{by}")
-    with pytest.raises(InvalidArgumentError, match="the size of an axis is not negative, and this is -1"):
+    with pytest.raises(InvalidArgumentError, match="the size of an axis must be at least 0, got -1"):
         add("batch", -1)
     for size in ("4", 4.0, None, True):
-        with pytest.raises(TypeError, match="the size of an axis is an integer, not"):
+        with pytest.raises(TypeError, match="the size of an axis must be an integer, got"):
             add("batch", size)
-    with pytest.raises(TypeError, match=f"the {by} of an axis is a str, not 3"):
+    with pytest.raises(TypeError, match=f"the {by} of an axis must be a str, got 3"):
         add(3, 3)
 
 
@@ -284,11 +284,11 @@ def test_initializers_that_are_replaced() -> None:
     wrong.add_initializer("fc2.bias", OrtValue.ortvalue_from_numpy(np.zeros(10)))
     with pytest.raises(InvalidArgumentError, match=r"but the value is float64\[10\]"):
         ortrain.InferenceSession(ortrain.examples.perceptron(), wrong)
-    with pytest.raises(InvalidArgumentError, match="there are 2 names of initializers, but 1 values"):
+    with pytest.raises(InvalidArgumentError, match="expected one value for each initializer, got 2 names and 1 values"):
         wrong.add_external_initializers(["a", "b"], [value_of([1])])
-    with pytest.raises(TypeError, match="the value of an initializer is an OrtValue, not ndarray"):
+    with pytest.raises(TypeError, match="the value of an initializer must be an OrtValue, got ndarray"):
         wrong.add_initializer("fc2.bias", ones)  # type: ignore[arg-type]
-    with pytest.raises(TypeError, match="the name of an initializer is a str, not 3"):
+    with pytest.raises(TypeError, match="the name of an initializer must be a str, got 3"):
         wrong.add_initializer(3, value_of([1]))  # type: ignore[arg-type]
 
 
@@ -374,11 +374,13 @@ def test_functions_are_written_out(tmp_path: Path) -> None:
         ("add_free_dimension_override_by_denotation", lambda o: o.add_free_dimension_override_by_denotation("B", 1)),
     ],
 )
-def test_what_a_module_cannot_do(name: str, change: Any) -> None:
+def test_options_that_a_module_does_not_support(name: str, change: Any) -> None:
     options = SessionOptions()
     change(options)
     state = CheckpointState.load_checkpoint(CASE / "checkpoint")
-    with pytest.raises(UnsupportedError, match=f"{name} is for an InferenceSession, and means nothing here"):
+    with pytest.raises(
+        UnsupportedError, match=f"{name} is not supported here: only an InferenceSession has this option"
+    ):
         Module(CASE / "training_model.onnx", state, session_options=options)
 
 
@@ -491,20 +493,20 @@ def test_providers(arguments: Any, options: dict[str, dict[str, str]]) -> None:
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (("CPUExecutionProvider",), "providers is a list of names, not 'CPUExecutionProvider'"),
-        (({"CPUExecutionProvider"},), "providers is a list of names, not {'CPUExecutionProvider'}"),
-        ((3,), "providers is a list of names, not 3"),
-        ((["CPUExecutionProvider"], {}), "provider_options is a list of dicts, not {}"),
-        ((["CPUExecutionProvider"], [{}, {}]), "there are 1 providers, but options for 2 were given"),
-        (([("CPUExecutionProvider", {})], [{}]), "providers are names where provider_options is given, not"),
-        ((["CPUExecutionProvider"], ["a"]), "the options of provider 'CPUExecutionProvider' are a dict, not 'a'"),
-        (([3],), "a provider is a name, or a pair of a name and a dict, not 3"),
-        (([("CPUExecutionProvider",)],), "a provider is a name, or a pair of a name and a dict, not"),
-        (([("CPUExecutionProvider", "a")],), "a provider is a name, or a pair of a name and a dict, not"),
-        (([["CPUExecutionProvider", {}]],), "a provider is a name, or a pair of a name and a dict, not"),
+        (("CPUExecutionProvider",), "providers must be a list of names, got 'CPUExecutionProvider'"),
+        (({"CPUExecutionProvider"},), "providers must be a list of names, got {'CPUExecutionProvider'}"),
+        ((3,), "providers must be a list of names, got 3"),
+        ((["CPUExecutionProvider"], {}), "provider_options must be a list of dicts, got {}"),
+        ((["CPUExecutionProvider"], [{}, {}]), "expected 1 dicts in provider_options, one for each provider, got 2"),
+        (([("CPUExecutionProvider", {})], [{}]), "providers must be names if provider_options is given, got"),
+        ((["CPUExecutionProvider"], ["a"]), "the options of provider 'CPUExecutionProvider' must be a dict, got 'a'"),
+        (([3],), "a provider must be a name, or a pair of a name and a dict, got 3"),
+        (([("CPUExecutionProvider",)],), "a provider must be a name, or a pair of a name and a dict, got"),
+        (([("CPUExecutionProvider", "a")],), "a provider must be a name, or a pair of a name and a dict, got"),
+        (([["CPUExecutionProvider", {}]],), "a provider must be a name, or a pair of a name and a dict, got"),
     ],
 )
-def test_what_no_providers_are(arguments: Any, sentence: str) -> None:
+def test_invalid_providers(arguments: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=re.escape(sentence)):
         session_on(*arguments)
     session = session_on()
@@ -514,13 +516,13 @@ def test_what_no_providers_are(arguments: Any, sentence: str) -> None:
 
 
 def test_a_provider_that_is_not_here() -> None:
-    with pytest.raises(UnsupportedError, match="there is no provider 'CUDAExecutionProvider' here; there are"):
+    with pytest.raises(UnsupportedError, match="unknown provider 'CUDAExecutionProvider'; expected one of"):
         session_on(["CUDAExecutionProvider", "CPUExecutionProvider"])
     session = session_on()
-    with pytest.raises(RuntimeError, match="there is no provider 'CUDAExecutionProvider' here; there are"):
+    with pytest.raises(RuntimeError, match="unknown provider 'CUDAExecutionProvider'; expected one of"):
         session.set_providers(["CUDAExecutionProvider"])
     assert session.run(None, {"x": X})[0].shape == (4, 10)
-    with pytest.warns(UserWarning, match="provider 'reference' is named twice; the second time does not count"):
+    with pytest.warns(UserWarning, match="provider 'reference' is named twice; the second entry is ignored"):
         session = session_on([("reference", {"a": 1}), "reference"])
     assert session.get_provider_options() == {"reference": {"a": "1"}}
 
@@ -536,7 +538,7 @@ def test_a_precision_goes_along() -> None:
     assert session.run(None, {"x": X})[0].tobytes() == expected.tobytes()
 
 
-def test_what_is_about_other_devices() -> None:
+def test_options_of_other_devices() -> None:
     session = session_on()
     assert session._enable_fallback
     session.disable_fallback()

@@ -288,7 +288,7 @@ def test_original_classifiers_run(name: str) -> None:
         same(probabilities.astype(np.float32), exported.y)
 
 
-def test_a_named_value_is_taken(tmp_path: Path) -> None:
+def test_loss_uses_the_named_value(tmp_path: Path) -> None:
     """The loss compares the value named in loss_input_names, even if the default is another value."""
     with pytest.warns(ortrain.TrainingWarning, match='name "LinearClassifier/scores" instead'):
         artifacts.generate_artifacts(
@@ -302,14 +302,15 @@ def test_a_named_value_is_taken(tmp_path: Path) -> None:
 REFUSALS = {
     "tree": (
         'node "TreeEnsembleClassifier" (ai.onnx.ml:TreeEnsembleClassifier) with inputs (X: float32[X.0, 4]): decision '
-        "trees have no gradient (their results are constant between the thresholds), so no step of an optimizer trains "
-        "them, and they are not run here either; fit them in scikit-learn, or train a model that has a gradient: "
-        "MLPClassifier, MLPRegressor, LogisticRegression, LinearRegression"
+        "trees cannot be trained or run, because they have no gradient (their results are constant between the "
+        "thresholds); fit them in scikit-learn, or train a model with a gradient: MLPClassifier, MLPRegressor, "
+        "LogisticRegression, LinearRegression"
     ),
     "svc": (
         'node "SVMc" (ai.onnx.ml:SVMClassifier) with inputs (X: float32[X.0, 4]): support vector machines with a '
-        "kernel are fitted by choosing among samples, not by gradients, and are not run here either; fit them in "
-        "scikit-learn, or train a model that has a gradient: LinearSVC, LinearSVR, SGDClassifier, MLPClassifier"
+        "kernel cannot be trained or run, because they are fitted by a choice of samples, not by gradients; fit "
+        "them in scikit-learn, or train a model with a gradient: LinearSVC, LinearSVR, SGDClassifier, "
+        "MLPClassifier"
     ),
 }
 REFUSALS["tree-tensors"], REFUSALS["svc-tensors"] = REFUSALS["tree"], REFUSALS["svc"]
@@ -318,7 +319,7 @@ REFUSALS["svr"] = REFUSALS["svc"].replace('"SVMc" (ai.onnx.ml:SVMClassifier)', '
 
 
 @pytest.mark.parametrize("name", [name for name, entry in ENTRIES.items() if entry["kind"] == "refused"])
-def test_what_has_no_gradient_is_refused(name: str, tmp_path: Path) -> None:
+def test_estimators_without_a_gradient_are_an_error(name: str, tmp_path: Path) -> None:
     path = FOLDER / ENTRIES[name]["file"]
     with pytest.raises(ortrain.UnsupportedError) as refused:
         artifacts.generate_artifacts(path, loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path)
@@ -330,31 +331,30 @@ def test_what_has_no_gradient_is_refused(name: str, tmp_path: Path) -> None:
     assert str(refused.value) == f"the model {path}: {REFUSALS[name]}"
 
 
-def test_maps_are_refused_where_they_would_be_made() -> None:
+def test_zipmap_is_an_error() -> None:
     path = FOLDER / "logistic.onnx"
     with pytest.raises(ortrain.UnsupportedError) as refused:
         ortrain.InferenceSession(path)
     assert str(refused.value) == (
         f'the model {path}: node "ZipMap" (ai.onnx.ml:ZipMap) with inputs (probabilities: ?): its result is a sequence '
-        "of maps, one from class to probability for each row, which is no tensor; the probabilities are its input: "
-        'make that an output of the model instead (skl2onnx: options={"zipmap": False}; of a trained model: name it in '
-        "export_model_for_inferencing)"
+        "of maps from class to probability, not a tensor; make its input, the probabilities, an output of the model "
+        'instead (skl2onnx: options={"zipmap": False}; for a trained model: name it in export_model_for_inferencing)'
     )
 
 
-def test_texts_are_refused_where_they_would_be_made() -> None:
+def test_string_labels_are_an_error() -> None:
     for name, sentence in (
         (
             "logistic_of_names-tensors",
-            'node "LinearClassifier" (ai.onnx.ml:LinearClassifier) with inputs (X: float32[X.0, 4]): its labels are '
-            "texts (classlabels_strings), which are not supported: make an output of its probabilities alone, or fit "
-            "the classifier with numbers as classes",
+            'node "LinearClassifier" (ai.onnx.ml:LinearClassifier) with inputs (X: float32[X.0, 4]): string labels '
+            "(classlabels_strings) are not supported; use only the output of probabilities, or fit the classifier with "
+            "integer classes",
         ),
         (
             "scaled_mlp_of_names-tensors",
             '"classes" has type string[3], which is not supported (node "ArrayFeatureExtractor" (ArrayFeatureExtractor)'
-            " uses it); tensors of numbers and sequences of them are; number texts outside of the model (scikit-learn: "
-            "encode columns before the pipeline, fit with numbers as classes)",
+            " uses it); expected a tensor of numbers or a sequence of such tensors; convert strings to numbers outside "
+            "of the model (scikit-learn: encode columns before the pipeline, fit with numbers as classes)",
         ),
     ):
         path = FOLDER / f"{name}.onnx"
@@ -499,65 +499,67 @@ def refused(model: onnx.ModelProto) -> str:
     return str(error.value)
 
 
-def test_what_is_not_supported_of_an_operator() -> None:
+def test_unsupported_attributes_of_operators() -> None:
     x = TABLE.astype(np.float32)
     weights: dict[str, Any] = {"coefficients": [1.0, 2.0, 3.0], "intercepts": [0.0]}
     begins = 'the model: node "{0}" (ai.onnx.ml:{0}) with inputs (x: float32[5, 3]): '.format
     assert refused(one_node("LinearRegressor", x, post_transform="PROBIT", **weights)) == begins("LinearRegressor") + (
-        "its post_transform is PROBIT, which no operator of ONNX computes; NONE, SOFTMAX, LOGISTIC and SOFTMAX_ZERO "
-        "are supported: fit a model with one of these"
+        "post_transform PROBIT is not supported, because ONNX has no operator for it; fit a model with NONE, SOFTMAX, "
+        "LOGISTIC or SOFTMAX_ZERO"
     )
     assert refused(one_node("LinearRegressor", x, post_transform="CUBE", **weights)) == begins("LinearRegressor") + (
-        'post_transform is "CUBE"; NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO and PROBIT are defined'
+        'post_transform must be NONE, SOFTMAX, LOGISTIC, SOFTMAX_ZERO or PROBIT, got "CUBE"'
     )
     assert refused(one_node("LinearRegressor", x, targets=0, **weights)) == begins("LinearRegressor") + (
-        "targets is 0; one is the least"
+        "targets must be at least 1, got 0"
     )
     assert refused(one_node("LinearRegressor", x, targets=2, **weights)) == begins("LinearRegressor") + (
-        "it has 3 coefficients and 1 intercepts for 2 scores; a row of coefficients and one intercept for each are "
-        "needed"
+        "got 3 coefficients and 1 intercepts for 2 scores; each score needs one row of coefficients and one intercept"
     )
     assert refused(one_node("LinearRegressor", x[:, :2], **weights)).endswith(
-        "input 0 has 2 features, but it has 1 rows of 3 coefficients"
+        "input 0 has 2 features, but the model has 1 rows of 3 coefficients"
     )
     assert (
         refused(one_node("LinearClassifier", x, 2, classlabels_ints=[1, 2, 3], **weights))
-        == begins("LinearClassifier") + "it has 3 labels for 1 scores; one for each is needed, or two for one score"
+        == begins("LinearClassifier")
+        + "expected one label for each score, or two labels for one score, got 3 labels for 1 scores"
     )
     assert (
         refused(one_node("LinearClassifier", x, 2, classlabels_ints=[1], **weights))
-        == begins("LinearClassifier") + "it has one label for one score; two are needed, or none"
+        == begins("LinearClassifier") + "one score needs two labels or none, got one label"
     )
     assert refused(one_node("Normalizer", x, norm="L3")) == begins("Normalizer") + (
-        'norm is "L3"; MAX, L1 and L2 are defined'
+        'norm must be MAX, L1 or L2, got "L3"'
     )
     assert refused(one_node("Normalizer", x[None], norm="L1")).endswith(
         "input 0 has shape [1, 5, 3]; [features] or [batch, features] is needed"
     )
     assert refused(one_node("Scaler", x, offset=[1.0, 2.0], scale=[1.0])) == begins("Scaler") + (
-        "offset has 2 numbers for 3 features; one is needed, or one for each"
+        "offset has 2 elements; expected 1 or 3 (the number of features)"
     )
     assert refused(one_node("Imputer", x, imputed_value_int64s=[1])) == begins("Imputer") + (
-        "it has no imputed_value_floats, which inputs of type float32 need"
+        "attribute imputed_value_floats is missing; inputs of type float32 need it"
     )
     texts = one_node("LabelEncoder", x, version=2, keys_floats=[1.0], values_strings=["one"])
     assert refused(texts) == begins("LabelEncoder") + (
-        "its values are texts (values_strings), which are not supported: number them outside of the model"
+        "string values (values_strings) are not supported; map the strings to numbers outside of the model"
     )
     uneven = one_node("LabelEncoder", x, version=2, keys_floats=[1.0, 2.0], values_floats=[1.0])
-    assert refused(uneven) == begins("LabelEncoder") + "it has 2 keys for 1 values; one for each is needed"
+    assert refused(uneven) == begins("LabelEncoder") + "expected one key for each value, got 2 keys and 1 values"
     missing = one_node("LabelEncoder", x, version=2, keys_floats=[1.0])
     assert refused(missing) == begins("LabelEncoder") + (
-        "it has no values: values_tensor, values_int64s or values_floats is needed"
+        "values are missing: values_tensor, values_int64s or values_floats is needed"
     )
     other = one_node("LabelEncoder", x, version=2, keys_int64s=[1], values_floats=[1.0])
-    assert refused(other) == begins("LabelEncoder") + "input 0 is of type float32, but the keys are int64"
+    assert refused(other) == begins("LabelEncoder") + "input 0 is of type float32, but the keys are of type int64"
 
 
-def test_probit_is_refused_where_it_is_trained(tmp_path: Path) -> None:
+def test_training_through_probit_is_an_error(tmp_path: Path) -> None:
     x = TABLE.astype(np.float32)
     model = one_node("LinearRegressor", x, coefficients=[1.0, 2.0, 3.0], post_transform="PROBIT")
-    with pytest.raises(ortrain.UnsupportedError, match="PROBIT, which no operator of ONNX computes; NONE, SOFTMAX,"):
+    with pytest.raises(
+        ortrain.UnsupportedError, match="post_transform PROBIT is not supported, because ONNX has no operator for it"
+    ):
         artifacts.generate_artifacts(model, loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path)
 
 
@@ -612,7 +614,7 @@ def test_one_against_the_rest(tmp_path: Path) -> None:
     assert float(module(x, labels)) == pytest.approx(by_hand, rel=LOSS_TOLERANCE)
 
 
-def test_what_may_be_probabilities_is_asked_for(tmp_path: Path) -> None:
+def test_possible_probabilities_must_be_named(tmp_path: Path) -> None:
     """A loss on logits rejects values that may be probabilities, unless the user names them."""
     x = TABLE.astype(np.float32)
     model, _ = of_each_its_own(x)
@@ -622,10 +624,8 @@ def test_what_may_be_probabilities_is_asked_for(tmp_path: Path) -> None:
         with pytest.raises(ortrain.InvalidModelError) as error:
             artifacts.generate_artifacts(model, loss=artifacts.LossType[loss], artifact_directory=tmp_path)
         assert str(error.value) == (
-            f'the model: the {said} loss takes logits, but "p" is made by '
-            'ai.onnx.ml:Normalizer -> "p", which may well give probabilities; name the logits in '
-            "loss_input_names "
-            '("p" itself, if it holds them)'
+            f'the model: the {said} loss takes logits, but "p" is computed by ai.onnx.ml:Normalizer -> "p", which '
+            'may return probabilities; name the logits in loss_input_names ("p" itself, if it contains logits)'
         )
     assert list(tmp_path.iterdir()) == []
     kinds = artifacts.LossType
@@ -642,8 +642,7 @@ def test_several_outputs_of_floats_are_not_chosen_from(tmp_path: Path) -> None:
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         artifacts.generate_artifacts(model, loss=artifacts.LossType.MSELoss, artifact_directory=tmp_path)
     assert str(error.value) == (
-        "a loss compares scores and, perhaps, a target, but it would be given 3 values (y0, p, y1); choose them with "
-        "loss_input_names"
+        "a loss takes scores and an optional target, got 3 values (y0, p, y1); choose them with loss_input_names"
     )
 
 

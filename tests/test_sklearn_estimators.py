@@ -410,7 +410,7 @@ def test_a_fitted_regressor_goes_on(name: str) -> None:
     np.testing.assert_allclose(output.reshape(wanted.shape), new.predict(DATA.x), rtol=TOLERANCE, atol=TOLERANCE)
 
 
-def test_what_a_scaler_learned_stays() -> None:
+def test_scaler_is_not_trained() -> None:
     """Only the network is trained; the scaler's values do not change."""
     old = fitted(FITTED_CLASSIFIERS["scaled mlp"][0], 3 * DATA.x + 7, DATA.names)
     new = OnnxClassifier.from_estimator(old, max_iter=3).fit(3 * DATA.x + 7, DATA.names)
@@ -455,9 +455,9 @@ def test_a_fitted_estimator_goes_on_again() -> None:
     assert warm.fit(DATA.x, DATA.names).loss_curve_[0] < first[-1]
 
 
-def test_what_cannot_go_on_says_so() -> None:
+def test_estimators_that_cannot_continue() -> None:
     tree = DecisionTreeClassifier().fit(DATA.x, DATA.classes)
-    with pytest.raises(ortrain.UnsupportedError, match="decision trees have no gradient"):
+    with pytest.raises(ortrain.UnsupportedError, match="decision trees cannot be trained or run"):
         OnnxClassifier.from_estimator(tree)
     with pytest.raises(ortrain.UnsupportedError, match="support vector machines with a kernel"):
         OnnxRegressor.from_estimator(SVR().fit(DATA.x, DATA.values[:, 0]))
@@ -466,19 +466,23 @@ def test_what_cannot_go_on_says_so() -> None:
     several = fitted(MLPClassifier(**MLP), DATA.x, np.eye(CLASSES, dtype=int)[DATA.classes])
     with pytest.raises(ortrain.UnsupportedError) as refused:
         OnnxClassifier.from_estimator(several)
-    assert str(refused.value) == "MLPClassifier predicts 3 labels for each row; one label for each is trained"
+    assert (
+        str(refused.value) == "MLPClassifier predicts 3 labels for each row; only one label for each row is supported"
+    )
     with pytest.raises(ortrain.InvalidArgumentError) as invalid:
         OnnxClassifier.from_estimator(LinearRegression().fit(DATA.x, DATA.values))
-    assert str(invalid.value) == "OnnxClassifier goes on with a classifier, which LinearRegression is not"
-    with pytest.raises(ortrain.InvalidArgumentError, match="OnnxRegressor goes on with a regressor, which Logistic"):
+    assert str(invalid.value) == "OnnxClassifier.from_estimator requires a classifier, got LinearRegression"
+    with pytest.raises(
+        ortrain.InvalidArgumentError, match=r"OnnxRegressor\.from_estimator requires a regressor, got Logistic"
+    ):
         OnnxRegressor.from_estimator(LogisticRegression().fit(DATA.x, DATA.classes))
     with pytest.raises(NotFittedError):
         OnnxClassifier.from_estimator(LogisticRegression())
-    with pytest.raises(ortrain.InvalidArgumentError, match=r"^classes are what the fitted estimator says"):
+    with pytest.raises(ortrain.InvalidArgumentError, match=r"^classes cannot be passed here: the fitted estimator"):
         OnnxClassifier.from_estimator(LogisticRegression().fit(DATA.x, DATA.classes), classes=[1, 2, 3])
     with pytest.raises(ortrain.InvalidArgumentError) as invalid:
         OnnxRegressor.from_estimator(LinearRegression().fit(DATA.x, DATA.values), X=DATA.x[:, :2])
-    assert str(invalid.value) == "X is float32[60, 2]; it has rows of 4 numbers, as the estimator was fitted to"
+    assert str(invalid.value) == "X is float32[60, 2], but the estimator was fitted to rows of 4 numbers"
 
 
 # Training.
@@ -595,7 +599,7 @@ def test_training_ends_without_a_gain() -> None:
 
 
 @pytest.mark.parametrize("train", [1, ["w2", "b2"], ["second*"], ["*2"], lambda info: info.layer == 1])
-def test_what_is_trained(train: Any) -> None:
+def test_train_selects_the_weights(train: Any) -> None:
     model = network(FEATURES, CLASSES)
     after = weights_in(OnnxClassifier(model, train=train, max_iter=2).fit(DATA.x, DATA.names).to_onnx())
     before = weights_in(model.SerializeToString())
@@ -617,7 +621,7 @@ def test_images() -> None:
     assert found.shape == (40, 10)
     # The running statistics were updated, and the exported model contains them.
     np.testing.assert_allclose(probabilities("", run(a.to_onnx(), images)[0]), found, atol=TOLERANCE)
-    with pytest.raises(ortrain.InvalidArgumentError, match=r"^a row of X has the shape \[1, 8, 7\]"):
+    with pytest.raises(ortrain.InvalidArgumentError, match=r"^X has rows of shape \[1, 8, 7\]"):
         a.predict(images[..., :7])
     fixed = network(FEATURES, CLASSES, batch=1)
     open_ = network(FEATURES, CLASSES)
@@ -668,7 +672,7 @@ def test_inputs_of_integers() -> None:
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         classifier.predict(broken)
     assert str(error.value) == (
-        'X has 0.5 at [3, 1], which is no int64, the element type of the input "x" of the model'
+        'X has 0.5 at [3, 1], which cannot be represented in int64, the element type of the input "x" of the model'
     )
 
 
@@ -754,12 +758,12 @@ def _with(index: tuple[int, int], value: float) -> np.ndarray:
 
 
 WEIGHTS = {
-    "sample_weight has the shape [3], but X has 60 rows, each with one weight": np.ones(3),
-    "sample_weight has the shape [60, 1], but X has 60 rows, each with one weight": np.ones((ROWS, 1)),
-    "the sample_weight of row 2 is -1.0; each weight is at least 0": [1, 1, -1] + [1] * (ROWS - 3),
-    "the sample_weight of row 1 is nan; each weight is a finite number": [1, float("nan")] + [1] * (ROWS - 2),
-    "the sample_weight of row 0 is inf; each weight is a finite number": [float("inf")] + [1] * (ROWS - 1),
-    "every sample_weight is zero: no row is left to learn from": np.zeros(ROWS),
+    "sample_weight has the shape [3], but X has 60 rows; pass one weight for each row": np.ones(3),
+    "sample_weight has the shape [60, 1], but X has 60 rows; pass one weight for each row": np.ones((ROWS, 1)),
+    "the sample_weight of row 2 is -1.0; each weight must be at least 0": [1, 1, -1] + [1] * (ROWS - 3),
+    "the sample_weight of row 1 is nan; each weight must be a finite number": [1, float("nan")] + [1] * (ROWS - 2),
+    "the sample_weight of row 0 is inf; each weight must be a finite number": [float("inf")] + [1] * (ROWS - 1),
+    "every sample_weight is zero, so there is no row to train on": np.zeros(ROWS),
 }
 
 
@@ -777,32 +781,31 @@ def test_weights_that_are_none(sentence: str, method: str) -> None:
 
 
 PARAMETERS: dict[str, dict[str, Any]] = {
-    "learning_rate is a positive float32, not 0": {"learning_rate": 0},
-    "learning_rate is a positive float32, not 1e+40": {"learning_rate": 1e40},
-    "learning_rate is a positive float32, not nan": {"learning_rate": float("nan")},
-    "max_iter is a whole number from 1 on, not 0": {"max_iter": 0},
-    "n_iter_no_change is a whole number from 1 on, not 2.5": {"n_iter_no_change": 2.5},
-    "batch_size is a whole number from 1 on, or None for all rows, not 0": {"batch_size": 0},
-    "validation_fraction is a number between 0 and 1, not 1.0": {"validation_fraction": 1.0},
-    "tol is a number from 0 on, not -1": {"tol": -1},
-    "on_epoch is a callable or None, not 3": {"on_epoch": 3},
-    "weight_decay is a number from 0 on, not -0.1": {"weight_decay": -0.1},
-    "optimizer is 'adamw', 'sgd', an artifacts.AdamW or an artifacts.SGD, not 'adam'; did you mean 'adamw'?": {
+    "learning_rate must be a positive float32, got 0": {"learning_rate": 0},
+    "learning_rate must be a positive float32, got 1e+40": {"learning_rate": 1e40},
+    "learning_rate must be a positive float32, got nan": {"learning_rate": float("nan")},
+    "max_iter must be an integer of at least 1, got 0": {"max_iter": 0},
+    "n_iter_no_change must be an integer of at least 1, got 2.5": {"n_iter_no_change": 2.5},
+    "batch_size must be an integer of at least 1, or None for all rows, got 0": {"batch_size": 0},
+    "validation_fraction must be a number between 0 and 1, got 1.0": {"validation_fraction": 1.0},
+    "tol must be a number of at least 0, got -1": {"tol": -1},
+    "on_epoch must be a callable or None, got 3": {"on_epoch": 3},
+    "weight_decay must be a number of at least 0, got -0.1": {"weight_decay": -0.1},
+    "optimizer must be 'adamw', 'sgd', an artifacts.AdamW or an artifacts.SGD, got 'adam'; did you mean 'adamw'?": {
         "optimizer": "adam"
     },
-    "weight_decay=0.1 is a setting of optimizer='adamw'; it has no effect on 'sgd'. An artifacts.AdamW has a "
-    "weight_decay of its own": {"optimizer": "sgd", "weight_decay": 0.1},
-    "train is 'all', a number of layers, a list of names or a callable, not 'w2'; one name or pattern is a list, too: "
-    "['w2']": {"train": "w2"},
-    "train is 'all', a number of layers, a list of names or a callable, not []": {"train": []},
-    "train: the pattern 'w9*' matches no parameter of the model, and no node that uses one; near are 'w2', 'w1'": {
-        "train": ["w9*"]
-    },
-    "train is a number of layers from 1 to 2, for so many of the model can be trained, not 7": {"train": 7},
+    "weight_decay=0.1 is a setting of optimizer='adamw' and has no effect on 'sgd'; an artifacts.AdamW has its own "
+    "weight_decay": {"optimizer": "sgd", "weight_decay": 0.1},
+    "train must be 'all', a number of layers, a list of names or a callable, got 'w2'; a single name or pattern "
+    "must be a list: ['w2']": {"train": "w2"},
+    "train must be 'all', a number of layers, a list of names or a callable, got []": {"train": []},
+    "train: the pattern 'w9*' matches no parameter of the model and no node that uses a parameter; similar names: "
+    "'w2', 'w1'": {"train": ["w9*"]},
+    "train must be from 1 to 2, the number of layers that can be trained, got 7": {"train": 7},
     "the model has no value \"score\"; did you mean 'scores'?": {"output": "score"},
-    "loss='hinge' does not fit the output \"scores\" of shape [batch, 2] in an OnnxRegressor, whose losses are "
-    "'auto', 'squared_error', 'absolute_error', 'huber'": {"loss": "hinge"},
-    "loss='cross_entropy' does not fit the output \"scores\" of shape [batch, 2] in an OnnxRegressor, whose losses are "
+    "loss='hinge' does not fit the output \"scores\" of shape [batch, 2]; the losses of OnnxRegressor are 'auto', "
+    "'squared_error', 'absolute_error', 'huber'": {"loss": "hinge"},
+    "loss='cross_entropy' does not fit the output \"scores\" of shape [batch, 2]; the losses of OnnxRegressor are "
     "'auto', 'squared_error', 'absolute_error', 'huber'": {"loss": "cross_entropy"},
 }
 
@@ -819,20 +822,20 @@ def test_losses_that_do_not_fit() -> None:
         (
             1,
             "cross_entropy",
-            "loss='cross_entropy' takes a column for each class, but the output \"scores\" has the shape [batch, 1], "
-            "for which there is 'binary_cross_entropy'",
+            "loss='cross_entropy' requires a column for each class, but the output \"scores\" has the shape [batch, "
+            "1]; use 'binary_cross_entropy'",
         ),
         (
             2,
             "binary_cross_entropy",
-            "loss='binary_cross_entropy' takes one column, the logit of the second class, but the output \"scores\" "
-            "has the shape [batch, 2], for which there is 'cross_entropy'",
+            "loss='binary_cross_entropy' requires one column, the logit of the second class, but the output "
+            "\"scores\" has the shape [batch, 2]; use 'cross_entropy'",
         ),
         (
             2,
             "squared_error",
-            "loss='squared_error' does not fit the output \"scores\" of shape [batch, 2] in an OnnxClassifier, whose "
-            "losses are 'auto', 'cross_entropy', 'binary_cross_entropy'",
+            "loss='squared_error' does not fit the output \"scores\" of shape [batch, 2]; the losses of "
+            "OnnxClassifier are 'auto', 'cross_entropy', 'binary_cross_entropy'",
         ),
     ):
         with pytest.raises(ortrain.InvalidArgumentError) as error:
@@ -842,20 +845,22 @@ def test_losses_that_do_not_fit() -> None:
 
 def test_classes_that_were_not_announced() -> None:
     classifier = OnnxClassifier(network)
-    with pytest.raises(ValueError, match=r"^classes are needed at the first call of partial_fit"):
+    with pytest.raises(ValueError, match=r"^the first call of partial_fit requires classes"):
         classifier.partial_fit(DATA.x, DATA.names)
     classifier.partial_fit(DATA.x, DATA.names, classes=["ash", "elm", "oak"])
     before = classifier.to_onnx()
     with pytest.raises(ValueError) as error:  # noqa: PT011
         classifier.partial_fit(DATA.x[:2], np.array(["oak", "yew"]))
-    assert str(error.value) == "y has the label 'yew', which is none of the classes 'ash', 'elm', 'oak'"
+    assert str(error.value) == "y has the label 'yew', which is not among the classes 'ash', 'elm', 'oak'"
     with pytest.raises(ValueError) as error:  # noqa: PT011
         classifier.partial_fit(DATA.x, DATA.names, classes=["ash", "elm", "yew"])
-    assert str(error.value) == "classes are 'ash', 'elm', 'yew' here, but 'ash', 'elm', 'oak' before"
+    assert (
+        str(error.value) == "classes must not change: they are 'ash', 'elm', 'yew' here, but 'ash', 'elm', 'oak' before"
+    )
     assert classifier.to_onnx() == before
     for classes, sentence in (
-        (["ash"], "classes are two labels or more, not ['ash']"),
-        (["ash", "ash"], "each class is there once, but classes are 'ash', 'ash'"),
+        (["ash"], "classes must be two labels or more, got ['ash']"),
+        (["ash", "ash"], "classes must be different labels, got 'ash', 'ash'"),
     ):
         with pytest.raises(ValueError) as error:  # noqa: PT011
             OnnxClassifier(network).partial_fit(DATA.x, DATA.names, classes=classes)
@@ -892,16 +897,16 @@ def test_a_fit_that_is_refused_leaves_the_estimator_as_it_was() -> None:
 
 
 def test_classes_that_do_not_fit_the_model() -> None:
-    alone = "a classifier learns to tell two classes or more apart (classes names those that y does not have)"
+    alone = "a classifier requires at least two (pass classes for labels that y does not have)"
     for y, weights in ((np.full(ROWS, 7), None), (DATA.classes, DATA.classes == 1)):
         with pytest.raises(ValueError) as error:  # noqa: PT011
             OnnxClassifier(network).fit(DATA.x, y, sample_weight=weights)
-        assert str(error.value) == f"y has one class alone, {y[1] if weights is None else 1}; {alone}"
+        assert str(error.value) == f"y has only one class, {y[1] if weights is None else 1}; {alone}"
     with pytest.raises(ValueError) as error:  # noqa: PT011
         OnnxClassifier(network(FEATURES, 5)).fit(DATA.x, DATA.names)
     assert str(error.value) == (
-        "there are 3 classes, 'ash', 'elm', 'oak', but the output \"scores\" has the shape [batch, 5]; name the class "
-        "of each column by classes, or give the model another head: artifacts.replace_head(model, 3)"
+        "there are 3 classes, 'ash', 'elm', 'oak', but the output \"scores\" has the shape [batch, 5]; name the "
+        "class of each column in classes, or replace the head: artifacts.replace_head(model, 3)"
     )
     with pytest.raises(ValueError) as error:  # noqa: PT011
         OnnxRegressor(network(FEATURES, 5)).fit(DATA.x, DATA.values)
@@ -931,8 +936,8 @@ def test_rows_that_scikit_learn_refuses() -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011
         OnnxClassifier(network(FEATURES, CLASSES)).fit(DATA.x[:, :3], DATA.names)
     assert str(error.value) == (
-        'a row of X has the shape [3], but a row of the input "x" of the model has [4]; X has rows of that shape, or '
-        "of as many features side by side"
+        'X has rows of shape [3], but the input "x" of the model has rows of shape [4]; pass rows of that shape, '
+        "or flat rows of equal size"
     )
     for y, sentence in (
         (np.full(ROWS, float("nan")), "Input y contains NaN"),
@@ -961,7 +966,7 @@ def test_estimators_that_were_not_fitted() -> None:
     [
         ("sgd", 1e30, "the loss of a batch is (nan|inf)"),
         ("adamw", 1e30, "the loss of a batch is (nan|inf)"),
-        ("adamw", 1e4, "the loss is [0-9.e+]+, but at first it was below"),
+        ("adamw", 1e4, "the loss is [0-9.e+]+, but was at most"),
     ],
 )
 def test_a_learning_rate_that_is_absurd(optimizer: str, rate: float, what: str) -> None:
@@ -970,7 +975,7 @@ def test_a_learning_rate_that_is_absurd(optimizer: str, rate: float, what: str) 
     regressor = OnnxRegressor(model, optimizer=optimizer, learning_rate=rate, random_state=0)
     with pytest.raises(ConvergenceError, match=what) as error:
         regressor.fit(DATA.x, DATA.values)
-    assert f"at a learning rate of {rate:g}: take a smaller one" in str(error.value)
+    assert f"at a learning rate of {rate:g}: use a smaller one" in str(error.value)
     assert isinstance(error.value, RuntimeError)
     assert (regressor.n_iter_, regressor.loss_curve_) == (0, [])
     np.testing.assert_allclose(
@@ -1002,9 +1007,10 @@ def test_early_stopping_needs_rows() -> None:
     with pytest.raises(ValueError) as error:  # noqa: PT011
         OnnxRegressor(network, early_stopping=True).fit(DATA.x[:5], DATA.values[:5])
     assert str(error.value) == (
-        "early stopping holds 1 of 5 rows back, but needs 2; take more rows, or a larger validation_fraction"
+        "early stopping requires at least 2 validation rows, got 1 of 5; pass more rows, or a larger "
+        "validation_fraction"
     )
-    with pytest.raises(ValueError, match=r"^partial_fit makes one pass over what it is given"):
+    with pytest.raises(ValueError, match=r"^partial_fit does not support early_stopping"):
         OnnxRegressor(network, early_stopping=True).partial_fit(DATA.x, DATA.values)
 
 
@@ -1018,16 +1024,16 @@ def test_models_that_do_not_fit_an_estimator(tmp_path: Path) -> None:
     refused(
         helper.make_model(helper.make_graph([], "empty", [], [])),
         ortrain.InvalidModelError,
-        "the model has no nodes: it computes nothing that could be trained",
+        "the model has no nodes, so there is nothing to train",
     )
-    refused(7, TypeError, "a model is a path, bytes or an onnx.ModelProto, not int")
-    refused(None, TypeError, "a model is a path, bytes or an onnx.ModelProto, not NoneType")
+    refused(7, TypeError, "a model must be a path, bytes or an onnx.ModelProto, got int")
+    refused(None, TypeError, "a model must be a path, bytes or an onnx.ModelProto, got NoneType")
     two = network(FEATURES, 2)
     two.graph.input.append(helper.make_tensor_value_info("mask", TensorProto.FLOAT, ["batch", 1]))
     refused(
         two,
         ortrain.InvalidArgumentError,
-        'an estimator has one matrix X, so its model has one input, but this one has 2: "x", "mask"',
+        'expected a model with one input, the matrix X, got 2: "x", "mask"',
     )
     label = network(FEATURES, 2)
     label.graph.node.append(helper.make_node("ArgMax", ["scores"], ["label"], axis=1))
@@ -1035,13 +1041,13 @@ def test_models_that_do_not_fit_an_estimator(tmp_path: Path) -> None:
     refused(
         label,
         ortrain.InvalidArgumentError,
-        'a regressor computes floats, but the output "label" is none; name one of "scores" by output',
+        'a regressor requires a float output, but the output "label" is not float; name one of "scores" in output',
     )
     flat = network(FEATURES, 2, (("Flatten", {"axis": 0}), ("Transpose", {})))
     refused(
         flat,
         ortrain.InvalidArgumentError,
-        'the output "y1" has 2 rows for 1 of X: its first axis is not the batch',
+        'the output "y1" has 2 rows for 1 rows of X: its first axis must be the batch',
         DATA.values[:, 0],
     )
     with pytest.raises(ortrain.InvalidModelError, match=r"^the model is not an ONNX model"):
@@ -1061,7 +1067,7 @@ def test_logits_that_are_not_known() -> None:
     )
     del parts.graph.output[:]
     parts.graph.output.append(helper.make_tensor_value_info("shares", TensorProto.FLOAT, ["batch", 2]))
-    with pytest.raises(ortrain.InvalidArgumentError, match=r'^the logits behind the output "shares" are not known'):
+    with pytest.raises(ortrain.InvalidArgumentError, match=r'^the loss requires the logits of the output "shares"'):
         OnnxClassifier(parts).fit(DATA.x, DATA.classes > 0)
     named = OnnxClassifier(parts, output="scores", max_iter=3).fit(DATA.x, DATA.classes > 0)
     assert named.loss_curve_[-1] < named.loss_curve_[0]

@@ -28,7 +28,7 @@ def step(run: Run) -> float:
     return float(run.module(*[batch[name] for name in run.module.input_names()]))
 
 
-def test_is_made_by_loading_only() -> None:
+def test_constructor_is_an_error() -> None:
     with pytest.raises(TypeError, match="load_checkpoint"):
         CheckpointState("checkpoint")
 
@@ -54,7 +54,7 @@ def test_parameters(run: Run) -> None:
         weight.grad = np.zeros(3)
 
 
-def test_views_are_made_of_a_state(run: Run) -> None:
+def test_views_accept_a_state(run: Run) -> None:
     """Views accept the argument names of onnxruntime-training, with our state or its native object."""
     state = run.state
     state.properties["epoch"] = 3
@@ -70,10 +70,10 @@ def test_views_are_made_of_a_state(run: Run) -> None:
     assert state.properties["epoch"] == 4
     with pytest.raises(KeyError, match=r"Parameter fc1\.bais not found\. Did you mean 'fc1\.bias'\?"):
         Parameter("fc1.bais", state)
-    with pytest.raises(TypeError, match="parameter is the name of one, not int"):
+    with pytest.raises(TypeError, match="parameter must be a name, got int"):
         Parameter(3, state)
     for view in (Parameters, Properties, lambda other: Parameter("fc1.bias", other)):
-        with pytest.raises(TypeError, match="state is a CheckpointState, not str"):
+        with pytest.raises(TypeError, match="state must be a CheckpointState, got str"):
             view("checkpoint")
 
 
@@ -154,7 +154,9 @@ def test_setting(how: str, run: Run) -> None:
         with pytest.raises(ortrain.InvalidArgumentError, match=r"parameter \"fc1.weight\" is float32\[10, 24\]"):
             write(wrong)
     for given in (values.tolist(), tuple(values), 1.0):
-        with pytest.raises(ortrain.InvalidArgumentError, match=r"'fc1\.weight' is set from an array or an"):
+        with pytest.raises(
+            ortrain.InvalidArgumentError, match=r"the value of parameter 'fc1\.weight' must be an array or an"
+        ):
             write(given)
     np.testing.assert_array_equal(view, values)
 
@@ -254,7 +256,7 @@ def test_properties(run: Run, tmp_path: Path) -> None:
     assert properties["epoch"] == "three"
     with pytest.raises(KeyError, match="Property missing not found"):
         properties["missing"]
-    with pytest.raises(TypeError, match="a property is an int, a float or a str, not list"):
+    with pytest.raises(TypeError, match="a property must be an int, a float or a str, got list"):
         properties["list"] = [1]
     with pytest.raises(OverflowError):
         properties["too big"] = 2**63

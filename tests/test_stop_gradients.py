@@ -66,7 +66,7 @@ def test_detector(tmp_path: Path) -> None:
     assert stopped == plain
 
 
-def test_places_that_look_like_it() -> None:
+def test_stop_candidates() -> None:
     found = ortrain.inspect(CASE / "model.onnx")
     assert [candidate.value for candidate in found.stop_candidates] == ["/Mul_14_output_0"]
     assert "/Mul_14_output_0: " in str(found)
@@ -200,11 +200,11 @@ def test_names_that_cannot_be_meant(name: str, message: str, tmp_path: Path) -> 
 def test_integers_have_no_gradients(tmp_path: Path) -> None:
     with pytest.raises(InvalidArgumentError, match="which is int64: only floats have gradients"):
         generate_artifacts(CASE / "model.onnx", artifact_directory=tmp_path, stop_gradients=["/ArgMax_output_0"])
-    with pytest.raises(TypeError, match="stop_gradients is a list of names"):
+    with pytest.raises(TypeError, match="stop_gradients must be a list of names"):
         artifacts_with([3], tmp_path)  # type: ignore[list-item]
 
 
-def test_what_lies_before_is_not_trained(tmp_path: Path) -> None:
+def test_parameters_before_a_stop_are_not_trained(tmp_path: Path) -> None:
     artifacts_with(["hid*"], tmp_path)
     state = CheckpointState.load_checkpoint(tmp_path / "checkpoint")
     assert sorted(name for name, _ in state.parameters) == ["fc2.bias", "fc2.weight"]

@@ -45,7 +45,7 @@ def steps(run: Run, count: int = 3) -> list[float]:
 # Reprs.
 
 
-def test_a_state_says_what_it_holds(run: Run) -> None:
+def test_repr_of_a_state(run: Run) -> None:
     assert repr(run.state) == (
         "CheckpointState(4 parameters, 4 of them trained, 1556 bytes, step 0, learning rate 0.001)"
     )
@@ -57,21 +57,21 @@ def test_a_state_says_what_it_holds(run: Run) -> None:
     )
 
 
-def test_a_nominal_state_says_so() -> None:
+def test_repr_of_a_nominal_state() -> None:
     state = CheckpointState.load_checkpoint(RECORDS / "checkpoint_resume" / "nominal_checkpoint")
     assert repr(state) == "CheckpointState(4 parameters, 3 of them trained, nominal: without values, step 0)"
     assert state.parameters.keys() == ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"]
     assert repr(copy.deepcopy(state)) == repr(state)
 
 
-def test_a_module_says_what_it_takes(run: Run) -> None:
+def test_repr_of_a_module(run: Run) -> None:
     assert repr(run.module) == "Module(inputs=['x', 'labels'], mode='train', device='cpu', precision='f32')"
     assert repr(run.module.eval()) == "Module(inputs=['x', 'labels'], mode='eval', device='cpu', precision='f32')"
     other = Module(CASE / "training_model.onnx", run.state, device="reference")
     assert repr(other.eval()) == "Module(inputs=[], mode='eval', device='reference', precision='f32')"
 
 
-def test_an_optimizer_and_a_scheduler_say_where_they_are(run: Run) -> None:
+def test_repr_of_an_optimizer_and_a_scheduler(run: Run) -> None:
     assert repr(run.optimizer) == "Optimizer(step=0, learning_rate=0.001)"
     scheduler = LinearLRScheduler(run.optimizer, 2, 10, 0.5)
     steps(run, 1)
@@ -80,7 +80,7 @@ def test_an_optimizer_and_a_scheduler_say_where_they_are(run: Run) -> None:
     assert repr(scheduler) == "LinearLRScheduler(warmup_step_count=2, total_step_count=10, initial_lr=0.5)"
 
 
-def test_sessions_and_options_say_what_they_are(run: Run) -> None:
+def test_repr_of_sessions_and_options(run: Run) -> None:
     with TrainingSession(run.state, CASE / "training_model.onnx") as session:
         assert repr(session) == "TrainingSession(inputs=['x', 'labels'], device='cpu', precision='f32')"
     assert repr(session) == (
@@ -133,7 +133,7 @@ class Cells(html.parser.HTMLParser):
 def test_an_inspection_as_a_table() -> None:
     found = ortrain.inspect(CASE / "forward.onnx")
     page = Cells(found._repr_html_())
-    assert page.rows[0] == ["name", "type", "shape", "elements", "what becomes of it", "confidence", "why"]
+    assert page.rows[0] == ["name", "type", "shape", "elements", "role", "confidence", "why"]
     assert len(page.rows) == 1 + len(found.parameters)
     first = found.parameters[0]
     assert page.rows[1][:5] == [first.name, "float32", str(list(first.shape)), "240", "trained"]
@@ -180,7 +180,9 @@ def test_a_parameter_is_like_an_array(run: Run) -> None:
     assert np.asarray(weight, np.float64).dtype == np.float64
     assert float(np.linalg.norm(weight)) == float(np.linalg.norm(weight.data))
     if np.lib.NumpyVersion(np.__version__) >= "2.0.0":
-        with pytest.raises(ValueError, match=r"parameter 'fc1\.weight' is float32; another type needs a copy"):
+        with pytest.raises(
+            ValueError, match=r"parameter 'fc1\.weight' is float32; a conversion to another type requires a copy"
+        ):
             np.asarray(weight, np.float64, copy=False)
     assert repr(weight) == "Parameter(name=fc1.weight, requires_grad=True, shape=(10, 24), dtype=float32)"
 
@@ -295,7 +297,7 @@ def test_outputs_are_found_by_name(tmp_path: Path) -> None:
     with pytest.raises(KeyError) as error:
         outputs["logit"]
     assert error.value.args[0] == (
-        f"there is no output 'logit'; there are {outputs.names[0]}, logits; did you mean 'logits'?"
+        f"there is no output 'logit'; the outputs are {outputs.names[0]}, logits; did you mean 'logits'?"
     )
     for twin in (copy.deepcopy(outputs), pickle.loads(pickle.dumps(outputs))):
         assert twin.names == outputs.names
@@ -344,7 +346,7 @@ def test_named_losses_are_outputs(tmp_path: Path) -> None:
         with pytest.raises(ortrain.InvalidArgumentError) as error:
             names(artifacts.Loss(kinds.MSELoss, name=name), [])
         assert str(error.value) == (
-            f'a loss cannot be named "{name}": a name is a text with letters that no value of the model has'
+            f'a loss cannot be named "{name}": the name must not be empty or the name of another value'
         )
 
 
@@ -355,7 +357,7 @@ def saved(run: Run, name: str) -> None:
     run.module.export_model_for_inferencing("x.onnx", [name])
 
 
-def made(**arguments: Any) -> None:
+def generate_from_forward(**arguments: Any) -> None:
     artifacts.generate_artifacts(CASE / "forward.onnx", **arguments)
 
 
@@ -374,7 +376,7 @@ NEAR: dict[str, tuple[Callable[[Run], Any], str]] = {
         "Property epohc not found. Did you mean 'epoch'?",
     ),
     "a parameter to train": (
-        lambda run: made(requires_grad=["fc1.wieght"]),
+        lambda run: generate_from_forward(requires_grad=["fc1.wieght"]),
         'no initializer "fc1.wieght"; did you mean "fc1.weight"?',
     ),
     "a parameter that is renamed": (
@@ -382,18 +384,20 @@ NEAR: dict[str, tuple[Callable[[Run], Any], str]] = {
         'there is no parameter "fc1.biass" in the state; did you mean "fc1.bias"?',
     ),
     "a value to compare": (
-        lambda run: made(loss=artifacts.LossType.CrossEntropyLoss, loss_input_names=["logit"]),
+        lambda run: generate_from_forward(loss=artifacts.LossType.CrossEntropyLoss, loss_input_names=["logit"]),
         'the model has no value "logit"; did you mean "logits"?',
     ),
     "scores": (
-        lambda run: made(requires_grad=["fc1.weight"], loss=artifacts.Loss(artifacts.LossType.MSELoss, scores="logit")),
-        'the model has no value "logit", which is to be compared by the loss; did you mean "logits"?',
+        lambda run: generate_from_forward(
+            requires_grad=["fc1.weight"], loss=artifacts.Loss(artifacts.LossType.MSELoss, scores="logit")
+        ),
+        'the model has no value "logit" to use as an input of the loss; did you mean "logits"?',
     ),
     "an output": (
-        lambda run: made(
+        lambda run: generate_from_forward(
             requires_grad=["fc1.weight"], loss=artifacts.LossType.MSELoss, additional_output_names=["Logits"]
         ),
-        'the model has no value "Logits", which is to be an output; did you mean "logits"?',
+        'the model has no value "Logits" to use as an output; did you mean "logits"?',
     ),
     "a value that is exported": (
         lambda run: saved(run, "logitss"),
@@ -401,7 +405,7 @@ NEAR: dict[str, tuple[Callable[[Run], Any], str]] = {
     ),
     "an input by name": (
         lambda run: run.module(x=X, label=LABELS),
-        "input 'label' is none of x, labels; did you mean 'labels'?",
+        "input 'label' is not one of x, labels; did you mean 'labels'?",
     ),
     "an input of a session": (
         lambda run: ortrain.InferenceSession(CASE / "forward.onnx").run(None, {"X": X}),
@@ -469,7 +473,7 @@ def test_a_node_where_a_value_is_meant() -> None:
         assert str(error.value) == sentence
 
 
-def test_a_name_far_from_all_is_not_explained(run: Run) -> None:
+def test_no_suggestion_for_a_dissimilar_name(run: Run) -> None:
     with pytest.raises(KeyError) as error:
         run.state.parameters["decoder.embedding"]
     assert error.value.args == ("Parameter decoder.embedding not found.",)
@@ -484,30 +488,30 @@ def test_a_name_far_from_all_is_not_explained(run: Run) -> None:
 @pytest.mark.parametrize(
     ("option", "value", "sentence"),
     [
-        ("memory_limit", "1GB", "memory_limit is a number of bytes or None, not '1GB'; 1GB is 1_000_000_000"),
+        ("memory_limit", "1GB", "memory_limit must be a number of bytes or None, got '1GB'; 1GB is 1_000_000_000"),
         (
             "memory_limit",
             "1.5 GiB",
-            "memory_limit is a number of bytes or None, not '1.5 GiB'; 1.5 GiB is 1_610_612_736",
+            "memory_limit must be a number of bytes or None, got '1.5 GiB'; 1.5 GiB is 1_610_612_736",
         ),
-        ("memory_limit", "512m", "memory_limit is a number of bytes or None, not '512m'; 512m is 512_000_000"),
-        ("memory_limit", "1000", "memory_limit is a number of bytes or None, not '1000'; 1000 is 1_000"),
-        ("memory_limit", "much", "memory_limit is a number of bytes or None, not 'much'"),
+        ("memory_limit", "512m", "memory_limit must be a number of bytes or None, got '512m'; 512m is 512_000_000"),
+        ("memory_limit", "1000", "memory_limit must be a number of bytes or None, got '1000'; 1000 is 1_000"),
+        ("memory_limit", "much", "memory_limit must be a number of bytes or None, got 'much'"),
         (
             "memory_limit",
             1e9,
-            "memory_limit is a number of bytes or None, not 1000000000.0; 1000000000.0 is 1_000_000_000",
+            "memory_limit must be a number of bytes or None, got 1000000000.0; 1000000000.0 is 1_000_000_000",
         ),
-        ("memory_limit", 0.5, "memory_limit is a number of bytes or None, not 0.5"),
-        ("memory_limit", float("nan"), "memory_limit is a number of bytes or None, not nan"),
-        ("memory_limit", float("inf"), "memory_limit is a number of bytes or None, not inf"),
-        ("memory_limit", True, "memory_limit is a number of bytes or None, not True"),
-        ("memory_limit", b"1GB", "memory_limit is a number of bytes or None, not b'1GB'"),
-        ("intra_op_num_threads", "4", "intra_op_num_threads is a number of threads, not '4'; 4 is 4"),
-        ("intra_op_num_threads", None, "intra_op_num_threads is a number of threads, not None"),
-        ("iteration_limit", "1k", "iteration_limit is a number of iterations or None, not '1k'"),
-        ("precision", 16, "precision is a name, a str such as 'f32', not 16"),
-        ("bf16_fallback", None, "bf16_fallback is a name, a str such as 'none', not None"),
+        ("memory_limit", 0.5, "memory_limit must be a number of bytes or None, got 0.5"),
+        ("memory_limit", float("nan"), "memory_limit must be a number of bytes or None, got nan"),
+        ("memory_limit", float("inf"), "memory_limit must be a number of bytes or None, got inf"),
+        ("memory_limit", True, "memory_limit must be a number of bytes or None, got True"),
+        ("memory_limit", b"1GB", "memory_limit must be a number of bytes or None, got b'1GB'"),
+        ("intra_op_num_threads", "4", "intra_op_num_threads must be a number of threads, got '4'; 4 is 4"),
+        ("intra_op_num_threads", None, "intra_op_num_threads must be a number of threads, got None"),
+        ("iteration_limit", "1k", "iteration_limit must be a number of iterations or None, got '1k'"),
+        ("precision", 16, "precision must be a str such as 'f32', got 16"),
+        ("bf16_fallback", None, "bf16_fallback must be a str such as 'none', got None"),
     ],
 )
 def test_an_option_of_another_type_is_refused_when_it_is_set(option: str, value: object, sentence: str) -> None:
@@ -520,7 +524,7 @@ def test_an_option_of_another_type_is_refused_when_it_is_set(option: str, value:
 
 
 def test_an_argument_of_another_type_is_refused_as_an_option_is(run: Run) -> None:
-    with pytest.raises(TypeError, match=r"^precision is a name, a str such as 'f32', not 16$"):
+    with pytest.raises(TypeError, match=r"^precision must be a str such as 'f32', got 16$"):
         Module(CASE / "training_model.onnx", run.state, precision=16)  # type: ignore[arg-type]
 
 
@@ -584,13 +588,13 @@ def test_the_seed_of_a_state_decides_the_masks(dropout: Path) -> None:
 @pytest.mark.parametrize(
     ("seed", "kind", "sentence"),
     [
-        ("7", TypeError, "a seed is an integer, not '7'"),
-        (7.0, TypeError, "a seed is an integer, not 7.0"),
-        (None, TypeError, "a seed is an integer, not None"),
-        (2**63, OverflowError, f"a seed is an integer of 64 bits, from -2**63 to 2**63 - 1, not {2**63}"),
+        ("7", TypeError, "a seed must be an integer, got '7'"),
+        (7.0, TypeError, "a seed must be an integer, got 7.0"),
+        (None, TypeError, "a seed must be an integer, got None"),
+        (2**63, OverflowError, f"a seed must be a 64-bit integer, from -2**63 to 2**63 - 1, got {2**63}"),
     ],
 )
-def test_what_is_no_seed(seed: Any, kind: type[Exception], sentence: str, run: Run) -> None:
+def test_invalid_seeds(seed: Any, kind: type[Exception], sentence: str, run: Run) -> None:
     with pytest.raises(kind) as error:
         run.state.seed = seed
     assert str(error.value) == sentence

@@ -100,7 +100,7 @@ def test_preparation_of_inputs() -> None:
         integers=["x"],
     )
     assert trained(integers) == {
-        "mean": 'it meets nothing but integers, positions or masks, in node "/b" (Sub)',
+        "mean": 'it is combined only with integers, positions or masks, in node "/b" (Sub)',
         "w": "",
         "gain": "",
     }
@@ -144,7 +144,7 @@ def test_first_states() -> None:
     weights = {"w": drawn(1, 12, 4), "r": drawn(1, 12, 3)}
     lines = "a = LSTM(x, w, r, , , {h}, {c}) hidden_size=3\ny = Relu(a)"
     zeros = np.zeros((1, 2, 3), np.float32)
-    state = 'it is a first state whose values are all equal, in node "/a" (LSTM)'
+    state = 'it is an initial state with equal values, in node "/a" (LSTM)'
     given = model(
         lines.format(h="h_Constant_0", c="c0"),
         weights | {"c0": zeros + 0.5},
@@ -255,7 +255,7 @@ def test_positions() -> None:
         {"positions": [1, 3]},
         integers=["positions"],
     )
-    frequencies = 'it is what positions are multiplied by for sines and cosines, in node "/f" (Unsqueeze)'
+    frequencies = 'it multiplies positions for sines and cosines, in node "/f" (Unsqueeze)'
     assert trained(rotary) == {"inv_freq": frequencies, "words": "", "w": "", "w2": ""}
     # The embedding of a diffusion step: the layers after the sines are trained.
     step = model(
@@ -266,7 +266,7 @@ def test_positions() -> None:
         integers=["step"],
     )
     found = trained(step)
-    assert found.pop("frequencies").startswith("it is what positions are multiplied by")
+    assert found.pop("frequencies").startswith("it multiplies positions")
     assert found == {"w": "", "b1": "", "v": ""}
 
 
@@ -306,7 +306,7 @@ def test_normalizations_written_as_arithmetic() -> None:
     assert trained(formula) == {
         "w": "",
         "mean": 'it is a statistic of a normalization that is written as arithmetic, in node "/b" (Sub)',
-        "var": 'only its root is used, as that of a variance, in node "/c" (Add)',
+        "var": 'only its square root is used, like that of a variance, in node "/c" (Add)',
         "eps": 'it is a single number in node "/c" (Add)',
         "gamma": "",
         "beta": "",
@@ -353,7 +353,7 @@ def test_constants_that_fork_are_followed_once() -> None:
         {"x": ["n", 4]},
     )
     found = trained(given)
-    assert found["c0"] == 'only its root is used, as that of a variance, in node "/twice0" (Concat)'
+    assert found["c0"] == 'only its square root is used, like that of a variance, in node "/twice0" (Concat)'
 
 
 @pytest.mark.parametrize("groups", [1, 2])
@@ -378,7 +378,7 @@ def test_neutral_scales_of_normalizations(groups: int) -> None:
         {"x": ["n", 3, 4, 4]},
         constants={"ones": np.ones(groups, np.float32), "zeros": np.zeros(groups, np.float32)},
     )
-    neutral = 'it changes nothing in node "/c" (InstanceNormalization): that has no scale and bias of its own'
+    neutral = 'it has no effect in node "/c" (InstanceNormalization), which has no learned scale and bias'
     assert trained(group) == {"w": "", "norm.weight": "", "norm.bias": "", "ones": neutral, "zeros": neutral}
 
 
@@ -550,7 +550,7 @@ def test_numbers_that_a_program_has() -> None:
     assert trained(given) == {
         "w": "",
         "bias": "",
-        "/layer/Constant_3_output_0": 'it was written in the program of the network, in node "/b" (Mul)',
+        "/layer/Constant_3_output_0": 'it is a literal in the code of the network, in node "/b" (Mul)',
     }
 
 
@@ -607,10 +607,10 @@ def test_guesses(tmp_path: Path) -> None:
     }
     assert found["w"][2] == 'it is a weight of node "/a" (MatMul); 2 nodes share it'
     text = str(ortrain.inspect(given)).splitlines()
-    assert text[2] == '  val_3: float32[4]: a guess: its floats go into node "/b" (Mul)'
+    assert text[2] == '  val_3: float32[4]: a guess: it is a float input of node "/b" (Mul)'
     sentence = (
-        '"val_3" may be no parameter but is trained by default (its floats go into node "/b" (Mul)); name the '
-        "parameters in requires_grad, or leave constants as they are with frozen_params"
+        '"val_3" may not be a parameter, but is trained by default (it is a float input of node "/b" (Mul)); name the '
+        "parameters in requires_grad, or the constants in frozen_params"
     )
     assert f"  {sentence}" in text
     with pytest.warns(ortrain.TrainingWarning) as warned:
@@ -747,12 +747,12 @@ def test_nodes_and_layers(tmp_path: Path) -> None:
     assert chosen(requires_grad=["/[cd]"]) == ["beta", "gamma", "w1"]
     with pytest.raises(ortrain.InvalidArgumentError) as error:
         chosen(last=5)
-    assert str(error.value) == "last is a number of layers from 1 to 4, for so many of the model can be trained, not 5"
-    with pytest.raises(ortrain.InvalidArgumentError, match="both say what is trained"):
+    assert str(error.value) == "last must be from 1 to 4, the number of layers that can be trained, got 5"
+    with pytest.raises(ortrain.InvalidArgumentError, match="both select the trained parameters"):
         chosen(last=1, requires_grad=["w1"])
 
 
-def test_whoever_knows_better_names_it(tmp_path: Path) -> None:
+def test_requires_grad_overrides_the_default_choice(tmp_path: Path) -> None:
     given = model(
         "a = Sub(x, mean)\nb = Div(a, scale)\ny = MatMul(b, w)",
         {"mean": drawn(4), "scale": drawn(4), "w": drawn(4, 1)},

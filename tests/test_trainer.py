@@ -43,7 +43,7 @@ from ortrain.trainer.optim.lr_scheduler import (
     _LRScheduler,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:ORTTrainer is there for scripts:FutureWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:ORTTrainer is for existing scripts:FutureWarning")
 
 # Tolerance of float32 sums in another order.
 CLOSE = 1e-5
@@ -88,7 +88,7 @@ class Bare(LossScaler):
     """A scaler without an update."""
 
 
-class Told(_LRScheduler):
+class RecordingSchedule(_LRScheduler):
     """A schedule that gives rates by update and records the trainer's calls."""
 
     def __init__(self, rates: Any) -> None:
@@ -230,7 +230,7 @@ def test_f31_training_graph_export(
         assert "word.weight_grad" in results[GRAPHS[1]]
         assert ops[GRAPHS[2]].count(made.name) == (1 if config == "lamb" else len(net.weights))
     if GRAPHS[3] in found:
-        assert len(ops[GRAPHS[3]]) > len(net.model.graph.node), "gradients and updates are there"
+        assert len(ops[GRAPHS[3]]) > len(net.model.graph.node), "the graph has gradients and updates"
 
 
 # Rows of the checklist: B, on our own small BERT.
@@ -342,7 +342,7 @@ def test_b10_toy_bert_save_as_onnx(tmp_path: Path) -> None:
     names = [tensor.name for tensor in loaded.graph.initializer]
     assert names == [tensor.name for tensor in trainer._onnx_model.graph.initializer]
     trained = [name for name in (tensor.name for tensor in net.model.graph.initializer) if name in net.weights]
-    assert names[-len(trained) :] == trained, "those that are trained are the last, in their order"
+    assert names[-len(trained) :] == trained, "the trained initializers are last and in order"
     assert bits_of(weights_of(again)) == bits_of(weights_of(trainer)) == bits_of(net.weights)
     assert losses_of(again, net, 3) == losses_of(trainer, net, 3)
 
@@ -454,7 +454,7 @@ def test_the_order_is_that_of_the_description() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("sizes", "words"),
     [
         ({"world_size": 2}, "world_size"),
         ({"world_rank": 1}, "world_rank"),
@@ -468,9 +468,9 @@ def test_the_order_is_that_of_the_description() -> None:
         ({"pipeline_parallel": {"sliced_tensor_names": ["x"]}}, "sliced_tensor_names"),
     ],
 )
-def test_distributed_sizes_are_refused(given: Mapping[str, Any], words: str) -> None:
+def test_distributed_sizes_are_refused(sizes: Mapping[str, Any], words: str) -> None:
     with pytest.raises(ortrain.UnsupportedError, match=words):
-        trainer_of(classifier(), options={"distributed": given})
+        trainer_of(classifier(), options={"distributed": sizes})
 
 
 def test_options_of_one_process_that_change_nothing() -> None:
@@ -510,14 +510,14 @@ def test_session_options_are_those_of_the_session() -> None:
 # Devices.
 
 
-def test_session_options_of_an_installed_onnxruntime_are_taken() -> None:
+def test_session_options_of_an_installed_onnxruntime_are_accepted() -> None:
     net, options = classifier(), onnxruntime.SessionOptions()
     options.add_session_config_entry("session.disable_prepacking", "1")
     trainer = trainer_of(net, options={"session_options": options})
     assert losses_of(trainer, net, 2) == losses_of(trainer_of(net), net, 2)
 
 
-def test_the_default_device_runs_on_the_cpu_and_says_so() -> None:
+def test_default_device_is_the_cpu_with_a_warning() -> None:
     net = classifier()
     for options in (None, ORTTrainerOptions(), ORTTrainerOptions({"device": {"mem_limit": 3}})):
         with pytest.warns(UserWarning, match="runs on the CPU") as caught:
@@ -578,7 +578,7 @@ def test_the_reference_is_a_device() -> None:
 def test_providers_that_are_not_here() -> None:
     with pytest.raises(RuntimeError, match="TPUExecutionProvider"):
         trainer_of(classifier(), options={"provider_options": {"TPUExecutionProvider": {}}})
-    with pytest.raises(ValueError, match=r"provider_options\['CPUExecutionProvider'\] is a dict.*not 3"):
+    with pytest.raises(ValueError, match=r"provider_options\['CPUExecutionProvider'\] must be a dict.*got 3"):
         trainer_of(classifier(), options={"provider_options": {"CPUExecutionProvider": 3}})
 
 
@@ -632,7 +632,7 @@ def test_a_likelihood_is_fused(op: str) -> None:
     assert fused.name == "nll_loss_node_1"
     assert (list(fused.input), list(fused.output)) == (["scores", "labels"], ["loss", "log_prob"])
     order = [node.op_type for node in model.graph.node]
-    assert order.index("SparseSoftmaxCrossEntropy") < order.index("Neg"), "readers stay behind"
+    assert order.index("SparseSoftmaxCrossEntropy") < order.index("Neg"), "readers follow the new node"
 
 
 def test_a_fused_likelihood_trains_as_before() -> None:
@@ -697,7 +697,7 @@ def test_expanded_values_have_types(like: str, old: bool) -> None:
     (made,) = postprocess.run_postprocess(graph_of(nodes, SCORES, ["wide"])).graph.value_info
     dims = [dim.dim_param or dim.dim_value for dim in made.type.tensor_type.shape.dim]
     assert (made.name, dims) == ("wide", SCORES[like][1])
-    assert made.type.tensor_type.elem_type == TensorProto.FLOAT, "that of what is expanded"
+    assert made.type.tensor_type.elem_type == TensorProto.FLOAT, "the type of the expanded value"
 
 
 def test_extra_postprocess() -> None:
@@ -712,7 +712,7 @@ def test_extra_postprocess() -> None:
         return changed
 
     trainer = trainer_of(net, options={"_internal_use": {"extra_postprocess": doubled}})
-    assert seen == [["Gemm_0", "Relu_1", "Gemm_2", "SoftmaxCrossEntropyLoss_3"]], "it comes after the internal ones"
+    assert seen == [["Gemm_0", "Relu_1", "Gemm_2", "SoftmaxCrossEntropyLoss_3"]], "it runs after the internal passes"
     for name, value in weights_of(trainer).items():
         np.testing.assert_array_equal(value, 2 * net.weights[name])
     with pytest.raises(AssertionError, match=r"extra_postprocess.*NoneType"):
@@ -739,14 +739,14 @@ def test_ways_to_give_inputs() -> None:
 
 
 INPUTS: dict[str, tuple[Callable[[Any, Any], tuple[list[Any], dict[str, Any]]], type[Exception], str]] = {
-    "one": (lambda x, y: ([x], {}), AssertionError, "1 inputs"),
-    "three": (lambda x, y: ([x, y, y], {}), AssertionError, "3 inputs"),
-    "none": (lambda x, y: ([], {}), AssertionError, "0 inputs"),
+    "one": (lambda x, y: ([x], {}), AssertionError, "got 1$"),
+    "three": (lambda x, y: ([x, y, y], {}), AssertionError, "got 3$"),
+    "none": (lambda x, y: ([], {}), AssertionError, "got 0$"),
     "one twice": (lambda x, y: ([y], {"x": x}), AssertionError, "'x' is given twice"),
-    "a tuple": (lambda x, y: ([(x, y)], {}), AssertionError, "1 inputs"),
+    "a tuple": (lambda x, y: ([(x, y)], {}), AssertionError, "got 1$"),
     "float64": (lambda x, y: ([x.astype(np.float64), y], {}), RuntimeError, "x"),
     "labels of float32": (lambda x, y: ([x, y.astype(np.float32)], {}), RuntimeError, "labels"),
-    "another rank": (lambda x, y: ([x[None], y], {}), RuntimeError, "x.*number of axes"),
+    "another rank": (lambda x, y: ([x[None], y], {}), RuntimeError, "x.*numbers of axes"),
     "another size": (lambda x, y: ([x[:, :11], y], {}), RuntimeError, r"x.*11"),
     "two sizes of a name": (lambda x, y: ([x, y[:5]], {}), AssertionError, "Mismatch in dynamic shape N"),
     "a label too large": (lambda x, y: ([x, y + 10], {}), RuntimeError, "10"),
@@ -792,7 +792,10 @@ def test_a_size_of_an_output_that_the_run_does_not_give(config: str, dims: list[
     description = {"inputs": [X, LABELS], "outputs": [LOSS, ("fc2", [6, 10])]}
     trainer = ORTTrainer(model, description, CONFIGS[config](), options=options_of())
     before = bits_of(trainer.state_dict()["optimizer"]) | bits_of(weights_of(trainer))
-    words = r"output 'fc2' has the shape \[6, 10\], which is \[6, 10\] for these inputs, but the model gives \[12, 10\]"
+    words = (
+        r"output 'fc2' has the shape \[6, 10\] in model_desc, \[6, 10\] for these inputs, "
+        r"but the model computes \[12, 10\]"
+    )
     for step in (trainer.train_step, trainer.eval_step):
         with pytest.raises(InvalidArgumentError, match=words):
             step(*inputs_of(net))
@@ -808,12 +811,12 @@ def test_a_size_of_an_output_of_a_narrow_type(dtype: str) -> None:
     net = classifier()
     description = {"inputs": [X, LABELS], "outputs": [LOSS, ("fc2", [6, 10])]}
     trainer = ORTTrainer(net.model, description, AdamConfig(), options=mixed(), mixed_precision_dtype=dtype)
-    with pytest.raises(InvalidArgumentError, match=r"output 'fc2'.*the model gives \[12, 10\]"):
+    with pytest.raises(InvalidArgumentError, match=r"output 'fc2'.*the model computes \[12, 10\]"):
         trainer.train_step(*inputs_of(net))
     assert trainer.train_step(*inputs_of(net, rows=6))[1].dtype.name == dtype
 
 
-def with_places() -> onnx.ModelProto:
+def classifier_with_nonzero_indices() -> onnx.ModelProto:
     """Return the classifier with the positions of nonzero labels. Only a run knows the number of positions."""
     model = copy.deepcopy(classifier().model)
     model.graph.node.append(helper.make_node("NonZero", ["labels"], ["places"]))
@@ -826,7 +829,7 @@ def test_a_size_of_an_output_that_follows_from_values() -> None:
     net = classifier()
     for size in ("N", 3):
         description = {"inputs": [X, LABELS], "outputs": [LOSS, ("places", [1, size])]}
-        trainer = ORTTrainer(with_places(), description, AdamConfig(), options=options_of())
+        trainer = ORTTrainer(classifier_with_nonzero_indices(), description, AdamConfig(), options=options_of())
         plain = trainer_of(net)
         for k in range(2):
             x, labels = inputs_of(net, k)
@@ -840,16 +843,16 @@ def test_sizes_beside_one_that_follows_from_values(shape: list[Any]) -> None:
     """The fixed sizes and the rank are compared before weights change, at each call."""
     net = classifier()
     description = {"inputs": [X, LABELS], "outputs": [LOSS, ("places", shape)]}
-    trainer = ORTTrainer(with_places(), description, AdamConfig(), options=options_of())
+    trainer = ORTTrainer(classifier_with_nonzero_indices(), description, AdamConfig(), options=options_of())
     before = bits_of(trainer.state_dict()["optimizer"]) | bits_of(weights_of(trainer))
     for step in (trainer.train_step, trainer.eval_step, trainer.train_step):
-        with pytest.raises(InvalidArgumentError, match=r"output 'places' has the shape .*the model gives \[1, \?\]"):
+        with pytest.raises(InvalidArgumentError, match=r"output 'places' has the shape .*the model computes \[1, \?\]"):
             step(*inputs_of(net))
     assert bits_of(trainer.state_dict()["optimizer"]) | bits_of(weights_of(trainer)) == before
     assert trainer._train_step_info.optimization_step == 0
     if shape == ["N", "N"]:
         x, labels = inputs_of(net, rows=1)
-        assert trainer.train_step(x, labels + (labels == 0))[1].tolist() == [[0]], "this one may fit"
+        assert trainer.train_step(x, labels + (labels == 0))[1].tolist() == [[0]], "a batch of one row fits"
         with pytest.raises(InvalidArgumentError, match="'places'"):
             trainer.train_step(*inputs_of(net))
 
@@ -887,7 +890,7 @@ def test_a_float64_model_trains(config: str) -> None:
     assert {value.dtype for value in weights_of(trainer).values()} == {np.dtype(np.float64)}
 
 
-def test_integers_are_taken_as_floats() -> None:
+def test_integer_settings_equal_floats() -> None:
     net = classifier()
     whole = trainer_of(net, AdamConfig([{"params": ["fc1.w"], "lambda_coef": 1}], lr=1, max_norm_clip=1, epsilon=1))
     floats = trainer_of(
@@ -964,7 +967,7 @@ def test_calls_that_fail_shift_no_window() -> None:
     for k in range(7):
         for _ in range(k % 3):
             failures += 1
-            with pytest.raises(AssertionError, match="1 inputs were given"):
+            with pytest.raises(AssertionError, match=r"got 1$"):
                 failing.train_step(inputs_of(net, k)[0])
         assert losses_of(failing, net, 1, k) == losses_of(plain, net, 1, k)
         assert bits_of(weights_of(failing)) == bits_of(weights_of(plain))
@@ -972,10 +975,10 @@ def test_calls_that_fail_shift_no_window() -> None:
     assert [(info.step, info.optimization_step) for info in infos] == [(7 + failures, 2), (7, 2)]
 
 
-def test_a_scaler_is_told_after_calls_that_succeed() -> None:
+def test_scaler_is_updated_after_successful_calls() -> None:
     net, scaler = classifier(), Fixed(64)
     trainer = trainer_of(net, options=mixed(scaler, batch={"gradient_accumulation_steps": 2}))
-    with pytest.raises(AssertionError, match="1 inputs were given"):
+    with pytest.raises(AssertionError, match=r"got 1$"):
         trainer.train_step(inputs_of(net)[0])
     losses_of(trainer, net, 4)
     assert scaler.seen == [(True, 3, 0), (True, 5, 1)]
@@ -1020,7 +1023,7 @@ def test_an_evaluation_changes_nothing() -> None:
 
 def test_a_schedule_is_asked_at_every_step() -> None:
     """Each step asks the schedule with the number of updates so far, also within a window."""
-    net, schedule = classifier(), Told(lambda t: [0.01 * (t + 1)])
+    net, schedule = classifier(), RecordingSchedule(lambda t: [0.01 * (t + 1)])
     trainer = trainer_of(net, options={"lr_scheduler": schedule, "batch": {"gradient_accumulation_steps": 2}})
     losses_of(trainer, net, 5)
     assert schedule.seen == [(1, 0), (2, 0), (3, 1), (4, 1), (5, 2)]
@@ -1029,7 +1032,7 @@ def test_a_schedule_is_asked_at_every_step() -> None:
 
 def test_a_first_rate_of_zero_counts() -> None:
     net = classifier()
-    trainer = trainer_of(net, options={"lr_scheduler": Told(lambda t: [0.01 * t])})
+    trainer = trainer_of(net, options={"lr_scheduler": RecordingSchedule(lambda t: [0.01 * t])})
     before = bits_of(weights_of(trainer))
     losses_of(trainer, net, 1)
     assert bits_of(weights_of(trainer)) == before
@@ -1043,9 +1046,9 @@ def test_a_first_rate_of_zero_counts() -> None:
 )
 def test_schedules_that_are_refused(rates: Any) -> None:
     net = classifier()
-    trainer = trainer_of(net, options={"lr_scheduler": Told(rates)})
+    trainer = trainer_of(net, options={"lr_scheduler": RecordingSchedule(rates)})
     before = bits_of(weights_of(trainer))
-    with pytest.raises(ValueError, match="learning-rate scheduler gave"):
+    with pytest.raises(ValueError, match="learning rate from the scheduler"):
         trainer.train_step(*inputs_of(net))
     assert bits_of(weights_of(trainer)) == before
     assert trainer._train_step_info.optimization_step == 0
@@ -1081,7 +1084,7 @@ def test_mixed_precision_follows_float32_on_a_transformer(make: Callable[[], Net
     assert trainer._train_step_info.optimization_step == 50
 
 
-def test_a_loss_scaler_is_made_and_shared() -> None:
+def test_default_loss_scaler_is_created_and_shared() -> None:
     options = mixed()
     first = trainer_of(classifier(), options=options)
     made = options.mixed_precision.loss_scaler
@@ -1119,18 +1122,18 @@ def test_a_dynamic_scaler_follows_overflows() -> None:
     assert trainer.state_dict()["optimizer"]["w"]["Update_Count"].tolist() == [updates + 1]
 
 
-def test_a_scaler_of_ones_own_is_told_after_updates() -> None:
+def test_custom_scaler_is_updated_after_optimizer_steps() -> None:
     net, scaler = classifier(), Fixed(64)
     trainer = trainer_of(net, options=mixed(scaler, batch={"gradient_accumulation_steps": 2}))
     losses_of(trainer, net, 5)
     assert scaler.seen == [(True, 2, 0), (True, 4, 1)]
     trainer._train_step_info.fetches = ["fc2"]
     trainer.train_step(*inputs_of(net))
-    assert len(scaler.seen) == 2, "with fetches nothing is told"
+    assert len(scaler.seen) == 2, "a step with fetches does not update the scaler"
     assert trainer._train_step_info.optimization_step == 3
 
 
-def test_an_update_counts_whatever_its_scaler_does() -> None:
+def test_an_update_counts_despite_an_error_of_the_scaler() -> None:
     net = classifier()
     trainer = trainer_of(net, options=mixed(Failing(64)))
     with pytest.raises(ArithmeticError, match="no scale"):
@@ -1141,7 +1144,7 @@ def test_an_update_counts_whatever_its_scaler_does() -> None:
 
 @pytest.mark.parametrize("kind", [Bare, LossScaler])
 def test_a_scaler_without_an_update(kind: type[LossScaler]) -> None:
-    with pytest.raises(InvalidArgumentError, match=rf"loss_scaler is a {kind.__name__}, which has no update"):
+    with pytest.raises(InvalidArgumentError, match=rf"loss_scaler: {kind.__name__} does not override update"):
         trainer_of(classifier(), options=mixed(kind(64)))
 
 
@@ -1253,7 +1256,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Any:
     return module
 
 
-def test_outputs_are_of_the_kind_that_was_given(torch: Any) -> None:
+def test_outputs_have_the_type_of_the_inputs(torch: Any) -> None:
     net = classifier()
     plain, trainer = trainer_of(net), trainer_of(net)
     x, labels = inputs_of(net)

@@ -25,7 +25,7 @@ from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.trainer import ORTTrainer, _checkpoint_storage, checkpoint
 from ortrain.trainer.optim import AdamConfig, LambConfig, SGDConfig
 
-pytestmark = pytest.mark.filterwarnings("ignore:ORTTrainer is there for scripts:FutureWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:ORTTrainer is for existing scripts:FutureWarning")
 
 Arrays = dict[str, npt.NDArray[Any]]
 RNG = np.random.default_rng(29)
@@ -46,7 +46,7 @@ MEGATRON = {"mlp/up.bias": 0, "mlp/up.weight": 0, "mlp/down.weight": 1, "kernel"
 LAMB = "LambOptimizer"
 
 
-def whole_state(mixed: bool, optimizer: str = "AdamOptimizer") -> dict[str, Any]:
+def state_of_one_process(mixed: bool, optimizer: str = "AdamOptimizer") -> dict[str, Any]:
     """Return the state of one process."""
     weights = {name: RNG.random(shape).astype(np.float32) for name, shape in SHAPES.items()}
     states: dict[str, dict[str, Any]] = {
@@ -167,11 +167,11 @@ EACH_SIZE = pytest.mark.parametrize(("data", "horizontal", "zero"), SIZES, ids=s
 @EACH_SIZE
 @pytest.mark.parametrize("mixed", [False, True], ids=["float32", "float16"])
 @pytest.mark.parametrize("optimizer", ["AdamOptimizer", LAMB])
-def test_parts_make_the_whole(
+def test_aggregation_gives_the_state_of_one_process(
     tmp_path: Path, data: int, horizontal: int, zero: int, mixed: bool, optimizer: str
 ) -> None:
     """Each topology gives the state of one process: weights, moments, counts, options, steps, column-split weights."""
-    whole = whole_state(mixed, optimizer)
+    whole = state_of_one_process(mixed, optimizer)
     states = processes(whole, data, horizontal, zero)
     if zero:
         assert not all(SHAPES.keys() <= state["optimizer"].keys() for state in states)
@@ -290,7 +290,7 @@ def test_columns_of_megatron_with_zero(tmp_path: Path) -> None:
 def test_stages_of_a_pipeline(tmp_path: Path) -> None:
     """The stages of a pipeline have different weights, and the aggregate has all weights."""
     for zero, (data, horizontal) in [(1, (2, 1)), (1, (2, 2)), (0, (1, 2)), (0, (2, 2))]:
-        whole = whole_state(mixed=True)
+        whole = state_of_one_process(mixed=True)
         first = processes(whole, data, horizontal, zero)
         second = copy.deepcopy(first)
         for state in second:
@@ -334,17 +334,17 @@ def test_parallelism_groups(sizes: tuple[int, int, int], data: list[list[int]], 
 
 @pytest.mark.parametrize("sizes", [(3, 1, 4), (0, 1, 1), (1, -1, 1), (2, 2, 2)])
 def test_groups_that_do_not_make_up_the_world(sizes: tuple[int, int, int]) -> None:
-    with pytest.raises(AssertionError, match="processes are no whole number of"):
+    with pytest.raises(AssertionError, match=r"world_size . must be a multiple of"):
         checkpoint._get_parallellism_groups(*sizes)
 
 
-def test_whole_files_are_not_put_together(tmp_path: Path) -> None:
-    assert checkpoint.aggregate_checkpoints(saved(processes(whole_state(False), 2, 1, 0), tmp_path)) is None
+def test_complete_checkpoints_are_not_aggregated(tmp_path: Path) -> None:
+    assert checkpoint.aggregate_checkpoints(saved(processes(state_of_one_process(False), 2, 1, 0), tmp_path)) is None
 
 
-def test_what_all_have_is_carried(tmp_path: Path) -> None:
+def test_common_entries_are_aggregated(tmp_path: Path) -> None:
     """The aggregate has the steps, the scaler, the statistics of the first process, and the user's first values."""
-    states = processes(whole_state(True), 2, 1, 1)
+    states = processes(state_of_one_process(True), 2, 1, 1)
     for rank, state in enumerate(states):
         state["loss_scaler"] = {"loss_scale": np.array([1024.0]), "stable_steps": 3}
         state["running_statistics"] = {"bn/mean": np.full(2, float(rank))}
@@ -359,7 +359,7 @@ def test_what_all_have_is_carried(tmp_path: Path) -> None:
 
 def test_without_states_of_the_optimizer(tmp_path: Path) -> None:
     for horizontal, zero in [(1, 1), (2, 0), (2, 1)]:
-        whole = whole_state(True)
+        whole = state_of_one_process(True)
         states = processes(whole, 2, horizontal, zero)
         for state in [whole, *states]:
             del state["optimizer"]
@@ -371,7 +371,7 @@ def test_without_states_of_the_optimizer(tmp_path: Path) -> None:
 
 
 def test_values_that_are_no_numbers_are_equal(tmp_path: Path) -> None:
-    whole = whole_state(False)
+    whole = state_of_one_process(False)
     whole["model"]["full_precision"]["norm"][:] = np.nan
     found = checkpoint.aggregate_checkpoints(saved(processes(whole, 2, 2, 1), tmp_path))
     assert found is not None
@@ -416,8 +416,9 @@ OPTIONS = "trainer_options"
 MISMATCHES: list[tuple[str, Any, type[Exception], str]] = [
     ("no partition_info", drop("partition_info"), AssertionError, "Missing information: partition_info"),
     ("no options", drop(OPTIONS), KeyError, "has no 'trainer_options'"),
-    ("no rank", drop(OPTIONS, "world_rank"), InvalidArgumentError, "trainer_options lacks a number"),
-    ("a rank of text", change(OPTIONS, "world_rank", to="1"), InvalidArgumentError, "trainer_options lacks a number"),
+    ("no rank", drop(OPTIONS, "world_rank"), InvalidArgumentError, "a number is missing in trainer_options"),
+    ("a rank of text", change(OPTIONS, "world_rank", to="1"),
+     InvalidArgumentError, "a number is missing in trainer_options"),
     ("no optimizer name", drop(OPTIONS, "optimizer_name"), AssertionError, "Missing information: trainer_options/"),
     ("another rank", change(OPTIONS, "world_rank", to=7), AssertionError, "Unexpected rank .* Expected 3, got 7"),
     ("a rank twice", last_file_twice, AssertionError, "Unexpected rank in file at path .* Expected 2, got 3"),
@@ -429,10 +430,13 @@ MISMATCHES: list[tuple[str, Any, type[Exception], str]] = [
     ("less files", one_file_less, IndexError, "Expected number of files to aggregate: 4, got 3"),
     ("more files", one_file_more, AssertionError, "Expected number of files to aggregate: 4, got 5"),
     ("gradients", change("accumulated_gradients", to={"w": 1}), UnsupportedError, "save after an update"),
-    ("a model of text", change("model", to="x"), InvalidArgumentError, "its groups are others"),
-    ("partitions of text", change("partition_info", to={"w": "x"}), InvalidArgumentError, "its groups are others"),
-    ("no shape", change("partition_info", to={"w": {"megatron_row_partition": [0]}}), InvalidArgumentError, "others"),
-    ("a wrong shape", change("partition_info", to={"w": {"original_dim": [-1]}}), InvalidArgumentError, "others"),
+    ("a model of text", change("model", to="x"), InvalidArgumentError, "its groups have another structure"),
+    ("partitions of text", change("partition_info", to={"w": "x"}),
+     InvalidArgumentError, "its groups have another structure"),
+    ("no shape", change("partition_info", to={"w": {"megatron_row_partition": [0]}}),
+     InvalidArgumentError, "its groups have another structure"),
+    ("a wrong shape", change("partition_info", to={"w": {"original_dim": [-1]}}),
+     InvalidArgumentError, "its groups have another structure"),
 ]  # fmt: skip
 
 
@@ -442,7 +446,7 @@ MISMATCHES: list[tuple[str, Any, type[Exception], str]] = [
 def test_files_that_do_not_belong_together(
     tmp_path: Path, alter: Callable[[list[dict[str, Any]]], None], error: type[Exception], sentence: str
 ) -> None:
-    states = processes(whole_state(True), 2, 2, 1)
+    states = processes(state_of_one_process(True), 2, 2, 1)
     alter(states)
     with pytest.raises(error, match=sentence):
         checkpoint.aggregate_checkpoints(saved(states, tmp_path)[::-1], pytorch_format=False)
@@ -459,7 +463,7 @@ def test_files_that_do_not_belong_together(
 )
 def test_values_that_differ(tmp_path: Path, names: tuple[str, ...], sentence: str) -> None:
     for shape in ((7,), (1,)):
-        states = processes(whole_state(False), 1, 2, 0)
+        states = processes(state_of_one_process(False), 1, 2, 0)
         change(*names, to=np.ones(shape, np.float32))(states)
         (tmp_path / str(shape)).mkdir()
         with pytest.raises(AssertionError, match=sentence):
@@ -470,19 +474,21 @@ def test_parts_that_are_not_those_of_a_weight(tmp_path: Path) -> None:
     for number, (part, sentence) in enumerate(
         [
             (np.zeros((5, 7), np.float32), "the parts of the weight 'mlp/up.weight' have 65 elements"),
-            (np.zeros((4, 6), np.float32), "the parts of the weight 'mlp/up.weight' do not fit each other"),
+            (np.zeros((4, 6), np.float32), "the parts of the weight 'mlp/up.weight' cannot be joined"),
         ]
     ):
-        states = processes(whole_state(False), 1, 2, 0)
+        states = processes(state_of_one_process(False), 1, 2, 0)
         change("model", "full_precision", "mlp/up.weight", to=part)(states)
         (tmp_path / str(number)).mkdir()
         with pytest.raises(InvalidArgumentError, match=sentence):
             checkpoint.aggregate_checkpoints(saved(states, tmp_path / str(number)))
-    states = processes(whole_state(True), 2, 2, 1)
+    states = processes(state_of_one_process(True), 2, 2, 1)
     for state in states:
         state["partition_info"]["mlp/up.bias"]["original_dim"] = [13]
     (tmp_path / "odd").mkdir()
-    with pytest.raises(InvalidArgumentError, match=r"'mlp/up.bias' has the shape \(13,\), which is not divided by 2"):
+    with pytest.raises(
+        InvalidArgumentError, match=r"'mlp/up.bias' has the shape \(13,\), which cannot be divided into 2 equal parts"
+    ):
         checkpoint.aggregate_checkpoints(saved(states, tmp_path / "odd"))
 
 
@@ -628,7 +634,10 @@ def test_a_part_of_a_flat_state() -> None:
     with deprecated("experimental_load_state_dict"), pytest.raises(RuntimeError, match=unknown):
         checkpoint.experimental_load_state_dict(trainer, given | {"fc1.b": np.zeros(16)}, strict=True)
     assert (weights_of(trainer)["fc1.b"].numpy() == 1).all()
-    with deprecated("experimental_load_state_dict"), pytest.raises(TypeError, match="a state is a dict of tensors"):
+    with (
+        deprecated("experimental_load_state_dict"),
+        pytest.raises(TypeError, match="a state must be a dict of tensors"),
+    ):
         checkpoint.experimental_load_state_dict(trainer, [])  # type: ignore[arg-type]
     with (
         deprecated("experimental_load_state_dict"),
@@ -700,7 +709,7 @@ def test_older_files_that_cannot_be_read(tmp_path: Path) -> None:
         load(trainer, tmp_path, "an")
     save(trainer, tmp_path, "objects", {"path": Path("x")})
     with pytest.raises(
-        InvalidArgumentError, match=r"cannot be read: the file asks for pathlib\S*; allow_pickle=True makes"
+        InvalidArgumentError, match=r"cannot be read: the file asks for pathlib\S*; allow_pickle=True allows"
     ):
         load(trainer, tmp_path, "objects")
     assert load(trainer, tmp_path, "objects", allow_pickle=True) == {"path": Path("x")}
@@ -758,7 +767,10 @@ def test_older_files_of_several_processes(tmp_path: Path) -> None:
         pytest.raises(AssertionError, match="Could not find 3 files"),
     ):
         load(second, tmp_path)
-    for none, sentence in [([], "No checkpoint files passed"), (["file.ort.pt"], "is not named as the file of a ZeRO")]:
+    for none, sentence in [
+        ([], "No checkpoint files passed"),
+        (["file.ort.pt"], "does not have the name of a ZeRO file"),
+    ]:
         with pytest.raises(AssertionError, match=sentence):
             checkpoint._CombineZeroCheckpoint(none)
 
@@ -768,7 +780,7 @@ def test_pieces_without_a_shape(tmp_path: Path) -> None:
     for rank in range(2):
         piece = {"w_view_0": Tensor(np.zeros(3))}
         (tmp_path / f"x.ZeRO.{rank}.1.ort.pt").write_bytes(pickle.dumps({"model": piece}))
-    with pytest.raises(InvalidArgumentError, match="pieces of 'w', and no value that tells its shape"):
+    with pytest.raises(InvalidArgumentError, match="the shape of 'w' is unknown: the files have only parts of it"):
         checkpoint._CombineZeroCheckpoint(checkpoint._list_checkpoint_files(tmp_path, "x")).merged()
 
 
@@ -786,7 +798,7 @@ def test_the_file_of_a_zero_process(tmp_path: Path) -> None:
 def test_names_of_files(tmp_path: Path) -> None:
     assert checkpoint._get_checkpoint_name("a", False) == "a.ort.pt"
     assert checkpoint._get_checkpoint_name("a", True, 2, 4) == "a.ZeRO.2.3.ort.pt"
-    with pytest.raises(InvalidArgumentError, match="its rank"):
+    with pytest.raises(InvalidArgumentError, match="world_rank and world_size"):
         checkpoint._get_checkpoint_name("a", True)
     for name in ("ab.x", "ac.x", "ab.y", "b.x"):
         (tmp_path / name).touch()

@@ -147,7 +147,7 @@ def test_saved_dict_matches_loaded(tmp_path: Path, names: tuple[str, ...], slash
 
 
 @pytest.mark.parametrize(
-    ("given", "error"),
+    ("tree", "error"),
     [
         ({"int_set": {1, 2, 3}}, TypeError),
         ({"str_set": {"one", "two"}}, TypeError),
@@ -181,10 +181,10 @@ def test_saved_dict_matches_loaded(tmp_path: Path, names: tuple[str, ...], slash
         ({"/".join("a" * 65): 1}, ValueError),
     ],
 )
-def test_saving_non_supported_types_fails(tmp_path: Path, given: Any, error: type[Exception]) -> None:
+def test_saving_non_supported_types_fails(tmp_path: Path, tree: Any, error: type[Exception]) -> None:
     """S2: saving_non_supported_types_fails. The error writes no file."""
     with pytest.raises(error):
-        _checkpoint_storage.save(given, tmp_path / "file")
+        _checkpoint_storage.save(tree, tmp_path / "file")
     assert not list(tmp_path.iterdir())
 
 
@@ -219,11 +219,11 @@ def test_arrays_that_are_not_in_a_row(tmp_path: Path) -> None:
     assert all((found[name] == given[name]).all() for name in given)
 
 
-@pytest.mark.parametrize("given", [{}, {"a": {}}, {"a": {"b": {}}}], ids=repr)
-def test_empty_dictionaries(tmp_path: Path, given: dict[str, Any]) -> None:
+@pytest.mark.parametrize("tree", [{}, {"a": {}}, {"a": {"b": {}}}], ids=repr)
+def test_empty_dictionaries(tmp_path: Path, tree: dict[str, Any]) -> None:
     """S4: empty dictionaries."""
-    _checkpoint_storage.save(given, tmp_path / "file")
-    assert _checkpoint_storage.load(tmp_path / "file") == given == read_by_h5py(tmp_path / "file")
+    _checkpoint_storage.save(tree, tmp_path / "file")
+    assert _checkpoint_storage.load(tmp_path / "file") == tree == read_by_h5py(tmp_path / "file")
 
 
 def test_missing_file(tmp_path: Path) -> None:
@@ -474,7 +474,7 @@ def test_a_slash_in_a_name_is_a_group(tmp_path: Path) -> None:
     assert_equal(found, read_by_h5py(tmp_path / "file"))
 
 
-def test_what_is_loaded_is_saved_again(tmp_path: Path) -> None:
+def test_loaded_tree_can_be_saved_again(tmp_path: Path) -> None:
     _checkpoint_storage.save(EVERYTHING, tmp_path / "first")
     first = _checkpoint_storage.load(tmp_path / "first")
     _checkpoint_storage.save(first, tmp_path / "second")
@@ -487,10 +487,10 @@ def test_deep_dicts(tmp_path: Path) -> None:
         deep = {"a": deep}
     _checkpoint_storage.save(deep, tmp_path / "deep")
     assert _checkpoint_storage.load(tmp_path / "deep") == deep
-    with pytest.raises(InvalidArgumentError, match="at most 64 dicts"):
+    with pytest.raises(InvalidArgumentError, match="at most 64 nested dicts"):
         _checkpoint_storage.save({"a": deep}, tmp_path / "deeper")
     write_by_h5py(tmp_path / "deeper", {"a": deep})
-    with pytest.raises(InvalidArgumentError, match="more than 64 groups"):
+    with pytest.raises(InvalidArgumentError, match="more than 64 nested groups"):
         _checkpoint_storage.load(tmp_path / "deeper")
 
 
@@ -503,7 +503,7 @@ def test_a_key_that_is_not_there(tmp_path: Path, key: str, near: str) -> None:
         _checkpoint_storage.load(tmp_path / "file", key=key)
 
 
-def test_what_is_no_file_of_hdf5(tmp_path: Path) -> None:
+def test_files_that_are_no_hdf5(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("a text that is long enough " * 10)
     (tmp_path / "empty").write_bytes(b"")
     os.mkfifo(tmp_path / "pipe")
@@ -528,17 +528,17 @@ assert not {"h5py", "torch"} & sys.modules.keys()
 # Paths.
 
 
-def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
+def test_existing_file_is_not_overwritten(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"mine")
     (tmp_path / "link").symlink_to("nowhere")
     for name in ("file", "link"):
-        with pytest.raises(FileExistsError, match="a checkpoint is written to a new file"):
+        with pytest.raises(FileExistsError, match="a checkpoint must be a new file"):
             _checkpoint_storage.save({"a": 1}, tmp_path / name)
     assert (tmp_path / "file").read_bytes() == b"mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
 
 
-def test_a_file_that_another_process_makes_meanwhile_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_of_another_process_is_not_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = _hdf5.write
 
     def slow(tree: Any, file: Any) -> None:
@@ -571,7 +571,7 @@ def test_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
-    with pytest.raises(NoSuchFileError, match=r"there is no folder .*, and none is made"):
+    with pytest.raises(NoSuchFileError, match=r"there is no folder .*; create it first"):
         _checkpoint_storage.save({"a": 1}, tmp_path / "nowhere" / "file")
 
 
@@ -586,7 +586,7 @@ def test_a_file_in_the_current_folder(tmp_path: Path, monkeypatch: pytest.Monkey
     assert _checkpoint_storage.load("file") == {"a": 1}
 
 
-def test_files_of_saves_that_go_on_are_left_alone(tmp_path: Path) -> None:
+def test_temporary_files_of_running_saves_are_not_removed(tmp_path: Path) -> None:
     """A file of a killed process is removed. Files that are being written and other files stay."""
     left, others = tmp_path / "file.123-4.tmp", tmp_path / "file.tmp"
     left.write_bytes(b"half")
@@ -667,7 +667,7 @@ for _ in range(kills):
         assert all((weight == number).all() for weight in found["model"].values())
     last = max([last, *(int(path.name) for path in files)])
     whole += len(files)
-    # The next save of the same name removes what the killed one left beside.
+    # The next save of the same name removes the leftovers of the killed save.
     for path in list(folder.iterdir()):
         name = folder / path.name.partition(".")[0]
         try:
@@ -680,13 +680,13 @@ print(whole, half)
 """
 
 
-def test_kills_leave_no_file_or_a_whole_one(tmp_path: Path) -> None:
+def test_killed_saves_leave_no_file_or_a_complete_one(tmp_path: Path) -> None:
     arguments = [sys.executable, "-c", PARENT, str(tmp_path), str(KILLS)]
     done = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     whole, half = map(int, done.stdout.split())
-    assert whole > KILLS / 4, "children came as far as saving"
-    assert half > KILLS / 10, "and were killed while they saved"
+    assert whole > KILLS / 4, "enough processes reached a save"
+    assert half > KILLS / 10, "enough processes were killed during a save"
 
 
 # Damage.
@@ -937,8 +937,8 @@ def one_more_bit(file: h5py.File) -> None:
     [
         (soft_link, "symbolic link"),
         (external_link, "a link to another file"),
-        (hard_link, "two names lead to one place"),
-        (loop, "two names lead to one place"),
+        (hard_link, "two references have the same address"),
+        (loop, "two references have the same address"),
         (data_elsewhere, "data in other files"),
         (virtual, "newer format"),
         (huge, "past its end"),
@@ -951,8 +951,8 @@ def one_more_bit(file: h5py.File) -> None:
         (nothing, "an array of a newer format"),
         (soft_link_of_a_newer_group, "symbolic link"),
         (external_links_of_a_newer_group, "a link to another file"),
-        (hard_link_of_a_newer_group, "two names lead to one place"),
-        (loop_of_newer_groups, "two names lead to one place"),
+        (hard_link_of_a_newer_group, "two references have the same address"),
+        (loop_of_newer_groups, "two references have the same address"),
         (one_more_bit, "of a type that ORTTrainer does not write"),
     ],
 )
@@ -970,7 +970,7 @@ def test_foreign_files(tmp_path: Path, make: Callable[[h5py.File], None], senten
     assert most < 10_000_000
 
 
-def test_what_older_h5py_writes_beside_values(tmp_path: Path) -> None:
+def test_additional_headers_of_older_h5py(tmp_path: Path) -> None:
     """Modification times, attributes and small values in the header are accepted."""
     values = np.arange(5, dtype=np.float32)
     with h5py.File(tmp_path / "file", "w-") as file:
@@ -1016,7 +1016,7 @@ EMPTY = header(NO_HEAP)
 SIZE_OF_TWO = len(header(NO_HEAP, link(b"a", 0), link(b"a", 0)))
 
 
-def test_a_file_that_is_made_by_hand(tmp_path: Path) -> None:
+def test_handwritten_file(tmp_path: Path) -> None:
     root = header(NO_HEAP, link("ü".encode(), 48 + SIZE_OF_TWO + 1), link(b"a", 48 + SIZE_OF_TWO + 1 + len(EMPTY)))
     assert len(root) == SIZE_OF_TWO + 1
     (tmp_path / "file").write_bytes(newest(root, EMPTY, EMPTY))
@@ -1036,13 +1036,13 @@ START = len(header(NO_HEAP, going_on(0, 0)))
 HARMFUL: dict[str, tuple[bytes, str]] = {
     "a header that goes on in itself": (
         newest(header(NO_HEAP, going_on(48 + START, 28)), further(going_on(48 + START, 28))),
-        "two names lead to one place",
+        "two references have the same address",
     ),
     "a header that goes on past the end": (newest(header(NO_HEAP, going_on(8, 2**63))), "has a header of more than"),
     "a header that goes on in nothing": (newest(header(NO_HEAP, going_on(1, 0))), "a checksum is wrong"),
     "a header that goes on in a header": (
         newest(header(NO_HEAP, going_on(48 + START, len(EMPTY))), EMPTY),
-        "there is no header where a header should go on",
+        "the continuation of a header has a wrong signature",
     ),
     "a header of terabytes": (
         newest(struct.pack("<4s2BQ", b"OHDR", 2, 3, 2**40) + bytes(50)),
@@ -1050,23 +1050,26 @@ HARMFUL: dict[str, tuple[bytes, str]] = {
     ),
     "a header of version 3": (newest(b"OHDR\x03" + EMPTY[5:]), "objects of a newer format"),
     "a name twice": (newest(header(NO_HEAP, link(b"a", 48), link(b"a", 48))), "a group has a name twice"),
-    "no name": (newest(header(NO_HEAP, link(b"", 48))), "there is no link where a link should be"),
-    "a path for a name": (newest(header(NO_HEAP, link(b"a/b", 48))), "there is no link where a link should be"),
-    "a name that ends early": (newest(header(NO_HEAP, link(b"a\0b", 48))), "there is no link where a link should be"),
+    "no name": (newest(header(NO_HEAP, link(b"", 48))), "a link of a group is invalid"),
+    "a path for a name": (newest(header(NO_HEAP, link(b"a/b", 48))), "a link of a group is invalid"),
+    "a name that ends early": (newest(header(NO_HEAP, link(b"a\0b", 48))), "a link of a group is invalid"),
     "a name that is no text": (newest(header(NO_HEAP, link(b"\xff", 48))), "a name is not UTF-8"),
     "a name that is too long": (
         newest(header(NO_HEAP, (0x06, struct.pack("<3BH", 1, 0x11, 1, 2**16 - 1) + b"a"))),
-        "there is no link where a link should be",
+        "a link of a group is invalid",
     ),
     "a link of another kind": (newest(header(NO_HEAP, link(b"a", 48, 70))), "a link of the kind 70"),
-    "a group in itself": (newest(header(NO_HEAP, link(b"a", 48))), "two names lead to one place"),
-    "links without a group": (newest(header(link(b"a", 48))), "a group has members of two kinds"),
-    "a group of both layouts": (newest(header(NO_HEAP, (0x11, bytes(16)))), "a group has members of two kinds"),
+    "a group in itself": (newest(header(NO_HEAP, link(b"a", 48))), "two references have the same address"),
+    "links without a group": (newest(header(link(b"a", 48))), "the members of a group are inconsistent"),
+    "a group of both layouts": (newest(header(NO_HEAP, (0x11, bytes(16)))), "the members of a group are inconsistent"),
     "a heap past the end": (newest(header((0x02, struct.pack("<2x2Q", 2**62, 48)))), "past its end"),
-    "a heap that is a header": (newest(header((0x02, struct.pack("<2x2Q", 48, 48)))), "two names lead to one place"),
+    "a heap that is a header": (
+        newest(header((0x02, struct.pack("<2x2Q", 48, 48)))),
+        "two references have the same address",
+    ),
     "links here and there": (
         newest(header((0x02, struct.pack("<2x2Q", 48, 48)), link(b"a", 48))),
-        "there are no links where links of a group should be",
+        "the link information of a group is invalid",
     ),
     "an array that is shorter than it says": (
         newest(
@@ -1080,14 +1083,14 @@ HARMFUL: dict[str, tuple[bytes, str]] = {
     ),
     "a file that a program has open": (
         with_checksum(struct.pack("<8s4B4Q", _hdf5.SIGNATURE, 3, 8, 8, 1, 0, 2**64 - 1, 48, 48)),
-        "no file of ORTTrainer starts so",
+        "the superblock has unsupported sizes or flags",
     ),
     "a version that is not there yet": (_hdf5.SIGNATURE + b"\x04" + bytes(90), "is HDF5 of a newer format"),
 }
 
 
 @pytest.mark.parametrize("case", HARMFUL)
-def test_files_that_are_made_to_harm(tmp_path: Path, case: str) -> None:
+def test_malicious_files(tmp_path: Path, case: str) -> None:
     content, sentence = HARMFUL[case]
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(InvalidArgumentError, match=sentence):
@@ -1261,8 +1264,8 @@ def test_other_classes_are_named(value: Any, name: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "x", "80", b"\xff", "8004", "80049", "00" * 9], ids=repr)
-def test_what_is_no_pickle(text: str | bytes) -> None:
-    with pytest.raises(InvalidArgumentError, match="values of the user"):
+def test_invalid_pickles(text: str | bytes) -> None:
+    with pytest.raises(InvalidArgumentError, match="user_dict is"):
         _checkpoint_storage.from_serialized_hex(text)
 
 

@@ -49,28 +49,31 @@ class TestStepInfo:
         assert second.fetches == []
 
     @pytest.mark.parametrize(
-        ("given", "text"),
+        ("arguments", "text"),
         [
-            ({"optimizer_config": 1}, "'optimizer_config' must be a config of an optimizer, AdamConfig() say, not int"),
+            (
+                {"optimizer_config": 1},
+                "'optimizer_config' must be a config of an optimizer, for example AdamConfig(), got int",
+            ),
             (
                 {"optimizer_config": None},
-                "'optimizer_config' must be a config of an optimizer, AdamConfig() say, not NoneType",
+                "'optimizer_config' must be a config of an optimizer, for example AdamConfig(), got NoneType",
             ),
-            ({"all_finite": 1}, "'all_finite' must be True or False, not 1"),
-            ({"all_finite": None}, "'all_finite' must be True or False, not None"),
-            ({"fetches": None}, "'fetches' must be a list of names of outputs, not None"),
-            ({"fetches": "loss"}, "'fetches' must be a list of names of outputs, not 'loss'"),
-            ({"fetches": ["loss", 2]}, "'fetches' must be a list of names of outputs, not ['loss', 2]"),
-            ({"optimization_step": -1}, "'optimization_step' must be an int of 0 or more, not -1"),
-            ({"optimization_step": 1.0}, "'optimization_step' must be an int of 0 or more, not 1.0"),
-            ({"step": -1}, "'step' must be an int of 0 or more, not -1"),
-            ({"step": "one"}, "'step' must be an int of 0 or more, not 'one'"),
-            ({"step": True}, "'step' must be an int of 0 or more, not True"),
+            ({"all_finite": 1}, "'all_finite' must be True or False, got 1"),
+            ({"all_finite": None}, "'all_finite' must be True or False, got None"),
+            ({"fetches": None}, "'fetches' must be a list of names of outputs, got None"),
+            ({"fetches": "loss"}, "'fetches' must be a list of names of outputs, got 'loss'"),
+            ({"fetches": ["loss", 2]}, "'fetches' must be a list of names of outputs, got ['loss', 2]"),
+            ({"optimization_step": -1}, "'optimization_step' must be an int of 0 or more, got -1"),
+            ({"optimization_step": 1.0}, "'optimization_step' must be an int of 0 or more, got 1.0"),
+            ({"step": -1}, "'step' must be an int of 0 or more, got -1"),
+            ({"step": "one"}, "'step' must be an int of 0 or more, got 'one'"),
+            ({"step": True}, "'step' must be an int of 0 or more, got True"),
         ],
     )
-    def test_bad_input(self, given: dict[str, Any], text: str) -> None:
+    def test_bad_input(self, arguments: dict[str, Any], text: str) -> None:
         with pytest.raises(AssertionError) as caught:
-            TrainStepInfo(**{"optimizer_config": SGDConfig(), **given})
+            TrainStepInfo(**{"optimizer_config": SGDConfig(), **arguments})
         assert str(caught.value) == text
 
 
@@ -103,34 +106,34 @@ class TestBase:
                 "AdaOptimizer",
                 [],
                 {"lr": 0.1},
-                "the name of an optimizer is AdamOptimizer, LambOptimizer, SGDOptimizer, not 'AdaOptimizer'; did you "
-                "mean 'AdamOptimizer'?",
+                "the name of an optimizer must be one of AdamOptimizer, LambOptimizer, SGDOptimizer, "
+                "got 'AdaOptimizer'; did you mean 'AdamOptimizer'?",
             ),
             (
                 ["Adam"],
                 [],
                 {"lr": 0.1},
-                "the name of an optimizer is AdamOptimizer, LambOptimizer, SGDOptimizer, not ['Adam']",
+                "the name of an optimizer must be one of AdamOptimizer, LambOptimizer, SGDOptimizer, got ['Adam']",
             ),
-            ("SGDOptimizer", [], [], "'defaults' must be a dict of settings with the key 'lr', not []"),
+            ("SGDOptimizer", [], [], "'defaults' must be a dict of settings with the key 'lr', got []"),
             (
                 "SGDOptimizer",
                 [],
                 {"alpha": 1},
-                "'defaults' must be a dict of settings with the key 'lr', not {'alpha': 1}",
+                "'defaults' must be a dict of settings with the key 'lr', got {'alpha': 1}",
             ),
-            ("AdamOptimizer", [], {"lr": -1}, "'lr' must be a number of 0 or more, not -1"),
-            ("AdamOptimizer", [], {"lr": None}, "'lr' must be a number of 0 or more, not None"),
-            ("AdamOptimizer", [], {"lr": "0.1"}, "'lr' must be a number of 0 or more, not '0.1'"),
-            ("AdamOptimizer", [], {"lr": math.nan}, "'lr' must be a number of 0 or more, not nan"),
-            ("AdamOptimizer", [], {"lr": math.inf}, "'lr' must be a number of 0 or more, not inf"),
-            ("AdamOptimizer", [], {"lr": True}, "'lr' must be a number of 0 or more, not True"),
-            ("SGDOptimizer", {}, {"lr": 0.1}, "'params' must be a list of dicts, not dict"),
+            ("AdamOptimizer", [], {"lr": -1}, "'lr' must be a number of 0 or more, got -1"),
+            ("AdamOptimizer", [], {"lr": None}, "'lr' must be a number of 0 or more, got None"),
+            ("AdamOptimizer", [], {"lr": "0.1"}, "'lr' must be a number of 0 or more, got '0.1'"),
+            ("AdamOptimizer", [], {"lr": math.nan}, "'lr' must be a number of 0 or more, got nan"),
+            ("AdamOptimizer", [], {"lr": math.inf}, "'lr' must be a number of 0 or more, got inf"),
+            ("AdamOptimizer", [], {"lr": True}, "'lr' must be a number of 0 or more, got True"),
+            ("SGDOptimizer", {}, {"lr": 0.1}, "'params' must be a list of dicts, got dict"),
             (
                 "AdamOptimizer",
                 [[]],
                 {"lr": 0.1, "alpha": 2},
-                "group 0 of 'params' must be a dict with 'params' and settings, not list",
+                "group 0 of 'params' must be a dict with 'params' and settings, got list",
             ),
             (
                 "AdamOptimizer",
@@ -161,13 +164,13 @@ class TestBase:
                 "AdamOptimizer",
                 [{"params": "param1", "alpha": 1}],
                 {"lr": 0.1, "alpha": 2},
-                "'params' of group 0 must be a list of names of weights, not 'param1'",
+                "'params' of group 0 must be a list of names of weights, got 'param1'",
             ),
             (
                 "AdamOptimizer",
                 [{"params": [1], "alpha": 1}],
                 {"lr": 0.1, "alpha": 2},
-                "'params' of group 0 must be a list of names of weights, not [1]",
+                "'params' of group 0 must be a list of names of weights, got [1]",
             ),
         ],
     )
@@ -280,16 +283,16 @@ class TestKinds:
     @pytest.mark.parametrize(
         ("settings", "text"),
         [
-            ({"lr": -0.1}, "'lr' must be a number of 0 or more, not -0.1"),
-            ({"alpha": -1}, "'alpha' must be a number of 0 or more, not -1"),
-            ({"beta": -1}, "'beta' must be a number of 0 or more, not -1"),
-            ({"beta": math.nan}, "'beta' must be a number of 0 or more, not nan"),
-            ({"lambda_coef": -1}, "'lambda_coef' must be a number of 0 or more, not -1"),
-            ({"epsilon": "small"}, "'epsilon' must be a number of 0 or more, not 'small'"),
-            ({"max_norm_clip": 0}, "'max_norm_clip' must be a number above 0, not 0"),
-            ({"max_norm_clip": -1.0}, "'max_norm_clip' must be a number above 0, not -1.0"),
-            ({"do_bias_correction": 1}, "'do_bias_correction' must be True or False, not 1"),
-            ({"params": {}}, "'params' must be a list of dicts, not dict"),
+            ({"lr": -0.1}, "'lr' must be a number of 0 or more, got -0.1"),
+            ({"alpha": -1}, "'alpha' must be a number of 0 or more, got -1"),
+            ({"beta": -1}, "'beta' must be a number of 0 or more, got -1"),
+            ({"beta": math.nan}, "'beta' must be a number of 0 or more, got nan"),
+            ({"lambda_coef": -1}, "'lambda_coef' must be a number of 0 or more, got -1"),
+            ({"epsilon": "small"}, "'epsilon' must be a number of 0 or more, got 'small'"),
+            ({"max_norm_clip": 0}, "'max_norm_clip' must be a number above 0, got 0"),
+            ({"max_norm_clip": -1.0}, "'max_norm_clip' must be a number above 0, got -1.0"),
+            ({"do_bias_correction": 1}, "'do_bias_correction' must be True or False, got 1"),
+            ({"params": {}}, "'params' must be a list of dicts, got dict"),
         ],
     )
     def test_bad_input(self, kind: Callable[..., _OptimizerConfig], settings: dict[str, Any], text: str) -> None:
@@ -303,11 +306,11 @@ class TestKinds:
             (
                 AdamConfig,
                 {"weight_decay_mode": 0},
-                "'weight_decay_mode' must be a member of AdamConfig.DecayMode, not 0",
+                "'weight_decay_mode' must be a member of AdamConfig.DecayMode, got 0",
             ),
-            (LambConfig, {"ratio_min": 0}, "'ratio_min' must be a float, not 0"),
-            (LambConfig, {"ratio_max": 10}, "'ratio_max' must be a float, not 10"),
-            (LambConfig, {"ratio_max": math.nan}, "'ratio_max' must be a float, not nan"),
+            (LambConfig, {"ratio_min": 0}, "'ratio_min' must be a float, got 0"),
+            (LambConfig, {"ratio_max": 10}, "'ratio_max' must be a float, got 10"),
+            (LambConfig, {"ratio_max": math.nan}, "'ratio_max' must be a float, got nan"),
         ],
     )
     def test_bad_input_of_one(self, kind: Callable[..., _OptimizerConfig], settings: dict[str, Any], text: str) -> None:
@@ -344,20 +347,20 @@ class TestGroups:
     @pytest.mark.parametrize(
         ("kind", "settings", "text"),
         [
-            (AdamConfig, {"alpha": -1}, "'alpha' of group 0 must be a number of 0 or more, not -1"),
-            (AdamConfig, {"lambda_coef": "1"}, "'lambda_coef' of group 0 must be a number of 0 or more, not '1'"),
-            (AdamConfig, {"max_norm_clip": 0}, "'max_norm_clip' of group 0 must be a number above 0, not 0"),
+            (AdamConfig, {"alpha": -1}, "'alpha' of group 0 must be a number of 0 or more, got -1"),
+            (AdamConfig, {"lambda_coef": "1"}, "'lambda_coef' of group 0 must be a number of 0 or more, got '1'"),
+            (AdamConfig, {"max_norm_clip": 0}, "'max_norm_clip' of group 0 must be a number above 0, got 0"),
             (
                 AdamConfig,
                 {"weight_decay_mode": 2},
-                "'weight_decay_mode' of group 0 must be a member of AdamConfig.DecayMode, not 2",
+                "'weight_decay_mode' of group 0 must be a member of AdamConfig.DecayMode, got 2",
             ),
             (
                 LambConfig,
                 {"do_bias_correction": "no"},
-                "'do_bias_correction' of group 0 must be True or False, not 'no'",
+                "'do_bias_correction' of group 0 must be True or False, got 'no'",
             ),
-            (LambConfig, {"ratio_min": math.nan}, "'ratio_min' of group 0 must be a float, not nan"),
+            (LambConfig, {"ratio_min": math.nan}, "'ratio_min' of group 0 must be a float, got nan"),
         ],
     )
     def test_bad_input(self, kind: Callable[..., _OptimizerConfig], settings: dict[str, Any], text: str) -> None:

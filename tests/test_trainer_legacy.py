@@ -32,7 +32,7 @@ from ortrain.trainer.optim.lr_scheduler import (
     _LRScheduler,
 )
 
-pytestmark = pytest.mark.filterwarnings("ignore:ORTTrainer.* is there for scripts:FutureWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:ORTTrainer.* is for existing scripts:FutureWarning")
 
 RATE = IODescription("Learning_Rate", [1], np.float32)
 LEARNING_RATE = 0.01
@@ -294,7 +294,7 @@ def test_a_loss_scaler_hears_of_updates() -> None:
     assert (trainer.current_step, trainer.global_step_) == (8, 3)
 
 
-def test_the_flag_comes_with_updates_alone() -> None:
+def test_only_updates_return_the_flag() -> None:
     net = classifier()
     trainer = legacy_of(net, outputs=["loss"], use_mixed_precision=True, gradient_accumulation_steps=2)
     given = [*inputs_of(net), LEARNING_RATE, 8.0]
@@ -329,25 +329,25 @@ def test_a_schedule_is_asked_by_updates() -> None:
 
 
 STEPS: dict[str, tuple[dict[str, Any], list[Any], dict[str, Any], type[Exception], str]] = {
-    "no learning rate": ({}, [], {}, AssertionError, "2 inputs .* describes 3: x, labels, Learning_Rate"),
-    "one too many": ({}, [0.1, 1.0], {}, AssertionError, "4 inputs"),
-    "a learning rate twice": ({}, [0.1], {"Learning_Rate": 0.1}, AssertionError, "4 inputs"),
+    "no learning rate": ({}, [], {}, AssertionError, "expected 3 inputs .*\\(x, labels, Learning_Rate\\), got 2"),
+    "one too many": ({}, [0.1, 1.0], {}, AssertionError, "expected 3 inputs .* got 4"),
+    "a learning rate twice": ({}, [0.1], {"Learning_Rate": 0.1}, AssertionError, "expected 3 inputs .* got 4"),
     "no scale": ({"use_mixed_precision": True}, [0.1], {}, AssertionError, "loss_scale"),
-    "not finite": ({}, [np.nan], {}, ValueError, "the learning rate is one finite number of 0 or more, not nan"),
-    "two rates": ({}, [[0.1, 0.2]], {}, ValueError, "the learning rate is one finite number"),
-    "no number": ({}, ["much"], {}, ValueError, "not 'much'"),
-    "negative": ({}, [-0.1], {}, ValueError, "the learning rate .* of 0 or more, not -0.1"),
-    "beyond float32": ({}, [1e39], {}, ValueError, "the learning rate .*, not 1e\\+39"),
-    "a flag": ({}, [True], {}, ValueError, "not True"),
-    "a scale of 0": ({"use_mixed_precision": True}, [0.1, 0], {}, ValueError, "one finite number above 0, not 0"),
+    "not finite": ({}, [np.nan], {}, ValueError, "the learning rate must be one finite number of 0 or more, got nan"),
+    "two rates": ({}, [[0.1, 0.2]], {}, ValueError, "the learning rate must be one finite number"),
+    "no number": ({}, ["much"], {}, ValueError, "got 'much'"),
+    "negative": ({}, [-0.1], {}, ValueError, "the learning rate .* of 0 or more, got -0.1"),
+    "beyond float32": ({}, [1e39], {}, ValueError, "the learning rate .*, got 1e\\+39"),
+    "a flag": ({}, [True], {}, ValueError, "got True"),
+    "a scale of 0": ({"use_mixed_precision": True}, [0.1, 0], {}, ValueError, "one finite number above 0, got 0"),
     "a rate beside a schedule": (
         {"get_lr_this_step": lambda step: 0.1},
         [],
         {"Learning_Rate": 0.1},
         AssertionError,
-        "get_lr_this_step gives the learning rate",
+        "get_lr_this_step, which returns the learning rate",
     ),
-    "a schedule of none": ({"get_lr_this_step": lambda step: None}, [], {}, ValueError, "not None"),
+    "a schedule of none": ({"get_lr_this_step": lambda step: None}, [], {}, ValueError, "got None"),
     "unknown fetches": ({}, [0.1], {"fetches": ["los"]}, ValueError, "did you mean 'loss'"),
 }
 
@@ -434,7 +434,7 @@ def test_settings_of_weights() -> None:
     np.testing.assert_array_equal(state["fc1.b"], net.weights["fc1.b"])
 
 
-def test_no_norm_is_clipped_if_said_so() -> None:
+def test_enable_grad_norm_clip_disables_clipping() -> None:
     net = regression()
     trainer = legacy_of(net, enable_grad_norm_clip=False)
     new = trainer_of(net, AdamConfig(lr=LEARNING_RATE), {"utils": {"grad_norm_clip": False}})
@@ -489,29 +489,33 @@ def test_postprocessing() -> None:
 
 def test_warnings() -> None:
     net = classifier()
-    with pytest.warns(FutureWarning, match="ORTTrainer of ortrain.trainer.legacy is there for scripts") as caught:
+    with pytest.warns(FutureWarning, match="ORTTrainer of ortrain.trainer.legacy is for existing scripts") as caught:
         legacy_of(net)
     assert len(caught) == 1
-    with pytest.warns(UserWarning, match="loss_fn is not used"):
+    with pytest.warns(UserWarning, match="loss_fn is ignored"):
         ORTTrainer(ordered(net), lambda x, y: x, described(net), "SGDOptimizer", None, RATE, "cpu")
 
 
 ARGUMENTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
-    "a dict": ({"model_desc": {}}, TypeError, "model_desc is a ModelDescription, not dict"),
-    "a pair": ({"model_desc": ModelDescription([("x", [1])], [])}, TypeError, "an IODescription each"),  # type: ignore[list-item]
-    "no rate": ({"learning_rate_description": None}, TypeError, "an IODescription each, not None"),
-    "a rate named x": ({"learning_rate_description": IODescription("x", [1])}, ValueError, "'x', and so is an input"),
+    "a dict": ({"model_desc": {}}, TypeError, "model_desc must be a ModelDescription, got dict"),
+    "a pair": ({"model_desc": ModelDescription([("x", [1])], [])}, TypeError, "must be an IODescription"),  # type: ignore[list-item]
+    "no rate": ({"learning_rate_description": None}, TypeError, "must be an IODescription, got None"),
+    "a rate named x": ({"learning_rate_description": IODescription("x", [1])}, ValueError, "have the same name, 'x'"),
     "an optimizer": ({"training_optimizer_name": "AdamOptimiser"}, ValueError, "did you mean 'AdamOptimizer'"),
     "a new scaler": ({"loss_scaler": DynamicLossScaler()}, TypeError, "LossScaler of ortrain.trainer.legacy"),
     "a device": ({"device": "cuda"}, ortrain.DeviceUnavailableError, "device.id is 'cuda'"),
-    "two processes": ({"world_size": 2}, ortrain.UnsupportedError, "world_size is 2"),
+    "two processes": ({"world_size": 2}, ortrain.UnsupportedError, "world_size must be 1, got 2"),
     "a window of 0": ({"gradient_accumulation_steps": 0}, ValueError, "min value is 1"),
     "an opset": ({"_opset_version": 9}, ValueError, "min value is 12"),
     "a negative step": ({"global_step": -1}, ValueError, "global_step"),
     "bytes": ({"model": b"model"}, ValueError, "onnx.ModelProto"),
     "frozen": ({"frozen_weights": ["fc3.w"]}, RuntimeError, "fc3.w"),
-    "a text": ({"map_optimizer_attributes": lambda name: {"alpha": "much"}}, ValueError, "'fc1.w'.*'alpha': 'much'"),
-    "a list": ({"map_optimizer_attributes": lambda name: []}, ValueError, "is a dict of settings"),
+    "a text": (
+        {"map_optimizer_attributes": lambda name: {"alpha": "much"}},
+        ValueError,
+        "'fc1.w'.*'alpha' must be .* got 'much'",
+    ),
+    "a list": ({"map_optimizer_attributes": lambda name: []}, ValueError, "must return a dict of settings"),
     "a setting": ({"map_optimizer_attributes": lambda name: {"lamda": 1.0}}, ValueError, "did you mean 'lambda'"),
     "a rate of weights": ({"map_optimizer_attributes": lambda name: {"lr": 1.0}}, ValueError, "'lr' is not supported"),
     "settings of SGD": (
@@ -541,7 +545,7 @@ def test_arguments_that_are_refused(case: str) -> None:
 
 def test_the_loss_is_the_first_output() -> None:
     net = classifier()
-    with pytest.raises(ValueError, match="the first output of the model, 'loss', is its loss"):
+    with pytest.raises(ValueError, match="model_desc does not describe 'loss', the loss and first output of the model"):
         legacy_of(net, outputs=["fc2"])
     # Results have the order of the description, wherever the loss is.
     trainer = legacy_of(net, outputs=["fc2", "loss"])
@@ -673,11 +677,11 @@ def test_files_need_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     net = classifier()
     trainer = legacy_of(net)
     before = bits_of(trainer.state_dict())
-    with pytest.raises(ImportError, match="files of PyTorch, which is not installed here"):
+    with pytest.raises(ImportError, match="need PyTorch, which is not installed"):
         legacy.save_checkpoint(trainer, tmp_path)
     assert not list(tmp_path.iterdir())
     (tmp_path / "ORT_checkpoint.ort.pt").write_bytes(b"")
-    with pytest.raises(ImportError, match="files of PyTorch, which is not installed here"):
+    with pytest.raises(ImportError, match="need PyTorch, which is not installed"):
         legacy.load_checkpoint(trainer, tmp_path)
     assert bits_of(trainer.state_dict()) == before
 
@@ -751,7 +755,7 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 # Descriptions and samples.
 
 
-def test_descriptions_keep_what_they_are_given() -> None:
+def test_descriptions_store_their_arguments() -> None:
     """Descriptions store their arguments without a check."""
     x = IODescription("x", ["batch", 3], np.float32)
     assert (x.name_, x.shape_, x.dtype_, x.num_classes_) == ("x", ["batch", 3], np.float32, None)
@@ -774,7 +778,7 @@ def test_samples_are_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [value.tobytes() for value in again] == [value.tobytes() for value in first]
     assert legacy.generate_sample(IODescription("x", [2])).dtype == np.float32
     assert legacy.generate_sample(IODescription("x", [2], num_classes=3)).dtype == np.int64
-    with pytest.raises(ortrain.UnsupportedError, match="device is 'cuda'"):
+    with pytest.raises(ortrain.UnsupportedError, match="device 'cuda' is not supported"):
         legacy.generate_sample(x, "cuda")
 
 

@@ -68,19 +68,19 @@ def problems_of(given: Any) -> Any:
 # Valid descriptions.
 
 
-@pytest.mark.parametrize("given", VALID)
+@pytest.mark.parametrize("schema", VALID)
 @pytest.mark.parametrize("kind", [np.int32, np.dtype("float64")], ids=str)
-def testORTTrainerModelDescValidSchemas(given: dict[str, Any], kind: Any) -> None:  # noqa: N802
+def testORTTrainerModelDescValidSchemas(schema: dict[str, Any], kind: Any) -> None:  # noqa: N802
     """F3."""
-    description = _ORTTrainerModelDesc(given)
+    description = _ORTTrainerModelDesc(schema)
 
     assert description.learning_rate == (md_val.LEARNING_RATE_IO_DESCRIPTION_NAME, [1], np.float32)
     assert isinstance(description.learning_rate, description._InputDescriptionTyped)
 
-    for value, (name, shape) in zip(description.inputs, given["inputs"], strict=True):
+    for value, (name, shape) in zip(description.inputs, schema["inputs"], strict=True):
         assert isinstance(value, description._InputDescription)
         assert value == (name, shape)
-    for output, (name, shape, *is_loss) in zip(description.outputs, given["outputs"], strict=True):
+    for output, (name, shape, *is_loss) in zip(description.outputs, schema["outputs"], strict=True):
         assert isinstance(output, description._OutputDescription)
         assert output == (name, shape, is_loss == [True])
 
@@ -94,10 +94,10 @@ def testORTTrainerModelDescValidSchemas(given: dict[str, Any], kind: Any) -> Non
         description.add_type_to_input_description(place, kind)
     for place in range(len(description.outputs)):
         description.add_type_to_output_description(place, kind)
-    for value, (name, shape) in zip(description.inputs, given["inputs"], strict=True):
+    for value, (name, shape) in zip(description.inputs, schema["inputs"], strict=True):
         assert isinstance(value, description._InputDescriptionTyped)
         assert value == (name, shape, kind)
-    for output, (name, shape, *is_loss) in zip(description.outputs, given["outputs"], strict=True):
+    for output, (name, shape, *is_loss) in zip(description.outputs, schema["outputs"], strict=True):
         assert isinstance(output, description._OutputDescriptionTyped)
         assert output == (name, shape, is_loss == [True], kind, None)
 
@@ -116,7 +116,7 @@ def test_an_input_and_an_output_may_have_one_name() -> None:
     assert description.inputs[0].shape == [0, "n"]
 
 
-def test_the_dictionary_of_the_user_is_left_alone() -> None:
+def test_dictionary_of_the_user_is_unchanged() -> None:
     given = described()
     description = _ORTTrainerModelDesc(given)
     description.inputs[0].shape.append(7)
@@ -129,7 +129,7 @@ def test_the_dictionary_of_the_user_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "text"),
+    ("schema", "text"),
     [
         (
             {"inputs": [(True, [])], "outputs": [(True, [])]},
@@ -158,9 +158,9 @@ def test_the_dictionary_of_the_user_is_left_alone() -> None:
         ),
     ],
 )
-def testORTTrainerModelDescInvalidSchemas(given: dict[str, Any], text: str) -> None:  # noqa: N802
+def testORTTrainerModelDescInvalidSchemas(schema: dict[str, Any], text: str) -> None:  # noqa: N802
     """F4."""
-    assert error_of(given) == f"Invalid model_desc: {text}"
+    assert error_of(schema) == f"Invalid model_desc: {text}"
 
 
 @pytest.mark.parametrize(
@@ -183,10 +183,10 @@ def testORTTrainerModelDescInvalidSchemas(given: dict[str, Any], text: str) -> N
         (("x", [[1]]), {SIZE}),
         (("", [1]), {NO_NAME}),
         (("x", [2, "", ""]), {NO_SIZE}),
-        (("x", [-1, 3]), {"a size must not be negative, and one is -1"}),
+        (("x", [-1, 3]), {"a size must not be negative, got -1"}),
         (
             ("x", [-1, -2, -1, "", False]),
-            {f"a size must not be negative, and one is {n}" for n in (-1, -2)} | {NO_SIZE, SIZE},
+            {f"a size must not be negative, got {n}" for n in (-1, -2)} | {NO_SIZE, SIZE},
         ),
     ],
 )
@@ -207,7 +207,7 @@ def test_elements_of_inputs(value: Any, messages: set[str]) -> None:
         (("y", [1], "False"), {IS_LOSS}),
         ((None, None, None), {NAME, SHAPE, IS_LOSS}),
         (("y", [1], True), {TWO_LOSSES}),
-        ((1, [1.0, -3], True), {NAME, SIZE, TWO_LOSSES, "a size must not be negative, and one is -3"}),
+        ((1, [1.0, -3], True), {NAME, SIZE, TWO_LOSSES, "a size must not be negative, got -3"}),
     ],
 )
 def test_elements_of_outputs(value: Any, messages: set[str]) -> None:
@@ -251,11 +251,9 @@ def test_keys() -> None:
     assert error_of(described(loss="out")) == "Invalid model_desc: {'loss': ['unknown field']}"
 
 
-@pytest.mark.parametrize("given", [None, [("inputs", GOOD_INPUTS)], "inputs", 3], ids=repr)
-def test_what_is_no_dictionary(given: Any) -> None:
-    assert error_of(given).endswith(
-        f"a dict with the keys 'inputs' and 'outputs' is wanted, not {type(given).__name__}"
-    )
+@pytest.mark.parametrize("value", [None, [("inputs", GOOD_INPUTS)], "inputs", 3], ids=repr)
+def test_values_that_are_no_dictionary(value: Any) -> None:
+    assert error_of(value).endswith(f"expected a dict with the keys 'inputs' and 'outputs', got {type(value).__name__}")
 
 
 # Descriptions and types that a trainer sets.
@@ -309,9 +307,9 @@ def test_a_type_replaces_a_type() -> None:
 def test_bad_indices(part: str, index: Any) -> None:
     description = _ORTTrainerModelDesc(described())
     add = getattr(description, f"add_type_to_{part}_description")
-    with pytest.raises(AssertionError, match=f"'index' must be an int of 0 or more, not {index!r}"):
+    with pytest.raises(AssertionError, match=f"'index' must be an int of 0 or more, got {index!r}"):
         add(index, np.float32)
-    with pytest.raises(IndexError, match=f"there is no {part} 1: 1 are described, counted from 0"):
+    with pytest.raises(IndexError, match=f"{part} index 1 is out of range: the number of descriptions is 1"):
         add(1, np.float32)
 
 
@@ -411,7 +409,7 @@ def test_onnx_to_torch(torch: Any) -> None:
         for token in tokens:
             assert _dtypes.dtype_onnx_to_torch(token) is getattr(torch, name)
     for unknown in (-1, 16, 99, "BFLOAT16", "float32"):
-        with pytest.raises(AssertionError, match="PyTorch has no type for the type"):
+        with pytest.raises(AssertionError, match="PyTorch has no type for the ONNX type"):
             _dtypes.dtype_onnx_to_torch(unknown)
 
 
@@ -424,7 +422,7 @@ def test_onnx_types_that_need_no_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "torch", raising=False)
     assert [_dtypes.dtype_onnx_to_torch(token) for token in (8, "STRING", 0, "UNDEFINED")] == [str, str, None, None]
     for bad in (1.0, None, True, np.float32):
-        with pytest.raises(ValueError, match="the number or the name of a type of TensorProto"):
+        with pytest.raises(ValueError, match="the number or the name of a TensorProto type"):
             _dtypes.dtype_onnx_to_torch(bad)
-    with pytest.raises(ImportError, match="PyTorch has not been imported"):
+    with pytest.raises(ImportError, match="PyTorch, which is not imported"):
         _dtypes.dtype_onnx_to_torch("FLOAT")

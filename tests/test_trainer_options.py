@@ -164,13 +164,13 @@ def test_all_leaves_are_of_a_kind() -> None:
 
 
 @pytest.mark.parametrize(
-    "given",
+    "options",
     [{}, *[tree_of(section, {}) for section in SECTIONS], {section.partition(".")[0]: {} for section in SECTIONS}],
     ids=str,
 )
-def testORTTrainerOptionsDefaultValues(given: dict[str, Any]) -> None:  # noqa: N802
+def testORTTrainerOptionsDefaultValues(options: dict[str, Any]) -> None:  # noqa: N802
     """F1."""
-    assert ORTTrainerOptions(given)._validated_opts == DEFAULTS
+    assert ORTTrainerOptions(options)._validated_opts == DEFAULTS
 
 
 def test_no_argument_is_all_defaults() -> None:
@@ -188,7 +188,7 @@ def test_none_for_a_setting_is_its_default(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", sorted(NULLABLE))
-def test_none_stays_where_it_is_a_value(path: str) -> None:
+def test_none_is_a_valid_value(path: str) -> None:
     assert at(ORTTrainerOptions(tree_of(path, None)), path) is None
 
 
@@ -226,7 +226,7 @@ def test_flags_are_booleans(path: str, value: Any) -> None:
 
 @pytest.mark.parametrize("path", COUNTS)
 @pytest.mark.parametrize("value", [1.0, "1", [1], np.int64(1)], ids=repr)
-def test_counts_are_whole_numbers(path: str, value: Any) -> None:
+def test_counts_are_integers(path: str, value: Any) -> None:
     assert error_of(tree_of(path, value)) == text_of(path, ["must be of integer type"])
 
 
@@ -335,7 +335,7 @@ def test_slices_of_a_pipeline(path: str, value: Any, problems: Any) -> None:
     assert error_of(tree_of(PIPELINE + path, value)) == text_of(PIPELINE + path, problems)
 
 
-def test_tables_are_kept() -> None:
+def test_tables_are_stored_unchanged() -> None:
     schema, axes = {"x": [2, 64], "labels": [2]}, {"x": 0, "__class__": -1}
     options = ORTTrainerOptions({"distributed": {"pipeline_parallel": {"sliced_schema": schema, "sliced_axes": axes}}})
     pipeline = options.distributed.pipeline_parallel
@@ -406,7 +406,7 @@ def test_several_errors_are_one() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 1, [1], ["abc"], object()])
-def test_what_is_no_dictionary(value: Any) -> None:
+def test_values_that_are_no_dictionary(value: Any) -> None:
     with pytest.raises((TypeError, ValueError)) as of_dict:
         dict(value)
     with pytest.raises(of_dict.type) as caught:
@@ -422,7 +422,7 @@ def test_what_is_no_dictionary(value: Any) -> None:
         MappingProxyType({"device": MappingProxyType({"id": "cpu"})}),
     ],
 )
-def test_what_a_dictionary_can_be_made_of(value: Any) -> None:
+def test_accepted_kinds_of_dictionary(value: Any) -> None:
     assert ORTTrainerOptions(value)._validated_opts == DEFAULTS | {"device": {"id": "cpu", "mem_limit": 0}}
 
 
@@ -448,7 +448,7 @@ def test_settings_of_providers_are_free() -> None:
 # The object.
 
 
-def test_the_dictionary_of_the_user_is_left_alone() -> None:
+def test_dictionary_of_the_user_is_unchanged() -> None:
     given: dict[str, Any] = {"utils": {"frozen_weights": ["a"]}, "device": None, "provider_options": {"P": {"k": [1]}}}
     before = copy.deepcopy(given)
     options = ORTTrainerOptions(given)
@@ -529,11 +529,11 @@ def test_copies(again: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", [{}, {"distributed": {}}, {"distributed": {"enable_adasum": False}}], ids=["none", "empty", "false"]
+    "options", [{}, {"distributed": {}}, {"distributed": {"enable_adasum": False}}], ids=["none", "empty", "false"]
 )
-def testORTTrainerOptionsDisabledAdasumFlag(given: dict[str, Any]) -> None:  # noqa: N802
+def testORTTrainerOptionsDisabledAdasumFlag(options: dict[str, Any]) -> None:  # noqa: N802
     """F29."""
-    assert ORTTrainerOptions(given).distributed.enable_adasum is False
+    assert ORTTrainerOptions(options).distributed.enable_adasum is False
 
 
 def testORTTrainerOptionsEnabledAdasumFlag() -> None:  # noqa: N802

@@ -75,7 +75,7 @@ def test_order_of_arguments() -> None:
     assert (legacy.initial_loss_scale_, legacy.stable_steps_) == (3.0, 0)
 
 
-def test_a_scale_that_stays() -> None:
+def test_constant_scale() -> None:
     scaler = DynamicLossScaler(automatic_update=False, loss_scale=64.0, up_scale_window=1)
     assert [scaler.update(info) for info in (FINITE, OVERFLOW, FINITE)] == [64.0] * 3
     assert scaler._stable_steps_count == 0
@@ -155,7 +155,7 @@ def test_loss_scaler_legacy_and_experimental_random_all_finite() -> None:
     assert {2.0, 4096.0} <= scales
 
 
-def test_legacy_scale_that_stays() -> None:
+def test_constant_legacy_scale() -> None:
     legacy = LegacyLossScaler("loss_scale", False, 64.0, up_scale_window=1)
     for finite in (True, False, True):
         legacy.update_loss_scale(finite)
@@ -194,7 +194,7 @@ def test_the_base_has_no_update() -> None:
 
 @pytest.mark.parametrize("scale", [0, -1.0, math.nan, math.inf, "1", None, True, np.float32(2)])
 def test_bad_scale(scale: Any) -> None:
-    text = f"'loss_scale' must be a finite int or float above 0, not {scale!r}"
+    text = f"'loss_scale' must be a finite int or float above 0, got {scale!r}"
     for make in (LossScaler, lambda scale: DynamicLossScaler(loss_scale=scale)):
         with pytest.raises(AssertionError) as caught:
             make(scale)
@@ -212,5 +212,5 @@ def test_bad_input_name(name: Any) -> None:
     scaler.input_name = "loss_scale"
     with pytest.raises(AssertionError) as caught:
         scaler.input_name = name
-    assert str(caught.value) == f"'input_name' must be the name of an input, not {name!r}"
+    assert str(caught.value) == f"'input_name' must be the name of an input, got {name!r}"
     assert scaler.input_name == "loss_scale"

@@ -167,14 +167,14 @@ def test_no_warmup(kind: Callable[..., _LRScheduler]) -> None:
     ("make", "text"),
     [
         *(
-            (lambda kind=kind, total=total: kind(total), f"'total_steps' must be an int of 1 or more, not {total!r}")
+            (lambda kind=kind, total=total: kind(total), f"'total_steps' must be an int of 1 or more, got {total!r}")
             for kind in KINDS
             for total in (0, -1, 10.0, "10", None, True)
         ),
         *(
             (
                 lambda kind=kind, warmup=warmup: kind(10, warmup=warmup),
-                f"'warmup' must be a float of 0.0 or more and below 1.0, not {warmup!r}",
+                f"'warmup' must be a float of 0.0 or more and below 1.0, got {warmup!r}",
             )
             for kind in KINDS
             for warmup in (-0.1, 1.0, 1.5, 0, 1, math.nan, "0.1", None)
@@ -182,21 +182,21 @@ def test_no_warmup(kind: Callable[..., _LRScheduler]) -> None:
         *(
             (
                 lambda cycles=cycles: CosineWarmupLRScheduler(10, cycles),
-                f"'cycles' must be a float above 0.0, not {cycles!r}",
+                f"'cycles' must be a float above 0.0, got {cycles!r}",
             )
             for cycles in (0.0, -0.5, 1, math.nan, math.inf, None)
         ),
         *(
             (
                 lambda lr_end=lr_end: PolyWarmupLRScheduler(10, lr_end),
-                f"'lr_end' must be a float of 0.0 or more, not {lr_end!r}",
+                f"'lr_end' must be a float of 0.0 or more, got {lr_end!r}",
             )
             for lr_end in (-1e-7, 0, math.nan, math.inf, None)
         ),
         *(
             (
                 lambda power=power: PolyWarmupLRScheduler(10, power=power),
-                f"'power' must be a float of 0.0 or more, not {power!r}",
+                f"'power' must be a float of 0.0 or more, got {power!r}",
             )
             for power in (-1.0, 1, math.nan, math.inf, None)
         ),
@@ -258,13 +258,16 @@ def test_ends_of_the_range(rate: float) -> None:
 @pytest.mark.parametrize(
     ("rates", "text"),
     [
-        (None, "None; a list of one learning rate is wanted"),
-        (0.1, "0.1; a list of one learning rate is wanted"),
-        ([], "0 values, []; one learning rate is wanted"),
-        ([0.1, 0.2], "2 values, [0.1, 0.2]; one learning rate is wanted"),
-        (np.array([0.5, 0.25]), "2 values, array([0.5 , 0.25]); one learning rate is wanted"),
+        (None, "expected a list of 1 learning rate from the scheduler, got None"),
+        (0.1, "expected a list of 1 learning rate from the scheduler, got 0.1"),
+        ([], "expected 1 learning rate from the scheduler, got 0: []"),
+        ([0.1, 0.2], "expected 1 learning rate from the scheduler, got 2: [0.1, 0.2]"),
+        (np.array([0.5, 0.25]), "expected 1 learning rate from the scheduler, got 2: array([0.5 , 0.25])"),
         *(
-            ([value], f"{value!r}; a learning rate is a number from 0 to the largest of float32")
+            (
+                [value],
+                f"the learning rate from the scheduler must be a number from 0 to the largest float32, got {value!r}",
+            )
             for value in (math.nan, math.inf, -math.inf, -0.1, 1e39, 10**400, "0.1", b"1", True, None, 1j, [0.1])
         ),
     ],
@@ -272,4 +275,4 @@ def test_ends_of_the_range(rate: float) -> None:
 def test_a_rate_that_is_none(rates: Any, text: str) -> None:
     with pytest.raises(InvalidArgumentError) as caught:
         checked_rate(rates)
-    assert str(caught.value) == f"the learning-rate scheduler gave {text}"
+    assert str(caught.value) == text

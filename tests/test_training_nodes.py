@@ -39,8 +39,8 @@ LEFT_OUT = {
         for packer in ("Binarize", "Pack1", "Pack8", "Pack16", "PackMsfp15")
         for half in ("Encoder", "Decoder")
     },
-    **dict.fromkeys(("PythonOp", "PythonOpGrad"), "a torch.autograd.Function in the process that exported it"),
-    **dict.fromkeys(("RecordEvent", "WaitEvent"), "the stages of a pipeline wait for each other"),
+    **dict.fromkeys(("PythonOp", "PythonOpGrad"), "a torch.autograd.Function of the process that exported it"),
+    **dict.fromkeys(("RecordEvent", "WaitEvent"), "it synchronizes the stages of a pipeline"),
 }
 
 
@@ -89,7 +89,7 @@ def test_node(key: str, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", DEVICES)
 @pytest.mark.parametrize("key", sorted(UNTRAINED))
-def test_what_drops_nothing_passes_every_gradient(key: str, backend: str) -> None:
+def test_dropout_without_drops_passes_every_gradient(key: str, backend: str) -> None:
     """The forward result is the input in this mode. 1.19.2 nevertheless applies mask and ratio."""
     given = RECORDED[key]
     np.testing.assert_array_equal(run(key, backend)["y0"], given["input/x0"])
@@ -97,7 +97,7 @@ def test_what_drops_nothing_passes_every_gradient(key: str, backend: str) -> Non
 
 
 @pytest.mark.parametrize("op", sorted(LEFT_OUT))
-def test_what_is_left_out_is_refused_by_name_and_reason(op: str) -> None:
+def test_unsupported_operators_are_named_with_a_reason(op: str) -> None:
     nodes = [
         helper.make_node("Relu", ["x"], ["y"], name="before"),
         helper.make_node(op, ["y"], ["z"], name="there", domain=MICROSOFT),

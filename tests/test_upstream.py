@@ -54,7 +54,7 @@ def test_the_copy_takes_any_wording(tmp_path: Path) -> None:
     data.mkdir(parents=True)
     (data / "model.onnx").touch()
     run = script()
-    assert run.given_files(there) == [path]
+    assert run.files_with_tests(there) == [path]
     run.copy([path], work)
     assert path.read_text() == text
     changed = text.replace("str(error.value)", '__import__("through_compat").Wording(error.value)')
@@ -62,7 +62,7 @@ def test_the_copy_takes_any_wording(tmp_path: Path) -> None:
     assert (work / "testdata" / "custom_op_library" / "model.onnx").exists()
 
 
-def test_only_what_is_expected_may_fail(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unexpected_failures_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
     def result(test: str, outcome: str, *changed: str) -> dict[str, Any]:
         return {"test": f"file.py::{test}", "outcome": outcome, "reason": "Error: it\nis so", "changed": list(changed)}
 
@@ -70,14 +70,14 @@ def test_only_what_is_expected_may_fail(capsys: pytest.CaptureFixture[str]) -> N
     assert other_suites.judge(results, {"test_b[1]": "no GPU", "test_c": "no file"}) == []
     assert capsys.readouterr().out.splitlines() == [
         "1 passed, 1 failed, 1 skipped",
-        "  1 of those that passed with x",
+        "  1 of the passed tests with x",
         "  failed test_b[1]: no GPU",
         "    Error: it is so",
         "  skipped test_c: no file",
         "    Error: it is so",
     ]
     assert other_suites.judge(results, {"test_a": "no GPU", "test_d": "no GPU", "test_c": "no file"}) == [
-        "test_d is expected to fail, but there is no such test",
+        "test_d is expected to fail, but does not exist",
         "test_a is expected to fail, but passes",
         "test_b[1] failed: Error: it is so",
     ]

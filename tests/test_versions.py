@@ -210,7 +210,7 @@ def several(opset: int, op: str, inputs: Sequence[np.ndarray], results: Sequence
     return Case(w, dict(zip(names, inputs, strict=True)), dict(zip(outputs, results, strict=True)))
 
 
-def whole(*numbers: Any) -> np.ndarray:
+def int64s(*numbers: Any) -> np.ndarray:
     return np.asarray(numbers, np.int64)
 
 
@@ -247,7 +247,7 @@ def splits(opset: int) -> Iterator[Case]:
     if opset < 13:
         yield several(opset, "Split", [x], kinds, axis=1, split=[2, 4])
     else:
-        yield several(opset, "Split", [x, whole(2, 4)], kinds, axis=1)
+        yield several(opset, "Split", [x, int64s(2, 4)], kinds, axis=1)
 
 
 def tops(opset: int) -> Iterator[Case]:
@@ -257,9 +257,9 @@ def tops(opset: int) -> Iterator[Case]:
         if opset < 10:
             yield several(opset, "TopK", [x], kinds, axis=axis, k=k)
         else:
-            yield several(opset, "TopK", [x, whole(k)], kinds, axis=axis)
+            yield several(opset, "TopK", [x, int64s(k)], kinds, axis=axis)
     if opset >= 11:
-        yield several(opset, "TopK", [x, whole(4)], kinds, largest=0)
+        yield several(opset, "TopK", [x, int64s(4)], kinds, largest=0)
 
 
 def scatters(op: str, opset: int) -> Iterator[Case]:
@@ -269,15 +269,15 @@ def scatters(op: str, opset: int) -> Iterator[Case]:
         attributes: dict[str, Any] = {} if reduction == "none" else {"reduction": reduction}
         updates = values(np.float32, 2, 4, seed=1)
         if op == "ScatterND":
-            yield simple(opset, op, [x, whole([2], [0]), updates], np.float32, **attributes)
+            yield simple(opset, op, [x, int64s([2], [0]), updates], np.float32, **attributes)
         else:
-            indices = whole([2, 0, 1, 1], [0, 1, 2, 0])
+            indices = int64s([2, 0, 1, 1], [0, 1, 2, 0])
             yield simple(opset, op, [x, indices, updates], np.float32, axis=0, **attributes)
 
 
 def hot(opset: int) -> Iterator[Case]:
     for axis in (0, 1, -1):
-        inputs = [whole(0, 2, 1), np.asarray(3), values(np.float32, 2)]
+        inputs = [int64s(0, 2, 1), np.asarray(3), values(np.float32, 2)]
         yield simple(opset, "OneHot", inputs, np.float32, axis=axis)
 
 
@@ -290,7 +290,7 @@ def groups(opset: int) -> Iterator[Case]:
 
 
 def likelihood(opset: int) -> Iterator[Case]:
-    x, labels = values(np.float32, 4, 3, 2), whole([0, 1], [2, 1], [1, 0], [2, 2])
+    x, labels = values(np.float32, 4, 3, 2), int64s([0, 1], [2, 1], [1, 0], [2, 2])
     weights = np.asarray([0.5, 1.5, 1], np.float32)
     for reduction, ignore in itertools.product(("mean", "sum", "none"), ({}, {"ignore_index": 1})):
         yield simple(opset, "NegativeLogLikelihoodLoss", [x, labels], np.float32, reduction=reduction, **ignore)
@@ -384,7 +384,7 @@ PLAIN: dict[str, list[tuple[list[np.ndarray], Any, dict[str, Any]]]] = {
     "Swish": [([values(np.float32, 2, 5)], np.float32, {}), ([values(np.float32, 9)], np.float32, {"alpha": -0.4})],
     "SwiGLU": [([values(np.float32, 2, 5), values(np.float32, 2, 5, seed=1)], np.float32, {"alpha": 0.7})],
     "CastLike": [([values(np.float32, 2, 3), values(np.int32, 1)], np.int32, {})],
-    "Tile": [([values(np.float32, 2, 3), whole(2, 1)], np.float32, {})],
+    "Tile": [([values(np.float32, 2, 3), int64s(2, 1)], np.float32, {})],
     "Trilu": [
         ([values(np.float32, 3, 4)], np.float32, {}),
         ([values(np.float32, 3, 4), np.asarray(-1)], np.float32, {"upper": 0}),
@@ -394,8 +394,8 @@ PLAIN: dict[str, list[tuple[list[np.ndarray], Any, dict[str, Any]]]] = {
         ([values(np.int32, 2, 2)], np.float32, {"dtype": 1}),
     ],
     "Range": [([np.asarray(n, np.int64) for n in (10, 3, -2)], np.int64, {})],
-    "GatherElements": [([values(np.float32, 3, 2), whole([0, 2], [1, -1])], np.float32, {"axis": 0})],
-    "GatherND": [([values(np.float32, 3, 2, 2), whole([0, 1], [2, -1])], np.float32, {})],
+    "GatherElements": [([values(np.float32, 3, 2), int64s([0, 2], [1, -1])], np.float32, {"axis": 0})],
+    "GatherND": [([values(np.float32, 3, 2, 2), int64s([0, 1], [2, -1])], np.float32, {})],
     "Compress": [
         ([values(np.float32, 3, 2), np.asarray([True, False, True])], np.float32, {"axis": 0}),
         ([values(np.float32, 3, 2), np.asarray([True, False, True])], np.float32, {}),
@@ -418,12 +418,12 @@ PLAIN: dict[str, list[tuple[list[np.ndarray], Any, dict[str, Any]]]] = {
     ],
     "Det": [([values(np.float32, 2, 4, 4)], np.float32, {}), ([values(np.float32, 1, 1)], np.float32, {})],
     "AffineGrid": [
-        ([values(np.float32, 2, 2, 3), whole(2, 1, 3, 4)], np.float32, {}),
-        ([values(np.float32, 1, 3, 4), whole(1, 1, 2, 3, 4)], np.float32, {"align_corners": 1}),
+        ([values(np.float32, 2, 2, 3), int64s(2, 1, 3, 4)], np.float32, {}),
+        ([values(np.float32, 1, 3, 4), int64s(1, 1, 2, 3, 4)], np.float32, {"align_corners": 1}),
     ],
     "Col2Im": [
         (
-            [values(np.float32, 2, 12, 4), whole(3, 4), whole(2, 2)],
+            [values(np.float32, 2, 12, 4), int64s(3, 4), int64s(2, 2)],
             np.float32,
             {"strides": [2, 2], "pads": [0, 1, 1, 0], "dilations": [1, 1]},
         ),
@@ -909,26 +909,28 @@ def transposed_convolution(opset: int) -> Iterator[Case]:
 
 
 def normalization(opset: int) -> Iterator[Case]:
-    def given(dtype: Any, *shape: int, per: tuple[int, ...] | None = None) -> list[np.ndarray]:
+    def batch_norm_inputs(dtype: Any, *shape: int, per: tuple[int, ...] | None = None) -> list[np.ndarray]:
         per = shape[1:2] or (1,) if per is None else per
         rows = [values(dtype, *per, seed=seed) for seed in (1, 2, 3)]
         return [values(dtype, *shape), *rows, values(dtype, *per, seed=4, low=0.3)]
 
     for shape in ((4,), (3, 2), (2, 3, 4), (2, 3, 2, 2), (1, 3, 1, 1), (1, 2, 2, 1, 3), (0, 3, 2), (2, 1)):
-        yield simple(opset, "BatchNormalization", given(np.float32, *shape), np.float32)
-    yield simple(opset, "BatchNormalization", given(np.float32, 2, 3, 4), np.float32, epsilon=0.5, momentum=0.1)
-    yield simple(opset, "BatchNormalization", given(np.float64, 2, 3), np.float64)
+        yield simple(opset, "BatchNormalization", batch_norm_inputs(np.float32, *shape), np.float32)
+    yield simple(
+        opset, "BatchNormalization", batch_norm_inputs(np.float32, 2, 3, 4), np.float32, epsilon=0.5, momentum=0.1
+    )
+    yield simple(opset, "BatchNormalization", batch_norm_inputs(np.float64, 2, 3), np.float64)
     if opset < 9:
-        rows = given(np.float32, 3, 2, 4, per=(2, 4))
+        rows = batch_norm_inputs(np.float32, 3, 2, 4, per=(2, 4))
         yield simple(opset, "BatchNormalization", rows, np.float32, spatial=0)
-        yield simple(opset, "BatchNormalization", given(np.float32, 3, 2, 4), np.float32, spatial=1)
+        yield simple(opset, "BatchNormalization", batch_norm_inputs(np.float32, 3, 2, 4), np.float32, spatial=1)
     # Before opset 14, five outputs select batch statistics. For the last output, the standard and onnxruntime disagree.
     names, mode = ["y", "mean", "var"], {"training_mode": 1}
     if opset < 14:
         names, mode = [*names, "saved_mean", "saved_var"], {}
     for shape in ((4, 2), (2, 3, 4), (2, 1, 2, 3)):
         w = Words(opset)
-        inputs = {f"x{k}": value for k, value in enumerate(given(np.float32, *shape))}
+        inputs = {f"x{k}": value for k, value in enumerate(batch_norm_inputs(np.float32, *shape))}
         w.node("BatchNormalization", list(inputs), *names, momentum=0.75, **mode)
         yield Case(w, inputs, dict.fromkeys(names[:4], np.float32))
 
@@ -1145,7 +1147,7 @@ def test_operator(op: str, opset: int) -> None:
         return
     if not has(op, opset):
         model = simple(opset, op, [values(np.float32, 2)], np.float32)
-        with pytest.raises(ortrain.InvalidModelError, match=f"the operator exists from opset {oldest(op)} on"):
+        with pytest.raises(ortrain.InvalidModelError, match=f"the operator needs opset {oldest(op)} or newer"):
             ortrain.InferenceSession(model.words.model(model.words.graph({"x0": (np.float32, [2])}, {"y": np.float32})))
         return
     cases = list(CASES[op](opset))

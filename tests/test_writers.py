@@ -91,7 +91,7 @@ def test_all_writers_are_there() -> None:
     found = set(public())
     known = {*writers.WRITERS, *READERS, *SAME}
     assert found - known == set()
-    assert known - found == set(), "names that are no longer there"
+    assert known - found == set(), "names that no longer exist"
 
 
 def test_files_are_written_by_one_function() -> None:
@@ -136,7 +136,7 @@ with open("file.77-0.tmp", "wb") as file:
     file.write(b"of somebody")
 _files.write("file", b"new")
 assert open("file", "rb").read() == b"new"
-# Nothing says that nobody writes it.
+# Without a lock, the file may belong to a running writer, so it is not removed.
 assert open("file.77-0.tmp", "rb").read() == b"of somebody"
 try:
     _checkpoint_storage.save({"a": 2}, "state")
@@ -173,7 +173,7 @@ def test_left_files_of_counted_names(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "folder"])
-def test_what_is_no_file_stays(kind: str, tmp_path: Path) -> None:
+def test_special_files_are_not_replaced(kind: str, tmp_path: Path) -> None:
     from ortrain import _files
 
     path = tmp_path / "place"

@@ -40,7 +40,7 @@ class Node:
     types: dict[int, int] = field(default_factory=dict)
     """Element types of the results that are no floats."""
     left_out: tuple[int, ...] = ()
-    """Results that nobody asks for."""
+    """Optional results that the node does not compute: their names are empty."""
 
     @property
     def key(self) -> str:

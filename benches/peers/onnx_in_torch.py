@@ -125,7 +125,7 @@ class Network:
 
     # Fusion of exporter patterns.
 
-    def _made_by(self, name: str, operator: str) -> NodeProto | None:
+    def _producer_of(self, name: str, operator: str) -> NodeProto | None:
         """Returns the node that produces a value, if the operator matches and the value has no other use."""
         node = self._producer.get(name)
         return node if node is not None and node.op_type == operator and self._uses[name] == 1 else None
@@ -134,7 +134,7 @@ class Network:
         """Returns the input produced by this operator for this binary node only, and the name of the other input."""
         first, second = node.input
         for name, other in ((first, second), (second, first)):
-            made = self._made_by(name, operator)
+            made = self._producer_of(name, operator)
             if made is not None:
                 return made, other
         return None
@@ -165,12 +165,12 @@ class Network:
         """Matches the product x · (erf(x / √2) + 1) · 0.5."""
         if node.op_type != "Mul" or self._number(node.input[1]) != 0.5:
             return None
-        product = self._made_by(node.input[0], "Mul")
+        product = self._producer_of(node.input[0], "Mul")
         found = self._split(product, "Add") if product is not None else None
         if found is None or self._number(found[0].input[1]) != 1.0:
             return None
-        erf = self._made_by(found[0].input[0], "Erf")
-        ratio = self._made_by(erf.input[0], "Div") if erf is not None else None
+        erf = self._producer_of(found[0].input[0], "Erf")
+        ratio = self._producer_of(erf.input[0], "Div") if erf is not None else None
         if ratio is None or ratio.input[0] != found[1]:
             return None
         root = self._number(ratio.input[1])
@@ -178,22 +178,22 @@ class Network:
 
     def _attention(self, node: NodeProto) -> tuple[Callable[..., Any], list[str]] | None:
         """Matches softmax(q · kᵀ · scale + mask) · v, with a causal mask or none."""
-        softmax = self._made_by(node.input[0], "Softmax") if node.op_type == "MatMul" else None
+        softmax = self._producer_of(node.input[0], "Softmax") if node.op_type == "MatMul" else None
         if softmax is None:
             return None
         scores, mask = softmax.input[0], None
-        masked = self._made_by(scores, "Add")
+        masked = self._producer_of(scores, "Add")
         if masked is not None:
             scores, mask = masked.input[0], self._known[masked.input[1]]
-        scaled = self._made_by(scores, "Mul")
+        scaled = self._producer_of(scores, "Mul")
         scale = self._number(scaled.input[1]) if scaled is not None else None
-        product = self._made_by(scaled.input[0], "MatMul") if scaled is not None else None
+        product = self._producer_of(scaled.input[0], "MatMul") if scaled is not None else None
         if product is None or scale is None:
             return None
         if mask is not None:
             hidden = torch.triu(torch.ones_like(mask, dtype=torch.bool), 1)
             assert torch.equal(mask != 0, hidden)
-            assert (mask[hidden] <= MASKED).all(), "the mask is not a causal one"
+            assert (mask[hidden] <= MASKED).all(), "the mask is not causal"
         causal = mask is not None
 
         def call(q: Any, turned_k: Any, v: Any) -> Any:
@@ -267,7 +267,7 @@ class Network:
             call = _batch_norm(a, training=not self._trained.isdisjoint(node.input[1:3]))
         else:
             call = OPERATORS[node.op_type](a)
-        assert not a, f"{node.op_type}: {a} is not understood"
+        assert not a, f"{node.op_type}: {a} is not supported"
         return call, names
 
 
@@ -288,7 +288,7 @@ def _ints(value: Any) -> list[int]:
 
 def _padding(a: dict[str, Any], rank: int) -> list[int]:
     pads = a.pop("pads", [0] * 2 * rank)
-    assert pads[:rank] == pads[rank:], "torch pads both ends alike"
+    assert pads[:rank] == pads[rank:], "asymmetric padding is not supported"
     return list(pads[:rank])
 
 
@@ -380,7 +380,7 @@ def _hidden_size(a: dict[str, Any]) -> Callable[..., Any]:
     a.pop("hidden_size")
 
     def call(*_: Any) -> Any:
-        raise AssertionError("an LSTM is not spelled out")
+        raise AssertionError("a call of an LSTM is not supported")
 
     return call
 

@@ -17,7 +17,7 @@ import ortrain
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent.parent
 README = ROOT / "README.md"
-# What stands in the sidebar; every other page is reached by a link.
+# Chapters of the sidebar; links lead to all other pages.
 CHAPTERS = {
     "First steps": ["tutorial", "tutorial-images", "tutorial-text", "tutorial-table"],
     "Training": [
@@ -103,23 +103,24 @@ MODULES = [
     "ortrain.onnxblock.loss",
     "ortrain.onnxblock.optim",
 ]
-LINK = re.compile(r"(?<!!)\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
+# Links, and images after their exclamation mark.
+LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s]*)(#[^)\s]*)?\)")
 FENCE = re.compile(r"^(```.*?^```)", re.DOTALL | re.MULTILINE)
 
 
 class Stage:
-    """The folder that Sphinx reads. A page that is linked is staged, too, and so is every other file."""
+    """The folder that Sphinx reads. Linked pages and files are staged, too."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.pages: set[Path] = set()
 
     def place(self, page: Path) -> Path:
-        """Where a file of the repository lies in the stage."""
+        """Return the path of a repository file in the stage."""
         return self.folder / ("index.md" if page == README else page.relative_to(ROOT))
 
     def add(self, page: Path, before: str = "", after: str = "") -> None:
-        """Stage a page with what it links to."""
+        """Stage a page with the targets of its links."""
         self.pages.add(page)
         place = self.place(page)
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -128,7 +129,7 @@ class Stage:
         place.write_text(before + "".join(parts) + after)
 
     def link(self, page: Path, link: re.Match[str]) -> str:
-        """A link as the site has it."""
+        """Return a link with the path of its target in the stage."""
         text, path, anchor = link[1], link[2], link[3] or ""
         if path.startswith("http") or not path:
             return link[0]
@@ -147,9 +148,9 @@ class Stage:
 
 
 def reference(name: str, described: dict[int, str]) -> str:
-    """The page of a module: its docstring, and what is defined there or in a private module behind it.
+    """Return the page of a module: its docstring and its public members.
 
-    What is described on a page before (or in the module where it is defined) is a link: ``described`` has its name.
+    A member with a description on an earlier page, or in its defining module, is a link; ``described`` has its name.
     """
     module = importlib.import_module(name)
     lines = [name, "=" * len(name), "", f".. automodule:: {name}", "   :no-members:", ""]
@@ -191,7 +192,7 @@ def main(folder: Path) -> None:
     stage = Stage(source)
     contents = {caption: [f"docs/{page}" for page in pages] for caption, pages in CHAPTERS.items()}
     contents["Reference"] = [f"reference/{name}" for name in MODULES]
-    contents["The project"] = ["CHANGELOG", "CONTRIBUTING", "docs/style"]
+    contents["The project"] = ["CHANGELOG", "CONTRIBUTING", "docs/guides", "docs/internals", "docs/style"]
     in_sidebar = [
         ROOT / f"{entry}.md" for caption, entries in contents.items() if caption != "Reference" for entry in entries
     ]

@@ -1,4 +1,4 @@
-"""How Sphinx makes the site of what build.py stages."""
+"""Configuration of Sphinx for the pages that build.py stages."""
 
 import builtins
 
@@ -43,7 +43,7 @@ html_show_sphinx = False
 
 
 def no_type_before_a_colon(app, what, name, obj, options, lines):
-    """Napoleon takes what stands before the first colon of an attribute's docstring for its type; it is a sentence."""
+    """Prevent Napoleon from reading the words before the first colon of an attribute's docstring as its type."""
     if what in ("attribute", "data", "property"):
         lines.insert(0, "")
 

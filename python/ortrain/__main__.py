@@ -22,12 +22,12 @@ def _shape(text: str) -> tuple[str, list[int]]:
     except ValueError:
         name = ""
     if not name:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=2,3")
+        raise argparse.ArgumentTypeError(f"expected NAME=2,3, got {text!r}")
     return name, []
 
 
 def _operators() -> str:
-    lines: list[tuple[str, ...]] = [("domain", "operator", "gradient", "runs as", "versions")]
+    lines: list[tuple[str, ...]] = [("domain", "operator", "gradient", "implementation", "versions")]
     for info in operators():
         versions = ", ".join(map(str, info.versions))
         inputs = ", ".join(map(str, info.gradient_inputs))
@@ -48,23 +48,23 @@ def _checkpoint(path: str) -> str:
     names = native.parameter_names()
     for name in names:
         dtype, shape = native.type_of(name)
-        sizes = "not known" if shape is None else str(list(shape))
+        sizes = "unknown" if shape is None else str(list(shape))
         lines.append((name, dtype, sizes, "yes" if native.requires_grad(name) else "no"))
     train_steps, optimizer_steps = native.steps()
     rate = native.learning_rate()
     trained = sum(map(native.requires_grad, names))
-    summary = f"{len(names)} parameters, {trained} trained, {len(names) - trained} not"
+    summary = f"{len(names)} parameters: {trained} trained, {len(names) - trained} not trained"
     if native.is_nominal():
-        summary += "; a nominal checkpoint: names and types, no values"
+        summary += "; nominal checkpoint (names and types without values)"
     else:
         size = sum(parameter.data.nbytes for parameter in state.parameters.values())
         summary += f"; {size:,} bytes"
-    kept = "no optimizer state: a run begins with moments of zero" if rate is None else "with optimizer state"
+    kept = "none (moments start at zero)" if rate is None else "present"
     about: list[tuple[str, ...]] = [
-        ("optimizer", kept),
+        ("optimizer state", kept),
         ("optimizer steps", f"{optimizer_steps:,}"),
         ("training steps", f"{train_steps:,}"),
-        ("learning rate", "none is kept" if rate is None else f"{rate:.6g}"),
+        ("learning rate", "none" if rate is None else f"{rate:.6g}"),
         *((("scheduler", scheduler),) if (scheduler := native.scheduler()) else ()),
         ("seed", str(state.seed)),
         *((f"property {name}", repr(value)) for name, value in state.properties),
@@ -109,30 +109,34 @@ def _drop_output() -> None:
 def _run(arguments: list[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog=_program(),
-        description="Look inside ONNX models and checkpoints. To train, write a program: help(ortrain) has one.",
-        epilog="COMMAND --help says what a command takes.",
+        description="Inspect ONNX models and checkpoints. To train a model, write a program: help(ortrain) shows one.",
+        epilog="Run COMMAND --help for the arguments of a command.",
     )
     parser.add_argument("--version", action="version", version=f"ortrain {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
     command = commands.add_parser(
-        "checkpoint", help="list the parameters of a checkpoint, its steps, its learning rate and its properties"
+        "checkpoint", help="list the parameters, steps, learning rate and properties of a checkpoint"
     )
-    command.add_argument("file", metavar="FILE", help="a checkpoint, with its .data file beside it if it has one")
-    command = commands.add_parser("dump", help="print one stage of a model")
-    command.add_argument("model", metavar="MODEL", help="an .onnx file")
+    command.add_argument(
+        "file", metavar="FILE", help="checkpoint; its .data file, if there is one, must be in the same folder"
+    )
+    command = commands.add_parser("dump", help="print a model at one stage of its compilation")
+    command.add_argument("model", metavar="MODEL", help="model file (.onnx)")
     command.add_argument(
         "--stage",
         metavar="STAGE",
         default="graph",
-        help="graph: as read; gradient: with its gradient; program: the program that runs; kernels: the same "
-        "as launches of a GPU, and the WGSL of their kernels; the name of a pass: the program behind it",
+        help="onnx: as read; graph: with the newest operators and all types; gradient: with its gradient; lowered: the "
+        "program before the first pass; the name of a pass: the program after it; program: the program that runs; "
+        "memory: its memory plan; cpu_kernels: the kernels of this processor; kernels: the launches of a GPU, and the "
+        "WGSL of their kernels",
     )
     command.add_argument(
         "--passes",
         dest="stage",
         action="store_const",
         const="passes",
-        help="say what each pass does, and how much it changes",
+        help="describe each compiler pass, with the number of its changes",
     )
     command.add_argument(
         "--shape",
@@ -140,32 +144,34 @@ def _run(arguments: list[str] | None) -> int:
         action="append",
         default=[],
         metavar="NAME=2,3",
-        help="the sizes of an input; may be repeated",
+        help="shape of an input; repeatable",
     )
-    command.add_argument("--device", help="with --stage kernels: vulkan, metal, dx12 or webgpu")
+    command.add_argument("--device", help="GPU of the stage kernels: vulkan, metal, dx12 or webgpu")
     command = commands.add_parser(
-        "inspect", help="say what a file is, what would be trained, what stands in the way, what a step takes"
+        "inspect", help="report the kind of a file, the trained parameters, the obstacles, and the cost of a step"
     )
-    command.add_argument("model", metavar="FILE", help="an .onnx file, a checkpoint, or safetensors")
+    command.add_argument("model", metavar="FILE", help="model file (.onnx), checkpoint, or safetensors file")
     command.add_argument(
         "--loss-input",
         action="append",
         default=[],
         metavar="NAME",
-        help="a value that the loss is made of, if not the model's outputs; may be repeated",
+        help="value that the loss is computed from (default: the outputs of the model); repeatable",
     )
-    command.add_argument("--batch-size", type=int, metavar="N", help="plan a step for this size of open first axes")
+    command.add_argument(
+        "--batch-size", type=int, metavar="N", help="batch size of the planned step, for open first axes of inputs"
+    )
     command.add_argument(
         "--shape",
         type=_shape,
         action="append",
         default=[],
         metavar="NAME=2,3",
-        help="plan a step for these sizes of an input; may be repeated",
+        help="shape of an input of the planned step; repeatable",
     )
     command.add_argument("--all", action="store_true", help="print every tensor and every node")
     command.add_argument("--json", action="store_true", help="print the report as JSON, with exact numbers")
-    commands.add_parser("operators", help="list the operators, what they take, pass back, and how they run")
+    commands.add_parser("operators", help="list all operators with their gradients, implementations and versions")
     options = parser.parse_args(arguments)
     if options.command is None:
         # The exit status tells a script that no command ran.

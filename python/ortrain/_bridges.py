@@ -16,7 +16,7 @@ from ortrain.errors import InvalidArgumentError, NoSuchFileError
 from ortrain.gradient._names import listed
 
 
-def kept_source(model: ModelLike) -> Plain:
+def source_snapshot(model: ModelLike) -> Plain:
     """Return the current content of a model; external data stays in its files.
 
     Later changes of the model file then have no effect.
@@ -62,7 +62,7 @@ def chosen_weights(source: Source, wrt: str | Iterable[str] | None, reached: Seq
             continue
         fitting = fnmatch.filter([other for other in reached if roles.get(other) != "statistic"], name)
         if not fitting:
-            raise InvalidArgumentError(f"wrt has {name!r}, which fits no initializer{hint(name, known)}")
+            raise InvalidArgumentError(f"wrt: {name!r} matches no initializer{hint(name, known)}")
         chosen.update(fitting)
     return [name for name in reached if name in chosen]
 
@@ -70,10 +70,10 @@ def chosen_weights(source: Source, wrt: str | Iterable[str] | None, reached: Seq
 def _trainable(name: str, role: str | None, reached: Sequence[str]) -> str:
     """Return the name of an initializer if it can be trained; otherwise raise an error."""
     if role == "statistic":
-        raise InvalidArgumentError(f"wrt has {name!r}, a running statistic, which no gradient trains; take it out")
+        raise InvalidArgumentError(f"wrt: {name!r} is a running statistic, which has no gradient; remove the name")
     if name not in reached:
         raise InvalidArgumentError(
-            f"wrt has {name!r}, which no gradient reaches: it is no float, or no output of floats depends on it"
+            f"wrt: no gradient reaches {name!r}: it is not a float tensor, or no float output depends on it"
         )
     return name
 
@@ -98,17 +98,17 @@ def in_order(names: Sequence[str], inputs: Sequence[Any], by_name: Mapping[str, 
         InvalidArgumentError: for too many inputs, an unknown name, and an input that is given twice or not at all.
 
     """
-    wanted = f"the model has {len(names)} input{'s' * (len(names) != 1)} ({', '.join(names)})"
+    wanted = f"expected {len(names)} input{'s' * (len(names) != 1)} ({', '.join(names)})"
     if len(inputs) > len(names):
-        raise InvalidArgumentError(f"{wanted}, but {len(inputs)} are given")
+        raise InvalidArgumentError(f"{wanted}, got {len(inputs)}")
     found = dict(zip(names, inputs, strict=False))
     for name, value in by_name.items():
         if name not in names:
-            raise InvalidArgumentError(f"{wanted}, but none is called {name!r}{hint(name, names)}")
+            raise InvalidArgumentError(f"{wanted}, got an input {name!r}{hint(name, names)}")
         if name in found:
-            raise InvalidArgumentError(f"input {name!r} is given twice: by its place and by its name")
+            raise InvalidArgumentError(f"input {name!r} is given twice: by position and by name")
         found[name] = value
     missing = [name for name in names if name not in found]
     if missing:
-        raise InvalidArgumentError(f"{wanted}, but nothing is given for {', '.join(missing)}")
+        raise InvalidArgumentError(f"{wanted}; missing: {', '.join(missing)}")
     return [found[name] for name in names]

@@ -41,8 +41,8 @@ class InferenceSession:
         /,
     ) -> None:
         if not isinstance(model, (str, os.PathLike) if is_path else bytes):
-            wanted = "the path of a model is a str" if is_path else "a model is bytes"
-            raise TypeError(f"{wanted}, not {type(model).__name__}")
+            wanted = "the path of a model must be a str" if is_path else "a model must be bytes"
+            raise TypeError(f"{wanted}, got {type(model).__name__}")
         self._options = session_options
         self._model: str | os.PathLike[str] | bytes | None = model
         self._session: Inference | None = None
@@ -80,7 +80,7 @@ class InferenceSession:
 
     def _opened(self) -> Inference:
         if self._session is None:
-            raise OrtrainError("the session is not open yet; initialize_session opens it")
+            raise OrtrainError("the session is not open yet; call initialize_session first")
         return self._session
 
     def run(
@@ -114,7 +114,7 @@ class InferenceSession:
         >>> binding = core_session.io_binding()
         >>> core_session.run_with_iobinding(binding)
         Traceback (most recent call last):
-        ortrain.errors.InvalidArgumentError: no output is bound; bind_output says which ones are wanted
+        ortrain.errors.InvalidArgumentError: no output is bound; call bind_output first
         """
         self._opened().run_with_iobinding(binding, run_options)
 
@@ -140,7 +140,7 @@ class InferenceSession:
         >>> vectors = ortrain.capi.OrtValueVector(), ortrain.capi.OrtValueVector()
         >>> core_session.run_with_ortvaluevector(None, ["x"], vectors[0], [], vectors[1], [])
         Traceback (most recent call last):
-        ortrain.errors.InvalidArgumentError: there are 1 names, but 0 values of feeds
+        ortrain.errors.InvalidArgumentError: expected 1 values in feeds, got 0
         """
         self._opened().run_with_ortvaluevector(run_options, feed_names, feeds, fetch_names, fetches, fetch_devices)
 
@@ -276,14 +276,14 @@ class TrainingSession(InferenceSession):
         >>> from ortrain import capi
         >>> capi.TrainingSession().initialize_session()
         Traceback (most recent call last):
-        ortrain.errors.OrtrainError: a training is opened by load_model or read_bytes, with its parameters
+        ortrain.errors.OrtrainError: call load_model or read_bytes with the parameters instead of initialize_session
 
         """
-        raise OrtrainError("a training is opened by load_model or read_bytes, with its parameters")
+        raise OrtrainError("call load_model or read_bytes with the parameters instead of initialize_session")
 
     def _opened(self) -> Classic:
         if not isinstance(self._session, Classic):
-            raise OrtrainError("the session has no model yet; load_model and read_bytes give it one")
+            raise OrtrainError("the session has no model yet; call load_model or read_bytes first")
         return self._session
 
     def load_model(
@@ -408,7 +408,7 @@ def _providers(
 def _loaded_already() -> OrtrainError:
     from ortrain.capi import ModelLoaded
 
-    return ModelLoaded("the session has a model already; make another session for another model")
+    return ModelLoaded("the session already has a model; create another session for another model")
 
 
 def core_of(session: Classic) -> TrainingSession:

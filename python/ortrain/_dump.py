@@ -24,11 +24,14 @@ def dump(
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
-        stage: the form of the model: ``"graph"``: as read, with the newest operator versions and all types;
-            ``"gradient"``: the same with the gradients of its first output; ``"program"``: the schedule that runs
-            (segments, instructions, offsets, peak bytes); ``"kernels"``: each program as GPU launches, with the WGSL
-            of their kernels; ``"passes"``: a description of each compiler pass, with the amount of its changes in each
-            program; the name of a pass, such as ``"fusion"``: each program after that pass.
+        stage: the form of the model: ``"onnx"``: as read, in the text syntax of ONNX; ``"graph"``: with the newest
+            operator versions and all types; ``"gradient"``: the same with the gradients of its first output;
+            ``"lowered"``: each program before the first compiler pass; the name of a pass, such as ``"fusion"``: each
+            program after that pass; ``"passes"``: a description of each pass, with the amount of its changes in each
+            program; ``"program"``: the schedule that runs (segments, instructions, offsets, peak bytes);
+            ``"memory"``: the offset, the bytes and the live range of each buffer of the arena; ``"cpu_kernels"``: the
+            kernel that this processor selects for each instruction; ``"kernels"``: each program as GPU launches, with
+            the WGSL of their kernels.
         shapes: sizes of inputs with open dimensions, by name, for the stages of programs. A dimension without a size
             is 1.
         device: the GPU of the stage ``"kernels"``: ``"vulkan"``, ``"metal"``, ``"dx12"`` or ``"webgpu"``. All of them
@@ -55,7 +58,8 @@ def dump(
     <BLANKLINE>
     >>> "MatMul" in ortrain.dump(ortrain.examples.perceptron(), "program", {"x": [32, 64]})
     True
-    >>> before, after = (ortrain.dump(ortrain.examples.perceptron(), name) for name in ("number_cells", "fusion"))
+    >>> passes = ("compact_pool_indices", "fusion")
+    >>> before, after = (ortrain.dump(ortrain.examples.perceptron(), name) for name in passes)
     >>> before.count("Map"), after.count("Map")  # the activation is computed where the product is made
     (1, 0)
     >>> "fn main(" in ortrain.dump(ortrain.examples.perceptron(), "kernels", {"x": [32, 64]})
@@ -72,8 +76,8 @@ def _check_device(device: str, stage: str) -> None:
     from ortrain._devices import is_gpu
 
     if stage != "kernels":
-        raise InvalidArgumentError(f'a device is named for the stage "kernels" alone, not for {stage!r}')
+        raise InvalidArgumentError(f'a device requires the stage "kernels", got the stage {stage!r}')
     if not is_gpu(device):
         raise InvalidArgumentError(
-            f"no kernels are printed for the device {device!r}; they are for 'vulkan', 'metal', 'dx12' and 'webgpu'"
+            f"device must be 'vulkan', 'metal', 'dx12' or 'webgpu' for the stage of kernels, got {device!r}"
         )

@@ -92,7 +92,7 @@ def placed(path: PathLike, *, replace: bool = False) -> Iterator[BinaryIO]:
     """
     place = Path(os.path.realpath(path) if replace else os.fspath(path))
     if not place.parent.is_dir():
-        raise NoSuchFileError(f"there is no folder {place.parent}, and none is made")
+        raise NoSuchFileError(f"there is no folder {place.parent}; create it first")
     mode = _mode_of(place, path) if replace else None
     _sweep(place)
     if not replace and os.path.lexists(place):
@@ -181,7 +181,7 @@ def _put_without_links(file: Path, place: Path) -> None:
 
 
 def _exists(place: Path) -> FileExistsError:
-    return FileExistsError(f"there is {place} already, and a checkpoint is written to a new file")
+    return FileExistsError(f"the file {place} already exists; a checkpoint must be a new file")
 
 
 def _beside(place: Path) -> BinaryIO:

@@ -34,7 +34,7 @@ def _is_of_onnxruntime(value: object) -> bool:
     return kind.__name__ == "OrtValue" and kind.__module__.partition(".")[0] == "onnxruntime"
 
 
-def as_given(outputs: Iterable[_ortrain.OrtValue], given: Sequence[object]) -> list[Any]:
+def outputs_like_inputs(outputs: Iterable[_ortrain.OrtValue], given: Sequence[object]) -> list[Any]:
     """Return the outputs of a step in the form of its inputs: ``OrtValue`` if all inputs are, otherwise ndarrays.
 
     An ndarray without axes also behaves as a number (:class:`~ortrain.api.Scalar`). The outputs are
@@ -84,7 +84,7 @@ def native_value(value: Any) -> _ortrain.OrtValue:
     # The core checks the element type of an array.
     if array.dtype == object and not isinstance(value, np.ndarray):
         raise TypeError(
-            f"a tensor is an array of numbers, an OrtValue, or has __array__ or __dlpack__; this is {value!r}"
+            f"expected an array of numbers, an OrtValue, or an object with __array__ or __dlpack__, got {value!r}"
         )
     return _ortrain.OrtValue.from_numpy(array)
 
@@ -116,7 +116,7 @@ def input_value(value: Any, described: Described) -> _ortrain.OrtValue:
     if array.dtype == wanted or array.dtype.kind not in "iuf":
         return native_value(array)
     if (array.dtype.kind == "f") != (wanted.kind == "f"):
-        meant = f"; if its elements are meant, give it as .astype(np.{wanted})"
+        meant = f"; to convert it, pass .astype(np.{wanted})"
         raise InvalidArgumentError(_mismatch(described, wanted, array) + "the element types differ" + meant)
     return _ortrain.OrtValue.from_numpy(_exactly(array, wanted, described))
 
@@ -127,8 +127,7 @@ def _of_list(value: Any, wanted: np.dtype[Any], described: Described) -> np.ndar
         array = np.asarray(value)
     except ValueError as error:
         raise InvalidArgumentError(
-            f"input {described[0]!r} was given lists of different lengths, which are no tensor; pad the short ones "
-            f"({error})"
+            f"input {described[0]!r}: nested lists have different lengths; pad the short lists ({error})"
         ) from error
     if array.size == 0:
         return array.astype(wanted)
@@ -156,8 +155,8 @@ def _exactly(
     if count:
         verb = "be rounded" if wanted.kind == "f" else "change"
         raise InvalidArgumentError(
-            f"{_mismatch(described, wanted, array)}{count} of its {array.size} elements would {verb}; if that is "
-            f"meant, give it as .astype(np.{wanted})"
+            f"{_mismatch(described, wanted, array)}{count} of {array.size} elements would {verb}; to accept this, "
+            f"pass .astype(np.{wanted})"
         )
     return cast
 
@@ -165,4 +164,4 @@ def _exactly(
 def _mismatch(described: Described, wanted: np.dtype[Any], array: np.ndarray[Any, np.dtype[Any]]) -> str:
     name, _, shape = described
     sizes = ", ".join("?" if size is None else str(size) for size in shape)
-    return f'input "{name}" should be {wanted}[{sizes}], but {array.dtype}{list(array.shape)} was given: '
+    return f'input "{name}" must be {wanted}[{sizes}], got {array.dtype}{list(array.shape)}: '

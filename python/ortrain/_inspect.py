@@ -80,8 +80,8 @@ class Obstacle:
     >>> found = ortrain.inspect(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)]))
     >>> found.obstacles[0].operator
     'Unheard'
-    >>> found.obstacles[0].fix.split(":")[0]
-    'make the model without it'
+    >>> found.obstacles[0].fix.split(" (")[0]
+    'export the model without it'
     """
 
     node: str | None
@@ -204,13 +204,13 @@ class Inspection:
 
     >>> import ortrain
     >>> print(ortrain.inspect(ortrain.examples.perceptron()))
-    a forward model: generate_artifacts makes it ready for training
+    a forward model: generate_artifacts prepares it for training
     trained: 4 tensors, 7,210 elements, 28.8 kB
       fc1.weight: float32[96, 64]: it is a weight of node "fc1" (Gemm)
       fc1.bias: float32[96]: it is a weight of node "fc1" (Gemm)
       fc2.weight: float32[10, 96]: it is a weight of node "fc2" (Gemm)
       fc2.bias: float32[10]: it is a weight of node "fc2" (Gemm)
-    a step can be planned when sizes are given (batch_size, shapes) of x: float32[batch, 64]
+    cost of a step: unknown; give sizes (batch_size, shapes) of x: float32[batch, 64]
     <BLANKLINE>
     """
 
@@ -287,13 +287,13 @@ class Inspection:
         # Only notebooks need this module.
         from ortrain._html import paragraph, table
 
-        heads = ["name", "type", "shape", "elements", "what becomes of it", "confidence", "why"]
+        heads = ["name", "type", "shape", "elements", "role", "confidence", "why"]
         rows = [
             (info.name, info.dtype, list(info.shape), prod(info.shape), info.role, info.confidence, info.reason)
             for info in sorted(self.parameters, key=lambda info: info.confidence != "guess")[:_ROWS]
         ]
         more = len(self.parameters) - _ROWS
-        rest = paragraph(f"and {more:,} more: print(report(everything=True)) has all of them") if more > 0 else ""
+        rest = paragraph(f"and {more:,} more: print(report(everything=True)) shows all") if more > 0 else ""
         # The other lines of the report are few, and each is a sentence.
         sentences = [line for line in self._text.splitlines() if line and not line.startswith(" ")]
         return "".join(map(paragraph, sentences)) + table(heads, rows) + rest
@@ -379,10 +379,10 @@ def inspect(
     if isinstance(model, Module):
         given = (loss_input_names, batch_size, shapes, operators, stop_gradients)
         if any(argument is not None for argument in given):
-            raise InvalidArgumentError("a module is inspected alone: its loss and its shapes are chosen")
+            raise InvalidArgumentError("a module must be the only argument: its loss and its shapes are fixed")
         return Norms([ParameterNorms(*row) for row in model._native.norms()])
     if isinstance(loss_input_names, str):
-        raise TypeError("loss_input_names is a list of names, not one name")
+        raise TypeError("loss_input_names must be a list of names, got one name")
     sizes = [(str(name), _sizes(name, dims)) for name, dims in (shapes or {}).items()]
     rows = None if batch_size is None else _size("batch_size", batch_size)
     source = with_stops(with_operators(model_source(model), operators), stop_gradients)
@@ -392,16 +392,16 @@ def inspect(
 def _size(what: str, size: object) -> int:
     """Convert a number to the size of an axis; raise an error if it is not a size."""
     if isinstance(size, bool) or not hasattr(size, "__index__"):
-        raise TypeError(f"{what} is a number of elements, not {size!r}")
+        raise TypeError(f"{what} must be an integer, got {size!r}")
     number = operator.index(size)
     if not 0 <= number < 1 << 63:
-        raise InvalidArgumentError(f"{what} is {number}, which is no number of elements")
+        raise InvalidArgumentError(f"{what} must be from 0 to 2**63 - 1, got {number}")
     return number
 
 
 def _sizes(name: str, dims: object) -> list[int]:
     if isinstance(dims, str) or not isinstance(dims, Iterable):
-        raise TypeError(f"the shape of input {name!r} is a list of sizes, not {dims!r}")
+        raise TypeError(f"the shape of input {name!r} must be a list of sizes, got {dims!r}")
     return [_size(f"a size of input {name!r}", size) for size in dims]
 
 

@@ -35,10 +35,10 @@ def model_source(model: ModelLike) -> str | bytes:
             if type(error).__name__ not in ("EncodeError", "ValueError"):
                 raise
             raise InvalidArgumentError(
-                "the model takes more than 2 GiB, which no message of protobuf can have; write it to a file with its "
-                "weights in a file beside it (onnx.save_model(..., save_as_external_data=True)), and give its path"
+                "the model has more than 2 GiB, the limit of a protobuf message; save its weights in a separate "
+                "file (onnx.save_model(..., save_as_external_data=True)), and pass the path of the model"
             ) from error
-    raise TypeError(f"a model is a path, bytes or an onnx.ModelProto, not {type(model).__name__}")
+    raise TypeError(f"a model must be a path, bytes or an onnx.ModelProto, got {type(model).__name__}")
 
 
 def existing_library(path: PathLike) -> str:

@@ -3,7 +3,7 @@
 >>> from ortrain import _numbers
 >>> _numbers.rate("initial_lr", 10**400)
 Traceback (most recent call last):
-ortrain.errors.OutOfRangeError: initial_lr is an integer that float32 does not have
+ortrain.errors.OutOfRangeError: initial_lr is an integer outside the range of float32
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ _Number = TypeVar("_Number")
 def steps(name: str, count: _Number) -> _Number:
     """Return a number of steps; raise an error if int64 cannot hold it."""
     if isinstance(count, int) and not -(1 << 63) <= count < 1 << 63:
-        raise OutOfRangeError(f"{name} is a number of steps below 2**63, but it has {count.bit_length()} bits")
+        raise OutOfRangeError(
+            f"{name} must be a number of steps below 2**63, got an integer of {count.bit_length()} bits"
+        )
     return count
 
 
 def rate(name: str, value: _Number) -> _Number:
     """Return a learning rate; raise an error for an integer outside float32."""
     if isinstance(value, int) and abs(value) >= 1 << 128:
-        raise OutOfRangeError(f"{name} is an integer that float32 does not have")
+        raise OutOfRangeError(f"{name} is an integer outside the range of float32")
     return value

@@ -117,7 +117,7 @@ def with_operators(source: Plain, operators: OperatorLibrary | None) -> WithOper
     if operators is None:
         return source
     if not isinstance(operators, OperatorLibrary):
-        raise TypeError(f"operators are an ortrain.OperatorLibrary, not {type(operators).__name__}")
+        raise TypeError(f"operators must be an ortrain.OperatorLibrary, got {type(operators).__name__}")
     return source, operators._native
 
 
@@ -129,7 +129,7 @@ def _message(function: FunctionLike) -> bytes:
         return bytes(function)
     if isinstance(function, SupportsSerializeToString):
         return function.SerializeToString()
-    raise TypeError(f"a function is bytes or an onnx.FunctionProto, not {type(function).__name__}")
+    raise TypeError(f"a function must be bytes or an onnx.FunctionProto, got {type(function).__name__}")
 
 
 def stopped_names(stop_gradients: str | Iterable[str] | None) -> list[str]:
@@ -144,7 +144,7 @@ def stopped_names(stop_gradients: str | Iterable[str] | None) -> list[str]:
     names = [stop_gradients] if isinstance(stop_gradients, str) else list(stop_gradients)
     for name in names:
         if not isinstance(name, str):
-            raise TypeError(f"stop_gradients is a list of names of values, but has {name!r}")
+            raise TypeError(f"stop_gradients must be a list of names of values, got an entry {name!r}")
     return names
 
 

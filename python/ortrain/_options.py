@@ -85,7 +85,7 @@ class SessionOptions:
     AttributeError: 'SessionOptions' object has no attribute 'intra_op_threads'; did you mean 'intra_op_num_threads'?
     >>> options.memory_limit = "1GB"
     Traceback (most recent call last):
-    TypeError: memory_limit is a number of bytes or None, not '1GB'; 1GB is 1_000_000_000
+    TypeError: memory_limit must be a number of bytes or None, got '1GB'; 1GB is 1_000_000_000
     """
 
     __slots__ = (
@@ -344,7 +344,7 @@ class SessionOptions:
 
         """
         if not is_ortvalue(ort_value):
-            raise TypeError(f"the value of an initializer is an OrtValue, not {type(ort_value).__name__}")
+            raise TypeError(f"the value of an initializer must be an OrtValue, got {type(ort_value).__name__}")
         self._initializers[_text("the name of an initializer", name)] = native_value(ort_value)
 
     def add_external_initializers(self, names: Sequence[str], values: Sequence[OrtValue]) -> None:
@@ -364,7 +364,9 @@ class SessionOptions:
 
         """
         if len(names) != len(values):
-            raise InvalidArgumentError(f"there are {len(names)} names of initializers, but {len(values)} values")
+            raise InvalidArgumentError(
+                f"expected one value for each initializer, got {len(names)} names and {len(values)} values"
+            )
         for name, value in zip(names, values, strict=True):
             self.add_initializer(name, value)
 
@@ -417,7 +419,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 1 << 10,
 def _name(option: str, value: object) -> str:
     if not isinstance(value, str):
         first = "f32" if option == "precision" else "none"
-        raise TypeError(f"{option} is a name, a str such as {first!r}, not {value!r}")
+        raise TypeError(f"{option} must be a str such as {first!r}, got {value!r}")
     return value
 
 
@@ -428,7 +430,7 @@ def _checked(name: str, value: object) -> object:
     if name in _FLAGS:
         # Compared by name, which includes the booleans of NumPy.
         if type(value).__name__ not in ("bool", "bool_"):
-            raise TypeError(f"{name} is True or False, not {value!r}")
+            raise TypeError(f"{name} must be True or False, got {value!r}")
         return bool(value)
     if name in _TEXTS:
         return _text(name, os.fspath(value) if isinstance(value, os.PathLike) else value)
@@ -436,14 +438,14 @@ def _checked(name: str, value: object) -> object:
         return _member(name, value)
     if name in _LEVELS:
         if not hasattr(value, "__index__") or isinstance(value, bool):
-            raise TypeError(f"{name} is an integer, not {value!r}")
+            raise TypeError(f"{name} must be an integer, got {value!r}")
         return operator.index(value)
     unit, optional = _COUNTED[name]
     if (value is None and optional) or (hasattr(value, "__index__") and not isinstance(value, bool)):
         return value if value is None else operator.index(value)
     kinds = f"a number of {unit}" + (" or None" if optional else "")
     meant = _number_in(value, bytes_too=name == "memory_limit")
-    raise TypeError(f"{name} is {kinds}, not {value!r}" + ("" if meant is None else f"; {value} is {meant:_}"))
+    raise TypeError(f"{name} must be {kinds}, got {value!r}" + ("" if meant is None else f"; {value} is {meant:_}"))
 
 
 def _member(option: str, value: object) -> enum.IntEnum:
@@ -452,21 +454,23 @@ def _member(option: str, value: object) -> enum.IntEnum:
     name = getattr(value, "name", None)
     if type(value).__name__ == kind.__name__ and isinstance(name, str) and name in kind.__members__:
         return kind[name]
-    raise TypeError(f"{option} is a member of ortrain.{kind.__name__}, {', '.join(kind.__members__)}, not {value!r}")
+    raise TypeError(
+        f"{option} must be a member of ortrain.{kind.__name__} ({', '.join(kind.__members__)}), got {value!r}"
+    )
 
 
 def _text(what: str, value: object) -> str:
     if not isinstance(value, str):
-        raise TypeError(f"{what} is a str, not {value!r}")
+        raise TypeError(f"{what} must be a str, got {value!r}")
     return value
 
 
 def _size(value: object) -> int:
     if not hasattr(value, "__index__") or isinstance(value, bool):
-        raise TypeError(f"the size of an axis is an integer, not {value!r}")
+        raise TypeError(f"the size of an axis must be an integer, got {value!r}")
     size = operator.index(value)
     if size < 0:
-        raise InvalidArgumentError(f"the size of an axis is not negative, and this is {size}")
+        raise InvalidArgumentError(f"the size of an axis must be at least 0, got {size}")
     return size
 
 
@@ -474,7 +478,7 @@ def _entry(options: object, entries: dict[str, str], key: str) -> str:
     """Return the value of a configuration entry."""
     if key not in entries:
         kind = type(options).__name__
-        raise InvalidArgumentError(f"no entry {key!r} was added to these {kind}{hint(key, entries)}")
+        raise InvalidArgumentError(f"{kind} has no entry {key!r}{hint(key, entries)}")
     return entries[key]
 
 
@@ -521,7 +525,7 @@ class RunOptions:
     >>> options.terminate = True
     >>> session.run(None, {"x": x}, options)
     Traceback (most recent call last):
-    ortrain.errors.OrtrainError: the run was not begun: terminate is set in its run options
+    ortrain.errors.OrtrainError: the run did not start: terminate is set in its run options
     """
 
     __slots__ = (
@@ -624,9 +628,9 @@ def check_begin(options: RunOptions | None) -> None:
     if options is None:
         return
     if not (isinstance(options, RunOptions) or (_of_onnxruntime(options) and hasattr(options, "terminate"))):
-        raise TypeError(f"run options are an ortrain.RunOptions, not {type(options).__module__} ones")
+        raise TypeError(f"run options must be an ortrain.RunOptions, got options of {type(options).__module__}")
     if options.terminate:
-        raise OrtrainError("the run was not begun: terminate is set in its run options")
+        raise OrtrainError("the run did not start: terminate is set in its run options")
 
 
 class NativeOptions(TypedDict):
@@ -676,12 +680,12 @@ def native_options(
         }
         for name, value in only.items():
             if value:
-                help_ = "; Module.profile says where the time goes" if name == "enable_profiling" else ""
-                raise UnsupportedError(f"{name} is for an InferenceSession, and means nothing here{help_}")
+                help_ = "; Module.profile measures the time of each instruction" if name == "enable_profiling" else ""
+                raise UnsupportedError(f"{name} is not supported here: only an InferenceSession has this option{help_}")
     if options.memory_limit is not None and options.memory_limit < 0:
-        raise InvalidArgumentError(f"memory_limit is a number of bytes, not {options.memory_limit}")
+        raise InvalidArgumentError(f"memory_limit must be at least 0 bytes, got {options.memory_limit}")
     if options.iteration_limit is not None and options.iteration_limit < 0:
-        raise InvalidArgumentError(f"iteration_limit is a number of iterations, not {options.iteration_limit}")
+        raise InvalidArgumentError(f"iteration_limit must be at least 0, got {options.iteration_limit}")
     return NativeOptions(
         num_threads=options.intra_op_num_threads,
         memory_limit=options.memory_limit,
@@ -702,7 +706,7 @@ def own_options(options: SessionOptions | None, *, of_session: bool = False) -> 
             for name in ("enable_profiling", "optimized_model_filepath", "profile_file_prefix"):
                 setattr(options, name, getattr(theirs, name))
     if not isinstance(options, SessionOptions):
-        raise TypeError(f"session options are an ortrain.SessionOptions, not {type(options).__module__} ones")
+        raise TypeError(f"session options must be an ortrain.SessionOptions, got options of {type(options).__module__}")
     return options
 
 

@@ -29,4 +29,4 @@ def near_to_pattern(pattern: str, names: Iterable[str]) -> str:
 
     # A pattern shares few letters with a name, so the cutoff is low.
     close = difflib.get_close_matches(pattern, sorted(names), n=3, cutoff=0.4)
-    return f"; near are {', '.join(map(repr, close))}" if close else ""
+    return f"; similar names: {', '.join(map(repr, close))}" if close else ""

@@ -343,8 +343,8 @@ def generate_artifacts(
         existing_library(custom_op_library)
     if master_weights not in (None, "float32"):
         raise InvalidArgumentError(
-            f"master_weights is 'float32' or None, not {master_weights!r}; weights of float32 and float64 "
-            "are trained in their own type"
+            f"master_weights must be 'float32' or None, got {master_weights!r}; weights of float32 and float64 are "
+            "trained in their own type"
         )
     given = model_source(model)
     source: Plain = given
@@ -504,12 +504,12 @@ class _Choice:
     def _last(self, last: int, wanted: object, frozen: Sequence[str]) -> list[str]:
         """Return the parameters of the last layers."""
         if wanted is not None:
-            raise InvalidArgumentError("requires_grad and last both say what is trained; give one of them")
+            raise InvalidArgumentError("requires_grad and last both select the trained parameters; pass only one")
         count = operator.index(last)
         there = max((info.layer for info in self._found if info.layer is not None), default=0)
         if not 1 <= count <= there:
             raise InvalidArgumentError(
-                f"last is a number of layers from 1 to {there}, for so many of the model can be trained, not {count}"
+                f"last must be from 1 to {there}, the number of layers that can be trained, got {count}"
             )
         layers = [(info.name, info.layer) for info in self._found if info.name not in frozen]
         return [name for name, layer in layers if layer is not None and layer <= count]
@@ -522,7 +522,7 @@ class _Choice:
             wanted = [wanted] if isinstance(wanted, str) else wanted
             names = self._select(argument, wanted, lambda info: info.name in among)
             if not names:
-                raise InvalidArgumentError(f"{argument}: no parameter that is trained is chosen")
+                raise InvalidArgumentError(f"{argument} selects no trained parameter")
             return names
 
         return config._for(trained, select, lambda: {info.name: info.layer for info in self._found})
@@ -552,8 +552,8 @@ class _Choice:
             if not matching:
                 near = near_to_pattern(name, [info.name for info in self._found if among(info)])
                 raise InvalidArgumentError(
-                    f"{argument}: the pattern {name!r} matches no parameter of the model, and no node that uses one"
-                    f"{near}"
+                    f"{argument}: the pattern {name!r} matches no parameter of the model and no node that uses a "
+                    f"parameter{near}"
                 )
             chosen.update(dict.fromkeys(matching))
         return list(chosen)
@@ -571,7 +571,7 @@ def _is_block(value: object) -> TypeGuard[Block]:
 
 def _names(argument: str, names: Sequence[str] | None) -> list[str]:
     if isinstance(names, str):
-        raise TypeError(f"{argument} is a list of names, not one name")
+        raise TypeError(f"{argument} must be a list of names, got one name")
     return list(names) if names is not None else []
 
 
@@ -601,5 +601,5 @@ def _member(argument: str, value: object, kind: type[enum.IntEnum]) -> str | Non
 def _no_member(argument: str, value: object, kind: type[enum.IntEnum]) -> TypeError:
     choices = ", ".join(f"{kind.__name__}.{member.name}" for member in kind)
     return TypeError(
-        f"{argument} is one of {choices}, a block of ortrain.onnxblock or None, not {type(value).__name__}"
+        f"{argument} must be one of {choices}, a block of ortrain.onnxblock or None, got {type(value).__name__}"
     )

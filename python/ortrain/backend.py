@@ -47,7 +47,7 @@ def _device_of(name: str) -> str:
     known = name.lower().removesuffix(":0")
     if name != name.upper() or known.startswith(("cuda", "rocm")) or device_of_provider(known) is None:
         raise UnsupportedError(
-            f"there is no device {name!r} here; there are CPU, REFERENCE, AUTO, WEBGPU, VULKAN, METAL and DX12"
+            f"unknown device {name!r}; expected one of CPU, REFERENCE, AUTO, WEBGPU, VULKAN, METAL and DX12"
         )
     return known
 
@@ -92,7 +92,7 @@ class OrtrainBackendRep(BackendRep):
             values = list(inputs) if isinstance(inputs, Sequence) else [inputs]
             if len(values) != len(self._inputs):
                 names = ", ".join(self._inputs)
-                raise OrtrainError(f"{len(values)} inputs were given; the model takes {len(self._inputs)}: {names}")
+                raise OrtrainError(f"expected {len(self._inputs)} inputs ({names}), got {len(values)}")
             feeds = dict(zip(self._inputs, values, strict=True))
         results = self._session.run(None, feeds)
         made: tuple[Any, ...] = namedtupledict("Outputs", self._outputs)(*results)
@@ -156,7 +156,7 @@ class OrtrainBackend(Backend):
         >>> prepared = backend.prepare(onnx.load(ortrain.examples.perceptron()), "REFERENCE")
         >>> backend.prepare(onnx.load(ortrain.examples.perceptron()), "CUDA")
         Traceback (most recent call last):
-        ortrain.errors.UnsupportedError: there is no device 'CUDA' here; there are CPU, REFERENCE, AUTO, WEBGPU, \
+        ortrain.errors.UnsupportedError: unknown device 'CUDA'; expected one of CPU, REFERENCE, AUTO, WEBGPU, \
 VULKAN, METAL and DX12
 
         """
@@ -229,7 +229,7 @@ VULKAN, METAL and DX12
 
 def _nothing_more(kwargs: dict[str, Any]) -> None:
     if kwargs:
-        raise TypeError(f"no such arguments: {', '.join(sorted(kwargs))}")
+        raise TypeError(f"unknown arguments: {', '.join(sorted(kwargs))}")
 
 
 def _type_of(value: Any) -> onnx.TypeProto:

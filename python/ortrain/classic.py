@@ -70,7 +70,7 @@ class _Setting(Generic[T]):
         try:
             parameters._values[self.name] = copy.deepcopy(self.checked(value))
         except TypeError as error:
-            raise TypeError(f"{self.name} is {self.kind}, not {value!r}") from error
+            raise TypeError(f"{self.name} must be {self.kind}, got {value!r}") from error
 
 
 def _text(value: Any) -> str:
@@ -85,7 +85,7 @@ def _flag(value: Any) -> bool:
     return bool(value)
 
 
-def _whole(value: Any) -> int:
+def _integer(value: Any) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError
     return int(value)
@@ -124,19 +124,19 @@ def _dict_of(item: Callable[[Any], T]) -> Callable[[Any], dict[str, T]]:
 def _slot(value: Any) -> tuple[int, float]:
     if not isinstance(value, tuple | list) or len(value) != 2:
         raise TypeError
-    return _whole(value[0]), _number(value[1])
+    return _integer(value[0]), _number(value[1])
 
 
 def _setting_text(default: str) -> _Setting[str]:
-    return _Setting(default, "a text", _text)
+    return _Setting(default, "a str", _text)
 
 
 def _setting_flag(default: bool) -> _Setting[bool]:
     return _Setting(default, "True or False", _flag)
 
 
-def _setting_whole(default: int) -> _Setting[int]:
-    return _Setting(default, "a whole number", _whole)
+def _setting_integer(default: int) -> _Setting[int]:
+    return _Setting(default, "an integer", _integer)
 
 
 class TrainingParameters:
@@ -154,7 +154,7 @@ class TrainingParameters:
     {'fc2.bias'}
     >>> parameters.weights_to_train = ["fc2.bias"]
     Traceback (most recent call last):
-    TypeError: weights_to_train is a set of names, not ['fc2.bias']
+    TypeError: weights_to_train must be a set of names, got ['fc2.bias']
     """
 
     __slots__ = ("_states", "_values")
@@ -169,7 +169,7 @@ class TrainingParameters:
     """Initializers that are not trained, even if other properties name them."""
 
     immutable_weights = _Setting[dict[str, list[tuple[int, float]]]](
-        {}, "a dict of lists of pairs, a number and a value", _dict_of(_list_of(_slot))
+        {}, "a dict of lists of pairs of an input index and a value", _dict_of(_list_of(_slot))
     )
     """Scalars that are not trained by default: for an operator, pairs of an input and a value.
 
@@ -191,7 +191,7 @@ class TrainingParameters:
     """
 
     optimizer_int_attributes_map = _Setting[dict[str, dict[str, int]]](
-        {}, "a dict of dicts of whole numbers", _dict_of(_dict_of(_whole))
+        {}, "a dict of dicts of integers", _dict_of(_dict_of(_integer))
     )
     """Settings of each trained weight: ``do_bias_correction`` and, for Adam, ``weight_decay_mode``: 0 or 1."""
 
@@ -214,7 +214,7 @@ class TrainingParameters:
     loss_scale = _Setting(0.0, "a number", _number)
     """Stored without an effect: runs take the scale as an input."""
 
-    gradient_accumulation_steps = _setting_whole(1)
+    gradient_accumulation_steps = _setting_integer(1)
     """Number of runs with gradients that are summed for one update, which uses their mean."""
 
     enable_grad_norm_clip = _setting_flag(True)
@@ -233,37 +233,37 @@ class TrainingParameters:
     allreduce_post_accumulation = _setting_flag(False)
     """Must be ``False``: gradients of several processes are not summed here."""
 
-    world_rank = _setting_whole(0)
+    world_rank = _setting_integer(0)
     """Index of the process; must be 0."""
 
-    world_size = _setting_whole(1)
+    world_size = _setting_integer(1)
     """Number of training processes; must be 1."""
 
-    data_parallel_size = _setting_whole(1)
+    data_parallel_size = _setting_integer(1)
     """Must be 1."""
 
-    horizontal_parallel_size = _setting_whole(1)
+    horizontal_parallel_size = _setting_integer(1)
     """Must be 1."""
 
-    pipeline_parallel_size = _setting_whole(1)
+    pipeline_parallel_size = _setting_integer(1)
     """Must be 1."""
 
-    num_pipeline_micro_batches = _setting_whole(1)
+    num_pipeline_micro_batches = _setting_integer(1)
     """Must be 1."""
 
     pipeline_cut_info_string = _setting_text("")
     """Must be empty."""
 
-    deepspeed_zero_stage = _setting_whole(0)
+    deepspeed_zero_stage = _setting_integer(0)
     """Must be 0: the optimizer state is not divided."""
 
     enable_adasum = _setting_flag(False)
     """Must be ``False``."""
 
-    sliced_schema = _Setting[dict[str, list[int]]]({}, "a dict of lists of whole numbers", _dict_of(_list_of(_whole)))
+    sliced_schema = _Setting[dict[str, list[int]]]({}, "a dict of lists of integers", _dict_of(_list_of(_integer)))
     """Must be empty."""
 
-    sliced_axes = _Setting[dict[str, int]]({}, "a dict of whole numbers", _dict_of(_whole))
+    sliced_axes = _Setting[dict[str, int]]({}, "a dict of integers", _dict_of(_integer))
     """Must be empty."""
 
     sliced_tensor_names = _Setting[list[str]]([], "a list of names", _list_of(_text))
@@ -278,10 +278,10 @@ class TrainingParameters:
     transformer_layer_recompute = _setting_flag(False)
     """Stored without an effect on results: ``SessionOptions.memory_limit`` recomputes values."""
 
-    number_recompute_layers = _setting_whole(0)
+    number_recompute_layers = _setting_integer(0)
     """Stored without an effect on results: ``SessionOptions.memory_limit`` recomputes values."""
 
-    propagate_cast_ops_level = _setting_whole(1)
+    propagate_cast_ops_level = _setting_integer(1)
     """Stored without an effect on results."""
 
     propagate_cast_ops_allow = _Setting[list[str]]([], "a list of names", _list_of(_text))
@@ -321,17 +321,17 @@ class TrainingParameters:
 
         """
         if not isinstance(states, Mapping) or not all(isinstance(state, Mapping) for state in states.values()):
-            raise TypeError("states are a dict of dicts of arrays, by weights and by names")
+            raise TypeError("states must be a dict of dicts of arrays, by weight and by name")
         made = {weight: {name: np.array(value) for name, value in state.items()} for weight, state in states.items()}
         names = [*made, *(name for state in made.values() for name in state)]
         arrays = [array for state in made.values() for array in state.values()]
         if not all(isinstance(name, str) for name in names) or any(array.dtype.kind in "OSUV" for array in arrays):
-            raise TypeError("states are a dict of dicts of arrays of numbers, by weights and by names")
+            raise TypeError("states must be a dict of dicts of arrays of numbers, by weight and by name")
         self._states = made
 
 
 # Required values of the settings for several processes, because ortrain trains in one process.
-_ALONE: dict[str, Any] = {
+_ONE_PROCESS_VALUES: dict[str, Any] = {
     "world_size": 1,
     "world_rank": 0,
     "data_parallel_size": 1,
@@ -350,14 +350,12 @@ _ALONE: dict[str, Any] = {
 
 def _native_parameters(parameters: TrainingParameters) -> dict[str, Any]:
     """Convert the parameters for the core."""
-    for name, alone in _ALONE.items():
+    for name, alone in _ONE_PROCESS_VALUES.items():
         value = getattr(parameters, name)
         if value != alone:
-            raise UnsupportedError(
-                f"{name} is {value!r}, which needs several processes; ortrain trains in one, where it is {alone!r}"
-            )
+            raise UnsupportedError(f"{name} must be {alone!r}, got {value!r}: ortrain trains in one process")
     if parameters.use_fp16_moments:
-        raise UnsupportedError("use_fp16_moments=True needs moments of float16; ortrain keeps them in float32")
+        raise UnsupportedError("use_fp16_moments=True is not supported: moments are always float32")
     paths = ("model_after_graph_transforms_path", "model_with_gradient_graph_path", "model_with_training_graph_path")
     names = (
         "loss_output_name",
@@ -431,11 +429,11 @@ class TrainingSession(InferenceSession):
         provider_options: Sequence[dict[Any, Any]] | None = None,
     ) -> None:
         if not isinstance(path_or_bytes, str | bytes | os.PathLike):
-            raise TypeError(f"a model is a path or its bytes, not {type(path_or_bytes).__name__}")
+            raise TypeError(f"the model must be a path or bytes, got {type(path_or_bytes).__name__}")
         if not isinstance(parameters, TrainingParameters):
-            raise TypeError(f"parameters are a TrainingParameters, not {type(parameters).__name__}")
+            raise TypeError(f"parameters must be a TrainingParameters, got {type(parameters).__name__}")
         if path_or_bytes == b"":
-            raise InvalidArgumentError("the model is empty; an ONNX model was expected")
+            raise InvalidArgumentError("the model is empty; expected an ONNX model")
         options = self._set_up(sess_options, providers, provider_options)
         given = _native_parameters(parameters)
         if options.optimized_model_filepath:
@@ -459,7 +457,7 @@ class TrainingSession(InferenceSession):
         self._begin_profile()
 
     def __reduce__(self) -> Any:
-        raise TypeError("a TrainingSession cannot be pickled; get_state() gives what it has learned")
+        raise TypeError("a TrainingSession cannot be pickled; get_state() returns its weights and optimizer state")
 
     @property
     def loss_scale_input_name(self) -> str | None:
@@ -518,7 +516,9 @@ class TrainingSession(InferenceSession):
 
     def _set_native_device(self, device: str) -> None:
         if device != self._device:
-            raise UnsupportedError("a TrainingSession stays where it is; make another one there, and load_state")
+            raise UnsupportedError(
+                "a TrainingSession cannot change its device; create another session and call load_state"
+            )
 
     def _run_native(
         self, feeds: dict[str, Native], wanted: list[str], run_options: RunOptions | None, restricted: bool
@@ -542,7 +542,7 @@ class TrainingSession(InferenceSession):
         given: dict[str, _ortrain.OrtValue] = {}
         for name, value in feeds.items():
             if isinstance(value, list):
-                raise InvalidArgumentError(f"input {name!r} is a tensor, not a sequence of {len(value)}")
+                raise InvalidArgumentError(f"input {name!r} must be a tensor, got a sequence of {len(value)}")
             given[name] = value
         names = [name for name, *_ in self._described_outputs()]
         restricted = run_options is not None and run_options.only_execute_path_to_fetches
@@ -608,7 +608,7 @@ class TrainingSession(InferenceSession):
 
         """
         if not isinstance(dict, Mapping):
-            raise TypeError(f"a state is a dict of arrays, not {type(dict).__name__}")
+            raise TypeError(f"a state must be a dict of arrays, got {type(dict).__name__}")
         self._classic.load_state({name: native_value(np.asarray(value)) for name, value in dict.items()}, bool(strict))
 
     def is_output_fp32_node(self, output_name: str) -> bool:
@@ -626,10 +626,10 @@ class TrainingSession(InferenceSession):
         False
 
         """
-        made = self._made_by_optimizer().get(output_name)
+        made = self._optimizer_results().get(output_name)
         return self._classic.is_output_fp32_node(output_name) if made is None else made
 
-    def _made_by_optimizer(self) -> dict[str, bool]:
+    def _optimizer_results(self) -> dict[str, bool]:
         """Return the results of the optimizer's nodes by name, with True for float32."""
         ending = _UPDATED.get(self._optimizer_name)
         if ending is None:

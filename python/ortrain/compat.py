@@ -127,7 +127,7 @@ _classic_before: dict[str, object] = {}
 # Functions of an installed onnxruntime that ortrain replaces.
 _kept: dict[str, Callable[[int], None]] = {}
 # Module behind onnxruntime, which scripts also ask for providers. ortrain adds the names of `capi` to it.
-_BEHIND = "onnxruntime.capi._pybind_state"
+_PYBIND_STATE = "onnxruntime.capi._pybind_state"
 # Module that scripts usually import exceptions from.
 _EXTENSION = "onnxruntime.capi.onnxruntime_pybind11_state"
 _ABOUT = (
@@ -149,24 +149,24 @@ _bases: dict[type[BaseException], tuple[type, ...]] = {}
 
 # Features of onnxruntime-training that ortrain does not have, and their replacements.
 _EXPORT = (
-    "write the model once as an .onnx file (torch.onnx.export) and train that: artifacts.generate_artifacts, then "
+    "export the model to an .onnx file (torch.onnx.export) and train the file: artifacts.generate_artifacts, then "
     "CheckpointState, Module and Optimizer of onnxruntime.training.api"
 )
 _OPTIMIZERS = (
-    "write artifacts with optimizer=OptimType.AdamW (or OptimType.SGD; their settings and gradient clipping: "
-    "onnxruntime.training.onnxblock.optim) and make an Optimizer of onnxruntime.training.api"
+    "write artifacts with optimizer=OptimType.AdamW or OptimType.SGD (for settings and gradient clipping: "
+    "onnxruntime.training.onnxblock.optim), then use Optimizer of onnxruntime.training.api"
 )
-_PRECISION = "set the precision of a Module (precision='bf16'), whose sums stay float32: no loss is scaled"
+_PRECISION = "set precision='bf16' of a Module, which needs no loss scale because sums stay float32"
 _ABSENT = {
     "ORTModule": f"it wraps modules of PyTorch, and ortrain trains ONNX models: {_EXPORT}",
     "ortmodule": f"it wraps modules of PyTorch, and ortrain trains ONNX models: {_EXPORT}",
-    "is_ortmodule_available": f"there is no ORTModule, so it never is: {_EXPORT}",
-    "TrainingAgent": "it is where ORTModule takes it from: onnxruntime.capi._pybind_state.TrainingAgent, of a session",
+    "is_ortmodule_available": f"ortrain has no ORTModule: {_EXPORT}",
+    "TrainingAgent": "use onnxruntime.capi._pybind_state.TrainingAgent, which takes a session",
     "FusedAdam": f"it updates parameters of PyTorch: {_OPTIMIZERS}",
     "FP16_Optimizer": f"it wraps optimizers of PyTorch: {_OPTIMIZERS}; {_PRECISION}",
     "hooks": f"they watch modules of PyTorch: {_EXPORT}",
     "utils": f"they are helpers for PyTorch: {_EXPORT}",
-    "experimental": f"it is about ORTModule: {_EXPORT}",
+    "experimental": f"it belongs to ORTModule: {_EXPORT}",
 }
 # The same for the package of optimizers, under both of its names.
 _ABSENT_IN_OPTIM = {
@@ -240,9 +240,9 @@ def _set_seed(seed: int) -> None:
     An installed onnxruntime gets the seed as well.
     """
     if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-        raise TypeError(f"a seed is an integer, not {seed!r}")
+        raise TypeError(f"a seed must be an integer, got {seed!r}")
     if not -(1 << 63) <= operator.index(seed) < 1 << 63:
-        raise OutOfRangeError(f"a seed is an integer of 64 bits, from -2**63 to 2**63 - 1, not {seed}")
+        raise OutOfRangeError(f"a seed must be a 64-bit integer, from -2**63 to 2**63 - 1, got {seed}")
     _seeds.set_seed(operator.index(seed))
     theirs = _kept.get("set_seed")
     if theirs is not None:
@@ -301,7 +301,7 @@ def install() -> None:
     for name in hidden:
         del sys.modules[name]
     sys.modules.update(modules)
-    core.capi._pybind_state = modules[_BEHIND]
+    core.capi._pybind_state = modules[_PYBIND_STATE]
     core.capi.training = training
     vars(core.capi).pop("ort_trainer", None)
     for name, kind in _CLASSIC.items():
@@ -338,8 +338,8 @@ def uninstall() -> None:
     else:
         del core.set_seed
     _seeds.set_seed(None)
-    if _before[_BEHIND] is not None:
-        core.capi._pybind_state = _before[_BEHIND]
+    if _before[_PYBIND_STATE] is not None:
+        core.capi._pybind_state = _before[_PYBIND_STATE]
     if hasattr(core.capi, "training"):
         del core.capi.training
     sys.modules.pop(_OLDER_TRAINER, None)
@@ -399,20 +399,20 @@ def _custom() -> dict[str, types.ModuleType]:
 
 def _stand_in(core: types.ModuleType) -> dict[str, types.ModuleType]:
     """Return the extension modules of the substitute for ``onnxruntime``."""
-    behind = types.ModuleType(_BEHIND, "The part of onnxruntime's extension module that ortrain has.")
+    behind = types.ModuleType(_PYBIND_STATE, "The part of onnxruntime's extension module that ortrain has.")
     beside = {"InferenceSession": InferenceSession, "set_seed": _set_seed}
     vars(behind).update({name: _CORE[name] for name in _ABOUT} | beside | _VALUES | _EXCEPTIONS)
-    package = types.ModuleType(_BEHIND.rpartition(".")[0])
+    package = types.ModuleType(_PYBIND_STATE.rpartition(".")[0])
     package.__path__ = []
     package.onnxruntime_pybind11_state = behind  # type: ignore[attr-defined]
     core.capi = package  # type: ignore[attr-defined]
-    return {package.__name__: package, _BEHIND: behind, _EXTENSION: behind}
+    return {package.__name__: package, _PYBIND_STATE: behind, _EXTENSION: behind}
 
 
 def _beside() -> dict[str, types.ModuleType]:
     """Return the extension module of an installed ``onnxruntime``, with the names of ortrain added."""
-    theirs = importlib.import_module(_BEHIND)
-    behind = types.ModuleType(_BEHIND, theirs.__doc__)
+    theirs = importlib.import_module(_PYBIND_STATE)
+    behind = types.ModuleType(_PYBIND_STATE, theirs.__doc__)
     vars(behind).update(vars(theirs) | _VALUES)
     for name, kind in _EXCEPTIONS.items():
         # Our exception is used if onnxruntime does not have the name (any more).
@@ -420,4 +420,4 @@ def _beside() -> dict[str, types.ModuleType]:
         if same is not kind:
             _bases.setdefault(kind, kind.__bases__)
             kind.__bases__ = (*kind.__bases__, same)
-    return {_BEHIND: behind}
+    return {_PYBIND_STATE: behind}

@@ -78,7 +78,7 @@ class OutOfRangeError(InvalidArgumentError, OverflowError):
 
     >>> state.seed = 2**63
     Traceback (most recent call last):
-    ortrain.errors.OutOfRangeError: a seed is an integer of 64 bits, from -2**63 to 2**63 - 1, not 9223372036854775808
+    ortrain.errors.OutOfRangeError: a seed must be a 64-bit integer, from -2**63 to 2**63 - 1, got 9223372036854775808
     """
 
 
@@ -133,7 +133,7 @@ class DeviceUnavailableError(OrtrainError):
     ...     session = ortrain.InferenceSession(ortrain.examples.perceptron(), providers=["cuda"])
     ... except ortrain.DeviceUnavailableError as error:
     ...     print(str(error).partition(";")[0])
-    there is no device "cuda" here: there is no backend of its own for such GPUs
+    there is no device "cuda" here: ortrain has no CUDA or ROCm backend
     """
 
     _code = (9, "NOT_IMPLEMENTED")
@@ -166,7 +166,7 @@ class AnomalyError(OrtrainError, FloatingPointError):
     ...     careful(broken, labels)
     ... except ortrain.AnomalyError as error:
     ...     print(str(error).partition(";")[0])
-    the step makes the loss NaN: "x", which it is given, has NaN at [2, 5]
+    the step computed NaN in the loss: "x", an input of the step, has NaN at [2, 5]
     """
 
 

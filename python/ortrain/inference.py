@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ortrain import _files, _ortrain
-from ortrain._inputs import Described, as_given, input_value, is_ortvalue, native_value
+from ortrain._inputs import Described, input_value, is_ortvalue, native_value, outputs_like_inputs
 from ortrain._model_source import ModelLike, model_source
 from ortrain._operators import OperatorLibrary, with_operators
 from ortrain._options import (
@@ -153,7 +153,9 @@ class InferenceSession:
     ) -> None:
         options = self._set_up(sess_options, providers, provider_options)
         if options.detect_anomaly:
-            raise UnsupportedError("detect_anomaly is for trainings: a Module or a TrainingSession takes it")
+            raise UnsupportedError(
+                "detect_anomaly is not supported for inference; set it on a Module or a TrainingSession"
+            )
         source = with_changes(with_operators(model_source(path_or_bytes), operators), options)
         self._native = _ortrain.InferenceSession(
             source,
@@ -406,7 +408,7 @@ class InferenceSession:
 
         """
         if results and error_on_invalid:
-            raise InvalidArgumentError("kernels of the CPU are not tuned, so that there are no results to be set")
+            raise InvalidArgumentError("tuning results are not supported: kernels of the CPU are not tuned")
 
     # Profiles.
 
@@ -502,7 +504,7 @@ class InferenceSession:
 
         """
         check_begin(run_options)
-        wanted = self._wanted(output_names)
+        wanted = self._requested_outputs(output_names)
         self._check_feed(input_feed)
         inputs = [*self._described_inputs(), *self._described_overridable()]
         described = {description[0]: description for description in inputs}
@@ -537,16 +539,18 @@ class InferenceSession:
 
         """
         check_begin(run_options)
-        wanted = self._wanted(output_names)
+        wanted = self._requested_outputs(output_names)
         self._check_feed(input_dict_ort_values)
         for name, value in input_dict_ort_values.items():
             if not is_ortvalue(value):
-                raise TypeError(f"the value for {name!r} is an OrtValue, not {type(value).__name__}; run takes arrays")
+                raise TypeError(
+                    f"the value for {name!r} must be an OrtValue, got {type(value).__name__}; run accepts arrays"
+                )
         feeds: dict[str, Native] = {name: native_value(value) for name, value in input_dict_ort_values.items()}
         found = self._run_native(feeds, wanted, run_options, is_restricted(run_options))
         tensors = [value for value in found if not isinstance(value, list)]
         if len(tensors) == len(found) and feeds:
-            return as_given(tensors, list(input_dict_ort_values.values()))
+            return outputs_like_inputs(tensors, list(input_dict_ort_values.values()))
         wrapped: list[Any] = [
             [OrtValue(tensor) for tensor in value] if isinstance(value, list) else OrtValue(value) for value in found
         ]
@@ -590,13 +594,13 @@ class InferenceSession:
         check_begin(run_options)
         binding = iobinding._iobinding if isinstance(iobinding, IOBinding) else iobinding
         if not isinstance(binding, SessionIOBinding):
-            raise TypeError(f"a binding is made by io_binding() of a session, not {type(iobinding).__name__}")
+            raise TypeError(f"expected a binding from io_binding() of the session, got {type(iobinding).__name__}")
         if binding._session is not self:
-            raise InvalidArgumentError("the binding belongs to another session; this one makes its own: io_binding()")
+            raise InvalidArgumentError("the binding belongs to another session; call io_binding() of this session")
         outputs = list(binding._outputs.items())
         if not outputs:
-            raise InvalidArgumentError("no output is bound; bind_output says which ones are wanted")
-        names = self._wanted([name for name, _ in outputs])
+            raise InvalidArgumentError("no output is bound; call bind_output first")
+        names = self._requested_outputs([name for name, _ in outputs])
         self._check_feed(binding._inputs)
         made = self._run_native_into(dict(binding._inputs), outputs, run_options)
         for name, value in zip(names, made, strict=True):
@@ -640,11 +644,11 @@ class InferenceSession:
         """
         check_begin(run_options)
         if isinstance(feed_names, str) or isinstance(fetch_names, str):
-            raise TypeError("feed_names and fetch_names are lists of names, not one name")
-        given, wanted = list(feed_names), self._wanted(list(fetch_names))
+            raise TypeError("feed_names and fetch_names must be lists of names, got one name")
+        given, wanted = list(feed_names), self._requested_outputs(list(fetch_names))
         for count, names, what in ((len(feeds), given, "feeds"), (len(fetch_devices), wanted, "fetch_devices")):
             if count != len(names):
-                raise InvalidArgumentError(f"there are {len(names)} names, but {count} values of {what}")
+                raise InvalidArgumentError(f"expected {len(names)} values in {what}, got {count}")
         for name in given:
             if given.count(name) > 1:
                 raise InvalidArgumentError(f"input {name!r} is given twice")
@@ -652,18 +656,18 @@ class InferenceSession:
             check_device(device)
         there: list[_ortrain.OrtValue | None] = list(fetches) or [None] * len(wanted)
         if len(there) != len(wanted):
-            raise InvalidArgumentError(f"there are {len(wanted)} names, but {len(there)} values of fetches")
+            raise InvalidArgumentError(f"expected {len(wanted)} values in fetches, got {len(there)}")
         values: dict[str, Native] = dict(zip(given, feeds, strict=True))
         self._check_feed(values)
         found = self._run_native_into(values, list(zip(wanted, there, strict=True)), run_options)
         if any(isinstance(value, list) for value in found):
-            raise InvalidArgumentError("a vector holds tensors; only run returns sequences of them")
+            raise InvalidArgumentError("an output is a sequence of tensors, which only run returns")
         fetches._fill([value for value in found if not isinstance(value, list)])
 
-    def _wanted(self, output_names: Sequence[str] | None) -> list[str]:
+    def _requested_outputs(self, output_names: Sequence[str] | None) -> list[str]:
         """Return the requested output names, or all output names."""
         if isinstance(output_names, str):
-            raise TypeError("output_names is a list of names, not one name")
+            raise TypeError("output_names must be a list of names, got one name")
         outputs = [description[0] for description in self._described_outputs()]
         wanted = list(output_names) if output_names else outputs
         for name in wanted:
@@ -687,7 +691,7 @@ class InferenceSession:
         if missing:
             given_names = ", ".join(f'"{name}"' for name in feed)
             names = ", ".join(f'"{name}"' for name in missing)
-            beside = f"given were {given_names}" if given_names else "none was given"
+            beside = f"values were given for {given_names}" if given_names else "none was given"
             raise InvalidArgumentError(f"no value was given for input{'s' * (len(missing) > 1)} {names}; {beside}")
 
 
@@ -698,20 +702,21 @@ def _normalised(
     if providers is None:
         providers = ["CPUExecutionProvider"]
     if isinstance(providers, str) or not isinstance(providers, Sequence):
-        raise InvalidArgumentError(f"providers is a list of names, not {providers!r}")
+        raise InvalidArgumentError(f"providers must be a list of names, got {providers!r}")
     pairs: list[tuple[str, dict[Any, Any]]] = []
     if provider_options is not None:
         if isinstance(provider_options, str) or not isinstance(provider_options, Sequence):
-            raise InvalidArgumentError(f"provider_options is a list of dicts, not {provider_options!r}")
+            raise InvalidArgumentError(f"provider_options must be a list of dicts, got {provider_options!r}")
         if len(providers) != len(provider_options):
             raise InvalidArgumentError(
-                f"there are {len(providers)} providers, but options for {len(provider_options)} were given"
+                f"expected {len(providers)} dicts in provider_options, one for each provider, got "
+                f"{len(provider_options)}"
             )
         for provider, options in zip(providers, provider_options, strict=True):
             if not isinstance(provider, str):
-                raise InvalidArgumentError(f"providers are names where provider_options is given, not {provider!r}")
+                raise InvalidArgumentError(f"providers must be names if provider_options is given, got {provider!r}")
             if not isinstance(options, dict):
-                raise InvalidArgumentError(f"the options of provider {provider!r} are a dict, not {options!r}")
+                raise InvalidArgumentError(f"the options of provider {provider!r} must be a dict, got {options!r}")
             pairs.append((provider, options))
     else:
         for provider in providers:
@@ -725,19 +730,21 @@ def _normalised(
             ):
                 pairs.append(provider)
             else:
-                raise InvalidArgumentError(f"a provider is a name, or a pair of a name and a dict, not {provider!r}")
+                raise InvalidArgumentError(
+                    f"a provider must be a name, or a pair of a name and a dict, got {provider!r}"
+                )
     from ortrain._devices import device_of_provider, provider_names
 
     found: dict[str, dict[str, str]] = {}
     for name, options in pairs or [("CPUExecutionProvider", {})]:
         if device_of_provider(name) is None:
-            sentence = f"there is no provider {name!r} here; there are {', '.join(provider_names())}"
+            sentence = f"unknown provider {name!r}; expected one of {', '.join(provider_names())}"
             if _Beginnings.shown:
                 # onnxruntime gives its scripts a warning before the error.
                 warnings.warn(sentence, stacklevel=4)
             raise UnsupportedError(sentence)
         if name in found:
-            warnings.warn(f"provider {name!r} is named twice; the second time does not count", stacklevel=4)
+            warnings.warn(f"provider {name!r} is named twice; the second entry is ignored", stacklevel=4)
             continue
         found[name] = {str(key): str(value) for key, value in options.items()}
     return found

@@ -76,7 +76,7 @@ class SessionIOBinding:
             self._inputs[name] = _ortrain.OrtValue.ortvalue_from_numpy(np.asarray(place[0]), device)
             return
         if len(place) != 4:
-            raise TypeError("an input is bound to an array, or to a device, an element type, a shape and an address")
+            raise TypeError("expected an array, or a device, an element type, a shape and an address for an input")
         device, element_type, shape, pointer = place
         self._inputs[name] = _at(pointer, element_type, shape, device)
 
@@ -111,7 +111,7 @@ class SessionIOBinding:
 
         """
         if len(place) not in (1, 4):
-            raise TypeError("an output is bound to a device, or to that, an element type, a shape and an address")
+            raise TypeError("expected a device, or a device, an element type, a shape and an address for an output")
         device = place[0]
         check_device(device)
         self._bind_output(name, None if len(place) == 1 else _at(place[3], place[1], place[2], device))
@@ -173,7 +173,7 @@ class SessionIOBinding:
 
         """
         values = _ortrain.OrtValueVector()
-        values._fill(self._made())
+        values._fill(self._output_values())
         return values
 
     def copy_outputs_to_cpu(self) -> list[npt.NDArray[Any]]:
@@ -187,20 +187,20 @@ class SessionIOBinding:
         []
 
         """
-        return [value.array() for value in self._made()]
+        return [value.array() for value in self._output_values()]
 
-    def _made(self) -> list[_ortrain.OrtValue]:
+    def _output_values(self) -> list[_ortrain.OrtValue]:
         made = []
         for name, place in self._outputs.items():
             value = place if place is not None else self._values.get(name)
             if value is None:
-                raise OrtrainError(f"output {name!r} has no value yet: run_with_iobinding makes it")
+                raise OrtrainError(f"output {name!r} has no value yet: call run_with_iobinding first")
             made.append(value)
         return made
 
     def _bind_output(self, name: str, value: _ortrain.OrtValue | None) -> None:
         if not isinstance(name, str):
-            raise TypeError(f"the name of an output is a str, not {name!r}")
+            raise TypeError(f"the name of an output must be a str, got {name!r}")
         self._values.pop(name, None)
         self._outputs[name] = value
 
@@ -211,7 +211,9 @@ class SessionIOBinding:
             there = ", ".join(kinds)
             raise InvalidArgumentError(f"the model has no input {name!r}; it has {there}{hint(str(name), kinds)}")
         if kinds[name].startswith("seq("):
-            raise InvalidArgumentError(f"input {name!r} is a sequence of tensors, which only run takes: as a list")
+            raise InvalidArgumentError(
+                f"input {name!r} is a sequence of tensors and cannot be bound: pass it to run as a list"
+            )
 
 
 class IOBinding:
@@ -324,9 +326,7 @@ class IOBinding:
             self._iobinding.bind_output(name, device)
             return
         if element_type is None or shape is None:
-            raise InvalidArgumentError(
-                f"output {name!r} is bound to an address, for which its element_type and its shape have to be given"
-            )
+            raise InvalidArgumentError(f"output {name!r} is bound to an address, which needs element_type and shape")
         self._iobinding.bind_output(name, device, element_type, shape, buffer_ptr)
 
     def bind_ortvalue_output(self, name: str, ortvalue: OrtValue) -> None:
@@ -399,7 +399,7 @@ class IOBinding:
         >>> binding.bind_output("logits")
         >>> binding.copy_outputs_to_cpu()
         Traceback (most recent call last):
-        ortrain.errors.OrtrainError: output 'logits' has no value yet: run_with_iobinding makes it
+        ortrain.errors.OrtrainError: output 'logits' has no value yet: call run_with_iobinding first
 
         """
         return self._iobinding.copy_outputs_to_cpu()
@@ -430,11 +430,11 @@ def check_device(device: object) -> None:
 
     """
     if not isinstance(device, _ortrain.OrtDevice):
-        raise TypeError(f"a device is an OrtDevice, not {type(device).__name__}")
+        raise TypeError(f"the device must be an OrtDevice, got {type(device).__name__}")
     if device.device_type() != _ortrain.OrtDevice.cpu():
         raise UnsupportedError(
-            f"device type {device.device_type()} is not supported: ortrain keeps values in memory of the CPU, device "
-            f"type 0"
+            f"device type {device.device_type()} is not supported: ortrain keeps values in memory of the CPU, "
+            f"device type 0"
         )
 
 
@@ -442,16 +442,16 @@ def _at(pointer: Any, element_type: Any, shape: Any, device: Any) -> _ortrain.Or
     """Return a value in the memory at an address."""
     check_device(device)
     if not isinstance(pointer, int) or isinstance(pointer, bool):
-        raise TypeError(f"an address is an int, not {type(pointer).__name__}")
+        raise TypeError(f"an address must be an int, got {type(pointer).__name__}")
     if pointer < 0:
-        raise InvalidArgumentError(f"an address is not negative, and this is {pointer}")
+        raise InvalidArgumentError(f"an address must not be negative, got {pointer}")
     return _ortrain.OrtValue.ortvalue_from_pointer(pointer, element_type, list(shape), device)
 
 
 def _native(value: Any) -> _ortrain.OrtValue:
     """Return the native value of an OrtValue. A value of onnxruntime is used in place, and its memory kept alive."""
     if not is_ortvalue(value):
-        raise TypeError(f"an OrtValue is bound, not {type(value).__name__}")
+        raise TypeError(f"expected an OrtValue, got {type(value).__name__}")
     if isinstance(value, OrtValue | _ortrain.OrtValue):
         return native_value(value)
     device = _device("cpu", 0)

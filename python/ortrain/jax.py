@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import numpy as np
 
 from ortrain import _ortrain
-from ortrain._bridges import chosen_weights, in_order, kept_source, trained_model
+from ortrain._bridges import chosen_weights, in_order, source_snapshot, trained_model
 from ortrain._inputs import Described
 from ortrain._model_source import ModelLike, PathLike
 from ortrain._operators import OperatorLibrary, Source, with_operators, with_stops
@@ -61,8 +61,8 @@ _DTYPES: dict[str, np.dtype[Any]] = {
     f"tensor({name})": np.dtype(name) for name in (f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64))
 }
 _BFLOAT16 = "tensor(bfloat16)"
-_SETTING = 'jax.config.update("jax_enable_x64", True) at the start of the program'
-_WITHOUT_64_BITS = f"the integers of jax without 64 bits: {_SETTING}"
+_SETTING = 'call jax.config.update("jax_enable_x64", True) at the start of the program'
+_WITHOUT_64_BITS = f"jax has no 64-bit integers by default; {_SETTING}"
 
 
 def as_function(
@@ -119,7 +119,7 @@ def as_function(
 
     """
     _require_jax()
-    source = with_stops(with_operators(kept_source(model), operators), stop_gradients)
+    source = with_stops(with_operators(source_snapshot(model), operators), stop_gradients)
     return OnnxFunction(source, wrt, session_options)
 
 
@@ -153,7 +153,7 @@ class OnnxFunction:
         if native.random_nodes():
             # jax may call a function a second time, or not at all.
             raise UnsupportedError(
-                f"{', '.join(native.random_nodes())} may drop elements, but a function of jax has to be pure; set its "
+                f"{', '.join(native.random_nodes())} may drop elements, but a jax function must be pure; set "
                 "training_mode to false in the model, and drop elements in jax"
             )
         names = chosen_weights(source, wrt, native.weight_names())
@@ -257,7 +257,7 @@ class OnnxFunction:
         """Return the weights of a call, in the order of the names."""
         if not isinstance(weights, Mapping):
             raise TypeError(
-                f"the weights are a dict of arrays by their names, as in .weights, not {type(weights).__name__}; they "
+                f"the weights must be a dict of arrays by name, as in .weights, got {type(weights).__name__}; they "
                 "are the first argument, before the inputs"
             )
         names = self.weight_names
@@ -294,7 +294,7 @@ def _dtype_of(described: Described) -> np.dtype[Any]:
         bfloat16: np.dtype[Any] = np.dtype(jnp.bfloat16)
         return bfloat16
     if kind not in _DTYPES:
-        raise UnsupportedError(f'"{name}" is {kind}, which jax does not have')
+        raise UnsupportedError(f'"{name}" has the type {kind}, which jax does not support')
     return _DTYPES[kind]
 
 
@@ -309,7 +309,7 @@ def _in_jax(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return dtype
 
 
-def _is_kept(value: npt.NDArray[Any] | np.generic) -> bool:
+def _is_representable(value: npt.NDArray[Any] | np.generic) -> bool:
     """Return True if jax can hold all numbers of an array. jax would wrap other integers silently."""
     dtype = _in_jax(value.dtype)
     return dtype == value.dtype or bool((value.astype(dtype) == value).all())
@@ -319,20 +319,20 @@ def _fitting(what: str, described: Described, value: Any, sizes: dict[str, tuple
     """Convert a value to a jax array and check it against the model. ``sizes`` has the known sizes of named axes."""
     name, _, shape = described
     wanted = _dtype_of(described)
-    if isinstance(value, (np.ndarray, np.generic)) and not _is_kept(value):
+    if isinstance(value, (np.ndarray, np.generic)) and not _is_representable(value):
         raise InvalidArgumentError(
-            f'{what} "{name}" has values that {_in_jax(value.dtype)} does not hold, {_WITHOUT_64_BITS}'
+            f'{what} "{name}" has values outside the range of {_in_jax(value.dtype)}: {_WITHOUT_64_BITS}'
         )
     try:
         array = jnp.asarray(value)
         given = np.dtype(array.dtype)
     except (TypeError, ValueError) as error:
-        raise TypeError(f'{what} "{name}" should be an array, not {type(value).__name__} ({error})') from error
+        raise TypeError(f'{what} "{name}" must be an array, got {type(value).__name__} ({error})') from error
     if given != wanted and getattr(array, "weak_type", False) and _is_float(given) and _is_float(wanted):
         # A Python number has no type of its own.
         array = array.astype(wanted)
     elif given != wanted and not (given.kind in "iu" and wanted.kind in "iu" and np.can_cast(given, wanted)):
-        advice = f"the element types differ; give it as .astype(jnp.{_in_jax(wanted)})"
+        advice = f"the element types differ; to convert it, pass .astype(jnp.{_in_jax(wanted)})"
         raise InvalidArgumentError(_mismatch(what, described, array) + advice)
     if array.ndim != len(shape):
         raise InvalidArgumentError(_mismatch(what, described, array) + "the numbers of axes differ")
@@ -340,7 +340,7 @@ def _fitting(what: str, described: Described, value: Any, sizes: dict[str, tuple
         expected, whose = sizes.setdefault(size, (there, name)) if isinstance(size, str) else (size, name)
         if expected is not None and there != expected:
             found = f'axis {axis} is {there}, but "{size}" is {expected} in {what} "{whose}"'
-            same = f"axis {axis} is {there}, not {expected}"
+            same = f"axis {axis} must be {expected}, got {there}"
             raise InvalidArgumentError(_mismatch(what, described, array) + (found if whose != name else same))
     return array
 
@@ -349,7 +349,7 @@ def _mismatch(what: str, described: Described, array: Any) -> str:
     name, _, shape = described
     sizes = ", ".join("?" if size is None else str(size) for size in shape)
     there = ", ".join(map(str, array.shape))
-    return f'{what} "{name}" should be {_dtype_of(described)}[{sizes}], but {array.dtype}[{there}] was given: '
+    return f'{what} "{name}" must be {_dtype_of(described)}[{sizes}], got {array.dtype}[{there}]: '
 
 
 class _Model:
@@ -381,9 +381,7 @@ class _Model:
             return
         for described in [*self.values, *self.outputs]:
             if _dtype_of(described) == np.float64:
-                raise UnsupportedError(
-                    f'"{described[0]}" is float64, which jax does not have without 64 bits: {_SETTING}'
-                )
+                raise UnsupportedError(f'"{described[0]}" is float64, which jax does not have by default; {_SETTING}')
 
     def natives(self, values: Sequence[npt.NDArray[Any]]) -> tuple[list[Any], list[Any]]:
         """Convert inputs and weights for the core."""
@@ -421,15 +419,15 @@ class _Model:
         except OrtrainError as error:
             names = ", ".join(name for name, _, _ in self.outputs)
             raise type(error)(
-                f"jax needs the shapes of {names} before it runs; the model does not declare them by names of axes of "
-                f"its inputs, and does not run on zeros: {error}"
+                f"jax needs the shapes of {names} before a run: the names of input axes do not determine them, and a "
+                f"run on zeros fails: {error}"
             ) from error
         # jax drops computations of empty results, so elements that appear in a run would go unnoticed.
         for shape, (name, _, _) in zip(found, self.outputs, strict=True):
             if 0 in shape and not any(0 in given for given in shapes):
                 raise UnsupportedError(
-                    f'"{name}" is empty, {list(shape)}, where the inputs are zeros; the shape of a result in jax '
-                    "cannot depend on values"
+                    f'"{name}" is empty, {list(shape)}, for inputs of zeros; the shape of a result in jax cannot '
+                    "depend on values"
                 )
         return found
 
@@ -438,10 +436,10 @@ class _Model:
         names = (name for (name, _, _), wanted in zip(self.values, moved, strict=True) if wanted)
         wanted = tuple(name for name in names if name in self._differentiable)
         if wanted and wanted not in self._pullbacks:
-            self._pullbacks.setdefault(wanted, self._made(wanted))
+            self._pullbacks.setdefault(wanted, self._new_pullback(wanted))
         return self._pullbacks.get(wanted)
 
-    def _made(self, wanted: tuple[str, ...]) -> _Pullback:
+    def _new_pullback(self, wanted: tuple[str, ...]) -> _Pullback:
         inputs = [name for name, _, _ in self.inputs if name in wanted]
         if len(wanted) == len(inputs) + len(self._weights):
             return _Pullback(self, self._opened(self._source, self._weights, inputs))
@@ -454,13 +452,13 @@ class _Model:
         """Return the model of the gradients and the names of its gradients. ``of`` become additional inputs."""
         if self._of_gradients:
             raise UnsupportedError(
-                "there is no third gradient: ortrain has gradients of gradients, and no gradients of those"
+                "third-order gradients are not supported: ortrain differentiates a model at most twice"
             )
         try:
             source = _ortrain.vjp(self._native.evaluation_model(), of, wanted, True)
             model = _Model(source, self._opened(source, [], None), self._opened, of_gradients=True)
         except OrtrainError as error:
-            raise UnsupportedError(f"there is no gradient of this gradient: {error}") from error
+            raise UnsupportedError(f"this gradient has no gradient: {error}") from error
         # The gradients follow the other outputs, sorted by the names of their values.
         added = [name for name, _, _ in model.outputs][len(self.outputs) :]
         names = dict(zip(sorted(wanted), added, strict=True))
@@ -555,15 +553,15 @@ class _Callback:
 
     def __init__(self, names: Sequence[str], host: _Host, types_of: Callable[[Sequence[Any]], list[Any]]) -> None:
         self._names, self._host, self._types_of = names, host, types_of
-        self._made: dict[tuple[Any, ...], Callable[..., Any]] = {}
+        self._callables: dict[tuple[Any, ...], Callable[..., Any]] = {}
 
     def __call__(self, *values: Any) -> tuple[Any, ...]:
         types = tuple(self._types_of(values))
         # jax compiles a Python function once and recognizes it by its identity.
         key = tuple((kind.shape, kind.dtype) for kind in types)
-        if key not in self._made:
-            self._made.setdefault(key, _called(self._names, self._host, types))
-        return tuple(self._made[key](*values))
+        if key not in self._callables:
+            self._callables.setdefault(key, _called(self._names, self._host, types))
+        return tuple(self._callables[key](*values))
 
 
 def _called(names: Sequence[str], host: _Host, types: tuple[Any, ...]) -> Callable[..., Any]:
@@ -602,12 +600,12 @@ def _as_promised(name: str, value: npt.NDArray[Any], promised: Any) -> npt.NDArr
     """Return a result with the shape and type that jax was promised; otherwise raise an error."""
     if value.shape != promised.shape:
         raise UnsupportedError(
-            f'"{name}" has the shape {list(value.shape)}, but the shapes of the inputs promise {list(promised.shape)}; '
+            f'"{name}" has the shape {list(value.shape)}, but the shapes of the inputs imply {list(promised.shape)}; '
             "the shape of a result in jax cannot depend on values"
         )
     cast = value.astype(promised.dtype, copy=False)
     if value.dtype.kind in "iu" and (cast != value).any():
-        raise UnsupportedError(f'"{name}" has values that {promised.dtype} does not hold, {_WITHOUT_64_BITS}')
+        raise UnsupportedError(f'"{name}" has values outside the range of {promised.dtype}: {_WITHOUT_64_BITS}')
     return cast
 
 

@@ -38,7 +38,7 @@ class OrtValue:
 
     def __init__(self, ortvalue: _ortrain.OrtValue) -> None:
         if not isinstance(ortvalue, _ortrain.OrtValue):
-            raise TypeError("OrtValue is made by OrtValue.ortvalue_from_numpy(array)")
+            raise TypeError("OrtValue has no public constructor; call OrtValue.ortvalue_from_numpy(array)")
         self._ortvalue = ortvalue
 
     @staticmethod
@@ -109,7 +109,7 @@ class OrtValue:
 
         """
         if shape is None or element_type is None:
-            raise ValueError("an OrtValue that is not made of an array needs both: its shape and its element_type")
+            raise ValueError("an OrtValue without an array needs shape and element_type")
         device = _device(device_type, device_id)
         return OrtValue(_ortrain.OrtValue.ortvalue_from_shape_and_type(list(shape), element_type, device))
 
@@ -154,7 +154,10 @@ class OrtValue:
         array = self.numpy()
         if dtype is not None and np.dtype(dtype) != array.dtype:
             if copy is False:
-                raise ValueError(f"an OrtValue of {array.dtype} becomes an array of {np.dtype(dtype)} by a copy")
+                raise ValueError(
+                    f"copy=False is not possible: an OrtValue of {array.dtype} must be copied to an array of "
+                    f"{np.dtype(dtype)}"
+                )
             return array.astype(dtype)
         return array.copy() if copy else array
 
@@ -174,7 +177,7 @@ class OrtValue:
         array([1., 1.], dtype=float32)
         >>> value.update_inplace(np.ones(3))
         Traceback (most recent call last):
-        ortrain.errors.InvalidArgumentError: the OrtValue is float32[2], but float64[3] was given
+        ortrain.errors.InvalidArgumentError: the OrtValue is float32[2], got float64[3]
 
         """
         self._ortvalue.update_inplace(np_arr._ortvalue if isinstance(np_arr, OrtValue) else np_arr)

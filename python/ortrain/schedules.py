@@ -75,7 +75,7 @@ class Schedule:
 
     def __init__(self, **settings: object) -> None:
         if type(self) is Schedule:
-            raise TypeError("Schedule is what all schedules are; make one of them, Linear(total=100) say")
+            raise TypeError("Schedule is an abstract base class; create a schedule such as Linear(total=100)")
         self._native = _ortrain.Schedule(type(self).__name__, list(settings.items()))
 
     def __call__(self, t: int) -> float:
@@ -140,7 +140,7 @@ class Schedule:
         """
         last = self._native.span() if steps is None else steps
         if last < 1:
-            raise InvalidArgumentError(f"steps is {last}, but a plot shows one step or more")
+            raise InvalidArgumentError(f"steps must be at least 1, got {last}")
         if ax is None:
             try:
                 from matplotlib import pyplot
@@ -166,7 +166,7 @@ class Schedule:
         return hash(self._native.text())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _made_from, (self._native.text(), self._function)
+        return _from_text, (self._native.text(), self._function)
 
 
 class Constant(Schedule):
@@ -428,7 +428,7 @@ class Function(Schedule):
 
     def __init__(self, function: Factor) -> None:
         if not callable(function):
-            raise TypeError(f"function is a function from steps to a factor, not {type(function).__name__}")
+            raise TypeError(f"function must be a function from steps to a factor, got {type(function).__name__}")
         super().__init__()
         self._function = function
 
@@ -581,17 +581,17 @@ def _resumed(native: _ortrain.Schedule, function: Factor | None) -> Schedule:
     takes = native.takes() == "factor"
     if takes and function is None:
         raise InvalidArgumentError(
-            f"the schedule of the checkpoint, {native.text()}, is a function of the program, which a checkpoint cannot "
-            "hold; give it again: resume(optimizer, function)"
+            f"the schedule of the checkpoint, {native.text()}, has a Python function, which a checkpoint cannot "
+            "store; pass the function: resume(optimizer, function)"
         )
     if function is not None and not takes:
         raise InvalidArgumentError(
-            f"the schedule of the checkpoint, {native.text()}, has no function, but one is given"
+            f"the schedule of the checkpoint, {native.text()}, has no function; call resume(optimizer) without one"
         )
-    return _made_from(native.text(), None if function is None else Function(function)._function)
+    return _from_text(native.text(), None if function is None else Function(function)._function)
 
 
-def _made_from(text: str, function: Factor | None) -> Schedule:
+def _from_text(text: str, function: Factor | None) -> Schedule:
     """Parse the text of a schedule. The text is not run as code."""
     native = _ortrain.Schedule.parse(text)
     kinds: dict[str, type[Schedule]] = {kind.__name__: kind for kind in Schedule.__subclasses__()}
@@ -606,13 +606,13 @@ def _schedule(given: Any, what: str) -> Schedule:
         return given
     if isinstance(given, type) or not callable(given):
         shown = given.__name__ if isinstance(given, type) else type(given).__name__
-        raise TypeError(f"{what} is a schedule, or a function from steps to a factor, not {shown}")
+        raise TypeError(f"{what} must be a schedule or a function from steps to a factor, got {shown}")
     return Function(given)
 
 
 def _check_optimizer(optimizer: object) -> None:
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer is an Optimizer, not {type(optimizer).__name__}")
+        raise TypeError(f"optimizer must be an Optimizer, got {type(optimizer).__name__}")
 
 
 def _number(value: object, what: str) -> float:
@@ -620,16 +620,15 @@ def _number(value: object, what: str) -> float:
     if isinstance(value, np.ndarray) and value.ndim == 0:
         value = value[()]
     if not isinstance(value, Real):
-        raise InvalidArgumentError(f"{what} is {type(value).__name__}, but it should be a number")
+        raise InvalidArgumentError(f"{what} must be a number, got {type(value).__name__}")
     return float(value)
 
 
 def _factor_of(function: Factor, t: int) -> float:
     """Return the result of a function for ``t`` steps; raise an error if it is not a factor."""
-    factor = _number(function(t), f"what the function of the schedule says for step {t}")
+    factor = _number(function(t), f"the result of the schedule's function for step {t}")
     if not (math.isfinite(factor) and factor >= 0):
         raise InvalidArgumentError(
-            f"the function of the schedule says {factor} for step {t}, but a factor is a finite number that is not "
-            "negative"
+            f"the result of the schedule's function for step {t} must be finite and at least 0, got {factor}"
         )
     return factor

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, overload
 import numpy as np
 
 from ortrain import _ortrain
-from ortrain._inputs import as_given, input_value, native_value
+from ortrain._inputs import input_value, native_value, outputs_like_inputs
 from ortrain._model_source import ModelLike, PathLike, model_source
 from ortrain._options import check_begin, training_options
 from ortrain.api.checkpoint_state import CheckpointState
@@ -74,7 +74,7 @@ class TrainingSession:
         device: str = "cpu",
     ) -> None:
         if not isinstance(state, CheckpointState):
-            raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
+            raise TypeError(f"state must be a CheckpointState, got {type(state).__name__}")
         self._state = state
         self._device = _ortrain.device_name(device)
         self._schedule: Schedule | None = None
@@ -220,11 +220,11 @@ class TrainingSession:
             # The core reports the expected number of inputs.
             values = [native_value(value) for value in given]
         if outputs is None:
-            return as_given(self._native.step(values, training), given)
+            return outputs_like_inputs(self._native.step(values, training), given)
         rooms = list(_collection("outputs", outputs))
         for at, room in enumerate(rooms):
             if not isinstance(room, np.ndarray):
-                raise TypeError(f"outputs[{at}] is a NumPy array that is written to, not {type(room).__name__}")
+                raise TypeError(f"outputs[{at}] must be a NumPy array, got {type(room).__name__}")
         self._native.step_into(values, rooms, training)
         return None
 
@@ -485,7 +485,7 @@ class TrainingSession:
 
         """
         if isinstance(graph_output_names, str):
-            raise TypeError("graph_output_names is a list of names, not one name")
+            raise TypeError("graph_output_names must be a list of names, got one name")
         above = 0 if external_data else None
         path, names = os.fspath(inference_model_path), list(graph_output_names)
         self._native.export_model_for_inferencing(path, names, above, average)
@@ -526,5 +526,5 @@ class TrainingSession:
 def _collection(what: str, values: Sequence[Any]) -> Sequence[Any]:
     """Return a list or tuple of values; raise an error for a single value."""
     if not isinstance(values, (list, tuple)):
-        raise TypeError(f"{what} is a list of values, not {type(values).__name__}")
+        raise TypeError(f"{what} must be a list of values, got {type(values).__name__}")
     return values

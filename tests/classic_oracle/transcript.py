@@ -220,7 +220,7 @@ def session_of(parameters: Any = None, model: str | bytes = NETWORK, **arguments
     return onnxruntime.TrainingSession(model, parameters or parameters_of(), **arguments)
 
 
-def made(parameters: Any) -> Any:
+def session_or_none(parameters: Any) -> Any:
     """Return a session, or print the class of its error and return None."""
     try:
         return session_of(parameters)
@@ -332,7 +332,7 @@ def sessions() -> None:
         ("a weight that no node reads", parameters_of(SGD, (*WEIGHTS, "nowhere"))),
     ):
         chapter(title)
-        session = made(given)
+        session = session_or_none(given)
         if session is not None:
             describe(session)
 
@@ -363,7 +363,7 @@ def sessions() -> None:
     describe(session_of(model=listed.SerializeToString()))
 
     chapter("moments in half precision")
-    session = made(parameters_of(use_fp16_moments=True))
+    session = session_or_none(parameters_of(use_fp16_moments=True))
     if session is not None:
         for name, array in session.get_state().items():
             say(f"state {name}", kind(array))

@@ -33,7 +33,7 @@ NAMES = re.findall(r'^    "([a-z0-9-]+)": (?:language|signals|of_timm)\(', SCRIP
 # Tolerance relative to each loss; gradients relative to their largest element. Ortrain uses float32, PyTorch float64.
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 # Minimum share of trained elements of parameters with a gradient; single numbers are not searched for.
-MOST = 0.99
+MIN_TRAINED_SHARE = 0.99
 # Architectures that an exporter of PyTorch rejects: beginning of its reason.
 NOT_EXPORTED = {
     "fnet/script": "UnsupportedOperatorError: Exporting the operator 'aten::fft_fftn'",
@@ -73,7 +73,7 @@ def test_trains_as_torch(name: str, way: str, exported: Path, tmp_path: Path) ->
             losses_like(folder, way, tmp_path)
         assert REFUSED[case] in str(error.value)
         return
-    assert losses_like(folder, way, tmp_path) >= MOST
+    assert losses_like(folder, way, tmp_path) >= MIN_TRAINED_SHARE
 
 
 def losses_like(folder: Path, way: str, made: Path) -> float:

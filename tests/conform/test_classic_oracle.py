@@ -33,7 +33,7 @@ def trained(release: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str
         return {key: stored[key] for key in stored.files}
 
 
-def test_the_record_is_what_it_computes(trained: dict[str, np.ndarray]) -> None:
+def test_record_matches_the_release(trained: dict[str, np.ndarray]) -> None:
     with np.load(TESTS / "data" / "classic" / "train-1.15.0.npz") as stored:
         record = {key: stored[key] for key in stored.files}
     assert set(record) == set(trained)
@@ -51,7 +51,7 @@ def test_trains_as_it_does(case: str, run: str, trained: dict[str, np.ndarray]) 
     ours = classic_runs.train(classic, case, run)
     worst = max(classic_runs.distance(key, ours[key], want[key]) for key in want)
     print(f"{case}, {run}: {len(want)} values of {classic_runs.STEPS} steps; worst {worst:.1e}")
-    far = classic_runs.too_far(ours, want)
+    far = classic_runs.above_tolerance(ours, want)
     assert not far, far
 
 

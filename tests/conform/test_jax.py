@@ -8,7 +8,7 @@ import environments
 import nets
 import numpy as np
 import pytest
-from against_jax import distance, distances, too_far
+from against_jax import above_tolerance, distance, distances
 
 TESTS = Path(__file__).parent.parent
 # Tolerance of jax in float64 on another machine.
@@ -33,4 +33,4 @@ def test_trains_as_jax(name: str, records: Path, tmp_path: Path) -> None:
     assert max(drift.values()) <= RECORD_TOLERANCE, drift
     found = distances(nets.NETS[name](), computed, tmp_path, "cpu")
     print(f"{name}: {nets.STEPS} losses, {len(found) - 1} gradients and statistics; worst {max(found.values()):.1e}")
-    assert not too_far(found), found
+    assert not above_tolerance(found), found

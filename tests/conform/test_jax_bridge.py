@@ -90,7 +90,7 @@ def test_as_jax(check: str, results: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("check", ASSERTED)
-def test_what_jax_makes_of_it(check: str, results: dict[str, Any]) -> None:
+def test_jax_transformations(check: str, results: dict[str, Any]) -> None:
     assert results[check] is None, results[check]
 
 

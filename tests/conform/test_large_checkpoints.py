@@ -180,7 +180,7 @@ def test_more_than_two_gigabytes(folder: Path) -> None:
     onnxblock.save_checkpoint((list(names.values()), frozen), folder / "nominal", nominal_checkpoint=True)
     write_values(folder / "values")
     made = run(MAKE, folder)
-    assert str(made["refused"]).endswith("saved to a path, its tensors go to a .data file")
+    assert str(made["refused"]).endswith("save it to a path, which puts its tensors into a .data file")
     main, side = folder / "c", folder / "c.data"
     assert main.stat().st_size < 4096
     assert BYTES > 1 << 31
@@ -226,7 +226,7 @@ def test_more_than_two_gigabytes(folder: Path) -> None:
         assert number >= last + kill % 2
         moved += number > last
         last = number
-    assert moved >= KILLS // 2, "children came as far as saving"
+    assert moved >= KILLS // 2, "enough processes reached a save"
     run(CHECK, folder, "and save")
     assert sorted(path.name for path in folder.iterdir()) == ["c", "c.data", "nominal"]
 

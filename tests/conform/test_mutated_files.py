@@ -29,7 +29,7 @@ FILES = {"models": 12_000, "artifacts": 4_000, "checkpoints": 4_000, "safetensor
 SEED = 23
 # Limits per file: processor seconds, and elapsed seconds for a process that waits or shares the machine.
 SECONDS, PATIENCE = 20.0, 120.0
-KEPT = TESTS.parent / "build" / "mutated"
+FAILURE_FOLDER = TESTS.parent / "build" / "mutated"
 
 
 def processor_time(process: int) -> float:
@@ -74,7 +74,7 @@ class Worker:
             entry = json.loads(line)
             self.failures.append(f"{self.kind} {self.seed} {entry['index']}, {entry['stage']}: {entry['error']}")
         for kept in (self.folder / "kept").glob("*"):
-            shutil.copytree(kept, KEPT / kept.name, dirs_exist_ok=True)
+            shutil.copytree(kept, FAILURE_FOLDER / kept.name, dirs_exist_ok=True)
 
     def watch(self, process: subprocess.Popen[bytes]) -> str | None:
         """Wait for the end of a process; returns the reason if this method ended the process."""
@@ -104,7 +104,7 @@ class Worker:
             return -1, 0.0, ""
 
     def keep(self, index: int) -> None:
-        shutil.copytree(self.folder / "now", KEPT / f"{self.kind}-{self.seed}-{index}", dirs_exist_ok=True)
+        shutil.copytree(self.folder / "now", FAILURE_FOLDER / f"{self.kind}-{self.seed}-{index}", dirs_exist_ok=True)
 
 
 def ended(code: int) -> str:

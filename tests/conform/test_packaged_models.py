@@ -92,7 +92,7 @@ def image(*sizes: int) -> Draw:
     return draw
 
 
-def whole(*sizes: int, below: int = 256) -> Draw:
+def integers(*sizes: int, below: int = 256) -> Draw:
     return lambda rng: rng.integers(0, below, sizes).astype(np.int32)
 
 
@@ -262,7 +262,7 @@ MODELS = {
     # large.
     "ddddocr": Packaged("ddddocr/common.onnx", {"input1": image(1, 1, 64, 160)}, "387", stride=1e-5),
     "ddddocr-detection": Packaged("ddddocr/common_det.onnx", {"images": image(1, 3, 416, 416)}, "output"),
-    "magika": Packaged("magika/models/standard_v3_3/model.onnx", {"bytes": whole(2, 2048)}, f"{LOGITS}/AddV2:0"),
+    "magika": Packaged("magika/models/standard_v3_3/model.onnx", {"bytes": integers(2, 2048)}, f"{LOGITS}/AddV2:0"),
     "occular-deskew": Packaged(
         "occular_deskew/weights/orientation_orinet_fp32.onnx", {"x": image(1, 3, 320, 320)}, "logits"
     ),
@@ -408,7 +408,7 @@ class Training:
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             self._make(packaged, folder, made)
-        guessed = [re.findall(r'"(.*?)" may be no parameter', str(one.message)) for one in said]
+        guessed = [re.findall(r'"(.*?)" may not be a parameter', str(one.message)) for one in said]
         assert [name for names in guessed for name in names] == list(packaged.guesses)
         self.state = CheckpointState.load_checkpoint(made / "checkpoint")
         self.module = Module(made / "training_model.onnx", self.state, made / "eval_model.onnx")
@@ -485,7 +485,7 @@ def test_learns(name: str, folder: Path, tmp_path: Path) -> None:
         losses.append(training.loss())
         training.optimizer.step()
     count = sum(value.data.size for value in training.parameters.values())
-    print(f"{name}: {count} parameters, slopes {max(apart):.1e} apart, loss {losses[0]:.4f} to {losses[-1]:.4f}")
+    print(f"{name}: {count} parameters, slope error {max(apart):.1e}, loss {losses[0]:.4f} to {losses[-1]:.4f}")
     assert max(apart) <= SLOPE_TOLERANCE, apart
     assert np.all(np.diff(losses) < 0), losses
 

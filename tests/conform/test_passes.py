@@ -27,7 +27,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 PASSES = (
     "inline_constants",
     "dead_elements",
-    "number_cells",
+    "compact_pool_indices",
     "sink_scatter_add",
     "fuse_attention",
     "fuse_chains",
@@ -41,60 +41,60 @@ PASSES = (
 
 # Tests that check a pass, and so fail without it: by their names in nextest, with the reason.
 FUSION = "ortrain-program passes::fusion::tests"
-COUNTS = "counts the instructions that are left"
+COUNTS = "counts the instructions of the program"
 LOOK_AT_PASSES: dict[str, dict[str, str]] = {
     "dead_elements": {
-        "ortrain-testkit::narrowing a_layer_is_computed_for_what_is_taken_of_it": "counts operations",
-        "ortrain-testkit::narrowing attention_has_the_queries_that_are_wanted": "counts the queries of an attention",
+        "ortrain-testkit::narrowing layer_is_computed_for_selection_only": "counts operations",
+        "ortrain-testkit::narrowing attention_keeps_required_queries_only": "counts the queries of an attention",
     },
-    "number_cells": {
-        f"{FUSION}::positions_that_gradients_alone_read_are_numbers_of_cells": "asks for the type of positions",
-        "ortrain-testkit::fusion cells_say_what_positions_say": "asks for the type of positions",
+    "compact_pool_indices": {
+        f"{FUSION}::gradient_only_positions_become_cells": "checks the type of positions",
+        "ortrain-testkit::fusion cell_indices_match_positions": "checks the type of positions",
     },
     "sink_scatter_add": {
-        "ortrain-testkit::fusion sums_at_rows_touch_no_other_row": COUNTS,
+        "ortrain-testkit::fusion row_sums_touch_no_other_row": COUNTS,
     },
     "fuse_attention": {
-        "ortrain-program passes::fuse_attention::tests::the_output_is_one_instruction": COUNTS,
-        "ortrain-program passes::fuse_attention::tests::so_are_the_gradients": COUNTS,
-        "ortrain-testkit::attention one_instruction_each_way": COUNTS,
-        "ortrain-testkit::narrowing attention_has_the_queries_that_are_wanted": "counts the queries of an attention",
+        "ortrain-program passes::fuse_attention::tests::forward_fuses_to_one_instruction": COUNTS,
+        "ortrain-program passes::fuse_attention::tests::backward_fuses_to_one_instruction": COUNTS,
+        "ortrain-testkit::attention attention_becomes_one_instruction_per_pass": COUNTS,
+        "ortrain-testkit::narrowing attention_keeps_required_queries_only": "counts the queries of an attention",
     },
     "fuse_chains": {
-        f"{FUSION}::a_slope_is_kept_and_not_what_it_is_made_of": "a slope is found in a map that was a chain",
+        f"{FUSION}::slope_is_saved_instead_of_its_operands": "checks for a slope in a merged map",
     },
     "precompute_derivatives": {
-        f"{FUSION}::a_slope_is_kept_and_not_what_it_is_made_of": "looks for the buffer of the slope",
+        f"{FUSION}::slope_is_saved_instead_of_its_operands": "checks for a buffer of the slope",
     },
     "fusion": {
         f"{FUSION}::a_product_reads_through_a_transposition": COUNTS,
         f"{FUSION}::a_product_rounds_in_place_of_a_narrow_copy": COUNTS,
-        f"{FUSION}::a_residual_and_the_activation_behind_it_join_the_convolution": COUNTS,
-        f"{FUSION}::a_slope_is_kept_and_not_what_it_is_made_of": COUNTS,
-        f"{FUSION}::backward_is_two_passes_at_most": COUNTS,
-        f"{FUSION}::gradients_gather_where_they_are_made": COUNTS,
+        f"{FUSION}::residual_and_activation_fuse_into_convolution": COUNTS,
+        f"{FUSION}::slope_is_saved_instead_of_its_operands": COUNTS,
+        f"{FUSION}::normalization_backward_takes_two_passes": COUNTS,
+        f"{FUSION}::gradient_accumulation_fuses_into_producer": COUNTS,
         f"{FUSION}::normalisation_and_activation_follow_their_statistics": COUNTS,
-        f"{FUSION}::sums_and_elements_take_in_what_both_read": COUNTS,
-        f"{FUSION}::what_is_dear_is_computed_once": COUNTS,
-        f"{FUSION}::what_was_activated_is_computed_again_from_what_is_loaded": COUNTS,
-        f"{FUSION}::what_was_clipped_is_computed_again_from_what_is_kept": COUNTS,
-        "ortrain-testkit::fusion fused_programs_mean_the_same": "random programs must have become a good deal shorter",
+        f"{FUSION}::shared_operand_is_inlined_into_both_readers": COUNTS,
+        f"{FUSION}::expensive_maps_are_computed_once": COUNTS,
+        f"{FUSION}::activation_is_recomputed_from_loads": COUNTS,
+        f"{FUSION}::clipped_activation_is_recomputed": COUNTS,
+        "ortrain-testkit::fusion fused_programs_mean_the_same": "checks that random programs become shorter",
     },
     "weight_prepacking": {
-        "ortrain-testkit::panels what_many_products_read_lies_in_panels": "counts the instructions that read panels",
+        "ortrain-testkit::panels shared_matrices_are_packed": "counts the instructions that read panels",
     },
     "mask_packing": {
-        "ortrain-testkit::fusion masks_come_back_from_their_bits": "random programs must have masks in bits",
+        "ortrain-testkit::fusion bit_masks_are_restored": "checks that random programs have bit masks",
     },
     "batch_tiling": {
-        "ortrain-program passes::batch_tiling::tests::parts_take_less_and_give_the_same": COUNTS,
+        "ortrain-program passes::batch_tiling::tests::tiling_saves_memory_with_equal_results": COUNTS,
     },
     "horizontal_fusion": {
-        "ortrain-testkit::groups a_program_has_as_many_instructions_as_one_matrix_needs": COUNTS,
+        "ortrain-testkit::groups group_size_is_independent_of_matrix_count": COUNTS,
     },
 }
 # This test requires a record of every pass.
-LOG = "ortrain-program passes::tests::a_log_takes_down_each_pass"
+LOG = "ortrain-program passes::tests::log_records_each_pass"
 # Exit code of cargo nextest after failed tests. Other codes except 0 mean that no tests ran.
 TESTS_FAILED = 100
 
@@ -102,7 +102,7 @@ NETWORKS = ("convnet", "transformer")
 STEPS, BATCH, LEARNING_RATE = 3, 8, 3e-3
 LENGTH, HIDDEN_FROM, TOKENS = 24, 20, 256
 # Passes that change one of the networks. The Rust tests cover the others.
-ACTING = {"inline_constants", "number_cells", "sink_scatter_add", "fuse_attention", "fuse_chains", "fusion"}
+ACTING = {"inline_constants", "compact_pool_indices", "sink_scatter_add", "fuse_attention", "fuse_chains", "fusion"}
 # Passes that change roundings or the order of sums. Without any other pass the losses have the same bits.
 OTHER_ROUNDINGS = {"sink_scatter_add", "fuse_attention", "precompute_derivatives"}
 # Relative tolerance of their losses: float32 sums of a few dozen terms in another order, and two updates of the
@@ -180,8 +180,8 @@ def test_passes_act(network: tuple[str, Path, list[float]]) -> None:
     printed = ortrain.dump(folder / "training_model.onnx", "passes", shapes)
     rows = re.findall(r"^  (\w+) +(\d+) +\d+$", printed, re.MULTILINE)
     acting = {key for key, changes in rows if int(changes) > 0}
-    of_convnet = {"inline_constants", "number_cells", "fuse_chains", "fusion"}
-    assert acting & set(PASSES) == (of_convnet if name == "convnet" else ACTING - {"number_cells"})
+    of_convnet = {"inline_constants", "compact_pool_indices", "fuse_chains", "fusion"}
+    assert acting & set(PASSES) == (of_convnet if name == "convnet" else ACTING - {"compact_pool_indices"})
 
 
 @pytest.mark.parametrize("name", PASSES)
@@ -220,7 +220,7 @@ def test_rust_tests_pass(name: str) -> None:
     failed = re.findall(r"^ +[A-Z]+ \[ *[\d.]+s\] (?:\( *\d+/\d+\) )?(\S+ \S+)$", lines, re.MULTILINE)
     (counts,) = re.findall(r"(\d+) tests run: (\d+) passed", lines)
     assert int(counts[0]) - int(counts[1]) == len(set(failed)), done.stderr
-    print(f"without {name}: {counts[1]} tests pass, {len(set(failed))} look for what it does")
+    print(f"without {name}: {counts[1]} tests pass, {len(set(failed))} fail because they check the pass")
     assert set(failed) == {LOG, *LOOK_AT_PASSES.get(name, {})}, done.stderr
 
 

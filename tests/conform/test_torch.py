@@ -27,7 +27,7 @@ OPTIMIZERS = {"SGD": artifacts.OptimType.SGD, "AdamW": onnxblock.optim.AdamW(eps
 # Tolerance relative to each loss; gradients relative to their largest element. Ortrain uses float32, PyTorch float64.
 LOSS_TOLERANCE, GRADIENT_TOLERANCE = 1e-5, 1e-4
 # Minimum share of trained elements, among the elements with a gradient.
-MOST = 0.99
+MIN_TRAINED_SHARE = 0.99
 # Tolerance of outputs, relative to the largest.
 TOLERANCE = 1e-4
 
@@ -82,7 +82,7 @@ def test_trains_as_torch(case: cases.Case, exported: Path, tmp_path: Path) -> No
     print(f"{case}: losses {apart.max():.1e}, {found:.1%} of {record['reached']} gradients {far / largest:.1e}")
     assert apart.max() <= LOSS_TOLERANCE, (losses, record["losses"])
     assert far <= GRADIENT_TOLERANCE * largest
-    assert found >= MOST
+    assert found >= MIN_TRAINED_SHARE
 
     module.export_model_for_inferencing(tmp_path / "trained.onnx", ["y"])
     feeds = {model.graph.input[0].name: x}

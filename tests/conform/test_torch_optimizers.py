@@ -30,10 +30,10 @@ SCHEDULE = Warmup(5, Cosine(total=60), start=0.1)
 OURS = {"adamw", "bias_correction", "onnxruntime"}
 # Optimizers without an equivalent in torch.optim; tests/test_optimizers.py has the formulas of their papers.
 ELSEWHERE = {
-    "LAMB": "its authors' is in TensorFlow",
-    "LARS": "its authors' is in Caffe",
-    "Lion": "its authors' is a program in their paper",
-    "ScheduleFreeAdamW": "its authors' is a package of its own",
+    "LAMB": "reference implementation in TensorFlow",
+    "LARS": "reference implementation in Caffe",
+    "Lion": "reference implementation in the paper",
+    "ScheduleFreeAdamW": "reference implementation in a separate package",
 }
 
 
@@ -118,5 +118,5 @@ def test_fifty_steps(label: str, in_torch: tuple[dict[str, Any], dict[str, Any]]
     found = {name: both.state(name)["weights"] for name in started()}
     for name, start in started().items():
         moved, apart = np.abs(wanted[name] - start).max(), np.abs(wanted[name] - found[name]).max()
-        print(f"{name}: moved by up to {moved:.1e}, apart by up to {apart:.1e}")
+        print(f"{name}: largest change {moved:.1e}, largest difference {apart:.1e}")
     assert_close(found, wanted, CLOSE)

@@ -198,7 +198,7 @@ def forward(model: ModelProto, values: Values, x: Any, statistics: Values) -> tu
             y = _batch_norm(node, a, values, statistics)
         else:
             y = OPERATORS[node.op_type](a, *[values[name] for name in node.input])
-        assert not a, f"{node.op_type}: {a} is not understood"
+        assert not a, f"{node.op_type}: {a} is not supported"
         values[node.output[0]] = y
     return values[model.graph.output[0].name], statistics
 

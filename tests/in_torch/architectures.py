@@ -40,7 +40,7 @@ WAYS = {
 OPSETS = {False: 17, True: 20}
 BATCH, TOKENS = 3, 12
 
-Made = tuple[nn.Module, Tensor]
+NetworkAndInputs = tuple[nn.Module, Tensor]
 
 
 class Only(nn.Module):
@@ -68,10 +68,10 @@ def images(size: int = 64, channels: int = 3) -> Tensor:
     return torch.randn(BATCH, channels, size, size)
 
 
-def language(kind: str, **settings: Any) -> Callable[[], Made]:
+def language(kind: str, **settings: Any) -> Callable[[], NetworkAndInputs]:
     """Return a function that makes a token model of transformers, without dropout and without a cache."""
 
-    def make() -> Made:
+    def make() -> NetworkAndInputs:
         off = dict.fromkeys(
             """attention_dropout attention_probs_dropout_prob attn_pdrop classifier_dropout dropout dropout_rate
             embd_pdrop embed_dropout hidden_dropout hidden_dropout_prob resid_dropout resid_pdrop activation_dropout
@@ -92,10 +92,10 @@ def language(kind: str, **settings: Any) -> Callable[[], Made]:
     return make
 
 
-def signals(kind: str, argument: str, batch: Callable[[], Tensor], **settings: Any) -> Callable[[], Made]:
+def signals(kind: str, argument: str, batch: Callable[[], Tensor], **settings: Any) -> Callable[[], NetworkAndInputs]:
     """Return a function that makes an audio or vision model of transformers."""
 
-    def make() -> Made:
+    def make() -> NetworkAndInputs:
         config = transformers.AutoConfig.for_model(kind, **settings)
         made: Any = transformers.AutoModel.from_config(config)
         made = made.encoder if kind == "whisper" else made
@@ -104,11 +104,11 @@ def signals(kind: str, argument: str, batch: Callable[[], Tensor], **settings: A
     return make
 
 
-def of_timm(name: str, size: int = 64, **settings: Any) -> Callable[[], Made]:
+def of_timm(name: str, size: int = 64, **settings: Any) -> Callable[[], NetworkAndInputs]:
     return lambda: (timm.create_model(name, num_classes=5, **settings), images(size))
 
 
-ARCHITECTURES: dict[str, Callable[[], Made]] = {
+ARCHITECTURES: dict[str, Callable[[], NetworkAndInputs]] = {
     "albert": language("albert", embedding_size=16, **ENCODER),
     "electra": language("electra", embedding_size=16, **ENCODER),
     "deberta-v2": language(
@@ -221,7 +221,7 @@ ARCHITECTURES: dict[str, Callable[[], Made]] = {
 }
 
 
-def prepared(name: str) -> Made:
+def prepared(name: str) -> NetworkAndInputs:
     """Return a model and its batch, equal at every call. Parameters have distinct elements; no Relu is at its kink."""
     for draw in itertools.count():
         torch.manual_seed(zlib.crc32(name.encode()) + draw)

@@ -123,11 +123,11 @@ def refused(call: Callable[[], Any], kind: type[BaseException], text: str) -> No
         call()
     except kind as error:
         sentence = str(error)
-    assert sentence is not None, f"nothing was raised that says {text!r}"
+    assert sentence is not None, f"no error; expected {text!r}"
     assert text in sentence, f"{text!r} is not in {sentence!r}"
 
 
-def far(mine: torch.Tensor, other: torch.Tensor) -> float:
+def relative_distance(mine: torch.Tensor, other: torch.Tensor) -> float:
     """Return the largest difference, relative to the largest element."""
     return float((mine - other).abs().max() / other.abs().max())
 

@@ -23,16 +23,17 @@ def invalid(call: Callable[[], Any], text: str) -> None:
 def check_inputs_that_do_not_fit() -> None:
     net = as_module(perceptron(np.float32))
     x = torch.zeros(2, 5)
-    invalid(lambda: net(x.numpy()), "input 'x' is of type ndarray; give a torch.Tensor, as torch.as_tensor makes it")
+    invalid(lambda: net(x.numpy()), "input 'x' must be a torch.Tensor, got ndarray; torch.as_tensor makes one")
     invalid(
         lambda: net(x.double()),
-        "input 'x' is torch.float64, but the model has it as torch.float32; give it to(torch.float32)",
+        "input 'x' is torch.float64, but the model has torch.float32; convert it with to(torch.float32)",
     )
-    invalid(lambda: net(x.long()), "input 'x' is torch.int64, but the model has it as torch.float32")
+    invalid(lambda: net(x.long()), "input 'x' is torch.int64, but the model has torch.float32")
     invalid(
-        lambda: net(x.to("meta")), "input 'x' lies on device 'meta', but the model runs on the CPU; give it to('cpu')"
+        lambda: net(x.to("meta")),
+        "input 'x' is on device 'meta', but the model runs on the CPU; convert it with to('cpu')",
     )
-    invalid(lambda: net(x.to_sparse()), "input 'x' is a tensor of layout torch.sparse_coo; give it to_dense()")
+    invalid(lambda: net(x.to_sparse()), "input 'x' has the layout torch.sparse_coo; convert it with to_dense()")
     invalid(lambda: net(torch.zeros(2, 6)), 'input "x" should be float32[batch, 5], but float32[2, 6] was given')
     invalid(lambda: net(torch.zeros(5)), 'input "x" should be float32[batch, 5], but float32[5] was given')
     invalid(lambda: net(torch.zeros(2, 6, requires_grad=True)), 'input "x"')
@@ -45,15 +46,15 @@ def check_inputs_that_do_not_fit() -> None:
 def check_another_number_of_inputs() -> None:
     net = as_module(embedding())
     ids, scale = torch.tensor([1]), torch.ones(4, dtype=torch.float64)
-    invalid(lambda: net(), "the model has 2 inputs (ids, scale), but nothing is given for ids, scale")
-    invalid(lambda: net(ids), "the model has 2 inputs (ids, scale), but nothing is given for scale")
-    invalid(lambda: net(ids, scale, scale), "the model has 2 inputs (ids, scale), but 3 are given")
+    invalid(lambda: net(), "expected 2 inputs (ids, scale); missing: ids, scale")
+    invalid(lambda: net(ids), "expected 2 inputs (ids, scale); missing: scale")
+    invalid(lambda: net(ids, scale, scale), "expected 2 inputs (ids, scale), got 3")
     invalid(
         lambda: net(ids, scales=scale),
-        "the model has 2 inputs (ids, scale), but none is called 'scales'; did you mean 'scale'?",
+        "expected 2 inputs (ids, scale), got an input 'scales'; did you mean 'scale'?",
     )
-    invalid(lambda: net(ids, scale, ids=ids), "input 'ids' is given twice: by its place and by its name")
-    invalid(lambda: as_module(perceptron())(), "the model has 1 input (x), but nothing is given for x")
+    invalid(lambda: net(ids, scale, ids=ids), "input 'ids' is given twice: by position and by name")
+    invalid(lambda: as_module(perceptron())(), "expected 1 input (x); missing: x")
     invalid(lambda: net(torch.tensor([9]), scale), "index")
 
 
@@ -62,15 +63,14 @@ def check_parameters_that_were_moved() -> None:
     x = torch.zeros(2, 5)
     net.half()
     text = (
-        "parameter 'fc1.weight' is torch.float16, but the model has it as torch.float32; "
-        "call the module's to(torch.float32)"
+        "parameter 'fc1.weight' is torch.float16, but the model has torch.float32; call the module's to(torch.float32)"
     )
     invalid(lambda: net(x), text)
     invalid(net.to_onnx, text)
     net.float()
     assert net(x).shape == (2, 3)
     net.to("meta")
-    invalid(lambda: net(x), "parameter 'fc1.weight' lies on device 'meta', but the model runs on the CPU")
+    invalid(lambda: net(x), "parameter 'fc1.weight' is on device 'meta', but the model runs on the CPU")
     net = as_module(normalization())
     net.get_submodule("bn").double()
     invalid(lambda: net(torch.zeros(2, 3)), "statistic 'bn.running_mean' is torch.float64")
@@ -102,14 +102,14 @@ def check_names_of_weights() -> None:
     model = perceptron(np.float32)
     invalid(
         lambda: as_module(model, wrt=["fc2.wieght"]),
-        "wrt has 'fc2.wieght', which fits no initializer; did you mean 'fc2.weight'?",
+        "wrt: 'fc2.wieght' matches no initializer; did you mean 'fc2.weight'?",
     )
-    invalid(lambda: as_module(model, wrt="fc9.*"), "wrt has 'fc9.*', which fits no initializer")
-    refused(lambda: as_module(model, wrt=[3]), TypeError, "wrt holds names of values, which are str, not int")
-    refused(lambda: as_module(model, wrt=3), TypeError, "wrt is a set of names, not int")
+    invalid(lambda: as_module(model, wrt="fc9.*"), "wrt: 'fc9.*' matches no initializer")
+    refused(lambda: as_module(model, wrt=[3]), TypeError, "wrt must contain names of values, of type str, got int")
+    refused(lambda: as_module(model, wrt=3), TypeError, "wrt must be a set of names, got int")
     invalid(
         lambda: as_module(normalization(), wrt=["bn.running_mean"]),
-        "wrt has 'bn.running_mean', a running statistic, which no gradient trains; take it out",
+        "wrt: 'bn.running_mean' is a running statistic, which has no gradient; remove the name",
     )
     shaped = model_of(
         [helper.make_node("Mul", ["x", "w"], ["h"]), helper.make_node("Reshape", ["h", "shape"], ["y"])],
@@ -117,15 +117,15 @@ def check_names_of_weights() -> None:
         {"y": (TensorProto.FLOAT, [2, 2])},
         {"w": np.ones(4, np.float32), "shape": np.asarray([2, 2])},
     )
-    invalid(lambda: as_module(shaped, wrt=["shape"]), "wrt has 'shape', which no gradient reaches: it is no float")
+    invalid(lambda: as_module(shaped, wrt=["shape"]), "wrt: no gradient reaches 'shape': it is not a float")
     invalid(
         lambda: as_module(perceptron(names=(".w", "b", "c", "d"))),
-        "PyTorch has no name for '.w', which begins with a dot; give it another",
+        "PyTorch cannot use the name '.w', which begins with a dot; rename the parameter",
     )
 
 
 def check_models_that_do_not_fit() -> None:
-    refused(lambda: as_module(3), TypeError, "a model is a path, bytes or an onnx.ModelProto, not int")
+    refused(lambda: as_module(3), TypeError, "a model must be a path, bytes or an onnx.ModelProto, got int")
     refused(lambda: as_module(b"model"), ortrain.InvalidModelError, "not an ONNX model")
     refused(lambda: as_module("nowhere.onnx"), ortrain.NoSuchFileError, "there is no file nowhere.onnx")
     stuck = model_of(
@@ -141,20 +141,21 @@ def check_models_that_do_not_fit() -> None:
         {"y": (TensorProto.INT64, [1])},
         {},
     )
-    refused(lambda: as_module(rounds), ortrain.InvalidModelError, "none of its outputs is a float")
+    refused(lambda: as_module(rounds), ortrain.InvalidModelError, "it has no float output")
     invalid(
-        lambda: as_module(perceptron(), batch_norm="on"), "batch_norm is one of 'auto', 'train', 'freeze', not 'on'"
+        lambda: as_module(perceptron(), batch_norm="on"),
+        "batch_norm must be one of 'auto', 'train', 'freeze', got 'on'",
     )
-    refused(lambda: as_module(perceptron(), seed=1.5), TypeError, "seed is an integer, not float")
+    refused(lambda: as_module(perceptron(), seed=1.5), TypeError, "seed must be an integer, got float")
     net = as_module(perceptron())
     with tempfile.TemporaryDirectory() as folder:
         refused(lambda: net.to_onnx(Path(folder) / "sub" / "model.onnx"), ortrain.NoSuchFileError, "there is no folder")
     refused(lambda: net.get_parameter("fc1.wait"), AttributeError, "the module has no parameter 'fc1.wait'")
     refused(lambda: net.get_buffer("fc1.weight"), AttributeError, "the module has no buffer 'fc1.weight'")
-    refused(lambda: net.get_submodule("fc3"), AttributeError, "nothing whose name begins with 'fc3'")
+    refused(lambda: net.get_submodule("fc3"), AttributeError, "no name that begins with 'fc3'")
 
 
-def check_what_pytorch_refuses() -> None:
+def check_errors_of_pytorch() -> None:
     """Weights that change between the two passes, and a second backward pass without a retained graph, are errors."""
     net = as_module(perceptron(np.float32))
     x = torch.zeros(2, 5, requires_grad=True)
@@ -183,7 +184,7 @@ def check_where_no_second_order_exists() -> None:
         refused(
             lambda net=net, x=x: create_graph(net, x),
             ortrain.UnsupportedError,
-            "no second order exists for this backward pass, which was asked for one: in training mode",
+            "this backward pass has no second-order gradient: in training mode",
         )
         assert create_graph(net.eval(), x).shape == shape
     # The gradient can be trained, but no operator of this old opset can express it.
@@ -196,12 +197,12 @@ def check_where_no_second_order_exists() -> None:
     )
     net, x = as_module(pool), torch.arange(4.0).reshape(1, 1, 4).requires_grad_()
     assert torch.autograd.grad(net(x).sum(), x)[0].flatten().tolist() == [0, 1, 1, 1]
-    refused(lambda: create_graph(net, x), ortrain.UnsupportedError, "no second order exists for this backward pass")
+    refused(lambda: create_graph(net, x), ortrain.UnsupportedError, "this backward pass has no second-order gradient")
     refused(lambda: create_graph(net, x), ortrain.UnsupportedError, "(ScatterElements)")
     x = torch.ones(2, 5, dtype=torch.float64, requires_grad=True)
     first = create_graph(as_module(perceptron()), x)
     refused(
         lambda: torch.autograd.grad(first.sum(), x, create_graph=True),
         ortrain.UnsupportedError,
-        "no third order exists",
+        "third-order gradients are not supported",
     )

@@ -15,7 +15,7 @@ import numpy as np
 import onnx
 import torch
 import training
-from bridge import dropout, embedding, far, model_of, normalization, perceptron
+from bridge import dropout, embedding, model_of, normalization, perceptron, relative_distance
 from onnx import TensorProto, helper
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
@@ -106,7 +106,7 @@ def like_torch(own: nn.Module, net: Any, x: Tensor) -> None:
     for name, value in own.named_parameters():
         assert (net.get_parameter(name).grad - value.grad).abs().max() <= GRADIENT * largest, name
     if x.is_floating_point():
-        assert far(points[1].grad, points[0].grad) <= GRADIENT
+        assert relative_distance(points[1].grad, points[0].grad) <= GRADIENT
     for make in (lambda some: torch.optim.SGD(some, 0.02, momentum=0.9), lambda some: torch.optim.AdamW(some, 1e-3)):
         pairs = [(module, make(module.parameters())) for module in (own, net)]
         for _ in range(STEPS):
@@ -146,7 +146,7 @@ def check_cnn_in_training_mode_is_like_torch() -> None:
     assert torch.allclose(net(x), own(x), atol=GRADIENT)
     for name, value in own.named_buffers():
         if name.endswith("running_mean"):
-            assert far(net.get_buffer(name), value) <= GRADIENT, name
+            assert relative_distance(net.get_buffer(name), value) <= GRADIENT, name
     like_torch(own, net, x)
 
 
@@ -196,7 +196,7 @@ def check_second_order_is_like_torch() -> None:
     for mine, other in zip(net.parameters(), own.parameters(), strict=True):
         # The last bias does not affect the penalty.
         if other.grad is not None:
-            assert far(mine.grad, other.grad) <= GRADIENT
+            assert relative_distance(mine.grad, other.grad) <= GRADIENT
 
 
 def check_second_order_of_a_power() -> None:
@@ -241,7 +241,7 @@ def check_half_precision() -> None:
             (y.float() ** 2).sum().backward()
         for mine, other in [(points[1], points[0]), *zip(net.parameters(), own.parameters(), strict=True)]:
             assert mine.grad.dtype is dtype
-            assert far(mine.grad.float(), other.grad.float()) <= tolerance
+            assert relative_distance(mine.grad.float(), other.grad.float()) <= tolerance
         trained = onnx.load_from_string(net.to_onnx())
         assert {tensor.data_type for tensor in trained.graph.initializer} == {kind}
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import onnx
 import torch
-from bridge import dropout, embedding, far, model_of, normalization, perceptron, refused
+from bridge import dropout, embedding, model_of, normalization, perceptron, refused, relative_distance
 from onnx import TensorProto, helper, numpy_helper
 from torch import Tensor, nn
 from torch.func import functional_call
@@ -304,7 +304,7 @@ def check_statistics_of_a_batch_normalization() -> None:
     net(x).square().sum().backward()
     want.square().sum().backward()
     for name, value in own.named_parameters():
-        assert far(net.get_parameter(f"bn.{name}").grad, value.grad) <= 1e-4
+        assert relative_distance(net.get_parameter(f"bn.{name}").grad, value.grad) <= 1e-4
     assert torch.equal(mean, before)
     # Written statistics are used.
     with torch.no_grad():

@@ -421,7 +421,7 @@ def check_a_module_with_everything() -> None:
     generator = torch.get_rng_state()
     trainer = trainer_on(module, EVERYTHING, loss_of_everything, SGDConfig(lr=0.1), debug={"check_model_export": True})
     trainer.eval_step(x, y)
-    assert same(module.state_dict(), before), "the module stays as it is"
+    assert same(module.state_dict(), before), "the module does not change"
     assert torch.equal(torch.get_rng_state(), generator)
     assert module.training
     assert not module.unused.training
@@ -476,7 +476,7 @@ def check_an_evaluation_is_that_of_the_module() -> None:
             before = trainer.state_dict() if steps else None
             if before is not None:
                 module.load_state_dict(weights_of(trainer))
-                assert module.of_features.running_mean.abs().max() > 0.01, "statistics have moved"
+                assert module.of_features.running_mean.abs().max() > 0.01, "the statistics changed"
             for rows in (9, 1):
                 loss, found = trainer.eval_step(x[:rows], y[:rows])
                 expected = module(x[:rows]).detach()
@@ -585,7 +585,7 @@ def check_sparse_tensors_are_refused() -> None:
     """The error is the same before and after the export."""
     description = {"inputs": [("input", [1, 4])], "outputs": [("loss", [1, 1], True)]}
     trainer = trainer_on(nn.Sequential(nn.Linear(4, 1), nn.Flatten()), description, None)
-    text = "input 'input' is a tensor of the layout torch.sparse_coo; ortrain reads dense ones: give x.to_dense()"
+    text = "input 'input' has the layout torch.sparse_coo, but must be dense: pass x.to_dense()"
     for _ in range(2):
         refused(lambda: trainer.train_step(torch.ones(1, 4).to_sparse()), ortrain.UnsupportedError, text)
         trainer.train_step(torch.ones(1, 4))
@@ -623,7 +623,7 @@ def check_dynamic_sizes() -> None:
     torch.testing.assert_close(assert_same[1], module(batch(1, 6, 3)[0]).detach())
 
 
-def check_dropout_drops_in_training_alone() -> None:
+def check_dropout_is_active_in_training_only() -> None:
     trainer = trainer_of(net(dropout=0.5), SGDConfig(lr=0.0))
     evaluated = {float(trainer.eval_step(*batch())[0]) for _ in range(3)}
     assert len(evaluated) == 1
@@ -647,7 +647,7 @@ def check_model_export_is_checked() -> None:
     values = torch.randn(2, 3), torch.tensor([0, 1])
     trainer = trainer_on(Other(), description, nn.CrossEntropyLoss(), debug={"check_model_export": True})
     for _ in range(2):
-        refused(lambda: trainer.train_step(*values), AssertionError, "'loss' differs by")
+        refused(lambda: trainer.train_step(*values), AssertionError, "in output 'loss'")
     assert trainer._onnx_model is None
     trainer_on(Other(), description, nn.CrossEntropyLoss()).train_step(*values)
     for given in ({}, mixed(), {"batch": {"gradient_accumulation_steps": 2}}):
@@ -661,7 +661,7 @@ def check_frozen_parameters() -> None:
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", UserWarning)
         trainer.train_step(*batch())
-    assert "decoder.bias; utils.frozen_weights" in "".join(str(warning.message) for warning in seen)
+    assert "decoder.bias; add the names to utils.frozen_weights" in "".join(str(warning.message) for warning in seen)
     frozen = trainer_of(module, utils={"frozen_weights": ["decoder.bias"]})
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always", UserWarning)
@@ -712,16 +712,21 @@ def check_descriptions_that_do_not_fit() -> None:
     tokens, following = DESCRIPTION["inputs"]
     cases: list[tuple[Any, list[Tensor], type[Exception], str]] = [
         (described([("token", tokens[1]), following]), [*batch()], AssertionError, "did you mean 'tokens'"),
-        (described([following]), [batch()[1]], AssertionError, "needs the argument 'tokens' by name"),
+        (described([following]), [batch()[1]], AssertionError, "requires the argument 'tokens' by name"),
         (described([tokens, ("x", [1]), following]), [batch()[0], torch.ones(1), batch()[1]], AssertionError, "'x'"),
         (described([tokens, ("following", ["time", 3])]), [*batch()], ortrain.InvalidArgumentError, "'following'"),
         (described([tokens, ("following", ["time", "time"])]), [*batch()], AssertionError, "dynamic shape time"),
-        (described([tokens, ("following", ["time"])]), [*batch()], ortrain.InvalidArgumentError, "number of axes"),
+        (
+            described([tokens, ("following", ["time"])]),
+            [*batch()],
+            ortrain.InvalidArgumentError,
+            "numbers of axes differ",
+        ),
         (
             described([tokens, following], [*DESCRIPTION["outputs"], ("more", [1])]),
             [*batch()],
             ortrain.InvalidArgumentError,
-            "describes 3 outputs, loss, predictions, more, but the module gives 2",
+            "model_desc has 3 outputs (loss, predictions, more), but the module and loss_fn return 2",
         ),
         (
             described([tokens, following], [("predictions", ["time", "batch", VOCABULARY]), ("loss", [], True)]),
@@ -736,7 +741,12 @@ def check_descriptions_that_do_not_fit() -> None:
             ortrain.InvalidArgumentError,
             "'predictions'",
         ),
-        (described([tokens, following]), [batch()[0]], AssertionError, "1 inputs were given"),
+        (
+            described([tokens, following]),
+            [batch()[0]],
+            AssertionError,
+            "expected 2 inputs of model_desc (tokens, following), got 1",
+        ),
     ]
     for description, values, kind, text in cases:
         trainer = trainer_on(net(), description, loss_of)
@@ -767,7 +777,7 @@ def check_losses_that_do_not_fit() -> None:
     for loss in (three, 5):
         refused(lambda loss=loss: trainer_on(net(), DESCRIPTION, loss), AssertionError, "two parameters")
     trainer = trainer_on(net(), DESCRIPTION, lambda predictions, following: predictions)
-    refused(lambda: trainer.train_step(*batch()), ortrain.InvalidArgumentError, "one number")
+    refused(lambda: trainer.train_step(*batch()), ortrain.InvalidArgumentError, "must be one floating-point number")
 
 
 def check_a_step_before_there_is_a_model() -> None:

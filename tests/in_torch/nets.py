@@ -403,8 +403,8 @@ class ScriptedLoop(nn.Module):
         return self.head(h)
 
 
-Made = tuple[Callable[[], nn.Module], Callable[[], Tensor]]
-NETS: dict[str, Made] = {
+Makers = tuple[Callable[[], nn.Module], Callable[[], Tensor]]
+NETS: dict[str, Makers] = {
     "activations": (activations, lambda: floats(6)),
     "attention": (attention, lambda: floats(5, 8)),
     "branches": (branches, lambda: floats(4)),

@@ -28,7 +28,7 @@ from small_settings import DECODER, ENCODER, SMALL, WHISPER, WORDS
 from torch import Tensor, nn
 from zoo_networks import OWN
 
-Made = tuple[nn.Module, tuple[Tensor, ...]]
+NetworkAndInputs = tuple[nn.Module, tuple[Tensor, ...]]
 WAYS = ("script", "export", "export-optimized")
 OPSETS = {"script": 17, "export": 20, "export-optimized": 20}
 BATCH, TOKENS = 2, 12
@@ -85,10 +85,10 @@ class Only(nn.Module):
         return value
 
 
-def text(kind: str, **settings: Any) -> Callable[[], Made]:
+def text(kind: str, **settings: Any) -> Callable[[], NetworkAndInputs]:
     """Return a function that makes a token model of transformers."""
 
-    def make() -> Made:
+    def make() -> NetworkAndInputs:
         config = transformers.AutoConfig.for_model(kind, **({"vocab_size": WORDS} | settings))
         config._attn_implementation = "eager"
         if hasattr(config, "use_cache"):
@@ -99,10 +99,12 @@ def text(kind: str, **settings: Any) -> Callable[[], Made]:
     return make
 
 
-def signal(kind: str, argument: str, shape: tuple[int, ...], part: str = "", **settings: Any) -> Callable[[], Made]:
+def signal(
+    kind: str, argument: str, shape: tuple[int, ...], part: str = "", **settings: Any
+) -> Callable[[], NetworkAndInputs]:
     """Return a function that makes a vision or audio model of transformers."""
 
-    def make() -> Made:
+    def make() -> NetworkAndInputs:
         config = transformers.AutoConfig.for_model(kind, **settings)
         config._attn_implementation = "eager"
         net: Any = transformers.AutoModel.from_config(config)
@@ -111,13 +113,13 @@ def signal(kind: str, argument: str, shape: tuple[int, ...], part: str = "", **s
     return make
 
 
-def pictures(name: str, size: int) -> Callable[[], Made]:
+def pictures(name: str, size: int) -> Callable[[], NetworkAndInputs]:
     """Return a function that makes a model of timm."""
     return lambda: (timm.create_model(name, num_classes=5), (torch.randn(BATCH, 3, size, size),))
 
 
 IMAGE = (3, 32, 32)
-NETWORKS: dict[str, Callable[[], Made]] = {
+NETWORKS: dict[str, Callable[[], NetworkAndInputs]] = {
     **OWN,
     **{name: pictures(name, size) for name, size in TIMM.items()},
     "bert": text("bert", **ENCODER),

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812
 from torch.nn.utils import parametrizations, spectral_norm, weight_norm
 
-Made = tuple[nn.Module, tuple[Tensor, ...]]
+NetworkAndInputs = tuple[nn.Module, tuple[Tensor, ...]]
 
 
 class GraphNetwork(nn.Module):
@@ -265,7 +265,7 @@ def images(*shape: int) -> tuple[Tensor, ...]:
     return (torch.randn(*shape),)
 
 
-OWN: dict[str, Callable[[], Made]] = {
+OWN: dict[str, Callable[[], NetworkAndInputs]] = {
     "own-graph": lambda: (GraphNetwork(), (torch.randn(10, 8), torch.randint(0, 10, (2, 30)))),
     "own-written": lambda: (Written(), images(2, 6, 8)),
     "own-detector": lambda: (Detector(), images(2, 3, 16, 16)),

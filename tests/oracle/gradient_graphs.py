@@ -16,7 +16,7 @@ from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.case.node import collect_testcases
 from onnxruntime.capi._pybind_state import GradientGraphBuilder
 
-MOST = 10
+MAX_CASES = 10
 # Oldest and newest opset. A case of an older opset uses the oldest one here, which has the same operator version.
 OPSETS = (17, 21)
 
@@ -78,7 +78,7 @@ for case in sorted(collect_testcases(""), key=lambda case: case.name):
         continue
     case.model.opset_import[0].version = max(opset[""], OPSETS[0])
     operator = case.model.graph.node[0].op_type
-    if seen[operator] == MOST:
+    if seen[operator] == MAX_CASES:
         continue
     try:
         made = with_loss(case)

@@ -1,7 +1,7 @@
-"""A graph that is built node by node. Each node is run as it is added, on the values of two batch sizes.
+"""Construction of a graph node by node. Each new node is run on the values of two batch sizes.
 
-So every graph is valid, its values are numbers that later nodes can be chosen by, and axes that depend on the batch
-are those whose sizes differ.
+Every graph is therefore valid, and the values of earlier nodes are known when a later node is chosen. An axis depends
+on the batch size if its two sizes differ.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto,
 from random_graphs.oracle import InvalidGraphError, Oracle
 
 IR_VERSION = 10
-# The half types with their relative rounding.
+# Relative rounding error of each half type.
 HALVES = {TensorProto.FLOAT16: 2.0**-11, TensorProto.BFLOAT16: 2.0**-8}
-# Values of a graph stay below, so that float32 and float64 see the same function and differences are exact.
+# Upper limit of magnitudes in a graph. Larger values would make float32 and float64 differ, and differences inexact.
 LARGEST = 40.0
-# Arguments keep so far from places where an operator is not smooth: far more than float32 rounds, and than the steps of
-# central differences change.
+# Minimum distance between an argument and a point where the operator is not smooth. The distance exceeds float32
+# rounding errors and the steps of central differences.
 MARGIN = 2e-3
 
 Samples = tuple[np.ndarray, ...]
 
 
 class Rejected(Exception):  # noqa: N818  (not an error: another node is drawn)
-    """The node does not fit here."""
+    """The node does not fit the graph."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class Value:
 
     name: str
     samples: Samples
-    """What it is at each batch size."""
+    """The array at each batch size."""
     moves: bool = False
-    """Whether it changes with trained parameters."""
+    """True if the value depends on trained parameters."""
 
     @property
     def array(self) -> np.ndarray:
@@ -66,7 +66,7 @@ class Value:
         return self.samples[0].dtype == np.bool_
 
     def is_open(self, axis: int) -> bool:
-        """Whether the size of the axis depends on the batch size."""
+        """Return true if the size of the axis depends on the batch size."""
         return len({sample.shape[axis] for sample in self.samples}) > 1
 
     @property
@@ -74,11 +74,11 @@ class Value:
         return [axis for axis in range(self.rank) if self.is_open(axis)]
 
     @property
-    def least(self) -> float:
+    def minimum(self) -> float:
         return float(min(np.min(sample) for sample in self.samples))
 
     @property
-    def most(self) -> float:
+    def maximum(self) -> float:
         return float(max(np.max(sample) for sample in self.samples))
 
     @property
@@ -87,7 +87,7 @@ class Value:
 
 
 def in_float32(model: ModelProto) -> ModelProto:
-    """The model with float32 in the place of float16 and bfloat16, which onnxruntime has few kernels of."""
+    """Return the model with float32 instead of float16 and bfloat16, for which onnxruntime has few kernels."""
     if not any(is_half_cast(node) for node in model.graph.node):
         return model
     single = ModelProto()
@@ -110,7 +110,7 @@ def graphs_in(node: NodeProto) -> Iterator[GraphProto]:
 
 
 def names_read(graph: GraphProto) -> set[str]:
-    """The names that a body reads from the graph around it."""
+    """Return the names that a body reads from the enclosing graphs."""
     own = {value.name for value in graph.input} | {tensor.name for tensor in graph.initializer}
     read = set()
     for node in graph.node:
@@ -120,13 +120,13 @@ def names_read(graph: GraphProto) -> set[str]:
 
 
 def reads_of(node: NodeProto) -> list[str]:
-    """The names that a node reads, those in its bodies among them."""
+    """Return the names that a node and its bodies read."""
     inner = sorted(name for body in graphs_in(node) for name in names_read(body))
     return [name for name in [*node.input, *inner] if name]
 
 
 def declared(value: Value, batches: Sequence[int] = ()) -> ValueInfoProto:
-    """The declaration of a value: a name for each open axis."""
+    """Return the declaration of a value, with a symbolic name for each axis that depends on the batch size."""
     dims: list[int | str] = []
     for axis, size in enumerate(value.shape):
         sizes = tuple(sample.shape[axis] for sample in value.samples)
@@ -150,9 +150,9 @@ class Builder:
         *,
         special: bool = False,
         half: int | None = None,
-        most_elements: int = 3000,
+        max_elements: int = 3000,
     ) -> None:
-        self.most_elements = most_elements
+        self.max_elements = max_elements
         self.rng, self.opset, self.batches, self.sizes, self.parent = rng, opset, batches, sizes, parent
         self.special, self.half = special, half
         self.depth: int = 0 if parent is None else parent.depth + 1
@@ -166,7 +166,7 @@ class Builder:
             self.inputs: list[Value] = []
             self._count = 0
 
-    # What is drawn.
+    # Random choices.
 
     def chance(self, share: float) -> bool:
         return bool(self.rng.random() < share)
@@ -178,7 +178,7 @@ class Builder:
         return int(self.choose(self.sizes))
 
     def numbers(self, shape: Sequence[int]) -> np.ndarray:
-        """Floats of either sign that keep away from zero."""
+        """Draw floats of both signs that are not near zero."""
         signs = self.rng.choice([-1.0, 1.0], tuple(shape))
         return np.asarray(signs * self.rng.uniform(0.1, 1.4, tuple(shape)), np.float32)
 
@@ -196,7 +196,7 @@ class Builder:
         return self.parent.find(name)
 
     def pool(self) -> list[Value]:
-        """The values that a node may read."""
+        """Return the values that a node may read."""
         return [*(self.parent.pool() if self.parent is not None else []), *self.values]
 
     def mark(self) -> tuple[Any, ...]:
@@ -212,7 +212,7 @@ class Builder:
         )
 
     def rewind(self, mark: tuple[Any, ...]) -> None:
-        """Takes back whatever was added since the mark."""
+        """Remove everything that was added since the mark."""
         nodes, values, known, root_values, root_known, initializers, trained, inputs = mark
         root = self.root
         del root.values[root_values:]
@@ -221,10 +221,10 @@ class Builder:
         del self.values[values:]
         self.known = known if self is not root else root.known
 
-    # Values that are given.
+    # Inputs and initializers.
 
     def constant(self, array: Any, dtype: Any = None, *, stem: str = "c") -> Value:
-        """A constant: an initializer of the main graph, or a Constant where it is used."""
+        """Add a constant: an initializer of the main graph, or a Constant node in this graph."""
         array = np.asarray(array, dtype)
         value = Value(self.name(stem), (array,) * len(self.batches))
         if self.chance(0.2) and array.dtype != np.float32:
@@ -237,7 +237,7 @@ class Builder:
         return value
 
     def parameter(self, shape: Sequence[int] | None = None, array: np.ndarray | None = None) -> Value:
-        """A trained initializer."""
+        """Add a trained initializer."""
         if array is None:
             assert shape is not None
             array = self.numbers(shape)
@@ -250,7 +250,7 @@ class Builder:
         return value
 
     def weight(self, shape: Sequence[int]) -> Value:
-        """Weights of a node: mostly trained, sometimes constant, sometimes computed."""
+        """Add weights of a node: mostly trained, sometimes constant or computed."""
         draw = self.rng.random()
         if draw < 0.1:
             return self.constant(self.numbers(shape))
@@ -260,7 +260,7 @@ class Builder:
         return value
 
     def input(self, samples: Sequence[np.ndarray], stem: str = "x") -> Value:
-        """An input of the model."""
+        """Add an input of the model."""
         value = Value(self.name(stem), tuple(samples))
         root = self.root
         root.inputs.append(value)
@@ -270,7 +270,7 @@ class Builder:
         return value
 
     def source(self, shape: Sequence[int], batch_axis: int | None = 0) -> Value:
-        """A new float value: an input with a batch axis in the place of one of its axes, or a parameter."""
+        """Add a float value: a parameter, or an input with the batch size at axis `batch_axis`."""
         if batch_axis is None or self.chance(0.4):
             return self.parameter(shape)
         shapes = [[*shape[:batch_axis], batch, *shape[batch_axis + 1 :]] for batch in self.batches]
@@ -282,25 +282,25 @@ class Builder:
                 flat[spots] = self.rng.choice([np.nan, np.inf, -np.inf], spots.size)
         return self.input(arrays)
 
-    # Values that are read.
+    # Values for nodes.
 
     def pick(self, fits: Callable[[Value], bool]) -> Value | None:
-        """A value, a recent one as likely as all others together."""
+        """Return a random value that fits. Half of the draws are among the last four values."""
         found = [value for value in self.pool() if fits(value)]
         if not found:
             return None
         return self.choose(found[-4:]) if self.chance(0.5) else self.choose(found)
 
-    def float(self, least_rank: int = 0, most_rank: int = 5) -> Value:
-        """A float value of a rank."""
-        value = self.pick(lambda value: value.is_float and least_rank <= value.rank <= most_rank)
+    def float(self, min_rank: int = 0, max_rank: int = 5) -> Value:
+        """Return a float value with a rank within the limits."""
+        value = self.pick(lambda value: value.is_float and min_rank <= value.rank <= max_rank)
         if value is None or self.chance(0.08):
-            rank = int(self.rng.integers(max(least_rank, 1), max(least_rank, 1, min(most_rank, 3)) + 1))
+            rank = int(self.rng.integers(max(min_rank, 1), max(min_rank, 1, min(max_rank, 3)) + 1))
             value = self.source([self.size() for _ in range(rank)])
         return value
 
     def index(self, shape: Sequence[int], count: int, *, negative: bool = True, unique: bool = False) -> Value:
-        """Indices into an axis of a number of elements: constants, or an input."""
+        """Add indices into an axis with `count` elements: a constant or an input."""
         if unique:
             array = self.rng.permutation(count)[: int(np.prod(shape))].reshape(shape).astype(np.int64)
         else:
@@ -316,7 +316,7 @@ class Builder:
         return self.constant(np.float32(number))
 
     def partner(self, value: Value) -> Value:
-        """A value that broadcasts with another one."""
+        """Return a value that broadcasts with the argument."""
 
         def fits(other: Value) -> bool:
             if not other.is_float:
@@ -327,7 +327,7 @@ class Builder:
                 ]
             except ValueError:
                 return False
-            return int(np.prod(shapes[0])) <= self.most_elements
+            return int(np.prod(shapes[0])) <= self.max_elements
 
         draw = self.rng.random()
         if draw < 0.1:
@@ -340,50 +340,50 @@ class Builder:
         return self.weight(self.within(value))
 
     def within(self, value: Value) -> list[int]:
-        """A shape that broadcasts to that of the value at each batch size."""
+        """Return a shape that broadcasts to the shape of the value at each batch size."""
         shape = [1 if value.is_open(axis) or self.chance(0.25) else size for axis, size in enumerate(value.shape)]
         return shape[int(self.rng.integers(value.rank + 1)) :] if self.chance(0.3) else shape
 
-    # Arguments that an operator is smooth at.
+    # Arguments at which an operator is smooth.
 
     def clear(self, value: Value, *points: float) -> None:
-        """Refuses a value that comes too near to one of the points.
+        """Reject a value with an element near one of the points.
 
-        Also one that does not move: 1 / x tells 0 and -0 apart, which implementations round to differently.
+        Constant values are also rejected: implementations round to 0 or -0, and 1 / x differs between them.
         """
         for sample in value.samples:
             for point in points:
                 with np.errstate(invalid="ignore"):
-                    least = np.nanmin(np.abs(sample - point), initial=np.inf)
-                if least < MARGIN:
+                    smallest = np.nanmin(np.abs(sample - point), initial=np.inf)
+                if smallest < MARGIN:
                     raise Rejected
 
-    def apart(self, first: Value, second: Value) -> None:
-        """Refuses two values some of whose elements are nearly equal, also two that do not move."""
+    def distinct_pair(self, first: Value, second: Value) -> None:
+        """Reject two values if two corresponding elements are nearly equal, also for constant values."""
         for a, b in zip(first.samples, second.samples, strict=True):
             with np.errstate(invalid="ignore"):
-                least = np.nanmin(np.abs(a - b), initial=np.inf)
-            if least < MARGIN:
+                smallest = np.nanmin(np.abs(a - b), initial=np.inf)
+            if smallest < MARGIN:
                 raise Rejected
 
     def distinct(self, value: Value, axes: Sequence[int] | None = None, margin: float = MARGIN) -> None:
-        """Refuses a value some of whose elements along the axes are nearly equal.
+        """Reject a value if two elements along the axes are nearly equal.
 
-        Also one that does not move: float32 and float64 may tell elements apart differently.
+        Constant values are also rejected: the elements may be equal in float32 and different in float64.
         """
         chosen = range(value.rank) if axes is None else [axis % value.rank for axis in axes]
         for sample in value.samples:
             rest = [axis for axis in range(value.rank) if axis not in chosen]
             rows = sample.transpose([*rest, *chosen]).reshape(int(np.prod([sample.shape[a] for a in rest])), -1)
             with np.errstate(invalid="ignore"):
-                least = np.nanmin(np.diff(np.sort(rows, axis=1), axis=1), initial=np.inf)
-            if least < margin:
+                smallest = np.nanmin(np.diff(np.sort(rows, axis=1), axis=1), initial=np.inf)
+            if smallest < margin:
                 raise Rejected
 
     # Nodes.
 
     def add(self, op: str, inputs: Sequence[Value | None], *, domain: str = "", **attributes: Any) -> Value:
-        """Adds a node of one output."""
+        """Add a node with one output."""
         return self.add_several(op, inputs, 1, domain=domain, **attributes)[0]
 
     def add_several(
@@ -396,9 +396,10 @@ class Builder:
         wild: bool = False,
         **attributes: Any,
     ) -> list[Value]:
-        """Adds a node and runs it; a wild one may give infinities, and later nodes do not choose its results.
+        """Add a node and run it.
 
-        Of the outputs those are named that are wanted.
+        `outputs` is the number of outputs, or a flag for each output; outputs without the flag get no name. Results of
+        a wild node may be infinite, and later nodes do not choose them.
         """
         wanted = [True] * outputs if isinstance(outputs, int) else list(outputs)
         stem = op.lower()[:6]
@@ -414,7 +415,7 @@ class Builder:
         for position, name in enumerate(name for name in results if name):
             samples = tuple(one[position] for one in arrays)
             value = Value(name, samples, moves)
-            if any(sample.size == 0 or sample.size > self.most_elements for sample in samples):
+            if any(sample.size == 0 or sample.size > self.max_elements for sample in samples):
                 raise Rejected
             if len({sample.ndim for sample in samples}) > 1:
                 raise Rejected
@@ -457,8 +458,7 @@ class Builder:
     # Bodies.
 
     def body(self) -> Builder:
-        """A builder of a body of one of the nodes."""
-        most = self.most_elements
+        """Return a builder for the body of a node."""
         return Builder(
             self.rng,
             self.opset,
@@ -467,11 +467,11 @@ class Builder:
             self,
             special=self.special,
             half=self.half,
-            most_elements=most,
+            max_elements=self.max_elements,
         )
 
     def formal(self, samples: Sequence[np.ndarray], *, moves: bool, stem: str = "b") -> Value:
-        """An input of the body."""
+        """Add an input of the body."""
         value = Value(self.name(stem), tuple(samples), moves)
         self.known[value.name] = value
         if value.is_float:
@@ -479,7 +479,7 @@ class Builder:
         return value
 
     def closed(self, inputs: Sequence[Value], outputs: Sequence[Value], *, shapes: bool = True) -> GraphProto:
-        """The body as a graph; its outputs are made by its own nodes."""
+        """Return the body as a graph. Its own nodes must compute the outputs."""
         infos = [declared(value) for value in inputs], [declared(value) for value in outputs]
         if not shapes:
             for info in infos[1]:

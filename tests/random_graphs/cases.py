@@ -1,4 +1,4 @@
-"""A graph with its inputs at two batch sizes: generated, stored, given a loss, put into float64."""
+"""A graph with its inputs at two batch sizes: generation, storage, loss, conversion to float64."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ from random_graphs.building import HALVES, IR_VERSION, Builder, Value, declared,
 from random_graphs.oracle import Feeds, InvalidGraphError, Oracle
 
 OPSETS = (13, 15, 17, 18, 19, 20, 21, 22, 23)
-# How much of the graphs hold NaN and infinities, and how many values of which sizes.
+# Share of graphs with NaN and infinities.
 SPECIAL = 0.12
-# And how much of the others hold layers in half precision, and values that pass no gradient.
+# Shares of the other graphs: with layers in half precision, and with values that stop the gradient.
 HALF, STOPS = 0.08, 0.12
-# Few axes are long enough for several tiles and threads: those graphs take long.
+# Share of graphs, sizes of axes, and maximum number of elements of a value. Axes with several tiles and threads are
+# rare, because these graphs are slow.
 PROFILES: tuple[tuple[float, tuple[int, ...], int], ...] = (
     (0.7, (1, 2, 3, 4, 5), 3000),
     (0.2, (1, 2, 3, 4, 7, 8, 9), 6000),
     (0.1, (1, 3, 8, 17, 33, 64), 40000),
 )
-MOST_NODES = 22
+MAX_NODES = 22
 
 
 @dataclass
 class Case:
-    """A model without a loss, and whatever the checks need."""
+    """A model without a loss, and the settings of its checks."""
 
     model: ModelProto
     feeds: list[Feeds]
     """The inputs at each batch size."""
     trained: list[str]
     seed: int = 0
-    """Whatever is drawn in the checks, too."""
+    """Seed of the graph and of the random numbers in the checks."""
     asks_for_outputs: bool = True
-    """Whether the training model gives the outputs beside the loss."""
+    """True if the training model returns the outputs in addition to the loss."""
     special: bool = False
-    """Whether NaN and infinities are about."""
+    """True if inputs contain NaN and infinities."""
     stops: list[str] = field(default_factory=list)
-    """Values that pass no gradient."""
+    """Values that stop the gradient."""
     notes: dict[str, Any] = field(default_factory=dict)
 
     def stored(self) -> bytes:
@@ -54,30 +55,30 @@ class Case:
 
     @staticmethod
     def restored(content: bytes) -> Case:
-        # Only what the workers of a run sent one another.
+        # The content comes from another process of the same run, so unpickling is safe.
         model, case = pickle.loads(content)
         case.model = ModelProto.FromString(model)
         return case
 
     @property
     def rounding(self) -> float | None:
-        """The largest relative rounding of the half types of the graph."""
+        """The largest relative rounding error of the half types in the graph, or None."""
         found = [HALVES[node.attribute[0].i] for node in self.model.graph.node if is_half_cast(node)]
         return max(found, default=None)
 
     def operators(self) -> set[str]:
-        """The operators of the graph and of its bodies."""
+        """Return the operators of the graph and of its bodies."""
         return {node.op_type for graph in all_graphs(self.model.graph) for node in graph.node}
 
     def size(self) -> tuple[int, int]:
-        """Nodes, and bytes of values: smaller graphs are easier to read."""
+        """Return the number of nodes, and the number of elements of inputs and initializers."""
         nodes = sum(len(graph.node) for graph in all_graphs(self.model.graph))
         arrays = [array for feed in self.feeds for array in feed.values()]
         arrays += [numpy_helper.to_array(tensor) for tensor in self.model.graph.initializer]
         return nodes, sum(array.size for array in arrays)
 
     def line(self) -> str:
-        """The nodes in a line."""
+        """Return the nodes on one line."""
         return "; ".join(
             f"{node.op_type}({', '.join(node.input)}) -> {', '.join(node.output)}"
             for graph in all_graphs(self.model.graph)
@@ -85,7 +86,7 @@ class Case:
         )
 
     def text(self) -> str:
-        """The graph and its values, to be read."""
+        """Return the graph and its values as text."""
         lines = [printer.to_text(self.model), "", f"trained: {', '.join(self.trained)}"]
         lines += [f"stops: {', '.join(self.stops)}"] if self.stops else []
         for at, feed in enumerate(self.feeds):
@@ -94,7 +95,7 @@ class Case:
 
 
 def all_graphs(graph: GraphProto) -> list[GraphProto]:
-    """The graph and all bodies in it."""
+    """Return the graph and all bodies in it."""
     inner = [
         one
         for node in graph.node
@@ -106,8 +107,8 @@ def all_graphs(graph: GraphProto) -> list[GraphProto]:
 
 
 def generate(seed: int) -> Case:
-    """The graph of a seed."""
-    # What is no number, and reductions of nothing, are part of the matter.
+    """Return the graph of a seed."""
+    # NaN, infinities and reductions of empty arrays are intended, so NumPy must not warn.
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return _generate(seed)
@@ -118,26 +119,26 @@ def _generate(seed: int) -> Case:
     opset = int(rng.choice(OPSETS))
     batches = tuple(int(k) for k in rng.choice([1, 2, 3, 4, 5, 6], 2, replace=False))
     profile = int(rng.choice(len(PROFILES), p=[share for share, _, _ in PROFILES]))
-    _, sizes, most_elements = PROFILES[profile]
+    _, sizes, max_elements = PROFILES[profile]
     special = bool(rng.random() < SPECIAL)
     half = int(rng.choice(list(HALVES))) if not special and rng.random() < HALF else None
     if half is not None:
-        # Recurrent layers of bfloat16 are of this opset.
+        # Recurrent layers accept bfloat16 from this opset.
         opset = max(opset, 22)
-    g = Builder(rng, opset, batches, sizes, special=special, half=half, most_elements=most_elements)
+    g = Builder(rng, opset, batches, sizes, special=special, half=half, max_elements=max_elements)
     for _ in range(int(rng.integers(1, 4))):
         rank = int(rng.choice([1, 2, 3, 4], p=[0.15, 0.45, 0.25, 0.15]))
         g.source([g.size() for _ in range(rank)])
-    wanted = int(rng.integers(2, MOST_NODES + 1))
-    for _ in range(3 * wanted):
-        if len(g.nodes) >= wanted:
+    node_count = int(rng.integers(2, MAX_NODES + 1))
+    for _ in range(3 * node_count):
+        if len(g.nodes) >= node_count:
             break
         structures.draw(g)
     return finished(g, seed)
 
 
 def finished(g: Builder, seed: int) -> Case:
-    """The case of a graph: its outputs are the values that nothing reads, and some others."""
+    """Return the case of a graph. Its outputs are the values without a reader, and some others."""
     read = {name for node in g.nodes for name in reads_of(node)}
     made = {name for node in g.nodes for name in node.output}
     leaves = [v for v in g.values if v.name in made and (v.name not in read or g.chance(0.06))]
@@ -157,7 +158,7 @@ def finished(g: Builder, seed: int) -> Case:
 
 
 def pruned(case: Case) -> Case:
-    """The case without nodes, initializers and inputs that no output needs."""
+    """Return the case without nodes, initializers and inputs that no output needs."""
     model = ModelProto()
     model.CopyFrom(case.model)
     for graph in reversed(all_graphs(model.graph)):
@@ -182,13 +183,13 @@ def pruned(case: Case) -> Case:
 
 
 def settled(case: Case) -> Case:
-    """The case with declarations of its outputs as an oracle computes them."""
+    """Return the case with outputs declared as an oracle computes them."""
     oracle = Oracle(in_float32(case.model))
     results = [oracle.run(feed) for feed in case.feeds]
     for at, value in enumerate(case.model.graph.output):
         samples = tuple(one[at] for one in results)
         if any(sample.size == 0 for sample in samples) or len({sample.ndim for sample in samples}) > 1:
-            raise InvalidGraphError(f"{value.name} has no elements, or another rank at each batch size")
+            raise InvalidGraphError(f"{value.name} has no elements, or its rank depends on the batch size")
         value.CopyFrom(declared(Value(value.name, samples)))
     return case
 
@@ -211,7 +212,7 @@ def _prune(graph: GraphProto) -> None:
 
 @dataclass
 class Trainable:
-    """A case with a loss: the sum of its float outputs, each times an input of weights."""
+    """A case with a loss: the weighted sum of its float outputs. The weights are inputs."""
 
     model: ModelProto
     feeds: list[Feeds]
@@ -221,7 +222,7 @@ class Trainable:
 
 
 def with_loss(case: Case, expected: Sequence[Sequence[np.ndarray]]) -> Trainable:
-    """The case with a loss, whose weights have the shapes of the outputs as an oracle computes them."""
+    """Return the case with a loss. `expected` has the outputs of an oracle at each batch size."""
     model = ModelProto()
     model.CopyFrom(case.model)
     graph = model.graph
@@ -235,7 +236,7 @@ def with_loss(case: Case, expected: Sequence[Sequence[np.ndarray]]) -> Trainable
         rng = np.random.default_rng([case.seed, zlib.crc32(name.encode())])
         weights = f"weights of {name}"
         for feed, array in zip(feeds, arrays, strict=True):
-            # The same numbers whatever becomes of the other outputs, when the graph is shrunk.
+            # The weights do not depend on other outputs, which shrinking removes.
             feed[weights] = np.asarray(rng.uniform(0.4, 1.4, array.shape) / max(1, np.sqrt(array.size)), np.float32)
         graph.input.append(declared(Value(weights, tuple(feed[weights] for feed in feeds))))
         weighted.append((name, weights))
@@ -244,16 +245,16 @@ def with_loss(case: Case, expected: Sequence[Sequence[np.ndarray]]) -> Trainable
     return Trainable(model, feeds, case.trained, outputs, case.stops)
 
 
-# Inputs that are float32 whatever the data are.
+# Operator and position of inputs that are float32 for every type of data.
 FIXED_TYPE = {("Resize", 2)}
 NORMALIZATIONS = ("LayerNormalization", "RMSNormalization", "GroupNormalization")
 
 
 def widened(model: ModelProto) -> ModelProto:
-    """The model with float64 in the place of every other float type."""
+    """Return the model with float64 instead of each other float type."""
     wide = ModelProto()
     wide.CopyFrom(model)
-    kept = {
+    fixed = {
         node.input[position]
         for graph in all_graphs(wide.graph)
         for node in graph.node
@@ -262,7 +263,7 @@ def widened(model: ModelProto) -> ModelProto:
     }
     opset = next(entry.version for entry in wide.opset_import if not entry.domain)
     for graph in all_graphs(wide.graph):
-        _widen(graph, kept, opset)
+        _widen(graph, fixed, opset)
     return wide
 
 
@@ -270,12 +271,12 @@ def wide_array(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64) if array.dtype == np.float32 else array
 
 
-def _widen(graph: GraphProto, kept: set[str], opset: int) -> None:
+def _widen(graph: GraphProto, fixed: set[str], opset: int) -> None:
     for value in [*graph.input, *graph.output]:
         if value.type.tensor_type.elem_type == TensorProto.FLOAT:
             value.type.tensor_type.elem_type = TensorProto.DOUBLE
     for tensor in graph.initializer:
-        if tensor.data_type == TensorProto.FLOAT and tensor.name not in kept:
+        if tensor.data_type == TensorProto.FLOAT and tensor.name not in fixed:
             tensor.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(tensor).astype(np.float64), tensor.name))
     for node in graph.node:
         stashes = node.op_type in NORMALIZATIONS[:2] or (node.op_type == "GroupNormalization" and opset >= 21)

@@ -1,4 +1,4 @@
-"""The properties that every graph must have."""
+"""Properties of every random graph: correct results, gradients and steps, with reproducible bits."""
 
 from __future__ import annotations
 
@@ -21,37 +21,37 @@ from random_graphs.cases import Case, Trainable, wide_array, widened, with_loss
 from random_graphs.oracle import Feeds, InvalidGraphError, Oracle
 
 BACKENDS = ("cpu", "reference")
-# Results in float32 of a dozen nodes, relative to the largest element; what rounding makes of them beyond is measured.
+# Tolerance of float32 results after a dozen nodes, relative to the largest element. Larger errors are measured.
 FORWARD = 2e-5
-# Gradients are sums of more terms.
+# Tolerance of gradients, which are sums of more terms.
 GRADIENT = 1e-4
-# In loops that carry them on, gradients of operators that saturate: 1 - y * y and y * (1 - y) lose digits where y is
-# near 1, here as in other runtimes, and no nudge of an input shows it.
+# Tolerance of gradients in loops with saturating operators. 1 - y * y and y * (1 - y) lose digits for y near 1, in
+# ortrain and in other runtimes. A nudge of an input does not measure this error.
 SATURATED, SATURATING = 1e-3, {"Sigmoid", "Tanh", "Softmax", "Erf", "Gelu"}
-# A sum of n terms in their order, as the reference makes it, is wrong by up to n units in the last place, half of that
-# where all are alike.
+# Rounding error per term of a sequential sum, as in the reference: at most one unit in the last place, and half of it
+# for terms of similar size.
 SUM = 2.0**-25
-# Rounding is measured by changing inputs and parameters by so much, relatively: some units in the last place.
+# Relative change of inputs and parameters that measures rounding errors: some units in the last place.
 NUDGE = 3e-7
-# Effects of a nudge count so many times: the next nudge may do more.
+# Number of nudges, and the factor for the largest effect: another nudge may have a larger effect.
 NUDGES, NUDGE_FACTOR = 3, 20.0
-# A half type rounds each state of a recurrent layer, and the next state is computed from the rounded one. Bounds of
-# results and of gradients in roundings of the largest element; a nudge is a share of a rounding.
+# A half type rounds each state of a recurrent layer, and the next state depends on the rounded state. The bounds of
+# results and of gradients are multiples of the rounding error of the largest element. A nudge is a fraction of it.
 HALF_ROUNDINGS, HALF_NUDGE = (8, 24), 0.125
-# Central differences in float64: two steps, which agree where the loss is smooth.
+# Step of central differences in float64. Differences of one and of two steps agree if the loss is smooth.
 STEP = 2e-5
-# Smaller ones, for a loss that is no line within STEP: a wrong gradient is the slope at no step.
+# Smaller steps for a loss that is not linear within STEP. A wrong gradient differs from the slope at every step.
 STEEP_STEPS = [STEP / 16**k for k in range(1, 6)]
 AGREEMENT = 1e-5
 SLOPE = 1e-4
-# What rounding of the loss makes of a slope: 2^-52 over the step, and as much again for what the sum is made of.
+# Rounding error of a slope: 2^-52 over the step for the loss, and the same for the terms of the loss.
 SLOPE_NOISE = 1e-9
 DIRECTIONS = 3
-MOST_PROGRAMS = 12
+MAX_PROGRAMS = 12
 
 
 class FailedError(Exception):
-    """A check did not hold."""
+    """Error of a failed check."""
 
     def __init__(self, kind: str, detail: str) -> None:
         super().__init__(f"{kind}: {detail}")
@@ -60,16 +60,16 @@ class FailedError(Exception):
 
 @dataclass
 class Report:
-    """What a graph did."""
+    """Outcome of the checks of a graph."""
 
     kind: str | None = None
-    """Which check failed first; ``None`` if none did."""
+    """The first failed check, or ``None``."""
     detail: str = ""
     compared: dict[str, int] = field(default_factory=dict)
-    """How often which comparison was made, and how often it could not be."""
+    """Number of comparisons of each kind, and of impossible comparisons with their reason."""
     operators: list[str] = field(default_factory=list)
     settled: bytes | None = None
-    """Of a stored case: the case as it was checked."""
+    """The stored case as it was checked, or None for a seed."""
 
     def count(self, what: str) -> None:
         self.compared[what] = self.compared.get(what, 0) + 1
@@ -84,9 +84,9 @@ def same(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 @dataclass
 class Checks:
-    """The checks of a case.
+    """Checks of a case.
 
-    ``tamper`` changes gradients before they are compared: tests of the checks themselves put an error there.
+    ``tamper`` changes gradients before the comparison. Tests of these checks use it to insert an error.
     """
 
     case: Case
@@ -94,7 +94,7 @@ class Checks:
     report: Report = field(default_factory=Report)
 
     def run(self) -> Report:
-        """Makes all comparisons, up to the first one that fails."""
+        """Run the checks up to the first failure."""
         self.report.operators = sorted(self.case.operators())
         oracle = Oracle(in_float32(self.case.model))
         self.expected = [oracle.run(feed) for feed in self.case.feeds]
@@ -105,7 +105,7 @@ class Checks:
         self.within, self.gradient_within = max(FORWARD, rounding), max(GRADIENT, rounding)
         self.nudge = NUDGE
         if self.case.rounding is not None:
-            self.within, self.gradient_within = (few * self.case.rounding for few in HALF_ROUNDINGS)
+            self.within, self.gradient_within = (count * self.case.rounding for count in HALF_ROUNDINGS)
             self.nudge = HALF_NUDGE * self.case.rounding
         try:
             self.check()
@@ -118,7 +118,7 @@ class Checks:
         self.forward()
         trainable = with_loss(self.case, self.expected)
         if not trainable.trained:
-            self.report.count("nothing is trained")
+            self.report.count("no trained parameter")
             return
         with tempfile.TemporaryDirectory() as folder:
             self.folder = Path(folder)
@@ -152,7 +152,7 @@ class Checks:
         raise FailedError(kind, f"{name} at batch {at}: {difference(got, want)}")
 
     def oracle_noise(self, at: int) -> list[float | None]:
-        """How much of each output a nudge changes; None for one that jumps."""
+        """Return the largest change of each output by a nudge; None for a discontinuous output."""
         oracle, parameters = as_inputs(self.case.model, self.case.trained)
         runner = Oracle(in_float32(oracle))
         noise: list[float | None] = [0.0] * len(self.expected[at])
@@ -181,7 +181,7 @@ class Checks:
         extra = trainable.outputs if self.case.asks_for_outputs else []
         made = self.artifacts(trainable, extra)
         if made is None:
-            self.report.count("nothing is trained")
+            self.report.count("no trained parameter")
             return
         first = {}
         for backend in BACKENDS:
@@ -204,7 +204,10 @@ class Checks:
         self.step(made, cpu[0], trainable)
 
     def artifacts(self, trainable: Trainable, extra: Sequence[str]) -> Artifacts | None:
-        """The artifacts. A parameter may be refused that the loss does not depend on: central differences see that."""
+        """Return the artifacts, without parameters that the loss does not depend on.
+
+        Central differences verify later that the slopes of these parameters are zero.
+        """
         self.untrained: list[str] = []
         while trainable.trained:
             try:
@@ -240,52 +243,52 @@ class Checks:
             raise FailedError(kind, f"at batch {at}: {loss} instead of {want}")
 
     def sizes(self, at: int) -> float:
-        """The largest elements of all outputs together: what the loss is made of."""
+        """Return the sum of the largest elements of all outputs, the terms of the loss."""
         return sum(largest(array) for array in self.expected[at] if array.dtype.kind == "f")
 
-    def bits(self, made: Artifacts, cpu: Sequence[Step]) -> None:
-        """The same bits at three threads, again, under a memory limit, and after a step on another batch size."""
+    def bits(self, files: Artifacts, cpu: Sequence[Step]) -> None:
+        """Compare the bits of steps with three threads, repeated, after another batch size, and with a memory limit."""
         options = ortrain.SessionOptions()
         options.intra_op_num_threads = 3
         for at, step in enumerate(cpu):
-            other = attempted("step refused at three threads", lambda at=at: made.step(at, options=options))
+            other = attempted("step refused at three threads", lambda at=at: files.step(at, options=options))
             same_bits("threads", step, other, f"at 3 threads instead of 1, batch {at}")
         set_threads(1)
         self.report.count("threads")
-        state, module = made.module()
+        state, module = files.module()
         total = None
         for at in (0, 1, 0):
             module.lazy_reset_grad()
-            same_bits("second batch size", cpu[at], made.run(state, module, at), f"step {at} after another batch size")
+            same_bits("second batch size", cpu[at], files.run(state, module, at), f"step {at} after another batch size")
             total = total or module.memory()
         self.report.count("second batch size")
-        twice = made.run(state, module, 0)
+        twice = files.run(state, module, 0)
         for name, gradient in cpu[0].gradients.items():
-            # Sums that begin with the first gradient are rounded in another order.
+            # A sum that starts at the first gradient rounds in another order.
             if not close(twice.gradients[name], gradient + gradient, self.within):
                 raise FailedError("accumulation", f"{name}: {difference(twice.gradients[name], gradient + gradient)}")
-        state = CheckpointState.load_checkpoint(made.folder / "checkpoint")
-        module = Module(made.folder / "training_model.onnx", state)
-        fresh = made.run(state, module, at := self.case.seed % len(cpu))
+        state = CheckpointState.load_checkpoint(files.folder / "checkpoint")
+        module = Module(files.folder / "training_model.onnx", state)
+        fresh = files.run(state, module, at := self.case.seed % len(cpu))
         same_bits(
-            "first step", cpu[at], fresh, f"added to gradients of zero, as the first step of a module is, batch {at}"
+            "first step", cpu[at], fresh, f"as the first step of a module, without a reset of gradients, batch {at}"
         )
         assert total is not None
-        self.memory_limit(made, cpu[0], total.parameters + total.gradients + 1)
+        self.memory_limit(files, cpu[0], total.parameters + total.gradients + 1)
 
-    def memory_limit(self, made: Artifacts, first: Step, too_little: int) -> None:
-        """The same bits within the least memory: a step that is refused says how much it takes at least."""
+    def memory_limit(self, files: Artifacts, first: Step, too_little: int) -> None:
+        """Compare the bits within the smallest possible memory, which the error of a smaller limit names."""
         limited = ortrain.SessionOptions()
         limited.memory_limit = too_little
-        # Each program of a schedule with several of them may say more than the one before.
-        for _ in range(MOST_PROGRAMS):
+        # A schedule has several programs. A later program may need more memory than the earlier ones.
+        for _ in range(MAX_PROGRAMS):
             try:
-                step = made.step(0, options=limited)
+                step = files.step(0, options=limited)
             except ortrain.MemoryLimitError as error:
-                least = re.search(r"takes (\d+) bytes", str(error))
-                if least is None or int(least[1]) <= limited.memory_limit:
+                required = re.search(r"takes (\d+) bytes", str(error))
+                if required is None or int(required[1]) <= limited.memory_limit:
                     raise FailedError("memory limit", str(error)) from error
-                limited.memory_limit = int(least[1])
+                limited.memory_limit = int(required[1])
                 continue
             same_bits("memory limit", first, step, f"within {limited.memory_limit} bytes")
             self.report.count("memory limit")
@@ -293,8 +296,10 @@ class Checks:
         self.report.count("memory limit not found")
 
     def differs_in_float64(self, wide: Trainable, at: int, loss: float) -> bool:
-        """Whether the oracle's loss in float64 is this one and not that in float32: rounding decides between branches,
-        or between equal elements."""
+        """Return true if the loss equals the oracle's loss in float64, and differs from its loss in float32.
+
+        In this case rounding selects a branch, or one of several equal elements.
+        """
         allowed = self.within * (1 + self.sizes(at))
         if abs(loss - self.losses[at]) <= allowed:
             return False
@@ -305,7 +310,10 @@ class Checks:
         return abs(loss - theirs) <= allowed
 
     def wide_gradients(self, trainable: Trainable) -> list[dict[str, np.ndarray] | None]:
-        """Gradients in float64, which are the slopes of the loss; none where float64 is another function."""
+        """Return the gradients in float64 after a comparison with the slopes of the loss.
+
+        The result has None for a batch size at which float64 takes other branches than float32.
+        """
         wide = Trainable(
             widened(trainable.model),
             [{name: wide_array(array) for name, array in feed.items()} for feed in trainable.feeds],
@@ -328,11 +336,11 @@ class Checks:
                 self.report.count("loss is not finite")
                 continue
             if self.case.special and not all(np.isfinite(one).all() for one in gradients[-1].values()):
-                # Zero times infinity, in the gradient of weights that meet an infinity.
+                # The gradient of a weight that is multiplied by infinity may be zero times infinity.
                 self.report.count("gradient is not finite")
                 continue
             if self.differs_in_float64(wide, at, step.loss):
-                self.report.count("another function in float64")
+                self.report.count("other branches in float64")
                 gradients[-1] = None
                 continue
             self.compare_loss("loss in float64", step.loss, at, trainable)
@@ -346,7 +354,7 @@ class Checks:
         return gradients
 
     def stopped(self, model: ModelProto, wide: Trainable, parameters: Feeds) -> list[Feeds]:
-        """Turns the stops into inputs of the model, and returns their values at each batch size."""
+        """Replace the stops by inputs of the model; returns their values at each batch size."""
         if not self.case.stops:
             return [{} for _ in wide.feeds]
         every = ModelProto()
@@ -368,7 +376,10 @@ class Checks:
     def compare_slopes(
         self, loss: Callable[[Feeds], float], parameters: Feeds, gradients: dict[str, np.ndarray], at: int
     ) -> None:
-        """Central differences along directions, of all parameters at once; two steps must agree first."""
+        """Compare gradients with central differences of all parameters along random directions.
+
+        The differences of one and of two steps must agree first.
+        """
         rng = np.random.default_rng([self.case.seed, 77, at])
         names = sorted(parameters)
         compared = 0
@@ -382,7 +393,7 @@ class Checks:
             terms = {name: gradients[name] * direction[name] for name in names}
             scale = sum(np.abs(term[np.isfinite(term)]).sum() for term in terms.values()) + abs(one)
             noise = SLOPE_NOISE * (1 + max(abs(value) for value in values.values()))
-            # At a kink, the slopes to both sides differ by as much as the kink is sharp.
+            # At a kink the slopes on both sides differ.
             smooth = abs(one - two) <= AGREEMENT * scale + noise and abs(forward - backward) <= 0.01 * scale + noise
             if not (smooth and np.isfinite(one)):
                 self.report.count("slope at a kink")
@@ -395,10 +406,13 @@ class Checks:
                 each = self.blame(loss, parameters, gradients, at)
                 raise FailedError("slope", f"at batch {at}, direction {draw}: {found} instead of {one}; {each}")
             compared += 1
-        self.report.count("slope" if compared else "no slope")
+        self.report.count("slope" if compared else "no smooth direction")
 
     def is_steep(self, loss: Callable[[Feeds], float], parameters: Feeds, direction: Feeds, found: float) -> bool:
-        """Whether smaller steps find the slope: a loop that multiplies at each turn is no line within a step."""
+        """Return true if smaller steps find the slope.
+
+        The loss of a loop with a product in each iteration is not linear within a step.
+        """
         for step in STEEP_STEPS:
             ends = [loss({name: parameters[name] + k * step * direction[name] for name in direction}) for k in (-1, 1)]
             if abs((ends[1] - ends[0]) / (2 * step) - found) <= SLOPE * abs(found):
@@ -408,7 +422,7 @@ class Checks:
     def blame(
         self, loss: Callable[[Feeds], float], parameters: Feeds, gradients: dict[str, np.ndarray], at: int
     ) -> str:
-        """Which parameters have the wrong gradient."""
+        """Return the parameters with a wrong gradient as text."""
         rng = np.random.default_rng([self.case.seed, 78, at])
         lines = []
         for name in sorted(parameters):
@@ -417,7 +431,7 @@ class Checks:
             wanted, found = (ends[1] - ends[0]) / (2 * STEP), float((gradients[name] * direction).sum())
             if not abs(found - wanted) <= SLOPE * (abs(found) + abs(wanted)) + SLOPE_NOISE:
                 lines.append(f"{name}: {found:.7g} instead of {wanted:.7g}")
-        return "; ".join(lines) or "no single parameter"
+        return "; ".join(lines) or "no single parameter is wrong"
 
     def compare_gradients(
         self,
@@ -447,11 +461,11 @@ class Checks:
         self.report.count("gradient")
 
     def step(self, made: Artifacts, first: Step, trainable: Trainable) -> None:
-        """A step of SGD is the parameters less the gradients times the rate, and the next loss is that of these."""
+        """Compare a step of SGD with its formula, and the next losses with the oracle at the new parameters."""
         state, module = made.module()
         optimizer = Optimizer(made.folder / "optimizer_model.onnx", module)
         before = {name: state.parameters[name].data.copy() for name in trainable.trained}
-        # A power of two, so that nothing is rounded before the difference.
+        # A power of two: the product with the gradient is exact, and only the difference is rounded.
         rate = 2.0 ** np.floor(np.log2(0.01 / max(1e-3, *map(largest, first.gradients.values()))))
         optimizer.set_learning_rate(float(rate))
         same_bits("second module", first, made.run(state, module, 0), "by a second module")
@@ -463,7 +477,7 @@ class Checks:
             if not np.array_equal(got, want, equal_nan=True):
                 raise FailedError("optimizer step", f"{name}: {difference(got, want)}")
         if not np.isfinite(first.loss) or not all(np.isfinite(one).all() for one in first.gradients.values()):
-            self.report.count("step with no finite gradient")
+            self.report.count("step with nonfinite gradients")
             return
         model, _ = as_inputs(trainable.model, trainable.trained)
         oracle = Oracle(in_float32(model))
@@ -491,7 +505,7 @@ class Checks:
 
 @dataclass
 class Step:
-    """The results of a step."""
+    """Results of a step."""
 
     loss: float
     outputs: list[np.ndarray]
@@ -499,7 +513,7 @@ class Step:
 
 
 class Artifacts:
-    """The files of a training, and steps of it."""
+    """Artifacts in a folder, and steps with them."""
 
     def __init__(self, trainable: Trainable, folder: Path, extra: Sequence[str]) -> None:
         self.trainable, self.folder = trainable, folder
@@ -520,7 +534,7 @@ class Artifacts:
         state = CheckpointState.load_checkpoint(self.folder / "checkpoint")
         models = [self.folder / f"{name}_model.onnx" for name in ("training", "eval")]
         module = Module(models[0], state, models[1], device=device, session_options=options)
-        # As every later step of a training is run.
+        # All steps after the first one of a training start with this call.
         module.lazy_reset_grad()
         return state, module
 
@@ -536,7 +550,7 @@ class Artifacts:
         return self.run(state, module, at)
 
     def gradient_noise(self, at: int, device: str, seed: int, nudge: float) -> dict[str, float]:
-        """How much of each gradient a nudge changes."""
+        """Return the largest change of each gradient by a nudge."""
         state, module = self.module(device)
         still = self.run(state, module, at).gradients
         noise = dict.fromkeys(still, 0.0)
@@ -555,12 +569,12 @@ class Artifacts:
 
 
 def largest(array: np.ndarray) -> float:
-    """The largest finite magnitude."""
+    """Return the largest finite magnitude."""
     return float(np.abs(array[np.isfinite(array)]).max(initial=0))
 
 
 def set_threads(count: int) -> None:
-    """The threads of the process, which the session made last decides about."""
+    """Set the number of threads of the process, which the newest session determines."""
     options = ortrain.SessionOptions()
     options.intra_op_num_threads = count
     ortrain.InferenceSession(_nothing(), options)
@@ -574,7 +588,10 @@ def _nothing() -> ModelProto:
 
 
 def attempted(kind: str, action: Callable[[], Any]) -> Any:
-    """The result of what must not fail. Names and numbers are left out of the kind, so that like failures are alike."""
+    """Return the result of an action that must not fail.
+
+    The kind of a failure contains no names and numbers, so that equal failures of different graphs have one kind.
+    """
     try:
         return action()
     except ortrain.OrtrainError as error:
@@ -582,13 +599,13 @@ def attempted(kind: str, action: Callable[[], Any]) -> Any:
 
 
 def signature(message: str) -> str:
-    """The end of the message, without whatever differs between graphs."""
+    """Return the end of a message with placeholders for the names and numbers of a graph."""
     message = message.rsplit("): ", 1)[-1]
     return re.sub(r'"[^"]*"|\'[^\']*\'|\[[^]]*\]|\d+', "_", message)[:160]
 
 
 def as_inputs(model: ModelProto, names: Sequence[str]) -> tuple[ModelProto, Feeds]:
-    """The model with initializers turned into inputs, and their values."""
+    """Return the model with some initializers as inputs, and their values."""
     changed = ModelProto()
     changed.CopyFrom(model)
     graph = changed.graph
@@ -612,7 +629,10 @@ def nudged(array: np.ndarray, rng: np.random.Generator, nudge: float) -> np.ndar
 
 
 def close(got: np.ndarray, want: np.ndarray, relative: float, absolute: float = 0.0) -> bool:
-    """Whether two arrays are alike, relative to the largest element; what is no finite number is where it should be."""
+    """Return true if two arrays agree, relative to the largest element.
+
+    NaN and infinities must be at the same positions.
+    """
     if got.shape != want.shape:
         return False
     if want.dtype.kind != "f":
@@ -645,7 +665,7 @@ def same_bits(kind: str, one: Step, other: Step, where: str) -> None:
 
 
 def check(case: Case, tamper: Slope = same) -> Report:
-    """The report of all checks of a case."""
+    """Return the report of all checks of a case."""
     with np.errstate(all="ignore"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return Checks(case, tamper).run()

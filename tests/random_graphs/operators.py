@@ -1,4 +1,4 @@
-"""The operators that are drawn: for each, a function that adds a node of it to a graph, or says that none fits."""
+"""Random nodes. The function of an operator adds a node to a graph, or raises Rejected if no node fits."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ WEIGHTS: dict[str, float] = {}
 
 
 def maker(*names: str, weight: float = 1.0) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Enters a function under the names of operators. One that has several is told which is meant."""
+    """Register a function for some operators. A function for several operators gets the name as second argument."""
 
     def enter(function: Callable[..., Any]) -> Callable[..., Any]:
         for name in names:
@@ -39,7 +39,7 @@ def uniform(g: Builder, low: float, high: float) -> float:
     return float(np.float32(g.rng.uniform(low, high)))
 
 
-# Where an element-wise operator is defined and tame, and where it is not smooth.
+# Range of arguments of each element-wise operator, and points where the operator is not smooth.
 UNARY: dict[str, tuple[float, float, tuple[float, ...]]] = {
     "Abs": (-40, 40, (0,)),
     "Acos": (-0.9, 0.9, ()),
@@ -74,15 +74,15 @@ UNARY: dict[str, tuple[float, float, tuple[float, ...]]] = {
 
 
 def put_between(g: Builder, value: Value, low: float, high: float) -> Value:
-    """The value, or one made of it whose elements lie between the bounds."""
-    if low <= value.least and value.most <= high:
+    """Return the value, or a value computed from it, with elements between the bounds."""
+    if low <= value.minimum and value.maximum <= high:
         return value
     if g.special and not value.is_finite:
         return value
     if low > 0:
         squared = g.add("Mul", [value, value])
         value = g.add("Add", [squared, g.scalar(low + 0.1)])
-        return value if value.most <= high else g.add("Clip", [value, None, g.scalar(high)])
+        return value if value.maximum <= high else g.add("Clip", [value, None, g.scalar(high)])
     squashed = g.add(g.choose(["Tanh", "Sin"]), [value])
     return squashed if low <= -1 and high >= 1 else g.add("Mul", [squashed, g.scalar(0.9 * min(-low, high))])
 
@@ -98,7 +98,7 @@ def unary(g: Builder, op: str) -> Value:
 @maker("Reciprocal")
 def reciprocal(g: Builder) -> Value:
     value = g.float()
-    if value.least < 0 < value.most or min(abs(value.least), abs(value.most)) < 0.2:
+    if value.minimum < 0 < value.maximum or min(abs(value.minimum), abs(value.maximum)) < 0.2:
         value = put_between(g, value, 0.2, 40)
     g.clear(value, 0)
     return g.add("Reciprocal", [value])
@@ -173,7 +173,7 @@ def arithmetic(g: Builder, op: str) -> Value:
 def div(g: Builder) -> Value:
     value = g.float()
     other = g.partner(value)
-    if min(abs(other.least), abs(other.most)) < 0.2 or other.least < 0 < other.most:
+    if min(abs(other.minimum), abs(other.maximum)) < 0.2 or other.minimum < 0 < other.maximum:
         other = put_between(g, other, 0.3, 40)
     return g.add("Div", [value, other])
 
@@ -218,7 +218,7 @@ def extreme(g: Builder, op: str) -> Value:
         for second in values[at + 1 :]:
             if first.name != second.name:
                 try:
-                    g.apart(first, second)
+                    g.distinct_pair(first, second)
                 except ValueError as error:
                     raise Rejected from error
     if len({one.name for one in values}) < len(values):
@@ -236,14 +236,14 @@ def several(g: Builder, op: str) -> Value:
 
 
 def condition(g: Builder, like: Value | None = None) -> Value:
-    """A bool value; like a value, one that broadcasts with it."""
+    """Return a bool value, which broadcasts with `like`."""
     if like is None:
         found = g.pick(lambda value: value.is_bool)
         return found if found is not None and g.chance(0.7) else compare(g, g.choose(["Less", "Greater"]))
     if g.chance(0.2):
         return g.constant(g.rng.random(g.within(like)) < 0.5)
     other = g.partner(like)
-    g.apart(like, other)
+    g.distinct_pair(like, other)
     return g.add(g.choose(["Less", "Greater", "LessOrEqual", "GreaterOrEqual"]), [like, other])
 
 
@@ -256,7 +256,7 @@ def compare(g: Builder, op: str) -> Value:
     value = g.float()
     other = g.partner(value)
     if other.name != value.name or op == "Equal":
-        g.apart(value, other)
+        g.distinct_pair(value, other)
     return g.add(op, [value, other])
 
 
@@ -321,7 +321,7 @@ def reduction(g: Builder, op: str) -> Value:
         g.clear(value, 0)
     if op == "ReduceLogSum":
         value = put_between(g, value, 0.15, 40)
-    if op == "ReduceL2" and value.most - value.least < 0.1:
+    if op == "ReduceL2" and value.maximum - value.minimum < 0.1:
         raise Rejected
     keep: dict[str, Any] = {} if g.chance(0.4) else {"keepdims": int(g.chance(0.5))}
     if g.chance(0.15):
@@ -333,7 +333,7 @@ def reduction(g: Builder, op: str) -> Value:
         axes = some_axes(g, value)
         inputs = [value, g.ints(*axes)]
         if g.opset < 18 and op != "ReduceSum":
-            # Axes were an attribute.
+            # Older opsets have the axes as an attribute.
             inputs.pop()
             keep["axes"] = axes
     if op in ("ReduceMax", "ReduceMin"):
@@ -376,7 +376,7 @@ def softmax(g: Builder, op: str) -> Value:
 
 
 def spread(value: Value, axes: list[int]) -> None:
-    """Refuses a value that hardly varies along the axes: normalization would blow up its rounding."""
+    """Reject a value with a small variance along the axes: normalization would amplify its rounding errors."""
     for sample in value.samples:
         if not (sample.std(axis=tuple(axes)) > 0.05).all():
             raise Rejected
@@ -403,19 +403,19 @@ def layer_norm(g: Builder, op: str) -> Value:
     return g.add_several(op, inputs, outputs, **attributes)[0]
 
 
-def image(g: Builder, least: int = 1, channels_open: bool = False) -> Value:
-    """A value of rank 3 or 4 whose last axes are large enough."""
+def image(g: Builder, min_size: int = 1, channels_open: bool = False) -> Value:
+    """Return a value of rank 3 or 4 with spatial axes of at least `min_size`."""
     value = g.pick(
         lambda value: (
             value.is_float
             and value.rank in (3, 4)
-            and all(size >= least for size in value.shape[2:])
+            and all(size >= min_size for size in value.shape[2:])
             and (channels_open or not value.is_open(1))
             and not any(value.is_open(axis) for axis in range(2, value.rank))
         )
     )
     if value is None or g.chance(0.15):
-        spatial = [max(g.size(), least, 3) for _ in range(1 if g.chance(0.25) else 2)]
+        spatial = [max(g.size(), min_size, 3) for _ in range(1 if g.chance(0.25) else 2)]
         value = g.source([g.size(), g.size(), *spatial])
     return value
 
@@ -599,7 +599,7 @@ def pool(g: Builder, op: str) -> Value:
     return g.add(op, [value], **attributes)
 
 
-# A window holds few elements of many.
+# Margin of pools, smaller than MARGIN because a window contains few elements of a large value.
 MARGIN_OF_POOLS = 1e-4
 
 
@@ -641,7 +641,7 @@ def reshape(g: Builder) -> Value:
 
 
 def split_number(g: Builder, number: int) -> list[int]:
-    """Factors of a number, in any order."""
+    """Return random factors of a number."""
     factors = []
     while number > 1 and len(factors) < 3 and g.chance(0.8):
         factor = g.choose([k for k in range(1, number + 1) if number % k == 0])
@@ -763,10 +763,10 @@ def pad(g: Builder) -> Value:
     widths = [[], []]
     for axis in axes:
         size = min(sample.shape[axis] for sample in value.samples)
-        most = 2 if mode in ("constant", "edge") else min(2, size - 1)
+        widest = 2 if mode in ("constant", "edge") else min(2, size - 1)
         for part in widths:
             low = -1 if mode == "constant" and size > 2 and g.chance(0.2) else 0
-            part.append(int(g.rng.integers(low, most + 1)))
+            part.append(int(g.rng.integers(low, widest + 1)))
     number = None
     if mode == "constant" and g.chance(0.6):
         number = g.parameter(array=g.numbers([])) if g.chance(0.4) else g.scalar(uniform(g, -1, 1))
@@ -909,24 +909,24 @@ def reverse_sequence(g: Builder) -> Value:
     if value.is_open(time_axis):
         raise Rejected
     lengths = lengths_of(g, value, 1 - time_axis, value.shape[time_axis], np.int64)
-    turned = g.add("ReverseSequence", [value, lengths], time_axis=time_axis, batch_axis=1 - time_axis)
-    return part_of(g, turned, time_axis) if g.chance(0.4) else turned
+    reversed_value = g.add("ReverseSequence", [value, lengths], time_axis=time_axis, batch_axis=1 - time_axis)
+    return part_of(g, reversed_value, time_axis) if g.chance(0.4) else reversed_value
 
 
 def part_of(g: Builder, value: Value, axis: int) -> Value:
-    """A slice along an axis."""
+    """Return a slice along an axis."""
     size = value.shape[axis]
     start = int(g.rng.integers(0, size))
     return g.add("Slice", [value, g.ints(start), g.ints(int(g.rng.integers(start, size)) + 1), g.ints(axis)])
 
 
-def lengths_of(g: Builder, value: Value, axis: int, most: int, dtype: Any) -> Value:
-    """A length for each element of the axis: a constant, or an input."""
+def lengths_of(g: Builder, value: Value, axis: int, longest: int, dtype: Any) -> Value:
+    """Return a length from 1 to `longest` for each element of the axis: a constant or an input."""
     if value.is_open(axis):
         if any(sample.shape[axis] != batch for sample, batch in zip(value.samples, g.batches, strict=True)):
             raise Rejected
-        return g.input([g.rng.integers(1, most + 1, batch).astype(dtype) for batch in g.batches], "n")
-    array = g.rng.integers(1, most + 1, value.shape[axis]).astype(dtype)
+        return g.input([g.rng.integers(1, longest + 1, batch).astype(dtype) for batch in g.batches], "n")
+    array = g.rng.integers(1, longest + 1, value.shape[axis]).astype(dtype)
     return g.constant(array) if g.chance(0.6) or g.depth else g.input([array] * len(g.batches), "n")
 
 
@@ -952,7 +952,7 @@ def gather(g: Builder) -> Value:
     value = g.float(1, 4)
     axis = index_axis(g, value)
     shape = g.choose([[], [1], [g.size()], [g.size(), 2]])
-    found = g.pick(lambda one: one.is_index and one.rank <= 2 and one.least >= 0 and one.most < value.shape[axis])
+    found = g.pick(lambda one: one.is_index and one.rank <= 2 and one.minimum >= 0 and one.maximum < value.shape[axis])
     index = found if found is not None and g.chance(0.4) else g.index(shape, value.shape[axis])
     return g.add("Gather", [value, index], **({} if axis == 0 and g.chance(0.5) else {"axis": axis}))
 
@@ -988,17 +988,17 @@ def gather_nd(g: Builder) -> Value:
 
 
 def reductions(g: Builder) -> dict[str, Any]:
-    """How a scatter joins: mostly not at all."""
+    """Return the reduction of a scatter as attributes; half of the scatters have no reduction."""
     draw = g.rng.random()
     if draw < 0.5 or g.opset < 16:
         return {}
-    # onnxruntime has the extremes from opset 18 on, and loses NaN in them.
+    # onnxruntime supports maximum and minimum from opset 18, but they ignore NaN.
     extremes = ["max", "min"] if g.opset >= 18 and not g.special else []
     return {"reduction": g.choose(["add", "add", "mul", *extremes])}
 
 
 def scatter_into(g: Builder, value: Value, op: str) -> Value:
-    """Scatters new updates, or those that are made of values, into a value."""
+    """Scatter updates into a value: an earlier value of the right shape, or new weights."""
     attributes = reductions(g)
     joined = attributes.get("reduction")
     if op == "ScatterND":
@@ -1051,7 +1051,7 @@ def top_k(g: Builder) -> Value:
 
 @maker("OneHot")
 def one_hot(g: Builder) -> Value:
-    found = g.pick(lambda one: one.is_index and one.rank <= 2 and one.least >= 0 and one.most < 6)
+    found = g.pick(lambda one: one.is_index and one.rank <= 2 and one.minimum >= 0 and one.maximum < 6)
     count = int(g.rng.integers(2, 6))
     index = found if found is not None and g.chance(0.5) else g.index([g.size()], count)
     values = g.weight([2])
@@ -1062,17 +1062,17 @@ def one_hot(g: Builder) -> Value:
 def compress(g: Builder) -> Value:
     value = g.float(1, 4)
     axis = index_axis(g, value)
-    kept = g.rng.random(value.shape[axis]) < 0.6
-    kept[int(g.rng.integers(kept.size))] = True
-    return g.add("Compress", [value, g.constant(kept)], axis=axis)
+    selected = g.rng.random(value.shape[axis]) < 0.6
+    selected[int(g.rng.integers(selected.size))] = True
+    return g.add("Compress", [value, g.constant(selected)], axis=axis)
 
 
 @maker("NonZero", weight=0.7)
 def non_zero(g: Builder) -> Value:
     value = g.float(1, 3)
     chosen = condition(g, value)
-    # For a scalar, the standard requires a result without rows; onnxruntime gives one row. In a body, an iteration or a
-    # branch that did not run here may select nothing: a mean of no elements is undefined.
+    # For a scalar, the standard requires a result without rows, but onnxruntime returns one row. In a body, another
+    # iteration or branch may select no element, and the mean of an empty value is undefined.
     if chosen.rank == 0 or g.depth > 0:
         raise Rejected
     found = g.add("NonZero", [chosen])
@@ -1103,7 +1103,7 @@ def det(g: Builder) -> Value:
         )
     ) or g.source([g.size(), size, size])
     if g.special:
-        # Of infinities, products of zero and infinity: in which order is free.
+        # The products may be zero times infinity, which depends on their order.
         raise Rejected
     return g.add("Det", [value])
 
@@ -1134,7 +1134,7 @@ def affine_grid(g: Builder) -> Value:
         lambda value: value.is_float and value.rank == 3 and value.shape[1:] == (2, 3) and not value.open_axes
     )
     theta = theta or g.parameter([count, 2, 3])
-    # One point between two corners lies at the first one, in the middle or nowhere, as libraries please.
+    # At least two points per axis: libraries differ in the position of a single point between two corners.
     size = g.ints(theta.shape[0], 2, g.size() + 1, g.size() + 1)
     return g.add("AffineGrid", [theta, size], align_corners=int(g.chance(0.5)))
 
@@ -1180,7 +1180,7 @@ def class_loss(g: Builder, op: str) -> Value:
 
 @maker("token loss")
 def token_loss(g: Builder) -> Value:
-    """A loss of scores with their classes on the last axis; some labels are ignored."""
+    """Add a loss of scores with the classes on the last axis; some labels are ignored."""
     value = g.float(3, 4)
     last = value.rank - 1
     if value.is_open(last):
@@ -1193,15 +1193,15 @@ def token_loss(g: Builder) -> Value:
         one.reshape(-1)[0] = 0
     moved = g.add("Transpose", [value], perm=order)
     opened = any(value.is_open(axis) for axis in range(last))
-    given = g.input(labels, "t") if opened or g.chance(0.5) else g.constant(labels[0], np.int64)
-    inputs: list[Value | None] = [moved, given]
+    targets = g.input(labels, "t") if opened or g.chance(0.5) else g.constant(labels[0], np.int64)
+    inputs: list[Value | None] = [moved, targets]
     if g.chance(0.3):
         inputs.append(g.constant(np.abs(g.numbers([classes]))))
     reduction = g.choose(["mean", "sum", "none"])
     return g.add("SoftmaxCrossEntropyLoss", inputs, reduction=reduction, ignore_index=IGNORED)
 
 
-# The label that PyTorch leaves out by default.
+# Label that PyTorch ignores by default.
 IGNORED = -100
 
 
@@ -1213,7 +1213,7 @@ def bits(g: Builder, op: str) -> Value:
     if op == "BitShift":
         count = g.constant(int(g.rng.integers(0, 4)), np.uint64)
         raised = g.add("Cast", [value], to=13)
-        if value.least < 0:
+        if value.minimum < 0:
             raise Rejected
         return g.add("BitShift", [raised, count], direction=g.choose(["LEFT", "RIGHT"]))
     return g.add(op, [value, g.constant(int(g.rng.integers(1, 8)), np.int64)])

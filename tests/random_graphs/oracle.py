@@ -1,4 +1,4 @@
-"""Results of a model by onnxruntime, or by the reference implementation of ONNX where onnxruntime has no kernel."""
+"""Results of a model in onnxruntime, or in the reference implementation of ONNX if onnxruntime has no kernel."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from onnx.reference import ReferenceEvaluator
 
 Feeds = dict[str, np.ndarray]
 
-# Messages of onnxruntime are of no interest: whatever goes wrong is raised.
+# Log level of onnxruntime that prints only fatal messages. Errors are raised as exceptions.
 FATAL = 4
 
 
 class InvalidGraphError(Exception):
-    """No oracle runs the model, so nothing can be said about it."""
+    """No oracle can run the model, so its results are unknown."""
 
 
 def _options() -> onnxruntime.SessionOptions:
@@ -29,7 +29,7 @@ def _options() -> onnxruntime.SessionOptions:
 
 
 class Oracle:
-    """A model that runs as the standard says."""
+    """Session that runs a model as the ONNX standard defines."""
 
     def __init__(self, model: ModelProto) -> None:
         self._names = [value.name for value in model.graph.output]

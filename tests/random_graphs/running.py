@@ -1,4 +1,4 @@
-"""A run over many seeds: what was compared, what failed, and the failures made small."""
+"""A run over many seeds: numbers of comparisons, failures, and their shrunk graphs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from random_graphs.checks import Report, check
 from random_graphs.shrinking import shrink
 from random_graphs.workers import INVALID, Checker, Worker, check_all
 
-# Seconds for a graph that is tried while shrinking; what takes longer does not fail alike.
+# Time limit in seconds for a candidate during shrinking. A slower candidate does not count as the same failure.
 SHRINK_TIMEOUT = 20.0
 
 
@@ -26,7 +26,7 @@ def default_processes() -> int:
 
 @dataclass
 class Failure:
-    """A graph that failed, and the smallest one that fails alike."""
+    """A failed graph, and the smallest graph with the same kind of failure."""
 
     seed: int
     report: Report
@@ -35,7 +35,7 @@ class Failure:
 
 
 class Run:
-    """Checks seeds in processes of their own; failures are shrunk and written."""
+    """Checks of many seeds in separate processes; failures are shrunk and written to files."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class Run:
         self.checked = 0
 
     def over(self, seeds: Iterable[int], say: Callable[[str], None] = lambda line: None) -> list[Failure]:
-        """The failures of the seeds, in the order in which they come."""
+        """Check the seeds; returns the failures in order of completion."""
         failures = []
         for seed, report in check_all(seeds, self.processes, self.timeout, self.checker):
             assert isinstance(seed, int)
@@ -65,8 +65,8 @@ class Run:
             self.compared.update(report.compared)
             self.operators.update(report.operators)
             if report.kind == INVALID:
-                # Each node runs alone, and onnxruntime does not take all of them together.
-                self.compared["no oracle runs it"] += 1
+                # Each node runs in a model of its own, but onnxruntime rejects the complete model.
+                self.compared["rejected by the oracle"] += 1
                 continue
             if report.kind is None:
                 continue

@@ -1,8 +1,8 @@
-"""From a failure to a minimal graph that fails in the same way.
+"""Reduction of a failure to a minimal graph that fails in the same way.
 
-Steps are tried as long as one of them leaves the failure: fewer outputs, a value in the place of another one, a given
-value in the place of a computed one, fewer trained parameters, fewer optional inputs and attributes, nodes of bodies
-left out, smaller axes. An oracle must run each graph, so each is as valid as the first one.
+Each step proposes smaller graphs, and a graph with the same failure replaces the current graph. Steps remove outputs,
+replace a value by another value, a parameter, a constant or an input, and remove trained parameters, optional inputs
+and attributes. They also remove nodes of bodies, and shorten axes. An oracle must run each graph, so all are valid.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from random_graphs.cases import Case, all_graphs, pruned
 from random_graphs.oracle import InvalidGraphError, Oracle
 
 Step = Callable[[Case], Iterator[Case]]
-"""Candidates for smaller cases."""
+"""Generator of candidates for a smaller case."""
 Fails = Callable[[Case], Case | None]
-"""The case as it was checked, if it fails as the first one did."""
+"""Returns the checked case if it fails like the first case, otherwise None."""
 
 
 def shrink(case: Case, fails: Fails, seconds: float = 120.0) -> Case:
-    """The smallest graph that was found to fail as the case does."""
+    """Return the smallest graph found that fails like the case."""
     end = time.monotonic() + seconds
     progress = True
     while progress:
@@ -33,13 +33,13 @@ def shrink(case: Case, fails: Fails, seconds: float = 120.0) -> Case:
         for step in STEPS:
             at = 0
             while time.monotonic() < end and (found := first_failing(step, at, case, fails, end)):
-                # The candidates of a smaller graph are others: go on at the same place.
+                # The smaller graph has other candidates. Continue at the same index.
                 (at, case), progress = found, True
     return case
 
 
 def first_failing(step: Step, start: int, case: Case, fails: Fails, end: float) -> tuple[int, Case] | None:
-    """The first smaller candidate from a place on that fails, and where it is."""
+    """Return the index and the case of the first smaller candidate from index `start` that fails."""
     for at, candidate in enumerate(step(case)):
         if time.monotonic() >= end:
             return None
@@ -54,10 +54,10 @@ def first_failing(step: Step, start: int, case: Case, fails: Fails, end: float) 
 
 
 def weight(case: Case) -> tuple[int, int, int, int, int]:
-    """What makes a graph hard to read: nodes first."""
+    """Return a measure of complexity, compared in order: number of nodes first."""
     nodes, elements = case.size()
     graphs = all_graphs(case.model.graph)
-    # A body is harder to read than the Identities that may come of it.
+    # A body counts more than the Identity nodes that may replace it.
     nodes += 4 * (len(graphs) - 1)
     details = sum(len(node.attribute) + len([n for n in node.input if n]) for graph in graphs for node in graph.node)
     return nodes, len(case.model.graph.output), len(case.trained), details, elements
@@ -82,7 +82,7 @@ def fewer_outputs(case: Case) -> Iterator[Case]:
 
 
 def values_of(case: Case) -> dict[str, tuple[np.ndarray, ...]]:
-    """All values of the main graph, at each batch size."""
+    """Return all values of the main graph, at each batch size."""
     graph = case.model.graph
     names = [name for node in graph.node for name in node.output if name]
     model = ModelProto()
@@ -101,7 +101,7 @@ def values_of(case: Case) -> dict[str, tuple[np.ndarray, ...]]:
 
 
 def rename(graph: GraphProto, old: str, new: str, *, outputs: bool = True) -> None:
-    """Lets everything read another value."""
+    """Replace all uses of a value by another value."""
     for one in all_graphs(graph):
         for node in one.node:
             for at, name in enumerate(node.input):
@@ -109,8 +109,8 @@ def rename(graph: GraphProto, old: str, new: str, *, outputs: bool = True) -> No
                     node.input[at] = new
 
 
-def given_in_place(case: Case) -> Iterator[Case]:
-    """A parameter, a constant or an input with its value in the place of what a node computes."""
+def stored_values(case: Case) -> Iterator[Case]:
+    """Replace a computed value by a parameter, a constant or an input with the same numbers."""
     try:
         values = values_of(case)
     except InvalidGraphError:
@@ -146,7 +146,7 @@ def given_in_place(case: Case) -> Iterator[Case]:
 
 
 def bypassed(case: Case) -> Iterator[Case]:
-    """What a node reads in the place of what it gives; an output becomes that of a node before."""
+    """Replace the result of a node by one of its inputs. For an output, an earlier value becomes the output."""
     try:
         values = values_of(case)
     except InvalidGraphError:
@@ -168,10 +168,10 @@ def bypassed(case: Case) -> Iterator[Case]:
                     # Any value may be an output.
                     if read in made and read not in outputs and read in values:
                         changed, graph = edited(case)
-                        kept = [v for v in graph.output if v.name != name]
-                        kept = [type(v).FromString(v.SerializeToString()) for v in kept]
+                        others = [v for v in graph.output if v.name != name]
+                        others = [type(v).FromString(v.SerializeToString()) for v in others]
                         del graph.output[:]
-                        graph.output.extend(kept)
+                        graph.output.extend(others)
                         graph.output.append(declared(Value(read, values[read])))
                         yield changed
                 elif alike(name, read):
@@ -181,7 +181,7 @@ def bypassed(case: Case) -> Iterator[Case]:
 
 
 def simpler_bodies(case: Case) -> Iterator[Case]:
-    """Nodes of bodies left out, one of their inputs in the place of their output."""
+    """Remove a node of a body; one of its inputs replaces its output."""
     count = len(all_graphs(case.model.graph))
     for which in range(1, count):
         body = all_graphs(case.model.graph)[which]
@@ -201,8 +201,8 @@ def simpler_bodies(case: Case) -> Iterator[Case]:
                 yield changed
 
 
-def taken_branches(case: Case) -> Iterator[Case]:
-    """The nodes of a branch in the place of an If, and values in the place of branches."""
+def inlined_branches(case: Case) -> Iterator[Case]:
+    """Replace an If by the nodes of a branch, or a branch by a value."""
     try:
         values = values_of(case)
     except InvalidGraphError:
@@ -235,7 +235,7 @@ def taken_branches(case: Case) -> Iterator[Case]:
 
 
 def unrolled(case: Case) -> Iterator[Case]:
-    """One iteration in the place of a Loop."""
+    """Replace a Loop by one iteration."""
     for at, node in enumerate(case.model.graph.node):
         if node.op_type != "Loop":
             continue
@@ -260,11 +260,11 @@ def unrolled(case: Case) -> Iterator[Case]:
 
 
 def without_optional(case: Case) -> Iterator[Case]:
-    """Inputs and attributes left out."""
+    """Remove an optional input or an attribute."""
     for which, graph in enumerate(all_graphs(case.model.graph)):
         for at, node in enumerate(graph.node):
             for position, name in enumerate(node.input):
-                # A Loop without a count may never end.
+                # A Loop without an iteration count may never end.
                 if name and not (node.op_type == "Loop" and position == 0):
                     changed, copied = edited(case)
                     one = all_graphs(copied)[which].node[at]
@@ -290,7 +290,7 @@ def fewer_trained(case: Case) -> Iterator[Case]:
 
 
 def cut_array(array: np.ndarray, axis: int | None, old: int, new: int) -> np.ndarray:
-    """The array with shorter axes, and indices and sizes that are too large made smaller."""
+    """Return the array with axes of size `old` shortened to `new`."""
     for at, size in enumerate(array.shape):
         if size == old and (axis is None or axis == at):
             array = np.take(array, range(new), at)
@@ -298,7 +298,7 @@ def cut_array(array: np.ndarray, axis: int | None, old: int, new: int) -> np.nda
 
 
 def smaller_axes(case: Case) -> Iterator[Case]:
-    """All axes of one size made shorter, or one axis of one value."""
+    """Shorten all axes of one size, or one axis of one value."""
     graph = case.model.graph
     arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer}
     for name, array in case.feeds[0].items():
@@ -356,7 +356,7 @@ def redeclare(case: Case) -> None:
 
 
 def simpler_numbers(case: Case) -> Iterator[Case]:
-    """Floats of few digits."""
+    """Round floats to one digit."""
     changed, graph = edited(case)
     for tensor in graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:
@@ -371,9 +371,9 @@ def simpler_numbers(case: Case) -> Iterator[Case]:
 
 STEPS = (
     fewer_outputs,
-    given_in_place,
+    stored_values,
     bypassed,
-    taken_branches,
+    inlined_branches,
     unrolled,
     simpler_bodies,
     fewer_trained,

@@ -19,22 +19,25 @@ from random_graphs.operators import (
     uniform,
 )
 
-# Operators within bodies: such as give what fits into the result again, and read what the body is given.
+# Maximum nesting of bodies, and number of attempts to draw a node.
 DEEPEST = 2
 ATTEMPTS = 12
 
 
-# What onnxruntime makes of NaN and infinities here is its own. It compares without a thought of NaN (extremes, places,
-# pools, ThresholdedRelu; Unique loses NaN, and so does ReduceLogSumExp beside an infinity) or takes them for large
-# numbers (recurrent layers). It moves the window of a sum by subtracting an infinity from itself (LRN). It multiplies
-# infinity by what becomes zero where ortrain gives the limit (activations) or multiplies by no zero (interpolation).
+# Operators of onnxruntime with wrong or different results for NaN and infinities:
+# - Comparisons ignore NaN: maximum, minimum, their indices, pools, ThresholdedRelu. Unique loses NaN, and
+#   ReduceLogSumExp loses NaN next to an infinity.
+# - Recurrent layers treat infinities as large numbers.
+# - LRN moves the window of a sum and subtracts an infinity from itself.
+# - Activations multiply infinity by a factor that becomes zero; ortrain returns the limit.
+# - Interpolation multiplies infinity by weights of zero; ortrain omits them.
 NOT_SPECIAL = frozenset(
     """
     ArgMax ArgMin TopK ReduceMax ReduceMin ReduceLogSumExp MaxPool GlobalMaxPool Hardmax ThresholdedRelu RNN GRU LSTM
     Softsign BiasGelu Gelu FastGelu QuickGelu HardSwish Mish Resize DFT GridSample LRN Unique
     """.split()
 ) | {"Gelu of com.microsoft", "part beside other readers"}
-# Operators without kinks, beside layers in half precision: rounding may carry a state across a kink.
+# Smooth operators, for graphs with layers in half precision: rounding may move a state across a kink.
 SMOOTH = frozenset(
     """
     Add Sub Mul MatMul Gemm Transpose Reshape Slice Concat Split Squeeze Unsqueeze Flatten Gather Sigmoid Tanh Softplus
@@ -45,7 +48,7 @@ COSTLY = ("If", "Loop", "growing Loop", "Scan", "RNN", "GRU", "LSTM")
 
 
 def draw(g: Builder, *, deep: bool = True) -> None:
-    """Adds a node or a pattern; tries others where one does not fit."""
+    """Add a random node or pattern; tries another one after a rejection."""
     names = [
         name
         for name in MAKERS
@@ -69,7 +72,7 @@ def draw(g: Builder, *, deep: bool = True) -> None:
 
 @maker("update in place", weight=6)
 def update_in_place(g: Builder) -> Value:
-    """A value that a scatter may overwrite, read before, beside and behind it."""
+    """Add a scatter that may overwrite its input, with other readers of the input before and after the scatter."""
     value = g.float(1, 4)
     made = g.add(g.choose(["Sigmoid", "Tanh", "Sin", "Neg", "Erf", "Identity"]), [value]) if g.chance(0.8) else value
     if g.chance(0.3):
@@ -83,7 +86,7 @@ def update_in_place(g: Builder) -> Value:
 
 @maker("part beside other readers", weight=6)
 def part_beside_readers(g: Builder) -> None:
-    """A value of which one reader takes a part, whose gradient is added to that of the others."""
+    """Add readers of parts of a value, and other readers. The gradient of a part is added to their gradients."""
     value = g.float(1, 4)
     if g.chance(0.5):
         value = g.add(g.choose(["Tanh", "Sigmoid", "Sin", "Neg"]), [value])
@@ -125,7 +128,7 @@ def part_beside_readers(g: Builder) -> None:
 
 @maker("masked attention", weight=3)
 def masked_attention(g: Builder) -> Value:
-    """Attention as exporters write it; rows that nothing is left of become zero."""
+    """Add attention in the form of exporters; completely masked rows become zero."""
     heads, length, keys, width = (min(g.size(), 2 * LONGEST_AXIS) for _ in range(4))
     batch = 0 if g.chance(0.6) else None
     query = g.source([g.size(), heads, length, width], batch)
@@ -136,8 +139,8 @@ def masked_attention(g: Builder) -> Value:
     if g.chance(0.7):
         scores = g.add(g.choose(["Mul", "Div"]), [scores, g.scalar(uniform(g, 0.5, 1.5))])
     mask = g.rng.random([length, keys]) < 0.7
-    whole_rows = g.chance(0.6)
-    if whole_rows:
+    masks_rows = g.chance(0.6)
+    if masks_rows:
         mask[int(g.rng.integers(length))] = False
     else:
         mask[:, 0] = True
@@ -147,7 +150,7 @@ def masked_attention(g: Builder) -> Value:
     else:
         [masked] = g.add_several("Where", [g.constant(mask), scores, g.scalar(-np.inf)], 1, wild=True)
     [weights] = g.add_several("Softmax", [masked], 1, wild=True, axis=-1)
-    if whole_rows or g.chance(0.3):
+    if masks_rows or g.chance(0.3):
         [empty] = g.add_several("IsNaN", [weights], 1, wild=True)
         weights = g.add("Where", [empty, g.scalar(0), weights])
     values = g.weight([1, heads, keys, g.size()])
@@ -166,7 +169,7 @@ HALF_LAYERS = frozenset(f"{op} in half precision" for op in GATES)
 
 @maker(*sorted(HALF_LAYERS), weight=8)
 def recurrent_in_half(g: Builder, name: str) -> list[Value]:
-    """A recurrent layer between casts to a half type and back."""
+    """Add a recurrent layer between casts to a half type and back."""
     op = name.split()[0]
     if g.depth or g.half is None:
         raise Rejected
@@ -174,11 +177,11 @@ def recurrent_in_half(g: Builder, name: str) -> list[Value]:
     value = g.source([max(steps, 2), batch, width], 1 if g.chance(0.5) else None)
     directions, rows = g.choose([1, 2]), GATES[op] * hidden
 
-    def cast(given: Value) -> Value:
-        return g.add_several("Cast", [given], 1, wild=True, to=g.half)[0]
+    def cast(argument: Value) -> Value:
+        return g.add_several("Cast", [argument], 1, wild=True, to=g.half)[0]
 
     def weight(*shape: int) -> Value:
-        # Larger weights saturate the layer: 1 - y * y of a rounded y near one has no correct digits.
+        # Larger weights saturate the layer: 1 - y * y of a rounded y near one has no correct digit.
         return cast(g.parameter(array=0.4 * g.numbers(shape)))
 
     inputs: list[Value | None] = [
@@ -197,7 +200,7 @@ def recurrent_in_half(g: Builder, name: str) -> list[Value]:
 
 @maker(*GATES, weight=3)
 def recurrent(g: Builder, op: str) -> list[Value]:
-    # Each step has a product of its own, which the reference takes its time for.
+    # Short axes: the reference computes a separate product for each step, which is slow.
     steps, batch, width, hidden = (min(g.size(), LONGEST_AXIS) for _ in range(4))
     value = g.pick(
         lambda one: (
@@ -227,12 +230,12 @@ def recurrent(g: Builder, op: str) -> list[Value]:
         attributes["activations"] = FUNCTIONS[op] * directions
     if op == "GRU" and g.chance(0.5):
         attributes["linear_before_reset"] = 1
-    wanted = [g.chance(0.7) for _ in range(3 if op == "LSTM" else 2)]
-    wanted[int(g.rng.integers(len(wanted)))] = True
-    while not wanted[-1]:
-        wanted.pop()
-    made = g.add_several(op, inputs, wanted, **attributes)
-    if wanted[0] and g.chance(0.5):
+    outputs = [g.chance(0.7) for _ in range(3 if op == "LSTM" else 2)]
+    outputs[int(g.rng.integers(len(outputs)))] = True
+    while not outputs[-1]:
+        outputs.pop()
+    made = g.add_several(op, inputs, outputs, **attributes)
+    if outputs[0] and g.chance(0.5):
         part_of(g, made[0], 0)
     return made
 
@@ -241,13 +244,13 @@ def recurrent(g: Builder, op: str) -> list[Value]:
 
 
 def own(body: Builder, value: Value) -> Value:
-    """The value, made by a node of the body."""
+    """Return the value, or a copy by an Identity if no node of the body computes it."""
     names = {name for node in body.nodes for name in node.output}
     return value if value.name in names else body.add("Identity", [value])
 
 
 def same_shape(body: Builder, value: Value, length: int) -> Value:
-    """A chain of nodes in the body, from the value to another one of its shape."""
+    """Add a chain of nodes to the body, from the value to a result of the same shape."""
     for _ in range(length):
         step = int(body.rng.integers(4))
         if step == 0:
@@ -275,7 +278,7 @@ def same_shape(body: Builder, value: Value, length: int) -> Value:
 
 
 def mixed(body: Builder, value: Value) -> Value:
-    """The value and a number that is made of any other operator."""
+    """Add a number to the value: a mean of the result of any operator."""
     before = len(body.values)
     draw(body, deep=body.depth < DEEPEST)
     found = [one for one in body.values[before:] if one.is_float and one.is_finite]
@@ -293,7 +296,7 @@ def fits_into(shape: tuple[int, ...], larger: tuple[int, ...]) -> bool:
 
 
 def number_condition(g: Builder) -> Value:
-    """One bool: a constant, an input, or a comparison."""
+    """Return a scalar bool: a constant, an input or a comparison."""
     step = int(g.rng.integers(4))
     if step == 0:
         return g.constant(g.chance(0.5), np.bool_)
@@ -302,12 +305,12 @@ def number_condition(g: Builder) -> Value:
     value = g.float()
     total = g.add("ReduceSum", [value], keepdims=0)
     bound = g.scalar(uniform(g, -1, 1))
-    g.apart(total, bound)
+    g.distinct_pair(total, bound)
     return g.add("Less", [total, bound])
 
 
 def branches(g: Builder, value: Value) -> Value:
-    """An If between two chains that keep the shape."""
+    """Add an If with a chain of nodes in each branch, which preserves the shape."""
     chosen = number_condition(g)
     made = []
     for _ in range(2):
@@ -350,7 +353,7 @@ def loop(g: Builder) -> list[Value]:
     }:
         collected = [body.add("Neg", [one]) for one in collected]
     counted = int(g.rng.integers(1, 5))
-    most = (
+    iterations = (
         g.input([np.asarray(counted, np.int64)] * 2, "most")
         if g.chance(0.3) and not g.depth
         else g.constant(counted, np.int64)
@@ -358,12 +361,12 @@ def loop(g: Builder) -> list[Value]:
     starts = [value] + ([g.scalar(0.5)] if len(carried) > 1 else [])
     graph = body.closed([place, on, *carried], [still, *nexts, *collected])
     first = None if g.chance(0.5) else g.constant(True, np.bool_)
-    return g.add_several("Loop", [most, first, *starts], len(nexts) + len(collected), body=graph)
+    return g.add_several("Loop", [iterations, first, *starts], len(nexts) + len(collected), body=graph)
 
 
 @maker("growing Loop", weight=2)
 def growing_loop(g: Builder) -> list[Value]:
-    """A Loop that appends to a value that it carries, as decoders do; each iteration reads the whole value."""
+    """Add a Loop that appends to a carried value, like a decoder; each iteration reads the complete value."""
     value = g.float(1, 3)
     closed = [axis for axis in range(value.rank) if not value.is_open(axis)]
     if g.special or not closed:
@@ -377,7 +380,7 @@ def growing_loop(g: Builder) -> list[Value]:
     parts = body.add("Mul", [shares, rows])
     newest = body.add("Slice", [rows, body.ints(-1), body.ints(np.iinfo(np.int64).max), body.ints(axis)])
     mixed = body.add("ReduceSum", [parts, body.ints(axis)], keepdims=1)
-    # Other nodes read no value of changing size.
+    # Other nodes do not read values of changing size.
     grown = {rows.name, shares.name, parts.name}
     body.values = [one for one in body.values if one.name not in grown]
     chained = same_shape(body, body.add("Add", [mixed, newest]), int(g.rng.integers(0, 3)))
@@ -393,12 +396,12 @@ def growing_loop(g: Builder) -> list[Value]:
     for info in (graph.input[2], graph.output[1]):
         info.type.tensor_type.shape.dim[axis].Clear()
     counted = int(g.rng.integers(1, 5))
-    most = (
+    iterations = (
         g.input([np.asarray(counted, np.int64)] * 2, "most")
         if g.chance(0.3) and not g.depth
         else g.constant(counted, np.int64)
     )
-    return g.add_several("Loop", [most, None, value], 1 + len(collected), body=graph)
+    return g.add_several("Loop", [iterations, None, value], 1 + len(collected), body=graph)
 
 
 @maker("Scan", weight=3)

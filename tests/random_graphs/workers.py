@@ -1,4 +1,4 @@
-"""Processes that check graphs: a crash or a hang is a failure of one graph, not the end of the run."""
+"""Processes that check graphs. A crash or a hang is a failure of one graph and does not end the run."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from random_graphs.checks import Report, check, signature
 from random_graphs.oracle import InvalidGraphError
 
 INVALID = "invalid"
-"""The kind of a graph that no oracle runs."""
+"""Kind of report of a graph that no oracle can run."""
 
-# More than any of these graphs takes; some that are tried while shrinking never end.
-MOST_BYTES = 8 << 30
+# Memory limit of a process, above the need of every generated graph. Some candidates during shrinking never end.
+MAX_MEMORY_BYTES = 8 << 30
 
 Task = int | bytes
 Checker = Callable[[Case], Report]
 
 
 def checked(task: Task, checker: Checker) -> Report:
-    """The report of a seed, or of a stored case, whose outputs are declared as they are."""
+    """Return the report of a seed or of a stored case. The outputs of a stored case are declared again."""
     settled_case = None
     try:
         if isinstance(task, int):
@@ -41,17 +41,17 @@ def checked(task: Task, checker: Checker) -> Report:
     except (KeyboardInterrupt, SystemExit):
         raise
     except BaseException as error:
-        # A panic of the core, which is no Exception, or an error in the tool: a failure of the graph either way.
+        # A panic of the core is a BaseException. A panic, and an error in this tool, is a failure of the graph.
         report = Report(f"raised {type(error).__name__}: {signature(str(error))}", str(error))
     report.settled = settled_case
     return report
 
 
 def _serve(connection: Connection, checker: Checker) -> None:
-    # Whatever a dying process says is not of interest: its exit status is reported.
+    # The output of a crashing process is discarded, because its exit status is reported.
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_AS, (MOST_BYTES, MOST_BYTES))
+    resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY_BYTES, MAX_MEMORY_BYTES))
     while True:
         try:
             task = connection.recv()
@@ -61,7 +61,7 @@ def _serve(connection: Connection, checker: Checker) -> None:
 
 
 class Worker:
-    """A process that checks one graph after the other, started again when it dies."""
+    """A process that checks one graph at a time. It is restarted after a crash."""
 
     def __init__(self, timeout: float, checker: Checker = check) -> None:
         self.timeout, self.checker = timeout, checker
@@ -75,7 +75,7 @@ class Worker:
         theirs.close()
 
     def check(self, task: Task) -> Report:
-        """The report, whatever becomes of the process."""
+        """Return the report of a graph, also after a crash or a hang."""
         if self.process is None:
             self.start()
         try:
@@ -93,7 +93,7 @@ class Worker:
             return Report("crash", f"the process ended with status {status}")
 
     def stop(self) -> None:
-        """Ends the process."""
+        """Kill the process."""
         if self.process is not None:
             self.process.kill()
             self.process.join()
@@ -104,7 +104,7 @@ class Worker:
 def check_all(
     tasks: Iterable[Task], count: int, timeout: float, checker: Checker = check
 ) -> Iterator[tuple[Task, Report]]:
-    """The reports of all tasks as they come, by a number of processes."""
+    """Check all tasks in `count` processes; yields reports in order of completion."""
     waiting = iter(tasks)
     lock = threading.Lock()
     done: Queue[Any] = Queue()

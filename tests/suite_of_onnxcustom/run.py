@@ -20,10 +20,10 @@ sys.path.insert(0, str(HERE.parent))
 import environments  # noqa: E402
 import other_suites  # noqa: E402
 
-SHAPES = "it gives {}, which the reference does not compare with the model's; other shapes are errors here"
+SHAPES = "the test passes {}; the reference does not check shapes, and ortrain rejects other shapes"
 EXPECTED = {
     "TestGradHelper::test_grad_helper_loss": (
-        "it names a loss that its model does not have, which the reference does not notice: an error here"
+        "the test names a loss that its model does not have; the reference ignores this, and ortrain rejects it"
     ),
     "TestOrtTrainingForwardBackward::test_forward_training_linreg": SHAPES.format(
         "a gradient of shape (1, rows) for an output of shape (rows, 1)"
@@ -36,9 +36,9 @@ EXPECTED = {
 
 def main() -> None:
     """Run the tests; fail after unexpected results."""
-    parser = argparse.ArgumentParser(description="The tests that onnxcustom has for its training, on ortrain.")
-    parser.add_argument("folder", type=Path, help="_unittests/ut_training of a copy of onnxcustom")
-    parser.add_argument("wheel", type=Path, help="ortrain's")
+    parser = argparse.ArgumentParser(description="Run onnxcustom's tests of training with ortrain.")
+    parser.add_argument("folder", type=Path, help="_unittests/ut_training in the sources of onnxcustom")
+    parser.add_argument("wheel", type=Path, help="wheel of ortrain")
     parser.add_argument("--json", type=Path, default=environments.BUILD / "onnxcustom" / "results.json")
     options = parser.parse_args()
     files = sorted(options.folder.glob("test_*.py"))
@@ -60,7 +60,7 @@ def main() -> None:
     options.json.write_text(json.dumps(results, indent=1) + "\n")
     print(f"\nall results: {options.json}")
     if wrong:
-        sys.exit("\n".join(["not as expected:", *wrong]))
+        sys.exit("\n".join(["unexpected results:", *wrong]))
 
 
 if __name__ == "__main__":

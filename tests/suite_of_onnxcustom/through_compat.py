@@ -94,7 +94,7 @@ def stand_in() -> None:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--results", required=True, help="a JSON file for what became of each test")
+    parser.addoption("--results", required=True, help="JSON file of test outcomes")
 
 
 def pytest_configure(config: pytest.Config) -> None:

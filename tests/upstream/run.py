@@ -31,7 +31,7 @@ DATA = "testdata/custom_op_library"
 # A search for a sentence in an error; the plugin's Wording contains every sentence.
 SENTENCE = re.compile(r"\bin str\((\w+)\.value\)")
 
-CUDA = "CUDA only: it asks ortrain for device='cuda'"
+CUDA = "CUDA only: the test asks ortrain for device='cuda'"
 ANYWHERE = {
     "test_cuda_execution_provider": CUDA,
     "test_get_and_set_parameter_values[cuda]": CUDA,
@@ -40,10 +40,10 @@ ANYWHERE = {
     "test_string_inputs": "ortrain has no tensors of strings",
 }
 INFERENCE_BUILD = (
-    "onnxruntime.InferenceSession is onnxruntime's own here; what is installed does not run training models"
+    "onnxruntime.InferenceSession is the class of the installed onnxruntime, which cannot run training models"
 )
 EXPECTED = {
-    "beside onnxruntime": ANYWHERE
+    "with onnxruntime": ANYWHERE
     | {
         "test_mse_loss_training_graph_execution": INFERENCE_BUILD,
         "test_crossentropy_loss_training_graph_execution": INFERENCE_BUILD,
@@ -55,7 +55,7 @@ EXPECTED = {
 }
 
 
-def given_files(folder: Path) -> list[Path]:
+def files_with_tests(folder: Path) -> list[Path]:
     """Return the files of the folder that have tests."""
     found = sorted({path for pattern in FILES for path in folder.glob(pattern)})
     return [path for path in found if re.search(r"^ *def test_", path.read_text(), re.MULTILINE)]
@@ -83,15 +83,15 @@ def run(python: Path, files: list[Path], *, hide: bool) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Run the tests twice; fail after unexpected results."""
-    parser = argparse.ArgumentParser(description="The tests that onnxruntime has for its training API, on ortrain.")
-    parser.add_argument("folder", type=Path, help="orttraining/orttraining/test/python of a copy of onnxruntime")
-    parser.add_argument("wheel", type=Path, help="ortrain's")
+    parser = argparse.ArgumentParser(description="Run onnxruntime's tests of its training API with ortrain.")
+    parser.add_argument("folder", type=Path, help="orttraining/orttraining/test/python in the sources of onnxruntime")
+    parser.add_argument("wheel", type=Path, help="wheel of ortrain")
     parser.add_argument("--json", type=Path, default=environments.BUILD / "upstream" / "results.json")
     options = parser.parse_args()
-    files = given_files(options.folder)
+    files = files_with_tests(options.folder)
     if not files:
         parser.error(
-            f"there are no tests of the training API in {options.folder}: none of {', '.join(FILES)}; "
+            f"there are no tests of the training API in {options.folder}: no {', '.join(FILES)}; "
             "they are in orttraining/orttraining/test/python of microsoft/onnxruntime, 1.19 to 1.21"
         )
     python = environments.environment("upstream", HERE / "requirements.txt", (3, 13))
@@ -107,7 +107,7 @@ def main() -> None:
     options.json.write_text(json.dumps(everything, indent=1) + "\n")
     print(f"\nall results: {options.json}")
     if wrong:
-        sys.exit("\n".join(["not as expected:", *wrong]))
+        sys.exit("\n".join(["unexpected results:", *wrong]))
 
 
 if __name__ == "__main__":

@@ -22,8 +22,8 @@ from torch.overrides import TorchFunctionMode
 
 import ortrain.compat
 
-CUDA = "torch's cuda is the CPU"
-WORDING = "another wording of an error"
+CUDA = "torch's cuda replaced by the CPU"
+WORDING = "a different error message"
 
 _changed: set[str] = set()
 _results: list[dict[str, Any]] = []
@@ -70,8 +70,8 @@ class Wording(str):
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--hide-onnxruntime", action="store_true", help="as if onnxruntime were not installed")
-    parser.addoption("--results", required=True, help="a JSON file for what became of each test")
+    parser.addoption("--hide-onnxruntime", action="store_true", help="make onnxruntime appear uninstalled")
+    parser.addoption("--results", required=True, help="JSON file of test outcomes")
 
 
 def pytest_configure(config: pytest.Config) -> None:

@@ -37,7 +37,7 @@ pub(crate) fn read(path: &Path) -> Result<Bytes> {
     if !kind.is_file() {
         return Err(Error::NotAFile { path: path.to_owned() });
     }
-    read_whole(path).map_err(fail)
+    read_file(path).map_err(fail)
 }
 
 /// Size in bytes from which a file is read into large pages, where the system has them. The page faults of 4 KiB pages
@@ -45,7 +45,7 @@ pub(crate) fn read(path: &Path) -> Result<Bytes> {
 pub(crate) const LARGE: u64 = 4 << 20;
 
 /// Reads the content of a file.
-fn read_whole(path: &Path) -> io::Result<Bytes> {
+fn read_file(path: &Path) -> io::Result<Bytes> {
     let mut file = File::open(path)?;
     if let Some(length) = file.metadata().ok().map(|kind| kind.len()).filter(|&length| length >= LARGE)
         && let Ok(length) = usize::try_from(length)

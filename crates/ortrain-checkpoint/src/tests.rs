@@ -561,7 +561,7 @@ mod files {
     use super::*;
 
     #[test]
-    fn files_of_every_size_are_read_whole() {
+    fn files_of_every_size_are_read_completely() {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("file");
         let large = disk::LARGE as usize;

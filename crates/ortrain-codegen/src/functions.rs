@@ -165,7 +165,7 @@ fn turns_bits(first: u32) -> u32 {{
     if (shift == 0u) {{ return word; }}
     return (word << shift) | (turns_word((first >> 5u) + 1u) >> (32u - shift));
 }}
-fn circular_far(x: f32, quarters: u32) -> f32 {{
+fn circular_large(x: f32, quarters: u32) -> f32 {{
     // Of the product of the mantissa and 2 / pi the bits that matter modulo 4: 2 before and 94 behind the point.
     let bits = bitcast<u32>(x) & 0x7fffffffu;
     let mantissa = (bits & 0x7fffffu) | 0x800000u;
@@ -195,7 +195,7 @@ fn circular_far(x: f32, quarters: u32) -> f32 {{
 fn circular(x: f32, quarters: u32) -> f32 {{
     let bits = bitcast<u32>(x) & 0x7fffffffu;
     if (bits >= 0x7f800000u) {{ return float_of(0x7fc00000u); }}
-    if (bits >= 0x45000000u) {{ return circular_far(x, quarters); }}
+    if (bits >= 0x45000000u) {{ return circular_large(x, quarters); }}
     let n = floor(x * 0.63661975f + 0.5f);
     let rest = (((x - n * {a}) - n * {b}) - n * {c}) - n * {d};
     return quadrant(rest, bitcast<u32>(i32(n)) + quarters);

@@ -59,7 +59,7 @@ fn begin_window_loops(
 fn print_max(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), String> {
     let (axes, dtype) = (&w.shape.axes, w.target.access.dtype);
     let ty = Type::of(dtype);
-    let maximum = define_total(kernel, w, Scalar::least_of(dtype, ty))?;
+    let maximum = define_total(kernel, w, Scalar::lowest_value_of(dtype, ty))?;
     let is_cell = w.index.as_ref().is_some_and(|index| index.kind == IndexKind::Cell);
     let first = if is_cell { "0i".to_owned() } else { format!("{} * {}", at[0], w.shape.plane_inputs()) };
     let index = kernel.variable(&Value::new(first, Repr::I32));

@@ -364,7 +364,7 @@ impl Scalar {
 
     /// Returns the least value that an element of type `dtype` can have, as a scalar of type `ty`.
     #[must_use]
-    pub fn least_of(dtype: DType, ty: Type) -> Scalar {
+    pub fn lowest_value_of(dtype: DType, ty: Type) -> Scalar {
         match dtype {
             DType::I8 => Scalar::from_f64(ty, f64::from(i8::MIN)),
             DType::I16 => Scalar::from_f64(ty, f64::from(i16::MIN)),

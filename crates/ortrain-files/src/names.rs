@@ -79,17 +79,17 @@ pub(crate) fn place_of(path: &Path) -> Result<PathBuf> {
             _ => Ok(named()),
         },
         Err(_) if ends_in_folder => Err(Error::NoName { path: named() }),
-        Err(missing) if missing.kind() == io::ErrorKind::NotFound => behind_links(path),
+        Err(missing) if missing.kind() == io::ErrorKind::NotFound => resolve_links(path),
         Err(source) => match fs::symlink_metadata(path) {
             // The standard library has no error kind for a loop of symbolic links.
-            Ok(itself) if itself.is_symlink() => behind_links(path),
+            Ok(itself) if itself.is_symlink() => resolve_links(path),
             _ => Err(refused(source)),
         },
     }
 }
 
 /// Follows a chain of symbolic links to a file that does not exist yet.
-fn behind_links(path: &Path) -> Result<PathBuf> {
+fn resolve_links(path: &Path) -> Result<PathBuf> {
     let mut resolved = path.to_owned();
     for _ in 0..=LINKS {
         match fs::read_link(&resolved) {

@@ -540,7 +540,7 @@ mod tests {
 
     /// The suffix is the smallest free number, as if all numbers were tried.
     #[test]
-    fn names_are_varied_by_the_least_free_number() {
+    fn fresh_names_use_the_smallest_free_number() {
         let mut graph = Graph::new("names");
         let add = |graph: &mut Graph, hint: &str| {
             let id = graph.add_value(hint, ValueType::Unknown);

@@ -48,7 +48,7 @@ pub fn message_size(model: &ModelProto) -> usize {
 }
 
 /// Returns the number of bytes of a model with its external data. The external data is not read.
-fn whole_size(message: &mut ModelProto) -> Result<u64, OnnxError> {
+fn total_size(message: &mut ModelProto) -> Result<u64, OnnxError> {
     let mut size = message.encoded_len() as u64;
     visit_tensors_mut(message, |tensor, _| {
         size += if is_external(tensor) { stored_size(tensor)? as u64 } else { 0 };
@@ -134,7 +134,7 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels
     let data_place = resolved(data.path);
     let mut outside = false;
     for message in &mut messages {
-        let size = if data.is_appended { message_size(message) as u64 } else { whole_size(message)? };
+        let size = if data.is_appended { message_size(message) as u64 } else { total_size(message)? };
         outside |= size > data.above;
     }
     if !outside {
@@ -338,7 +338,7 @@ impl LoadedModel {
     /// Fails if the path does not end in a file name, or if the model has data of unknown size.
     pub fn data_file_above(&self, path: impl AsRef<Path>, above: u64) -> Result<Option<PathBuf>, OnnxError> {
         let data = data_beside(path.as_ref())?;
-        let size = whole_size(&mut self.proto.clone())?;
+        let size = total_size(&mut self.proto.clone())?;
         Ok((size > above.min(LARGEST_MESSAGE as u64)).then_some(data))
     }
 

@@ -42,16 +42,16 @@ pub enum Setting {
 }
 
 /// A type of settings.
-trait Held: Sized {
+trait SettingType: Sized {
     const WHAT: &'static str;
 
     fn read(setting: Setting) -> Option<Self>;
     fn show(&self) -> Setting;
 }
 
-macro_rules! held {
+macro_rules! setting_type {
     ($($ty:ty: $what:literal, $($read:pat => $value:expr),+; $self:ident => $show:expr;)*) => { $(
-        impl Held for $ty {
+        impl SettingType for $ty {
             const WHAT: &'static str = $what;
 
             fn read(setting: Setting) -> Option<$ty> {
@@ -69,7 +69,7 @@ macro_rules! held {
     )* };
 }
 
-held! {
+setting_type! {
     bool: "True or False", Setting::Flag(flag) => flag; flag => Setting::Flag(*flag);
     i64: "a whole number", Setting::Count(count) => count; count => Setting::Count(*count);
     f64: "a number", Setting::Number(number) => number, Setting::Count(count) => count as f64;
@@ -144,7 +144,7 @@ struct Settings<'a> {
 }
 
 impl Settings<'_> {
-    fn take<T: Held>(&mut self, name: &'static str, default: Option<T>) -> Result<T> {
+    fn take<T: SettingType>(&mut self, name: &'static str, default: Option<T>) -> Result<T> {
         self.known.push(name);
         let Some(at) = self.given.iter().position(|(given, _)| given == name) else {
             return default
@@ -200,7 +200,7 @@ macro_rules! schedules {
             fn described(&self) -> Vec<(&'static str, Rule, Setting)> {
                 match self { $(
                     Schedule::$name { $($field),* } => vec![$(
-                        (stringify!($field), Rule::$rule, Held::show($field))
+                        (stringify!($field), Rule::$rule, SettingType::show($field))
                     ),*]
                 ),* }
             }

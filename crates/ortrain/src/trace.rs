@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn records_at_most_max_calls() {
+    fn records_max_calls() {
         let mut trace = Trace::new();
         let now = Instant::now();
         for _ in 0..=MAX_CALLS {

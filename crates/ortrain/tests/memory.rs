@@ -85,7 +85,7 @@ fn error_lists_largest_buffers() {
 }
 
 #[test]
-fn parameters_alone_may_exceed_limit() {
+fn parameters_may_exceed_limit() {
     let mut state = state_of(CASE);
     let error = over_limit(module(&mut state, Some(1000)));
     assert_eq!(error.need.total(), error.need.state);

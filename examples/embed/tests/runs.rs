@@ -11,7 +11,7 @@ fn run(folder: &Path) -> Vec<String> {
 }
 
 #[test]
-fn it_learns_and_goes_on_where_it_stopped() {
+fn learns_and_resumes() {
     let folder = tempfile::tempdir().expect("a folder");
     let lines = run(folder.path());
     assert_eq!(lines.len(), 6, "{lines:?}");

@@ -84,7 +84,7 @@ class Parameter:
     def __init__(self, parameter: str | Parameter, state: CheckpointState | _ortrain.CheckpointState) -> None:
         name = parameter.name if isinstance(parameter, Parameter) else parameter
         if not isinstance(name, str):
-            raise TypeError(f"parameter is the name of one, not {type(name).__name__}")
+            raise TypeError(f"parameter must be a name, got {type(name).__name__}")
         native = _native_of(state)
         if not native.has_parameter(name):
             raise KeyError(_not_found("Parameter", name, native.parameter_names()))
@@ -144,7 +144,7 @@ class Parameter:
             value = np.asarray(value, self.dtype)
         if isinstance(value, (list, tuple, int, float)):
             raise InvalidArgumentError(
-                f"parameter {self._name!r} is set from an array or an OrtValue, not {type(value).__name__}"
+                f"the value of parameter {self._name!r} must be an array or an OrtValue, got {type(value).__name__}"
             )
         self._native.set_parameter(self._name, native_value(value))
 
@@ -235,7 +235,9 @@ class Parameter:
         view = self.data
         if dtype is not None and view.dtype != dtype:
             if copy is False:
-                raise ValueError(f"parameter {self._name!r} is {view.dtype}; another type needs a copy")
+                raise ValueError(
+                    f"parameter {self._name!r} is {view.dtype}; a conversion to another type requires a copy"
+                )
             return view.astype(dtype)
         return view.copy() if copy else view
 
@@ -423,7 +425,7 @@ def _native_of(state: object) -> _ortrain.CheckpointState:
     """Return the native state of a :class:`CheckpointState`, or a native state unchanged."""
     native = state._native if isinstance(state, CheckpointState) else state
     if not isinstance(native, _ortrain.CheckpointState):
-        raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
+        raise TypeError(f"state must be a CheckpointState, got {type(state).__name__}")
     return native
 
 
@@ -442,7 +444,7 @@ def _property(value: object) -> int | float | str:
         return value.decode()
     if isinstance(value, (int, float, str)):
         return value
-    raise TypeError(f"a property is an int, a float or a str, not {type(value).__name__}")
+    raise TypeError(f"a property must be an int, a float or a str, got {type(value).__name__}")
 
 
 @dataclass(frozen=True)
@@ -519,7 +521,8 @@ class CheckpointState:
     def __init__(self, state: _ortrain.CheckpointState) -> None:
         if not isinstance(state, _ortrain.CheckpointState):
             raise TypeError(
-                f"CheckpointState is made by CheckpointState.load_checkpoint(path), not from {type(state).__name__}"
+                "CheckpointState.load_checkpoint(path) creates a CheckpointState; the constructor does not accept "
+                f"{type(state).__name__}"
             )
         self._native = state
         self._parameters = Parameters(state)
@@ -580,7 +583,7 @@ class CheckpointState:
         if isinstance(checkpoint_uri, (bytes, bytearray, memoryview)):
             return cls(_ortrain.CheckpointState.from_bytes(bytes(checkpoint_uri)))
         if not isinstance(checkpoint_uri, (str, os.PathLike)):
-            raise TypeError(f"a checkpoint is a path or bytes, not {type(checkpoint_uri).__name__}")
+            raise TypeError(f"a checkpoint must be a path or bytes, got {type(checkpoint_uri).__name__}")
         return cls(_ortrain.CheckpointState.load(os.fspath(checkpoint_uri)))
 
     @classmethod
@@ -605,7 +608,7 @@ class CheckpointState:
 
         """
         if not isinstance(state, CheckpointState):
-            raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
+            raise TypeError(f"state must be a CheckpointState, got {type(state).__name__}")
         state._native.save(os.fspath(checkpoint_uri), include_optimizer_state)
 
     def averaged(self) -> CheckpointState:
@@ -839,10 +842,10 @@ class CheckpointState:
     @seed.setter
     def seed(self, seed: int) -> None:
         if isinstance(seed, bool) or not hasattr(seed, "__index__"):
-            raise TypeError(f"a seed is an integer, not {seed!r}")
+            raise TypeError(f"a seed must be an integer, got {seed!r}")
         number = operator.index(seed)
         if not -(1 << 63) <= number < 1 << 63:
-            raise OutOfRangeError(f"a seed is an integer of 64 bits, from -2**63 to 2**63 - 1, not {number}")
+            raise OutOfRangeError(f"a seed must be a 64-bit integer, from -2**63 to 2**63 - 1, got {number}")
         self._native.set_seed(number)
 
     @property

@@ -43,7 +43,7 @@ class LinearLRScheduler:
 
     def __init__(self, optimizer: Optimizer, warmup_step_count: int, total_step_count: int, initial_lr: float) -> None:
         if not isinstance(optimizer, Optimizer):
-            raise TypeError(f"optimizer is an Optimizer, not {type(optimizer).__name__}")
+            raise TypeError(f"optimizer must be an Optimizer, got {type(optimizer).__name__}")
         self._optimizer = optimizer
         self._plan = f"warmup_step_count={warmup_step_count}, total_step_count={total_step_count}"
         self._initial_lr = initial_lr

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 from ortrain import _ortrain
-from ortrain._inputs import Described, as_given, input_value, native_value
+from ortrain._inputs import Described, input_value, native_value, outputs_like_inputs
 from ortrain._model_source import ModelLike, PathLike, model_source
 from ortrain._options import training_options
 from ortrain._suggest import hint
@@ -84,7 +84,7 @@ class Module:
     ) -> None:
         source = model_source(train_model_uri)
         if not isinstance(state, CheckpointState):
-            raise TypeError(f"state is a CheckpointState, not {type(state).__name__}")
+            raise TypeError(f"state must be a CheckpointState, got {type(state).__name__}")
         self.training = True
         self._state = state
         self._device = _ortrain.device_name(device)
@@ -142,7 +142,7 @@ class Module:
         """
         given = self._in_order(user_inputs, named_inputs)
         outputs = self._native.step(self._values(given), self.training)
-        results = as_given(outputs, given)
+        results = outputs_like_inputs(outputs, given)
         if len(results) == 1:
             return results[0]
         # Cached: reading the names again would wait for another thread that uses the state.
@@ -159,8 +159,8 @@ class Module:
         rest = names[len(given) :]
         for name in named:
             if name not in rest:
-                none = f"is none of {', '.join(names)}{hint(name, names)}"
-                reason = "is given by position, too" if name in names else none
+                none = f"is not one of {', '.join(names)}{hint(name, names)}"
+                reason = "is given by position and by name" if name in names else none
                 raise InvalidArgumentError(f"input {name!r} {reason}")
         missing = [name for name in rest if name not in named]
         if missing:
@@ -195,7 +195,7 @@ class Module:
 
         """
         if steps < 1 or warmup < 0:
-            raise InvalidArgumentError(f"steps is at least 1 and warmup at least 0, not {steps} and {warmup}")
+            raise InvalidArgumentError(f"steps must be at least 1 and warmup at least 0, got {steps} and {warmup}")
         inputs = self._values(self._in_order(user_inputs, named_inputs))
         return Profile(self._native.profile(inputs, self.training, steps, warmup))
 
@@ -440,7 +440,7 @@ class Module:
 
         """
         if isinstance(graph_output_names, str):
-            raise TypeError("graph_output_names is a list of names, not one name")
+            raise TypeError("graph_output_names must be a list of names, got one name")
         above = 0 if external_data else None
         self._native.export_model_for_inferencing(
             os.fspath(inference_model_uri), list(graph_output_names), above, average

@@ -58,7 +58,7 @@ class Norms(Sequence[ParameterNorms]):
     >>> [row.name for row in norms]
     ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
     >>> print(str(norms).splitlines()[0].split())
-    ['parameter', 'norm', 'of', 'gradient', 'ratio']
+    ['parameter', 'norm', 'grad', 'norm', 'ratio']
     """
 
     def __init__(self, rows: Sequence[ParameterNorms]) -> None:
@@ -82,7 +82,7 @@ class Norms(Sequence[ParameterNorms]):
 
     def __str__(self) -> str:
         width = max([len("parameter"), *(len(row.name) for row in self._rows)])
-        head = f"{'parameter':<{width}}  {'norm':>10}  {'of gradient':>11}  {'ratio':>10}"
+        head = f"{'parameter':<{width}}  {'norm':>10}  {'grad norm':>11}  {'ratio':>10}"
         rows = [
             f"{row.name:<{width}}  {row.parameter:>10.4g}  {row.gradient:>11.4g}  {row.ratio:>10.4g}"
             for row in self._rows
@@ -94,4 +94,4 @@ class Norms(Sequence[ParameterNorms]):
         from ortrain._html import table
 
         rows = [(row.name, f"{row.parameter:.4g}", f"{row.gradient:.4g}", f"{row.ratio:.4g}") for row in self._rows]
-        return table(["parameter", "norm", "of gradient", "ratio"], rows)
+        return table(["parameter", "norm", "grad norm", "ratio"], rows)

@@ -49,7 +49,7 @@ class Optimizer:
     def __init__(self, optimizer_uri: ModelLike, module: Module, *, replace: bool = False) -> None:
         source = model_source(optimizer_uri)
         if not isinstance(module, Module):
-            raise TypeError(f"module is a Module, not {type(module).__name__}")
+            raise TypeError(f"module must be a Module, got {type(module).__name__}")
         self._module = module
         self._native = _ortrain.Optimizer(source, module._native, replace=replace)
 

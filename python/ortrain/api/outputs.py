@@ -111,7 +111,9 @@ class Outputs(tuple[Tensor, ...], Generic[Tensor]):
         if not isinstance(key, str):
             return super().__getitem__(key)
         if key not in self.names:
-            raise KeyError(f"there is no output {key!r}; there are {', '.join(self.names)}{hint(key, self.names)}")
+            raise KeyError(
+                f"there is no output {key!r}; the outputs are {', '.join(self.names)}{hint(key, self.names)}"
+            )
         return super().__getitem__(self.names.index(key))
 
     def asdict(self) -> dict[str, Tensor]:

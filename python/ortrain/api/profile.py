@@ -138,8 +138,8 @@ class Profile:
 
         steps = sorted(self.steps)
         half = steps[len(steps) // 2] * 1e3
-        summary = f"{len(steps)} steps, {half:.3f} ms each (in the middle); {self.memory:,} bytes of memory"
-        heads = ["node", "kind", "shapes", "calls", "ms/step", "share of time", "of the machine's bound"]
+        summary = f"{len(steps)} steps, {half:.3f} ms per step (median); {self.memory:,} bytes of memory"
+        heads = ["node", "kind", "shapes", "calls", "ms/step", "share of time", "share of the machine's limit"]
         whole = max(sum(instruction.total for instruction in self.instructions), 1e-12)
         rows = [
             (

@@ -39,7 +39,9 @@ class Estimator(Parameters):
         validation_every: float,
     ) -> None:
         if not isinstance(model_onnx, onnx.ModelProto):
-            raise TypeError(f"model_onnx is an onnx.ModelProto, not {type(model_onnx).__name__}; read it by onnx.load")
+            raise TypeError(
+                f"model_onnx must be an onnx.ModelProto, got {type(model_onnx).__name__}; read it with onnx.load"
+            )
         self.model_onnx = model_onnx
         self.learning_rate = BaseLearningRate.select(learning_rate)
         self.device = get_ort_device(device)
@@ -133,8 +135,8 @@ class Estimator(Parameters):
     def _check_optimizer(self) -> None:
         if self.training_optimizer_name != "SGDOptimizer":
             raise UnsupportedError(
-                f"training_optimizer_name is 'SGDOptimizer', not {self.training_optimizer_name!r}; other optimizers "
-                "are those of ortrain.artifacts"
+                f"training_optimizer_name must be 'SGDOptimizer', got {self.training_optimizer_name!r}; for other "
+                "optimizers, use ortrain.artifacts"
             )
 
     def _passes(self) -> tuple[Iterator[int], Any]:
@@ -144,7 +146,9 @@ class Estimator(Parameters):
         try:
             from tqdm import tqdm
         except ModuleNotFoundError as error:
-            raise ModuleNotFoundError("verbose shows a bar, which the package tqdm draws: pip install tqdm") from error
+            raise ModuleNotFoundError(
+                "verbose shows a progress bar, which requires the package tqdm: pip install tqdm"
+            ) from error
         bar = tqdm(range(self.max_iter))
         return iter(bar), bar
 
@@ -157,7 +161,7 @@ class Estimator(Parameters):
         names = {entry.name for entry in given.graph.initializer}
         for name in values:
             if name not in names:
-                raise OrtrainError(f"weight {name!r} was trained, but the model has no such initializer")
+                raise OrtrainError(f"weight {name!r} was trained, but the model has no initializer of this name")
         made = _ortrain.with_initializers(given.SerializeToString(), list(values.items()))
         return onnx.load_from_string(made)
 
@@ -175,7 +179,7 @@ def finite(loss: npt.NDArray[Any]) -> bool:
 def failed(rate: object, losses: list[Any]) -> str:
     """Returns the message about a loss that is not finite."""
     past = [float(np.asarray(loss).reshape(-1)[0]) for loss in losses[-5:]]
-    return f"the loss is no number any more at the learning rate {rate!r}; take a smaller one (losses before: {past})"
+    return f"the loss is not finite at the learning rate {rate!r}; use a smaller rate (losses before: {past})"
 
 
 def names_of(weights: object) -> list[str]:
@@ -187,4 +191,4 @@ def names_of(weights: object) -> list[str]:
     """
     if isinstance(weights, (list, tuple, set, frozenset)) and all(isinstance(name, str) for name in weights):
         return list(weights)
-    raise InvalidArgumentError(f"weights_to_train is a list of names of initializers, not {shown(weights)}")
+    raise InvalidArgumentError(f"weights_to_train must be a list of names of initializers, got {shown(weights)}")

@@ -67,9 +67,9 @@ class Typed:
     ) -> None:
         self._name, self._change, self._settings = name, change, settings
         self._functions: dict[tuple[int, bool], OnnxFunction] = {}
-        self.model = self._made(np.float32)
+        self.model = self._build_model(np.float32)
 
-    def _made(self, dtype: Any) -> onnx.ModelProto:
+    def _build_model(self, dtype: Any) -> onnx.ModelProto:
         made = function_onnx_graph(self._name, dtype=dtype, **self._settings)
         return made if self._change is None else self._change(made)
 
@@ -82,7 +82,7 @@ class Typed:
         """
         key = (value.element_type(), whole)
         if key not in self._functions:
-            model = self._made(proto_type_to_dtype(key[0]))
+            model = self._build_model(proto_type_to_dtype(key[0]))
             if whole:
                 given = {entry.name for entry in model.graph.input}
                 kept = [entry for entry in model.graph.initializer if entry.name not in given]
@@ -245,4 +245,4 @@ def chosen(what: str, names: Mapping[Any, Kind], name: object) -> Kind:
     """
     if isinstance(name, (str, type(None))) and name in names:
         return names[name]
-    raise InvalidArgumentError(f"there is no {what} {name!r}; there are {', '.join(map(repr, names))}")
+    raise InvalidArgumentError(f"unknown {what} {name!r}; expected one of {', '.join(map(repr, names))}")

@@ -56,7 +56,7 @@ class PartialGraphExecutionState:
 
     def _waiting(self) -> _ortrain.LiveForward:
         if self._live is None:
-            raise OrtrainError("this state has no forward pass: run run_forward with it first")
+            raise OrtrainError("this state has no forward pass; call run_forward with it first")
         return self._live
 
     def __repr__(self) -> str:
@@ -106,7 +106,7 @@ class TrainingAgent:
     ) -> None:
         for device in [*fw_devices, *bw_devices]:
             if device.device_type() != OrtDevice.cpu():
-                raise UnsupportedError("training graphs run on the CPU; give OrtDevice(OrtDevice.cpu(), 0, 0)")
+                raise UnsupportedError("training graphs run on the CPU; pass OrtDevice(OrtDevice.cpu(), 0, 0)")
         native = session._native if isinstance(session, InferenceSession) else session
         self._native = _ortrain.ForwardBackward.of_session(native)
         inputs = [name for name, _, _ in self._native.inputs()]
@@ -117,7 +117,7 @@ class TrainingAgent:
                 raise InvalidArgumentError(f"the session has no input {name!r}{hint(name, inputs)}")
         missing = [name for name in inputs if name not in feeds]
         if missing:
-            raise InvalidArgumentError(f"inputs {', '.join(missing)} of the session are not among feed_names")
+            raise InvalidArgumentError(f"feed_names must have all inputs of the session; missing: {', '.join(missing)}")
         fetches = list(fetch_names)
         for name in fetches:
             if name not in outputs:
@@ -157,7 +157,7 @@ class TrainingAgent:
 
         """
         if len(feeds) != self._count:
-            raise InvalidArgumentError(f"{self._count} feeds are needed, but {len(feeds)} are given")
+            raise InvalidArgumentError(f"expected {self._count} feeds, got {len(feeds)}")
         values = [feeds[at] for at in self._feeds]
         state._live, outputs = self._native.forward(values, [])
         fetches._fill(outputs)
@@ -299,9 +299,11 @@ class OrtModuleGraphBuilder:
 
         """
         if not isinstance(model, bytes):
-            raise TypeError(f"the model is given as bytes, not as {type(model).__name__}")
+            raise TypeError(f"the model must be bytes, got {type(model).__name__}")
         if not isinstance(config, OrtModuleGraphBuilderConfiguration):
-            raise TypeError(f"a configuration is an OrtModuleGraphBuilderConfiguration, not {type(config).__name__}")
+            raise TypeError(
+                f"the configuration must be an OrtModuleGraphBuilderConfiguration, got {type(config).__name__}"
+            )
         self._initialize(model, config, None)
 
     def _initialize(
@@ -310,8 +312,8 @@ class OrtModuleGraphBuilder:
         others = [name for name in config.initializer_names if name not in config.initializer_names_to_train]
         if others:
             raise InvalidArgumentError(
-                f"initializers {', '.join(others)} are to become inputs without being trained; leave them out of "
-                "initializer_names, and they stay in the graph"
+                f"initializers {', '.join(others)} are in initializer_names, but not in initializer_names_to_train; "
+                "remove them from initializer_names, and they stay in the graph"
             )
         self._source, self._config, self._options, self._native = source, config, options, None
 
@@ -406,5 +408,5 @@ class OrtModuleGraphBuilder:
 
 def _names(names: Iterable[str]) -> list[str]:
     if isinstance(names, str):
-        raise TypeError(f"names are a list of names, not the name {names!r}")
+        raise TypeError(f"expected a list of names, got the name {names!r}")
     return list(names)

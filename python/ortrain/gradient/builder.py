@@ -77,15 +77,15 @@ class GradientGraphBuilder:
     ) -> None:
         if not isinstance(serialized_model, bytes):
             raise TypeError(
-                f"serialized_model is the bytes of a model, not {type(serialized_model).__name__}; "
-                "ortrain.gradient.grad takes a path or an onnx.ModelProto, too"
+                f"serialized_model must be the bytes of a model, got {type(serialized_model).__name__}; "
+                "ortrain.gradient.grad also accepts a path or an onnx.ModelProto"
             )
         y_names = listed(y_node_arg_names, "y_node_arg_names")
         x_names = listed(x_node_arg_names, "x_node_arg_names")
         if not isinstance(loss_node_arg_name, str):
-            raise TypeError(f"loss_node_arg_name is a name, not {type(loss_node_arg_name).__name__}")
+            raise TypeError(f"loss_node_arg_name must be a name, got {type(loss_node_arg_name).__name__}")
         if options is not None and not isinstance(options, SessionOptions):
-            raise TypeError(f"options are ortrain.SessionOptions, not {type(options).__name__}")
+            raise TypeError(f"options must be ortrain.SessionOptions, got {type(options).__name__}")
         stops = stopped_names(stop_gradients)
         self._graph = _ortrain.GradientGraph(serialized_model, y_names, x_names, loss_node_arg_name, bool(plain), stops)
 

@@ -73,7 +73,7 @@ class OrtDataLoader:
             _same_rows("sample_weight", weights, rows)
             if weights.size != rows:
                 raise InvalidArgumentError(
-                    f"sample_weight has shape {weights.shape}; there is one weight for each of the {rows} rows"
+                    f"sample_weight must have one weight for each of the {rows} rows, got shape {weights.shape}"
                 )
             self.w_np = np.ascontiguousarray(weights).reshape((-1,))
         self._share()
@@ -188,8 +188,8 @@ class OrtDataLoader:
         """
         if len(names) not in (3, 4):
             raise UnsupportedError(
-                f"{len(names)} names are given; there are three (features, label, learning rate), or four with a "
-                "weight before the learning rate"
+                "expected 3 names (features, label, learning rate), or 4 with a weight before the learning rate, "
+                f"got {len(names)}"
             )
         for batch in self.iter_numpy():
             for name, array in zip(names, batch, strict=False):
@@ -204,7 +204,7 @@ def _drawn(last: int) -> int:
 
 def _rows(name: str, array: Array) -> int:
     if array.ndim == 0 or len(array) == 0:
-        raise InvalidArgumentError(f"{name} has shape {array.shape}; at least one row is needed")
+        raise InvalidArgumentError(f"{name} must have at least one row, got shape {array.shape}")
     return len(array)
 
 

@@ -139,18 +139,20 @@ def onnx_derivative(
 
     """
     if not isinstance(options, DerivativeOptions):
-        raise TypeError(f"options are DerivativeOptions, not {type(options).__name__}")
+        raise TypeError(f"options must be DerivativeOptions, got {type(options).__name__}")
     checked_model(onx)
     if options == DerivativeOptions.Loss:
         return _of_loss(onx, weights, inputs, loss, label, path_name)
     given = {"loss": loss, "label": label, "path_name": path_name}
     for argument, value in given.items():
         if value is not None:
-            raise InvalidArgumentError(f"{argument} goes with DerivativeOptions.Loss alone, not with {options!r}")
+            raise InvalidArgumentError(f"{argument} requires DerivativeOptions.Loss, got {options!r}")
     if options & DerivativeOptions.KeepYieldOp and options != DerivativeOptions.KeepYieldOp:
-        raise InvalidArgumentError(f"DerivativeOptions.KeepYieldOp goes with no other option, not with {options!r}")
+        raise InvalidArgumentError(
+            f"DerivativeOptions.KeepYieldOp cannot be combined with another option, got {options!r}"
+        )
     if options & DerivativeOptions.FillGrad and not options & DerivativeOptions.KeepOutputs:
-        raise InvalidArgumentError("DerivativeOptions.FillGrad goes with DerivativeOptions.KeepOutputs")
+        raise InvalidArgumentError("DerivativeOptions.FillGrad requires DerivativeOptions.KeepOutputs")
     native = _native(
         onx.SerializeToString(),
         None if weights is None else _some(weights, "weights"),
@@ -206,8 +208,8 @@ def _fill(model: onnx.ModelProto, outputs: list[str]) -> None:
     """Replaces the inputs for the gradients of outputs by ones of the same shapes."""
     if get_onnx_opset(model) < _FILLED_FROM:
         raise UnsupportedError(
-            f"the model is at opset {get_onnx_opset(model)}; DerivativeOptions.FillGrad needs opset {_FILLED_FROM} or "
-            "newer, or leave the option out and feed ones"
+            f"the model has opset {get_onnx_opset(model)}, but DerivativeOptions.FillGrad requires opset "
+            f"{_FILLED_FROM} or newer; leave the option out and feed ones"
         )
     graph = model.graph
     gradients = {f"{name}_grad": name for name in outputs}
@@ -250,12 +252,12 @@ def _of_loss(
 ) -> onnx.ModelProto:
     """Builds the model with the gradients of its loss."""
     if weights is not None:
-        raise InvalidArgumentError("weights go with other options than DerivativeOptions.Loss; name them in inputs")
+        raise InvalidArgumentError("weights cannot be used with DerivativeOptions.Loss; name them in inputs")
     for argument, value in {"path_name": path_name, "label": label, "loss": loss}.items():
         if value is None:
-            raise InvalidArgumentError(f"DerivativeOptions.Loss needs {argument}")
+            raise InvalidArgumentError(f"DerivativeOptions.Loss requires {argument}")
     if not isinstance(loss, str):
-        raise InvalidArgumentError(f"loss is the name of a value, not {type(loss).__name__}")
+        raise InvalidArgumentError(f"loss must be the name of a value, got {type(loss).__name__}")
     assert label is not None
     assert path_name is not None
     results = _some(label, "label")
@@ -263,12 +265,12 @@ def _of_loss(
     for argument, name in [("loss", loss), *(("label", name) for name in results)]:
         if name not in there:
             raise InvalidArgumentError(
-                f"{argument} {name!r} is no value of the model; add_loss_output adds a loss to it{hint(name, there)}"
+                f"{argument} {name!r} is not a value of the model; add_loss_output adds a loss{hint(name, there)}"
             )
     for name in results:
         if any(entry.name == name for entry in onx.graph.input):
             raise InvalidArgumentError(
-                f"label names the results that gradients flow from, and {name!r} is an input; name the loss, {loss!r}"
+                f"label must name the results that gradients flow from, got the input {name!r}; name the loss, {loss!r}"
             )
     if inputs is None:
         _, reached = needed_nodes(onx.graph.node, results)

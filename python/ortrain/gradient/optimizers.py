@@ -85,8 +85,8 @@ class OrtGradientOptimizer(Estimator):
     >>> from ortrain.gradient.optimizers import OrtGradientOptimizer
     >>> OrtGradientOptimizer(model, ["fc2.bias"], learning_rate="Nesterov")
     Traceback (most recent call last):
-    ortrain.errors.UnsupportedError: LearningRateSGDNesterov has a velocity, which OrtGradientOptimizer has not; take \
-OrtGradientForwardBackwardOptimizer
+    ortrain.errors.UnsupportedError: LearningRateSGDNesterov has a velocity, which OrtGradientOptimizer does not \
+support; use OrtGradientForwardBackwardOptimizer
 
     """
 
@@ -119,8 +119,8 @@ OrtGradientForwardBackwardOptimizer
         self.sample_weight_name = sample_weight_name
         if self.learning_rate.needs_grad:
             raise UnsupportedError(
-                f"{type(self.learning_rate).__name__} has a velocity, which OrtGradientOptimizer has not; take "
-                "OrtGradientForwardBackwardOptimizer"
+                f"{type(self.learning_rate).__name__} has a velocity, which OrtGradientOptimizer does not support; "
+                "use OrtGradientForwardBackwardOptimizer"
             )
         self.build_onnx_function()
 
@@ -181,11 +181,11 @@ OrtGradientForwardBackwardOptimizer
         wanted = 2 if sample_weight is None else 3
         if len(inputs) != wanted:
             raise OrtrainError(
-                f"the model has {len(inputs)} inputs ({', '.join(inputs)}), but {wanted} are fed: features, labels"
-                f"{'' if sample_weight is None else ', weights of rows'}"
+                f"expected {len(inputs)} inputs ({', '.join(inputs)}), got {wanted}: features, "
+                f"labels{'' if sample_weight is None else ', weights of rows'}"
             )
         if self.batch_size < 1:
-            raise InvalidArgumentError(f"batch_size is {self.batch_size}; a batch has at least one row")
+            raise InvalidArgumentError(f"batch_size must be at least 1, got {self.batch_size}")
         self._check_optimizer()
         batches = OrtDataLoader(X, y, sample_weight, batch_size=self.batch_size, device=self.device)
         validation = None
@@ -193,7 +193,7 @@ OrtGradientForwardBackwardOptimizer
             ones = None if sample_weight is None else np.ones(len(np.asarray(X_val)), batches.data_np[2].dtype)
             validation = OrtDataLoader(X_val, y_val, ones, batch_size=0, device=self.device, random_iter=False)
         elif X_val is not None or y_val is not None:
-            raise InvalidArgumentError("X_val and y_val belong together: one is given, the other is not")
+            raise InvalidArgumentError("X_val and y_val must be given together, got only one")
         self._open()
         if self.saved_gradient is not None:
             _save_gradient(self.model_onnx, self._weights(), self.loss_output_name, Path(self.saved_gradient))
@@ -323,12 +323,12 @@ OrtGradientForwardBackwardOptimizer
         """
         session = getattr(self, "train_session_", None)
         if session is None:
-            raise AttributeError("the state is set after fit")
+            raise AttributeError("the state can be set only after fit")
         there = session.get_state()
         found = {name: np.asarray(array) for name, array in state.items()}
         for name, value in found.items():
             if name not in there:
-                raise InvalidArgumentError(f"no weight {name!r} is trained{hint(name, list(there))}")
+                raise InvalidArgumentError(f"{name!r} is not a trained weight{hint(name, list(there))}")
             if (value.dtype, value.shape) != (there[name].dtype, there[name].shape):
                 raise InvalidArgumentError(
                     f"weight {name!r} is {there[name].dtype}{list(there[name].shape)}, but the value is "

@@ -221,7 +221,7 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
 
         """
         if check_trained and getattr(self, "state_", None) is None:
-            raise AttributeError("the state is set after fit")
+            raise AttributeError("the state can be set only after fit")
         values: State = [self._value(value, at, zero) for at, value in enumerate(state)]
         count = len(self.weights_to_train)
         if len(values) == count:
@@ -229,7 +229,8 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
             values = [None, *values]
         if len(values) != count + 1 or any(value is None for value in values[1:]):
             raise InvalidArgumentError(
-                f"{len(state)} values are given for {count} weights; give one for each, behind None for the input"
+                f"expected one value for each of the {count} weights, after an optional None for the input, got "
+                f"{len(state)} values"
             )
         initial = get_train_initializer(self.model_onnx)
         for name, value in zip(self.weights_to_train, values[1:], strict=True):
@@ -249,7 +250,7 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         if isinstance(value, np.ndarray):
             value = numpy_to_ort_value(np.array(value, order="C"), self.device)
         elif not isinstance(value, OrtValue):
-            raise TypeError(f"state {at} is a {type(value).__name__}; arrays, OrtValues and None are taken")
+            raise TypeError(f"state {at} must be an array, an OrtValue or None, got {type(value).__name__}")
         return self._zero.of(value)(X=value)[0] if zero else value
 
     @property
@@ -342,7 +343,7 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         """
         self._check_optimizer()
         if sample_weight is not None and self.weight_name is None:
-            raise InvalidArgumentError("sample_weight is given, but weight_name is None; make it 'weight'")
+            raise InvalidArgumentError("sample_weight requires weight_name, which is None; set it to 'weight'")
         batches = OrtDataLoader(X, y, sample_weight, batch_size=self.batch_size, device=self.device)
         validation = self._validation_data(X_val, y_val)
         self._open()
@@ -367,7 +368,7 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         if X is None and y is None:
             return None
         if X is None or y is None:
-            raise InvalidArgumentError("X_val and y_val belong together: one is given, the other is not")
+            raise InvalidArgumentError("X_val and y_val must be given together, got only one")
         return OrtDataLoader(X, y, batch_size=0, device=self.device, random_iter=False)
 
     def _open(self) -> None:
@@ -380,7 +381,8 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         cls = self.train_session_.cls_type_
         if len(cls._input_names) != 1:
             raise UnsupportedError(
-                f"the model has {len(cls._input_names)} inputs ({', '.join(cls._input_names)}); rows of X go into one"
+                f"expected a model with one input for the rows of X, got {len(cls._input_names)} inputs "
+                f"({', '.join(cls._input_names)})"
             )
         self.train_function_: OrtGradientForwardBackwardFunction = self.train_session_.new_instance()
         self.input_names_: list[str] = cls._grad_input_names
@@ -450,8 +452,8 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         """Returns the loss of the predictions, and its gradient."""
         if labels.shape() != predicted.shape():
             raise InvalidArgumentError(
-                f"y has rows of shape {labels.shape()[1:]}, but output {self.train_session_.output_names[0]!r} of the "
-                f"model has {predicted.shape()[1:]}; {type(self.learning_loss).__name__} compares one with the other"
+                f"y has rows of shape {labels.shape()[1:]}, but output {self.train_session_.output_names[0]!r} of "
+                f"the model has {predicted.shape()[1:]}; {type(self.learning_loss).__name__} requires equal shapes"
             )
         return self.learning_loss.loss_gradient(self.device, labels, predicted, weight=row_weights)
 
@@ -469,7 +471,7 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
             outputs = self.train_function_.forward([features, *weights], training=False)
             loss = self._loss(labels, outputs[0], None)[0].numpy().reshape(-1)[0]
             if not finite(loss):
-                self._diverged(f"the loss of the validation data is no number any more (losses before: {losses[-5:]})")
+                self._diverged(f"the loss of the validation data is not finite (losses before: {losses[-5:]})")
                 loss = np.full_like(loss, np.nan)
             losses.append(loss)
         return np.array(losses).sum() / len(batches)
@@ -540,5 +542,5 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
 
 def _attribute(kind: str) -> str:
     if kind not in _KINDS:
-        raise InvalidArgumentError(f"there is no state of kind {kind!r}; there are {', '.join(map(repr, _KINDS))}")
+        raise InvalidArgumentError(f"unknown kind of state {kind!r}; expected one of {', '.join(map(repr, _KINDS))}")
     return _KINDS[kind]

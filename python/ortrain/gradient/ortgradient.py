@@ -99,8 +99,8 @@ class OrtGradientForwardBackward:
     >>> OrtGradientForwardBackward(model, weights_to_train=["fc2.weight", "fc2.bias"])
     Traceback (most recent call last):
     ortrain.errors.InvalidArgumentError: weights_to_train must be a list in alphabetical order, ['fc2.bias', \
-'fc2.weight'], not ['fc2.weight', 'fc2.bias']; name the weights of the model so that their own order is alphabetical, \
-or say ordered=False
+'fc2.weight'], got ['fc2.weight', 'fc2.bias']; rename the weights of the model so that their order is alphabetical, \
+or pass ordered=False
 
     """
 
@@ -142,7 +142,7 @@ or say ordered=False
         if class_name is None:
             class_name = f"OrtGradientForwardBackwardFunction_{id(self)}"
         elif not isinstance(class_name, str) or not class_name.isidentifier() or keyword.iskeyword(class_name):
-            raise InvalidArgumentError(f"class_name is the name of a class, an identifier, not {class_name!r}")
+            raise InvalidArgumentError(f"class_name must be an identifier, got {class_name!r}")
         self.class_name = class_name
         self._build(weights_to_train, input_names, output_names)
 
@@ -182,13 +182,13 @@ or say ordered=False
         floats = self._select_initializer_names(self.onnx_model)
         if weights is None:
             if not floats:
-                raise OrtrainError("the model has no initializer of floats that could be trained")
+                raise OrtrainError("the model has no float initializer to train")
             names = floats
         else:
             names = weights  # type: ignore[assignment]
         if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
             raise InvalidArgumentError(
-                f"weights_to_train is a list of names in alphabetical order, not {type(names).__name__}"
+                f"weights_to_train must be a list of names in alphabetical order, got {type(names).__name__}"
             )
         if len(set(names)) < len(names):
             twice = next(name for at, name in enumerate(names) if name in names[:at])
@@ -196,19 +196,19 @@ or say ordered=False
         for name in names:
             if name not in self._initializers:
                 raise InvalidArgumentError(
-                    f"weight {name!r} is no initializer of the model{hint(name, list(self._initializers))}"
+                    f"weight {name!r} is not an initializer of the model{hint(name, list(self._initializers))}"
                 )
         if self.ordered:
-            advice = "name the weights of the model so that their own order is alphabetical, or say ordered=False"
+            advice = "rename the weights of the model so that their order is alphabetical, or pass ordered=False"
             if names != sorted(names):
                 raise InvalidArgumentError(
-                    f"weights_to_train must be a list in alphabetical order, {sorted(names)}, not {names}; {advice}"
+                    f"weights_to_train must be a list in alphabetical order, {sorted(names)}, got {names}; {advice}"
                 )
             own = [name for name in self._initializers if name in set(names)]
             if own != names:
                 raise InvalidArgumentError(
-                    f"weights_to_train must be in the order that the initializers have in the model, {own}, not "
-                    f"{names}; {advice}"
+                    f"weights_to_train must have the order of the initializers in the model, {own}, got {names}; "
+                    f"{advice}"
                 )
         if weights is None:
             # Exclude float initializers without a gradient, for example the sizes of a Resize.
@@ -228,7 +228,7 @@ or say ordered=False
         own = type(self.onnx_model)
         # If the caller passed an onnx message, the models are returned as onnx messages, too.
         message = getattr(own, "FromString", None)
-        as_given = message if callable(message) else bytes
+        to_caller = message if callable(message) else bytes
         attributes: dict[str, Any] = {
             "__doc__": f"The passes of a model with weights {self.weights_to_train}.",
             "__module__": OrtGradientForwardBackwardFunction.__module__,
@@ -249,8 +249,8 @@ or say ordered=False
             "_fw_no_grad_output_device_info": [cpu] * (len(outputs) - len(native.differentiable_outputs())),
             "_weights_to_train": self.weights_to_train,
             "_graph_info": builder.get_graph_info(),
-            "_trained_onnx": as_given(trained),
-            "_optimized_pre_grad_model": as_given(evaluated),
+            "_trained_onnx": to_caller(trained),
+            "_optimized_pre_grad_model": to_caller(evaluated),
             "_graph_builder": builder,
             "_devices": [cpu] * len(given),
             "_debug": self.debug,
@@ -283,7 +283,7 @@ or say ordered=False
             return OrtDevice.cpu()
         if provider_name == _CUDA:
             return OrtDevice.cuda()
-        raise InvalidArgumentError(f"there is no provider {provider_name!r}; there are {_CPU!r} and {_CUDA!r}")
+        raise InvalidArgumentError(f"unknown provider {provider_name!r}; expected {_CPU!r} or {_CUDA!r}")
 
     @staticmethod
     def _repr_helper_(obj: object, indent: int = 0) -> str:
@@ -353,7 +353,9 @@ or say ordered=False
     def __setstate__(self, state: dict[str, Any]) -> None:
         wanted = {"class_name", "onnx_model", "weights_to_train"}
         if not isinstance(state, dict) or not wanted <= state.keys():
-            raise InvalidArgumentError("this is no pickled OrtGradientForwardBackward: it says no model or no weights")
+            raise InvalidArgumentError(
+                "the state is not a pickled OrtGradientForwardBackward: it has no model or no weights"
+            )
         for name, value in state.items():
             if name not in ("weights_to_train", "input_names", "output_names"):
                 setattr(self, name, value)
@@ -378,7 +380,7 @@ def _listed(given: Sequence[str] | None, found: list[str], what: str) -> list[st
     names = list(given)
     for name in names:
         if name not in found:
-            raise InvalidArgumentError(f"{what} has {name!r}, which the model has not{hint(str(name), found)}")
+            raise InvalidArgumentError(f"{what}: the model has no {name!r}{hint(str(name), found)}")
     return names
 
 
@@ -397,19 +399,19 @@ def _providers(
             names = [_CUDA]
         elif device_of_provider(providers) is None:
             raise InvalidArgumentError(
-                f"there is no provider {providers!r}; there are 'cpu', {_CPU!r} and the names of ortrain.devices()"
+                f"unknown provider {providers!r}; expected 'cpu', {_CPU!r} or a name of ortrain.devices()"
             )
         else:
             names = [providers]
     elif isinstance(providers, (list, tuple)):
         names = list(providers)
     else:
-        raise InvalidArgumentError(f"providers is a list of names, not {type(providers).__name__}")
+        raise InvalidArgumentError(f"providers must be a list of names, got {type(providers).__name__}")
     for name in names:
         if device_of_provider(name) is None:
             OrtGradientForwardBackward._provider_name_to_device_type(name)
     if _CUDA in names:
-        raise UnsupportedError(f"{_CUDA} is not there: GPUs are reached through 'vulkan', or 'webgpu' for the best one")
+        raise UnsupportedError(f"{_CUDA} is not supported; use 'vulkan' for a GPU, or 'webgpu' for the best GPU")
     return names, [{} for _ in names] if options is None else list(options), int(index)
 
 
@@ -442,14 +444,14 @@ class OrtGradientForwardBackwardFunction:
 
     def __init__(self) -> None:
         if not hasattr(type(self), "_native"):
-            raise TypeError("instances are made by OrtGradientForwardBackward.new_instance()")
+            raise TypeError("call OrtGradientForwardBackward.new_instance() to create an instance")
         self.states_: list[PartialGraphExecutionState] = []
         self.saved_tensors_: list[Any] | None = None
 
     def __reduce__(self) -> Any:
         raise TypeError(
-            f"{type(self).__name__} keeps forward passes and cannot be pickled; pickle the OrtGradientForwardBackward "
-            "and make an instance of it"
+            f"{type(self).__name__} holds forward passes and cannot be pickled; pickle the "
+            "OrtGradientForwardBackward and create an instance from it"
         )
 
     @staticmethod
@@ -501,11 +503,11 @@ class OrtGradientForwardBackwardFunction:
                 vector.push_back(_value(tensor, at))
         if debug:
             if len(vector) != len(devices):
-                raise OrtrainError(f"{len(vector)} values are given for {len(devices)} devices")
+                raise OrtrainError(f"expected one value for each of {len(devices)} devices, got {len(vector)}")
             for at, device in enumerate(devices):
                 there, wanted = vector[at].device_name(), OrtGradientForwardBackwardFunction.device_name(device)
                 if there != wanted:
-                    raise OrtrainError(f"value {at} lies on {there}, but it is needed on {wanted}")
+                    raise OrtrainError(f"value {at} is on {there}, but must be on {wanted}")
         return vector
 
     @property
@@ -572,8 +574,7 @@ class OrtGradientForwardBackwardFunction:
         values = list(self.input_to_ort(inputs, cls._devices, cls._debug))
         if len(values) != len(cls._grad_input_names):
             raise InvalidArgumentError(
-                f"{len(cls._grad_input_names)} values are needed ({', '.join(cls._grad_input_names)}), but "
-                f"{len(values)} are given"
+                f"expected {len(cls._grad_input_names)} values ({', '.join(cls._grad_input_names)}), got {len(values)}"
             )
         split = len(cls._input_names)
         if training:
@@ -582,7 +583,7 @@ class OrtGradientForwardBackwardFunction:
             self.save_for_backward(inputs)
         else:
             outputs = cls._native.evaluate(values[:split], values[split:])
-        self._debugged("forward: %d inputs, training=%r, %d passes wait", len(values), training, len(self.states_))
+        self._debugged("forward: %d inputs, training=%r, %d pending passes", len(values), training, len(self.states_))
         return _filled(forward_outputs_cache, outputs, "forward_outputs_cache")
 
     def backward(
@@ -620,15 +621,15 @@ class OrtGradientForwardBackwardFunction:
             raise OrtrainError("there are no saved tensors: run forward with training=True before backward")
         if not self.states_:
             raise IndexError(
-                "every forward pass has had its backward pass; run forward with training=True before backward"
+                "every forward pass already had its backward pass; run forward with training=True before backward"
             )
         gradients = list(self.input_to_ort(_without_others(cls, grad_outputs), [], False))
         state = self.states_[-1]
         native = cls._native
-        into = _places(backward_outputs_cache, native)
+        into = _gradient_buffers(backward_outputs_cache, native)
         results = native.backward(state._waiting(), gradients, into)
         self.states_.pop()
-        self._debugged("backward: %d gradients, %d passes wait", len(results), len(self.states_))
+        self._debugged("backward: %d gradients, %d pending passes", len(results), len(self.states_))
         return _filled(backward_outputs_cache, results, "backward_outputs_cache")
 
     def _debugged(self, message: str, *values: object) -> None:
@@ -681,7 +682,7 @@ class OrtGradientForwardBackwardFunction:
 def _value(tensor: Any, at: int) -> _ortrain.OrtValue:
     """Returns a value that shares its memory with the argument."""
     if tensor is None:
-        raise UnsupportedError(f"value {at} is None; every input and weight has a value, every output a gradient")
+        raise UnsupportedError(f"value {at} is None; each input and weight requires a value, each output a gradient")
     if isinstance(tensor, _ortrain.OrtValue):
         return tensor
     if isinstance(tensor, OrtValue):
@@ -693,7 +694,7 @@ def _value(tensor: Any, at: int) -> _ortrain.OrtValue:
         return _ortrain.OrtValue.ortvalue_from_numpy(array if array.flags.aligned else array.copy(), device)
     if hasattr(tensor, "__dlpack__"):
         return _ortrain.OrtValue.from_dlpack(tensor)
-    raise TypeError(f"value {at} is a {type(tensor).__name__}; arrays, OrtValues and DLPack tensors are taken")
+    raise TypeError(f"value {at} must be an array, an OrtValue or a DLPack tensor, got {type(tensor).__name__}")
 
 
 def _without_others(
@@ -706,7 +707,7 @@ def _without_others(
     return [gradients[at] for at, name in enumerate(cls._output_names) if name in wanted]
 
 
-def _places(cache: OrtValueVector | None, native: _ortrain.ForwardBackward) -> list[_ortrain.OrtValue] | None:
+def _gradient_buffers(cache: OrtValueVector | None, native: _ortrain.ForwardBackward) -> list[_ortrain.OrtValue] | None:
     """Returns the cached values to write the gradients of weights into, or None if the cache does not fit."""
     names = native.gradient_names()
     if not cache or len(cache) != len(names):
@@ -724,7 +725,9 @@ def _filled(cache: OrtValueVector | None, values: list[_ortrain.OrtValue], name:
     """Returns a vector of these values: the cache if it is not empty, else a new vector."""
     if cache:
         if len(cache) != len(values):
-            raise InvalidArgumentError(f"{name} has {len(cache)} values, but there are {len(values)} results")
+            raise InvalidArgumentError(
+                f"expected {len(values)} values in {name}, one for each result, got {len(cache)}"
+            )
         cache._fill(values)
         return cache
     vector = OrtValueVector()

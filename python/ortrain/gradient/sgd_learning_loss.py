@@ -84,7 +84,7 @@ class BaseLearningLoss(Learning):
 
     def _function(self) -> tuple[str, dict[str, Any]]:
         """Returns the name and the settings of the function that computes the loss and its gradient."""
-        raise NotImplementedError(f"{type(self).__name__} is no loss of its own")
+        raise NotImplementedError(f"{type(self).__name__} is an abstract base class: it has no loss")
 
     def build_onnx_function(self, opset: int, device: OrtDevice, weight_name: str | None) -> None:
         """Builds the functions of the loss.
@@ -176,9 +176,7 @@ class BaseLearningLoss(Learning):
         if weight is None:
             return {}
         if self.weight_name_ is None:
-            raise InvalidArgumentError(
-                "weights of rows are given, but the loss was built without; build it with a weight_name"
-            )
+            raise InvalidArgumentError("the loss was built without row weights; build it with a weight_name")
         return {self.weight_name_: weight}
 
 

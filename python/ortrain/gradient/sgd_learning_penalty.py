@@ -236,7 +236,7 @@ class ElasticLearningPenalty(BaseLearningPenalty):
         """
         function = built(self._loss, self).of(loss)
         if len(weights) != self._count:
-            raise OrtrainError(f"{len(weights)} weights are given, but the penalty was built for {self._count}")
+            raise OrtrainError(f"the penalty was built for {self._count} weights, got {len(weights)}")
         function.write({"Y": loss}, loss=loss, **{f"W{at}": weight for at, weight in enumerate(weights)})
         return loss
 

@@ -53,7 +53,7 @@ class BaseLearningRate(Learning):
         0.8
         >>> BaseLearningRate.select("Adam")
         Traceback (most recent call last):
-        ortrain.errors.InvalidArgumentError: there is no learning rate 'Adam'; there are 'SGD', 'SGDNesterov', \
+        ortrain.errors.InvalidArgumentError: unknown learning rate 'Adam'; expected one of 'SGD', 'SGDNesterov', \
 'Nesterov', 'LearningRateSGD', 'LearningRateSGDNesterov'
 
         """
@@ -187,7 +187,7 @@ class LearningRateSGD(BaseLearningRate):
         learning_rate: str = "invscaling",
     ) -> None:
         if learning_rate not in _SCHEDULES:
-            raise InvalidArgumentError(f"there is no schedule {learning_rate!r}; there are {', '.join(_SCHEDULES)}")
+            raise InvalidArgumentError(f"unknown schedule {learning_rate!r}; expected one of {', '.join(_SCHEDULES)}")
         self.eta0 = eta0
         self.alpha = alpha
         self.power_t = power_t
@@ -305,7 +305,7 @@ class LearningRateSGD(BaseLearningRate):
         """
         update = built(self._update, self).of(statei)
         if velocity is not None:
-            raise OrtrainError("LearningRateSGD has no velocity; give none, or take LearningRateSGDNesterov")
+            raise OrtrainError("LearningRateSGD has no velocity; omit it, or use LearningRateSGDNesterov")
         alpha = _scalar(-self.value / batch_size, statei)
         update.write({"Y": statei}, X1=gradienti, X2=statei, alpha=alpha)
         return statei
@@ -416,7 +416,9 @@ class LearningRateSGDNesterov(LearningRateSGD):
         """
         update = built(self._update, self).of(statei)
         if velocity is None:
-            raise OrtrainError("LearningRateSGDNesterov needs a velocity for each weight; give zeros at the beginning")
+            raise OrtrainError(
+                "LearningRateSGDNesterov requires a velocity for each weight; pass zeros at the beginning"
+            )
         alpha, beta = _scalar(-self.value / batch_size, statei), _scalar(self.momentum, statei)
         update.write({"Y": statei, "Z": velocity}, X1=gradienti, X2=statei, G=velocity, alpha=alpha, beta=beta)
         return statei

@@ -37,7 +37,7 @@ from ortrain.onnxblock import blocks, loss, optim
 from ortrain.onnxblock._block import Block
 from ortrain.onnxblock._checkpoint import load_checkpoint_to_model, save_checkpoint
 from ortrain.onnxblock._model import base, custom_op_library, empty_base
-from ortrain.onnxblock._whole import ForwardBlock, TrainingBlock
+from ortrain.onnxblock._training_blocks import ForwardBlock, TrainingBlock
 
 __all__ = [
     "Block",

@@ -10,7 +10,7 @@ from ortrain._files import check_regular
 from ortrain._operators import OperatorLibrary, Plain
 from ortrain.onnxblock._block import Block
 from ortrain.onnxblock._model import base, empty_base, opset_of
-from ortrain.onnxblock._whole import register_outputs
+from ortrain.onnxblock._training_blocks import register_outputs
 from ortrain.onnxblock.optim import Optimizer
 
 # Opset of optimizer models in plain ONNX.

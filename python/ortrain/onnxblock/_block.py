@@ -40,7 +40,7 @@ class Block(ABC):
 
     def __init__(self, temp_file_name: PathLike = "temp.onnx") -> None:
         if PurePath(temp_file_name).is_absolute():
-            raise InvalidArgumentError(f"temp_file_name is a relative path, not {temp_file_name}")
+            raise InvalidArgumentError(f"temp_file_name must be a relative path, got {temp_file_name}")
         self._base: onnx.ModelProto | None = None
 
     @property

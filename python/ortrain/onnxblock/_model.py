@@ -135,7 +135,7 @@ def base(
 
     """
     if not isinstance(model, onnx.ModelProto):
-        raise InvalidArgumentError(f"onnxblock.base needs an onnx.ModelProto, not {type(model).__name__}")
+        raise InvalidArgumentError(f"onnxblock.base expects an onnx.ModelProto, got {type(model).__name__}")
     copy = onnx.ModelProto()
     copy.CopyFrom(model)
     with _open(ModelAccessor(copy, model_path, operators)) as accessor:

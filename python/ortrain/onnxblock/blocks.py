@@ -398,7 +398,9 @@ class InputLike(Block):
         if not is_defined(self.base, entry.name):
             graph.input.append(entry)
         elif find(graph.input, entry.name) is None:
-            raise InvalidArgumentError(f"{entry.name!r} cannot become an input: a value of the model has that name")
+            raise InvalidArgumentError(
+                f"{entry.name!r} cannot become an input: the model already has a value of this name"
+            )
         return entry.name
 
 

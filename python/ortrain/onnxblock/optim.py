@@ -27,8 +27,8 @@ __all__ = ["SGD", "AdamW", "ClipGradNorm", "Optimizer"]
 
 # Same message as the error of the core.
 NO_SUCH_FORMULA = (
-    "PyTorch's formula of AdamW corrects the moments for starting at zero: it has no form without bias_correction; "
-    "take onnxruntime's"
+    "PyTorch's formula of AdamW always corrects the bias of the moments; use onnxruntime's formula without "
+    "bias_correction"
 )
 
 Parameters = tuple[Sequence[onnx.TensorProto], Sequence[onnx.TensorProto]]
@@ -210,7 +210,7 @@ class Optimizer(Block):
     def __init__(self, config: OptimizerConfig) -> None:
         super().__init__()
         if not isinstance(config, OptimizerConfig):
-            raise TypeError(f"config is an optimizer of ortrain.optim, not {type(config).__name__}")
+            raise TypeError(f"config must be an optimizer of ortrain.optim, got {type(config).__name__}")
         self._config = config
 
     def build(self, parameters: Parameters) -> str:
@@ -236,16 +236,16 @@ class Optimizer(Block):
 
         def select(argument: str, wanted: str | Sequence[str] | Callable[..., Any]) -> list[str]:
             if callable(wanted):
-                raise InvalidArgumentError(f"{argument}: a block takes names and patterns, not a callable")
+                raise InvalidArgumentError(f"{argument}: a block accepts names and patterns, not a callable")
             patterns = [wanted] if isinstance(wanted, str) else wanted
             for pattern in patterns:
                 if not fnmatch.filter(names, pattern):
                     near = near_to_pattern(pattern, names)
-                    raise InvalidArgumentError(f"{argument}: {pattern!r} matches no parameter that is trained{near}")
+                    raise InvalidArgumentError(f"{argument}: {pattern!r} matches no trained parameter{near}")
             return [name for name in names if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)]
 
         def layers() -> Mapping[str, int | None]:
-            raise InvalidArgumentError("layer_decay needs the layers of a model, which a block does not know")
+            raise InvalidArgumentError("layer_decay requires the layers of a model, which a block does not know")
 
         spec = self._config._for(names, select, layers)
         dtypes = list(dict.fromkeys(tensor.data_type for tensor in trained))
@@ -256,8 +256,8 @@ class Optimizer(Block):
         needed = next(entry.version for entry in model.opset_import if not entry.domain)
         if needed > accessor.opset():
             raise InvalidArgumentError(
-                f"this optimizer is written in opset {needed}, but the model of the context has {accessor.opset()}; "
-                f"open it with onnxblock.empty_base({needed})"
+                f"this optimizer requires opset {needed}, but the model of the context has {accessor.opset()}; open "
+                f"it with onnxblock.empty_base({needed})"
             )
         model.graph.ClearField("name")
         self.base.graph.MergeFrom(model.graph)

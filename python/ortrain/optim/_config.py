@@ -100,24 +100,24 @@ def table() -> list[OptimizerRow]:
 def number(name: str, value: object, *, bound: bool = False) -> float:
     """Return the number of a setting as files store it; with `bound`, infinity is allowed."""
     if isinstance(value, bool) or not hasattr(value, "__float__"):
-        raise InvalidArgumentError(f"{name} is a number, not {value!r}")
+        raise InvalidArgumentError(f"{name} must be a number, got {value!r}")
     try:
         found = float(value)
     except OverflowError:
-        raise InvalidArgumentError(f"{name} is a number of more digits than a float has") from None
+        raise InvalidArgumentError(f"{name} is a number with more digits than a float can hold") from None
     if bound and found == math.inf:
         return _LARGEST
     if not math.isfinite(found):
-        raise InvalidArgumentError(f"{name} is {found}; a finite number is needed")
+        raise InvalidArgumentError(f"{name} must be finite, got {found}")
     if abs(found) > _LARGEST:
-        raise InvalidArgumentError(f"{name} is {found}, which float32 does not have")
+        raise InvalidArgumentError(f"{name} must be in the range of float32, got {found}")
     return found
 
 
 def choice(name: str, value: object) -> bool:
     """Return the value of a flag of an optimizer."""
     if not isinstance(value, (bool, np.bool_)):
-        raise InvalidArgumentError(f"{name} is True or False, not {value!r:.60}")
+        raise InvalidArgumentError(f"{name} must be True or False, got {value!r:.60}")
     return bool(value)
 
 
@@ -135,7 +135,7 @@ def shown(value: float) -> float:
 def is_onnxruntime(formula: str) -> bool:
     """Return True for the formula of onnxruntime."""
     if formula not in ("pytorch", "onnxruntime"):
-        raise InvalidArgumentError(f"formula is 'pytorch' or 'onnxruntime', not {formula!r}")
+        raise InvalidArgumentError(f"formula must be 'pytorch' or 'onnxruntime', got {formula!r}")
     return formula == "onnxruntime"
 
 
@@ -145,7 +145,7 @@ def joined(settings: Mapping[str, Any]) -> dict[str, Any]:
     if "betas" in found:
         betas = found.pop("betas")
         if not isinstance(betas, Sequence) or isinstance(betas, str) or len(betas) != 2:
-            raise InvalidArgumentError(f"betas are two numbers, not {betas!r}")
+            raise InvalidArgumentError(f"betas must be two numbers, got {betas!r}")
         found["beta1"], found["beta2"] = betas
     return found
 
@@ -180,7 +180,7 @@ class OptimizerConfig:
         layer_decay: float | None,
     ) -> None:
         if accumulation not in ("sum", "mean"):
-            raise InvalidArgumentError(f"accumulation is 'sum' or 'mean', not {accumulation!r}")
+            raise InvalidArgumentError(f"accumulation must be 'sum' or 'mean', got {accumulation!r}")
         options = {"max_norm_per_tensor": max_norm_per_tensor, "max_value": max_value, "ema_decay": ema_decay}
         given = {name: value for name, value in options.items() if value is not None}
         optimizer = type(self).__name__
@@ -200,7 +200,7 @@ class OptimizerConfig:
         if layer_decay is not None:
             layer_decay = number("layer_decay", layer_decay)
             if not 0 < layer_decay <= 1:
-                raise InvalidArgumentError(f"layer_decay is {layer_decay}; a number above 0 and up to 1 is needed")
+                raise InvalidArgumentError(f"layer_decay must be above 0 and at most 1, got {layer_decay}")
         self._layer_decay = layer_decay
         self._chosen: list[Choice] = []
         described = []
@@ -307,8 +307,7 @@ class OptimizerConfig:
             for name in names:
                 if owners.setdefault(name, at) != at:
                     raise InvalidArgumentError(
-                        f"parameter {name!r} is in groups {owners[name]} and {at}; a parameter has the settings of one "
-                        "group"
+                        f"parameter {name!r} is in groups {owners[name]} and {at}; a parameter can be in one group only"
                     )
             groups.append(group | {"parameters": names})
         if self._layer_decay is not None:
@@ -321,10 +320,10 @@ class OptimizerConfig:
 
 def _choice(at: int, group: Group | Mapping[str, Any]) -> Choice:
     if not isinstance(group, Mapping):
-        raise InvalidArgumentError(f"group {at} is a dict with params and settings, not {type(group).__name__}")
+        raise InvalidArgumentError(f"group {at} must be a dict with params and settings, got {type(group).__name__}")
     chosen: Choice | None = group.get("params")
     if chosen is None:
-        raise InvalidArgumentError(f"group {at} has no params: names, patterns, or a callable")
+        raise InvalidArgumentError(f"group {at} has no params; set it to names, patterns, or a callable")
     return chosen
 
 
@@ -341,10 +340,10 @@ def _described(
         )
     lr, lr_factor = group.get("lr"), group.get("lr_factor")
     if lr is not None and lr_factor is not None:
-        raise InvalidArgumentError(f"group {at} has lr and lr_factor; a group has one of them")
+        raise InvalidArgumentError(f"group {at} has both lr and lr_factor; set only one")
     frozen = group.get("frozen_steps", 0)
     if isinstance(frozen, bool) or not isinstance(frozen, int) or frozen < 0:
-        raise InvalidArgumentError(f"frozen_steps of group {at} is a number of steps, not {frozen!r}")
+        raise InvalidArgumentError(f"frozen_steps of group {at} must be an integer of at least 0, got {frozen!r}")
     found: dict[str, Any] = {
         "lr_factor": number(f"lr_factor of group {at}", 1.0 if lr_factor is None else lr_factor),
         "frozen_steps": frozen,

@@ -158,7 +158,7 @@ class ParameterGroup:
         spec, group = self._read()
         if group is None:
             raise InvalidArgumentError(
-                f"parameters in no group have no {name} of their own; make a group of them when the artifacts are made"
+                f"parameters without a group have no {name} of their own; put them in a group in generate_artifacts"
             )
         change(group)
         self._native.change(json.dumps(spec))
@@ -179,7 +179,7 @@ class ParameterGroup:
             self.beta1, self.beta2 = value
             return
         if name == "parameters":
-            raise AttributeError("the parameters of a group are said when the artifacts are made")
+            raise AttributeError("the parameters of a group cannot change; generate_artifacts sets them")
         if isinstance(getattr(type(self), name, None), property):
             object.__setattr__(self, name, value)
             return

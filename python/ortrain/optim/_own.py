@@ -86,7 +86,7 @@ class Value:
         if isinstance(other, Value):
             return other
         if isinstance(other, bool) or not isinstance(other, (int, float, np.number)):
-            raise TypeError(f"the formula of an optimizer is made of its values and of numbers, not {other!r}")
+            raise TypeError(f"the formula of an optimizer accepts its values and numbers, got {other!r}")
         return Value(self._tracer, self._tracer.constant(float(other)), is_number=True)
 
     def _as(self, *, is_number: bool) -> str:
@@ -161,10 +161,10 @@ class Value:
         return Value(self._tracer, name, is_number=equal._is_number, is_truth=True)
 
     def __bool__(self) -> bool:
-        raise TypeError("a symbolic value is neither true nor false; np.where chooses by it")
+        raise TypeError("a symbolic value is neither true nor false; use np.where for a condition")
 
     def __float__(self) -> float:
-        raise TypeError("a symbolic value has no number before the optimizer runs")
+        raise TypeError("a symbolic value has no numeric value before the optimizer runs")
 
     def sum(self) -> Value:
         """The sum over all elements of the parameter.
@@ -205,7 +205,7 @@ class Value:
         if function is np.where and len(args) == 3 and not kwargs:
             condition, yes, no = args
             if not isinstance(condition, Value) or not condition._is_truth:
-                raise TypeError(f"the condition of numpy.where is a comparison of values, not {condition!r}")
+                raise TypeError(f"the condition of numpy.where must be a comparison of values, got {condition!r}")
             branches = [self._of(yes), self._of(no)]
             is_number = all(value._is_number for value in (condition, *branches))
             names = [value._as(is_number=is_number) for value in branches]
@@ -214,7 +214,7 @@ class Value:
             return self.sum()
         if function is np.linalg.norm and len(args) == 1 and not kwargs:
             return self.norm()
-        raise TypeError(f"the formula of an optimizer cannot use numpy.{function.__name__} in this way")
+        raise TypeError(f"the formula of an optimizer cannot use numpy.{function.__name__} with these arguments")
 
     def __repr__(self) -> str:
         return f"Value({self._name})"
@@ -374,21 +374,21 @@ def register(
         return lambda given: register(given, lr=lr, settings=settings, starts=starts)
     if inspect.isfunction(function):
         if settings is not None:
-            raise InvalidArgumentError("the settings of a Python function are its keyword arguments")
+            raise InvalidArgumentError("the settings of a Python function are its keyword arguments; omit settings")
         proto, defaults = _traced(function)
     else:
         import onnx
 
         if not isinstance(function, onnx.FunctionProto):
             raise TypeError(
-                f"an optimizer is a Python function or an onnx.FunctionProto, not {type(function).__name__}"
+                f"an optimizer must be a Python function or an onnx.FunctionProto, got {type(function).__name__}"
             )
         proto, defaults = function, {name: number(name, value) for name, value in (settings or {}).items()}
     options = [p for p in inspect.signature(OwnOptimizer).parameters.values() if p.name not in ("lr", "settings")]
     taken = next((name for name in defaults if name in ("lr", *(option.name for option in options))), None)
     if taken is not None:
         raise InvalidArgumentError(
-            f"the optimizer {proto.name}: every optimizer has an option {taken!r}; a setting has another name"
+            f"the optimizer {proto.name}: {taken!r} is an option of every optimizer; rename the setting"
         )
     own = _ortrain.OwnOptimizer(proto.SerializeToString(), defaults, float(lr), dict(starts or {}))
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -417,8 +417,8 @@ def _traced(function: Callable[..., Any]) -> tuple[onnx.FunctionProto, dict[str,
                 numbers.append(argument.name)
             elif argument.default is inspect.Parameter.empty:
                 raise InvalidArgumentError(
-                    f"the optimizer {name}: nothing gives it {argument.name!r}; a setting has a default, and other "
-                    "keyword arguments are rate and step"
+                    f"the optimizer {name}: the keyword argument {argument.name!r} has no default; all except rate "
+                    "and step require one"
                 )
             else:
                 defaults[argument.name] = number(f"the optimizer {name}: {argument.name}", argument.default)
@@ -426,12 +426,12 @@ def _traced(function: Callable[..., Any]) -> tuple[onnx.FunctionProto, dict[str,
             positional.append(argument.name)
         else:
             raise InvalidArgumentError(
-                f"the optimizer {name}: {argument} is neither parameter, gradient or a slot, which stand first and "
-                "have no default, nor a setting, which stands behind a *"
+                f"the optimizer {name}: {argument} is not a valid argument; parameter, gradient and slots are first "
+                "and have no default, settings are keyword-only (after a *)"
             )
     if positional[:2] != ["parameter", "gradient"]:
         raise InvalidArgumentError(
-            f"the optimizer {name}: its first arguments are parameter and gradient, not {', '.join(positional[:2])}"
+            f"the optimizer {name}: the first arguments must be parameter and gradient, got {', '.join(positional[:2])}"
         )
     tracer = _Tracer()
     values = [Value(tracer, each, is_number=False) for each in positional]
@@ -441,14 +441,14 @@ def _traced(function: Callable[..., Any]) -> tuple[onnx.FunctionProto, dict[str,
     slots = positional[2:]
     if len(results) != 1 + len(slots):
         raise InvalidArgumentError(
-            f"the optimizer {name} returns {len(results)} values; it should return the new parameter"
+            f"the optimizer {name} returns {len(results)} values; expected the new parameter"
             + "".join(f", the new {slot}" for slot in slots)
         )
     outputs = []
     for what, value in zip(("parameter", *slots), results, strict=True):
         if not isinstance(value, Value) or value._is_number:
             raise InvalidArgumentError(
-                f"the optimizer {name} returns as the new {what} what has no value for each element: {value!r}"
+                f"the optimizer {name}: the new {what} must have a value for each element, got {value!r}"
             )
         outputs.append(f"new_{what}")
         tracer.nodes.append(helper.make_node("Identity", [value._as(is_number=False)], [outputs[-1]]))

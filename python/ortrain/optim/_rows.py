@@ -1,4 +1,4 @@
-"""The optimizers of the table. `make optimizers` writes this file of what the core says; a test compares the two."""
+"""The optimizers of the core's table. `make optimizers` generates this file; a test compares it with the core."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ __all__ = [
 
 
 class Adadelta(OptimizerConfig):
-    """Adadelta: steps in the unit of the weights.
+    """Adadelta: rates from running averages of squared gradients and squared steps.
 
     Zeiler, ADADELTA: An Adaptive Learning Rate Method, 2012; torch.optim.Adadelta.
 
     Args:
         lr: the learning rate before any schedule.
-        rho: decay rate of the two averages; a number from 0 to below 1.
-        eps: what is added under the roots of both averages; a finite number that is not negative.
-        weight_decay: the factor of a penalty on the weights: ``weight_decay * weight`` is added to the
-            gradient; a finite number that is not negative.
+        rho: decay rate of both averages; a number from 0 to below 1.
+        eps: added to both averages before their square roots; a finite number that is not negative.
+        weight_decay: factor of an L2 penalty (``weight_decay * weight`` is added to the gradient); a finite
+            number that is not negative.
         max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
@@ -93,18 +93,20 @@ class Adadelta(OptimizerConfig):
 
 
 class Adafactor(OptimizerConfig):
-    """Adafactor: steps by the second moment of rows and columns, which takes little memory.
+    """Adafactor: Adam with second moments of rows and columns instead of elements, which takes little memory.
 
     Shazeer and Stern, Adafactor: Adaptive Learning Rates with Sublinear Memory Cost, 2018; torch.optim.Adafactor.
 
     Args:
         lr: the learning rate before any schedule.
-        beta2_decay: the power of the step by which averages take less of new squares; a finite number.
-        eps1: the least root of a squared gradient that is divided by; a finite number above 0.
-        eps2: the least size of a parameter that its steps are a share of; a finite number that is not
+        beta2_decay: exponent of the weight of new squares in the averages (``t ** beta2_decay`` at step t);
+            a finite number.
+        eps1: smallest root of the second moment that divides a gradient; a finite number above 0.
+        eps2: smallest root mean square of a parameter that scales its steps; a finite number that is not
             negative.
-        d: the largest size of a step before the rate; a finite number above 0.
-        weight_decay: the share of a weight that a step takes away; a finite number that is not negative.
+        d: largest root mean square of a step before the learning rate; a finite number above 0.
+        weight_decay: decoupled weight decay (a step subtracts ``lr * weight_decay * weight``); a finite
+            number that is not negative.
         max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
@@ -162,19 +164,19 @@ class Adafactor(OptimizerConfig):
 
 
 class Adagrad(OptimizerConfig):
-    """Adagrad: rates by the sum of all squared gradients.
+    """Adagrad: rates from the sum of all squared gradients.
 
     Duchi, Hazan and Singer, Adaptive Subgradient Methods, 2011; torch.optim.Adagrad.
 
     Args:
         lr: the learning rate before any schedule.
-        lr_decay: how fast the rate falls: divided by ``1 + (t - 1) * lr_decay`` at step t; a finite number
-            that is not negative.
-        weight_decay: the factor of a penalty on the weights: ``weight_decay * weight`` is added to the
-            gradient; a finite number that is not negative.
-        initial_accumulator_value: the value that the sum of squares starts from; a finite number that is
-            not negative.
-        eps: what is added to the root that a step is divided by; a finite number that is not negative.
+        lr_decay: decay of the learning rate (divided by ``1 + (t - 1) * lr_decay`` at step t); a finite
+            number that is not negative.
+        weight_decay: factor of an L2 penalty (``weight_decay * weight`` is added to the gradient); a finite
+            number that is not negative.
+        initial_accumulator_value: initial value of the sum of squares; a finite number that is not
+            negative.
+        eps: added to the square root that divides a step; a finite number that is not negative.
         max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
@@ -236,7 +238,7 @@ class Adagrad(OptimizerConfig):
 
 
 class Adam(OptimizerConfig):
-    """Adam: rates by averages of gradients and of their squares, with an L2 penalty.
+    """Adam: rates from running averages of gradients and their squares, with an L2 penalty.
 
     Kingma and Ba, Adam: A Method for Stochastic Optimization, 2015; amsgrad: Reddi et al., 2018; torch.optim.Adam.
 
@@ -244,9 +246,9 @@ class Adam(OptimizerConfig):
         lr: the learning rate before any schedule.
         betas: decay rate of the average of gradients, and decay rate of the average of squared gradients: a
             number from 0 to below 1 each.
-        eps: what is added to the root that a step is divided by; a finite number that is not negative.
-        weight_decay: the factor of a penalty on the weights: ``weight_decay * weight`` is added to the
-            gradient; a finite number that is not negative.
+        eps: added to the square root that divides a step; a finite number that is not negative.
+        weight_decay: factor of an L2 penalty (``weight_decay * weight`` is added to the gradient); a finite
+            number that is not negative.
         amsgrad: whether to divide by the largest average of squares so far.
         max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
             the norm.
@@ -304,7 +306,7 @@ class Adam(OptimizerConfig):
 
 
 class Adamax(OptimizerConfig):
-    """Adamax: Adam by the largest gradient.
+    """Adamax: Adam with the largest gradient instead of the average of squares.
 
     Kingma and Ba, Adam: A Method for Stochastic Optimization, 2015, section 7.1; torch.optim.Adamax.
 
@@ -312,9 +314,9 @@ class Adamax(OptimizerConfig):
         lr: the learning rate before any schedule.
         betas: decay rate of the average of gradients, and decay rate of the average of squared gradients: a
             number from 0 to below 1 each.
-        eps: what is added to the size of a gradient; a finite number that is not negative.
-        weight_decay: the factor of a penalty on the weights: ``weight_decay * weight`` is added to the
-            gradient; a finite number that is not negative.
+        eps: added to the absolute value of a gradient; a finite number that is not negative.
+        weight_decay: factor of an L2 penalty (``weight_decay * weight`` is added to the gradient); a finite
+            number that is not negative.
         max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
@@ -370,7 +372,7 @@ class Adamax(OptimizerConfig):
 
 
 class AdamW(OptimizerConfig):
-    """AdamW: Adam whose weights decay apart from the gradient.
+    """AdamW: Adam with decoupled weight decay.
 
     Loshchilov and Hutter, Decoupled Weight Decay Regularization, 2019; torch.optim.AdamW.
 
@@ -378,12 +380,12 @@ class AdamW(OptimizerConfig):
         lr: the learning rate before any schedule.
         betas: decay rate of the average of gradients, and decay rate of the average of squared gradients: a
             number from 0 to below 1 each.
-        eps: what is added to the root that a step is divided by; a finite number that is not negative.
-        weight_decay: the share of a weight that a step takes away; a finite number that is not negative.
+        eps: added to the square root that divides a step; a finite number that is not negative.
+        weight_decay: decoupled weight decay (a step subtracts ``lr * weight_decay * weight``); a finite
+            number that is not negative.
         amsgrad: whether to divide by the largest average of squares so far.
-        bias_correction: whether to correct the averages for starting at zero.
-        formula: the formula of PyTorch, or that of onnxruntime, as :class:`ortrain.artifacts.AdamW` shows
-            them.
+        bias_correction: whether to correct the bias of the averages towards zero.
+        formula: the formula of PyTorch or the formula of onnxruntime: see :class:`ortrain.artifacts.AdamW`.
         max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
@@ -442,7 +444,7 @@ class AdamW(OptimizerConfig):
 
 
 class LAMB(OptimizerConfig):
-    """LAMB: Adam with a rate for each tensor by its norm.
+    """LAMB: Adam with a learning rate for each tensor, scaled by its norm.
 
     You et al., Large Batch Optimization for Deep Learning, 2020.
 
@@ -450,12 +452,12 @@ class LAMB(OptimizerConfig):
         lr: the learning rate before any schedule.
         betas: decay rate of the average of gradients, and decay rate of the average of squared gradients: a
             number from 0 to below 1 each.
-        eps: what is added to the root that a step is divided by; a finite number that is not negative.
-        weight_decay: the factor of the weight that is added to its direction; a finite number that is not
-            negative.
-        ratio_min: the least trust ratio of a tensor; a finite number that is not negative.
-        ratio_max: the largest trust ratio of a tensor; a finite number that is not negative.
-        bias_correction: whether to correct the averages for starting at zero.
+        eps: added to the square root that divides a step; a finite number that is not negative.
+        weight_decay: factor of the weight in the direction of a step (``weight_decay * weight`` is added);
+            a finite number that is not negative.
+        ratio_min: smallest trust ratio of a tensor; a finite number that is not negative.
+        ratio_max: largest trust ratio of a tensor; a finite number that is not negative.
+        bias_correction: whether to correct the bias of the averages towards zero.
         max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
@@ -514,19 +516,18 @@ class LAMB(OptimizerConfig):
 
 
 class LARS(OptimizerConfig):
-    """LARS: momentum with a rate for each tensor by its norm.
+    """LARS: momentum with a learning rate for each tensor, scaled by its norm.
 
     You, Gitman and Ginsburg, Large Batch Training of Convolutional Networks, 2017.
 
     Args:
         lr: the learning rate before any schedule.
-        momentum: the share of the velocity that is kept; a finite number that is not negative.
-        weight_decay: the factor of a penalty on the weights: ``weight_decay * weight`` is added to the
-            gradient; a finite number that is not negative.
-        trust_coefficient: what the trust ratio of a tensor is multiplied by; a finite number above 0.
-        eps: what is added to the norms that the trust ratio is divided by; a finite number that is not
-            negative.
-        nesterov: whether to Nesterov's momentum.
+        momentum: factor of the previous velocity; a finite number that is not negative.
+        weight_decay: factor of an L2 penalty (``weight_decay * weight`` is added to the gradient); a finite
+            number that is not negative.
+        trust_coefficient: factor of the trust ratio of a tensor; a finite number above 0.
+        eps: added to the divisor of the trust ratio; a finite number that is not negative.
+        nesterov: whether to use Nesterov's momentum.
         max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
@@ -584,15 +585,16 @@ class LARS(OptimizerConfig):
 
 
 class Lion(OptimizerConfig):
-    """Lion: steps by the sign of a momentum.
+    """Lion: steps of equal size, with the sign of the momentum.
 
     Chen et al., Symbolic Discovery of Optimization Algorithms, 2023, program 1.
 
     Args:
         lr: the learning rate before any schedule.
-        betas: the share of the momentum in the direction of a step, and decay rate of the momentum: a
-            number from 0 to below 1 each.
-        weight_decay: the share of a weight that a step takes away; a finite number that is not negative.
+        betas: weight of the momentum in the direction of a step, and decay rate of the momentum: a number
+            from 0 to below 1 each.
+        weight_decay: decoupled weight decay (a step subtracts ``lr * weight_decay * weight``); a finite
+            number that is not negative.
         max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
@@ -647,22 +649,23 @@ class Lion(OptimizerConfig):
 
 
 class Muon(OptimizerConfig):
-    """Muon: orthogonal steps for matrices, AdamW for other parameters and where a group asks for it.
+    """Muon: orthogonal steps for matrices, AdamW for other parameters and for groups with adamw=1.
 
     Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; torch.optim.Muon.
 
     Args:
         lr: the learning rate before any schedule.
         momentum: decay rate of the momentum of matrices; a number from 0 to below 1.
-        eps: the least norm that the momentum of a matrix is divided by; a finite number above 0.
-        weight_decay: the share of a weight that a step takes away; a finite number that is not negative.
-        adamw: 1 for matrices that AdamW trains, embeddings say; a finite number that is not negative.
+        eps: smallest norm that divides the momentum of a matrix; a finite number above 0.
+        weight_decay: decoupled weight decay (a step subtracts ``lr * weight_decay * weight``); a finite
+            number that is not negative.
+        adamw: 1: train matrices with AdamW (for example embeddings); a finite number that is not negative.
         betas: decay rate of the average of gradients, and decay rate of the average of squared gradients: a
             number from 0 to below 1 each.
-        adamw_eps: the number that AdamW adds to the root that it divides by; a finite number that is not
+        adamw_eps: added to the square root that divides a step of AdamW; a finite number that is not
             negative.
-        nesterov: whether to take Nesterov's momentum.
-        match_rms_adamw: whether to give steps of matrices the size that those of AdamW have.
+        nesterov: whether to use Nesterov's momentum.
+        match_rms_adamw: whether to scale the steps of matrices to the size of AdamW's steps.
         max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
@@ -738,11 +741,13 @@ class NAdam(OptimizerConfig):
         lr: the learning rate before any schedule.
         betas: decay rate of the average of gradients, and decay rate of the average of squared gradients: a
             number from 0 to below 1 each.
-        eps: what is added to the root that a step is divided by; a finite number that is not negative.
-        weight_decay: the factor of a penalty on the weights: ``weight_decay * weight`` is added to the
-            gradient; a finite number that is not negative.
-        momentum_decay: how fast the momentum reaches its full value; a finite number that is not negative.
-        decoupled_weight_decay: whether to take weight decay from the weights, not from gradients.
+        eps: added to the square root that divides a step; a finite number that is not negative.
+        weight_decay: factor of an L2 penalty (``weight_decay * weight`` is added to the gradient); a finite
+            number that is not negative.
+        momentum_decay: rate at which the momentum rises to its full value; a finite number that is not
+            negative.
+        decoupled_weight_decay: whether to subtract weight decay from the weights instead of adding it to
+            the gradients.
         max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
@@ -800,7 +805,7 @@ class NAdam(OptimizerConfig):
 
 
 class RAdam(OptimizerConfig):
-    """RAdam: Adam whose adaptive rate is rectified while few gradients were seen.
+    """RAdam: Adam with a rectified adaptive rate in the first steps.
 
     Liu et al., On the Variance of the Adaptive Learning Rate and Beyond, 2020; torch.optim.RAdam.
 
@@ -808,10 +813,11 @@ class RAdam(OptimizerConfig):
         lr: the learning rate before any schedule.
         betas: decay rate of the average of gradients, and decay rate of the average of squared gradients: a
             number from 0 to below 1 each.
-        eps: what is added to the root that a step is divided by; a finite number that is not negative.
-        weight_decay: the factor of a penalty on the weights: ``weight_decay * weight`` is added to the
-            gradient; a finite number that is not negative.
-        decoupled_weight_decay: whether to take weight decay from the weights, not from gradients.
+        eps: added to the square root that divides a step; a finite number that is not negative.
+        weight_decay: factor of an L2 penalty (``weight_decay * weight`` is added to the gradient); a finite
+            number that is not negative.
+        decoupled_weight_decay: whether to subtract weight decay from the weights instead of adding it to
+            the gradients.
         max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
@@ -868,17 +874,17 @@ class RAdam(OptimizerConfig):
 
 
 class RMSprop(OptimizerConfig):
-    """RMSprop: rates by an average of squared gradients.
+    """RMSprop: rates from a running average of squared gradients.
 
     Hinton, Neural Networks for Machine Learning, lecture 6, 2012; centred: Graves, 2013; torch.optim.RMSprop.
 
     Args:
         lr: the learning rate before any schedule.
         alpha: decay rate of the average of squares; a number from 0 to below 1.
-        eps: what is added to the root that a step is divided by; a finite number that is not negative.
-        weight_decay: the factor of a penalty on the weights: ``weight_decay * weight`` is added to the
-            gradient; a finite number that is not negative.
-        momentum: the share of the velocity that is kept; a finite number that is not negative.
+        eps: added to the square root that divides a step; a finite number that is not negative.
+        weight_decay: factor of an L2 penalty (``weight_decay * weight`` is added to the gradient); a finite
+            number that is not negative.
+        momentum: factor of the previous velocity; a finite number that is not negative.
         centered: whether to divide by the variance of gradients, not by the mean of their squares.
         max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
             the norm.
@@ -937,20 +943,22 @@ class RMSprop(OptimizerConfig):
 
 
 class ScheduleFreeAdamW(OptimizerConfig):
-    """ScheduleFreeAdamW: AdamW that trains for an average of its weights and needs no falling rate.
+    """ScheduleFreeAdamW: AdamW that averages its weights and needs no learning rate schedule.
 
     Defazio et al., The Road Less Scheduled, 2024, algorithm 1.
 
     Args:
         lr: the learning rate before any schedule.
-        betas: the share of the average in the point at which gradients are taken, and decay rate of the
+        betas: weight of the average in the point at which gradients are computed, and decay rate of the
             average of squared gradients: a number between 0 and 1 each.
-        eps: what is added to the root that a step is divided by; a finite number that is not negative.
-        weight_decay: the factor of the weight that is added to its direction; a finite number that is not
+        eps: added to the square root that divides a step; a finite number that is not negative.
+        weight_decay: factor of the weight in the direction of a step (``weight_decay * weight`` is added);
+            a finite number that is not negative.
+        warmup_steps: number of steps over which the learning rate rises; a finite number that is not
             negative.
-        warmup_steps: steps over which the rate rises; a finite number that is not negative.
-        r: the power of the step in the weights of the average; a finite number.
-        weight_lr_power: the power of the largest rate in the weights of the average; a finite number.
+        r: exponent of the step in the weights of the average; a finite number.
+        weight_lr_power: exponent of the largest learning rate in the weights of the average; a finite
+            number.
         max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.
@@ -1016,18 +1024,18 @@ class ScheduleFreeAdamW(OptimizerConfig):
 
 
 class SGD(OptimizerConfig):
-    """SGD: stochastic gradient descent, with momentum if asked for.
+    """SGD: stochastic gradient descent with optional momentum.
 
     Sutskever et al., On the importance of initialization and momentum in deep learning, 2013; torch.optim.SGD.
 
     Args:
         lr: the learning rate before any schedule.
-        momentum: the share of the velocity that is kept; a finite number that is not negative.
-        dampening: the share of a gradient that is left out of the velocity, after the first; a finite
+        momentum: factor of the previous velocity; a finite number that is not negative.
+        dampening: share of each gradient after the first that is not added to the velocity; a finite
             number.
-        weight_decay: the factor of a penalty on the weights: ``weight_decay * weight`` is added to the
-            gradient; a finite number that is not negative.
-        nesterov: whether to Nesterov's momentum.
+        weight_decay: factor of an L2 penalty (``weight_decay * weight`` is added to the gradient); a finite
+            number that is not negative.
+        nesterov: whether to use Nesterov's momentum.
         max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
             the norm.
         max_norm_per_tensor: the largest L2 norm of the gradient of one parameter.

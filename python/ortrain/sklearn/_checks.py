@@ -45,8 +45,8 @@ def rows_of(X: Array, wanted: Input) -> Array:
         if not fits:
             names = ", ".join("?" if size is None else str(size) for size in row)
             raise InvalidArgumentError(
-                f'a row of X has the shape {list(given)}, but a row of the input "{wanted.name}" of the model has '
-                f"[{names}]; X has rows of that shape, or of as many features side by side"
+                f'X has rows of shape {list(given)}, but the input "{wanted.name}" of the model has rows of shape '
+                f"[{names}]; pass rows of that shape, or flat rows of equal size"
             )
         shape = tuple(count // known if size is None else size for size in row)
     return np.ascontiguousarray(_converted(X, wanted).reshape(len(X), *shape))
@@ -67,7 +67,7 @@ def _converted(X: Array, wanted: Input) -> Array:
         what = f"is too large for {wanted.dtype}"
     else:
         lost = converted != X
-        what = f"is no {wanted.dtype}"
+        what = f"cannot be represented in {wanted.dtype}"
     if lost.any():
         at = tuple(int(index) for index in np.argwhere(lost)[0])
         raise InvalidArgumentError(
@@ -83,19 +83,19 @@ def weights_of(sample_weight: Any, count: int) -> Array:
     try:
         weights = np.asarray(sample_weight, np.float64)
     except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"sample_weight is an array of numbers, one for each row: {error}") from error
+        raise InvalidArgumentError(f"sample_weight must be an array of numbers, one for each row: {error}") from error
     if weights.ndim == 0:
         weights = np.full(count, float(weights))
     if weights.shape != (count,):
         raise InvalidArgumentError(
-            f"sample_weight has the shape {list(weights.shape)}, but X has {count} rows, each with one weight"
+            f"sample_weight has the shape {list(weights.shape)}, but X has {count} rows; pass one weight for each row"
         )
     for wrong, what in ((~np.isfinite(weights), "a finite number"), (weights < 0, "at least 0")):
         if wrong.any():
             at = int(np.flatnonzero(wrong)[0])
-            raise InvalidArgumentError(f"the sample_weight of row {at} is {weights[at]}; each weight is {what}")
+            raise InvalidArgumentError(f"the sample_weight of row {at} is {weights[at]}; each weight must be {what}")
     if not weights.any():
-        raise InvalidArgumentError("every sample_weight is zero: no row is left to learn from")
+        raise InvalidArgumentError("every sample_weight is zero, so there is no row to train on")
     return weights
 
 
@@ -107,7 +107,7 @@ def positions_of(y: Array, classes: Array) -> Array:
         more = ", ..." if len(unseen) > _ROWS_IN_MESSAGES else ""
         raise InvalidArgumentError(
             f"y has the label{'' if len(unseen) == 1 else 's'} {listed(unseen)}{more}, which "
-            f"{'is' if len(unseen) == 1 else 'are'} none of the classes {listed(classes)}"
+            f"{'is' if len(unseen) == 1 else 'are'} not among the classes {listed(classes)}"
         )
     return positions
 
@@ -120,7 +120,7 @@ def listed(values: Array) -> str:
 
 def _number(name: str, value: Any, fits: bool, range_: str) -> None:
     if not fits:
-        raise InvalidArgumentError(f"{name} is {range_}, not {value!r}")
+        raise InvalidArgumentError(f"{name} must be {range_}, got {value!r}")
 
 
 def _is_number(value: Any) -> bool:
@@ -138,33 +138,33 @@ def check_parameters(estimator: Any) -> None:
     _number("learning_rate", rate, _is_number(rate) and 0 < rate <= largest, "a positive float32")
     for name in ("max_iter", "n_iter_no_change"):
         value = getattr(estimator, name)
-        _number(name, value, _is_count(value), "a whole number from 1 on")
+        _number(name, value, _is_count(value), "an integer of at least 1")
     size = estimator.batch_size
-    _number("batch_size", size, size is None or _is_count(size), "a whole number from 1 on, or None for all rows")
+    _number("batch_size", size, size is None or _is_count(size), "an integer of at least 1, or None for all rows")
     part = estimator.validation_fraction
     _number("validation_fraction", part, _is_number(part) and 0 < part < 1, "a number between 0 and 1")
     tol = estimator.tol
-    _number("tol", tol, _is_number(tol) and tol >= 0, "a number from 0 on")
+    _number("tol", tol, _is_number(tol) and tol >= 0, "a number of at least 0")
     if estimator.on_epoch is not None and not callable(estimator.on_epoch):
-        raise InvalidArgumentError(f"on_epoch is a callable or None, not {estimator.on_epoch!r}")
+        raise InvalidArgumentError(f"on_epoch must be a callable or None, got {estimator.on_epoch!r}")
 
 
 def optimizer_of(optimizer: Any, weight_decay: Any) -> artifacts.OptimType | artifacts.AdamW | artifacts.SGD:
     """Return the optimizer that the parameters `optimizer` and `weight_decay` describe."""
-    _number("weight_decay", weight_decay, _is_number(weight_decay) and weight_decay >= 0, "a number from 0 on")
+    _number("weight_decay", weight_decay, _is_number(weight_decay) and weight_decay >= 0, "a number of at least 0")
     if optimizer == "adamw":
         return artifacts.AdamW(weight_decay=float(weight_decay))
     names = {"sgd": artifacts.OptimType.SGD}
     known = isinstance(optimizer, (artifacts.OptimType, artifacts.AdamW, artifacts.SGD))
     if not known and (not isinstance(optimizer, str) or optimizer not in names):
         raise InvalidArgumentError(
-            "optimizer is 'adamw', 'sgd', an artifacts.AdamW or an artifacts.SGD, "
-            f"not {optimizer!r}{hint(optimizer, ['adamw', 'sgd'])}"
+            "optimizer must be 'adamw', 'sgd', an artifacts.AdamW or an artifacts.SGD, got "
+            f"{optimizer!r}{hint(optimizer, ['adamw', 'sgd'])}"
         )
     if weight_decay:
         raise InvalidArgumentError(
-            f"weight_decay={weight_decay!r} is a setting of optimizer='adamw'; it has no effect on {optimizer!r}. "
-            "An artifacts.AdamW has a weight_decay of its own"
+            f"weight_decay={weight_decay!r} is a setting of optimizer='adamw' and has no effect on {optimizer!r}; an "
+            "artifacts.AdamW has its own weight_decay"
         )
     found: artifacts.OptimType | artifacts.AdamW | artifacts.SGD = optimizer if known else names[optimizer]
     return found

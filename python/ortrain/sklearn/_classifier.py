@@ -170,7 +170,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         if classes is None:
             if self.classes is None and not known:
                 raise InvalidArgumentError(
-                    "classes are needed at the first call of partial_fit: a batch need not have every label"
+                    "the first call of partial_fit requires classes, because a batch need not have every label"
                 )
             return self._fitted_partially(X, y, sample_weight)
         given, order = _sorted_classes(classes)
@@ -178,7 +178,7 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
             there, order = (self.classes_, order) if known else _sorted_classes(self.classes)
             if not np.array_equal(given, there):
                 raise InvalidArgumentError(
-                    f"classes are {_checks.listed(given)} here, but {_checks.listed(there)} "
+                    f"classes must not change: they are {_checks.listed(given)} here, but {_checks.listed(there)} "
                     + ("before" if known else "in the constructor")
                 )
         else:
@@ -197,20 +197,20 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
         found = np.unique(y)
         if len(found) < 2:
             raise InvalidArgumentError(
-                f"y has one class alone, {_checks.listed(found)}; a classifier learns to tell two classes or more "
-                "apart (classes names those that y does not have)"
+                f"y has only one class, {_checks.listed(found)}; a classifier requires at least two (pass classes "
+                "for labels that y does not have)"
             )
         return _targets(found, np.arange(len(found)))
 
-    def _kept(self) -> Targets:
+    def _previous_targets(self) -> Targets:
         return _targets(self.classes_, self._column_of)
 
     def _check_columns(self, network: Network, seen: Targets) -> None:
         if max(network.columns, 2) != seen.outputs:
             raise InvalidArgumentError(
                 f"there are {seen.outputs} classes, {_checks.listed(seen.attributes['classes_'])}, but the output "
-                f'"{network.shown}" has the shape {network.shape}; name the class of each column by classes, or give '
-                f"the model another head: artifacts.replace_head(model, {seen.outputs})"
+                f'"{network.shown}" has the shape {network.shape}; name the class of each column in classes, or '
+                f"replace the head: artifacts.replace_head(model, {seen.outputs})"
             )
 
     def _loss(self, network: Network) -> str:
@@ -223,8 +223,8 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
                 else ("one column, the logit of the second class", "cross_entropy")
             )
             raise InvalidArgumentError(
-                f'loss={loss!r} takes {wants}, but the output "{network.shown}" has the shape {network.shape}, '
-                f"for which there is {other!r}"
+                f'loss={loss!r} requires {wants}, but the output "{network.shown}" has the shape {network.shape}; '
+                f"use {other!r}"
             )
         return loss
 
@@ -276,8 +276,8 @@ def _sorted_classes(classes: Any) -> tuple[Array, Array]:
     """Return the sorted labels, and the model column of each label."""
     labels = np.asarray(list(classes))
     if labels.ndim != 1 or len(labels) < 2:
-        raise InvalidArgumentError(f"classes are two labels or more, not {classes!r}")
+        raise InvalidArgumentError(f"classes must be two labels or more, got {classes!r}")
     found, order = np.unique(labels, return_index=True)
     if len(found) != len(labels):
-        raise InvalidArgumentError(f"each class is there once, but classes are {_checks.listed(labels)}")
+        raise InvalidArgumentError(f"classes must be different labels, got {_checks.listed(labels)}")
     return found, order

@@ -40,7 +40,7 @@ def converted(fitted: Any, X: Any, train: Selection, *, classifier: bool) -> Con
     """Convert an estimator to a model, and check that the model can be trained."""
     features = getattr(fitted, "n_features_in_", None)
     if features is None:
-        raise UnsupportedError(f"{type(fitted).__name__} does not say how many features it takes (n_features_in_)")
+        raise UnsupportedError(f"{type(fitted).__name__} has no n_features_in_, the number of its features")
     rows = np.zeros((_ROWS, features), np.float32 if X is None else _element(X, features))
     with warnings.catch_warnings():
         # An estimator with named features warns about rows without names.
@@ -48,7 +48,8 @@ def converted(fitted: Any, X: Any, train: Selection, *, classifier: bool) -> Con
         predicted = np.asarray(fitted.predict(rows))
     if predicted.ndim > 1 and classifier:
         raise UnsupportedError(
-            f"{type(fitted).__name__} predicts {predicted.shape[1]} labels for each row; one label for each is trained"
+            f"{type(fitted).__name__} predicts {predicted.shape[1]} labels for each row; only one label for each row "
+            "is supported"
         )
     proto = _converted(fitted, rows)
     if predicted.ndim > 1:
@@ -102,7 +103,7 @@ def _converted(fitted: Any, rows: Array) -> ModelProto:
             return model()
     except (exceptions.MissingShapeCalculator, exceptions.MissingConverter, NotImplementedError) as error:
         reason = str(error).partition("\n")[0]
-        raise UnsupportedError(f"skl2onnx does not convert {type(fitted).__name__}: {reason}") from error
+        raise UnsupportedError(f"skl2onnx cannot convert {type(fitted).__name__}: {reason}") from error
 
 
 def _element(X: Any, features: int) -> np.dtype[Any]:
@@ -110,7 +111,7 @@ def _element(X: Any, features: int) -> np.dtype[Any]:
     rows = np.asarray(X)
     if rows.ndim != 2 or rows.shape[1] != features or rows.dtype.kind not in "fiu":
         raise InvalidArgumentError(
-            f"X is {rows.dtype}{list(rows.shape)}; it has rows of {features} numbers, as the estimator was fitted to"
+            f"X is {rows.dtype}{list(rows.shape)}, but the estimator was fitted to rows of {features} numbers"
         )
     if rows.dtype.kind != "f":
         return np.dtype(np.int64)

@@ -113,7 +113,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         """Inspect the targets before the training starts."""
         raise NotImplementedError
 
-    def _kept(self) -> Targets:
+    def _previous_targets(self) -> Targets:
         """Return the properties of the targets of the previous training."""
         raise NotImplementedError
 
@@ -192,7 +192,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
             X, y, weights = _counting(X, y, sample_weight)
             rng = check_random_state(self.random_state)
             warm = self.warm_start and self.__sklearn_is_fitted__()
-            self._start(X, rng, self._kept() if warm else self._seen(y), self._training if warm else None)
+            self._start(X, rng, self._previous_targets() if warm else self._seen(y), self._training if warm else None)
             validation: tuple[Batches, Array] | None = None
             if self.early_stopping:
                 X, X_held, y, y_held, weights, held = self._split(X, y, weights, rng)
@@ -251,8 +251,8 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         if not isinstance(self.loss, (str, artifacts.LossType)) or self.loss not in known:
             names = ", ".join(map(repr, ["auto", *self._losses]))
             raise InvalidArgumentError(
-                f'loss={self.loss!r} does not fit the output "{network.shown}" of shape {network.shape} in an '
-                f"{type(self).__name__}, whose losses are {names}{hint(self.loss, self._losses)}"
+                f'loss={self.loss!r} does not fit the output "{network.shown}" of shape {network.shape}; the losses '
+                f"of {type(self).__name__} are {names}{hint(self.loss, self._losses)}"
             )
         return known[self.loss]
 
@@ -261,8 +261,8 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         parts = train_test_split(X, y, weights, test_size=self.validation_fraction, random_state=rng, stratify=stratify)
         if len(parts[1]) < 2:
             raise InvalidArgumentError(
-                f"early stopping holds {len(parts[1])} of {len(X)} rows back, but needs 2; "
-                "take more rows, or a larger validation_fraction"
+                f"early stopping requires at least 2 validation rows, got {len(parts[1])} of {len(X)}; pass more "
+                "rows, or a larger validation_fraction"
             )
         return parts
 
@@ -318,7 +318,8 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
             _checks.check_parameters(self)
             if self.early_stopping:
                 raise InvalidArgumentError(
-                    "partial_fit makes one pass over what it is given and holds no rows back; it has no early_stopping"
+                    "partial_fit does not support early_stopping: it makes one pass over all rows, without "
+                    "validation rows"
                 )
             first = not self.__sklearn_is_fitted__()
             X, y = self._validated(X, y, reset=first)
@@ -404,10 +405,12 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         check_is_fitted(fitted)
         if not (is_classifier if cls._classifies else is_regressor)(fitted):
             kind = "classifier" if cls._classifies else "regressor"
-            raise InvalidArgumentError(f"{cls.__name__} goes on with a {kind}, which {type(fitted).__name__} is not")
+            raise InvalidArgumentError(f"{cls.__name__}.from_estimator requires a {kind}, got {type(fitted).__name__}")
         fixed = sorted({"model", "classes", "output"}.intersection(parameters))
         if fixed:
-            raise InvalidArgumentError(f"{', '.join(fixed)} are what the fitted estimator says, and no parameters here")
+            raise InvalidArgumentError(
+                f"{', '.join(fixed)} cannot be passed here: the fitted estimator determines the values"
+            )
         found = _convert.converted(fitted, X, parameters.get("train", "all"), classifier=cls._classifies)
         estimator = cls(found.model, output=found.output, **cls._of_fitted(fitted), **parameters)
         _checks.check_parameters(estimator)

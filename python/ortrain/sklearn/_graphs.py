@@ -50,7 +50,7 @@ def read_model(model: ModelLike | ModelBuilder, features: int, outputs: int) -> 
     else:
         proto = _decoded(lambda: ModelProto.FromString(source), "the model")
     if not proto.graph.node:
-        raise InvalidModelError("the model has no nodes: it computes nothing that could be trained")
+        raise InvalidModelError("the model has no nodes, so there is nothing to train")
     dims = input_info(proto).type.tensor_type.shape.dim
     if dims and dims[0].dim_value > 0:
         proto = ModelProto()
@@ -76,8 +76,7 @@ def input_info(proto: ModelProto) -> ValueInfoProto:
     if len(given) != 1:
         names = ", ".join(f'"{info.name}"' for info in given)
         raise InvalidArgumentError(
-            f"an estimator has one matrix X, so its model has one input, but this one has {len(given)}"
-            + (f": {names}" if names else "")
+            f"expected a model with one input, the matrix X, got {len(given)}" + (f": {names}" if names else "")
         )
     return given[0]
 
@@ -91,7 +90,7 @@ def input_of(proto: ModelProto) -> Input:
     except KeyError:
         dtype = np.dtype(object)
     if dtype.kind not in "fiub":
-        raise UnsupportedError(f'the input "{info.name}" takes {dtype}; X is a matrix of numbers')
+        raise UnsupportedError(f'the input "{info.name}" has the type {dtype}, but X is a matrix of numbers')
     if not tensor.HasField("shape"):
         return Input(info.name, dtype, None)
     sizes = (dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim[1:])
@@ -178,7 +177,7 @@ class Builder:
         self.graph.initializer.append(numpy_helper.from_array(values, name))
         return name
 
-    def given(self, name: str, element: int, shape: Sequence[int | str]) -> str:
+    def input(self, name: str, element: int, shape: Sequence[int | str]) -> str:
         name = unused(self.graph, name)
         self.graph.input.append(helper.make_tensor_value_info(name, element, shape))
         return name

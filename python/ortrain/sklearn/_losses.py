@@ -76,12 +76,12 @@ def loss_model(network: Network, loss: str) -> ModelProto:
     rows = batch[0].dim_param if batch and batch[0].dim_param else "batch"
     columns = builder.columns(network)
     if network.classifier:
-        target = builder.given("labels", TensorProto.INT64, [rows, 1])
+        target = builder.input("labels", TensorProto.INT64, [rows, 1])
         parts = builder.cross_entropy(columns, target, network)
     else:
-        target = builder.given("target", network.element, [rows, network.columns])
+        target = builder.input("target", network.element, [rows, network.columns])
         parts = builder.regression(loss, columns, target, network.dtype)
-    weight = builder.given("sample_weight", network.element, [rows, 1])
+    weight = builder.input("sample_weight", network.element, [rows, 1])
     mean = builder.node("ReduceMean", [builder.node("Mul", [parts, weight])], keepdims=0)
     outputs = [
         helper.make_tensor_value_info(mean, network.element, []),

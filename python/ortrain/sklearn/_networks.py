@@ -88,14 +88,16 @@ def _trained_by(train: Selection) -> dict[str, Any]:
     if isinstance(train, str):
         if train != "all":
             raise InvalidArgumentError(
-                f"train is 'all', a number of layers, a list of names or a callable, not {train!r}; "
-                f"one name or pattern is a list, too: [{train!r}]"
+                f"train must be 'all', a number of layers, a list of names or a callable, got {train!r}; a single "
+                f"name or pattern must be a list: [{train!r}]"
             )
         return {}
     if isinstance(train, (int, np.integer)) and not isinstance(train, bool):
         return {"last": int(train)}
     if not callable(train) and (not isinstance(train, Sequence) or not train):
-        raise InvalidArgumentError(f"train is 'all', a number of layers, a list of names or a callable, not {train!r}")
+        raise InvalidArgumentError(
+            f"train must be 'all', a number of layers, a list of names or a callable, got {train!r}"
+        )
     return {"requires_grad": train}
 
 
@@ -113,7 +115,7 @@ def _generate(train: Selection, model: ModelProto, **given: Any) -> None:
     try:
         artifacts.generate_artifacts(model, **given, **_trained_by(train))
     except InvalidArgumentError as error:
-        sentence = str(error).replace("requires_grad", "train").replace("last is a number", "train is a number")
+        sentence = str(error).replace("requires_grad", "train").replace("last must be", "train must be")
         raise InvalidArgumentError(sentence) from error
 
 
@@ -152,7 +154,7 @@ def _written_out(
         graph.initializer.append(numpy_helper.from_array(parameter.data.copy(), name))
     trained = tuple(name for name, parameter in state.parameters if parameter.requires_grad)
     if not trained:
-        raise InvalidArgumentError("the model has no parameters that are trained; train names some")
+        raise InvalidArgumentError("the model has no trained parameters; name parameters in train")
     return _Part(pruned(whole, outputs, [scores]), scores, trained)
 
 
@@ -177,7 +179,7 @@ def _by_choice(proto: ModelProto, shown: str, train: Selection, outputs: Sequenc
         if "loss_input_names" not in str(error):
             raise
         raise InvalidArgumentError(
-            f'the logits behind the output "{shown}" are not known, and a loss needs them; name them by output: {error}'
+            f'the loss requires the logits of the output "{shown}", which are unknown; name them in output: {error}'
         ) from error
 
 
@@ -192,8 +194,10 @@ def network(proto: ModelProto, *, classifier: bool, output: str | None, train: S
     if output is None and not is_float(first):
         if not classifier:
             others = [f'"{info.name}"' for info in outputs[1:] if is_float(info)]
-            helps = f"; name one of {', '.join(others)} by output" if others else ""
-            raise InvalidArgumentError(f'a regressor computes floats, but the output "{shown}" is none{helps}')
+            helps = f"; name one of {', '.join(others)} in output" if others else ""
+            raise InvalidArgumentError(
+                f'a regressor requires a float output, but the output "{shown}" is not float{helps}'
+            )
         return _measured(_by_choice(proto, shown, train, outputs), shown, classifier, rows)
     if not classifier:
         part = _written_out(proto, artifacts.LossType.MSELoss, shown, train, outputs)
@@ -226,13 +230,13 @@ def _measured(part: _Part, shown: str, classifier: bool, rows: Array) -> Network
     found = session.get_outputs()[0]
     if found.type not in FLOATS:
         raise InvalidArgumentError(
-            f'the output "{shown}" is {found.type}; a loss is put on float32, float64 or float16'
-            + ("" if shown == part.scores else f' (it goes back to "{part.scores}")')
+            f'the output "{shown}" is {found.type}; a loss requires float32, float64 or float16'
+            + ("" if shown == part.scores else f' (computed from "{part.scores}")')
         )
     (values,) = session.run(None, {session.get_inputs()[0].name: rows})
     if len(values) != len(rows):
         raise InvalidArgumentError(
-            f'the output "{shown}" has {len(values)} rows for {len(rows)} of X: its first axis is not the batch'
+            f'the output "{shown}" has {len(values)} rows for {len(rows)} rows of X: its first axis must be the batch'
         )
     return Network(
         part.model.SerializeToString(),

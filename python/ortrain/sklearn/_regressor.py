@@ -82,7 +82,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
         )
         if numbers.ndim > 2:
             shape = list(numbers.shape)
-            raise InvalidArgumentError(f"y has the shape {shape}; it has a number or a row for each row of X")
+            raise InvalidArgumentError(f"y must have a number or a row for each row of X, got the shape {shape}")
         return rows, numbers
 
     def partial_fit(self, X: Any, y: Any, sample_weight: Any = None) -> OnnxRegressor:
@@ -116,7 +116,7 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
     def _seen(self, y: Array) -> Targets:
         return Targets(1 if y.ndim == 1 else int(y.shape[1]), {"_single": y.ndim == 1})
 
-    def _kept(self) -> Targets:
+    def _previous_targets(self) -> Targets:
         return Targets(self._training.network.columns, {"_single": self._single})
 
     def _check_columns(self, network: Network, seen: Targets) -> None:

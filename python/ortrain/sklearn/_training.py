@@ -90,7 +90,7 @@ class Training:
         options.intra_op_num_threads = self._num_threads or 0
         return options
 
-    def _made(self) -> tuple[Module, Optimizer]:
+    def _module_and_optimizer(self) -> tuple[Module, Optimizer]:
         if self._programs is None:
             module = Module(self._train, self._state, self._eval, session_options=self._options())
             self._programs = module, Optimizer(self._optimizer, module)
@@ -114,7 +114,7 @@ class Training:
         batch and the loss of a constant prediction. The weights from before the pass are then restored, and a
         :class:`ConvergenceError` is raised.
         """
-        module, optimizer = self._made()
+        module, optimizer = self._module_and_optimizer()
         optimizer.set_learning_rate(learning_rate)
         before = self.values()
         module.train()
@@ -131,18 +131,20 @@ class Training:
             total += loss * len(rows)
         mean = total / len(batches)
         if not all(np.isfinite(plane).all() for plane in self._state.trainable_planes()):
-            self._astray(before, "a weight is not finite any more", learning_rate)
+            self._astray(before, "a weight is not finite", learning_rate)
         at_first = max(batches.usual, self._first or 0.0)
         if mean > _ASTRAY * at_first:
-            self._astray(before, f"the loss is {mean:.3g}, but at first it was below {at_first:.3g}", learning_rate)
+            self._astray(
+                before, f"the loss is {mean:.3g}, but was at most {at_first:.3g} at the beginning", learning_rate
+            )
         return mean
 
     def _astray(self, before: dict[str, Array], what: str, learning_rate: float) -> None:
         self.restore(before)
         raise ConvergenceError(
-            f"{what}, at a learning rate of {learning_rate:g}: take a smaller one, scale X (a StandardScaler in a "
-            "pipeline does), or clip gradients (optimizer=artifacts.AdamW(max_norm=1.0)). The estimator has the "
-            "weights from before this pass"
+            f"{what}, at a learning rate of {learning_rate:g}: use a smaller one, scale X (a StandardScaler in a "
+            "pipeline does), or clip gradients (optimizer=artifacts.AdamW(max_norm=1.0)). The weights are those "
+            "from before this pass"
         )
 
     def block(self, batch_size: int | None, row: tuple[int, ...]) -> int:
@@ -151,7 +153,7 @@ class Training:
 
     def scores(self, batches: Batches, size: int) -> Array:
         """Return the scores of the rows with the current weights, through the eval model."""
-        module, _ = self._made()
+        module, _ = self._module_and_optimizer()
         module.eval()
         return np.concatenate([module(*part)[1] for part in batches.parts(size, None)])
 

@@ -13,7 +13,7 @@ from ortrain._operators import Source
 from ortrain._options import native_options
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
 from ortrain.inference import SessionOptions
-from ortrain.torch._inputs import Given, dtype_of, tensor_of, value_of
+from ortrain.torch._inputs import Argument, dtype_of, tensor_of, value_of
 
 # For each tensor of a call: true if the tensor requires a gradient.
 Needs: TypeAlias = tuple[bool, ...]
@@ -92,9 +92,9 @@ class Engine:
         self.reached = self.whole.differentiable_inputs()
         types = dict(zip(self.whole.weight_names(), self.whole.initial_weights(), strict=True))
         self.given = [
-            *(Given("input", name, kind) for name, kind, _ in self.inputs),
-            *(Given("parameter", name, types[name].data_type()) for name in plan.weights),
-            *(Given("statistic", name, kind) for name, kind in plan.statistics.items()),
+            *(Argument("input", name, kind) for name, kind, _ in self.inputs),
+            *(Argument("parameter", name, types[name].data_type()) for name in plan.weights),
+            *(Argument("statistic", name, kind) for name, kind in plan.statistics.items()),
         ]
         # Input tensors differ at each call, and ``run`` has checked them already.
         count = len(self.inputs)
@@ -223,8 +223,8 @@ class Passes:
         """
         if self.native.random_nodes():
             raise UnsupportedError(
-                "a second backward pass needs the forward pass again, but the model draws random numbers (a Dropout in "
-                "training, say), which would be others; add the losses up and call backward once, or call eval()"
+                "a second backward pass repeats the forward pass, but the model draws random numbers, for example "
+                "in a Dropout; add the losses and call backward once, or call eval()"
             )
         return self.forward(tensors, again=True)[0]
 
@@ -255,8 +255,7 @@ class Gradient:
         plan = engine.plan
         if plan.is_gradient:
             raise UnsupportedError(
-                "no third order exists: the backward pass of a backward pass cannot have create_graph=True; leave it "
-                "out of the last one"
+                "third-order gradients are not supported; remove create_graph=True from the last backward pass"
             )
         names = engine.named(needs)
         source = engine.whole.evaluation_model() if plan.weights or plan.evaluated else plan.source
@@ -282,7 +281,7 @@ class Gradient:
 
 
 def _no_second_order(reason: str) -> UnsupportedError:
-    return UnsupportedError(f"no second order exists for this backward pass, which was asked for one: {reason}")
+    return UnsupportedError(f"this backward pass has no second-order gradient: {reason}")
 
 
 def _depending(source: Source, outputs: list[str], names: list[str]) -> list[str]:

@@ -29,7 +29,7 @@ _BOOL, _DENSE = 9, torch.strided
 # The public ``from_dlpack`` checks its argument and then calls this function. Each gradient needs one call.
 _from_capsule = getattr(torch._C, "_from_dlpack", from_dlpack)
 # Start of the advice in the error message for a tensor that does not match, by role.
-_ADVICE = {"input": "give it", "parameter": "call the module's", "statistic": "call the module's"}
+_ADVICE = {"input": "convert it with", "parameter": "call the module's", "statistic": "call the module's"}
 
 
 def dtype_of(what: str, kind: str) -> torch.dtype:
@@ -41,7 +41,7 @@ def dtype_of(what: str, kind: str) -> torch.dtype:
     """
     found = _DTYPES.get(kind)
     if found is None:
-        raise UnsupportedError(f"{what} is a {kind}, for which PyTorch has no tensor")
+        raise UnsupportedError(f"{what} has the type {kind}, which PyTorch does not support")
     return found
 
 
@@ -60,7 +60,7 @@ def tensor_of(value: _ortrain.OrtValue) -> torch.Tensor:
     return torch.from_dlpack(value) if value.element_type() == _BOOL else _from_capsule(value.to_dlpack())
 
 
-class Given:
+class Argument:
     """A tensor argument of a call: its name, its role, and its required type."""
 
     __slots__ = ("_address", "_shape", "_value", "dtype", "name", "role")
@@ -107,14 +107,14 @@ class Given:
         what, advice = f"{self.role} {self.name!r}", _ADVICE[self.role]
         if not isinstance(tensor, torch.Tensor):
             raise InvalidArgumentError(
-                f"{what} is of type {type(tensor).__name__}; give a torch.Tensor, as torch.as_tensor makes it"
+                f"{what} must be a torch.Tensor, got {type(tensor).__name__}; torch.as_tensor makes one"
             )
         if tensor.layout is not _DENSE:
-            raise InvalidArgumentError(f"{what} is a tensor of layout {tensor.layout}; {advice} to_dense()")
+            raise InvalidArgumentError(f"{what} has the layout {tensor.layout}; {advice} to_dense()")
         if not tensor.is_cpu:
             raise InvalidArgumentError(
-                f"{what} lies on device '{tensor.device}', but the model runs on the CPU; {advice} to('cpu')"
+                f"{what} is on device '{tensor.device}', but the model runs on the CPU; {advice} to('cpu')"
             )
         raise InvalidArgumentError(
-            f"{what} is {tensor.dtype}, but the model has it as {self.dtype}; {advice} to({self.dtype})"
+            f"{what} is {tensor.dtype}, but the model has {self.dtype}; {advice} to({self.dtype})"
         )

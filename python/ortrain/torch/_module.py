@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ortrain import _ortrain
-from ortrain._bridges import chosen_weights, in_order, kept_source, trained_model
+from ortrain._bridges import chosen_weights, in_order, source_snapshot, trained_model
 from ortrain._model_source import ModelLike, PathLike
 from ortrain._operators import Source, with_stops
 from ortrain._suggest import hint
@@ -78,14 +78,14 @@ class OnnxModule(_Group):
         self._closed = False
         for name, value in zip(engine.whole.weight_names(), engine.whole.initial_weights(), strict=True):
             if name not in plan.statistics:
-                group, key = self._place(name)
+                group, key = self._slot(name)
                 group._parameters[key] = torch.nn.Parameter(torch.from_dlpack(value))
         if plan.statistics:
             stored = dict(_ortrain.initializers(plan.source))
             for name in plan.statistics:
-                group, key = self._place(name)
+                group, key = self._slot(name)
                 group._buffers[key] = torch.from_dlpack(stored[name])
-        self._places = self._all_places()
+        self._slots = self._all_slots()
 
     @classmethod
     def _of(
@@ -98,20 +98,20 @@ class OnnxModule(_Group):
         stop_gradients: Iterable[str] | None,
     ) -> OnnxModule:
         if batch_norm not in _MODES:
-            raise InvalidArgumentError(f"batch_norm is one of {', '.join(map(repr, _MODES))}, not {batch_norm!r}")
+            raise InvalidArgumentError(f"batch_norm must be one of {', '.join(map(repr, _MODES))}, got {batch_norm!r}")
         if isinstance(seed, bool) or not isinstance(seed, int):
-            raise TypeError(f"seed is an integer, not {type(seed).__name__}")
-        source = with_stops(kept_source(model), stop_gradients)
+            raise TypeError(f"seed must be an integer, got {type(seed).__name__}")
+        source = with_stops(source_snapshot(model), stop_gradients)
         settings = Settings(batch_norm, seed, options)
         plan = Plan.of(source, *_weights(source, wrt, settings), settings)
         return cls(plan, Engine(plan))
 
-    def _place(self, name: str) -> tuple[_Group, str]:
+    def _slot(self, name: str) -> tuple[_Group, str]:
         *groups, key = name.split(".")
         return self._group(groups), key
 
-    def _all_places(self) -> list[tuple[_Group, str]]:
-        return [self._place(name) for name in [*self._plan.weights, *self._plan.statistics]]
+    def _all_slots(self) -> list[tuple[_Group, str]]:
+        return [self._slot(name) for name in [*self._plan.weights, *self._plan.statistics]]
 
     def _running(self) -> Engine:
         if self._closed:
@@ -158,7 +158,7 @@ class OnnxModule(_Group):
         tensors = list(inputs) if whole else in_order([name for name, _, _ in engine.inputs], inputs, by_name)
         if torch.is_autocast_enabled("cpu"):
             tensors = [_cast(tensor, known.dtype) for tensor, known in zip(tensors, engine.given, strict=False)]
-        for group, name in self._places:
+        for group, name in self._slots:
             parameter = group._parameters.get(name)
             tensors.append(group._tensor(name) if parameter is None else parameter)
         outputs = engine.run(self.training, tensors)
@@ -193,7 +193,7 @@ class OnnxModule(_Group):
         """
         engine = self._running()
         values = []
-        for given, (group, name) in zip(engine.given[len(engine.inputs) :], self._places, strict=True):
+        for given, (group, name) in zip(engine.given[len(engine.inputs) :], self._slots, strict=True):
             tensor = group._tensor(name)
             given.check(tensor)
             values.append((given.name, value_of(tensor)))
@@ -233,7 +233,7 @@ class OnnxModule(_Group):
         group: torch.nn.Module = self
         for name in target.split(".") if target else []:
             if name not in group._modules:
-                raise AttributeError(f"the module has nothing whose name begins with {target!r}")
+                raise AttributeError(f"the module has no name that begins with {target!r}")
             group = group._modules[name]
         return group
 
@@ -291,12 +291,12 @@ class OnnxModule(_Group):
         return f"{', '.join(inputs)} -> {', '.join(outputs)}"
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_engine", "_places")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_engine", "_slots")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._engine = None
-        self._places = self._all_places()
+        self._slots = self._all_slots()
 
 
 def _weights(source: Source, wrt: str | Iterable[str] | None, settings: Settings) -> tuple[list[str], set[str]]:
@@ -305,7 +305,9 @@ def _weights(source: Source, wrt: str | Iterable[str] | None, settings: Settings
     names = chosen_weights(source, wrt, reached)
     for name in names:
         if name.startswith("."):
-            raise InvalidArgumentError(f"PyTorch has no name for {name!r}, which begins with a dot; give it another")
+            raise InvalidArgumentError(
+                f"PyTorch cannot use the name {name!r}, which begins with a dot; rename the parameter"
+            )
     return names, set(reached)
 
 

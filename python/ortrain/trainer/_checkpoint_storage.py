@@ -61,7 +61,7 @@ def save(save_obj: Mapping[str, Any], path: PathLike) -> None:
 
     """
     if not isinstance(save_obj, Mapping):
-        raise InvalidArgumentError(f"a checkpoint is a dict by names, not {type(save_obj).__name__}")
+        raise InvalidArgumentError(f"a checkpoint must be a dict with names as keys, got {type(save_obj).__name__}")
     tree = _tree(save_obj)
     with placed(path) as file:
         _hdf5.write(tree, file)
@@ -130,16 +130,14 @@ def check_readable(serialized_hex: str) -> None:
         from_serialized_hex(serialized_hex)
     except _unpickler.UnknownClassError as error:
         raise InvalidArgumentError(
-            f"user_dict has {error.name}, which is no class of numbers, texts, containers, arrays or dates, so that "
-            f"load_checkpoint would refuse the file; {_WRITTEN}"
+            f"user_dict has {error.name}, but load_checkpoint reads only numbers, texts, containers, arrays and "
+            f"dates; {_WRITTEN}"
         ) from error
     except InvalidArgumentError as error:
         raise InvalidArgumentError(f"user_dict cannot be read again: {error}; {_WRITTEN}") from error
 
 
-_WRITTEN = (
-    "save_checkpoint(..., allow_pickle=True) writes such values, and load_checkpoint needs that argument then, too"
-)
+_WRITTEN = "pass allow_pickle=True to save_checkpoint and to load_checkpoint for objects of all classes"
 
 
 def from_serialized_hex(serialized_hex: str | bytes, *, allow_pickle: bool = False) -> Any:
@@ -169,7 +167,7 @@ def from_serialized_hex(serialized_hex: str | bytes, *, allow_pickle: bool = Fal
         text = serialized_hex if isinstance(serialized_hex, str) else bytes(serialized_hex).decode("ascii")
         data = bytes.fromhex(text)
     except ValueError as error:
-        raise InvalidArgumentError("the values of the user are no text of hexadecimal digits") from error
+        raise InvalidArgumentError("user_dict is not a text of hexadecimal digits") from error
     return pickle.loads(data) if allow_pickle else _unpickler.loads(data)
 
 
@@ -192,7 +190,7 @@ def _tree(given: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-_TWICE = "{!r} is a value and a group of values, which a name in HDF5 cannot be at once"
+_TWICE = "{!r} is the name of a value and of a group, but HDF5 allows only one of them"
 
 
 def _group(above: dict[str, Any], name: str, path: tuple[str, ...]) -> dict[str, Any]:
@@ -208,7 +206,7 @@ def _members(given: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple
     for name, value in given.items():
         path = (*above, *_parts(name))
         if len(path) > _hdf5.DEEPEST:
-            raise InvalidArgumentError(f"a checkpoint has at most {_hdf5.DEEPEST} dicts, one in the other")
+            raise InvalidArgumentError(f"a checkpoint can have at most {_hdf5.DEEPEST} nested dicts")
         if isinstance(value, Mapping):
             yield path, value
             yield from _members(value, path)
@@ -219,12 +217,12 @@ def _members(given: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple
 def _parts(name: object) -> list[str]:
     """Splits a name at ``/``: the groups, then the last part."""
     if not isinstance(name, str):
-        raise TypeError(f"names in a checkpoint are texts, not {name!r}")
+        raise TypeError(f"a name in a checkpoint must be a str, got {name!r}")
     parts = name.split("/")
     # HDF5 ignores empty parts and dots in a path, so two names could mean the same dataset.
     if 0 in _encoded(name) or any(part in ("", ".") for part in parts):
         raise InvalidArgumentError(
-            f"{name!r} cannot be a name in HDF5, which has no empty parts between '/' and no NUL"
+            f"{name!r} cannot be a name in HDF5: parts between '/' must not be empty or '.', and NUL is not allowed"
         )
     return parts
 
@@ -234,14 +232,14 @@ def _encoded(text: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        raise InvalidArgumentError(f"{text!r:.60} has half a character, which UTF-8 cannot have") from error
+        raise InvalidArgumentError(f"{text!r:.60} has half of a surrogate pair, which UTF-8 cannot encode") from error
 
 
 def _leaf(value: Any, where: str) -> _hdf5.Leaf:
     """Converts a value to a leaf of the file: a text, or an array of a type that HDF5 files can store."""
     if isinstance(value, str | bytes):
         if 0 in (_encoded(value) if isinstance(value, str) else value):
-            raise InvalidArgumentError(f"{where!r} is a text with the character NUL, which HDF5 cannot have")
+            raise InvalidArgumentError(f"{where!r} is a text with the character NUL, which HDF5 cannot store")
         return value
     try:
         array = as_array(value)

@@ -44,7 +44,7 @@ def check_description(description: _ORTTrainerModelDesc, model: ModelProto) -> N
         for value in described:
             if getattr(value, "is_loss", False) and any(size != 1 for size in value.shape if isinstance(size, int)):
                 raise InvalidArgumentError(
-                    f"model_desc says that the loss {value.name!r} has the shape {list(value.shape)}, but a loss is "
+                    f"the loss {value.name!r} has the shape {list(value.shape)} in model_desc, but a loss must be "
                     "one number: []"
                 )
             tensor = shapes.get(value.name)
@@ -60,7 +60,7 @@ def _check_shape_of_graph(kind: str, name: str, shape: Sequence[int | str], dims
     )
     if not fits:
         raise InvalidArgumentError(
-            f"model_desc says that {kind} {name!r} has the shape {list(shape)}, but the model says {sizes}"
+            f"{kind} {name!r} has the shape {list(shape)} in model_desc, but {sizes} in the model"
         )
 
 
@@ -100,13 +100,13 @@ def check_shape(name: str, shape: Sequence[int | str], given: Sequence[int], siz
     """Checks the shape of an input against the description. ``sizes`` holds the known named sizes and is extended."""
     if len(given) != len(shape):
         raise InvalidArgumentError(
-            f"input {name!r} has the shape {list(given)}, but model_desc says {list(shape)}: another number of axes"
+            f"input {name!r} has the shape {list(given)}, but {list(shape)} in model_desc: the numbers of axes differ"
         )
     for size, wanted in zip(given, shape, strict=True):
         if isinstance(wanted, str):
             if sizes.setdefault(wanted, size) != size:
                 raise AssertionError(
-                    f"Mismatch in dynamic shape {wanted}: it is {sizes[wanted]} and, of input {name!r}, {size}"
+                    f"Mismatch in dynamic shape {wanted}: {sizes[wanted]} in an earlier input, {size} in input {name!r}"
                 )
         elif size != wanted:
-            raise InvalidArgumentError(f"input {name!r} has the shape {list(given)}, but model_desc says {list(shape)}")
+            raise InvalidArgumentError(f"input {name!r} has the shape {list(given)}, but {list(shape)} in model_desc")

@@ -62,7 +62,7 @@ def as_dtype(value: object) -> Any:
         return np.dtype(value)
     if _is_torch_dtype(value):
         return value
-    raise AssertionError(f"'dtype' must be a type of NumPy (numpy.dtype, numpy.float32) or of PyTorch, not {value!r}")
+    raise AssertionError(f"'dtype' must be a type of NumPy (numpy.dtype, numpy.float32) or of PyTorch, got {value!r}")
 
 
 def dtype_torch_to_numpy(torch_dtype: object) -> type[np.generic]:
@@ -74,9 +74,7 @@ def dtype_torch_to_numpy(torch_dtype: object) -> type[np.generic]:
     """
     name = str(torch_dtype).removeprefix("torch.")
     if not _is_torch_dtype(torch_dtype) or name not in _NUMPY_BY_TORCH:
-        raise ValueError(
-            f"NumPy has no type for {torch_dtype!r}; a torch.dtype is wanted: {', '.join(_NUMPY_BY_TORCH)}"
-        )
+        raise ValueError(f"NumPy has no type for {torch_dtype!r}; expected a torch.dtype: {', '.join(_NUMPY_BY_TORCH)}")
     return _NUMPY_BY_TORCH[name]
 
 
@@ -92,15 +90,15 @@ def dtype_onnx_to_torch(onnx_type: object) -> Any:
 
     """
     if not isinstance(onnx_type, (int, str)) or isinstance(onnx_type, bool):
-        raise ValueError(f"a type of ONNX is the number or the name of a type of TensorProto, not {onnx_type!r}")
+        raise ValueError(f"an ONNX type must be the number or the name of a TensorProto type, got {onnx_type!r}")
     names = list(_TORCH_BY_ONNX)
     name = onnx_type if isinstance(onnx_type, str) else dict(enumerate(names)).get(onnx_type)
     if name not in _TORCH_BY_ONNX:
-        raise AssertionError(f"PyTorch has no type for the type {onnx_type!r} of ONNX; there are {', '.join(names)}")
+        raise AssertionError(f"PyTorch has no type for the ONNX type {onnx_type!r}; expected one of {', '.join(names)}")
     kind = _TORCH_BY_ONNX[name]
     if not isinstance(kind, str):
         return kind
     torch = sys.modules.get("torch")
     if torch is None:
-        raise ImportError("a type of PyTorch is asked for, and PyTorch has not been imported", name="torch")
+        raise ImportError("a PyTorch type needs PyTorch, which is not imported: import torch first", name="torch")
     return getattr(torch, kind)

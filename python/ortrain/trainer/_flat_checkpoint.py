@@ -15,7 +15,7 @@ from ortrain import _files
 from ortrain._model_source import PathLike
 from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
-from ortrain.trainer._merging import Arrays, add_whole, shaped
+from ortrain.trainer._merging import Arrays, add_undivided, shaped
 from ortrain.trainer._state import FULL, INFO, MODEL, OPTIMIZER, OPTIONS, RANDOM, model_state, statistics_of
 from ortrain.trainer._values import as_array
 
@@ -214,7 +214,7 @@ def _get_checkpoint_name(
     if not is_partitioned:
         return f"{prefix}.ort.pt"
     if world_rank is None or world_size is None:
-        raise InvalidArgumentError("the file of a process has its rank and the number of processes in its name")
+        raise InvalidArgumentError("world_rank and world_size must be set: they are in the file name of a process")
     return f"{prefix}.ZeRO.{world_rank}.{world_size - 1}.ort.pt"
 
 
@@ -269,7 +269,9 @@ class _CombineZeroCheckpoint:
         for file in checkpoint_files:
             found = _SHARD.search(Path(file).name)
             if found is None:
-                raise AssertionError(f"{file} is not named as the file of a ZeRO process")
+                raise AssertionError(
+                    f"{file} does not have the name of a ZeRO file, <prefix>.ZeRO.<rank>.<last rank>.ort.pt"
+                )
             ranks[int(found[1])] = file
             self.world_size = int(found[2]) + 1
         if sorted(ranks) != list(range(self.world_size)) or len(checkpoint_files) != self.world_size:
@@ -303,7 +305,7 @@ class _CombineZeroCheckpoint:
                 view = _VIEW.fullmatch(name)
                 array = np.array(as_array(value))
                 if view is None or name.startswith(PREFIXES[2]):
-                    add_whole(whole, name if view is None else view[1], array, f"Value mismatch for state {name}")
+                    add_undivided(whole, name if view is None else view[1], array, f"Value mismatch for state {name}")
                 else:
                     pieces.setdefault(view[1], []).append(array)
         # The shape of a weight is the shape of any complete value of the weight, such as its float16 copy.
@@ -311,7 +313,7 @@ class _CombineZeroCheckpoint:
         for name, found in pieces.items():
             shape = shapes.get(_weight_of(name))
             if shape is None:
-                raise InvalidArgumentError(f"the files have pieces of {name!r}, and no value that tells its shape")
+                raise InvalidArgumentError(f"the shape of {name!r} is unknown: the files have only parts of it")
             whole[name] = shaped(np.concatenate([piece.reshape(-1) for piece in found]), shape, repr(name))
         return whole
 
@@ -344,7 +346,7 @@ def _flat_state(trainer: ORTTrainer, include_optimizer_state: bool) -> dict[str,
 def _load_flat(trainer: ORTTrainer, state: Mapping[str, Any], strict: bool) -> None:
     """Sets the values of a flat state, or stores the state until the trainer has a session."""
     if not isinstance(state, Mapping):
-        raise TypeError(f"a state is a dict of tensors, not {type(state).__name__}")
+        raise TypeError(f"a state must be a dict of tensors, got {type(state).__name__}")
     session, model = trainer._training_session, trainer._onnx_model
     if session is None or model is None:
         trainer._state_dict = dict(state)
@@ -393,10 +395,10 @@ def _torch_load(file: str, allow_pickle: bool) -> tuple[dict[str, Any], dict[str
         # PyTorch raises many types of errors for a damaged file.
         named = re.search(r"GLOBAL (\S+)", str(error))
         reason = str(error).partition("\n")[0] if named is None else f"the file asks for {named[1]}"
-        more = "" if allow_pickle else "; allow_pickle=True makes objects of every class, and runs what the file says"
+        more = "" if allow_pickle else "; allow_pickle=True allows objects of all classes, but runs code of the file"
         raise InvalidArgumentError(f"{file} cannot be read: {reason}{more}") from error
     if not isinstance(values, dict) or not isinstance(values.get(MODEL), dict):
-        raise InvalidArgumentError(f"{file} is no checkpoint of a trainer: the file has no dict {MODEL!r}")
+        raise InvalidArgumentError(f"{file} is not a checkpoint of a trainer: the file has no dict {MODEL!r}")
     return values[MODEL], {name: value for name, value in values.items() if name != MODEL}
 
 
@@ -419,7 +421,7 @@ def _torch() -> Any:
         import torch
     except ImportError as error:
         raise ImportError(
-            "experimental checkpoints are files of PyTorch, which is not installed here: pip install torch",
+            "experimental checkpoints need PyTorch, which is not installed: pip install torch",
             name="torch",
         ) from error
     return torch

@@ -90,7 +90,7 @@ class _Reading:
             address = found[name]
         value = self.object(address, 0)
         if not path and not isinstance(value, dict):
-            damaged("the first object is no group")
+            damaged("the root object is not a group")
         return value
 
     def root(self) -> int:
@@ -112,7 +112,7 @@ class _Reading:
         else:
             raise UnreadableError(f"is HDF5 of a newer format ({version.hex()}), which ORTTrainer does not write")
         if not plain or base != 0:
-            damaged("no file of ORTTrainer starts so")
+            damaged("the superblock has unsupported sizes or flags")
         if end > parts.size:
             damaged(f"the file ends after {parts.size} of {end} bytes")
         parts.size = end
@@ -121,14 +121,14 @@ class _Reading:
     def object(self, address: int, depth: int) -> Any:
         """Returns the group or the value at a header address."""
         if depth > DEEPEST:
-            raise UnreadableError(f"has more than {DEEPEST} groups, one in the other")
+            raise UnreadableError(f"has more than {DEEPEST} nested groups")
         header = read_header(self.parts, address)
         found = members(self.parts, header)
         if found is not None:
             return {name: self.object(member, depth + 1) for name, member in found.items()}
         messages = header.messages
         if not {SPACE, TYPE, LAYOUT} <= messages.keys():
-            damaged("there is an object that is neither a group nor an array")
+            damaged("an object is neither a group nor an array")
         return self.dataset(messages[SPACE], messages[TYPE], messages[LAYOUT])
 
     def dataset(self, space: bytes, kind: bytes, layout: bytes) -> Any:
@@ -136,7 +136,7 @@ class _Reading:
         shape = shape_of(space)
         version, form = struct.unpack_from("<2B", layout)
         if version not in _LAYOUTS or form not in (0, 1):
-            raise UnreadableError("has data in chunks or of a newer format, which ORTTrainer does not write")
+            raise UnreadableError("has chunked data or data of a newer format, which ORTTrainer does not write")
         if form == 1:
             address, size = struct.unpack_from("<2Q", layout, 2)
             within = None
@@ -152,13 +152,13 @@ class _Reading:
         dtype = dtype_of(kind)
         count = math.prod(shape)
         if count * dtype.itemsize != size:
-            damaged(f"an array of {count} {dtype} has {size} bytes")
+            damaged(f"an array of {count} elements of the type {dtype} has {size} bytes")
         if within is None and size:
             self.parts.check(address, size)
         try:
             array = np.empty(shape, dtype)
         except ValueError as error:
-            raise UnreadableError("is damaged: an array has more elements than arrays can have") from error
+            raise UnreadableError("is damaged: an array has too many elements") from error
         if size:
             place = array.reshape(-1).view(np.uint8)
             if within is None:
@@ -166,7 +166,7 @@ class _Reading:
             else:
                 place[:] = np.frombuffer(within, np.uint8)
         if dtype == np.bool_ and (array.view(np.uint8) > 1).any():
-            damaged("a truth value is neither 0 nor 1")
+            damaged("a boolean is neither 0 nor 1")
         return array[()]
 
     def text(self, reference: bytes) -> bytes:
@@ -179,14 +179,14 @@ class _Reading:
         text = self.collections[address].get(index, b"")
         self.parts.spend(length)
         if len(text) != length:
-            damaged("there is another text where a text should be")
+            damaged("a text does not have the length of its reference")
         return text
 
     def heap(self, address: int) -> Iterator[tuple[int, bytes]]:
         """Yields the texts of a global heap with their indices."""
         magic, version, size = struct.unpack("<4sB3xQ", self.parts.part(address, 16))
         if magic != b"GCOL" or version != 1 or size < 16:
-            damaged("there are no texts where texts should be")
+            damaged("the heap of a text has a wrong header")
         data = self.parts.part(address + 16, size - 16)
         at = 0
         while at + 16 <= len(data):

@@ -40,20 +40,20 @@ class _Heap:
         )
         width, start, largest, bits, self.root, self.rows = shape
         if magic != b"FRHP" or version != 0 or filters != 0 or id_size != _ID_SIZE:
-            damaged("there is no heap where links of a group should be")
+            damaged("the heap of a group's links has a wrong header")
         if any(size.bit_count() != 1 for size in (width, start, largest)) or not start <= largest <= 2**bits <= 2**64:
-            damaged("a heap has blocks of sizes that heaps do not have")
+            damaged("a heap has invalid block sizes")
         self.width, self.start = width.bit_length() - 1, start.bit_length() - 1
         largest_bits = largest.bit_length() - 1
         # Number of rows with direct blocks. The first two rows have blocks of the same size.
         self.direct_rows = largest_bits - self.start + 2
         if self.rows > max(bits - self.start - self.width, 0) + 1:
-            damaged("a heap has more rows than it can have")
+            damaged("a heap has too many rows")
         # Sizes in bytes of the offset and the length in an object ID.
         self.offset_size = (bits + 7) // 8
         self.length_size = min((largest_bits + 7) // 8, _encoded_size(largest_object))
         if 1 + self.offset_size + self.length_size > id_size:
-            damaged("a heap numbers its objects otherwise than heaps of links do")
+            damaged("the object IDs of a heap have a wrong size")
         self.checksums = bool(flags & 2)
         self.blocks: dict[int, bytes] = {}
         self.tables: dict[tuple[int, int], tuple[int, ...]] = {}
@@ -68,7 +68,7 @@ class _Heap:
             return self.huge_object(int.from_bytes(identity[1:], "little"))
         else:
             # An ID can contain a tiny object itself, but links are never that short.
-            damaged(f"an object of a heap is of the kind {kind:#x}")
+            damaged(f"an object of a heap has the unsupported type {kind:#x}")
         # Overlapping objects could multiply the output, so their bytes count against a budget.
         self.parts.spend(len(data))
         return data
@@ -95,7 +95,7 @@ class _Heap:
             # The number of rows of an indirect block follows from its size.
             rows = row - self.width
             if rows < 1:
-                damaged("a heap has blocks of sizes that heaps do not have")
+                damaged("a heap has invalid block sizes")
         data = self.block(address, at, 1 << size)
         if not 13 + self.offset_size <= offset - at <= len(data) - length:
             damaged("an object is past the end of its block")
@@ -129,7 +129,7 @@ class _Heap:
         magic, version, heap = struct.unpack_from("<4sBQ", data)
         found = int.from_bytes(data[13 : 13 + self.offset_size], "little")
         if (magic, version, heap, found) != (wanted, 0, self.address, at):
-            damaged("there is no block of a heap where one should be")
+            damaged("a block of a heap has a wrong header")
 
     def huge_object(self, number: int) -> bytes:
         """Returns an object that is stored outside the heap."""
@@ -137,7 +137,7 @@ class _Heap:
             found = _records(self.parts, self.huge_tree, _HUGE_OBJECT, _HUGE_SIZE)
             self.huge = {number: (address, size) for address, size, number in map(struct.Struct("<3Q").unpack, found)}
         if number not in self.huge:
-            damaged("an object of a heap is not there")
+            damaged("an object of a heap is missing")
         return self.parts.part(*self.huge[number])
 
 
@@ -148,14 +148,14 @@ def _records(parts: Parts, address: int, kind: int, size: int) -> Iterator[bytes
         "<4s2BI2H2xQHQ", parts.checked(address, 38)
     )
     if (magic, version, found_kind, found_size) != (b"BTHD", 0, kind, size) or depth > _HIGHEST:
-        damaged("there is no tree of links where one should be")
+        damaged("a tree has a wrong header")
     levels = _levels(node_size, size, depth)
     left = total
     for record in _below(parts, (root, count, depth), kind, size, levels) if total else ():
         left -= 1
         yield record
     if left != 0:
-        damaged("a tree has more or less members than it says")
+        damaged("the number of records of a tree is wrong")
 
 
 def _levels(node_size: int, size: int, depth: int) -> list[tuple[int, int, int]]:
@@ -188,11 +188,11 @@ def _below(
     _, count_size, total_size = levels[level - 1] if level else (0, 0, 0)
     pointer = 8 + count_size + total_size if level else 0
     if count > most:
-        damaged("a node of a tree has more members than nodes have")
+        damaged("a node of a tree has too many records")
     pointers = 6 + count * size
     data = parts.checked(address, pointers + (count + 1) * pointer + 4)
     if data[:6] != (b"BTIN" if level else b"BTLF") + bytes([0, kind]):
-        damaged("there is no node of a tree where one should be")
+        damaged("a node of a tree has a wrong header")
     for start in range(6, pointers, size):
         yield data[start : start + size]
     for start in range(pointers, len(data), pointer) if level else ():

@@ -32,7 +32,7 @@ def members(parts: Parts, header: Header) -> dict[str, int] | None:
     if links is not None and table is None:
         return _linked(parts, links, header.links)
     if table or links or header.links:
-        damaged("a group has members of two kinds")
+        damaged("the members of a group are inconsistent")
     return None
 
 
@@ -45,7 +45,7 @@ def _linked(parts: Parts, info: bytes, compact: list[bytes]) -> dict[str, int]:
     # An optional link count precedes the addresses.
     heap, tree = struct.unpack_from("<2Q", info, 2 + 8 * (flags & _IN_ORDER))
     if version != 0 or (compact and heap != NOWHERE):
-        damaged("there are no links where links of a group should be")
+        damaged("the link information of a group is invalid")
     found: dict[str, tuple[int, int]] = {}
     links: Iterable[bytes] = compact if heap == NOWHERE else heap_objects(parts, heap, tree)
     for link in links:
@@ -68,7 +68,7 @@ def _link(data: bytes) -> tuple[str, int, int]:
     start = struct.calcsize(form)
     name = data[start : start + length]
     if version != 1 or len(name) < length or not name or b"/" in name or b"\0" in name:
-        damaged("there is no link where a link should be")
+        damaged("a link of a group is invalid")
     if kind != _HARD:
         raise UnreadableError(f"has {_OTHERS.get(kind, f'a link of the kind {kind}')}, which ORTTrainer does not write")
     return name.decode(), fields[0] if fields else 0, struct.unpack_from("<Q", data, start + length)[0]
@@ -82,7 +82,7 @@ def _symbols(parts: Parts, table: bytes) -> Iterator[tuple[str, int]]:
     tree, heap = struct.unpack("<2Q", table)
     magic, version, size, _, start = struct.unpack("<4sB3x3Q", parts.part(heap, 32))
     if magic != b"HEAP" or version != 0:
-        damaged("there are no names where names should be")
+        damaged("the names of a group have a wrong header")
     texts = parts.part(start, size)
     last = ""
     for leaf in _leaves(parts, tree, None):
@@ -105,7 +105,7 @@ def _leaves(parts: Parts, node: int, above: int | None) -> Iterator[bytes]:
     magic, kind, level, count = struct.unpack("<4s2BH16x", parts.part(node, 24))
     levels = range(_HIGHEST + 1) if above is None else (above - 1,)
     if magic != b"TREE" or kind != 0 or level not in levels:
-        damaged("there is no group where a group should be")
+        damaged("a tree node of a group has a wrong header")
     # Keys and children alternate; the last key has no child.
     for _, child in struct.iter_unpack("<2Q", parts.part(node + 24, 16 * count)):
         if level > 0:
@@ -114,5 +114,5 @@ def _leaves(parts: Parts, node: int, above: int | None) -> Iterator[bytes]:
         parts.once(child)
         magic, version, symbols = struct.unpack("<4sBxH", parts.part(child, 8))
         if magic != b"SNOD" or version != 1:
-            damaged("there are no members where members of a group should be")
+            damaged("the symbols of a group have a wrong header")
         yield parts.part(child + 8, symbols * ENTRY.size)

@@ -27,7 +27,7 @@ _REFUSED = {
     0x07: "has data in other files, which ORTTrainer does not write",
     0x0B: "has compressed data, which ORTTrainer does not write",
 }
-_KEPT = {SPACE, LINKS, TYPE, LINK, LAYOUT, TABLE}
+_SUPPORTED = {SPACE, LINKS, TYPE, LINK, LAYOUT, TABLE}
 # Ignored messages: padding, old and new fill value, group info, comment, attributes, times, reference counts.
 _PASSED = {0x00, 0x04, FILL, 0x0A, 0x0C, 0x0D, 0x0E, 0x12, 0x15, 0x16}
 # Maximum size of a header in bytes. A message has at most 64 KiB, and a group with many links stores them elsewhere.
@@ -48,8 +48,8 @@ class Header:
             return
         if kind in _REFUSED:
             raise UnreadableError(_REFUSED[kind])
-        if flags & _SHARED or kind in self.messages or kind not in _KEPT:
-            raise UnreadableError(f"is damaged, or has what ORTTrainer does not write: message {kind:#x}")
+        if flags & _SHARED or kind in self.messages or kind not in _SUPPORTED:
+            raise UnreadableError(f"is damaged, or has a header message that ORTTrainer does not write: {kind:#x}")
         if kind == LINK:
             self.links.append(data)
         else:
@@ -104,7 +104,7 @@ def _continued(parts: Parts, address: int, length: int) -> bytes:
     """Reads a continuation block of a header of version 2."""
     block = parts.checked(address, max(length, 8))
     if block[:4] != b"OCHK":
-        damaged("there is no header where a header should go on")
+        damaged("the continuation of a header has a wrong signature")
     return block[4:]
 
 
@@ -123,7 +123,7 @@ def _take(header: Header, block: bytes, form: struct.Struct, most: int, blocks: 
         at += form.size + width
         count += 1
         if at > len(block):
-            damaged("what a header says is longer than the header")
+            damaged("a message is longer than its header")
         if kind == CONTINUED:
             blocks.append(struct.unpack_from("<2Q", data))
         else:

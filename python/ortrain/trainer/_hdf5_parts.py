@@ -83,7 +83,7 @@ class Parts:
         self.file.seek(address)
         found = self.file.read(count)
         if len(found) < count:
-            damaged("the file became shorter meanwhile")
+            damaged("the file became shorter during the read")
         return found
 
     def checked(self, address: int, count: int) -> bytes:
@@ -104,7 +104,7 @@ class Parts:
         """Reads bytes that were checked before into an array."""
         self.file.seek(address)
         if self.file.readinto(place.data) != place.size:
-            damaged("the file became shorter meanwhile")
+            damaged("the file became shorter during the read")
 
     def check(self, address: int, count: int) -> None:
         """Raises an error for bytes outside the file, and for repeated reads of the same bytes."""
@@ -121,7 +121,7 @@ class Parts:
     def once(self, address: int) -> None:
         """Raises an error for a part that was read before: a part with two parents, or a cycle."""
         if address in self.seen:
-            damaged("two names lead to one place")
+            damaged("two references have the same address")
         self.seen.add(address)
 
 

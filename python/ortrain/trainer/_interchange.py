@@ -99,12 +99,11 @@ def state_dict_of(state: CheckpointState, trainer: ORTTrainer, session: Training
     strange = [name for name in parameters if name not in initializers]
     if strange:
         raise InvalidArgumentError(
-            f"the state has the parameter {strange[0]!r}, which is no initializer of the model"
-            f"{hint(strange[0], initializers)}"
+            f"parameter {strange[0]!r} of the state is not an initializer of the model{hint(strange[0], initializers)}"
         )
     missing = [name for name in trained if name not in parameters]
     if missing:
-        raise InvalidArgumentError(f"the state has no parameter {missing[0]!r}, which the trainer trains")
+        raise InvalidArgumentError(f"parameter {missing[0]!r}, which the trainer trains, is missing in the state")
     train_steps, updates = state._native.steps()
     there = session.get_optimizer_state()
     optimizer: dict[str, dict[str, Any]] = {}
@@ -142,10 +141,10 @@ def _has_moments(weight: str, slots: Mapping[str, npt.NDArray[Any]], optimizer: 
             return False
         if not keeps:
             raise InvalidArgumentError(
-                f"the optimizer of the state has a momentum of {weight!r} that is not 0, but {optimizer} has none and "
-                "cannot go on from there"
+                f"the state has a momentum of {weight!r} that is not 0, but {optimizer} has no momentum and cannot "
+                "continue from it"
             )
     raise InvalidArgumentError(
-        f"the optimizer of the state keeps {', '.join(slots)} of {weight!r}, but {optimizer} starts from "
-        f"{', '.join(_SLOTS.values()) if keeps else 'nothing'}"
+        f"the state has {', '.join(slots)} of {weight!r}, but {optimizer} uses "
+        f"{', '.join(_SLOTS.values()) if keeps else 'no moments'}"
     )

@@ -9,12 +9,12 @@ import numpy.typing as npt
 
 from ortrain.errors import InvalidArgumentError
 
-__all__ = ["Arrays", "add_whole", "differ", "shaped"]
+__all__ = ["Arrays", "add_undivided", "differ", "shaped"]
 
 Arrays = dict[str, npt.NDArray[Any]]
 
 
-def add_whole(states: dict[str, Any], name: str, value: Any, mismatch: str) -> None:
+def add_undivided(states: dict[str, Any], name: str, value: Any, mismatch: str) -> None:
     """Adds a value that must be the same in all processes."""
     if differ(states.setdefault(name, value), value):
         raise AssertionError(mismatch)

@@ -13,14 +13,14 @@ from ortrain._options import RunOptions
 from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 from ortrain.trainer._description import check_shape, shapes_of_losses
-from ortrain.trainer._values import as_torch, given_torch, is_torch_tensor, native_of_torch
+from ortrain.trainer._values import as_torch, is_torch_tensor, native_of_torch, torch_of
 
 if TYPE_CHECKING:
     from ortrain.classic import TrainingSession
     from ortrain.iobinding import IOBinding
     from ortrain.trainer.model_desc_validation import _ORTTrainerModelDesc
 
-__all__ = ["ALL_FINITE", "GATHERED", "Given", "Results", "Runner", "given_inputs"]
+__all__ = ["ALL_FINITE", "GATHERED", "Given", "Results", "Runner", "inputs_by_name"]
 
 GATHERED, ALL_FINITE = "Group_Accumulated_Gradients", "all_gradients_finite"
 
@@ -28,7 +28,7 @@ Given = dict[str, Any]
 Results = dict[str, _ortrain.OrtValue]
 
 
-def given_inputs(
+def inputs_by_name(
     names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], *, fetching: bool = False
 ) -> Given:
     """Returns the inputs by name, from positional and keyword values. Without ``fetching`` every input is required."""
@@ -37,11 +37,11 @@ def given_inputs(
     named = [name for name in names if name in kwargs]
     count = len(args) + len(named)
     if count != len(names) and not fetching:
-        raise AssertionError(f"{count} inputs were given, but model_desc describes {len(names)}: {', '.join(names)}")
+        raise AssertionError(f"expected {len(names)} inputs of model_desc ({', '.join(names)}), got {count}")
     values = dict(zip(names, args, strict=False))
     twice = [name for name in named if name in values]
     if twice:
-        raise AssertionError(f"input {twice[0]!r} is given twice: at its place, and by its name")
+        raise AssertionError(f"input {twice[0]!r} is given twice: by position and by name")
     return values | {name: kwargs[name] for name in named}
 
 
@@ -74,20 +74,20 @@ class Runner:
     def fetched(self, fetches: Sequence[str]) -> list[str]:
         """Returns the fetched outputs in the order of the description."""
         if isinstance(fetches, str) or not isinstance(fetches, Sequence):
-            raise InvalidArgumentError(f"fetches is a list of names of outputs, not {fetches!r}")
+            raise InvalidArgumentError(f"fetches must be a list of output names, got {fetches!r}")
         for name in fetches:
             if name not in self.outputs:
                 raise InvalidArgumentError(
-                    f"fetches has {name!r}, which is no described output; there are {', '.join(self.outputs)}"
-                    f"{hint(name, self.outputs)}"
+                    f"fetches: unknown output {name!r}; expected one of "
+                    f"{', '.join(self.outputs)}{hint(name, self.outputs)}"
                 )
         if len(set(fetches)) != len(fetches):
             raise InvalidArgumentError(f"fetches has an output twice: {', '.join(fetches)}")
         return [name for name in self.outputs if name in fetches]
 
-    def given(self, args: Sequence[Any], kwargs: Mapping[str, Any], fetching: bool) -> Given:
+    def inputs_by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any], fetching: bool) -> Given:
         """Returns the inputs by name, from positional and keyword values."""
-        return given_inputs([name for name, _ in self._inputs], args, kwargs, fetching=fetching)
+        return inputs_by_name([name for name, _ in self._inputs], args, kwargs, fetching=fetching)
 
     def run(
         self,
@@ -110,7 +110,7 @@ class Runner:
                 feeds[name] = feed
         for name in outputs:
             if self._unknown.get(name):
-                raise KeyError(f"{self._unknown[name][0]}: a size of output {name!r} that no input in model_desc has")
+                raise KeyError(f"{self._unknown[name][0]}: no input in model_desc has this size of output {name!r}")
         for name, number in numbers.items():
             feeds[name] = native_value(np.array([number], np.float32))
         rooms = self._rooms(outputs, feeds, sizes)
@@ -130,8 +130,8 @@ class Runner:
                 return self.run(binding, given, numbers, outputs, options)
             sizes_found = ", ".join("?" if size is None else str(size) for size in found)
             raise InvalidArgumentError(
-                f"model_desc says that output {unfit!r} has the shape {list(self._wanted[unfit])}, which is "
-                f"{list(wanted)} for these inputs, but the model gives [{sizes_found}]"
+                f"output {unfit!r} has the shape {list(self._wanted[unfit])} in model_desc, {list(wanted)} for these "
+                f"inputs, but the model computes [{sizes_found}]"
             ) from error
         return inside._values | rooms
 
@@ -177,7 +177,7 @@ class Runner:
 
     def answer(self, names: Sequence[str], results: Results, given: Given) -> Any:
         """Converts results to the kind of the inputs: a single result is returned alone, several as a list."""
-        torch = given_torch(given.values())
+        torch = torch_of(given.values())
         answers: list[Any] = []
         for name in names:
             value = results[name]

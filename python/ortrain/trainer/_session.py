@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ortrain.trainer.optim.config import _OptimizerConfig
     from ortrain.trainer.orttrainer_options import ORTTrainerOptions
 
-__all__ = ["States", "check_alone", "make_session", "providers_of"]
+__all__ = ["States", "check_one_process", "make_session", "providers_of"]
 
 # Initial state of the optimizer: arrays by weight, then by name of the state.
 States = Mapping[str, Mapping[str, npt.NDArray[Any]]]
@@ -44,7 +44,7 @@ _CHOICES = ("do_bias_correction", "weight_decay_mode")
 _OF_GROUPS = ("params", "lr")
 
 
-def check_alone(options: ORTTrainerOptions) -> None:
+def check_one_process(options: ORTTrainerOptions) -> None:
     """Checks that the options describe a training in one process.
 
     Raises:
@@ -62,20 +62,18 @@ def check_alone(options: ORTTrainerOptions) -> None:
     }
     for name, size in sizes.items():
         if size != 1:
-            raise UnsupportedError(
-                f"{name} is {size}, which needs several processes; ortrain trains in one: set it to 1"
-            )
+            raise UnsupportedError(f"{name} must be 1, got {size}: ortrain trains in one process")
     for name in ("pipeline_cut_info_string", "sliced_schema", "sliced_axes", "sliced_tensor_names"):
         value = getattr(pipeline, name)
         # A dictionary in the options is wrapped in an object with the attribute ``_validated_opts``.
         if getattr(value, "_validated_opts", value):
             raise UnsupportedError(
-                f"distributed.pipeline_parallel.{name} is set, which divides a model among several processes; ortrain "
-                "trains in one"
+                f"distributed.pipeline_parallel.{name} must not be set: it splits a model across processes, but "
+                "ortrain trains in one process"
             )
     if distributed.world_rank != 0:
         raise UnsupportedError(
-            f"distributed.world_rank is {distributed.world_rank}, but ortrain trains in one process, whose rank is 0"
+            f"distributed.world_rank must be 0, got {distributed.world_rank}: ortrain trains in one process"
         )
 
 
@@ -95,7 +93,7 @@ def providers_of(options: ORTTrainerOptions) -> list[tuple[str, dict[Any, Any]]]
     given = options._validated_opts["provider_options"]
     for name, settings in given.items():
         if settings is not None and not isinstance(settings, Mapping):
-            raise InvalidArgumentError(f"provider_options[{name!r}] is a dict of settings, not {settings!r}")
+            raise InvalidArgumentError(f"provider_options[{name!r}] must be a dict of settings, got {settings!r}")
     named = [(name, dict(settings or {})) for name, settings in given.items()]
     device = options.device.id
     if device == _DEFAULT_DEVICE and not _is_chosen(options):
@@ -103,8 +101,8 @@ def providers_of(options: ORTTrainerOptions) -> list[tuple[str, dict[Any, Any]]]
         if not named and not vars(options).get(_WARNED):
             vars(options)[_WARNED] = True
             warnings.warn(
-                "device.id is 'cuda' where no options say otherwise, and ortrain has no CUDA: this trainer runs on the "
-                "CPU; ORTTrainerOptions({'device': {'id': 'cpu'}}) says the same without a warning, 'auto' takes a GPU",
+                "device.id is 'cuda' by default, but ortrain has no CUDA: this trainer runs on the CPU; set "
+                "ORTTrainerOptions({'device': {'id': 'cpu'}}) to avoid this warning, or 'auto' for a GPU",
                 UserWarning,
                 stacklevel=level_of_user(),
             )
@@ -119,8 +117,7 @@ def _provider_of(device: Any) -> str:
     name = device_of_provider(str(device).lower())
     if name is None:
         raise UnsupportedError(
-            f"device.id is {device!r}, which no device is called; there are {', '.join(map(repr, names))}"
-            f"{hint(device, names)}"
+            f"unknown device.id {device!r}; expected one of {', '.join(map(repr, names))}{hint(device, names)}"
         )
     try:
         known = _ortrain.device_name(name)
@@ -219,7 +216,7 @@ def _check_float32(model: ModelProto, frozen: Iterable[str]) -> None:
     for tensor in model.graph.initializer:
         if tensor.data_type == tensor.DOUBLE and tensor.name not in frozen:
             raise InvalidArgumentError(
-                f"mixed precision is for models of float32, and weight {tensor.name!r} is float64: train the model "
+                f"weight {tensor.name!r} is float64, but mixed precision supports only float32: train the model "
                 "without mixed_precision.enabled"
             )
 
@@ -228,8 +225,8 @@ def _loss(description: _ORTTrainerModelDesc) -> str:
     losses: list[str] = [output.name for output in description.outputs if output.is_loss]
     if len(losses) != 1:
         raise AssertionError(
-            f"Only one loss output is supported ({len(losses)} were specified): "
-            "one output of model_desc is (name, shape, True)"
+            f"Only one loss output is supported ({len(losses)} were specified): exactly one output of model_desc "
+            "must be (name, shape, True)"
         )
     return losses[0]
 
@@ -240,7 +237,7 @@ def _frozen(names: list[str], frozen: list[str]) -> set[str]:
     if unknown:
         listed = ", ".join(map(repr, unknown))
         raise InvalidArgumentError(
-            f"utils.frozen_weights has names that no initializer of the model has: {listed}{hint(unknown[0], names)}"
+            f"utils.frozen_weights has names without an initializer in the model: {listed}{hint(unknown[0], names)}"
         )
     return set(frozen)
 
@@ -262,5 +259,5 @@ def _settings(weight: str, config: _OptimizerConfig) -> tuple[dict[str, float], 
             else:
                 floats[name] = float(value)
         except (TypeError, ValueError) as error:
-            raise InvalidArgumentError(f"{name} of weight {weight!r} is a number, not {value!r}") from error
+            raise InvalidArgumentError(f"{name} of weight {weight!r} must be a number, got {value!r}") from error
     return floats, choices

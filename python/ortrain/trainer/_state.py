@@ -32,11 +32,11 @@ __all__ = [
     "copy_of",
     "draws_random_numbers",
     "is_divided",
-    "kept_nodes",
     "model_state",
     "named_for_files",
     "put_rest",
     "put_weights",
+    "restored_nodes",
     "state_of",
     "statistics_of",
 ]
@@ -157,7 +157,7 @@ def checked(
 ) -> Loaded:
     """Checks a state and completes it with current values. Nothing is changed."""
     if not isinstance(state, Mapping):
-        raise TypeError(f"a state is a dict, not {type(state).__name__}")
+        raise TypeError(f"a state must be a dict, got {type(state).__name__}")
     steps = _steps(state)
     current: dict[str, dict[str, Any]] = {
         MODEL: {FULL: model_state(session, model, trainer.options)},
@@ -207,14 +207,14 @@ def _section(state: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
         return None
     section = state[name]
     if not isinstance(section, Mapping) or not all(isinstance(part, Mapping) for part in section.values()):
-        raise InvalidArgumentError(f"state_dict[{name}] is a dict of dicts of arrays, not {section!r:.60}")
+        raise InvalidArgumentError(f"state_dict[{name}] must be a dict of dicts of arrays, got {section!r:.60}")
     return section
 
 
 def _joined(section: Mapping[str, Any], names: Iterable[str], *, of_dicts: bool = False) -> dict[str, Any]:
     """Returns a section by weight names. A file splits a name with slashes into groups, which are joined again here."""
     if not isinstance(section, Mapping):
-        raise InvalidArgumentError(f"a section of a state is a dict by names, not {section!r:.60}")
+        raise InvalidArgumentError(f"a section of a state must be a dict with names as keys, got {section!r:.60}")
     known = {_parts(name): name for name in names}
     found: dict[str, Any] = {}
 
@@ -239,14 +239,14 @@ def named_for_files(state: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in state.items():
         path = "/".join(_parts(name))
         if path in named:
-            raise InvalidArgumentError(f"a file cannot have both {name!r} and another weight that is {path!r} in it")
+            raise InvalidArgumentError(f"the weight {name!r} and another weight have the same name in a file, {path!r}")
         named[path] = named_for_files(value) if isinstance(value, Mapping) else value
     return named
 
 
 def _parts(name: str) -> tuple[str, ...]:
     if not isinstance(name, str):
-        raise InvalidArgumentError(f"names in a state are texts, not {name!r:.60}")
+        raise InvalidArgumentError(f"a name in a state must be a str, got {name!r:.60}")
     return tuple(part for part in name.split("/") if part)
 
 
@@ -266,9 +266,9 @@ def _count(section: Any, where: str, name: str) -> int:
     except TypeError:
         count = -1
     if count < 0:
-        raise InvalidArgumentError(f"state_dict[{where}][{name}] is a whole number of 0 or more, not {value!r:.60}")
+        raise InvalidArgumentError(f"state_dict[{where}][{name}] must be an integer of at least 0, got {value!r:.60}")
     if count >= 1 << 63:
-        raise OutOfRangeError(f"state_dict[{where}][{name}] is a whole number below 2**63, not {value!r:.60}")
+        raise OutOfRangeError(f"state_dict[{where}][{name}] must be below 2**63, got {value!r:.60}")
     return count
 
 
@@ -302,7 +302,7 @@ def _weights(given: Mapping[str, Any], session: TrainingSession, model: ModelPro
         if name not in initializers:
             if strict:
                 raise InvalidArgumentError(
-                    f"the state has the weight {name!r}, which is no initializer of the model{hint(name, initializers)}"
+                    f"weight {name!r} of the state is not an initializer of the model{hint(name, initializers)}"
                 )
             continue
         weights[name] = _fitting(f"weight {name!r}", value, _array_of(initializers[name]))
@@ -329,15 +329,15 @@ def _optimizer_name(state: Mapping[str, Any]) -> Any:
 def _another_optimizer(state: Mapping[str, Any], trainer: ORTTrainer) -> str:
     """Returns the end of the error message about state names if the state belongs to another optimizer."""
     found, own = _optimizer_name(state), trainer.optim_config.name
-    return "" if found is None or found == own else f": the state is of {found}, but the trainer has {own}"
+    return "" if found is None or found == own else f": the state belongs to {found}, but the trainer has {own}"
 
 
 def _check_optimizer(state: Mapping[str, Any], trainer: ORTTrainer) -> None:
     if OPTIONS not in state:
-        raise KeyError(f"{OPTIONS}: the state has no such section, which names the optimizer that the state is of")
+        raise KeyError(f"{OPTIONS}: this section, with the name of the optimizer, is missing in the state")
     found = _optimizer_name(state)
     if not isinstance(found, str):
-        raise InvalidArgumentError(f"state_dict[{OPTIONS}][optimizer_name] is a text, not {found!r:.60}")
+        raise InvalidArgumentError(f"state_dict[{OPTIONS}][optimizer_name] must be a text, got {found!r:.60}")
     if found != trainer.optim_config.name:
         raise AssertionError(f"Optimizer mismatch: expected {trainer.optim_config.name}, got {found}")
 
@@ -364,7 +364,7 @@ def _random_numbers(
         return trainer._seed, session._classic.train_steps() if steps is None else steps[0]
     seed: Any = given.get("seed") if isinstance(given, Mapping) else None
     if isinstance(seed, bool) or not hasattr(seed, "__index__") or int(seed) not in _SEEDS:
-        raise InvalidArgumentError(f"state_dict[{RANDOM}][seed] is an integer of 64 bits, not {seed!r}")
+        raise InvalidArgumentError(f"state_dict[{RANDOM}][seed] must be a 64-bit integer, got {seed!r}")
     return int(seed), _count(given, RANDOM, "train_steps")
 
 
@@ -399,7 +399,7 @@ def _calls_in_window(state: Mapping[str, Any], trainer: ORTTrainer, steps: tuple
         calls = (trainer._train_step_info.step if steps is None else steps[0]) % window
     if not 0 < calls < window:
         raise InvalidArgumentError(
-            f"the state was taken in the middle of a window of gradients, after {calls} of its calls, but "
+            f"the state was saved after {calls} calls of a gradient accumulation window, but "
             f"batch.gradient_accumulation_steps is {window}"
         )
     return calls
@@ -415,7 +415,9 @@ def _scaler(state: Mapping[str, Any], trainer: ORTTrainer) -> tuple[float, int] 
     except (TypeError, ValueError):
         scale = math.nan
     if not 0 < scale < math.inf:
-        raise InvalidArgumentError(f"state_dict[{SCALER}][loss_scale] is a finite number above 0, not {value!r:.60}")
+        raise InvalidArgumentError(
+            f"state_dict[{SCALER}][loss_scale] must be a finite number above 0, got {value!r:.60}"
+        )
     return scale, _count(given, SCALER, "stable_steps")
 
 
@@ -449,7 +451,7 @@ def copy_of(model: ModelProto) -> ModelProto:
 
 
 @contextmanager
-def kept_nodes(model: ModelProto) -> Iterator[None]:
+def restored_nodes(model: ModelProto) -> Iterator[None]:
     """Restores the nodes of a model and the types of its values after an exception."""
     graph = type(model.graph)()
     graph.node.extend(model.graph.node)

@@ -21,7 +21,7 @@ from torch.onnx import symbolic_helper
 from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.trainer._description import check_shape
-from ortrain.trainer._runner import Runner, given_inputs
+from ortrain.trainer._runner import Runner, inputs_by_name
 from ortrain.trainer._session import make_session
 from ortrain.trainer._values import as_torch, check_dense
 
@@ -135,8 +135,8 @@ def _arguments(module: nn.Module, names: Sequence[str], has_loss: bool) -> list[
     for name in of_model:
         if name not in by_name and not takes_any:
             raise AssertionError(
-                f"model_desc describes the input {name!r}, which is no argument of forward of "
-                f"{type(module).__name__}; there are {', '.join(by_name)}{hint(name, by_name)}"
+                f"input {name!r} of model_desc is not an argument of {type(module).__name__}.forward; the arguments "
+                f"are {', '.join(by_name)}{hint(name, by_name)}"
             )
     for name, parameter in parameters.items():
         is_needed = parameter.default is parameter.empty and parameter.kind not in (
@@ -145,8 +145,8 @@ def _arguments(module: nn.Module, names: Sequence[str], has_loss: bool) -> list[
         )
         if is_needed and (name not in by_name or name not in names):
             raise AssertionError(
-                f"forward of {type(module).__name__} needs the argument {name!r} by name, which model_desc does not "
-                f"describe as an input; it describes {', '.join(names)}{hint(name, names)}"
+                f"{type(module).__name__}.forward requires the argument {name!r} by name, but model_desc has no "
+                f"input for it; the inputs are {', '.join(names)}{hint(name, names)}"
             )
     return [name for name in names if name in by_name or (takes_any and name in of_model)]
 
@@ -167,7 +167,7 @@ def _samples(
 ) -> dict[str, torch.Tensor]:
     """Returns the inputs of the first step in the order of the description, as copies on the CPU."""
     names = [value.name for value in description.inputs]
-    given = given_inputs(names, args, kwargs)
+    given = inputs_by_name(names, args, kwargs)
     samples = {}
     sizes: dict[str, int] = {}
     for name, shape, *_ in description.inputs:
@@ -223,21 +223,21 @@ def _check_outputs(description: _ORTTrainerModelDesc, outputs: Sequence[torch.Te
     described = description.outputs
     if len(outputs) < len(described):
         raise InvalidArgumentError(
-            f"model_desc describes {len(described)} outputs, {', '.join(output.name for output in described)}, but the "
-            f"module gives {len(outputs)}, its loss_fn included"
+            f"model_desc has {len(described)} outputs ({', '.join(output.name for output in described)}), but the "
+            f"module and loss_fn return {len(outputs)}"
         )
     for about, output in zip(described, outputs, strict=True):
         if about.is_loss and (output.numel() != 1 or not output.is_floating_point()):
             raise InvalidArgumentError(
-                f"the loss {about.name!r} is one number of a type of floats, but the module gives "
-                f"{output.dtype}{list(output.shape)} in its place"
+                f"the loss {about.name!r} must be one floating-point number, but the module returns "
+                f"{output.dtype}{list(output.shape)}"
             )
         fits = len(about.shape) == output.ndim and all(
             isinstance(size, str) or size == found for size, found in zip(about.shape, output.shape, strict=True)
         )
         if not fits and not about.is_loss:
             raise InvalidArgumentError(
-                f"model_desc says that output {about.name!r} has the shape {about.shape}, but the module gives "
+                f"output {about.name!r} has the shape {about.shape} in model_desc, but the module returns "
                 f"{list(output.shape)} for the first inputs"
             )
 
@@ -335,8 +335,8 @@ def _name_as_modules(model: ModelProto) -> None:
     for name, new in renamed.items():
         if name != new and new in taken:
             raise InvalidArgumentError(
-                f"the module has the parameter or buffer {new!r}, and so is another value of the model named: an input "
-                "or output of model_desc, or a weight of loss_fn; give one of them another name"
+                f"the parameter or buffer {new!r} of the module has the name of another value: of an input or output "
+                "of model_desc, or of a weight of loss_fn; rename one of them"
             )
     for tensor in graph.initializer:
         tensor.name = renamed[tensor.name]
@@ -376,8 +376,8 @@ def _not_trained(model: ModelProto, module: _WithLoss, frozen: Sequence[str]) ->
     fixed = [name for name in names if name in parameters and not parameters[name].requires_grad]
     if fixed:
         warnings.warn(
-            f"the module has parameters with requires_grad=False, which are trained all the same: {', '.join(fixed)}; "
-            "utils.frozen_weights of the options has the names of weights that are not",
+            f"parameters with requires_grad=False are trained too: {', '.join(fixed)}; add the names to "
+            "utils.frozen_weights of the options to freeze them",
             UserWarning,
             stacklevel=5,
         )
@@ -407,8 +407,8 @@ def _check_export(
         if not torch.allclose(expected, found, RELATIVE, ABSOLUTE, equal_nan=True):
             far = float((expected.double() - found.double()).abs().max())
             raise AssertionError(
-                f"the exported model does not compute what the module computes: output {name!r} differs by {far:.3g}; "
-                "debug.check_model_export = False trains all the same"
+                f"the exported model differs from the module: by {far:.3g} in output {name!r}; set "
+                "debug.check_model_export = False to train anyway"
             )
 
 

@@ -76,7 +76,7 @@ def loads(data: bytes) -> Any:
         *(ArithmeticError, AttributeError, BufferError, EOFError, LookupError, MemoryError, pickle.UnpicklingError),
         *(RecursionError, TypeError, ValueError),
     ) as error:
-        raise InvalidArgumentError(f"the values of the user are damaged: {error}") from error
+        raise InvalidArgumentError(f"user_dict is damaged: {error}") from error
 
 
 class UnknownClassError(InvalidArgumentError):
@@ -84,8 +84,8 @@ class UnknownClassError(InvalidArgumentError):
 
     def __init__(self, name: str) -> None:
         super().__init__(
-            f"the pickle asks for {name}, which is no class of numbers, texts, containers, arrays or dates; "
-            "allow_pickle=True allows all classes, and runs what the file says: only for files of people you trust"
+            f"the pickle asks for {name}, which is not a number, text, container, array or date; allow_pickle=True "
+            "allows all classes, but runs code of the file: use it only for trusted files"
         )
         self.name = name
 
@@ -213,9 +213,9 @@ class _Checker:
             elif name != "PROTO":
                 self.follow(name, argument)
             if self.memory < self.has_classes * self.filled * _REPLACED_BYTES:
-                raise ValueError("they would take far more memory than their pickle has bytes")
+                raise ValueError("the values need far more memory than the pickle has bytes")
         if len(self.stack) != 1 or self.stack[0] is None:
-            raise ValueError("the pickle makes not one value")
+            raise ValueError("the pickle must have exactly one value")
 
     def follow(self, name: str, argument: Any) -> None:
         """Runs one operation."""
@@ -226,7 +226,7 @@ class _Checker:
         elif name in _GETS:
             found = self.memo[argument if name != "GET" else _size(argument)]
             if found is None:
-                raise ValueError("a place of the memo is empty")
+                raise ValueError("an index of the memo has no value")
             self.push(found, 0)
         elif name in _EMPTY:
             kind, size = _EMPTY[name]
@@ -240,7 +240,7 @@ class _Checker:
         elif name in ("GLOBAL", "STACK_GLOBAL"):
             names = argument.split(" ", 1) if name == "GLOBAL" else [self.pop(), self.pop()][::-1]
             if not all(isinstance(part, str) for part in names):
-                raise ValueError("the name of a class is no text")
+                raise ValueError("the name of a class is not a text")
             self.push(_class(*names), _PUSHED_BYTES)
             self.has_classes = True
         elif name == "INST":
@@ -254,9 +254,9 @@ class _Checker:
         elif name == "BUILD":
             self.pop()
             if _kind(self.top()) not in ("type", "array"):
-                raise TypeError(f"a {_kind(self.top())} is given a state")
+                raise TypeError(f"a {_kind(self.top())} cannot have a state")
         else:
-            raise ValueError(f"they need the operation {name}")
+            raise ValueError(f"the operation {name} is not supported")
 
     def push(self, value: _Abstract | None, size: int) -> None:
         """Pushes a value of ``size`` bytes."""
@@ -291,10 +291,10 @@ class _Checker:
         at = len(self.memo) if name == "MEMOIZE" else _size(argument)
         # Python's memo is an array, so its indices must be dense. Some writers start at 1.
         if at > len(self.memo) + 1 or (name == "MEMOIZE" and None in self.memo[:2]):
-            raise ValueError("a place of their memo is out of range")
+            raise ValueError("an index of the memo is out of range")
         if at >= len(self.memo):
             if at > 1 and at > len(self.memo):
-                raise ValueError("a place of their memo is out of range")
+                raise ValueError("an index of the memo is out of range")
             self.memo += [None] * (at + 1 - len(self.memo))
         self.memo[at] = self.top()
 
@@ -313,18 +313,18 @@ class _Checker:
         self.chosen += keys.chosen
         self.comparisons -= keys.chosen_work * self.chosen
         if keys.depth > _MAX_KEY_DEPTH:
-            raise ValueError("a key has too many tuples, one in the other")
+            raise ValueError("a key has too many nested tuples")
         if self.work < 0:
-            raise ValueError("their keys have too many parts")
+            raise ValueError("the keys have too many parts")
         if self.known < 0 or self.comparisons < 0:
-            raise ValueError("too many of their keys are numbers without an order or tuples of numbers")
+            raise ValueError("too many keys are numbers that are not consecutive, or tuples of numbers")
 
     def fill(self, name: str, values: list[_Abstract]) -> None:
         """Adds values to the container at the top of the stack."""
         place = self.top()
         kind = _kind(place)
         if kind not in _FILLED[name] or not isinstance(place, _Kind):
-            raise TypeError(f"{name} finds a {kind}")
+            raise TypeError(f"the operation {name} is not supported for a {kind}")
         is_list = name in ("APPEND", "APPENDS")
         by_pairs = name in ("SETITEM", "SETITEMS")
         if by_pairs and len(values) % 2:
@@ -338,7 +338,7 @@ class _Checker:
         if kind in _CHAINED:
             self.chained -= sum(_kind(value) in _CHAINED for value in values)
             if self.chained < 0:
-                raise ValueError("too many deques and defaultdicts lie directly in another one")
+                raise ValueError("too many nested deques and defaultdicts")
         each = _LIST_ITEM_BYTES if is_list else _DICT_ITEM_BYTES // 2 if by_pairs else _SET_ITEM_BYTES
         self.memory -= each * len(values) + _FILLED_BYTES[kind]
         self.filled += 1
@@ -359,9 +359,9 @@ class _Checker:
         """Pushes the result of calling a class with a tuple of arguments."""
         arguments, called = self.pop(), self.pop()
         if not isinstance(called, _Kind) or called.kind != "class" or called.name not in _RESULTS:
-            raise TypeError("something is called that makes no value")
+            raise TypeError("the called object is not a supported class")
         if not isinstance(arguments, _Kind) or arguments.kind != "tuple":
-            raise TypeError(f"{called.name} is called with no tuple")
+            raise TypeError(f"the arguments of {called.name} are not a tuple")
         kind, size = _RESULTS[called.name]
         # The call hashes the items of a list or a dict again.
         again = arguments.only.keys if kind in _HASHED and isinstance(arguments.only, _Kind) else None
@@ -443,10 +443,10 @@ class _Standin:
     __hash__ = None  # type: ignore[assignment]
 
     def __setattr__(self, name: str, value: Any) -> NoReturn:
-        raise TypeError(f"a {type(self).__name__} is given an attribute")
+        raise TypeError(f"a {type(self).__name__} cannot have new attributes")
 
     def __setstate__(self, state: Any) -> None:
-        raise TypeError(f"a {type(self).__name__} is given a state")
+        raise TypeError(f"a {type(self).__name__} cannot have a state")
 
 
 class _Maker(_Standin):
@@ -479,7 +479,7 @@ class _Type(_Standin):
 
     def __setstate__(self, state: Any) -> None:
         if self.state is not None or self.made is not None or not isinstance(state, tuple):
-            raise TypeError("a type of arrays is given a second state")
+            raise TypeError("a dtype has two states")
         object.__setattr__(self, "state", state)
 
     def dtype(self, depth: int = 0) -> np.dtype[Any]:
@@ -487,10 +487,12 @@ class _Type(_Standin):
         if self.made is not None:
             return self.made
         if depth > _MAX_TYPE_DEPTH:
-            raise ValueError("types of arrays are too deep, one in the other")
+            raise ValueError("too many nested dtypes")
         made, code = self._dtype(depth), np.dtype(self.code)
         if made.hasobject or made.itemsize != code.itemsize:
-            raise ValueError(f"a type of {code.itemsize} bytes is described as one of {made.itemsize}")
+            raise ValueError(
+                f"a dtype has {code.itemsize} bytes by its code, but {made.itemsize} bytes by its description"
+            )
         object.__setattr__(self, "made", made)
         return made
 
@@ -500,20 +502,20 @@ class _Type(_Standin):
             return plain
         _, order, base, names, fields, *rest = self.state
         if order not in ("<", ">", "|", "="):
-            raise ValueError("an order of bytes is unknown")
+            raise ValueError("a byte order is unknown")
         if base is not None:
             inner, shape = base
             subarray: np.dtype[Any] = np.dtype((self._inner(inner, depth), _sizes(shape)))
             return subarray
         if names is not None:
             if type(names) is not tuple or not all(isinstance(name, str) for name in names):
-                raise TypeError("the names of fields are no texts")
+                raise TypeError("the field names of a dtype are not texts")
             parts = [fields[name] for name in names]
             formats = [self._inner(part[0], depth) for part in parts]
             offsets = [_size(part[1]) for part in parts]
             size = _size(rest[0])
             if any(at + kind.itemsize > size for at, kind in zip(offsets, formats, strict=True)):
-                raise ValueError("a field lies outside of its type")
+                raise ValueError("a field is outside of its dtype")
             made: np.dtype[Any] = np.dtype(
                 {"names": list(names), "formats": formats, "offsets": offsets, "itemsize": size}
             )
@@ -529,7 +531,7 @@ class _Type(_Standin):
         made = _dtype_of(kind, depth)
         object.__setattr__(self, "parts", self.parts + kind.parts)
         if self.parts > _MAX_TYPE_PARTS:
-            raise ValueError("a type of arrays has too many parts")
+            raise ValueError("a dtype has too many parts")
         return made
 
 
@@ -546,11 +548,11 @@ class _Array(_Standin):
 
     def __setstate__(self, state: Any) -> None:
         if self.array is not None:
-            raise TypeError("an array is given a second state")
+            raise TypeError("an array has two states")
         _, shape, kind, by_columns, data = state
         dtype, sizes = _dtype_of(kind), _sizes(shape)
         if not isinstance(data, bytes) or not dtype.itemsize or dtype.subdtype is not None:
-            raise TypeError("an array has wrong elements")
+            raise TypeError("the elements of an array are invalid")
         if math.prod(sizes) * dtype.itemsize != len(data):
             raise ValueError(f"an array of shape {sizes} has {len(data)} bytes")
         self.reader.copy(len(data))
@@ -593,7 +595,7 @@ class _Reader(pickle.Unpickler):
         """Subtracts from the budget of copied bytes and items, which is the length of the pickle."""
         self.space -= count
         if self.space < 0:
-            raise ValueError("they would take more memory than their pickle has bytes")
+            raise ValueError("the values need more memory than the pickle has bytes")
 
 
 def _resolved(root: Any) -> Any:
@@ -640,13 +642,13 @@ def _final(part: Any, tuples: dict[int, tuple[Any, ...] | None]) -> Any:
     """Returns a part of a value, with its stand-in replaced."""
     if isinstance(part, _Array):
         if part.array is None:
-            raise TypeError("an array has no elements")
+            raise TypeError("the elements of an array are missing")
         return part.array
     if isinstance(part, _Type):
         return part.dtype()
     if isinstance(part, _Maker):
         if part.kind not in _FACTORIES:
-            raise TypeError("a class is no value")
+            raise TypeError("a class is not a supported value")
         return part.kind
     return tuples.get(id(part), part) if isinstance(part, tuple) else part
 
@@ -654,7 +656,7 @@ def _final(part: Any, tuples: dict[int, tuple[Any, ...] | None]) -> Any:
 def _dtype_of(kind: Any, depth: int = 0) -> np.dtype[Any]:
     """Returns the dtype that a stand-in describes."""
     if not isinstance(kind, _Type):
-        raise TypeError("a type of arrays is missing")
+        raise TypeError("a dtype is missing")
     return kind.dtype(depth + 1)
 
 
@@ -665,18 +667,18 @@ def _check_elements(array: Any) -> None:
     if array.dtype.kind == "U" and array.size and array.dtype.itemsize:
         points = np.ascontiguousarray(array).reshape(-1).view(np.uint32)
         if points.max() > _MAX_CODE_POINT:
-            raise ValueError("a text has a character that is not there")
+            raise ValueError("a text has an invalid character")
 
 
 def _size(size: Any) -> int:
     if type(size) is not int or not 0 <= size <= _MAX_SIZE:
-        raise TypeError("a size is no number of elements")
+        raise TypeError("a size is not an integer from 0 to 2**63 - 1")
     return size
 
 
 def _sizes(shape: Any) -> tuple[int, ...]:
     if not isinstance(shape, tuple):
-        raise TypeError("a shape is no tuple")
+        raise TypeError("a shape is not a tuple")
     return tuple(map(_size, shape))
 
 
@@ -686,7 +688,7 @@ def _unit(unit: Any) -> str:
     if name == "generic":
         return ""
     if not _UNIT.fullmatch(name) or type(count) is not int or not 1 <= count <= _LONGEST_STEP:
-        raise ValueError("a unit of dates is unknown")
+        raise ValueError("the unit of a date is unknown")
     return f"[{count}{name}]"
 
 
@@ -694,7 +696,7 @@ def _unit(unit: Any) -> str:
 
 
 def _none(reader: _Reader, *arguments: Any) -> NoReturn:
-    raise TypeError("something is called that makes no value")
+    raise TypeError("the called object is not a supported class")
 
 
 def _complex(reader: _Reader, real: float, imaginary: float) -> complex:
@@ -704,7 +706,7 @@ def _complex(reader: _Reader, real: float, imaginary: float) -> complex:
 def _set(reader: _Reader, items: Any = ()) -> set[Any]:
     # The checker has already counted the items of a list.
     if items != () and type(items) is not list:
-        raise TypeError("a set is made of no list")
+        raise TypeError("the items of a set are not a list")
     reader.copy(len(items))
     return set(items)
 
@@ -715,7 +717,7 @@ def _frozenset(reader: _Reader, items: Any = ()) -> frozenset[Any]:
 
 def _bytearray(reader: _Reader, data: bytes = b"") -> bytearray:
     if not isinstance(data, bytes):
-        raise TypeError("a bytearray is made of no bytes")
+        raise TypeError("the argument of a bytearray is not bytes")
     reader.copy(len(data))
     return bytearray(data)
 
@@ -727,7 +729,7 @@ def _ordered(reader: _Reader) -> collections.OrderedDict[Any, Any]:
 def _defaultdict(reader: _Reader, factory: Any = None) -> collections.defaultdict[Any, Any]:
     kind = factory.kind if isinstance(factory, _Maker) else factory
     if not (kind is None or any(kind is one for one in _FACTORIES)):
-        raise TypeError("a defaultdict makes something unknown")
+        raise TypeError("the factory of a defaultdict is not a supported class")
     return collections.defaultdict(kind)
 
 
@@ -739,7 +741,7 @@ def _deque(reader: _Reader, items: Any = (), longest: Any = None) -> collections
 
 def _counter(reader: _Reader, counts: dict[Any, Any]) -> collections.Counter[Any]:
     if type(counts) is not dict:
-        raise TypeError("a Counter is made of no dict")
+        raise TypeError("the argument of a Counter is not a dict")
     reader.copy(len(counts))
     return collections.Counter(counts)
 
@@ -762,20 +764,20 @@ def _dtype(reader: _Reader, code: str, align: bool = False, copied: bool = False
     if code in ("O", "O8"):
         raise UnknownClassError("an array of objects")
     if not isinstance(code, str) or not _CODE.fullmatch(code):
-        raise UnknownClassError(f"the type {code!r} of arrays")
+        raise UnknownClassError(f"the dtype {code!r}")
     return _Type(code)
 
 
 def _reconstruct(reader: _Reader, kind: Any, shape: Any, code: Any) -> _Array:
     if not isinstance(kind, _Maker) or kind.kind is not np.ndarray or shape != (0,):
-        raise TypeError("an array is made of something else")
+        raise TypeError("an array has wrong arguments")
     return _Array(reader)
 
 
 def _scalar(reader: _Reader, kind: Any, data: bytes) -> Any:
     dtype = _dtype_of(kind)
     if not isinstance(data, bytes) or len(data) != dtype.itemsize or dtype.subdtype is not None:
-        raise ValueError("a number has wrong bytes")
+        raise ValueError("the bytes of a number do not match its dtype")
     reader.copy(len(data))
     if not data:
         return np.zeros((), dtype)[()]

@@ -16,11 +16,11 @@ __all__ = [
     "as_array",
     "as_torch",
     "check_dense",
-    "given_torch",
     "is_torch_module",
     "is_torch_tensor",
     "native_of_torch",
     "tensor_of",
+    "torch_of",
 ]
 
 
@@ -41,7 +41,7 @@ def is_torch_module(value: object) -> bool:
     return torch is not None and isinstance(value, torch.nn.Module)
 
 
-def given_torch(values: Iterable[object]) -> Any:
+def torch_of(values: Iterable[object]) -> Any:
     """Returns PyTorch if one of the values is a PyTorch tensor, else ``None``."""
     return _loaded_torch() if any(map(is_torch_tensor, values)) else None
 
@@ -49,9 +49,7 @@ def given_torch(values: Iterable[object]) -> Any:
 def check_dense(name: str, tensor: Any) -> None:
     """Raises an UnsupportedError for a sparse PyTorch tensor."""
     if tensor.layout != _loaded_torch().strided:
-        raise UnsupportedError(
-            f"input {name!r} is a tensor of the layout {tensor.layout}; ortrain reads dense ones: give x.to_dense()"
-        )
+        raise UnsupportedError(f"input {name!r} has the layout {tensor.layout}, but must be dense: pass x.to_dense()")
 
 
 def native_of_torch(name: str, tensor: Any) -> _ortrain.OrtValue:
@@ -63,9 +61,7 @@ def native_of_torch(name: str, tensor: Any) -> _ortrain.OrtValue:
     """
     check_dense(name, tensor)
     if tensor.device.type != "cpu":
-        raise UnsupportedError(
-            f"input {name!r} lies on the device {tensor.device}; ortrain reads the CPU: give x.cpu()"
-        )
+        raise UnsupportedError(f"input {name!r} is on the device {tensor.device}, but must be on the CPU: pass x.cpu()")
     tensor = tensor.detach().contiguous()
     return _ortrain.OrtValue.from_dlpack(tensor, tensor.dtype == _loaded_torch().bool)
 

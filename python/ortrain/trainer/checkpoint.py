@@ -47,7 +47,7 @@ from ortrain.trainer._flat_checkpoint import (  # noqa: F401  (names that progra
     experimental_save_checkpoint,
     experimental_state_dict,
 )
-from ortrain.trainer._merging import Arrays, add_whole, differ, shaped
+from ortrain.trainer._merging import Arrays, add_undivided, differ, shaped
 from ortrain.trainer._state import (
     FULL,
     GATHERED,
@@ -115,7 +115,7 @@ def aggregate_checkpoints(paths: Sequence[PathLike], pytorch_format: bool = True
 
     """
     if isinstance(paths, str | bytes | os.PathLike):
-        raise TypeError(f"paths is a list of paths, not {paths!r}")
+        raise TypeError(f"paths must be a list of paths, got {paths!r}")
     files = [os.fspath(path) for path in paths]
     if not files:
         raise IndexError("there are no files to aggregate")
@@ -162,7 +162,8 @@ def _get_parallellism_groups(
     data, horizontal, world = int(data_parallel_size), int(horizontal_parallel_size), int(world_size)
     if min(data, horizontal, world) < 1 or world % (data * horizontal):
         raise AssertionError(
-            f"{world} processes are no whole number of {data} data groups with {horizontal} horizontal ranks each"
+            f"world_size {world} must be a multiple of data_parallel_size {data} times horizontal_parallel_size "
+            f"{horizontal}"
         )
     stages = [range(start, start + data * horizontal) for start in range(0, world, data * horizontal)]
     data_groups = [list(stage[x::horizontal]) for stage in stages for x in range(horizontal)]
@@ -199,7 +200,7 @@ def _options(path: str) -> dict[str, Any]:
     found = _checkpoint_storage.load(path, key=OPTIONS)
     names = ("world_rank", "world_size", "data_parallel_size", "horizontal_parallel_size", "zero_stage")
     if not isinstance(found, dict) or not all(isinstance(found.get(name), int | np.integer) for name in names):
-        raise InvalidArgumentError(f"{path} is no checkpoint of a trainer: {OPTIONS} lacks a number")
+        raise InvalidArgumentError(f"{path} is not a checkpoint of a trainer: a number is missing in {OPTIONS}")
     return dict(found)
 
 
@@ -227,7 +228,7 @@ def _check_sections(state: Mapping[str, Any], path: str) -> None:
         fits = all(isinstance(group, dict) for group in (*optimizer.values(), weights.get(FULL, {})))
         fits = fits and all(map(_is_partition, state[PARTITION].values()))
     if not fits:
-        raise InvalidArgumentError(f"{path} is no checkpoint of a trainer: its groups are others")
+        raise InvalidArgumentError(f"{path} is not a checkpoint of a trainer: its groups have another structure")
 
 
 def _is_partition(info: Any) -> bool:
@@ -260,8 +261,8 @@ class _Merged:
         _aggregate_optimizer_states(state, self.shapes, self.state, self.mode)
         if state.get(GATHERED):
             raise UnsupportedError(
-                f"{path} was saved between two updates of the weights, with sums of gradients; "
-                "sums of several processes cannot be put together: save after an update"
+                f"{path} has accumulated gradients, which cannot be merged across processes: save after an update of "
+                "the weights"
             )
         for name in SHARED:
             if name in state and differ(self.state.setdefault(name, state[name]), state[name]):
@@ -296,7 +297,9 @@ class _Merged:
             if axis is None:
                 return shape
             if not shape or shape[axis] % horizontal:
-                raise InvalidArgumentError(f"{name!r} has the shape {shape}, which is not divided by {horizontal}")
+                raise InvalidArgumentError(
+                    f"{name!r} has the shape {shape}, which cannot be divided into {horizontal} equal parts"
+                )
             sizes = list(shape)
             sizes[axis] //= horizontal
             return tuple(sizes)
@@ -360,7 +363,7 @@ def _aggregate_model_states(
         if divided and (axis := _part(name, partitions[name], sharded_states_original_dims, mode)) is not None:
             _add_part(weights, name, value, axis, f"the weight {name!r}")
         else:
-            add_whole(weights, name, value, f"Value mismatch for model state {name}")
+            add_undivided(weights, name, value, f"Value mismatch for model state {name}")
 
 
 def _aggregate_optimizer_states(
@@ -385,7 +388,7 @@ def _aggregate_optimizer_states(
             if divided and (axis := _part(name, partitions[name], sharded_states_original_dims, mode)) is not None:
                 _add_part(states, key, value, axis, f"{key} of {name!r}")
             else:
-                add_whole(states, key, value, f"Value mismatch for model state {name} and optimizer state {key}")
+                add_undivided(states, key, value, f"Value mismatch for model state {name} and optimizer state {key}")
     state_dict.setdefault(OPTIMIZER, {})
 
 
@@ -408,7 +411,7 @@ def _add_part(states: Arrays, name: str, value: npt.NDArray[Any], axis: int, wha
     try:
         states[name] = np.concatenate((states[name], value), axis) if name in states else value
     except ValueError as error:
-        raise InvalidArgumentError(f"the parts of {what} do not fit each other: {error}") from error
+        raise InvalidArgumentError(f"the parts of {what} cannot be joined: {error}") from error
 
 
 def _load_state(path: PathLike) -> dict[str, Any]:

@@ -30,7 +30,7 @@ from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, OutOfRangeError, UnsupportedError
 from ortrain.trainer import _flat_checkpoint, _state
 from ortrain.trainer._arguments import is_onnx_model
-from ortrain.trainer._runner import given_inputs
+from ortrain.trainer._runner import inputs_by_name
 from ortrain.trainer._values import as_array, is_torch_module
 from ortrain.trainer.amp.loss_scaler import LossScaler as _NewLossScaler
 from ortrain.trainer.legacy_loss_scaler import LossScaler
@@ -135,7 +135,9 @@ def generate_sample(desc: IODescription, device: Any = None) -> Any:
             return torch.randint(0, classes, shape, dtype=dtype or torch.int64, device=device)
         return torch.randn(shape, dtype=dtype or torch.float32, device=device)
     if device is not None and not str(device).lower().startswith("cpu"):
-        raise UnsupportedError(f"device is {device!r}, but without PyTorch a sample is an array of NumPy, on the CPU")
+        raise UnsupportedError(
+            f"device {device!r} is not supported without PyTorch: samples are NumPy arrays on the CPU"
+        )
     if classes:
         drawn = np.random.randint(0, classes, shape)  # noqa: NPY002  (np.random.seed is to hold)
         return drawn.astype(np.int64 if dtype is None else dtype)
@@ -143,7 +145,7 @@ def generate_sample(desc: IODescription, device: Any = None) -> Any:
     return normal.astype(np.float32 if dtype is None else dtype)
 
 
-class _GivenRate(_LRScheduler):
+class _StepRate(_LRScheduler):
     """Scheduler with the learning rate of the current step's argument."""
 
     rate = 0.0
@@ -152,7 +154,7 @@ class _GivenRate(_LRScheduler):
         return [self.rate]
 
 
-class _GivenScale(_NewLossScaler):
+class _StepScale(_NewLossScaler):
     """Loss scaler with the scale of the current step's argument. Stores if the step's gradients are finite."""
 
     # A bool if the last step updated the weights and fetched nothing, otherwise None.
@@ -259,21 +261,19 @@ class ORTTrainer:
         optimized_model_filepath: str = "",
     ) -> None:
         warnings.warn(
-            "ORTTrainer of ortrain.trainer.legacy is there for scripts that were written for onnxruntime-training up "
-            "to 1.15; new ones use ortrain.api",
+            "ORTTrainer of ortrain.trainer.legacy is for existing scripts of onnxruntime-training up to 1.15; use "
+            "ortrain.api for new scripts",
             FutureWarning,
             stacklevel=2,
         )
         if loss_fn is not None and is_onnx_model(model):
-            warnings.warn(
-                "loss_fn is not used: the model is an ONNX model, whose loss is its first output", stacklevel=2
-            )
+            warnings.warn("loss_fn is ignored: the loss of an ONNX model is its first output", stacklevel=2)
             loss_fn = None
         _check_kinds(model_desc, learning_rate_description, loss_scaler)
         if training_optimizer_name not in _CONFIGS:
             raise ValueError(
-                f"training_optimizer_name is one of {', '.join(_CONFIGS)}, not {training_optimizer_name!r}"
-                f"{hint(training_optimizer_name, _CONFIGS)}"
+                f"training_optimizer_name must be one of {', '.join(_CONFIGS)}, got "
+                f"{training_optimizer_name!r}{hint(training_optimizer_name, _CONFIGS)}"
             )
         self.model_desc_, self.learning_rate_description_ = model_desc, learning_rate_description
         self.torch_model_ = None if is_onnx_model(model) else model
@@ -285,7 +285,7 @@ class ORTTrainer:
         self.is_train = True
         self._map_optimizer_attributes, self._extra_postprocess = map_optimizer_attributes, _extra_postprocess
         self._inputs = [description.name_ for description in model_desc.inputs_]
-        self._rate, self._scale = _GivenRate(), _GivenScale(1.0)
+        self._rate, self._scale = _StepRate(), _StepScale(1.0)
         self._make_config = _CONFIGS[training_optimizer_name]
         self._config = self._make_config()
         options = {
@@ -341,14 +341,16 @@ class ORTTrainer:
     def _settings(self, weight: str, given: Mapping[str, float]) -> dict[str, Any] | None:
         """Returns the settings of a weight as a group of the optimizer's config, or ``None`` for default settings."""
         if not isinstance(given, Mapping):
-            raise ValueError(f"map_optimizer_attributes({weight!r}) is a dict of settings, not {given!r:.60}")
+            raise ValueError(f"map_optimizer_attributes({weight!r}) must return a dict of settings, got {given!r:.60}")
         for name, value in given.items():
             if not isinstance(value, int | float | np.integer | np.floating):
                 raise ValueError(
-                    f"map_optimizer_attributes({weight!r}) has {name!r}: {value!r}, but a setting is a float or an int"
+                    f"map_optimizer_attributes({weight!r}): setting {name!r} must be a float or an int, got {value!r}"
                 )
         if given and isinstance(self._config, SGDConfig):
-            raise ValueError(f"map_optimizer_attributes({weight!r}) is {given!r}, but SGDOptimizer has no settings")
+            raise ValueError(
+                f"map_optimizer_attributes({weight!r}) returned {given!r}, but SGDOptimizer has no settings"
+            )
         group = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
         if not group:
             return None
@@ -503,7 +505,7 @@ class ORTTrainer:
 
         """
         fetches = list(kwargs.pop("fetches", None) or [])
-        inputs = self._taken(args, kwargs)
+        inputs = self._step_inputs(args, kwargs)
         self._scale.is_all_finite = None
         results = self._run(self._trainer.train_step, fetches, [inputs], {})
         if self._scale.is_all_finite is None:
@@ -513,24 +515,26 @@ class ORTTrainer:
         self.loss_scaler_.update_loss_scale(bool(self._scale.is_all_finite))
         return results
 
-    def _taken(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    def _step_inputs(self, args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
         """Returns the inputs of a ``train_step``. Stores the learning rate and the loss scale of the step."""
         names = list(self._inputs)
         rate_name, scale_name = self.learning_rate_description_.name_, self.loss_scale_input_name
         if self.get_lr_this_step_ is None:
             names.append(rate_name)
         elif rate_name in kwargs:
-            raise AssertionError(f"{rate_name!r} is given, but get_lr_this_step gives the learning rate")
+            raise AssertionError(
+                f"{rate_name!r} must not be passed together with get_lr_this_step, which returns the learning rate"
+            )
         if self.use_mixed_precision and self.loss_scaler_ is None:
             names.append(scale_name)
             if _DEFAULT_SCALE in kwargs:
                 kwargs.setdefault(scale_name, kwargs[_DEFAULT_SCALE])
-        values = given_inputs(names, args, kwargs)
+        values = inputs_by_name(names, args, kwargs)
         rate = values[rate_name] if self.get_lr_this_step_ is None else self.get_lr_this_step_(self.global_step_)
         self._rate.rate = _number("the learning rate", rate)
         if self.use_mixed_precision:
             scale = values[scale_name] if self.loss_scaler_ is None else self.loss_scaler_.loss_scale_
-            self._scale.loss_scale = _number("the scale of the loss", scale, above_zero=True)
+            self._scale.loss_scale = _number("the loss scale", scale, above_zero=True)
         return [values[name] for name in self._inputs]
 
     def _run(
@@ -735,13 +739,15 @@ def load_checkpoint(
 def _check_kinds(model_desc: object, learning_rate_description: object, loss_scaler: object) -> None:
     """Raises a TypeError for descriptions or a loss scaler of another type."""
     if not isinstance(model_desc, ModelDescription):
-        raise TypeError(f"model_desc is a ModelDescription, not {type(model_desc).__name__}")
+        raise TypeError(f"model_desc must be a ModelDescription, got {type(model_desc).__name__}")
     for value in (*model_desc.inputs_, *model_desc.outputs_, learning_rate_description):
         if not isinstance(value, IODescription):
-            raise TypeError(f"inputs, outputs and the learning rate are an IODescription each, not {value!r:.60}")
+            raise TypeError(
+                f"each input, each output and the learning rate must be an IODescription, got {value!r:.60}"
+            )
     if loss_scaler is not None and not hasattr(loss_scaler, "update_loss_scale"):
         raise TypeError(
-            f"loss_scaler is a LossScaler of ortrain.trainer.legacy, not {type(loss_scaler).__name__} of "
+            f"loss_scaler must be a LossScaler of ortrain.trainer.legacy, got {type(loss_scaler).__name__} of "
             f"{type(loss_scaler).__module__}"
         )
 
@@ -760,8 +766,8 @@ def _new_description(
     inputs, outputs = description.inputs_, description.outputs_
     if any(value.name_ == learning_rate.name_ for value in inputs):
         raise InvalidArgumentError(
-            f"learning_rate_description is named {learning_rate.name_!r}, and so is an input of the model: the "
-            "learning rate needs another name"
+            f"learning_rate_description and an input of the model have the same name, {learning_rate.name_!r}; "
+            "rename one of them"
         )
     loss = outputs[0].name_ if outputs else ""
     if is_onnx_model(model) and model.graph.output:
@@ -769,8 +775,8 @@ def _new_description(
         names = [value.name_ for value in outputs]
         if loss not in names:
             raise InvalidArgumentError(
-                f"the first output of the model, {loss!r}, is its loss, but model_desc describes {', '.join(names)}"
-                f"{hint(loss, names)}"
+                f"model_desc does not describe {loss!r}, the loss and first output of the model; it describes "
+                f"{', '.join(names)}{hint(loss, names)}"
             )
     return {
         "inputs": [(value.name_, _shape(value)) for value in inputs],
@@ -785,11 +791,11 @@ def _shape(description: IODescription) -> Any:
 
 def _count(name: str, count: Any) -> int:
     if isinstance(count, bool) or not hasattr(count, "__index__"):
-        raise TypeError(f"{name} is a whole number, not {count!r}")
+        raise TypeError(f"{name} must be an integer, got {count!r}")
     if operator.index(count) < 0:
-        raise InvalidArgumentError(f"{name} is a whole number of 0 or more, not {count}")
+        raise InvalidArgumentError(f"{name} must be at least 0, got {count}")
     if operator.index(count) >= 1 << 63:
-        raise OutOfRangeError(f"{name} is a whole number below 2**63, not {operator.index(count)}")
+        raise OutOfRangeError(f"{name} must be below 2**63, got {operator.index(count)}")
     return operator.index(count)
 
 
@@ -799,5 +805,5 @@ def _number(name: str, value: Any, *, above_zero: bool = False) -> float:
     number = float(array.item()) if array.size == 1 and array.dtype.kind in "fiu" else np.nan
     if not 0 <= number <= _LARGEST or (above_zero and number == 0):
         limit = "above 0" if above_zero else "of 0 or more"
-        raise InvalidArgumentError(f"{name} is one finite number {limit}, not {value!r:.60}")
+        raise InvalidArgumentError(f"{name} must be one finite number {limit}, got {value!r:.60}")
     return number

@@ -156,7 +156,7 @@ class _ORTTrainerModelDesc:
     def __init__(self, model_desc: Mapping[str, Any]) -> None:
         if not isinstance(model_desc, Mapping):
             raise ValueError(
-                "Invalid model_desc: a dict with the keys 'inputs' and 'outputs' is wanted, not "
+                "Invalid model_desc: expected a dict with the keys 'inputs' and 'outputs', got "
                 f"{type(model_desc).__name__}"
             )
         checked = validated("model_desc", dict(model_desc), _RULES)
@@ -291,7 +291,7 @@ class _ORTTrainerModelDesc:
 
 def _checked_name(name: object) -> str:
     if not isinstance(name, str) or not name:
-        raise AssertionError(f"the name of an input or output is a string that is not empty, not {name!r}")
+        raise AssertionError(f"the name of an input or output must be a string that is not empty, got {name!r}")
     return name
 
 
@@ -301,9 +301,9 @@ def _flag(name: object) -> OutputDescriptionTyped:
 
 def _check_index(kind: str, index: object, descriptions: Sequence[object]) -> None:
     if not isinstance(index, int) or isinstance(index, bool) or index < 0:
-        raise AssertionError(f"'index' must be an int of 0 or more, not {index!r}")
+        raise AssertionError(f"'index' must be an int of 0 or more, got {index!r}")
     if index >= len(descriptions):
-        raise IndexError(f"there is no {kind} {index}: {len(descriptions)} are described, counted from 0")
+        raise IndexError(f"{kind} index {index} is out of range: the number of descriptions is {len(descriptions)}")
 
 
 # Validation rules. One error lists all invalid elements, each with all its problems.
@@ -364,7 +364,7 @@ def _complaint(size: Any) -> str | None:
     if size == "":
         return "a name in a shape must not be an empty string"
     if isinstance(size, int) and size < 0:
-        return f"a size must not be negative, and one is {size}"
+        return f"a size must not be negative, got {size}"
     return None
 
 

@@ -38,7 +38,7 @@ from ortrain.trainer._arguments import check_arguments, is_onnx_model, precision
 from ortrain.trainer._description import add_types, check_description, narrow_type
 from ortrain.trainer._interchange import checkpoint_of, state_dict_of
 from ortrain.trainer._runner import ALL_FINITE, GATHERED, Runner
-from ortrain.trainer._session import States, check_alone, make_session, providers_of
+from ortrain.trainer._session import States, check_one_process, make_session, providers_of
 from ortrain.trainer._values import is_torch_module, tensor_of
 from ortrain.trainer.amp.loss_scaler import LossScaler
 from ortrain.trainer.model_desc_validation import OutputDescriptionTyped, _ORTTrainerModelDesc
@@ -111,8 +111,7 @@ class ORTTrainer:
         mixed_precision_dtype: str = "float16",
     ) -> None:
         warnings.warn(
-            "ORTTrainer is there for scripts that were written for onnxruntime-training up to 1.15; new ones use "
-            "ortrain.api",
+            "ORTTrainer is for existing scripts of onnxruntime-training up to 1.15; use ortrain.api for new scripts",
             FutureWarning,
             stacklevel=2,
         )
@@ -121,7 +120,7 @@ class ORTTrainer:
         self._onnx_model: ModelProto | None = None
         if self._torch_model is None and not is_onnx_model(model):
             raise ValueError(
-                f"'model' must be either 'torch.nn.Module' or 'onnx.ModelProto', not {type(model).__name__}"
+                f"'model' must be either 'torch.nn.Module' or 'onnx.ModelProto', got {type(model).__name__}"
             )
         if self._torch_model is None and loss_fn is not None:
             raise AssertionError("'loss_fn' must not be specified when 'model' is an ONNX model: its loss is an output")
@@ -129,7 +128,7 @@ class ORTTrainer:
         self.model_desc = _ORTTrainerModelDesc(model_desc)
         self.optim_config = optim_config
         self.options: Any = ORTTrainerOptions() if options is None else options
-        check_alone(self.options)
+        check_one_process(self.options)
         self.options.distributed.data_parallel_size = 1
         self._providers = providers_of(self.options)
         scaler = self.options.mixed_precision.loss_scaler
@@ -144,7 +143,7 @@ class ORTTrainer:
         self._accumulated, self._in_window, self._seed = 1, 0, 0
         if self._torch_model is None:
             try:
-                with _state.kept_nodes(model):
+                with _state.restored_nodes(model):
                     self._init_onnx_model(model)
             except BaseException:
                 self.options.mixed_precision.loss_scaler = scaler
@@ -168,7 +167,7 @@ class ORTTrainer:
             model = internal.extra_postprocess(model)
             if not is_onnx_model(model):
                 raise AssertionError(
-                    f"the model that 'extra_postprocess' returns must be an onnx.ModelProto, not {type(model).__name__}"
+                    f"the model that 'extra_postprocess' returns must be an onnx.ModelProto, got {type(model).__name__}"
                 )
         check_description(self.model_desc, model)
         add_types(self.model_desc, model)
@@ -190,8 +189,7 @@ class ORTTrainer:
         missing = [name for name, *_ in session._described_inputs() if name not in described | own]
         if missing:
             raise InvalidArgumentError(
-                f"the model has the input {missing[0]!r}, which model_desc does not describe"
-                f"{hint(missing[0], described)}"
+                f"input {missing[0]!r} of the model is missing in model_desc{hint(missing[0], described)}"
             )
         return session
 
@@ -264,7 +262,7 @@ class ORTTrainer:
         judged = self._precision is not None and updates and not fetches
         wanted = [*names, ALL_FINITE] if judged else names if updates else [*names, GATHERED]
         numbers = self._numbers(self._learning_rate())
-        given = runner.given(args, kwargs, bool(fetches))
+        given = runner.inputs_by_name(args, kwargs, bool(fetches))
         results = runner.run(binding, given, numbers, wanted, runner.whole if updates else runner.gathering)
         self._in_window = 0 if updates else self._in_window + 1
         if judged:
@@ -288,7 +286,7 @@ class ORTTrainer:
         runner, binding = self._ready(self._eval_io_binding)
         fetches = self._train_step_info.fetches
         names = runner.fetched(fetches) if fetches else runner.outputs
-        given = runner.given(args, kwargs, bool(fetches))
+        given = runner.inputs_by_name(args, kwargs, bool(fetches))
         results = runner.run(binding, given, self._numbers(0.0), names, runner.evaluating)
         return runner.answer(names, results, given)
 
@@ -347,7 +345,7 @@ class ORTTrainer:
             )
             return
         if not isinstance(path, str):
-            raise AssertionError(f"'path' must be a str, not {type(path).__name__}")
+            raise AssertionError(f"'path' must be a str, got {type(path).__name__}")
         place = Path(path)
         if not place.name or path.endswith("/") or not place.parent.is_dir() or place.is_dir():
             warnings.warn("'path' is not valid or does not exist", stacklevel=2)
@@ -583,7 +581,7 @@ class ORTTrainer:
         from ortrain.api import CheckpointState
 
         if not isinstance(state, CheckpointState):
-            raise TypeError(f"state is a CheckpointState of ortrain.api, not {type(state).__name__}")
+            raise TypeError(f"state must be a CheckpointState of ortrain.api, got {type(state).__name__}")
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             trainer = cls(model, model_desc, optim_config, options=options, mixed_precision_dtype=mixed_precision_dtype)

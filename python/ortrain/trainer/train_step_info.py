@@ -37,7 +37,7 @@ class TrainStepInfo:
     (True, ['loss'], 2, 0)
     >>> TrainStepInfo(AdamConfig(), step=-1)
     Traceback (most recent call last):
-    AssertionError: 'step' must be an int of 0 or more, not -1
+    AssertionError: 'step' must be an int of 0 or more, got -1
 
     """
 
@@ -55,14 +55,14 @@ class TrainStepInfo:
     def __post_init__(self) -> None:
         if not isinstance(self.optimizer_config, _OptimizerConfig):
             raise AssertionError(
-                "'optimizer_config' must be a config of an optimizer, AdamConfig() say, not "
+                "'optimizer_config' must be a config of an optimizer, for example AdamConfig(), got "
                 f"{type(self.optimizer_config).__name__}"
             )
         if not isinstance(self.all_finite, bool):
-            raise AssertionError(f"'all_finite' must be True or False, not {self.all_finite!r}")
+            raise AssertionError(f"'all_finite' must be True or False, got {self.all_finite!r}")
         if not isinstance(self.fetches, list) or not all(isinstance(name, str) for name in self.fetches):
-            raise AssertionError(f"'fetches' must be a list of names of outputs, not {self.fetches!r}")
+            raise AssertionError(f"'fetches' must be a list of names of outputs, got {self.fetches!r}")
         for name in ("optimization_step", "step"):
             count = getattr(self, name)
             if isinstance(count, bool) or not isinstance(count, int) or count < 0:
-                raise AssertionError(f"{name!r} must be an int of 0 or more, not {count!r}")
+                raise AssertionError(f"{name!r} must be an int of 0 or more, got {count!r}")

@@ -110,7 +110,7 @@ unsafe fn copy_band<S: Stored>(band: &Band, from: *const S, to: *mut S::Computed
 /// # Safety
 /// As [`copy_band`], for the elements of both runs.
 #[inline(always)]
-unsafe fn split_even_odd<S: Stored>(pair: &[(usize, Run); 2], from: *const S, to: *mut S::Computed) {
+unsafe fn deinterleave<S: Stored>(pair: &[(usize, Run); 2], from: *const S, to: *mut S::Computed) {
     let [(even, evens), (odd, odds)] = pair;
     let from = from.wrapping_add(evens.first);
     let (even, odd) = (to.wrapping_add(*even), to.wrapping_add(*odd));
@@ -139,7 +139,7 @@ impl<S: Stored> Work for FillStrips<'_, S> {
     fn work<L: Level>(self) {
         let FillStrips { patches, positions: (begin, end), from, channels, to } = self;
         let band = patches.band(begin, end).filter(|band| band.count >= NARROW);
-        let pair = patches.even_odd_runs();
+        let pair = patches.stride_two_runs();
         for c in 0..channels {
             let from = from.wrapping_add(c * patches.plane);
             let to = to.wrapping_add(c * patches.strip.elements);
@@ -151,7 +151,7 @@ impl<S: Stored> Work for FillStrips<'_, S> {
             patches.for_each_strip_row(begin, end, |at, row| {
                 if let Some(pair) = pair {
                     // SAFETY: as below.
-                    unsafe { split_even_odd(&pair, from.wrapping_add(row), to.wrapping_add(at)) };
+                    unsafe { deinterleave(&pair, from.wrapping_add(row), to.wrapping_add(at)) };
                     return;
                 }
                 patches.for_each_run(begin, end, |offset, run| {

@@ -539,7 +539,7 @@ impl Patches {
 
     /// Returns the runs of the even and of the odd columns, if the column step is two and the odd run begins one
     /// element later. Each has its start in a row of the strip, and its elements.
-    pub(super) fn even_odd_runs(&self) -> Option<[(usize, Run); 2]> {
+    pub(super) fn stride_two_runs(&self) -> Option<[(usize, Run); 2]> {
         let &[even, odd] = self.strip.runs.as_slice() else { return None };
         let next = self.cols.step == 2 && odd.first == even.first + 1;
         next.then_some([(even.zeros, even), (self.strip.col_phase + odd.zeros, odd)])

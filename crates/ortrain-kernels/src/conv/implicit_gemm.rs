@@ -35,7 +35,7 @@ const BLOCK_COLUMNS: usize = 256;
 /// Maximum number of elements of a block's packed panels, if it has more columns than [`COLUMNS`].
 const MAX_PANEL_ELEMENTS: usize = 64 << 10;
 /// Minimum number of images for blocks of whole images.
-const MIN_WHOLE_IMAGES: usize = 8;
+const MIN_IMAGES_PER_BLOCK: usize = 8;
 /// Maximum number of elements of a block of the result, with all phases and their interleaved form.
 const MAX_BLOCK_ELEMENTS: usize = 256 << 10;
 /// Maximum number of elements of the strips that are filled at a time.
@@ -199,7 +199,7 @@ impl<T: Real> ImplicitGemm<T> {
             let max_columns =
                 (MAX_BLOCK_ELEMENTS / copies / rows.max_size().max(1)).clamp(nr, columns) / nr * nr;
             // Whole images: contiguous elements are read and written at once.
-            let images = single && patches.batch >= MIN_WHOLE_IMAGES && patches.positions() <= max_columns;
+            let images = single && patches.batch >= MIN_IMAGES_PER_BLOCK && patches.positions() <= max_columns;
             let unit = match (single, patches.is_aligned) {
                 _ if images => BlockUnit::Any(patches.positions().max(1)),
                 (true, true) => BlockUnit::Any(nr),

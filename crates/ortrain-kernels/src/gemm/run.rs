@@ -5,7 +5,7 @@ use ortrain_expr::OutOfRange;
 use super::micro::{DotKernels, Factor, Micro, Real, Target};
 use super::pack::{Block, pack, transpose};
 use super::plan::{BlockKey, Operand, PackedBlocks, Packing, ProductPlan, SkinnyOperand};
-use super::small_m::{self, FewRowsBlock};
+use super::small_m::{self, SmallMBlock};
 use super::tiles::{Session, Side};
 use super::{Engine, GemmDesc};
 use crate::isa::{Level, Work};
@@ -191,7 +191,7 @@ impl<T: Real> Product<T> {
             let shared = parts.shared_part();
             let task = Task { batch, rows, cols, depths, strip, shared, scratch, bases: bases.0, c, c_row };
             if shape.has_few_rows {
-                self.multiply_few_rows(&task);
+                self.multiply_small_m(&task);
             } else if let (Some(side), Some(dots)) = (shape.skinny_operand, self.dots) {
                 self.multiply_by_dots(&task, side, dots);
             } else {
@@ -231,7 +231,7 @@ impl<T: Real> Product<T> {
     }
 
     /// Computes a block of a product with few rows.
-    unsafe fn multiply_few_rows(&self, task: &Task<'_, T>) {
+    unsafe fn multiply_small_m(&self, task: &Task<'_, T>) {
         let ProductPlan { k, a, b, epilogue: tape, block_at, direct, .. } = &self.shape;
         let &Task { rows, cols, scratch, .. } = task;
         // SAFETY: the caller's contract, and the layout of `Shape::new`.
@@ -245,7 +245,7 @@ impl<T: Real> Product<T> {
                 pack(tape.isa, a.elements, lines, 1, packed);
                 *packed_keys = key;
             }
-            let thin = FewRowsBlock {
+            let thin = SmallMBlock {
                 a: packed.cast_const(),
                 b: element_address(b, task.bases[b.slot], task.batch, cols.0, 0),
                 line: b.line,

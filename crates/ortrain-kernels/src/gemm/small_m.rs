@@ -12,7 +12,7 @@ pub(super) const MAX_ROWS: usize = 8;
 
 /// Block of a product with few rows.
 #[derive(Clone, Copy)]
-pub(super) struct FewRowsBlock<T> {
+pub(super) struct SmallMBlock<T> {
     /// A: `rows` rows of `k` adjacent elements.
     pub(super) a: *const T,
     /// B, as stored: steps along n and along k, one of which is 1.
@@ -31,14 +31,14 @@ const LANES: usize = 16;
 /// Rows, or depths, that share a load of B or of C.
 const GROUP_SIZE: usize = 4;
 
-struct MultiplyFewRows<S: Stored>(FewRowsBlock<S::Computed>);
+struct MultiplySmallM<S: Stored>(SmallMBlock<S::Computed>);
 
-impl<S: Stored<Computed: Real>> MultiplyFewRows<S> {
+impl<S: Stored<Computed: Real>> MultiplySmallM<S> {
     /// Computes `M` rows from row `i` on, if elements of B are adjacent along k: sums in [`LANES`] chains, joined as a
     /// tree.
     #[inline(always)]
     fn dot_products<L: Level, const M: usize>(&self, i: usize) {
-        let FewRowsBlock { a, b, line, cols, k, c, .. } = self.0;
+        let SmallMBlock { a, b, line, cols, k, c, .. } = self.0;
         let zero = <S::Computed as Number>::ZERO;
         for j in 0..cols {
             let b = b.cast::<S>().wrapping_offset(j as isize * line);
@@ -79,7 +79,7 @@ impl<S: Stored<Computed: Real>> MultiplyFewRows<S> {
     /// Computes all rows, if elements of B are adjacent along n: scaled rows of B are added to rows of C in order.
     #[inline(always)]
     fn add_scaled_rows<L: Level>(&self) {
-        let FewRowsBlock { a, b, depth, rows, cols, k, c, .. } = self.0;
+        let SmallMBlock { a, b, depth, rows, cols, k, c, .. } = self.0;
         let zero = <S::Computed as Number>::ZERO;
         // SAFETY: C is scratch memory of this worker, with capacity for these elements.
         let c = unsafe { std::slice::from_raw_parts_mut(c, rows * cols) };
@@ -117,7 +117,7 @@ impl<S: Stored<Computed: Real>> MultiplyFewRows<S> {
     }
 }
 
-impl<S: Stored<Computed: Real>> Work for MultiplyFewRows<S> {
+impl<S: Stored<Computed: Real>> Work for MultiplySmallM<S> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
@@ -140,11 +140,11 @@ impl<S: Stored<Computed: Real>> Work for MultiplyFewRows<S> {
 /// # Safety
 /// A and B are valid for reads, and C for writes, of the elements that sizes and steps address. No other thread
 /// accesses C. `elements` describes B, and its compute type is `T`.
-pub(super) unsafe fn multiply<T: Real>(isa: Isa, elements: Elements, thin: FewRowsBlock<T>) {
+pub(super) unsafe fn multiply<T: Real>(isa: Isa, elements: Elements, thin: SmallMBlock<T>) {
     macro_rules! go {
         ($s:ty, $t:ty) => {{
-            let FewRowsBlock { a, b, line, depth, rows, cols, k, c } = thin;
-            isa.run(MultiplyFewRows::<$s>(FewRowsBlock::<$t> {
+            let SmallMBlock { a, b, line, depth, rows, cols, k, c } = thin;
+            isa.run(MultiplySmallM::<$s>(SmallMBlock::<$t> {
                 a: a.cast(),
                 b,
                 line,

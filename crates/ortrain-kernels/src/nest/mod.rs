@@ -532,7 +532,7 @@ impl<'a> Run<'a> {
     ///
     /// # Safety
     /// As [`Run::keep`].
-    unsafe fn set_saved_addresses_of_whole_segment(&self, worker: usize, tasks: &SegmentTasks, begin: usize) {
+    unsafe fn set_saved_addresses_of_segment(&self, worker: usize, tasks: &SegmentTasks, begin: usize) {
         let at = self.buffer_table(worker).cast::<u8>().wrapping_add(self.kernel.table_bytes());
         let each = (tasks.max_whole_segment * size_of::<f32>()).next_multiple_of(ALIGN);
         // SAFETY: the caller's contract.
@@ -694,7 +694,7 @@ impl<'a> Run<'a> {
                         let range = segment_tasks.segments.range(segment);
                         // A map computes nothing once per segment, so empty segments need no work.
                         if !(segment_tasks.is_map && range.is_empty()) {
-                            self.set_saved_addresses_of_whole_segment(worker, segment_tasks, range.start);
+                            self.set_saved_addresses_of_segment(worker, segment_tasks, range.start);
                             let site = self.context(worker);
                             self.run_row(&site, segment, range.start, range.end);
                         }

@@ -155,12 +155,12 @@ impl SegmentTasks {
                 grouped.max_whole_segment = grouped.max_whole_segment.max(range.len());
                 work = work.saturating_add(range.len().saturating_mul(cost)).saturating_add(SEGMENT_OVERHEAD);
                 if work >= enough {
-                    grouped.push_whole_segments(first, segment + 1);
+                    grouped.push_undivided_segments(first, segment + 1);
                     (first, work) = (segment + 1, 0);
                 }
                 continue;
             }
-            grouped.push_whole_segments(first, segment);
+            grouped.push_undivided_segments(first, segment);
             (first, work) = (segment + 1, 0);
             let each = range.len().div_ceil(range.len().div_ceil(piece)).next_multiple_of(tile);
             let (long, first) = (grouped.long_segments.len(), grouped.pieces.len());
@@ -175,11 +175,11 @@ impl SegmentTasks {
                 elements_before: 0,
             });
         }
-        grouped.push_whole_segments(first, segments.len());
+        grouped.push_undivided_segments(first, segments.len());
         grouped
     }
 
-    fn push_whole_segments(&mut self, first: usize, last: usize) {
+    fn push_undivided_segments(&mut self, first: usize, last: usize) {
         if first < last {
             self.tasks.push(Task::Whole { first, last });
         }

@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use ortrain_expr::{DType, WindowShape};
 
-use super::{Buffers, Element, MAX_AXES, MIN_TASK_WORK, MIN_WHOLE_PLANES, Part, Plan, Positions, Tasks};
+use super::{Buffers, Element, MAX_AXES, MIN_TASK_WORK, MIN_UNDIVIDED_PLANES, Part, Plan, Positions, Tasks};
 use crate::isa::{Level, Work};
 use crate::tile::number::{Number, Stored};
 
@@ -56,7 +56,7 @@ impl MaxBackward {
     pub(super) fn tasks(&self, planes: usize, source: usize, target: usize) -> Tasks {
         let work = source.saturating_add(target);
         let target_parts =
-            if planes < MIN_WHOLE_PLANES { MIN_WHOLE_PLANES.div_ceil(planes.max(1)) } else { 1 };
+            if planes < MIN_UNDIVIDED_PLANES { MIN_UNDIVIDED_PLANES.div_ceil(planes.max(1)) } else { 1 };
         let parts = target_parts
             .min(target / MIN_TASK_WORK)
             .max(if self.has_wide_sums { target.div_ceil(MAX_NARROW_ELEMENTS) } else { 1 })

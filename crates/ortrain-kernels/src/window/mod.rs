@@ -56,7 +56,7 @@ const MAX_AXES: usize = 8;
 /// Approximate number of elements of a task.
 const MIN_TASK_WORK: usize = 16 * 1024;
 /// Minimum number of planes for tasks with whole planes.
-const MIN_WHOLE_PLANES: usize = 16;
+const MIN_UNDIVIDED_PLANES: usize = 16;
 
 /// A compiled [`WindowDesc`].
 #[derive(Clone, Debug)]
@@ -724,7 +724,7 @@ fn divide_into_rows(
     let cells = axes.iter().fold(1usize, |n, axis| n.saturating_mul(max_sources(axis, gradient)));
     let work = target.saturating_mul(cells);
     let rows = target / width.max(1);
-    if planes < MIN_WHOLE_PLANES && work > MIN_TASK_WORK {
+    if planes < MIN_UNDIVIDED_PLANES && work > MIN_TASK_WORK {
         let per_row = width.saturating_mul(cells).max(1);
         let rows_of_part = (MIN_TASK_WORK / per_row).max(1);
         return Tasks { planes: 1, parts: rows.div_ceil(rows_of_part), rows: rows_of_part };

@@ -10,7 +10,7 @@ use ortrain_expr::{DType, SlidingAxis, WindowPass};
 
 use super::max_backward::{self, MaxBackward};
 use super::{
-    Buffers, Element, MIN_TASK_WORK, MIN_WHOLE_PLANES, Part, Plan, Positions, Rows, Tasks, computed_bytes,
+    Buffers, Element, MIN_TASK_WORK, MIN_UNDIVIDED_PLANES, Part, Plan, Positions, Rows, Tasks, computed_bytes,
     windows_over,
 };
 use crate::isa::{Isa, Level, Work, portable};
@@ -170,7 +170,7 @@ impl NonOverlapping {
     /// Divides planes of `target` elements if there are few planes, and combines small planes.
     pub(super) fn tasks(&self, planes: usize, target: usize) -> Tasks {
         let steps = self.steps.len();
-        if planes < MIN_WHOLE_PLANES && target > MIN_TASK_WORK {
+        if planes < MIN_UNDIVIDED_PLANES && target > MIN_TASK_WORK {
             let rows = (MIN_TASK_WORK * steps / target).max(1);
             return Tasks { planes: 1, parts: steps.div_ceil(rows), rows };
         }

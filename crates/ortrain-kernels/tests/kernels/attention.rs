@@ -493,7 +493,7 @@ fn heads_are_split_or_grouped() {
 }
 
 #[test]
-fn nan_stays_in_its_query() {
+fn nan_affects_its_query_only() {
     let case = Case { sizes: [1, 2, 9, 40, 8, 8], scores: Scores::Scaled, ..PLAIN };
     let mut inputs = case.inputs(&mut Random(3));
     let desc = case.desc(false);

@@ -275,7 +275,7 @@ fn sizes_zero_and_one() {
 }
 
 #[test]
-fn windows_far_beyond_the_input() {
+fn windows_outside_the_input() {
     let mut random = Random(3);
     let distant = SlidingAxis {
         input: 4,

@@ -370,7 +370,7 @@ fn results_may_be_transposed() {
 
 /// Weights that are much larger than the other operand; the lines of the last shapes are a page apart.
 #[test]
-fn products_with_few_rows_and_many_columns() {
+fn small_m_products_with_many_columns() {
     let mut random = Random(7);
     for (batch, m, n, k) in
         [(1, 30, 150, 96), (1, 45, 1030, 97), (2, 62, 400, 801), (1, 125, 1300, 600), (1, 48, 200, 1024)]

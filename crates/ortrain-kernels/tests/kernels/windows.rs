@@ -32,7 +32,7 @@ fn axis(input: usize, [kernel, stride, dilation, before, behind]: [usize; 5]) ->
     SlidingAxis { input, output, kernel, stride, dilation, padding_before: before as isize }
 }
 
-fn least_value(dtype: DType) -> Scalar {
+fn lowest_value(dtype: DType) -> Scalar {
     match dtype {
         DType::I8 => Scalar::I64(i8::MIN.into()),
         DType::I16 => Scalar::I64(i16::MIN.into()),
@@ -75,7 +75,7 @@ fn pool_by_definition(
     let per_input = shape.plane_inputs();
     let [_, count] = shape.operands();
     let zero = Scalar::I64(0).convert(Type::of(dtype));
-    let mut target = vec![if shape.pass == WindowPass::Max { least_value(dtype) } else { zero }; count];
+    let mut target = vec![if shape.pass == WindowPass::Max { lowest_value(dtype) } else { zero }; count];
     let mut positions = Vec::new();
     for plane in 0..shape.planes {
         for (o, output) in outputs.iter().enumerate() {

@@ -40,9 +40,9 @@ def finite(value: object, argument: str) -> float:
 
     """
     if isinstance(value, (bool, np.bool_)) or not isinstance(value, (int, float, np.integer, np.floating)):
-        raise InvalidArgumentError(f"{argument} is a number, not {value!r}")
+        raise InvalidArgumentError(f"{argument} must be a number, got {value!r}")
     if not math.isfinite(value):
-        raise InvalidArgumentError(f"{argument} is a finite number, not {value!r}")
+        raise InvalidArgumentError(f"{argument} must be a finite number, got {value!r}")
     return float(value)
 
 
@@ -57,7 +57,7 @@ def check_keywords(what: str, options: Iterable[str], given: Iterable[str]) -> N
     for keyword in given:
         if keyword not in known:
             there = f"it takes {', '.join(known)}" if known else "it takes none"
-            raise TypeError(f"{what} takes no keyword {keyword!r}; {there}{hint(keyword, known)}")
+            raise TypeError(f"{what} has no keyword argument {keyword!r}; {there}{hint(keyword, known)}")
 
 
 def checked_opset(opset: object) -> int:
@@ -71,7 +71,7 @@ def checked_opset(opset: object) -> int:
     if opset is None:
         return min(DEFAULT_OPSET, newest)
     if isinstance(opset, bool) or not isinstance(opset, (int, np.integer)) or not OLDEST_OPSET <= opset <= newest:
-        raise InvalidArgumentError(f"target_opset is an integer from {OLDEST_OPSET} to {newest}, not {opset!r}")
+        raise InvalidArgumentError(f"target_opset must be an integer from {OLDEST_OPSET} to {newest}, got {opset!r}")
     return int(opset)
 
 
@@ -218,6 +218,6 @@ def checked_model(model: object, argument: str = "onx") -> onnx.ModelProto:
     """
     if not isinstance(model, onnx.ModelProto):
         raise TypeError(
-            f"{argument} is an onnx.ModelProto, not {type(model).__name__}; onnx.load reads one from a file"
+            f"{argument} must be an onnx.ModelProto, got {type(model).__name__}; read a file with onnx.load"
         )
     return model

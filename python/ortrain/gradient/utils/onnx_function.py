@@ -236,17 +236,17 @@ def function_onnx_graph(
     """
     if name not in _FUNCTIONS:
         near = hint(name, _FUNCTIONS)
-        raise InvalidArgumentError(f"there is no function {name!r}; there are {', '.join(sorted(_FUNCTIONS))}{near}")
+        raise InvalidArgumentError(f"unknown function {name!r}; expected one of {', '.join(sorted(_FUNCTIONS))}{near}")
     known = _FUNCTIONS[name]
     if weight_name is not None:
         if not isinstance(weight_name, str) or not weight_name:
-            raise InvalidArgumentError(f"weight_name is the name of an input, not {weight_name!r}")
+            raise InvalidArgumentError(f"weight_name must be the name of an input, got {weight_name!r}")
         if not known.weights:
-            raise InvalidArgumentError(f"function {name!r} has no weights of rows; leave weight_name out")
+            raise InvalidArgumentError(f"function {name!r} has no row weights; omit weight_name")
     check_keywords(f"function {name!r}", known.options, kwargs)
     element = np.dtype(dtype)
     if element not in (np.dtype(np.float32), np.dtype(np.float64)):
-        raise InvalidArgumentError(f"dtype is float32 or float64, not {element}")
+        raise InvalidArgumentError(f"dtype must be float32 or float64, got {element}")
     function = _Function(checked_opset(target_opset), element, weight_name)
     known.write(function, **kwargs)
     return function.model(name, inspect.getdoc(known.write) or "")
@@ -372,7 +372,9 @@ def _grad_sigmoid_neg_log_loss_error(f: _Function, eps: float = 1e-5) -> None:
     """
     eps = finite(eps, "eps")
     if not 0 <= eps < 0.5:
-        raise InvalidArgumentError(f"eps is from 0 to less than 0.5, not {eps}; a probability is at least eps")
+        raise InvalidArgumentError(
+            f"eps must be at least 0 and less than 0.5, got {eps}: it is the smallest probability"
+        )
     f.pairs(expected=onnx.TensorProto.INT64, Y=_ONE, Y_grad=_MATRIX)
     one = f.number(1, "one")
     above = f.op("Max", f.op("Sigmoid", "X2", name="sigmoid"), f.number(eps, "least"), name="above")
@@ -419,7 +421,7 @@ def _n_penalty_elastic_error(
     """
     l1, l2 = finite(l1_weight, "l1_weight"), finite(l2_weight, "l2_weight")
     if isinstance(n_tensors, bool) or not isinstance(n_tensors, (int, np.integer)) or n_tensors < 1:
-        raise InvalidArgumentError(f"n_tensors is how many weights there are, 1 or more, not {n_tensors!r}")
+        raise InvalidArgumentError(f"n_tensors must be the number of weights, at least 1, got {n_tensors!r}")
     weights = [f"W{at}" for at in range(n_tensors)]
     f.inputs(None if loss_shape is None else tuple(loss_shape), "loss")
     f.inputs(_ANY, *weights)

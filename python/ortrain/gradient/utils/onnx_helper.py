@@ -91,7 +91,7 @@ def proto_type_to_dtype(proto_type: int | str) -> type[np.float32] | type[np.flo
     if proto_type in (onnx.TensorProto.DOUBLE, "tensor(double)"):
         return np.float64
     raise InvalidArgumentError(
-        f"a type is TensorProto.FLOAT, TensorProto.DOUBLE, 'tensor(float)' or 'tensor(double)', not {proto_type!r}"
+        f"a type must be TensorProto.FLOAT, TensorProto.DOUBLE, 'tensor(float)' or 'tensor(double)', got {proto_type!r}"
     )
 
 
@@ -114,7 +114,7 @@ def dtype_to_var_type(dtype: npt.DTypeLike) -> type[Any]:
     """
     name = np.dtype(dtype).name
     if name not in _VAR_TYPES:
-        raise InvalidArgumentError(f"dtype is one of {', '.join(_VAR_TYPES)}, not {name}")
+        raise InvalidArgumentError(f"dtype must be one of {', '.join(_VAR_TYPES)}, got {name}")
     found: type[Any] = getattr(importlib.import_module("skl2onnx.common.data_types"), _VAR_TYPES[name])
     return found
 
@@ -167,7 +167,8 @@ def _tensor(value: _Tensor, name: str) -> onnx.TensorProto:
     if isinstance(value, (np.ndarray, np.generic)):
         return numpy_helper.from_array(np.asarray(value), name)
     raise TypeError(
-        f"the value of initializer {name!r} is an array, an OrtValue or an onnx.TensorProto, not {type(value).__name__}"
+        f"the value of initializer {name!r} must be an array, an OrtValue or an onnx.TensorProto, got "
+        f"{type(value).__name__}"
     )
 
 
@@ -192,7 +193,7 @@ def add_initializer(model: onnx.ModelProto, name: str, value: _Tensor) -> onnx.M
     """
     graph = checked_model(model, "model").graph
     if any(entry.name == name for entry in graph.initializer) or any(name in node.output for node in graph.node):
-        raise InvalidArgumentError(f"the model has a value {name!r} already; give the initializer another name")
+        raise InvalidArgumentError(f"the model already has a value {name!r}; choose another name for the initializer")
     made = onnx.ModelProto()
     made.CopyFrom(model)
     made.graph.initializer.append(_tensor(value, name))
@@ -224,7 +225,9 @@ def remove_initializer(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     """
     at = _place(checked_model(model, "model"), name)
     if not any(entry.name == name for entry in model.graph.input):
-        raise InvalidArgumentError(f"initializer {name!r} is no input of the model: nobody could give its value")
+        raise InvalidArgumentError(
+            f"initializer {name!r} is not an input of the model, so no run could supply its value"
+        )
     made = onnx.ModelProto()
     made.CopyFrom(model)
     del made.graph.initializer[at]

@@ -65,12 +65,12 @@ def unreduced_onnx_loss(onx: onnx.ModelProto, output_name: str = "score") -> onn
     found = [node for node in graph.node if node.op_type.startswith("Reduce")]
     if len(found) != 1:
         named = ", ".join(f"{node.op_type} {node.name or node.output[0]!r}" for node in found) or "none"
-        raise OrtrainError(f"one node of the loss is to reduce, a ReduceSum or a ReduceSumSquare; there are: {named}")
+        raise OrtrainError(f"the loss must have exactly one reduction, a ReduceSum or a ReduceSumSquare, got: {named}")
     (reduction,) = found
     if reduction.op_type not in ("ReduceSum", "ReduceSumSquare"):
         raise UnsupportedError(
-            f"node {reduction.name or reduction.output[0]!r} is a {reduction.op_type}, whose terms are no scores; "
-            "only ReduceSum and ReduceSumSquare can be left out"
+            f"node {reduction.name or reduction.output[0]!r} is a {reduction.op_type}, which cannot be removed; only "
+            "ReduceSum and ReduceSumSquare are supported"
         )
     terms = reduction.input[0]
     nodes, wanted = needed_nodes(graph.node, [terms])
@@ -155,8 +155,8 @@ def _imports(model: onnx.ModelProto, sub: onnx.ModelProto) -> list[onnx.Operator
         versions = [_since(node, version[domain]) for version in (here, there)]
         if None in versions or versions[0] != versions[1]:
             raise InvalidArgumentError(
-                f"operator {node.op_type} of sub_onx is meant as in version {here[domain]} of {domain}, but the model "
-                f"has version {there[domain]}; write sub_onx at that version"
+                f"operator {node.op_type} of sub_onx has version {here[domain]} of {domain}, which differs from "
+                f"version {there[domain]} of the model; write sub_onx for that version"
             )
     return [entry for entry in sub.opset_import if (entry.domain or "ai.onnx") not in there]
 

@@ -47,7 +47,7 @@ def provider_to_device(provider_name: str) -> str:
 
     """
     if provider_name not in _DEVICES:
-        raise InvalidArgumentError(f"there is no provider {provider_name!r}; there are {', '.join(_DEVICES)}")
+        raise InvalidArgumentError(f"unknown provider {provider_name!r}; expected one of {', '.join(_DEVICES)}")
     return _DEVICES[provider_name]
 
 
@@ -71,10 +71,10 @@ def get_ort_device_type(device: str | OrtDevice) -> int:
     if isinstance(device, OrtDevice):
         return device.device_type()
     if not isinstance(device, str):
-        raise TypeError(f"a device is 'cpu', 'cuda' or an OrtDevice, not {type(device).__name__}")
+        raise TypeError(f"a device must be 'cpu', 'cuda' or an OrtDevice, got {type(device).__name__}")
     kinds = {"cpu": OrtDevice.cpu(), "cuda": OrtDevice.cuda()}
     if device not in kinds:
-        raise InvalidArgumentError(f"there is no kind of device {device!r}; there are 'cpu' and 'cuda'")
+        raise InvalidArgumentError(f"unknown kind of device {device!r}; expected 'cpu' or 'cuda'")
     return kinds[device]
 
 
@@ -100,14 +100,14 @@ def get_ort_device(device: str | OrtDevice) -> OrtDevice:
     if isinstance(device, OrtDevice):
         return device
     if not isinstance(device, str):
-        raise TypeError(f"a device is a name or an OrtDevice, not {type(device).__name__}")
+        raise TypeError(f"a device must be a name or an OrtDevice, got {type(device).__name__}")
     kind, colon, number = device.partition(":")
     if device == "cpu":
         return OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
     if kind in ("cuda", "gpu") and (not colon or (number.isascii() and number.isdigit() and len(number) < 5)):
         return OrtDevice(OrtDevice.cuda(), OrtDevice.default_memory(), int(number or 0))
     raise InvalidArgumentError(
-        f"there is no device {device!r}; there are 'cpu', 'cuda' and, for further ones, 'cuda:1'"
+        f"unknown device {device!r}; expected 'cpu', 'cuda', or 'cuda' with an index, such as 'cuda:1'"
     )
 
 
@@ -126,12 +126,14 @@ def ort_device_to_string(device: OrtDevice) -> str:
 
     """
     if not isinstance(device, OrtDevice):
-        raise TypeError(f"a device is an OrtDevice, not {type(device).__name__}; get_ort_device makes one of a name")
+        raise TypeError(
+            f"a device must be an OrtDevice, got {type(device).__name__}; get_ort_device returns the device of a name"
+        )
     names = {OrtDevice.cpu(): "cpu", OrtDevice.cuda(): "cuda"}
     kind = device.device_type()
     if kind not in names:
         raise UnsupportedError(
-            f"a device of type {kind} has no name; there are {OrtDevice.cpu()} and {OrtDevice.cuda()}"
+            f"a device of type {kind} has no name; the types with a name are {OrtDevice.cpu()} and {OrtDevice.cuda()}"
         )
     return names[kind] if device.device_id() == 0 else f"{names[kind]}:{device.device_id()}"
 
@@ -155,7 +157,7 @@ def numpy_to_ort_value(arr: npt.NDArray[Any], device: OrtDevice | None = None) -
 
     """
     if not isinstance(arr, (np.ndarray, np.generic)):
-        raise TypeError(f"a value is made of an array, not of {type(arr).__name__}")
+        raise TypeError(f"a value must be an array, got {type(arr).__name__}")
     return OrtValue.ortvalue_from_numpy(np.asarray(arr), get_ort_device("cpu") if device is None else device)
 
 
@@ -201,14 +203,14 @@ def get_ort_device_from_session(sess: Any) -> OrtDevice:
     if isinstance(sess, (InferenceSession, NativeSession)):
         return get_ort_device("cpu")
     if not hasattr(sess, "get_providers"):
-        raise TypeError(f"a session has get_providers, which {type(sess).__name__} has not")
+        raise TypeError(f"a session must have get_providers, got {type(sess).__name__}")
     providers: list[str] = sess.get_providers()
     if not providers or providers[0] not in _DEVICES:
-        raise UnsupportedError(f"no device is known for the providers {providers} of the session")
+        raise UnsupportedError(f"the device of the session is unknown: its providers are {providers}")
     if providers[0] == _CPU:
         return get_ort_device("cpu")
     options = sess.get_provider_options()
     number = options.get(_CUDA, {}).get("device_id") if options else 0
     if number is None:
-        raise UnsupportedError(f"the session does not say its device_id among its provider options {options}")
+        raise UnsupportedError(f"the provider options {options} of the session have no device_id")
     return get_ort_device(f"cuda:{number}")

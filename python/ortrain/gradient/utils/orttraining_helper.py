@@ -106,7 +106,7 @@ def penalty_loss_onnx(
     }
     wanted = {kind: coefficient for kind, coefficient in wanted.items() if coefficient != 0}
     if not wanted:
-        raise InvalidArgumentError(f"a penalty of {name!r} needs l1 or l2, and neither is given or other than 0")
+        raise InvalidArgumentError(f"the penalty of {name!r} requires l1 or l2, other than 0")
     parts = []
     for kind, coefficient in wanted.items():
         if kind == "l1":
@@ -179,7 +179,7 @@ def _log(task: _Task, eps: float = 1e-6) -> str:
     writer = task.writer
     eps = finite(eps, "eps")
     if eps >= 0.5:
-        raise InvalidArgumentError(f"eps is less than 0.5, not {eps}; it is what a probability has at least")
+        raise InvalidArgumentError(f"eps must be less than 0.5, got {eps}: it is the smallest probability")
     clipped = writer.clip(task.output, eps, 1 - eps, name="clip_name")
     sums = writer.row_sums(clipped, name="clip_red_name")
     logs = writer.op("Log", writer.op("Div", clipped, sums, name="new_output_name"), name="log_name")
@@ -266,14 +266,14 @@ def add_loss_output(
     """
     if score_name not in _SCORES:
         raise UnsupportedError(
-            f"there is no score {score_name!r}; there are {', '.join(_SCORES)}{hint(score_name, _SCORES)}"
+            f"unknown score {score_name!r}; expected one of {', '.join(_SCORES)}{hint(score_name, _SCORES)}"
         )
     score = _SCORES[score_name]
     check_keywords(f"score {score_name!r}", list(inspect.signature(score).parameters)[1:], kwargs)
     model = _rewrite_op_no_grad(checked_model(onx))
     opset = get_onnx_opset(model)
     if opset < _OLDEST_OPSET:
-        raise InvalidArgumentError(f"the model is at opset {opset}; losses are added from opset {_OLDEST_OPSET} on")
+        raise InvalidArgumentError(f"the model has opset {opset}; losses require opset {_OLDEST_OPSET} or newer")
     graph = model.graph
     output = _selected(graph, output_index)
     _free_names(graph, output.name, label=label_name, weight=weight_name, loss=loss_name)
@@ -282,7 +282,7 @@ def add_loss_output(
     if score is _log:
         if sizes is not None and (len(sizes) != 2 or (isinstance(sizes[1], int) and sizes[1] != 2)):
             raise InvalidArgumentError(
-                f"output {output.name!r} has shape {sizes}; the log loss needs probabilities of two columns"
+                f"output {output.name!r} has shape {sizes}; the log loss requires probabilities of two columns"
             )
         label_type, sizes = onnx.TensorProto.INT64, [sizes[0] if sizes else None, 1]
     taken = names_of(graph) | {loss_name, label_name} | ({weight_name} if weight_name is not None else set())
@@ -330,7 +330,7 @@ def _selected(graph: onnx.GraphProto, output_index: int | str | None) -> onnx.Va
     listed = ", ".join(names)
     if output_index is None:
         if len(names) != 1:
-            raise InvalidArgumentError(f"output_index says which output the loss is of; the model has {listed}")
+            raise InvalidArgumentError(f"output_index must select the output of the loss; the model has {listed}")
         return outputs[0]
     if isinstance(output_index, str):
         if output_index not in names:
@@ -339,7 +339,7 @@ def _selected(graph: onnx.GraphProto, output_index: int | str | None) -> onnx.Va
             )
         return outputs[names.index(output_index)]
     if isinstance(output_index, bool) or not isinstance(output_index, (int, np.integer)):
-        raise TypeError(f"output_index is the place or the name of an output, not {type(output_index).__name__}")
+        raise TypeError(f"output_index must be the index or the name of an output, got {type(output_index).__name__}")
     if not -len(names) <= output_index < len(names):
         raise InvalidArgumentError(f"output_index {output_index} is out of range: the model has {len(names)} outputs")
     return outputs[int(output_index)]
@@ -357,9 +357,9 @@ def _free_names(graph: onnx.GraphProto, output: str, **names: str | None) -> Non
         if name is None and what == "weight":
             continue
         if not isinstance(name, str) or not name:
-            raise InvalidArgumentError(f"{what}_name is a name, not {name!r}")
+            raise InvalidArgumentError(f"{what}_name must be a name, got {name!r}")
         if name in there:
-            raise InvalidArgumentError(f"the model has a value {name!r} already; give another {what}_name")
+            raise InvalidArgumentError(f"the model already has a value {name!r}; choose another {what}_name")
         if name in used:
             raise InvalidArgumentError(f"{used[name]}_name and {what}_name are the same: {name!r}")
         used[name] = what
@@ -373,7 +373,7 @@ def _described(model: onnx.ModelProto, output: onnx.ValueInfoProto) -> tuple[int
         kind = next(entry for entry in inferred if entry.name == output.name).type.tensor_type
     if kind.elem_type not in FLOATS:
         name = onnx.TensorProto.DataType.Name(kind.elem_type).lower()
-        raise InvalidArgumentError(f"output {output.name!r} is no tensor of floats, but {name}; a loss needs floats")
+        raise InvalidArgumentError(f"output {output.name!r} must be a tensor of floats for a loss, got {name}")
     if not kind.HasField("shape"):
         return kind.elem_type, None
     sizes: list[int | str | None] = []
@@ -390,25 +390,21 @@ def _penalties(
 ) -> str | None:
     """Writes penalties; returns their sum."""
     if not isinstance(penalty, Mapping):
-        raise TypeError(f"penalty is a dictionary of names and coefficients, not {type(penalty).__name__}")
+        raise TypeError(f"penalty must be a dictionary of names and coefficients, got {type(penalty).__name__}")
     types = {entry.name: entry.data_type for entry in graph.initializer}
     types |= {entry.name: entry.type.tensor_type.elem_type for entry in graph.input}
     total: str | None = None
     for name, coefficients in penalty.items():
         if name not in types:
-            raise InvalidArgumentError(
-                f"a penalty is of an initializer or an input; {name!r} is none{hint(name, types)}"
-            )
+            raise InvalidArgumentError(f"penalty: {name!r} is not an initializer or an input{hint(name, types)}")
         if types[name] != writer.element_type:
             kinds = [onnx.TensorProto.DataType.Name(kind).lower() for kind in (types[name], writer.element_type)]
-            raise InvalidArgumentError(
-                f"{name!r} is {kinds[0]}, but the loss, which its penalty is added to, is {kinds[1]}"
-            )
+            raise InvalidArgumentError(f"{name!r} is {kinds[0]}, but the loss of its penalty is {kinds[1]}")
         if isinstance(coefficients, (float, np.floating)):
             coefficients = {"l2": float(coefficients)}
         elif not isinstance(coefficients, Mapping):
             raise TypeError(
-                f"the penalty of {name!r} is a float, or a dictionary with 'l1' and 'l2', not "
+                f"the penalty of {name!r} must be a float, or a dictionary with 'l1' and 'l2', got "
                 f"{type(coefficients).__name__}"
             )
         check_keywords(f"the penalty of {name!r}", ["l1", "l2"], coefficients)

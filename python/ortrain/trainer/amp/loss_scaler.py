@@ -64,7 +64,7 @@ class LossScaler:
     @input_name.setter
     def input_name(self, name: str) -> None:
         if not isinstance(name, str) or not name:
-            raise AssertionError(f"'input_name' must be the name of an input, not {name!r}")
+            raise AssertionError(f"'input_name' must be the name of an input, got {name!r}")
         self._input_name = name
 
     @property
@@ -86,7 +86,7 @@ class LossScaler:
     @loss_scale.setter
     def loss_scale(self, scale: float) -> None:
         if isinstance(scale, bool) or not isinstance(scale, (int, float)) or not 0 < scale < math.inf:
-            raise AssertionError(f"'loss_scale' must be a finite int or float above 0, not {scale!r}")
+            raise AssertionError(f"'loss_scale' must be a finite int or float above 0, got {scale!r}")
         self._loss_scale = float(scale)
 
     def reset(self) -> None:

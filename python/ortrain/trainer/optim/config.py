@@ -66,13 +66,15 @@ class _OptimizerConfig:
 
     def __init__(self, name: str, params: list[dict[str, Any]], defaults: dict[str, Any]) -> None:
         if not isinstance(name, str) or name not in _NAMES:
-            raise AssertionError(f"the name of an optimizer is {', '.join(_NAMES)}, not {name!r}{hint(name, _NAMES)}")
+            raise AssertionError(
+                f"the name of an optimizer must be one of {', '.join(_NAMES)}, got {name!r}{hint(name, _NAMES)}"
+            )
         if not isinstance(defaults, dict) or "lr" not in defaults:
-            raise AssertionError(f"'defaults' must be a dict of settings with the key 'lr', not {defaults!r}")
+            raise AssertionError(f"'defaults' must be a dict of settings with the key 'lr', got {defaults!r}")
         if not _not_negative(defaults["lr"]):
-            raise AssertionError(f"'lr' must be a number of 0 or more, not {defaults['lr']!r}")
+            raise AssertionError(f"'lr' must be a number of 0 or more, got {defaults['lr']!r}")
         if not isinstance(params, list):
-            raise AssertionError(f"'params' must be a list of dicts, not {type(params).__name__}")
+            raise AssertionError(f"'params' must be a list of dicts, got {type(params).__name__}")
         for at, group in enumerate(params):
             self._check_group(at, group, defaults)
         for group in params:
@@ -86,13 +88,13 @@ class _OptimizerConfig:
         """Raises an AssertionError if a group is not valid for this optimizer."""
         if not isinstance(group, dict):
             raise AssertionError(
-                f"group {at} of 'params' must be a dict with 'params' and settings, not {type(group).__name__}"
+                f"group {at} of 'params' must be a dict with 'params' and settings, got {type(group).__name__}"
             )
         if "params" not in group:
             raise AssertionError(f"group {at} of 'params' has no key 'params', the list of its weights")
         weights = group["params"]
         if not isinstance(weights, (list, tuple, set, frozenset)) or not all(isinstance(name, str) for name in weights):
-            raise AssertionError(f"'params' of group {at} must be a list of names of weights, not {weights!r}")
+            raise AssertionError(f"'params' of group {at} must be a list of names of weights, got {weights!r}")
         if len(group) == 1:
             raise AssertionError(f"group {at} of 'params' has no settings beside 'params'")
         given = [key for key in group if key != "params"]
@@ -180,7 +182,7 @@ class _MomentsConfig(_OptimizerConfig):
         for key, value in defaults.items():
             rule = self._rules[key]
             if not rule.holds(value):
-                raise AssertionError(f"{_argument(key)!r} must be {rule.wanted}, not {value!r}")
+                raise AssertionError(f"{_argument(key)!r} must be {rule.wanted}, got {value!r}")
         super().__init__(name, [] if params is None else params, defaults)
 
     def _check_group(self, at: int, group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -192,7 +194,7 @@ class _MomentsConfig(_OptimizerConfig):
                 continue
             rule = self._rules[_setting(key, defaults)]
             if not rule.in_group(value):
-                raise AssertionError(f"{key!r} of group {at} must be {rule.wanted}, not {value!r}")
+                raise AssertionError(f"{key!r} of group {at} must be {rule.wanted}, got {value!r}")
 
     @property
     def alpha(self) -> float:

@@ -103,9 +103,9 @@ class _WarmupLRScheduler(_LRScheduler):
     def __init__(self, total_steps: int, warmup: float) -> None:
         super().__init__()
         if isinstance(total_steps, bool) or not isinstance(total_steps, int) or total_steps < 1:
-            raise AssertionError(f"'total_steps' must be an int of 1 or more, not {total_steps!r}")
+            raise AssertionError(f"'total_steps' must be an int of 1 or more, got {total_steps!r}")
         if not isinstance(warmup, float) or not 0 <= warmup < 1:
-            raise AssertionError(f"'warmup' must be a float of 0.0 or more and below 1.0, not {warmup!r}")
+            raise AssertionError(f"'warmup' must be a float of 0.0 or more and below 1.0, got {warmup!r}")
         self.total_steps = total_steps
         self.warmup = warmup
 
@@ -201,7 +201,7 @@ class CosineWarmupLRScheduler(_WarmupLRScheduler):
     def __init__(self, total_steps: int, cycles: float = 0.5, warmup: float = 0.002) -> None:
         super().__init__(total_steps, warmup)
         if not isinstance(cycles, float) or not 0 < cycles < math.inf:
-            raise AssertionError(f"'cycles' must be a float above 0.0, not {cycles!r}")
+            raise AssertionError(f"'cycles' must be a float above 0.0, got {cycles!r}")
         self.cycles = cycles
 
     def _factor(self, t: int, rate: float) -> float:
@@ -272,9 +272,9 @@ class PolyWarmupLRScheduler(_WarmupLRScheduler):
     def __init__(self, total_steps: int, lr_end: float = 1e-7, power: float = 1.0, warmup: float = 0.002) -> None:
         super().__init__(total_steps, warmup)
         if not isinstance(lr_end, float) or not 0 <= lr_end < math.inf:
-            raise AssertionError(f"'lr_end' must be a float of 0.0 or more, not {lr_end!r}")
+            raise AssertionError(f"'lr_end' must be a float of 0.0 or more, got {lr_end!r}")
         if not isinstance(power, float) or not 0 <= power < math.inf:
-            raise AssertionError(f"'power' must be a float of 0.0 or more, not {power!r}")
+            raise AssertionError(f"'power' must be a float of 0.0 or more, got {power!r}")
         self.lr_end = lr_end
         self.power = power
 
@@ -323,19 +323,15 @@ def checked_rate(rates: Any) -> float:
     0.5
     >>> checked_rate([])
     Traceback (most recent call last):
-    ortrain.errors.InvalidArgumentError: the learning-rate scheduler gave 0 values, []; one learning rate is wanted
+    ortrain.errors.InvalidArgumentError: expected 1 learning rate from the scheduler, got 0: []
 
     """
     try:
         values = list(rates)
     except TypeError:
-        raise InvalidArgumentError(
-            f"the learning-rate scheduler gave {rates!r}; a list of one learning rate is wanted"
-        ) from None
+        raise InvalidArgumentError(f"expected a list of 1 learning rate from the scheduler, got {rates!r}") from None
     if len(values) != 1:
-        raise InvalidArgumentError(
-            f"the learning-rate scheduler gave {len(values)} values, {rates!r}; one learning rate is wanted"
-        )
+        raise InvalidArgumentError(f"expected 1 learning rate from the scheduler, got {len(values)}: {rates!r}")
     value = values[0]
     try:
         rate = math.nan if isinstance(value, (str, bytes, bool)) else float(value)
@@ -343,6 +339,6 @@ def checked_rate(rates: Any) -> float:
         rate = math.nan
     if not 0 <= rate <= _LARGEST:
         raise InvalidArgumentError(
-            f"the learning-rate scheduler gave {value!r}; a learning rate is a number from 0 to the largest of float32"
+            f"the learning rate from the scheduler must be a number from 0 to the largest float32, got {value!r}"
         )
     return rate
