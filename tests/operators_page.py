@@ -41,7 +41,7 @@ COLUMNS = {
         "operators. *host*: a function on the host, because result shapes depend on values. *control flow*: "
         "selected or repeated programs"
     ),
-    "Cases": "node cases of ONNX with this operator that pass on every backend",
+    "Cases": "node cases of ONNX (tests of one node) with this operator that pass on every backend",
 }
 INTRODUCTION = "\n".join(
     [

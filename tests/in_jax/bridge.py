@@ -645,7 +645,7 @@ def wrong_calls() -> None:
         (lambda: function(weights, ids * 1.0, scale), invalid,
          'input "ids" must be int64[n], got float32[2]: the element types differ; '
          'to convert it, pass .astype'),
-        (lambda: function(weights, ids, ids), invalid, 'input "scale" should be float32[4], but int32[2] was given'),
+        (lambda: function(weights, ids, ids), invalid, 'input "scale" must be float32[4], got int32[2]'),
         (lambda: function(weights, ids, jnp.ones((2, 2))), invalid,
          'input "scale" must be float32[4], got float32[2, 2]: the numbers of axes differ'),
         (lambda: function(weights, ids, jnp.ones(3)), invalid, "axis 0 must be 4, got 3"),

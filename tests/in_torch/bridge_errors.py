@@ -34,8 +34,8 @@ def check_inputs_that_do_not_fit() -> None:
         "input 'x' is on device 'meta', but the model runs on the CPU; convert it with to('cpu')",
     )
     invalid(lambda: net(x.to_sparse()), "input 'x' has the layout torch.sparse_coo; convert it with to_dense()")
-    invalid(lambda: net(torch.zeros(2, 6)), 'input "x" should be float32[batch, 5], but float32[2, 6] was given')
-    invalid(lambda: net(torch.zeros(5)), 'input "x" should be float32[batch, 5], but float32[5] was given')
+    invalid(lambda: net(torch.zeros(2, 6)), 'input "x" must be float32[batch, 5], got float32[2, 6]')
+    invalid(lambda: net(torch.zeros(5)), 'input "x" must be float32[batch, 5], got float32[5]')
     invalid(lambda: net(torch.zeros(2, 6, requires_grad=True)), 'input "x"')
     with torch.no_grad():
         invalid(lambda: net(torch.zeros(2, 6)), 'input "x"')

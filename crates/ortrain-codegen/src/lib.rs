@@ -2,7 +2,7 @@
 //!
 //! - [`lower()`]: the launches of a [`Program`](ortrain_program::Program). It is a pure function and needs no device.
 //! - [`Launch`], [`Binding`]: a kernel, and its memory.
-//! - [`split`]: the host part of a program: float64 numbers for devices without float64, and guards of inputs.
+//! - [`split_host_part`]: the host part of a program: float64 numbers for devices without float64, and guards of inputs.
 //! - [`Dialect`]: a language for kernels. [`Wgsl`] is the language of WebGPU.
 //!
 //! Products and reductions of long rows are computed by whole groups, which share loads or partial sums. Long sums of

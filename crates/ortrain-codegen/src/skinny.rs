@@ -1,5 +1,7 @@
-//! Skinny matrix products, with few rows or few columns: an invocation computes all of them for one line of the other
-//! factor.
+//! Skinny matrix products, with few rows or few columns: the small factor has few lines, the large factor many.
+//!
+//! A line is a row of the left factor or a column of the right one. Several invocations share the terms of one line of
+//! the large factor, and multiply them by all lines of the small factor.
 
 use crate::dialect::{GROUP_SIZE, Repr};
 use crate::inner_product::{InnerProduct, LEFT, RIGHT, element_if, split_terms};
@@ -17,7 +19,7 @@ pub(crate) fn launches(cx: &Context<'_>, target: &MatmulOutput<'_>) -> Result<Ve
     let [m, n, k] = factors.sides();
     let small_side = if m <= n { LEFT } else { RIGHT };
     let large_side = LEFT + RIGHT - small_side;
-    // Adjacent invocations load adjacent elements: terms of one line, or lines of one term.
+    // Adjacent invocations load adjacent elements: terms of one line, or one term of adjacent lines.
     let along_terms = factors.runs_along_terms(large_side);
     let lines = if along_terms { 8 } else { 32 };
     let slices = LANES / lines;
@@ -34,18 +36,18 @@ pub(crate) fn launches(cx: &Context<'_>, target: &MatmulOutput<'_>) -> Result<Ve
 
 struct Printer<'t> {
     target: &'t MatmulOutput<'t>,
-    /// Side of the factor with few lines.
+    /// Side of the small factor: `LEFT` or `RIGHT`.
     small_side: usize,
-    /// Side of the other factor.
+    /// Side of the large factor.
     large_side: usize,
     /// True if adjacent invocations load terms of one line.
     along_terms: bool,
-    /// Number of lines per group. The remaining invocations split the sum of each line into slices.
+    /// Number of lines of the large factor per group. `slices` invocations share the terms of each line.
     lines: usize,
     split: Split,
 }
 
-/// Group: its batch index, its part of the sums, and its first line.
+/// Coordinates of a workgroup: its batch index, its part of the sums, and its first line of the large factor.
 struct Group {
     batch: Vec<String>,
     part: String,
@@ -72,13 +74,13 @@ impl Printer<'_> {
         cx.finish_groups(kernel, dims.iter().map(|&dim| dim as u64).product())
     }
 
-    /// Returns the condition for an existing line, if a check is necessary.
+    /// Returns the condition that a line of the large factor exists, if the last group has fewer lines.
     fn line_condition(&self, line: &str) -> Option<String> {
         let line_count = self.target.factors.sides()[self.large_side];
         (!line_count.is_multiple_of(self.lines)).then(|| format!("{line} < {line_count}"))
     }
 
-    /// Prints the sums of every `slices`-th term of one line, with each of the few lines of the other factor.
+    /// Prints the sums of an invocation: every `slices`-th term of one large line, for each line of the small factor.
     fn sums(&self, kernel: &mut Kernel<'_>, group: &Group) -> Result<Vec<InnerProduct>, String> {
         let (factors, slices) = (self.target.factors, self.slices());
         let fast = if self.along_terms { slices } else { self.lines };
@@ -118,7 +120,7 @@ impl Printer<'_> {
         Ok(sums)
     }
 
-    /// Adds the slices in order, and stores or finishes the sums.
+    /// Adds the slices of each sum in order. The sum goes to the epilogue, or to scratch memory if it is a part.
     fn store(&self, kernel: &mut Kernel<'_>, group: &Group, sums: &[InnerProduct]) -> Result<(), String> {
         let (target, slices) = (self.target, self.slices());
         let values: Vec<&Value> = sums.iter().flat_map(InnerProduct::sums).collect();

@@ -1,5 +1,5 @@
-//! Output of matrix products: directly to an epilogue, or as split-K parts to scratch memory, which a second launch
-//! adds.
+//! Output of matrix products. Results go directly to the epilogue. With split-K, partial sums go to scratch memory, and
+//! a second launch adds them.
 
 use std::cell::Cell;
 
@@ -42,7 +42,7 @@ impl Split {
     }
 }
 
-/// Epilogue of a product, or scratch memory for its parts.
+/// Output of a matrix product: its epilogue, and scratch memory for the parts of split sums.
 pub(crate) struct MatmulOutput<'t> {
     pub(crate) factors: &'t dyn MatmulOperands,
     /// Offset of the parts in scratch memory.
@@ -62,12 +62,13 @@ impl<'t> MatmulOutput<'t> {
         &self.known
     }
 
-    /// Returns the number of elements of the results.
+    /// Returns the number of elements of the result.
     fn points(&self) -> usize {
         self.known.nest.dims.iter().product()
     }
 
-    /// Returns the number of sums per element.
+    /// Returns the number of sums per element of the result: two if factors are split into several terms, otherwise
+    /// one.
     fn sums(&self) -> usize {
         InnerProduct::sums_per_product(self.factors.precision())
     }
@@ -85,14 +86,14 @@ impl<'t> MatmulOutput<'t> {
         format!("{} + ({part} * {sums} + {sum}) * {points} + {point}", self.first.get())
     }
 
-    /// Defines the row-major index of a point.
+    /// Defines a kernel variable with the row-major index of a point, and returns its name.
     fn point_index(&self, kernel: &mut Kernel<'_>, at: &[String]) -> String {
         let axes = self.known.nest.dims.iter().zip(at);
         let index = axes.fold(String::from("0i"), |index, (dim, at)| format!("({index} * {dim} + {at})"));
         kernel.int(index)
     }
 
-    /// Finishes the result at a point.
+    /// Runs the epilogue on the result at a point, and stores it.
     pub(crate) fn finish(
         &self,
         kernel: &mut Kernel<'_>,
@@ -102,7 +103,7 @@ impl<'t> MatmulOutput<'t> {
         self.factors.finish(kernel, &self.known, at, result)
     }
 
-    /// Stores a part of a sum at a point.
+    /// Stores a part of a sum of a point in scratch memory.
     pub(crate) fn store_part(
         &self,
         kernel: &mut Kernel<'_>,
@@ -114,7 +115,7 @@ impl<'t> MatmulOutput<'t> {
         kernel.set_scratch(&self.part_offset(part, sum, &point), value);
     }
 
-    /// Returns the launch that adds parts in order and finishes the results.
+    /// Returns the launch that adds the parts in order and runs the epilogue.
     pub(crate) fn add_parts_launch(&self, cx: &Context<'_>, split: Split) -> Result<Launch, String> {
         nest::plain_launch(cx, &self.known, &|kernel, at| {
             let point = self.point_index(kernel, at);

@@ -1,4 +1,7 @@
-//! Tiled matrix products: a group computes a square tile of the product, and shares its loads of the factors.
+//! Code generation for tiled matrix products.
+//!
+//! A group of invocations computes a square tile of the product. It loads the tile's rows and columns of the factors
+//! into shared memory, so that each element is loaded once per group.
 
 use ortrain_expr::Scalar;
 
@@ -20,10 +23,10 @@ const MIN_LARGE_TILES: usize = 128;
 /// Minimum number of groups for the largest tiles. They use more registers, so fewer groups run at once.
 const MIN_LARGEST_TILES: usize = 256;
 
-/// Sizes of tiles.
+/// Tile sizes of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tile {
-    /// Number of rows and columns of the product.
+    /// Number of rows, and of columns, of the product per group.
     side: usize,
     /// Number of terms in shared memory at once.
     depth: usize,
@@ -33,6 +36,7 @@ struct Tile {
 }
 
 impl Tile {
+    /// Chooses the tile for a batch of products. `parts`: number of terms into which the precision splits an element.
     fn for_product(batch: usize, [m, n, k]: [usize; 3], parts: usize) -> Tile {
         let of_side = |side: usize, depth: usize, unrolled: usize| {
             let groups = batch * m.div_ceil(side) * n.div_ceil(side);
@@ -45,7 +49,7 @@ impl Tile {
         if parts == 1 && groups >= MIN_LARGEST_TILES && 8 * covered(128) <= 9 * covered(64) {
             return largest;
         }
-        // Several numbers per factor need more shared memory, so the depth is smaller.
+        // Elements that are split into several terms need more shared memory, so the depth is smaller.
         let (large, groups) = of_side(64, if parts > 1 { 8 } else { 16 }, 4);
         if m.min(n) <= 32 || groups < MIN_LARGE_TILES { of_side(32, 16, 4).0 } else { large }
     }
@@ -65,14 +69,14 @@ impl Tile {
         self.lines_per_lane() / self.vector_width()
     }
 
-    /// Returns the number of vectors along an axis of the tile. It is also the distance between the rows or columns of
-    /// consecutive components; the first components are adjacent.
+    /// Returns the number `n` of vectors along an axis of the tile. The components of vector `i` are the rows or
+    /// columns `i`, `i + n`, `i + 2n` and so on.
     fn vectors_per_axis(self) -> usize {
         self.vectors_per_lane() * LANES_PER_AXIS
     }
 
-    /// Returns the number of vectors per row of a shared factor: one more than the stride, against bank conflicts of a
-    /// column.
+    /// Returns the distance between consecutive terms in the shared array, in vectors. The extra vector avoids bank
+    /// conflicts if adjacent invocations store consecutive terms.
     fn pitch(self) -> usize {
         self.vectors_per_axis() + 1
     }
@@ -82,7 +86,7 @@ impl Tile {
         Repr::floats(self.vector_width())
     }
 
-    /// Returns the number of rows per invocation that are stored at once, which the size of the shared array limits.
+    /// Returns the number of result rows per invocation that fit in shared memory at once.
     fn rows_per_store(self) -> usize {
         self.lines_per_lane().min(MAX_SHARED_BYTES / (LANES_PER_AXIS * self.side * size_of::<f32>()))
     }
@@ -101,29 +105,31 @@ pub(crate) fn launches(cx: &Context<'_>, target: &MatmulOutput<'_>) -> Result<Ve
     Ok(launches)
 }
 
+/// Generator of the kernel of a tiled product.
 struct Printer<'t> {
     target: &'t MatmulOutput<'t>,
     tile: Tile,
-    /// Number of terms that a factor is split into.
+    /// Number of terms into which the precision splits an element of a factor.
     parts: usize,
 }
 
-/// Group: batch index, part of the sums, and position of its tile in the product.
+/// Expressions for the work of a group: batch index, split-K part, and tile of the product.
 struct Group {
     batch: Vec<String>,
     part: String,
-    /// First row and first column.
+    /// First row and first column of the tile.
     first: [String; 2],
-    /// Array that the group shares.
+    /// Name of the array in shared memory.
     shared: String,
 }
 
-/// Part of a factor that an invocation loads: elements of some lines, of one term at a time.
+/// Elements of a factor that an invocation loads: one term of a few lines at a time. A line is a row of the left factor
+/// or a column of the right one.
 struct Loads {
     side: usize,
-    /// Index among the lines, and among the terms.
+    /// Index of the vector of lines in the tile, and index of the term in the tile.
     tile_position: [String; 2],
-    /// Shared names of the elements of each line, and the condition for an existing line.
+    /// For each line, the values that its elements share, and the condition that the line exists (`None`: always).
     lines: Vec<(Vec<String>, Option<String>)>,
 }
 
@@ -151,13 +157,14 @@ impl Printer<'_> {
         cx.finish_groups(kernel, dims.iter().map(|&dim| dim as u64).product())
     }
 
-    /// Returns the index in the shared array of a part of a factor: a term of all lines of a vector.
+    /// Returns the index of a vector in the shared array: vector `line` of factor `side` at a term. `part` is the
+    /// index among the terms into which the precision splits an element.
     fn shared_index(&self, side: usize, part: usize, line: &str, term: &str) -> String {
         let start = (side * self.parts + part) * self.tile.depth * self.tile.pitch();
         format!("{start} + ({term}) * {} + {line}", self.tile.pitch())
     }
 
-    /// Defines the part of a factor that an invocation loads. Adjacent invocations load adjacent elements.
+    /// Defines which elements of a factor an invocation loads. Adjacent invocations load adjacent elements.
     fn define_loads(&self, kernel: &mut Kernel<'_>, group: &Group, side: usize) -> Loads {
         let (factors, tile) = (self.target.factors, self.tile);
         let along = factors.runs_along_terms(side);
@@ -179,14 +186,14 @@ impl Printer<'_> {
         Loads { side, tile_position: position, lines }
     }
 
-    /// Returns the condition for an invocation that loads elements.
+    /// Returns the condition for the invocations that load elements; `None` if all invocations load.
     fn load_condition(&self) -> Option<String> {
         let lanes = self.tile.vectors_per_axis() * self.tile.depth;
         (lanes < LANES).then(|| format!("lane < {lanes}"))
     }
 
-    /// Loads elements of a factor, starting at a term. For each part, the vector for the shared array is assigned to
-    /// `to`.
+    /// Loads the invocation's vector of a factor. The terms in the tile start at term `from`. `to` receives one vector
+    /// for each term into which the precision splits the elements.
     fn fetch(&self, kernel: &mut Kernel<'_>, loads: &Loads, from: &str, to: &[Value]) -> Result<(), String> {
         let (factors, Tile { split, .. }) = (self.target.factors, self.tile);
         let term_count = factors.sides()[2];
@@ -293,12 +300,12 @@ impl Printer<'_> {
         [kernel.int(format!("lane / {LANES_PER_AXIS}")), kernel.int(format!("lane % {LANES_PER_AXIS}"))]
     }
 
-    /// Stores or finishes the sums, some rows at a time, through the shared array. Adjacent invocations then have
-    /// adjacent columns of one row.
+    /// Writes the results to the epilogue, or the sums as split-K parts to scratch memory. Some rows at a time pass
+    /// through the shared array, so that adjacent invocations write adjacent columns of a row.
     fn store(&self, kernel: &mut Kernel<'_>, group: &Group, sums: &Sums) -> Result<(), String> {
         let tile = self.tile;
         let is_whole = tile.split.count == 1;
-        // Output values of each row.
+        // For each sum of an inner product: the vectors of each row.
         let results: Vec<Vec<Vec<String>>> = match is_whole {
             true => {
                 let of_row =
@@ -361,7 +368,8 @@ impl Printer<'_> {
         kernel.dialect.floats(self.tile.repr(), &parts)
     }
 
-    /// Finishes the rows in the shared array, or stores them as a part: the rows of iteration `turn`.
+    /// Finishes the rows in the shared array, or stores them as split-K part of sum `number`. `turn` is the iteration
+    /// over the rows of an invocation.
     fn store_shared(
         &self,
         kernel: &mut Kernel<'_>,

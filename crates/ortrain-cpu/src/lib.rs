@@ -28,7 +28,7 @@ impl Cpu {
     /// Creates a backend at the best instruction-set level of this machine, capped by `ORTRAIN_ISA`.
     ///
     /// # Errors
-    /// Returns an error if that environment variable names no level.
+    /// Returns an error if `ORTRAIN_ISA` names no level.
     pub fn new() -> Result<Cpu, UnknownIsa> {
         Ok(Cpu::with_isa(Isa::detect()?))
     }
@@ -57,8 +57,8 @@ impl Cpu {
     }
 }
 
-/// Allocates zeroed memory of this process that can grow to `room` bytes. The memory uses large pages, if it is large
-/// enough: the first access to them is faster.
+/// Allocates zeroed host memory that can grow to `capacity` bytes. If the memory is large enough, it uses large pages,
+/// which the system maps faster at the first access.
 ///
 /// # Errors
 /// Returns an error if the system does not provide that much memory.
@@ -68,10 +68,11 @@ pub fn allocate(bytes: usize, capacity: usize) -> Result<HostMemory, OutOfMemory
     Ok(memory)
 }
 
-/// Bytes that a thread touches at a time: a large page.
+/// Bytes of a large page: the part that a thread touches at a time.
 const TOUCH_BYTES: usize = 2 << 20;
 
-/// Makes the system provide every page of memory that will be written, once, on all threads; see [`HostMemory::touch`].
+/// Makes the system map every page of memory that will be written, on all threads; see [`HostMemory::touch`]. Later
+/// calls for the same memory do nothing.
 pub fn prefault(memory: &HostMemory) {
     if memory.prefault() {
         let bytes = memory.len();
@@ -84,7 +85,7 @@ pub fn prefault(memory: &HostMemory) {
 const EMULATION_ADVICE: &str =
     "bf16_fallback=\"emulated\" computes the same in float32 arithmetic, slower than \"f32\"";
 
-/// Returns the bfloat16 unit of a level, if it is allowed; otherwise the error message.
+/// Returns the bfloat16 unit of a level, if `fallback` allows it; otherwise the error message.
 fn select_bf16_unit(isa: Isa, fallback: Bf16Fallback) -> Result<Bf16Unit, String> {
     let unit = Bf16Unit::detect(isa);
     match (unit.name(), fallback) {
@@ -139,7 +140,7 @@ impl Backend for Cpu {
         grows
     }
 
-    /// Measures on the threads of runs. Takes less than 0.3 s and temporarily allocates 192 MiB of memory.
+    /// Measures on the threads that execute runs. Takes less than 0.3 s and temporarily allocates 192 MiB of memory.
     fn limits(&self) -> Option<Limits> {
         const PATIENCE: Duration = Duration::from_millis(40);
         let pool = Pool::global();

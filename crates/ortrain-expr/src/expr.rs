@@ -95,7 +95,7 @@ pub enum UnaryOp {
     Tanh,
     /// `1 / (1 + exp(-x))`.
     Sigmoid,
-    /// Largest integer that is not greater.
+    /// Largest integer that is not greater than the argument.
     Floor,
     /// Logical negation.
     Not,
@@ -232,7 +232,8 @@ impl Inst {
             Inst::Guard(a, b) => (11, regs(0, [none, a, b])),
             Inst::Random(a, b, c) => (12, regs(0, [a, b, c])),
         };
-        // Fibonacci hashing: an odd multiplier without a bit pattern. The upper bits of the product are mixed best.
+        // Fibonacci hashing: an odd multiplier without a bit pattern. The upper bits of the product are mixed best, so
+        // the lower bits are XORed with them.
         let mixed = (rest ^ ((kind << 8 | ty as u64) << 48)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
         mixed ^ (mixed >> 32)
     }
@@ -292,7 +293,7 @@ impl Expr {
         self.insts.iter().any(|(inst, _)| matches!(inst, Inst::Guard(..)))
     }
 
-    /// Returns the expression with renumbered loads. `number` must map distinct slots to distinct slots.
+    /// Returns the expression with renumbered loads. `renumber` must map distinct slots to distinct slots.
     #[must_use]
     pub fn with_slots(mut self, renumber: impl Fn(u16) -> u16) -> Expr {
         for (inst, _) in &mut self.insts {
@@ -338,7 +339,7 @@ pub trait Evaluation {
 /// Error: a guard failed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct OutOfRange {
-    /// Row-major number of the point in the nest; 0 if an expression is evaluated without a nest.
+    /// Row-major index of the point in the nest; 0 if an expression is evaluated without a nest.
     pub point: usize,
     /// Checked index.
     pub index: i64,
@@ -449,14 +450,14 @@ const MAX_LINEAR_SEARCH: usize = 16;
 /// Number of slots of the first hash table.
 const INITIAL_TABLE_SLOTS: usize = 256;
 
-/// Mark of a free slot. No instruction has this number: there are fewer than 65 536.
+/// Mark of a free slot in the hash table. The table never contains the instruction with this index.
 const FREE_SLOT: u16 = u16::MAX;
 
 /// Builder of an [`Expr`]: shares equal instructions, folds constants, and drops dead instructions.
 #[derive(Debug, Default)]
 pub struct Builder {
     insts: Vec<(Inst, Type)>,
-    /// Open-addressing hash table with linear probing: numbers of instructions by their hash. The number of slots is a
+    /// Open-addressing hash table with linear probing: indices of instructions by their hash. The number of slots is a
     /// power of two, and at least half of the slots are free. Empty up to [`MAX_LINEAR_SEARCH`] instructions.
     table: Vec<u16>,
 }
@@ -490,10 +491,10 @@ impl Builder {
         self.insts[usize::from(reg.0)].0
     }
 
-    /// Adds an instruction without simplification, or finds an equal one.
+    /// Returns the register of an equal instruction, or adds the instruction without simplification.
     ///
     /// # Panics
-    /// Panics if the expression has more than 65 535 instructions. No lowering comes near this number.
+    /// Panics if the expression has more than 65 536 instructions. No lowering comes near this number.
     pub fn push(&mut self, inst: Inst, ty: Type) -> Reg {
         let index = if self.table.is_empty() {
             self.insts.iter().position(|&entry| entry == (inst, ty))
@@ -504,7 +505,7 @@ impl Builder {
         Reg(u16::try_from(index).expect("an expression has fewer than 65 536 instructions"))
     }
 
-    /// Looks up the number of an instruction in the hash table.
+    /// Looks up the index of an instruction in the hash table.
     fn find_in_table(&self, inst: Inst, ty: Type) -> Option<usize> {
         let last = self.table.len() - 1;
         let mut index = inst.hash_bits(ty) as usize & last;
@@ -568,7 +569,7 @@ impl Builder {
         self.push(Inst::Coordinate(axis as u8), Type::I64)
     }
 
-    /// Adds the row-major number (`I64`) of the current element in a space of these sizes.
+    /// Adds the row-major index (`I64`) of the current element in an iteration space of these sizes.
     pub fn element_number(&mut self, dims: &[usize]) -> Reg {
         let mut index = self.int(0);
         for (axis, &size) in dims.iter().enumerate() {
@@ -687,13 +688,13 @@ impl Builder {
         self.push(Inst::Convert(a), ty)
     }
 
-    /// Adds a guard: `index` (`I64`), with a check that it is in `0..bound`. The run fails if it is not.
+    /// Adds a guard: `index` (`I64`), with a check that it is in `0..bound`. The run fails if the check fails.
     pub fn guard(&mut self, index: Reg, bound: i64) -> Reg {
         let bound = self.int(bound);
         self.push(Inst::Guard(index, bound), Type::I64)
     }
 
-    /// Adds an instruction with the simplifications of its own function, such as constant folding.
+    /// Adds an instruction through its own method ([`Builder::unary`], ...), which folds constants and simplifies.
     pub fn fold(&mut self, inst: Inst, ty: Type) -> Reg {
         match inst {
             Inst::Unary(op, a) => self.unary(op, a),
@@ -707,7 +708,7 @@ impl Builder {
 
     /// Appends another expression, with registers of this builder in place of its loads. Returns its result registers.
     ///
-    /// `load` is called for each load, with the slot and the type, and returns the register.
+    /// `load` receives the slot and the type of each load, and returns the register that replaces it.
     pub fn inline(
         &mut self,
         other: &Expr,
@@ -720,8 +721,8 @@ impl Builder {
         other.outputs.iter().map(|reg| regs[usize::from(reg.0)]).collect()
     }
 
-    /// Copies an expression into this builder and returns the new registers. `leaf` receives each instruction, with
-    /// renumbered operands, and returns its register.
+    /// Copies an expression into this builder and returns the new registers. `leaf` receives each instruction with
+    /// renumbered operands, adds it, and returns its register.
     pub fn copy(&mut self, expr: &Expr, mut leaf: impl FnMut(&mut Builder, Inst, Type) -> Reg) -> Vec<Reg> {
         self.insts.reserve(expr.insts.len());
         let mut regs: Vec<Reg> = Vec::with_capacity(expr.insts.len());
@@ -732,14 +733,15 @@ impl Builder {
         regs
     }
 
-    /// Finishes the expression that [`Builder::copy`] added, with its reductions. Dead instructions are dropped.
+    /// Finishes the copy of `expr`. `regs` are the registers that [`Builder::copy`] returned. Also returns the
+    /// reductions of `expr` with their new registers. Dead instructions are dropped.
     #[must_use]
     pub fn finish_copy(self, expr: &Expr, reductions: &[Reduction], regs: &[Reg]) -> (Expr, Vec<Reduction>) {
         let outputs: Vec<Reg> = expr.outputs.iter().map(|reg| regs[usize::from(reg.0)]).collect();
         self.finish_reducing(&outputs, reductions, regs)
     }
 
-    /// Finishes a copied expression with other results; see [`Builder::finish_copy`].
+    /// Finishes a copied expression with the results `outputs` instead of its own; see [`Builder::finish_copy`].
     #[must_use]
     pub fn finish_reducing(
         self,
@@ -755,8 +757,8 @@ impl Builder {
         (expr, renumbered.collect())
     }
 
-    /// Finishes the expression with these results. Dead instructions are dropped, except for the registers in `keep`
-    /// (for example the values of reductions, which are no results). Also returns the new registers of `keep`.
+    /// Finishes the expression with these results. Dead instructions are dropped. The registers in `saved`
+    /// remain, for example the values of reductions, which are no results. Also returns the new registers of `saved`.
     #[must_use]
     pub fn finish_keeping(self, outputs: &[Reg], saved: &[Reg]) -> (Expr, Vec<Reg>) {
         let full = Expr { insts: self.insts, outputs: Vec::new() };
@@ -774,7 +776,7 @@ impl Builder {
         (Expr { insts, outputs: renumbered(outputs) }, renumbered(saved))
     }
 
-    /// Finishes the expression with these results.
+    /// Finishes the expression with these results. Dead instructions are dropped.
     #[must_use]
     pub fn finish(self, outputs: &[Reg]) -> Expr {
         self.finish_keeping(outputs, &[]).0

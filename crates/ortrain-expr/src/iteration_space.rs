@@ -1,4 +1,4 @@
-//! Points of the iteration space of a nest: the axes along which a value changes, and numbers of points.
+//! Analysis of the iteration space of a nest: axes along which a value changes, and counts of points and elements.
 
 use smallvec::SmallVec;
 
@@ -33,8 +33,8 @@ pub fn flat_index_of(dims: &[usize], index: &[usize]) -> usize {
 }
 
 impl Access {
-    /// Returns the number of distinct elements that the access reaches in a space: the product of the axes with nonzero
-    /// stride.
+    /// Returns the number of distinct elements that the access reaches over axes of sizes `dims`: the product of the
+    /// sizes with nonzero stride.
     #[must_use]
     pub fn elements_reached(&self, dims: &[usize]) -> u64 {
         product_of_sizes(
@@ -44,7 +44,7 @@ impl Access {
 }
 
 impl<O: AsRef<Access>> Nest<O> {
-    /// Returns the gathered loads (read by computed index), in ascending order.
+    /// Returns the slots of the gathered loads (read by computed index), in ascending order.
     #[must_use]
     pub fn gathered_loads(&self) -> SmallVec<[u16; 4]> {
         let slots = self.expr.insts().iter().filter_map(|(inst, _)| match *inst {
@@ -114,7 +114,7 @@ mod tests {
     use super::*;
     use crate::{Builder, DType, Segments, Type};
 
-    /// A nest over two rows of three elements, with a scale for each row.
+    /// Returns a nest over two rows of three elements, with a scale for each row.
     fn nest_of_scaled_rows() -> Nest {
         let mut b = Builder::new();
         let (x, scale) = (b.load(0, Type::F32), b.load(1, Type::F32));

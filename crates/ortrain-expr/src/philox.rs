@@ -1,4 +1,4 @@
-//! Counter-based random numbers.
+//! Counter-based random number generator Philox4x32-10.
 
 /// Multipliers of the first and the third word of a counter in each round.
 const MULTIPLIERS: [u32; 2] = [0xD251_1F53, 0xCD9E_8D57];
@@ -33,14 +33,14 @@ pub fn philox4x32_10(key: u64, stream: u64, block: u64) -> [u32; 4] {
     counter
 }
 
-/// Returns consecutive blocks of [`philox4x32_10`], computed in vector lanes.
+/// Returns consecutive blocks of [`philox4x32_10`] from block `first` on, computed in vector lanes.
 ///
-/// After the last block follows block 0.
+/// Block numbers wrap around: block 0 follows block `u64::MAX`.
 #[inline(always)]
 #[must_use]
 pub fn philox4x32_10_blocks<const BLOCKS: usize>(key: u64, stream: u64, first: u64) -> [[u32; 4]; BLOCKS] {
-    // Lanes of 64 bits hold words of 32 bits. Products read the lower half only, and the contents of the upper half are
-    // dropped at the end.
+    // Lanes of 64 bits hold words of 32 bits. The upper half is ignored: products read the lower half only, and the
+    // result drops the upper half.
     let blocks: [u64; BLOCKS] = std::array::from_fn(|i| first.wrapping_add(i as u64));
     let mut counters = [blocks, blocks.map(|block| block >> 32), [stream; BLOCKS], [stream >> 32; BLOCKS]];
     let mut key = [key as u32, (key >> 32) as u32];
@@ -58,7 +58,7 @@ pub fn philox4x32_10_blocks<const BLOCKS: usize>(key: u64, stream: u64, first: u
     std::array::from_fn(|i| counters.map(|words| words[i] as u32))
 }
 
-/// Returns the 32 random bits number `index` of a stream: word `index % 4` of block `index / 4` of [`philox4x32_10`].
+/// Returns 32-bit word `index` of a random stream: word `index % 4` of block `index / 4` of [`philox4x32_10`].
 ///
 /// `key` is the seed. Equal arguments give equal bits on every backend.
 #[inline]

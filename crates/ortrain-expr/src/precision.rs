@@ -9,9 +9,10 @@ use crate::{BinaryOp, ReduceOp, Scalar, Type};
 /// accumulated in `f32`, for every precision.
 ///
 /// A factor is rounded to bfloat16, or split into a sum of several bfloat16 terms ([`Precision::terms`]). Each term is
-/// the bfloat16 nearest to the remainder after the terms before it. Products of bfloat16 are exact in `f32`. If a sum
-/// is NaN, it is computed again from the first terms only: the further terms of infinity are zero, and infinity times
-/// zero is NaN.
+/// the bfloat16 nearest to the remainder after the terms before it. Products of bfloat16 are exact in `f32`.
+///
+/// A sum that is NaN is replaced by the sum of the products of first terms. Otherwise, an infinite factor would always
+/// give NaN: its further terms are zero, and infinity times zero is NaN.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Precision {
     /// Factors are multiplied as they are.
@@ -19,9 +20,10 @@ pub enum Precision {
     F32,
     /// Factors are rounded to bfloat16: 8 bits.
     Bf16,
-    /// Factors have two terms, 16 bits. The product of the two small terms is left out: three products.
+    /// Factors have two terms, together 16 bits. Three products are computed, without the product of the small terms.
     Bf16x3,
-    /// Factors have three terms, all 24 bits of an `f32`. The three smallest products are left out: six products.
+    /// Factors have three terms, together all 24 bits of an `f32`. Six products are computed, without the three
+    /// smallest products.
     Bf16x6,
 }
 
@@ -50,8 +52,8 @@ impl Precision {
         }
     }
 
-    /// Returns the pairs of terms (left factor, right factor) that are multiplied, the largest products first: the
-    /// pairs in which the sum of the indices is less than [`Precision::terms`].
+    /// Returns the pairs of terms (left factor, right factor) that are multiplied, the largest products first. In these
+    /// pairs, the sum of the indices is less than [`Precision::terms`].
     #[must_use]
     pub fn products(self) -> &'static [(usize, usize)] {
         const ALL: [(usize, usize); 6] = [(0, 0), (0, 1), (1, 0), (1, 1), (0, 2), (2, 0)];
@@ -62,9 +64,8 @@ impl Precision {
         }
     }
 
-    /// Returns the precision for a matrix product with these sides (rows, columns, terms of a sum). The result is `F32`
-    /// if a side is short. Each element is used as often as the other sides are long, and rounding a rarely used
-    /// element takes longer than multiplying it.
+    /// Returns the precision for a matrix product with these sizes (m, n, k). The result is `F32` if a size is small:
+    /// an element then has few products, and rounding it takes longer than multiplying it.
     #[must_use]
     pub fn for_product(self, sides: [usize; 3]) -> Precision {
         const SHORT: usize = 16;
@@ -132,8 +133,8 @@ impl InnerProduct {
         self.total = precision.products().iter().fold(self.total, |total, &(i, j)| add(total, a[i], b[j]));
     }
 
-    /// Returns the sum of the products that were added in `precision`. If this sum is NaN, returns the sum of the products
-    /// of first terms.
+    /// Returns the sum of the products that were added in `precision`. If this sum is NaN, returns the sum of the
+    /// products of first terms.
     #[must_use]
     pub fn result(self, precision: Precision) -> Scalar {
         if precision.terms() > 1 && self.total.to_f64().is_nan() { self.first } else { self.total }
@@ -146,7 +147,7 @@ impl fmt::Display for Precision {
     }
 }
 
-/// Error: not the name of a [`Precision`].
+/// Error for a text that is not the name of a [`Precision`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownPrecision(pub String);
 
@@ -199,7 +200,7 @@ mod tests {
                     "{precision}, {number:e}: {terms:?}"
                 );
                 let sum: f64 = terms.iter().map(|&term| f64::from(term)).sum();
-                // Half of the last bit. Below the smallest normal number: half of bfloat16's smallest positive number.
+                // The tolerance is half of the last bit, and at least half of the smallest positive bfloat16.
                 let close = (f64::from(number).abs() * (-f64::from(bits)).exp2()).max(2f64.powi(-134));
                 let overflows = precision == Precision::Bf16 && number.abs() >= f32::from_bits(0x7f7f_8000);
                 assert!(

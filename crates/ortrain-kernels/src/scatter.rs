@@ -11,7 +11,7 @@ use crate::tile::number::{Bf16, F16, Number, Stored};
 /// `[count]` and `[outer, count, inner]`.
 ///
 /// A negative index counts from the end. An index that is still out of range adds nothing. Sums to one element are in
-/// the order of j, each rounded to the type of the buffer (`F16` and `BF16` are added as `F32`). With `last` elements
+/// the order of j, each rounded to the type of the buffer (`F16` and `BF16` are added as `F32`). With `overwrites`, elements
 /// are written instead of added, in the same order: the last one wins.
 #[derive(Clone, Copy, Debug)]
 pub struct ScatterDesc {
@@ -23,7 +23,7 @@ pub struct ScatterDesc {
     pub count: usize,
     /// Product of the axes after the indexed one.
     pub inner: usize,
-    /// Type of `out` and `src`: a float, `I32` or `I64`; with `last` any type.
+    /// Type of `out` and `src`: a float, `I32` or `I64`; with `overwrites` any type.
     pub dtype: DType,
     /// Type of the indices: `I32` or `I64`.
     pub index: DType,

@@ -1,4 +1,4 @@
-//! Scan of the bytes of a message before it is decoded.
+//! Scan of the bytes of a protobuf message before prost decodes them.
 //!
 //! prost checks lengths and limits recursion. But two bytes on the wire can become a struct of hundreds of bytes in
 //! memory. This scan sums up the memory of the decoded message, so that a file of a few megabytes cannot request
@@ -22,7 +22,7 @@ pub(crate) struct Field {
     pub(crate) kind: Kind,
 }
 
-/// Kind of a field. The plural variants are repeated fields. `Varints` holds the size of a decoded element in bytes.
+/// Kind of a field. The plural variants are repeated fields. `Varints` contains the size of a decoded element in bytes.
 #[derive(Debug)]
 pub(crate) enum Kind {
     Varint,
@@ -49,7 +49,7 @@ pub(crate) struct Report {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The message declares more bytes than there are. `offset` and `place` locate the field.
+    /// The bytes end inside of a field. `offset` and `place` locate the field.
     CutShort {
         offset: usize,
         place: String,
@@ -63,7 +63,7 @@ pub(crate) enum Fault {
     },
 }
 
-/// Maximum nesting depth of messages in prost and every other reader of protobuf.
+/// Maximum nesting depth of messages in prost and other protobuf libraries.
 pub(crate) const MAX_DEPTH: u32 = 100;
 
 /// Upper bound of the number of fields of a message in the schema. A test checks it.
@@ -74,7 +74,7 @@ pub(crate) fn scan(bytes: &[u8]) -> Result<Report, Fault> {
     scan_as(&schema::MODEL_PROTO, bytes)
 }
 
-/// Scans the bytes of a function.
+/// Scans a `FunctionProto`.
 pub(crate) fn scan_function(bytes: &[u8]) -> Result<Report, Fault> {
     scan_as(&schema::FUNCTION_PROTO, bytes)
 }
@@ -142,7 +142,7 @@ impl Walk<'_> {
                 Kind::Varint | Kind::Fixed32 | Kind::Text | Kind::Bytes | Kind::Message(_) => continue,
             };
             if count > 0 {
-                // A growing `Vec` has this capacity.
+                // The capacity of a `Vec` after `count` pushes.
                 self.report.memory += count.max(4).next_power_of_two() * size as u64;
             }
         }

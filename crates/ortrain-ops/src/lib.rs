@@ -1,6 +1,6 @@
 //! Operators: their definition, gradient and lowering; and the passes over graphs of operators.
 //!
-//! - [`Op`], [`Definition`], [`Registry`]: an operator is one file under `families/`, registered in one list.
+//! - [`Op`], [`Definition`], [`Registry`]: each family of operators is a module in `families`; one list registers all.
 //! - [`passes`]: upgrade, infer, fold, differentiate, decompose, downgrade, specialise.
 //!
 //! Other crates contain no operator names.

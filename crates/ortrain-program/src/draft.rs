@@ -1,4 +1,4 @@
-//! Mutable program that passes rewrite.
+//! Mutable form of a program, for the passes.
 
 use ortrain_expr::Precision;
 use ortrain_graph::Tensor;
@@ -11,7 +11,7 @@ use crate::program::{PlaneUse, Program};
 use crate::scheduled::{self, FinalVersions, ScheduledInstruction};
 use crate::uses::DefUse;
 
-/// Mutable program that passes rewrite: instructions over buffers, in order of execution.
+/// Mutable form of a program, which the passes rewrite: instructions over buffers, in order of execution.
 #[derive(Clone, Debug)]
 pub(crate) struct Draft {
     pub(crate) instructions: Vec<ScheduledInstruction>,
@@ -21,7 +21,7 @@ pub(crate) struct Draft {
     pub(crate) outputs: Vec<BufferId>,
     /// Precision of inner products that are large enough to profit from it.
     pub(crate) precision: Precision,
-    /// Versions of the externally visible buffers at the end of the program.
+    /// Versions of the externally visible buffers at the end of the program. Passes must preserve them.
     final_versions: FinalVersions,
     /// Bytes of the work arena, after the memory plan.
     pub(crate) work_bytes: usize,
@@ -93,7 +93,7 @@ impl Draft {
         is_work(&self.buffers, id)
     }
 
-    /// Returns true if a buffer is visible outside of the program's intermediate values.
+    /// Returns true if a buffer is no intermediate value: it is an input, an output, or outside of the work arena.
     pub(crate) fn is_visible(&self, id: BufferId) -> bool {
         !self.is_work(id) || self.inputs.contains(&id) || self.outputs.contains(&id)
     }
@@ -101,7 +101,7 @@ impl Draft {
     /// Checks that no instruction accesses memory outside its buffers, and that each reads its recorded versions.
     ///
     /// # Errors
-    /// The first fault.
+    /// Returns the first fault.
     pub(crate) fn check(&self) -> Result<(), ProgramError> {
         for ScheduledInstruction { instruction, node, .. } in &self.instructions {
             if let Some(fault) = instruction.validate(&self.buffers) {
@@ -111,7 +111,7 @@ impl Draft {
         scheduled::check_versions(&self.instructions, &self.buffers, &self.final_versions)
     }
 
-    /// Drops the elements of constants without a reader.
+    /// Replaces constants without a reader by empty tensors. The indices of the other constants remain valid.
     fn drop_unused_constants(&mut self) {
         let mut used = vec![false; self.constants.len()];
         let reads = self.instructions.iter().flat_map(|scheduled| scheduled.instruction.reads());
@@ -125,7 +125,7 @@ impl Draft {
         }
     }
 
-    /// Returns the uses of planes, by ascending plane.
+    /// Returns the use of each plane, in ascending order of planes.
     fn plane_uses(&self) -> Vec<PlaneUse> {
         let Draft { instructions, buffers, outputs, .. } = self;
         let mut uses = Vec::new();
@@ -136,7 +136,7 @@ impl Draft {
                 .reads()
                 .iter()
                 .for_each(|id| PlaneUse::record(&mut uses, buffer(id), false, is_early));
-            // The caller reads yielded values in place.
+            // Reads of the yield are early, because the caller reads the values in place. Later uses are not.
             is_early &= !matches!(instruction, Instruction::Yield(_));
             instruction
                 .writes()

@@ -46,7 +46,7 @@ impl<'a> Editor<'a> {
     pub(crate) fn new(draft: &'a mut Draft) -> Editor<'a> {
         let Draft { instructions, buffers, inputs, outputs, .. } = draft;
         let (instructions, buffers) = (std::mem::take(instructions), &buffers[..]);
-        // Excessive sizes are rejected by the memory plan.
+        // Sizes are capped here. The memory plan rejects excessive sizes.
         let bytes = |buffer: &Buffer| buffer.len.saturating_mul(buffer.dtype.size()).min(1 << 48);
         let bytes = buffers.iter().map(|buffer| align(bytes(buffer))).collect();
         let mut uses = DefUse::new(buffers);
@@ -176,7 +176,8 @@ impl<'a> Editor<'a> {
         }
     }
 
-    /// Returns true if an instruction of some gradient modes strictly between two positions is in `set`.
+    /// Returns true if `set` has a position strictly between `from` and `to` with an instruction of the gradient modes
+    /// `entries`.
     pub(crate) fn any_between(
         &self,
         set: &PositionSet,
@@ -285,8 +286,8 @@ pub(crate) fn joined_node_name(first: &ScheduledInstruction, second: &ScheduledI
     join_node_names([&*first.node, &*second.node])
 }
 
-/// Splits a string of node names at [`NODES`]. A search for one character of the separator is faster than one for all
-/// of it.
+/// Splits a string of node names at [`NODE_SEPARATOR`]. A search for one character is faster than a search for the
+/// whole separator.
 fn split_node_names(mut nodes: &str) -> SmallVec<[&str; MAX_NODES + 1]> {
     let (mut each, mut from) = (SmallVec::new(), 0);
     while let Some(plus) = nodes[from..].find('+') {

@@ -20,12 +20,13 @@ pub enum RunPart {
     Full,
     /// Everything before the [`Yield`].
     BeforeYield,
-    /// Everything after the [`Yield`], in the workspace of the run before it.
+    /// Everything after the [`Yield`], in the workspace of the run of the part before it.
     AfterYield,
 }
 
 impl RunPart {
-    /// Returns the inputs and outputs of a part of a program or schedule with these `inputs` and `outputs`.
+    /// Returns the inputs and outputs of the part. The arguments are the inputs and outputs of the whole program or
+    /// schedule, and its [`Yield`].
     pub(crate) fn inputs_and_outputs<'a, T>(
         self,
         [inputs, outputs]: [&'a [T]; 2],
@@ -47,7 +48,7 @@ pub struct PlaneUse {
     pub plane: PlaneId,
     /// Number of bytes of the plane that the program needs.
     pub bytes: usize,
-    /// Sizes of the elements that are read and written in the plane, with their start offset modulo the size.
+    /// Size of the elements of each used buffer in the plane, and the offset of the buffer modulo this size.
     element_alignments: SmallVec<[(usize, usize); 2]>,
     /// True if an instruction writes to the plane.
     pub is_written: bool,

@@ -530,8 +530,11 @@ impl<'a> Evaluator<'a> {
         let (outputs, kernels) = (sizes(|axis| axis.output), sizes(|axis| axis.kernel));
         let (per_input, per_output) = (w.shape.plane_inputs(), w.shape.plane_outputs());
         let ty = self.sum_type(Type::of(dtype));
-        let start =
-            if pass == WindowPass::Max { Scalar::lowest_value_of(dtype, ty) } else { Scalar::from_f64(ty, 0.0) };
+        let start = if pass == WindowPass::Max {
+            Scalar::lowest_value_of(dtype, ty)
+        } else {
+            Scalar::from_f64(ty, 0.0)
+        };
         let mut target = vec![start; w.shape.operands()[1]];
         let numbered = w.index.as_ref().is_some_and(|index| index.kind == IndexKind::Cell);
         let mut index: Vec<i64> = match (pass, &w.index) {

@@ -2,14 +2,14 @@
 
 /// Properties of the target machine, which a backend passes to the compiler.
 ///
-/// Targets with the same [`FusionWeights`] have the same fusion and order of instructions: a target only chooses
-/// layouts, packing and sizes. The numbers describe a kind of machine and never the current machine, so a program
+/// Targets with equal [`FusionWeights`] have the same fusion and order of instructions: the other fields choose
+/// layouts, packing and sizes only. The numbers describe a kind of machine and never the current machine, so a program
 /// depends on shapes alone.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Target {
-    /// Weights that are packed into panels before products read them; `None` if products read weights unpacked.
+    /// Conditions for packing weights into panels before products read them; `None` if weights are never packed.
     pub panels: Option<Panels>,
-    /// Conditions for running two convolutions on parts of a batch; `None` if this does not make intermediate results
+    /// Conditions for running two convolutions on parts of a batch; `None` if smaller intermediate results are not
     /// cheaper.
     pub batch_tiles: Option<BatchTiles>,
     /// Minimum number of elements of a mask that is packed into bits. A smaller mask costs less than the two additional
@@ -26,8 +26,8 @@ pub struct Target {
 pub struct Panels {
     /// Columns of a panel, equal to the columns of a register block.
     pub columns: usize,
-    /// Minimum and maximum number of rows of the products. Products with fewer rows use no register blocks; with more
-    /// rows, packing in each product pays.
+    /// Minimum and maximum number of rows of the products. Products with fewer rows use no register blocks. Products
+    /// with more rows are long enough to pack the matrix each time.
     pub rows: (usize, usize),
     /// Minimum number of products that read a packed matrix. Packing takes about as long as one product.
     pub min_products: usize,
@@ -49,8 +49,8 @@ pub struct BatchTiles {
     pub saving_divisor: usize,
 }
 
-/// Weights of the work of an instruction, in bytes of memory traffic. Other work counts as the number of bytes that
-/// could be moved meanwhile.
+/// Weights of the work of an instruction, in bytes of memory traffic. Other work counts as the bytes that memory could
+/// move in the same time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct FusionWeights {
     /// Start of an instruction.
@@ -68,7 +68,7 @@ pub struct FusionWeights {
     pub cached_read_divisor: u64,
 }
 
-/// Approximate speeds of the machine per second. Only their ratio matters.
+/// Approximate speeds of the machine. Only their ratio matters.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Speed {
     /// Floating-point operations per second.

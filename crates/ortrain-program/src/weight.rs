@@ -1,4 +1,4 @@
-//! Weight of instructions for fusion: a rewrite is applied if it lowers the total weight of the instructions. See
+//! Weight of instructions: an estimate of their run time. Fusion applies a rewrite if it lowers the total weight. See
 //! [`FusionWeights`].
 
 use ortrain_expr::{Access, BinaryOp, Inst, Reg, Type, UnaryOp, product_of_sizes};
@@ -9,7 +9,7 @@ use crate::instruction::Instruction;
 use crate::operand::Nest;
 use crate::target::FusionWeights;
 
-/// Returns the weight of one arithmetic operation. An operation on one element of four bytes has weight 1.
+/// Returns the weight of an operation on one element. An addition of four-byte elements has weight 1.
 pub(crate) fn operation_weight(inst: Inst, ty: Type) -> u64 {
     let wide = if matches!(ty, Type::F64 | Type::I64 | Type::U64) { 2 } else { 1 };
     wide * match inst {
@@ -36,13 +36,13 @@ pub(crate) fn operation_weight(inst: Inst, ty: Type) -> u64 {
 
 /// Returns the weight of an instruction.
 pub(crate) fn weight(instruction: &Instruction, buffers: &[Buffer], weights: &FusionWeights) -> u64 {
-    // Fusion does not change instructions without a nest.
+    // Fusion does not change the arithmetic of instructions without a nest.
     let extra = instruction.nest().map_or(0, |nest| non_traffic_weight(nest, weights));
     weights.instruction_start.saturating_add(instruction.bytes_over(buffers)).saturating_add(extra)
 }
 
-/// Returns an upper bound of the weight that a nest without reductions loses with these loads. All loads read one
-/// buffer.
+/// Returns an upper bound of the weight that a nest without reductions saves if these loads are removed. All loads read
+/// one buffer.
 pub(crate) fn max_load_weight(nest: &Nest, slots: &[usize], machine: (&[Buffer], &FusionWeights)) -> u64 {
     let (buffers, weights) = machine;
     let operand = |slot: &usize| nest.loads[*slot].operand();
@@ -61,18 +61,18 @@ pub(crate) fn max_load_weight(nest: &Nest, slots: &[usize], machine: (&[Buffer],
     elements.min(buffer.len as u64).saturating_mul(buffer.dtype.size() as u64).saturating_add(walks)
 }
 
-/// Returns for each instruction of a nest the number of passes over a row that evaluate it.
+/// Returns the number of passes over a row that evaluate each operation of a nest's expression.
 fn evaluation_counts(nest: &Nest) -> SmallVec<[u64; 32]> {
     let insts = nest.expr.insts();
     if nest.reductions.is_empty() && !nest.expr.can_fail() {
-        // An expression contains only instructions that its results and guards need.
+        // There is one pass, and it evaluates every operation.
         return SmallVec::from_elem(1, insts.len());
     }
     // Independent reductions share a pass; the last pass computes the results.
     let mut pass_of: SmallVec<[usize; 8]> = SmallVec::new();
     let mut roots: SmallVec<[(usize, Reg); 16]> = SmallVec::new();
     for reduction in &nest.reductions {
-        // The first reduction depends on no other.
+        // The first reduction does not depend on other reductions.
         let pass = if pass_of.is_empty() { 0 } else { earliest_pass(nest, reduction.value, &pass_of) };
         pass_of.push(pass);
         roots.push((pass, reduction.value));
@@ -89,7 +89,7 @@ fn evaluation_counts(nest: &Nest) -> SmallVec<[u64; 32]> {
     needed
 }
 
-/// Returns the first pass that can compute a value: after the passes of the reductions that it needs.
+/// Returns the first pass that can compute a value: the pass after all reductions that the value needs.
 fn earliest_pass(nest: &Nest, value: Reg, pass_of: &[usize]) -> usize {
     let needed = nest.expr.dependencies_of(&[value]);
     let needed = nest.expr.insts().iter().zip(&needed).filter(|&(_, &needed)| needed);
@@ -100,7 +100,8 @@ fn earliest_pass(nest: &Nest, value: Reg, pass_of: &[usize]) -> usize {
     needed.filter_map(depends_on_later).max().unwrap_or(0)
 }
 
-/// Returns the weight without the minimum traffic: arithmetic, repeated reads, jumps between strided runs.
+/// Returns the weight of arithmetic, repeated reads and steps between strided runs. The start of the instruction and
+/// the minimum traffic are not included.
 fn non_traffic_weight(nest: &Nest, weights: &FusionWeights) -> u64 {
     let (passes, axes) = (evaluation_counts(nest), nest.dependent_axes());
     let points = nest.points_along(u64::MAX);
@@ -122,7 +123,7 @@ fn non_traffic_weight(nest: &Nest, weights: &FusionWeights) -> u64 {
     }
     weight = weight.saturating_add(points.saturating_mul(nest.reductions.len() as u64));
 
-    // Rows that later passes read again.
+    // Later passes read the rows again.
     let loads = nest.loads.iter().enumerate();
     let loads: SmallVec<[(usize, &Access); 8]> =
         loads.filter_map(|(slot, load)| Some((slot, load.access()?))).collect();
@@ -164,7 +165,7 @@ fn non_traffic_weight(nest: &Nest, weights: &FusionWeights) -> u64 {
 }
 
 /// Returns the number of evenly strided runs of elements in an access: at least one per row. A row spans the axes from
-/// `kept` on.
+/// `outer_rank` on.
 fn count_strided_runs(access: &Access, dims: &[usize], outer_rank: usize) -> u64 {
     let mut run: Option<(u64, isize)> = None;
     let mut axis = dims.len();

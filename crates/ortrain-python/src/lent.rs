@@ -54,7 +54,7 @@ impl<O: Send + Sync + Debug> BorrowedMemory for Area<O> {
         }
         // SAFETY: the creator of the area guarantees valid bytes during the life of the owner, and the owner
         // lives as long as `self`. The owner exposed the address by passing it. Atomic bytes may have other
-        // writers. `write` is not called for read-only bytes ([`LentMemory::write`]), and kernels do not
+        // writers. `write` is not called for read-only bytes ([`BorrowedMemory::write`]), and kernels do not
         // write to them either.
         unsafe { from_raw_parts(with_exposed_provenance(self.address), self.len) }
     }

@@ -1,4 +1,4 @@
-//! Cases of non-arithmetic operators in common networks: functions, reductions, indices, shapes.
+//! Cases of further operators: functions, reductions, normalizations, indices, shapes, sampling and transforms.
 
 use ortrain_graph::{Attrs, DType, Tensor};
 
@@ -7,7 +7,7 @@ use crate::{Case, CaseBuilder, Fill};
 
 use Fill::{Positive, Signed};
 
-/// Points inside (-1, 1).
+/// Returns `count` points inside (-1, 1).
 fn points_inside_unit(count: usize) -> Fill {
     Fill::Exactly((0..count).map(|k| 0.9 * (1.0 + k as f64 * 2.399_963).sin()).collect())
 }
@@ -313,7 +313,7 @@ fn position_cases(cases: &mut Vec<Case>) {
     }
 }
 
-/// Adds the cases.
+/// Adds the cases of this file.
 pub(crate) fn add(cases: &mut Vec<Case>) {
     functions(cases);
     reductions(cases);

@@ -6,13 +6,13 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, Valu
 /// Content of an input.
 #[derive(Clone, Debug)]
 pub enum Fill {
-    /// Numbers of both signs, at least 0.25 away from zero and from each other's kinks at zero.
+    /// Numbers of both signs, with magnitudes from 0.25 to 1.75: away from kinks at zero.
     Signed,
     /// Numbers between 0.4 and 1.9.
     Positive,
     /// These numbers.
     Exactly(Vec<f64>),
-    /// Integers between 0 and the bound, exclusive.
+    /// Integers from 0 to below this bound.
     Below(i64),
     /// Booleans.
     Bools,
@@ -61,7 +61,7 @@ impl CaseBuilder {
         }
     }
 
-    /// Declares the first axis of each following input as the symbol `N`, if the input has one.
+    /// Declares the symbol `N` as the size of the first axis of each following input. Scalars have no axis.
     #[must_use]
     pub fn dynamic(mut self) -> CaseBuilder {
         self.dynamic = true;

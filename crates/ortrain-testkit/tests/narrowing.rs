@@ -41,7 +41,11 @@ fn layer_is_computed_for_selection_only() {
         for (some, full) in some.into_iter().zip(full_flops).take(passes) {
             // Keys and values are computed for all tokens: at most a third of the products' operations.
             let is_less_than_half = some * 2 < full;
-            assert_eq!(is_less_than_half, computes_selected_tokens(&config.taken), "{config:?}: {some} of {full}");
+            assert_eq!(
+                is_less_than_half,
+                computes_selected_tokens(&config.taken),
+                "{config:?}: {some} of {full}"
+            );
         }
     }
 }

@@ -55,8 +55,8 @@ const MAX_ELEMENTS: usize = 1 << 16;
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Any attributes give a result or an error: for shapes, instructions, gradients, and gradients in plain
-    /// ONNX.
+    /// Any attributes give a result or an error, never a panic: for shapes, instructions, gradients, and
+    /// gradients in plain ONNX.
     #[test]
     fn wild_attributes_are_answered(
         config in config(),
@@ -78,7 +78,7 @@ proptest! {
         if ortrain_ops::passes::infer::infer(&mut graph).is_err() {
             return Ok(());
         }
-        // The size of the result if all sizes were known.
+        // Infers the dimensions of the result from the actual dimensions of the input.
         let mut forward_graph = case.graph.clone();
         forward_graph.value_mut(forward_graph.inputs[0]).ty = ValueType::tensor(DType::F32, case.inputs[0].dims());
         if ortrain_ops::passes::infer::infer(&mut forward_graph).is_err() {

@@ -1,4 +1,5 @@
-//! Suites over memory without host pointers: all code above a backend must treat it as device memory.
+//! Suites on a backend without host pointers to its memory. Code above a backend must treat the memory as device
+//! memory.
 
 use std::sync::Arc;
 

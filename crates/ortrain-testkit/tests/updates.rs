@@ -1,7 +1,7 @@
 //! Buffers that are updated in place: every read sees the value that the graph defines, forward and backward.
 //!
-//! A scatter copies its data and adds to the copy; so do the gradients of `TopK` and `Gather`. Fusion may
-//! move readers of the data and of the result, but never past the update.
+//! A scatter copies its data and updates the copy in place. The gradients of `TopK` and `Gather` do the same.
+//! Fusion may move readers of the data and of the result, but never past the update.
 
 #![allow(clippy::unwrap_used, reason = "a test that fails may panic")]
 
@@ -40,7 +40,7 @@ fn node_by_node(case: &Case) -> Vec<Tensor> {
     graph.outputs.iter().map(|id| values[id.0 as usize].clone().unwrap()).collect()
 }
 
-/// Nodes after an update, with the old and the new value as inputs.
+/// Function that adds nodes after an update. The nodes read the values before and after the update.
 type Readers = fn(&mut CaseBuilder, ValueId, ValueId) -> Vec<ValueId>;
 
 const READERS: [(&str, Readers); 4] = [
@@ -55,7 +55,7 @@ const READERS: [(&str, Readers); 4] = [
     }),
 ];
 
-/// Returns scatters of some kinds, on data that an element-wise operator computes.
+/// Returns cases of scatters for each reduction and each set of readers. An element-wise operator computes the data.
 fn scatters() -> Vec<Case> {
     let mut cases = Vec::new();
     for reduction in ["none", "add", "mul"] {
@@ -82,7 +82,8 @@ fn scatters() -> Vec<Case> {
     cases
 }
 
-/// Returns values with a selection, where the gradient is added at some rows, and with other readers.
+/// Returns cases in which a value has a selection (`TopK` or a gather) and element-wise operators as readers. The
+/// gradient of the selection is added to some elements of the value's gradient.
 fn parts_beside_others() -> Vec<Case> {
     let neighbors: [(&str, &[&str]); 4] =
         [("PRelu", &["PRelu"]), ("Log", &["Log"]), ("Sinh and Relu", &["Sinh", "Relu"]), ("Exp", &["Exp"])];
@@ -149,6 +150,6 @@ fn gradients_go_through_every_reader() {
         points += check_gradient(&case).unwrap();
         check_backend(&case, &cpu, true).unwrap();
     }
-    // The test covered some points.
+    // The check compared enough points.
     assert!(points > 500, "{points} points");
 }

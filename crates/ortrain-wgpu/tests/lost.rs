@@ -21,7 +21,7 @@ use example::{WEIGHTS, artifacts};
 
 /// Number of steps before the last checkpoint.
 const SAVED_STEPS: usize = 2;
-/// Number of steps that exceeds the steps before another thread destroys the device.
+/// Maximum number of steps. Another thread destroys the device long before.
 const MAX_STEPS: usize = 100_000;
 
 struct Training {

@@ -1,4 +1,4 @@
-//! Time of a complete step without Python: `cargo bench -p ortrain --bench steps [-- NAME ROWS]`.
+//! Time of a complete training step without Python: `cargo bench -p ortrain --bench steps [-- NAME ROWS]`.
 //!
 //! A step is forward, loss, backward, AdamW, and a reset of the gradients, on a network of
 //! `benches/workloads` with `ROWS` rows in a batch. The default is `mlp_tiny` with 16 rows, which shows the
@@ -13,9 +13,9 @@ use std::time::{Duration, Instant};
 use common::{Workload, run_input};
 use ortrain::backend;
 
-/// Duration of the measurement.
+/// Minimum total time of the measured steps.
 const MEASUREMENT_TIME: Duration = Duration::from_secs(2);
-/// Warm-up steps: programs are planned, and memory is mapped.
+/// Number of steps before the measurement. They plan programs and map memory.
 const WARMUP_STEPS: usize = 20;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -38,7 +38,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Measures the time of each step.
+/// Returns the time of each step after the warm-up.
 fn steps(name: &str, rows: usize) -> ortrain::Result<Vec<Duration>> {
     let mut run = Workload::new(name, rows);
     let batch = run.batch(0);

@@ -1,4 +1,5 @@
-//! Check that each row of a larger batch gets the same result as in a batch of the model's own size.
+//! Check that the rows of a batch are independent: a larger batch has the same results as batches of the model's
+//! own size.
 
 use std::sync::Arc;
 
@@ -12,28 +13,27 @@ use rustc_hash::FxHashSet;
 use crate::executable_cache::ExecutableCache;
 use crate::{ErrorKind, Result, default_backend};
 
-/// Number of batches in the larger one.
+/// Number of batches of the model's own size in the larger batch.
 pub(crate) const BATCH_COUNT: usize = 2;
-/// Size of symbolic axes.
+/// Size of symbolic axes in the random inputs.
 const SYMBOLIC_AXIS_SIZE: usize = 6;
 /// Seed of the random inputs.
 const SEED: u64 = 23;
-/// Tolerance by type, relative to the largest magnitude. Another summation order stays below it, also in
-/// float16.
+/// Tolerance by type, relative to the largest magnitude. It is larger than the effect of a different summation order.
 const RELATIVE_TOLERANCES: [(DType, f64); 3] = [(DType::F16, 0.03), (DType::BF16, 0.1), (DType::F32, 1e-3)];
-/// Limits of the comparison: elements of all inputs, and bytes of a run. A file may declare any size.
+/// Maximum elements of all inputs, and maximum bytes of a run. Larger models are not compared.
 const MAX_ELEMENTS_AND_BYTES: (usize, usize) = (1 << 28, 1 << 34);
-/// One of this many elements may differ: a rounding error may change a selection.
+/// Divisor of the number of elements: up to this share may differ, because a rounding error may change a selection.
 const MISMATCH_DIVISOR: usize = 50;
 
 /// Returns the reason why the rows of a batch are not independent, as the end of a sentence.
 ///
-/// Returns `None` if the results are equal, or if the model does not run on random inputs. `alone` is the
-/// graph for the batch size of the model. `together` is its generalized form, where the inputs in `opened`
-/// have [`BATCHES`] times more rows.
+/// Returns `None` if the results are equal, or if the model does not run on random inputs. `single` is the
+/// graph for the batch size of the model, which is `batch`. `together` is the graph for a batch with
+/// [`BATCH_COUNT`] times more rows in the inputs named in `opened`.
 ///
 /// # Errors
-/// If there is no backend.
+/// Returns an error if there is no backend.
 pub(crate) fn find_dependence(
     mut single: Graph,
     mut together: Graph,
@@ -86,7 +86,7 @@ pub(crate) fn find_dependence(
     Ok(Some(format!("{label} computes other values for a row in a larger batch than for the row alone")))
 }
 
-/// An input of the model for [`BATCHES`] batches.
+/// Input of the model with the rows of [`BATCH_COUNT`] batches.
 struct Input {
     tensor: Tensor,
     /// True if each batch has its own rows.
@@ -107,8 +107,8 @@ impl Input {
     }
 }
 
-/// Generates all inputs: floats from -1 to 1; integers are 0 or 1, which are valid indices of most tables.
-/// Returns `None` if an input is no tensor of numbers.
+/// Generates random inputs: floats from -1 to 1, and integers and booleans of 0 or 1, which are valid indices
+/// of most tables. Returns `None` if an input has another type or an unknown rank, or if the inputs are too large.
 fn draw_inputs(graph: &Graph, opened: &FxHashSet<String>) -> Option<Vec<Input>> {
     let mut remaining = MAX_ELEMENTS_AND_BYTES.0;
     let inputs = graph.inputs.iter().enumerate().map(|(stream, &id)| {
@@ -137,7 +137,7 @@ fn draw_inputs(graph: &Graph, opened: &FxHashSet<String>) -> Option<Vec<Input>> 
     inputs.collect()
 }
 
-/// Returns the names of the float values that both graphs have.
+/// Returns the names of those `values` of `single` that are float tensors in both graphs.
 fn common_float_names(
     single: &Graph,
     together: &Graph,
@@ -151,7 +151,7 @@ fn common_float_names(
     names.filter(|name| together.find(name).is_some_and(|id| is_float(together, id))).collect()
 }
 
-/// Runs a graph on these inputs and returns the values of these names.
+/// Runs a graph on `inputs` and returns the values with these `names`.
 fn run_graph(
     graph: &Graph,
     names: &[String],
@@ -178,16 +178,18 @@ fn run_graph(
     Ok(results)
 }
 
-/// Returns true if a value of the larger batch equals the values of the single batches. A value with the same
-/// shape for every batch may be a sum over all rows. `inside` the model, an axis may have other elements
-/// before the batch.
+/// Returns true if a value of the larger batch has the same rows as the values of the single batches.
+///
+/// Values that do not have rows count as equal: for example, a sum over all rows has the same shape in every
+/// batch. With `inside`, the value is an intermediate value, and the axis of rows may be a product of another axis
+/// and the batch axis.
 fn values_agree(parts: &[&Tensor], batched: &Tensor, batch: usize, inside: bool) -> bool {
     let dims = parts[0].dims();
     if dims.len() != batched.dims().len() {
         return false;
     }
     if parts.iter().any(|part| part.dims() != dims) {
-        // Sizes that depend on the data.
+        // The sizes depend on the data.
         return true;
     }
     let mut grown = (0..dims.len()).filter(|&axis| dims[axis] != batched.dims()[axis]);
@@ -197,7 +199,7 @@ fn values_agree(parts: &[&Tensor], batched: &Tensor, batch: usize, inside: bool)
             || parts.iter().all(|part| are_close(&part.to_f64(), &batched.to_f64(), batched.dtype()));
     };
     if grown.next().is_some() {
-        // Each row is combined with each.
+        // Two axes are larger: each row is combined with every row.
         return true;
     }
     if batched.dims()[axis] != BATCH_COUNT * dims[axis] {
@@ -218,7 +220,7 @@ fn values_agree(parts: &[&Tensor], batched: &Tensor, batch: usize, inside: bool)
     })
 }
 
-/// Returns true if all elements except for a few are equal up to rounding.
+/// Returns true if almost all elements are equal up to rounding.
 fn are_close(a: &[f64], b: &[f64], dtype: DType) -> bool {
     let share = RELATIVE_TOLERANCES.iter().find(|(ty, _)| *ty == dtype).map_or(1e-6, |(_, share)| *share);
     let largest =

@@ -1,9 +1,9 @@
-//! Gradients as a model: nodes after the original nodes compute the gradients of some values with respect to
+//! Models with gradients: adds nodes to a model that compute the gradients of some values with respect to
 //! others.
 //!
-//! The nodes of the model remain, and so do its inputs, outputs and initializers: the gradients are an edit
-//! of its message. A node is replaced by an equivalent one if a gradient needs an output that the node does
-//! not have (the mask of a Dropout). In plain ONNX, it is also replaced if it is not of `ai.onnx`.
+//! The ONNX message of the model is edited: its nodes, inputs, outputs and initializers remain. A node is
+//! replaced by an equivalent one if a gradient needs an output that the node does not have (the mask of a
+//! Dropout). With [`GradientOptions::plain`], nodes of other domains than `ai.onnx` are replaced as well.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -169,7 +169,7 @@ impl GradientGraph {
     /// Creates a builder for a model. `y` are results to differentiate, `x` are the values to differentiate
     /// with respect to.
     ///
-    /// `loss` is the element of `y` at which gradients start; the others must be inputs of its computation.
+    /// `loss` is the element of `y` at which gradients start. It must depend on the other elements of `y`.
     /// Without `x`, the model remains unchanged.
     ///
     /// ```
@@ -351,7 +351,7 @@ fn differentiate_source(source: ModelSource, options: &GradientOptions, seeds: S
     gradient_model(&label, source.load_for_gradients()?, options, seeds, ("of", "wrt"))
 }
 
-/// Returns the model with its gradients. `words` are the names of the two lists in messages.
+/// Returns the model with its gradients. `list_names` are the names of the two lists in error messages.
 fn gradient_model(
     label: &str,
     model: LoadedModel,
@@ -428,12 +428,12 @@ fn imports_standard(proto: &ModelProto) -> bool {
     proto.opset_import.iter().any(|set| is_standard(&set.domain))
 }
 
-/// The graph of a message with an index of its values.
+/// Graph of a message with an index of its values.
 struct MessageIndex<'a> {
     graph: &'a GraphProto,
-    /// Producers of values.
+    /// Index of the node that computes each value.
     producers: FxHashMap<&'a str, usize>,
-    /// Inputs and initializers.
+    /// Names of inputs and initializers.
     inputs_and_initializers: FxHashSet<&'a str>,
 }
 
@@ -509,8 +509,8 @@ fn check_unused_names(message: &MessageIndex<'_>, of: &[&str], wrt: &[&str], see
     })
 }
 
-/// Returns the typed graph of the model with operators of the newest version. The values in `wrt` are inputs
-/// in it.
+/// Returns the typed graph of the model with operators of the newest version. Initializers in `wrt` become
+/// inputs of the graph.
 fn forward_graph(label: &str, model: &LoadedModel, of: &[&str], wrt: &[&str]) -> Result<Graph> {
     let requested: Vec<&str> = of.iter().chain(wrt).copied().collect();
     // Nodes after the requested values are irrelevant.
@@ -572,7 +572,7 @@ fn collect_names(graph: &GraphProto, names: &mut Vec<String>) {
     }
 }
 
-/// Checks that the values are floats, and that each source depends on a target.
+/// Checks that sources and targets are floats, and that each source depends on a target.
 fn check_types(
     graph: &Graph,
     sources: &[ValueId],
@@ -610,7 +610,7 @@ fn check_types(
     if wrong.is_empty() { Ok(()) } else { Err(Error::Argument(wrong.join("; "))) }
 }
 
-/// Returns the sources with their initial gradients.
+/// Adds an initial gradient for each source, and returns pairs of source and initial gradient.
 fn add_seeds(
     graph: &mut Graph,
     sources: &[ValueId],
@@ -627,8 +627,8 @@ fn add_seeds(
                 seed
             }
             Seeds::Ones => {
-                // If further gradients arrive at the source, and its gradient is a result, the result is
-                // their sum under `name`.
+                // A source with a dependent source gets further gradients. If it is also a target, its
+                // gradient is their sum, which needs the name `name`, so the ones get another name.
                 let dependents = dependent_values(graph, &[source]);
                 let has_more = sources.iter().any(|other| *other != source && dependents.contains(other));
                 let start = if has_more && targets.contains(&source) { format!("{name}/ones") } else { name };
@@ -640,7 +640,7 @@ fn add_seeds(
     seeded
 }
 
-/// Adds the gradients of all targets, or returns all obstacles.
+/// Adds the gradients of all targets. The error lists all obstacles.
 fn add_gradients(
     label: &str,
     graph: &mut Graph,
@@ -714,11 +714,11 @@ fn unreached_error(
 
 /// Nodes of the graph to append to the message, and nodes of the message to replace.
 struct NodeSelection {
-    /// Nodes of the graph.
+    /// Indices of nodes of the graph.
     nodes: BTreeSet<usize>,
     /// Constants of the graph that are missing in the message.
     constants: BTreeSet<ValueId>,
-    /// Nodes of the message.
+    /// Indices of nodes of the message.
     replaced: FxHashSet<usize>,
 }
 
@@ -745,7 +745,7 @@ impl NodeSelection {
         }
     }
 
-    /// Returns the node of the message that computes a value, unless it is replaced.
+    /// Returns the index of the node of the message that computes a value, unless the node is replaced.
     fn remaining_producer(&self, message: &MessageIndex<'_>, name: &str) -> Option<usize> {
         message.producers.get(name).copied().filter(|index| !self.replaced.contains(index))
     }
@@ -789,8 +789,8 @@ impl NodeSelection {
         }
     }
 
-    /// Returns the nodes of the message that conflict with the selected ones: both compute the same value or
-    /// must draw the same random numbers.
+    /// Returns the nodes of the message that conflict with the selected nodes: both compute the same value, or
+    /// depend on the same random numbers.
     fn conflicts(&self, graph: &Graph, message: &MessageIndex<'_>) -> Vec<usize> {
         let mut indices = Vec::new();
         let mut drawn: FxHashSet<ValueId> = FxHashSet::default();
@@ -824,7 +824,8 @@ fn is_plain(node: &NodeProto) -> bool {
         && subgraphs.all(|graph| graph.node.iter().all(is_plain))
 }
 
-/// Returns an error if a selected node cannot be expressed.
+/// Returns an error if a node of the result cannot be expressed at the opset, or is not plain if `plain` is
+/// true.
 fn check_expressible(
     label: &str,
     graph: &Graph,
@@ -892,7 +893,8 @@ fn obstacles_error(label: &str, wrong: Vec<(&ortrain_ops::Error, Option<String>)
     }
 }
 
-/// Returns the graph of the message with the selected nodes.
+/// Builds the graph of the result: the message's graph with the selected nodes, and with the gradients as
+/// outputs. `inputs` and `results` are pairs of a value and its gradient.
 fn build_graph(
     graph: &Graph,
     message: &MessageIndex<'_>,
@@ -960,9 +962,11 @@ fn gradient_declaration(graph: &Graph, value: ValueId, gradient: ValueId) -> Val
     ValueInfoProto { name: graph.name_of(gradient).to_owned(), ..graph.value_info(value) }
 }
 
-/// A node of the result.
+/// Origin of a node of the result.
 enum NodeSource {
+    /// Index of an original node.
     Message(usize),
+    /// Index of a selected node.
     Graph(usize),
 }
 
@@ -983,14 +987,14 @@ impl<'a> NodeOrder<'a> {
         NodeOrder { graph, unplaced: waiting, nodes: Vec::new() }
     }
 
-    /// Places the node that computes a value, unless it is placed.
+    /// Places the selected node that computes a value, unless it is already placed.
     fn place_producer(&mut self, name: &str) {
         if let Some(&index) = self.graph.find(name).and_then(|id| self.unplaced.get(&id)) {
             self.place_node(index);
         }
     }
 
-    /// Places a node after the producers of its inputs.
+    /// Places a selected node after the producers of its inputs.
     fn place_node(&mut self, index: usize) {
         let mut stack = vec![(index, false)];
         while let Some((index, ready)) = stack.pop() {
@@ -1048,7 +1052,8 @@ mod tests {
     use super::*;
     use crate::{DType, encode_model};
 
-    /// `y = op(x, w)` for each operator, chained; `w` is an initializer.
+    /// Builds a chain of operators: node `n0` computes `v0` from `x`, `n1` computes `v1` from `v0`, and so on. `Mul`
+    /// multiplies by the initializer `w`, other operators have one input.
     fn chain(ops: &[&str], opset: i64, ir_version: i64) -> ModelSource {
         let mut graph = Graph::new("chain");
         let ty = ValueType::tensor(DType::F32, &[2, 3]);
@@ -1104,7 +1109,7 @@ mod tests {
         assert!(graph.node.iter().any(|node| node.op_type == "Constant"));
     }
 
-    /// Every unknown operator is an obstacle of its own.
+    /// The error lists every unknown operator.
     #[test]
     fn lists_all_obstacles() {
         let error = grad(chain(&["Mul", "Strange", "Odd"], 17, 8), &options(&["v2"], &["w"]));

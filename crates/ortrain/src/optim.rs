@@ -46,7 +46,7 @@ pub use ortrain_ops::optimizers::SlotSpec;
 #[doc(inline)]
 pub use ortrain_ops::optimizers::OPTIMIZERS;
 
-/// Builds the optimizer model of a description in plain ONNX, for trained parameters of these element types.
+/// Builds an optimizer model in plain ONNX from a description, for trained parameters of these element types.
 ///
 /// ```
 /// use ortrain::DType;

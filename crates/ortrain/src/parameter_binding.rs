@@ -1,4 +1,6 @@
 //! Binding of a model's inputs to planes of a state, by name.
+//!
+//! A plane is a block of memory for tensors of one element type.
 
 use std::sync::Arc;
 
@@ -11,13 +13,13 @@ use smallvec::SmallVec;
 use crate::state::{Entry, PlaneLayout, StateLayout, TensorLayout};
 use crate::{CheckpointState, Error, Result};
 
-/// Name of the flag input of a training model: true if gradients are overwritten.
+/// Name of the flag input of a training model: true if gradients are overwritten instead of accumulated.
 pub(crate) const RESET_FLAG: &str = "lazy_reset_grad";
 /// Suffix of the input with the accumulated gradient of a parameter.
 pub(crate) const BUFFER_SUFFIX: &str = "_grad.accumulation.buffer";
 /// Suffix of the output that signals an accumulated gradient.
 pub(crate) const UPDATED_SUFFIX: &str = "_grad.accumulation.out";
-/// Suffix of a gradient.
+/// Suffix of the name of a gradient.
 pub(crate) const GRADIENT_SUFFIX: &str = "_grad";
 
 /// References to planes, indexed by plane id.
@@ -28,8 +30,10 @@ pub(crate) fn parameter_of_gradient(name: &str) -> Option<&str> {
     [BUFFER_SUFFIX, UPDATED_SUFFIX, GRADIENT_SUFFIX].iter().find_map(|suffix| name.strip_suffix(suffix))
 }
 
-/// Returns the parameter of a gradient, and its entry in the state. Without such a parameter, a name with the
-/// suffix of a gradient may be a user input; only [`BUFFER_SUFFIX`] is reserved.
+/// Returns the parameter in the name of a gradient, and its entry in the state.
+///
+/// Returns `None` if the state has no such parameter: a user input may have this name. Names with [`BUFFER_SUFFIX`] are
+/// reserved, so their parameter is returned without an entry.
 fn parse_gradient_name<'a, 'b>(
     name: &'a str,
     state: &'b CheckpointState,
@@ -39,24 +43,24 @@ fn parse_gradient_name<'a, 'b>(
     (entry.is_some() || name.ends_with(BUFFER_SUFFIX)).then_some((parameter, entry))
 }
 
-/// Returns true if a training model's output is a gradient or its flag instead of a result.
+/// Returns true if an output of a training model is a gradient, or the signal of a gradient, instead of a result.
 pub(crate) fn is_gradient(name: &str, state: &CheckpointState) -> bool {
     parse_gradient_name(name, state).is_some() || name.ends_with(UPDATED_SUFFIX)
 }
 
-/// Returns the planes of a module's programs: trainable, frozen, gradients.
+/// Returns the planes of a module's programs, in the order trainable, frozen, gradients.
 pub(crate) fn planes<'a>(state: &'a CheckpointState, gradients: &'a [Arc<Memory>]) -> Planes<'a> {
     let plane_chain = state.trainable_planes().iter().chain(state.frozen_planes()).chain(gradients);
     plane_chain.map(|plane| &**plane).collect()
 }
 
-/// Returns the role of a parameter among [`planes`].
+/// Returns the role of an input that is a parameter: its position in [`planes`].
 fn parameter_role(layout: &StateLayout, entry: &Entry) -> Role {
     let first = if entry.requires_grad { 0 } else { layout.trainable.len() };
     Role::Plane(PlaneId((first + entry.plane) as u32), entry.offset)
 }
 
-/// Returns the role of a gradient among [`planes`].
+/// Returns the role of an input that is a gradient: its position in [`planes`].
 fn gradient_role(layout: &StateLayout, entry: &Entry) -> Role {
     let first = layout.trainable.len() + layout.frozen.len();
     Role::Plane(PlaneId((first + entry.plane) as u32), entry.offset)
@@ -67,7 +71,7 @@ fn element_range(tensor: &TensorLayout, dtype: DType) -> PartTensor {
     PartTensor { start: tensor.offset / dtype.size(), len: tensor.dims.iter().product() }
 }
 
-/// Returns the role of all planes of a layout as a sequence, numbered from `first`.
+/// Returns the role of a sequence input with all planes of a layout. The ids of the planes start at `first`.
 pub(crate) fn sequence_role(layout: &[PlaneLayout], first: usize) -> Role {
     let part = |(k, plane): (usize, &PlaneLayout)| PlanePart {
         dtype: plane.dtype,
@@ -79,7 +83,7 @@ pub(crate) fn sequence_role(layout: &[PlaneLayout], first: usize) -> Role {
     Role::Planes(layout.iter().enumerate().map(part).collect())
 }
 
-/// A graph bound to a state.
+/// Binding of a graph's inputs to a state.
 pub(crate) struct Bound {
     /// A role for each input of the graph.
     pub(crate) roles: Vec<Role>,
@@ -96,7 +100,7 @@ pub(crate) fn set_shapes_from(graph: &Graph, state: &mut CheckpointState) -> Res
     })
 }
 
-/// Binds the inputs of a model to a state, and gives parameters their types in the state.
+/// Binds the inputs of a model to a state, and sets the types of parameters to their types in the state.
 pub(crate) fn bind(model: &str, graph: &mut Graph, state: &CheckpointState, training: bool) -> Result<Bound> {
     let mismatch = |reason: String| Error::Mismatch { model: model.to_owned(), reason };
     let layout = state.shared_layout().cloned().ok_or(Error::NominalState)?;

@@ -5,7 +5,7 @@ mod common;
 use common::{Workload, gradient, train};
 use ortrain::backend;
 
-/// Returns the bits of losses, gradients and parameters (including running statistics) of two steps.
+/// Trains two steps and returns the bits of losses, gradients and parameters (including running statistics).
 fn trained(name: &str, rows: usize, threads: usize) -> Vec<u32> {
     backend("cpu", threads).expect("there is a CPU");
     let mut run = Workload::new(name, rows);
@@ -27,6 +27,7 @@ fn trained(name: &str, rows: usize, threads: usize) -> Vec<u32> {
     values.into_iter().map(f32::to_bits).collect()
 }
 
+/// Asserts that training has the same bits at each of these thread counts as on one thread.
 fn same_bits(name: &str, rows: usize, threads: &[usize]) {
     let single_thread = trained(name, rows, 1);
     for &threads in threads {

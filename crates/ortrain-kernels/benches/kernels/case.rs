@@ -9,17 +9,17 @@ pub(crate) struct Case {
     pub(crate) name: String,
     /// Minimum number of floating-point operations.
     pub(crate) flops: f64,
-    /// Peak rate of the machine for these operations, relative to f32.
+    /// Peak rate of the machine for these operations, relative to multiply-adds in f32: 0.5 for f64.
     pub(crate) rate: f64,
     /// Precision of the factors of products.
     pub(crate) precision: Precision,
     /// Bytes of all operands and results: the minimum traffic.
     pub(crate) bytes: f64,
-    /// Compiles the kernel for a level and a number of threads. The result runs the kernel once.
+    /// Compiles the kernel for an instruction set and a number of threads.
     pub(crate) compile: Box<dyn Fn(Isa, usize) -> Run>,
 }
 
-/// Runs a compiled kernel once, on its own buffers.
+/// Closure that runs a compiled kernel once, on its own buffers.
 pub(crate) type Run = Box<dyn FnMut(&Pool)>;
 
 pub(crate) const SCALARS: RunScalars = RunScalars { seed: 1, train_step: 7 };
@@ -30,12 +30,13 @@ pub(crate) struct Buffers {
     scratch: Vec<Line>,
 }
 
+/// Cache line. Buffers consist of lines, so that they are aligned to 64 bytes.
 #[repr(align(64))]
 #[derive(Clone, Copy)]
 struct Line(#[allow(dead_code, reason = "only its bytes are used")] [f32; 16]);
 
 impl Buffers {
-    /// Creates buffers of these sizes in bytes, with floats between 0.5 and 1.5, and scratch memory.
+    /// Creates buffers and scratch memory of these sizes in bytes, filled with floats between 0.5 and 1.5.
     pub(crate) fn new(bytes: &[usize], scratch: usize) -> Buffers {
         let mut state = 1u32;
         let mut value = || {

@@ -383,7 +383,7 @@ impl KernelBuilder<'_> {
         })
     }
 
-    /// Compiles a nest with `given` accumulators. Its result goes to its store, or to a block.
+    /// Compiles a nest with `accumulator_count` accumulators. Its result goes to its store, or to a block.
     fn compile_nest(
         &mut self,
         nest: &Nest,

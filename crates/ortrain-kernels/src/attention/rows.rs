@@ -245,8 +245,8 @@ impl<T: Float> Work for MaxMagnitude<T> {
     }
 }
 
-/// Number of first keys that any row sees: the bias of all later keys is at most `hidden`. Returns all keys if some row
-/// has no bias of at least `open`, or has a bias that is not at most `most`.
+/// Number of first keys that any row sees: the bias of all later keys is at most `masked`. Returns all keys if some row
+/// has no bias of at least `open`, or has a bias that is not at most `limit`.
 pub(super) struct VisibleKeys<T> {
     pub(super) added: BiasRows<T>,
     pub(super) rows: usize,

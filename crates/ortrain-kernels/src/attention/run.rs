@@ -1,4 +1,4 @@
-//! Execution of an attention.
+//! Execution of an attention kernel: computes the output or the gradients of each head, block by block of queries.
 
 use super::product::{LeftFactor, Product};
 use super::rows::{BiasRows, MaxMagnitude, Rows, Softmax, SoftmaxGradient, VisibleKeys};
@@ -14,7 +14,7 @@ use crate::scratch::{BaseAddresses, RunScalars, ScratchParts};
 use crate::tile::ExecContext;
 use crate::tile::number::Number;
 
-/// Context of a task.
+/// Context of the work on one head: buffers and scratch memory.
 #[derive(Clone, Copy)]
 struct Task<'a> {
     bases: &'a [*mut u8],
@@ -119,7 +119,8 @@ impl<T: Computed> Kernel<T> {
         task.bases[operand.buffer].cast::<T>().wrapping_offset(at).cast_const()
     }
 
-    /// Packs lines of an operand as a right factor. Its columns are the lines (`turned`), or the elements of the lines.
+    /// Packs lines of an operand as a right factor, at scratch offset `to`. The columns of the factor are the lines if
+    /// `is_transposed`, and otherwise the elements of the lines.
     ///
     /// # Safety
     /// The operand has the lines, and `to` has the capacity of whole panels.
@@ -143,7 +144,8 @@ impl<T: Computed> Kernel<T> {
         unsafe { pack(self.isa, T::DTYPE, block, self.micro.nr, task.at::<T>(to)) };
     }
 
-    /// Computes a block of a product, `[rows, cols]`. The right factor has an offset and the depth of its panels.
+    /// Computes a block of a product, of `rows` rows and `cols` columns. `b` is the scratch offset of the packed right
+    /// factor, and `pitch` the depth of its panels.
     ///
     /// # Safety
     /// As [`Product::run`].
@@ -160,7 +162,8 @@ impl<T: Computed> Kernel<T> {
         unsafe { Product { rows, cols, depth, a, b, pitch, c, add, corner }.run(self.isa, self.micro) };
     }
 
-    /// Returns the destination of a result from line `line` on: the store, or a block until its epilogue has run.
+    /// Returns the destination of a result from line `line` on. The result goes directly to its buffer if the epilogue
+    /// only stores it, and otherwise to `block`, the input of the epilogue.
     fn result_destination(
         &self,
         task: &Task<'_>,
@@ -179,7 +182,7 @@ impl<T: Computed> Kernel<T> {
     /// Runs the epilogue of a result that was not stored directly.
     ///
     /// # Safety
-    /// As [`Kernel::tape`].
+    /// As [`Kernel::run_nest`].
     unsafe fn run_epilogue(
         &self,
         task: &Task<'_>,
@@ -198,13 +201,13 @@ impl<T: Computed> Kernel<T> {
         Rows { at, rows, pitch: self.partition.keys, keys }
     }
 
-    /// Returns lines of an operand with adjacent elements.
+    /// Returns the lines of an operand from line `line` on. The elements of a line must be adjacent.
     fn bias_rows(&self, task: &Task<'_>, operand: &Operand, line: usize) -> BiasRows<T> {
         BiasRows { at: self.line_address(task, operand, line), row: operand.line }
     }
 
-    /// Returns true if masked keys have weight zero for their query, and contribute nothing to gradients: the other
-    /// factors are finite.
+    /// Returns true if products may skip masked keys. Their weights must be exactly zero. The other factors must be
+    /// finite, so that the products with these weights are zero too.
     ///
     /// # Safety
     /// The contract of [`super::AttentionKernel::run`].
@@ -233,18 +236,18 @@ impl<T: Computed> Kernel<T> {
         let constant = T::from_constant;
         let scores = max_abs(&self.q, (first, end), size).mul(max_abs(&self.k, (0, keys), size));
         let values = max_abs(&self.v, (0, keys), width);
-        // Difference of two sums of `width` products each.
+        // Bound on the difference of two sums of `width` products each, with a margin.
         let sums = output_gradient.map_or(T::ONE, |given| max_abs(given, (first, end), width)).mul(values);
         let sums = sums.mul(constant(4.0 * width as f64));
         scores.mul(constant(scale.abs() * size as f64)) <= constant(MAX_UNBIASED_SCORE)
             && sums.mul(T::ZERO) == T::ZERO
     }
 
-    /// Returns the number of first keys that the queries of a block see. Returns all keys if that is unknown, or if
-    /// `hides` is false.
+    /// Returns the number of leading keys that the queries of a block see; all later keys are masked. Returns the
+    /// number of all keys if the bias does not show this, or if `hides` is false.
     ///
     /// # Safety
-    /// As [`Kernel::hides`].
+    /// As [`Kernel::can_skip_masked_keys`].
     unsafe fn count_visible_keys(
         &self,
         task: &Task<'_>,
@@ -259,8 +262,8 @@ impl<T: Computed> Kernel<T> {
         self.isa.run(VisibleKeys { added, rows, keys, masked, open, limit: most })
     }
 
-    /// Runs a nest over some lines of its space, with values in a block. The second accumulator (`next`), and the
-    /// result of a nest without a store (`to`), are blocks over the same lines.
+    /// Runs a nest over some lines of its space. Three blocks hold values for these lines: the first accumulator
+    /// (`block`), the second accumulator (`next`), and the result of a nest without a store (`to`).
     ///
     /// # Safety
     /// The contract of [`super::AttentionKernel::run`]; the blocks have elements for all lines, and `to` may be
@@ -280,7 +283,7 @@ impl<T: Computed> Kernel<T> {
         let mut slots = [std::ptr::null_mut(); MAX_BUFFERS];
         slots[nest.num_accumulators..][..nest.buffers]
             .copy_from_slice(&task.bases[nest.buffer..][..nest.buffers]);
-        // Accesses count from the first element of all heads.
+        // Accesses count elements from the first head on, so the start of a block is moved back.
         let before = task.head * nest.head_elements + first;
         if nest.num_accumulators > 1 {
             slots[1] = next.wrapping_sub(before).cast_mut().cast();
@@ -295,7 +298,7 @@ impl<T: Computed> Kernel<T> {
             frame: task.at(nest.frame),
             product: product.cast(),
         };
-        // SAFETY: the caller's contract, and the layout of `Kernel::new`. Operations that run once per task read values
+        // SAFETY: the caller's contract, and the layout of `Kernel::new`. The operations of `per_run` read only values
         // that are the same at every index.
         unsafe {
             site(block).run(&tape.per_run, 0, 0, tape.tile);
@@ -367,8 +370,8 @@ impl<T: Computed> Kernel<T> {
         LeftFactor { at, row: self.partition.keys as isize, depth: 1 }
     }
 
-    /// Computes the gradients for some queries of a head. `sums` is the memory for the sums of the gradients of keys
-    /// and values, and the index of this task's sums in it.
+    /// Computes the gradients for some queries of a head. The gradients of keys and values are summed in the memory
+    /// `sums`; `piece` is the index of this part's sums in it.
     unsafe fn compute_gradients(
         &self,
         task: &Task<'_>,
@@ -388,7 +391,8 @@ impl<T: Computed> Kernel<T> {
             // SAFETY: the caller's contract.
             unsafe { self.can_skip_masked_keys(task, (first, end), Some(gradients)) }
         };
-        // Adds to the gradients of the visible keys. The first block sets the gradients of the other keys to zero.
+        // Adds a block's contribution to the gradients of the visible keys. The first block overwrites them, and sets
+        // the gradients of the masked keys to zero.
         let add_up =
             |[seen, elements, rows]: [usize; 3], a: LeftFactor<T>, b: usize, to: Target<T>, add: bool| {
                 // SAFETY: the caller's contract, and the layout of `Kernel::new`.
@@ -466,7 +470,7 @@ impl<T: Computed> Kernel<T> {
         }
     }
 
-    /// Computes the gradients of the products of a block of queries and the keys that they see, in scratch memory.
+    /// Computes the gradients of the scores of a block of queries and their visible keys, in scratch memory.
     unsafe fn compute_scores_gradient(
         &self,
         task: &Task<'_>,
@@ -490,7 +494,7 @@ impl<T: Computed> Kernel<T> {
             if let Pointwise::Program(nest) = &gradients.weights {
                 self.run_nest(task, nest, block, to, softmax, to);
             }
-            // The weights of the values, which may use the same memory, are no longer needed.
+            // The softmax may be overwritten: the weights of the values, which may share its memory, were used before.
             if let Pointwise::Program(nest) = &gradients.softmax {
                 self.run_nest(task, nest, block, softmax, std::ptr::null(), softmax);
             }

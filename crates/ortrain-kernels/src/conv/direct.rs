@@ -1,10 +1,10 @@
-//! The output, and the gradient of the input, if few channels share the elements that a window sees: nothing is packed.
+//! Direct convolution: computes the output, or the gradient of the input, without packing windows into panels.
 //!
-//! The elements that some rows of positions see of all channels are copied into strips. A vector of consecutive
-//! positions of a row is read from the strips under each tap, and multiplied with the weights of a few channels of the
-//! result at once. If rows of positions would not fill vectors, the elements of one position are multiplied with the
-//! weights of vectors of channels instead. Packing would take as long as multiplying. Rows of a window in the padding
-//! are skipped.
+//! It is for results with few channels, where packing would take as long as the multiplications. A task computes some
+//! rows of positions. It copies the elements under their windows into strips, one strip for each channel. For each tap,
+//! it reads vectors of consecutive positions from the strips, and multiplies them by the weights of a few channels of
+//! the result. If rows of positions would not fill vectors, a vector has the weights of several channels instead, and
+//! is multiplied by the element of one position. Rows of a window in the padding are skipped.
 
 use std::sync::Arc;
 
@@ -30,13 +30,14 @@ const MAX_BLOCK_ELEMENTS: usize = 64 << 10;
 const PACKING_COST: usize = 8;
 /// Minimum number of channels of the result for this engine.
 const MIN_CHANNELS: usize = 4;
-/// Maximum bytes of the elements that some vectors of positions see of some channels. These elements stay in the
-/// first-level cache while all channels of the result are computed, beside the weights that stream through it.
+/// Maximum bytes of the elements that a micro-kernel call with vectors of positions reads. The elements stay in the
+/// first-level cache for all channels of the result, while the weights stream through it.
 const MAX_WINDOW_BYTES: usize = 12 << 10;
-/// Maximum bytes of the weights of a tile of channels. The weights stay in the first-level cache while all positions of
-/// the block are computed.
+/// Maximum bytes of the weights that a micro-kernel call with vectors of channels reads. The weights stay in the
+/// first-level cache for all positions of the block.
 const MAX_WEIGHT_BYTES: usize = 12 << 10;
-/// Vectors of channels must save one part in this number, because their weights are read more often.
+/// Divisor for the saving: vectors of channels must save more than their work divided by this number, because their
+/// weights are read more often.
 const MIN_SAVING: usize = 16;
 
 /// Contents of a vector.
@@ -57,7 +58,7 @@ impl VectorAxis {
         }
     }
 
-    /// Returns the number of products for a row of positions, in products of one channel.
+    /// Returns the number of products per term for `m` channels and a row of `cols` positions, including unused lanes.
     fn work(self, m: usize, cols: usize) -> usize {
         let each = match self {
             VectorAxis::Positions(tiles) => cols.next_multiple_of(tiles.lanes),
@@ -71,44 +72,48 @@ impl VectorAxis {
     }
 }
 
+/// Direct convolution without packing.
 pub(super) struct Direct {
     epilogue: Arc<Epilogue>,
     isa: Isa,
     vector_axis: VectorAxis,
     patches: Patches,
     dtypes: [DType; 2],
-    /// Number of channels of the result, and of a sum.
+    /// Number of channels of the result, and number of channels that a sum covers.
     m: usize,
     channels: usize,
-    /// Steps through the filter: from row to row, and from channel to channel.
+    /// Strides of the filter, in elements: between channels of the result, and between channels of a sum.
     filter: [usize; 2],
     /// Blocks of an image's positions: whole rows.
     blocks: Blocks,
-    /// Terms of a sum, in order: their offsets in the strips, and their channels and elements of a filter's plane.
+    /// Offset in the strips of each term of a sum.
     offsets: Vec<u32>,
+    /// Channel and tap of each term, in the same order.
     terms: Vec<(usize, usize)>,
-    /// For each range of channels, the rows of windows: distance from the row of the position, and index of the first
-    /// term. The last entry of each list has the end of the list's terms.
+    /// For each range of channels, the rows of a window: offset from the row of the position, and index of the first
+    /// term. An extra entry at the end of each list has the end of its terms.
     rows: Vec<Vec<(isize, usize)>>,
     layout: Layout,
 }
 
-/// Layout of scratch memory: offsets in bytes.
+/// Layout of scratch memory. Offsets are in bytes.
 #[derive(Clone, Copy, Debug, Default)]
 struct Layout {
     strips: usize,
     strip_bytes: usize,
     block: usize,
-    /// The block with adjacent channels, if vectors have channels.
+    /// Block with adjacent channels, if vectors have channels.
     transposed: usize,
+    /// Bytes for each worker.
     each: usize,
+    /// Bytes of the packed weights, which workers share.
     shared: usize,
     /// Elements from row to row of a block.
     pitch: usize,
 }
 
 impl Direct {
-    /// Returns `None` if another engine is better.
+    /// Returns `None` if the convolution is unsupported, or if another engine is better.
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<Direct> {
         const BYTES: usize = size_of::<f32>();
         let shape = &desc.shape;
@@ -149,8 +154,8 @@ impl Direct {
             return None;
         }
 
-        // Some channels at a time. Terms are in the order of the rows of windows, so that rows at either end can be
-        // skipped.
+        // Terms are sorted by range of channels, then by row of the window. So rows of the window in the padding, at
+        // either end, can be skipped.
         let phase = &patches.phases[0];
         let mut order: Vec<usize> = (0..phase.taps.len()).collect();
         order.sort_by_key(|&tap| phase.row_offset(tap));
@@ -213,7 +218,10 @@ impl Direct {
         })
     }
 
-    /// Packs the weights of a tile's channels of the result. Channels that do not exist get zeros.
+    /// Packs the weights of a tile of channels of the result. Channels after the last one get zeros.
+    ///
+    /// # Safety
+    /// `filter` is valid for reads of all weights, and `to` for writes of the weights of a tile.
     unsafe fn pack(&self, filter: *const f32, tile: usize, to: *mut f32) {
         let height = self.vector_axis.height();
         let [line, plane] = self.filter;
@@ -233,7 +241,8 @@ impl Direct {
         }
     }
 
-    /// Returns the range of terms in a list of rows of windows that see something at some rows of positions.
+    /// Returns the range of terms for which the row of the window is inside the image, for at least one row of
+    /// positions in `first..=last`.
     fn visible_terms(&self, rows: &[(isize, usize)], first: usize, last: usize) -> (usize, usize) {
         let axis = &self.patches.rows;
         let [first, last] = [first, last].map(|row| (row * axis.step) as isize);
@@ -288,11 +297,13 @@ impl Direct {
         }
     }
 
-    /// Computes the block, one vector of its positions after the other.
+    /// Computes the block by vectors of positions.
+    ///
+    /// The last vector of a row may exceed the row. The next row overwrites its extra lanes; after the last row of a
+    /// channel they are in unused capacity.
     ///
     /// # Safety
-    /// Scratch memory has the layout that `new` computed, the weights are packed, and the strips are filled. A vector
-    /// that exceeds its row is stored before the next row, or into the unused capacity at the end of a line.
+    /// Scratch memory has the layout that `new` computed, the weights are packed, and the strips are filled.
     unsafe fn vectors_of_positions(
         &self,
         tiles: &PositionKernels,
@@ -347,7 +358,8 @@ impl Direct {
         }
     }
 
-    /// Computes the block with adjacent channels, a few neighbouring positions at a time.
+    /// Computes the block by vectors of channels, for a few neighbouring positions at a time. Channels are adjacent in
+    /// the block.
     ///
     /// # Safety
     /// Scratch memory has the layout that `new` computed, the weights are packed, and the strips are filled.
@@ -439,8 +451,8 @@ mod tests {
     use super::*;
     use crate::Products;
 
-    /// Returns the chosen vectors for windows of 5×5 over images of `columns` columns, between `from` and `to`
-    /// channels.
+    /// Returns the chosen vector axis for 5×5 windows, with `from` input channels, `to` output channels and `columns`
+    /// output columns.
     fn chosen_vector_axis(isa: Isa, [from, to]: [usize; 2], columns: usize) -> Option<VectorAxis> {
         let axis = SlidingAxis {
             input: columns + 4,
@@ -484,7 +496,7 @@ mod tests {
                 "{isa}"
             );
             assert!(matches!(chosen_vector_axis(isa, [16, 18], 64), Some(VectorAxis::Positions(_))), "{isa}");
-            // Packing costs less than one part in a hundred here.
+            // Packing costs one hundredth of the multiplications here.
             assert!(chosen_vector_axis(isa, [16, 800], 10).is_none(), "{isa}");
         }
     }

@@ -347,7 +347,7 @@ impl Patches {
         self.outer.iter().map(|axis| axis.count).product::<usize>() * self.rows.count * self.cols.count
     }
 
-    /// Chooses the layout of strips for ranges of at most `most` positions. `split`: each range is inside of one row.
+    /// Chooses the layout of strips for ranges of at most `max_columns` positions. `split`: each range is inside of one row.
     /// `planar`: each range is inside of one image, and there are no outer axes.
     pub(super) fn plan_strip(&mut self, max_columns: usize, split: bool, planar: bool) {
         let rank = self.outer.len();
@@ -438,7 +438,7 @@ impl Patches {
         }
     }
 
-    /// Returns the maximum number of segments of a range of `most` positions, divided into panels.
+    /// Returns the maximum number of segments of a range, divided into at most `max_panels` panels.
     pub(super) fn max_segments(&self, max_panels: usize, panel: usize) -> usize {
         max_panels / self.cols.count.max(1) + 2 + max_panels.div_ceil(panel)
     }

@@ -199,7 +199,8 @@ impl<T: Real> ImplicitGemm<T> {
             let max_columns =
                 (MAX_BLOCK_ELEMENTS / copies / rows.max_size().max(1)).clamp(nr, columns) / nr * nr;
             // Whole images: contiguous elements are read and written at once.
-            let images = single && patches.batch >= MIN_IMAGES_PER_BLOCK && patches.positions() <= max_columns;
+            let images =
+                single && patches.batch >= MIN_IMAGES_PER_BLOCK && patches.positions() <= max_columns;
             let unit = match (single, patches.is_aligned) {
                 _ if images => BlockUnit::Any(patches.positions().max(1)),
                 (true, true) => BlockUnit::Any(nr),

@@ -1,4 +1,4 @@
-//! Units that multiply pairs of bfloat16 and sum the products in f32.
+//! Detection of the bfloat16 units of this machine: AMX, AVX512-BF16, and the emulation in f32.
 
 use std::fmt;
 
@@ -6,8 +6,8 @@ use super::Isa;
 
 /// Unit of this machine that multiplies bfloat16 numbers and sums in f32.
 ///
-/// The results of units differ in the last bits, because they add in different orders. Units of processors treat
-/// numbers below the normal range (2⁻¹²⁶) as zero.
+/// The results of units differ in the last bits, because they add in different orders. Hardware units treat numbers
+/// below the normal range (2⁻¹²⁶) as zero.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Bf16Unit(Unit);
 
@@ -21,14 +21,14 @@ pub(crate) enum Unit {
 }
 
 impl Bf16Unit {
-    /// Emulation by f32 multiply-adds of the instruction-set level, available on every machine. It has the results of
+    /// Emulation by f32 multiply-adds of the instruction-set level, available on every machine. It has the precision of
     /// bfloat16, but not the speed.
     pub const EMULATED: Bf16Unit = Bf16Unit(Unit::Emulated);
 
-    /// Returns the best unit of this machine for an instruction-set level: a unit of the processor with AVX-512, the
-    /// emulated one with lower levels. Decided once per process.
+    /// Returns the unit for an instruction-set level: the best unit of this machine for AVX-512, and the emulation for
+    /// lower levels.
     ///
-    /// Like [`Bf16Unit::available`], it asks the operating system for the use of AMX.
+    /// For AVX-512, the first call asks the operating system for the use of AMX, like [`Bf16Unit::available`].
     #[must_use]
     pub fn detect(isa: Isa) -> Bf16Unit {
         #[cfg(target_arch = "x86_64")]
@@ -42,7 +42,7 @@ impl Bf16Unit {
     /// Returns all units of this machine, from the worst to the best.
     ///
     /// If the processor has AMX, the first call asks Linux for the permission to use it. The process keeps the
-    /// permission: the state of a thread that has used AMX grows by 8 KiB. No other function asks.
+    /// permission. The saved state of each thread that uses AMX grows by 8 KiB.
     #[must_use]
     pub fn available() -> Vec<Bf16Unit> {
         #[allow(unused_mut, reason = "not every target has a second unit")]
@@ -94,14 +94,14 @@ mod amx {
     use std::arch::x86_64::{__cpuid, __cpuid_count};
     use std::sync::OnceLock;
 
-    /// Bits of leaf 7, register edx: bfloat16 products, and tiles.
+    /// Bits of CPUID leaf 7, register edx: bfloat16 products, and tiles.
     const AMX_BF16: u32 = 1 << 22;
     const AMX_TILE: u32 = 1 << 24;
-    /// Bit of leaf 1, register ecx: the operating system reports the state that it saves.
+    /// Bit of CPUID leaf 1, register ecx: `xgetbv` reports the states that the operating system saves.
     const OSXSAVE: u32 = 1 << 27;
     /// States that the operating system must save: the tile configuration, and the tile data.
     const TILE_STATES: u64 = 0b11 << 17;
-    /// Numbers of the system call, of its function that requests a state, and of the state: tile data.
+    /// Arguments of the request: the system call, its function that requests a state, and the state (tile data).
     const ARCH_PRCTL: usize = 158;
     const ARCH_REQ_XCOMP_PERM: usize = 0x1023;
     const XFEATURE_XTILEDATA: usize = 18;
@@ -113,7 +113,6 @@ mod amx {
     }
 
     fn has_amx() -> bool {
-        // Tile shape of leaf 0x1d: eight tiles of sixteen rows of 64 bytes, as the kernels need.
         if __cpuid(0).eax < 0x1d || __cpuid(1).ecx & OSXSAVE == 0 {
             return false;
         }
@@ -121,13 +120,14 @@ mod amx {
         if has & AMX_BF16 == 0 || has & AMX_TILE == 0 {
             return false;
         }
+        // CPUID leaf 0x1d describes the tiles. The kernels need eight tiles of sixteen rows of 64 bytes.
         let palette = __cpuid_count(0x1d, 1);
         let (row_bytes, tiles, rows) = (palette.ebx & 0xffff, palette.ebx >> 16, palette.ecx & 0xffff);
         if (row_bytes, tiles, rows) != (64, 8, 16) {
             return false;
         }
         let (low, high): (u32, u32);
-        // SAFETY: the processor has the instruction (OSXSAVE), which reads a register.
+        // SAFETY: the processor has the instruction (OSXSAVE), and the instruction only reads a control register.
         unsafe {
             asm!("xgetbv", in("ecx") 0, out("eax") low, out("edx") high, options(nomem, nostack, preserves_flags));
         }

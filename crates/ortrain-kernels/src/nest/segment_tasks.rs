@@ -1,8 +1,10 @@
-//! Partition of segments into tasks.
+//! Partition of the segments of a nest into tasks for threads.
 //!
-//! A plane has segments of millions of elements and segments of one. Long segments are cut into pieces, and short ones
-//! are combined, so that tasks take about the same time. Tasks run in waves: a segment that is read again after its
-//! sums are known is then still in a cache. The partition depends on the nest only.
+//! Segments, for example the parameters in a plane, have between one and millions of elements. Long segments are cut
+//! into pieces, and short ones are combined, so that tasks take about the same time.
+//!
+//! Some nests read a segment once for its sums, and again to use the sums. Tasks therefore run in waves, which are
+//! small enough that the second read finds the segment in a cache. The partition depends on the nest only.
 
 use std::ops::Range;
 
@@ -11,29 +13,29 @@ use ortrain_expr::{Nest, Segments};
 use super::MIN_TASK_WORK;
 use crate::tile::TileProgram;
 
-/// Maximum number of tasks of very different lengths: enough for any number of cores.
+/// Approximate maximum number of pieces: enough for any number of cores. With more elements, pieces become longer.
 const MAX_TASKS: usize = 512;
-/// Work of a piece, in additions. Each stage of a wave begins with a piece for each thread, so a piece must take much
-/// longer than the start of a thread. LAMB's step over 80 000 weights takes 2 % less time than with pieces of
-/// `MIN_TASK_WORK`.
+/// Approximate work of a piece, in additions. Each stage of a wave wakes the threads, so a piece must take much longer
+/// than the start of a thread. LAMB's step over 80 000 weights takes 2 % less time than with pieces of `MIN_TASK_WORK`.
 const PIECE_WORK: usize = 4 * MIN_TASK_WORK;
-/// Overhead of a segment, in additions: values that are computed once for it, and calls.
+/// Overhead of a segment, in additions: calls, and values that are computed once per segment.
 const SEGMENT_OVERHEAD: usize = 2048;
-/// Bytes of the long segments of a wave. They fit the private caches of cores, and take much longer than the start of
-/// threads. On two cores LAMB's step over 25 million weights takes 10 % less time with 2 MiB than with 16 MiB.
+/// Minimum number of bytes of the long segments of a wave: fits the private caches of cores, but takes much longer than
+/// the start of threads. On two cores LAMB's step over 25 million weights takes 10 % less time with 2 MiB than with
+/// 16 MiB.
 const WAVE_BYTES: usize = 2 << 20;
 /// Maximum number of bytes of long segments for a single wave. They fit the shared cache, and more waves would cost
 /// more synchronization: threads wait for each other at the end of each stage of a wave.
 const MAX_SINGLE_WAVE_BYTES: usize = 16 << 20;
-/// Elements of a vector: the saved values of long segments are aligned to vectors.
+/// Number of elements of a vector. The saved values of each long segment begin at a multiple of this number.
 const VECTOR_LANES: usize = 16;
 
 /// Work of one thread at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Task {
-    /// The segments `first..last`, each from beginning to end.
+    /// The undivided segments `first..last`.
     Whole { first: usize, last: usize },
-    /// A piece, by its index.
+    /// The piece with this index.
     Piece(usize),
 }
 
@@ -50,10 +52,10 @@ pub(super) struct Piece {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct LongSegment {
     pub(super) segment: usize,
-    /// Its pieces are `first..last`.
+    /// The pieces of the segment are `first..last`.
     pub(super) first: usize,
     pub(super) last: usize,
-    /// Number of elements of the segments before it in its wave.
+    /// Number of elements of the long segments before this one in the wave, each rounded up to [`VECTOR_LANES`].
     pub(super) elements_before: usize,
 }
 
@@ -61,9 +63,9 @@ pub(super) struct LongSegment {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Wave {
     pub(super) tasks: Range<usize>,
-    /// Pieces among its tasks.
+    /// Pieces among the tasks.
     pub(super) pieces: Range<usize>,
-    /// Long segments of these pieces.
+    /// Long segments that the pieces are parts of.
     pub(super) long_segments: Range<usize>,
 }
 
@@ -71,16 +73,16 @@ pub(super) struct Wave {
 #[derive(Debug)]
 pub(super) struct SegmentTasks {
     pub(super) segments: Segments,
-    /// True if an empty segment needs no work.
+    /// True if the nest has no reductions: an empty segment then needs no work.
     pub(super) is_map: bool,
-    /// In the order of segments.
+    /// Tasks in the order of segments.
     pub(super) tasks: Vec<Task>,
     pub(super) pieces: Vec<Piece>,
     pub(super) long_segments: Vec<LongSegment>,
     pub(super) waves: Vec<Wave>,
     /// Maximum number of elements of the long segments of a wave.
     pub(super) max_wave_elements: usize,
-    /// Number of elements of the longest segment that is not cut.
+    /// Number of elements of the longest undivided segment.
     pub(super) max_whole_segment: usize,
 }
 
@@ -104,8 +106,8 @@ impl SegmentTasks {
         tasks
     }
 
-    /// Groups the tasks into waves. The long segments of a wave have about [`WAVE_BYTES`] bytes, with `bytes` bytes for each
-    /// element. All tasks are one wave if there are few bytes. A long segment is in one wave.
+    /// Groups the tasks into waves. A wave ends after the long segment that completes [`WAVE_BYTES`] bytes, with
+    /// `bytes` bytes per element. Up to [`MAX_SINGLE_WAVE_BYTES`] bytes, all tasks are in one wave.
     fn group_into_waves(&self, bytes: usize) -> Vec<Wave> {
         let elements: usize = self.pieces.iter().map(|piece| piece.end - piece.begin).sum();
         let fits_one_wave = elements.saturating_mul(bytes) <= MAX_SINGLE_WAVE_BYTES;
@@ -133,8 +135,8 @@ impl SegmentTasks {
         waves
     }
 
-    /// Cuts segments into tasks. A segment is cut only if it has more elements than a tile, and only between tiles. In
-    /// a segment that fits a tile, the tile saves the values of the whole segment for the next stage.
+    /// Cuts or combines segments into tasks. A segment is cut only if it has more elements than a tile, and only
+    /// between tiles. If a segment fits a tile, the tile saves the values of the whole segment for the next stage.
     fn from_segments(segments: &Segments, is_map: bool, cost: usize, tile: usize) -> SegmentTasks {
         let piece = (PIECE_WORK / cost).max(segments.num_points() / MAX_TASKS).max(1).next_multiple_of(tile);
         let enough = piece.saturating_mul(cost);
@@ -148,7 +150,7 @@ impl SegmentTasks {
             max_wave_elements: 0,
             max_whole_segment: 0,
         };
-        // First segment that is not in a task yet, and the work of the segments from it on.
+        // First segment that is not in a task yet, and the work from this segment to the current one.
         let (mut first, mut work) = (0, 0usize);
         for (segment, range) in segments.iter().enumerate() {
             if range.len() <= piece {
@@ -262,7 +264,7 @@ mod tests {
         }
         assert_eq!(waves.iter().map(|wave| wave.tasks.len()).sum::<usize>(), tasks.tasks.len());
         assert_eq!(waves.iter().map(|wave| wave.pieces.len()).sum::<usize>(), tasks.pieces.len());
-        // Few bytes are one wave; elements that are read once need no waves; no segments give no waves.
+        // Few bytes, and elements that are read once (0 bytes), need one wave. No segments need no wave.
         assert_eq!(tasks.group_into_waves(BYTES / 2).len(), 1);
         assert_eq!(tasks.group_into_waves(0).len(), 1);
         assert_eq!(SegmentTasks::from_segments(&segments(&[]), false, 32, 64).group_into_waves(BYTES), []);
@@ -270,7 +272,7 @@ mod tests {
 
     #[test]
     fn tasks_are_large_enough() {
-        // A thousand biases are a few tasks, and a segment that fits a tile is never cut.
+        // A thousand segments of one element become a few tasks, and a segment that fits a tile is never cut.
         assert!(SegmentTasks::from_segments(&segments(&[1; 1000]), false, 30, 64).tasks.len() < 50);
         assert_eq!(
             SegmentTasks::from_segments(&segments(&[4000, 4001]), false, 1000, 4096).long_segments,

@@ -1,4 +1,4 @@
-//! Loads and stores between callers' memory, through raw pointers only, and tile registers.
+//! Loads and stores between callers' memory and tile registers. Callers' memory is accessed through raw pointers only.
 
 use std::ops::Range;
 
@@ -8,13 +8,14 @@ use super::number::{Stored, with_stored};
 use super::strided_iter::StridedIter;
 use crate::isa::{Isa, Level, Work};
 
-/// One access. Its axes are divided into axes of the driver and axes along tiles.
+/// Access of a load or a store. Its axes are divided into axes along the tile and axes outside of the tile, which the
+/// driver steps through.
 #[derive(Clone, Debug)]
 pub(crate) struct StridedView {
     pub(crate) dtype: DType,
     /// Element of index zero.
     pub(crate) offset: isize,
-    /// Elements of the buffer.
+    /// Number of elements of the buffer.
     pub(crate) len: usize,
     /// The axes outside of the tile.
     pub(crate) outside: StridedIter,
@@ -44,8 +45,8 @@ impl StridedView {
     /// Returns the address of the element at index (`outside`, 0).
     #[inline(always)]
     fn outer_address(&self, base: *const u8, outside: usize) -> *const u8 {
-        // Without a promise of being in bounds: along a reversed axis, the element of index zero need not be the lowest
-        // one. Elements are read at valid indices only.
+        // Wrapping arithmetic does not assume that the address is in bounds: along a reversed axis, index zero is not
+        // the lowest address. Elements are read at valid indices only.
         base.wrapping_offset((self.offset + self.outside.offset(outside)) * self.dtype.size() as isize)
     }
 
@@ -63,8 +64,8 @@ impl StridedView {
         self.along.contiguous_len().filter(|_| as_computed)
     }
 
-    /// Returns the bytes from an element to the element at the same position of the next piece. `None` if pieces have
-    /// another length, or follow each other directly.
+    /// Returns the bytes from an element to the element at the same position of the next piece. `None` if pieces do not
+    /// have the length `piece`, or if all pieces are the same elements.
     #[cfg_attr(
         not(target_arch = "x86_64"),
         allow(dead_code, reason = "only generated machine code prefetches")
@@ -119,8 +120,8 @@ impl StridedView {
         });
     }
 
-    /// Gathers elements: loads for each of `n` indices the element of the buffer, counted from the offset. Loads zero
-    /// for elements outside of `offset..len`.
+    /// Gathers elements: loads the element `offset + i` of the buffer for each index `i` of `n` indices. Loads zero for
+    /// elements outside of `offset..len`.
     ///
     /// # Safety
     /// `base` is the start of a buffer of `len` elements. `index` and `d` are different registers of `n` values each.
@@ -133,7 +134,7 @@ impl StridedView {
         });
     }
 
-    /// Loads `n` elements of the buffer from the index `first` on, counted from the offset. Loads zero for elements
+    /// Loads `n` contiguous elements of the buffer, starting at the element `offset + first`. Loads zero for elements
     /// outside of `offset..len`.
     ///
     /// # Safety
@@ -141,7 +142,7 @@ impl StridedView {
     pub(crate) unsafe fn load_from(&self, isa: Isa, base: *const u8, first: i64, d: *mut u8, n: usize) {
         let count = self.len.saturating_sub(self.offset as usize) as i64;
         let at = base.wrapping_offset(self.offset * self.dtype.size() as isize);
-        // The elements, among the `n`, that are inside of the buffer.
+        // Converts a bound on elements of the buffer into a bound on the `n` loaded elements.
         let inside = |index: i64| index.saturating_sub(first).clamp(0, n as i64) as usize;
         let (begin, end) = (inside(0), inside(count));
         with_stored!(self.dtype, S => {
@@ -172,7 +173,7 @@ impl<S: Stored> Work for Load<'_, S> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
-        // A cyclic access is read for one period, and then copied.
+        // If the access repeats, one period is read from the buffer, and copied to the rest of the register.
         let read = self.walk.period().map_or(self.n, |period| period.min(self.n));
         self.walk.for_each_piece(self.start, read, |position, offset, len, stride| {
             // SAFETY: by the contract of `StridedView::load` the elements are in the buffer, and `d` has capacity for
@@ -203,7 +204,7 @@ impl<S: Stored> Work for Load<'_, S> {
     }
 }
 
-/// Converts `len` values. Pieces of 36 or 49 values are common: planes of small images.
+/// Converts `len` contiguous values. Planes of small images are pieces of 36 or 49 values, so these lengths are fast.
 ///
 /// # Safety
 /// `from` is valid for reads of `len` values, and `to` for writes of `len` values. Both may have any alignment.
@@ -228,7 +229,7 @@ unsafe fn copy<A: Copy, B: Copy>(from: *const A, len: usize, to: *mut B, convert
     }
 }
 
-/// Writes a value `len` times. Short pieces are common: planes of a few elements.
+/// Writes a value `len` times. Planes of a few elements are short pieces, so short lengths are fast.
 ///
 /// # Safety
 /// `to` is aligned, and valid for writes of `len` values.
@@ -291,7 +292,7 @@ struct LoadAt<S: Stored> {
 struct LoadFrom<S: Stored> {
     at: *const S,
     first: i64,
-    /// The elements that are inside of the buffer.
+    /// Loaded elements (of `0..n`) that are inside of the buffer.
     in_bounds: Range<usize>,
     d: *mut S::Computed,
     n: usize,
@@ -303,7 +304,7 @@ impl<S: Stored> Work for LoadFrom<S> {
     fn work<L: Level>(self) {
         let LoadFrom { at, first, in_bounds: Range { start, end }, d, n } = self;
         // SAFETY: by the contract of `StridedView::load_from` the register has `n` values, and the buffer has the
-        // elements in `there`. All-zero bytes are a value of every compute type.
+        // elements in `in_bounds`. All-zero bytes are a value of every compute type.
         unsafe {
             d.write_bytes(0, start);
             let from = at.wrapping_offset(first as isize).wrapping_add(start);

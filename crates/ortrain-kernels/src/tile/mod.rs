@@ -28,8 +28,8 @@ use memory::{StridedView, width};
 pub use shared::{Compiler, with_shared_code};
 
 /// A register. Before allocation: the index of the register. After allocation: the byte offset in a worker's frame.
-/// Operands that are read directly from callers' memory ([`Size::Direct`], [`Size::Single`]) have the bit [`DIRECT_BIT`] set,
-/// and the index of the load instead.
+/// Operands that are read directly from callers' memory ([`RegisterKind::Direct`],
+/// [`RegisterKind::DirectUniform`]) have the bit [`DIRECT_BIT`] set, and the index of the load instead.
 type Slot = u32;
 
 /// Bit of a [`Slot`] that is read directly from callers' memory.

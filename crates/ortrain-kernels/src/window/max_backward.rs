@@ -1,4 +1,4 @@
-//! The gradient of a maximum: the gradient of each output element is added at the position of the maximum.
+//! Gradient of max pooling: each element of the incoming gradient is added at the position of its window's maximum.
 
 use std::marker::PhantomData;
 
@@ -8,24 +8,24 @@ use super::{Buffers, Element, MAX_AXES, MIN_TASK_WORK, MIN_UNDIVIDED_PLANES, Par
 use crate::isa::{Level, Work};
 use crate::tile::number::{Number, Stored};
 
-/// Plan of the gradient over planes.
+/// Plan of the gradient of max pooling.
 #[derive(Clone, Debug)]
 pub(super) struct MaxBackward {
     /// True if sums have a wider type than the storage type.
     has_wide_sums: bool,
-    /// If positions are numbers of cells: for each number of their type, the element of the target under that cell of
-    /// the plane's first window. Elements are counted from the start of the plane. [`NO_CELL`] if there is no such
-    /// cell.
+    /// Offset of each window cell in the target, for the first window of a plane, in elements from the plane's start.
+    /// It has an entry for each value of the index type: [`NO_CELL`] if the window has no such cell. Empty if the
+    /// indices are element positions instead of cells.
     cells: Vec<isize>,
-    /// The smallest and the largest element in `cells`.
+    /// Smallest and largest offset in `cells`, without [`NO_CELL`].
     reach: (isize, isize),
 }
 
-/// Number of windows with elements that are looked up before gradients are added, so that loads wait for no store.
+/// Number of positions that are looked up before gradients are added there, so that the loads wait for no store.
 const BATCH: usize = 4;
-/// Maximum number of elements of a part with separate sums.
+/// Maximum number of elements of a part if its sums are wider than the storage type and need scratch memory.
 const MAX_NARROW_ELEMENTS: usize = 16 * 1024;
-/// Offset outside of every plane, from any start.
+/// Offset of a missing cell. It is outside of the plane, wherever the window begins.
 const NO_CELL: isize = isize::MIN / 2;
 
 impl MaxBackward {
@@ -52,7 +52,8 @@ impl MaxBackward {
         MaxBackward { has_wide_sums: narrow, cells, reach }
     }
 
-    /// Divides the work. Every part of a plane reads all positions of the plane, and adds at the positions in the part.
+    /// Divides the work. Every part of a plane reads all positions of the plane, and adds the gradients with positions
+    /// in the part.
     pub(super) fn tasks(&self, planes: usize, source: usize, target: usize) -> Tasks {
         let work = source.saturating_add(target);
         let target_parts =
@@ -72,7 +73,7 @@ impl MaxBackward {
     }
 }
 
-/// A part of the gradient of a maximum: elements `part.rows` of the planes.
+/// Computation of one part of the gradient: the elements `part.rows` of the planes `part.planes`.
 pub(super) struct Run<'a, S> {
     plan: &'a Plan,
     spread: &'a MaxBackward,
@@ -81,14 +82,16 @@ pub(super) struct Run<'a, S> {
     stored: PhantomData<S>,
 }
 
-/// The gradients for a part of a plane.
+/// Incoming gradient of a plane, for a part of the plane.
 #[derive(Clone, Copy)]
 struct PlaneGradient<S, I> {
-    /// The gradient of the plane's output, and the positions or the numbers of cells.
+    /// Gradient of the plane's output.
     gradient: *const S,
+    /// Position of each maximum: an element position, or the index of a window cell.
     index: *const I,
-    /// The part's first element, counted from the start of the plane, and counted in the whole target.
+    /// First element of the part, relative to the plane.
     start: usize,
+    /// First element of the part, relative to the whole target.
     first: usize,
 }
 
@@ -97,7 +100,7 @@ impl<'a, S: Element> Run<'a, S> {
         Run { plan, spread, buffers, part, stored: PhantomData }
     }
 
-    /// Zeroes the sums of each plane, calls `add` with the gradients, the sums and their number, and stores the sums.
+    /// Zeroes the sums of each plane, calls `add` with the gradient, the sums and their number, and stores the sums.
     #[inline(always)]
     fn for_each_plane<I>(&self, add: impl Fn(PlaneGradient<S, I>, *mut S::Sum, usize)) {
         let Plan { source, target, .. } = *self.plan;
@@ -138,7 +141,7 @@ impl<'a, S: Element> Run<'a, S> {
         }
     }
 
-    // Separate functions: in a single function, each would spill the registers of the others.
+    // Separate functions, because in a single function each would spill the registers of the others.
 
     #[inline(never)]
     fn add_by_positions(&self) {
@@ -160,7 +163,7 @@ impl<'a, S: Element> Run<'a, S> {
     fn add_by_cells<I: Copy + Into<usize>, const NUMBERS: usize>(&self) {
         let Plan { ref axes, .. } = *self.plan;
         let Some(cells) = self.spread.cells.first_chunk::<NUMBERS>() else { return };
-        // Number of windows along each axis, and elements from one window to the next.
+        // Number of windows along each axis, and number of elements from one window to the next.
         let mut along = [(1usize, 0isize); MAX_AXES];
         let mut stride = 1;
         for (axis, along) in axes.iter().zip(&mut along[MAX_AXES - axes.len()..]).rev() {
@@ -174,14 +177,14 @@ impl<'a, S: Element> Run<'a, S> {
         let windows = rows.0 * row.0;
         self.for_each_plane(|arriving: PlaneGradient<S, I>, sums, count| {
             for block in 0..blocks {
-                // Start of the first window, relative to the start of the part.
+                // Start of the block's first window, relative to the start of the part.
                 let mut begin = -(arriving.start as isize);
                 let mut rest = block;
                 for &(windows, step) in outer.iter().rev() {
                     begin += (rest % windows) as isize * step;
                     rest /= windows;
                 }
-                // SAFETY: by the contract of `WindowKernel::run` the gradient and the numbers have the windows of the
+                // SAFETY: by the contract of `WindowKernel::run` the gradient and the indices have the windows of the
                 // block. There are `count` sums, and only this task uses them.
                 unsafe {
                     let gradient = arriving.gradient.add(block * windows);
@@ -192,11 +195,11 @@ impl<'a, S: Element> Run<'a, S> {
         });
     }
 
-    /// Adds the gradients of rows of windows from `begin` on. The first argument has two pairs: number of rows and step
-    /// between rows, number of windows of a row and step between windows.
+    /// Adds the gradients of a block of windows. `begin` is the start of its first window, relative to the part. The
+    /// first argument has two pairs: number of rows and step between rows, windows per row and step between windows.
     ///
     /// # Safety
-    /// The gradient and the numbers have all the windows. There are `count` sums, and only this task uses them.
+    /// The gradient and the indices have all the windows. There are `count` sums, and only this task uses them.
     #[inline(never)]
     unsafe fn add_rows<I: Copy + Into<usize>, const NUMBERS: usize>(
         &self,

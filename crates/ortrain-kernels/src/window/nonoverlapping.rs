@@ -1,8 +1,9 @@
-//! Gradients with windows that do not overlap: at most one window covers an element.
+//! Gradients of pooling with windows that do not overlap: at most one window covers an element.
 //!
-//! Every element is written once: the gradient of the window over it if the maximum was there, otherwise zero. Windows
-//! are compared with elements in vectors. Nothing is zeroed first, and no addition waits for an earlier one. The
-//! gradient of a sum is computed in the same way, but every cell of a window receives the gradient.
+//! Every element is written once: the gradient of the window over it if the maximum was there, otherwise zero. Vector
+//! instructions compare the cell number of each element with the cell number of its window's maximum. Nothing is zeroed
+//! first, and no addition waits for an earlier one. The gradient of a sum is computed in the same way, but every cell
+//! of a window receives the gradient.
 
 use std::marker::PhantomData;
 
@@ -10,8 +11,8 @@ use ortrain_expr::{DType, SlidingAxis, WindowPass};
 
 use super::max_backward::{self, MaxBackward};
 use super::{
-    Buffers, Element, MIN_TASK_WORK, MIN_UNDIVIDED_PLANES, Part, Plan, Positions, Rows, Tasks, computed_bytes,
-    windows_over,
+    Buffers, Element, MIN_TASK_WORK, MIN_UNDIVIDED_PLANES, Part, Plan, Positions, Rows, Tasks,
+    computed_bytes, windows_over,
 };
 use crate::isa::{Isa, Level, Work, portable};
 use crate::tile::number::Number;
@@ -20,26 +21,26 @@ use crate::tile::number::Number;
 const LANES: usize = 16;
 /// Number of windows that are read at once if each covers a pair of elements.
 const QUARTER: usize = LANES / 4;
-/// Number of copies for elements under the same window that are written at once.
+/// Number of copies of a window's value that are written at once.
 const SPLAT: usize = 8;
-/// Maximum number of rows of a plane, because rows are planned one by one. Maximum number of elements of a row, and of
-/// the stride.
+/// Maximum number of rows of a plane, because rows are planned one by one.
 const MAX_ROWS: usize = 256 * 1024;
+/// Maximum number of elements of a row, and maximum stride.
 const MAX_WIDTH: usize = 64 * 1024;
 /// Marks a row that no window covers.
 const NO_WINDOWS: u32 = u32::MAX;
-/// A number that no window has.
+/// Cell number that no window has.
 const NO_NUMBER: i32 = i32::MIN;
 
 /// Rows of the target that are computed at once.
 #[derive(Clone, Copy, Debug)]
 struct Step {
-    /// Begin of the first row in the plane, and number of rows: one or two.
+    /// Start of the first row in the plane, and number of rows: one or two.
     start: u32,
     rows: u32,
-    /// The row of windows over these rows, or [`NONE`].
+    /// Start of the row of windows over these rows, or [`NO_WINDOWS`].
     windows: u32,
-    /// Number of the first cell over each row.
+    /// Cell number of each row, along all axes but the last.
     numbers: [i32; 2],
 }
 
@@ -59,8 +60,8 @@ enum WindowArrangement {
 #[derive(Clone, Debug)]
 pub(super) struct NonOverlapping {
     steps: Vec<Step>,
-    /// For each element of a row, rounded up to whole vectors: the number of the cell over it, minus the number of the
-    /// row. [`NO_NUMBER`] if no window covers the element.
+    /// Cell number of each element of a row along the last axis, or [`NO_NUMBER`] if no window covers the element. The
+    /// number of the row is added to it. The length is rounded up to whole vectors.
     cells: Vec<i32>,
     along: WindowArrangement,
     /// Plan for planes with positions outside of their windows, if there may be such positions.
@@ -155,8 +156,8 @@ impl NonOverlapping {
         })
     }
 
-    /// Adds a plan for positions outside of their windows. Planes with such positions are computed by `spread`, with
-    /// `scratch` bytes of memory.
+    /// Adds a plan for positions outside of their windows. If a part has such positions, `spread` recomputes its
+    /// planes, with `scratch` bytes of memory.
     pub(super) fn with_fallback(mut self, spread: MaxBackward, scratch: usize) -> NonOverlapping {
         (self.fallback, self.fallback_bytes) = (Some(spread), scratch);
         self
@@ -218,7 +219,7 @@ struct Windows<S, I> {
 }
 
 impl<S: Element, I: Cell> Windows<S, I> {
-    /// Returns the gradient of a window, as if it were added to zero, and its cell number.
+    /// Returns the gradient of a window, added to zero (so -0 becomes 0), and the cell number of its maximum.
     ///
     /// # Safety
     /// The row has window `o`.
@@ -281,7 +282,7 @@ impl<S: Element> Row<S> {
     ///
     /// # Safety
     /// The windows are valid for reads, and so are the windows after the row that whole vectors read. With
-    /// [`WindowArrangement::Any`] the windows have been expanded.
+    /// [`WindowArrangement::Expanded`] the windows have been expanded.
     #[inline(always)]
     unsafe fn load_windows<I: Cell>(
         self,
@@ -325,11 +326,11 @@ impl<S: Element> Row<S> {
         (values, numbers)
     }
 
-    /// Writes `R` rows of the target under the same windows. `firsts` are the numbers of their first cells. If numbers
-    /// may be `ASTRAY`, adds the number of elements that were their window's maximum to `found`.
+    /// Writes `R` rows of the target under the same windows. `firsts` are the cell numbers of the rows. If positions
+    /// may be outside of their windows (`ASTRAY`), `positions` counts the elements that were their window's maximum.
     ///
     /// # Safety
-    /// - The windows are as [`Row::over`] requires.
+    /// - The windows are as [`Row::load_windows`] requires.
     /// - The rows are valid for writes, and so are the elements after the last row that whole vectors write.
     /// - Only this task uses these elements, and the elements after the last row are written later.
     #[inline(always)]
@@ -378,8 +379,8 @@ impl<S: Element> Row<S> {
     ) {
         let SlidingAxis { input, output, stride, padding_before: before, .. } = self.last;
         for x in 0..input {
-            // SAFETY: the row has this cell and this element. The row of windows has the window if the cell has a
-            // number.
+            // SAFETY: `cells` and the row have element `x`. If its cell has a number, the row of windows has window
+            // `o`.
             unsafe {
                 let cell = self.cells.add(x).read();
                 let mut value = S::Computed::ZERO;
@@ -421,7 +422,7 @@ impl<'a, S: Element> Run<'a, S> {
         let numbers = values.wrapping_add(line_capacity).cast::<i32>();
         for i in 0..line_capacity {
             // Elements that no window covers are read, too.
-            // SAFETY: the lines have `room` elements, and only this task uses them.
+            // SAFETY: the lines have `line_capacity` elements, and only this task uses them.
             unsafe {
                 values.add(i).write(S::Computed::ZERO);
                 numbers.add(i).write(-1);
@@ -441,7 +442,7 @@ impl<'a, S: Element> Run<'a, S> {
             let step_end = step.start as usize + (step.rows as usize - 1) * width + cells.len();
             plane * target + step_end <= end && plane * source + windows + read <= planes * source
         };
-        // Whole vectors fit in every plane that has `others - 1` more planes after it.
+        // Whole vectors fit in every plane of the part that at least `others - 1` planes follow.
         let others = 1 + cells.len().div_ceil(target).max(read.div_ceil(source));
         let mut positions = [0; LANES];
         for plane in first_plane..end_plane {
@@ -495,7 +496,7 @@ impl<'a, S: Element> Run<'a, S> {
                 }
                 for (r, &first) in step.numbers.iter().enumerate().take(step.rows as usize) {
                     let to = to.wrapping_add(r * width);
-                    // SAFETY: as above. A row is first written to `row.written`.
+                    // SAFETY: as above. A row is first written to `row.row_buffer`.
                     unsafe {
                         if is_inside {
                             row.write_rows::<I, ASTRAY, 1>(of_row, [first], row.row_buffer, &mut positions);
@@ -516,7 +517,7 @@ impl<'a, S: Element> Run<'a, S> {
         }
     }
 
-    /// Recomputes planes that have windows with a position outside of the window.
+    /// Recomputes all planes of the part with the fallback: a position is outside of its window.
     #[cold]
     #[inline(never)]
     fn recompute_planes(&self) {
@@ -551,7 +552,7 @@ impl<'a, S: Element> Run<'a, S> {
     }
 }
 
-/// A loop over planes for one arrangement. Each loop is a separate function, and so has all registers.
+/// A loop over planes for one arrangement. Each loop is compiled as a separate function, which can use all registers.
 struct Loop<'a, S, I, const ASTRAY: bool, const ALONG: u8>(Run<'a, S>, PhantomData<I>);
 
 impl<S: Element, I: Cell, const ASTRAY: bool, const ALONG: u8> Work for Loop<'_, S, I, ASTRAY, ALONG> {

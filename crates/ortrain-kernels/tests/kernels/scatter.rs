@@ -38,6 +38,7 @@ fn last_write_wins() {
     check(&types, true);
 }
 
+/// Compares the kernel with a scalar loop over many shapes. `last` selects writing instead of adding.
 fn check(types: &[DType], last: bool) {
     let mut random = Random(4);
     for (outer, size, count, inner) in [

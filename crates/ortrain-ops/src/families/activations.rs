@@ -1006,7 +1006,7 @@ mod tests {
         let x = generic_tensor(&[2], 1);
         for (op, attrs, sentence) in [
             ("Celu", alpha(0.0), "alpha must not be 0"),
-            ("Elu", Attrs::new().with(ALPHA, 1i64), "should be FLOAT"),
+            ("Elu", Attrs::new().with(ALPHA, 1i64), "must be FLOAT, got INT"),
             (
                 "Gelu",
                 Attrs::new().with("approximate", "sine"),

@@ -81,8 +81,8 @@ pub(super) fn check_bias(cx: &Infer<'_>, k: usize, channels: &Dim) -> Result<(),
     Err(OpError::invalid(format!("the bias has shape {bias}, but the result has {channels} channels")))
 }
 
-/// Reports the types of the gradients of input 1, of a filter (input 2), and of a bias. Input 0 is the gradient of the
-/// result, which has shape `result`.
+/// Sets the types of outputs 0 to 2: the gradients of input 1, of the filter (input 2) and of the bias. Input 0 is the
+/// gradient of the result, which has shape `result`.
 pub(super) fn infer_gradients(
     cx: &mut Infer<'_>,
     dtype: DType,
@@ -142,7 +142,7 @@ pub(super) fn emit_channel_sums(cx: &mut Lower<'_>, k: usize, from: usize) -> Re
     cx.emit(nest.instruction())
 }
 
-/// Returns the sizes of a convolution of a batch of images under filters of shape `filter`.
+/// Returns the description of a convolution of `batch` images with a filter of shape `filter`.
 pub(super) fn conv_shape(
     pass: ConvPass,
     batch: usize,
@@ -177,7 +177,8 @@ pub(super) fn pads_attr(windows: &[SlidingWindow]) -> Vec<i64> {
     let before = windows.iter().map(|window| window.before);
     before.chain(windows.iter().map(|window| window.after)).collect()
 }
-/// Returns a shape of the leading axes `lead` (at most one may be -1) and the spatial axes of a value.
+/// Returns a shape, as a value: the leading sizes `lead`, then the spatial sizes of `value`. At most one leading size
+/// may be -1.
 fn shape_with_leading_axes(rw: &mut Rewrite<'_>, value: ValueId, lead: &[i64]) -> ValueId {
     let size = |dim: &Dim| dim.known().map(|size| size as i64);
     let space = rw.shape(value).and_then(|shape| shape[2..].iter().map(size).collect::<Option<Vec<i64>>>());
@@ -196,7 +197,7 @@ fn spatial_sizes(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
     rw.add("Slice", &[full_shape, start, end], Attrs::new())
 }
 
-/// Returns the first `sizes` elements of a value along its spatial axes.
+/// Crops the `count` spatial axes of a value to the first `sizes` elements.
 fn crop_spatial(rw: &mut Rewrite<'_>, value: ValueId, sizes: ValueId, count: usize) -> ValueId {
     let starts = rw.ints("starts", &vec![0; count]);
     let axes: Vec<i64> = (2..count as i64 + 2).collect();
@@ -211,7 +212,7 @@ fn swap_leading_axes(rw: &mut Rewrite<'_>, value: ValueId, rank: usize) -> Value
     rw.add("Transpose", &[value], Attrs::new().with("perm", perm))
 }
 
-/// Sums a gradient over all axes except the channels, in plain ONNX.
+/// Sums a gradient per channel, in plain ONNX: over all axes except axis 1.
 pub(super) fn sum_over_channels(rw: &mut Rewrite<'_>, gradient: ValueId, rank: usize) -> ValueId {
     let axes: Vec<i64> = (0..rank as i64).filter(|&axis| axis != 1).collect();
     let axes = rw.ints("axes", &axes);
@@ -221,8 +222,9 @@ pub(super) fn sum_over_channels(rw: &mut Rewrite<'_>, gradient: ValueId, rank: u
 /// Computes the gradient of a filter in plain ONNX: a convolution of the image with `dy`, the gradient of the result,
 /// as its filter.
 ///
-/// Batch and channels are swapped, and so are strides and dilations. Groups remain: each image is a channel of every
-/// group. If the windows do not reach the end of the image, the result is larger than the kernel and is cropped.
+/// Batch and channels are swapped, and so are strides and dilations. The number of groups is the same: each group has
+/// one channel for each image. If the windows do not reach the end of the image, the result is larger than the kernel
+/// and is cropped.
 pub(super) fn filter_gradient(
     rw: &mut Rewrite<'_>,
     (dy, x): (ValueId, ValueId),

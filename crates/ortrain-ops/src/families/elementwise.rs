@@ -81,7 +81,7 @@ impl GradOp {
     }
 }
 
-/// Function that returns the gradient operator for a node with these attributes; `None` if the operator does not apply.
+/// Function that returns the gradient operator for a node with these attributes, if there is an operator for them.
 type GradOpFn = fn(&Attrs) -> Result<Option<GradOp>, OpError>;
 
 /// Row of the table: one element-wise operator.
@@ -101,7 +101,7 @@ pub(super) struct Row {
     backward: Option<BackwardFn>,
     /// True if the derivative is zero almost everywhere.
     zero_derivative: bool,
-    /// True if the result is one of the inputs. Equal inputs share the gradient.
+    /// True if the result is one of the inputs (`Min`, `Max`). Inputs that equal the result share the gradient.
     selects_input: bool,
 }
 
@@ -259,8 +259,8 @@ fn invert_bits(b: &mut Builder, x: Reg) -> Reg {
 
 /// Shifts by multiplication with a power of two, or by division.
 ///
-/// The power is 0 for negative shifts and for shifts by the width of the type or more. A quotient by 0 is 0. A shift to
-/// the right keeps the sign: the bits of a negative number are inverted, shifted and inverted again.
+/// The power is 0 for negative shifts and for shifts by the width of the type or more. Division by 0 gives 0. A shift
+/// to the right keeps the sign: the bits of a negative number are inverted, shifted and inverted again.
 fn shift(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
     let ty = b.ty(x[0]);
     let (zero, two) = (b.constant(ty, 0.0), b.constant(ty, 2.0));
@@ -298,10 +298,10 @@ fn fold_operands(op: BinaryOp) -> impl Fn(&mut Builder, &[Reg]) -> Reg {
 /// Maximum number of inputs of a variadic operator: each input is a load of one expression.
 pub(crate) const MAX_OPERANDS: usize = 1024;
 
-/// Number of inputs of a variadic operator.
+/// Value of [`Row::inputs`] for a variadic operator.
 const VARIADIC: usize = usize::MAX;
 
-/// Arithmetic, comparisons, logic and bit operations.
+/// Rows of arithmetic, comparisons, logic and bit operations.
 #[rustfmt::skip]
 static ROWS: &[Row] = &[
     row("Add", &[7, 13, 14], 2, TypeConstraint::Number, binary!(Add)),
@@ -347,7 +347,7 @@ static ROWS: &[Row] = &[
     row("GreaterOrEqual", &[12, 16], 2, TypeConstraint::Number, compare!(Le, 1, 0)).bool_output(),
 ];
 
-/// Returns all rows.
+/// Returns the rows of this file, of `activations.rs` and of `trigonometry.rs`.
 fn all_rows() -> impl Iterator<Item = &'static Row> {
     ROWS.iter().chain(super::activations::ROWS).chain(super::trigonometry::ROWS)
 }
@@ -500,7 +500,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Elementwise { row: find_row(&node.domain, &node.op)?, attrs: node.attrs.clone() }))
 }
 
-/// Decomposes a gradient operator into operators of `ai.onnx`.
+/// Decomposes an operator of the table into operators of `ai.onnx`.
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (node, attrs) = (rw.node(), rw.attrs().clone());
     let row = find_row(&node.domain, &node.op)?;
@@ -534,8 +534,8 @@ fn upgrade_microsoft_gelu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Downgrades comparisons. Before opset 9 Less and Greater only accept floats: integers are compared as float64. Before
-/// 11 Equal only accepts integers and bool: floats are equal if both are numbers and neither is less.
+/// Downgrades comparisons. Before opset 9, Less and Greater accept only floats: integers are compared as float64.
+/// Before opset 11, Equal accepts only integers and bool: floats are equal if neither is less and neither is NaN.
 fn downgrade_comparison(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (a, b) = (rw.required_input(0)?, rw.required_input(1)?);
     // The values of a comparison that a rewrite created have no type yet. Such a comparison is already valid.
@@ -552,7 +552,7 @@ fn downgrade_comparison(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Downgrades LessOrEqual and GreaterOrEqual to the disjunction of a strict comparison and Equal, before opset 12.
+/// Downgrades LessOrEqual and GreaterOrEqual. Before opset 12, each becomes a strict comparison or Equal.
 fn downgrade_non_strict_comparison(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 12 {
         let (a, b) = (rw.required_input(0)?, rw.required_input(1)?);
@@ -574,7 +574,7 @@ fn equal_floats(rw: &mut Rewrite<'_>, a: ValueId, b: ValueId, dtype: DType) -> V
         if rw.constant_of(value).is_some_and(|tensor| !tensor.to_f64().iter().any(|x| x.is_nan())) {
             continue;
         }
-        // Each number is below 1 or above -1.
+        // Every number is below 1 or above -1; NaN is neither.
         let (one, minus) = (Tensor::scalar(dtype, 1.0), Tensor::scalar(dtype, -1.0));
         let (one, minus) = (rw.constant("one", one), rw.constant("minus_one", minus));
         let (below, above) =
@@ -599,7 +599,7 @@ fn downgrade_sign(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Swish of one input times another input of the same shape.
+/// Swish of input 0 times input 1, which has the same shape.
 struct SwiGlu;
 
 impl Op for SwiGlu {
@@ -665,7 +665,8 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Ok(Box::new(SwiGlu))
     });
     all.push(swi_glu.composition(decompose_swi_glu));
-    // Read as Gelu of ai.onnx. With "since 1, 2" every node of a model has an old version and is upgraded.
+    // These operators become Gelu of `ai.onnx` when a model is read. Models have version 1, so the invented version 2
+    // makes every node an old one that is upgraded.
     for name in ["Gelu", "FastGelu", "BiasGelu"] {
         let definition = Definition::new("com.microsoft", name, &[1, 2], build_rewritten_on_read);
         all.push(definition.always_rewritten(upgrade_microsoft_gelu));

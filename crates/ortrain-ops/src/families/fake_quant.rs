@@ -1,11 +1,12 @@
 //! Fake quantization for quantization-aware training: `FakeQuant` and `FakeQuantGrad` of `com.microsoft`.
 //!
-//! `q = round_half_to_even(x / scale) + zero_point`. The result is
-//! `(clamp(q, quant_min, quant_max) - zero_point) * scale`. The mask is true where `quant_min <= q <= quant_max`.
+//! With `q = round_half_to_even(x / scale) + zero_point`, the first output is
+//! `(clamp(q, quant_min, quant_max) - zero_point) * scale`. The second output, the mask, is true where
+//! `quant_min <= q <= quant_max`.
 //!
-//! The gradient is the straight-through estimator (Bengio, Léonard, Courville 2013, arXiv:1308.3432): the gradient of
-//! the result where the mask is true, zero elsewhere. The scale and the zero point have no gradient. Both operators run
-//! as their decompositions.
+//! `FakeQuantGrad` is the straight-through estimator (Bengio, Léonard, Courville 2013, arXiv:1308.3432). The gradient
+//! of `x` is the gradient of the first output where the mask is true, and zero elsewhere. The scale and the zero point
+//! have no gradient. Both operators run as their decompositions.
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor};
 
@@ -47,7 +48,7 @@ impl Op for FakeQuant {
     }
 }
 
-/// Gradient of [`FakeQuant`]. The inputs are the gradient of the result and the mask.
+/// Gradient of [`FakeQuant`]. The inputs are the gradient of the first output, and the mask.
 struct FakeQuantGrad;
 
 impl Op for FakeQuantGrad {

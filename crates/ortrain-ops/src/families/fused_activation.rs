@@ -45,8 +45,8 @@ enum Activation {
 }
 
 impl Activation {
-    /// Reads the activation of a node. `number` returns the activation's attribute with this index (0, 1 or 2) and
-    /// name, if the node sets the attribute.
+    /// Reads the activation of a node. `number` receives the index (0 or 1) and the name of a parameter of the
+    /// activation, and returns its value if the node sets it.
     fn read(
         node: &Node,
         number: impl Fn(usize, &str) -> Result<Option<f32>, OpError>,

@@ -167,7 +167,7 @@ pub(super) fn check_compatible_shape(
     let differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
     if actual.rank() != wanted.rank() || actual.iter().zip(wanted.iter()).any(differ) {
         return Err(OpError::invalid(format!(
-            "input {k} has shape {actual}; {wanted} is needed, one for each index"
+            "input {k} must have the shape {wanted}, one element for each index, got {actual}"
         )));
     }
     Ok(())

@@ -330,7 +330,7 @@ mod tests {
             .with("update_rule", rule)
     }
 
-    /// Returns the inputs of an update rule. With `fine` each key element has a decay and each head a beta; otherwise
+    /// Returns the inputs of an update rule. With `per_element` each key element has a decay and each head a beta; otherwise
     /// each head has a decay, and beta is one number.
     fn inputs(rule: &str, past: bool, per_element: bool) -> [Option<Tensor>; 6] {
         let packed = |width: usize, seed: u32| generic_tensor(&[BATCH, LENGTH, width], seed);

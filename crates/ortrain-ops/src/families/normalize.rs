@@ -5,9 +5,9 @@
 //! MeanVarianceNormalization-9, 13 (<https://onnx.ai/onnx/operators/onnx__MeanVarianceNormalization.html>) and
 //! LpNormalization-1, 22 (<https://onnx.ai/onnx/operators/onnx__LpNormalization.html>) of ONNX.
 //!
-//! Variances are biased and computed from the centered elements. GroupNormalization has a scale and a bias for each
-//! channel from opset 21 on, and for each group before. The older form is read as the newer one, and written as its
-//! decomposition.
+//! Variances are biased and computed from the centered elements. From opset 21 on, GroupNormalization has a scale and a
+//! bias for each channel; before, for each group. A model with the older form is upgraded when it is read. An export to
+//! an older opset contains the decomposition.
 //!
 //! float16 and bfloat16 are computed in float32. float64 is computed in float64 for every `stash_type`. Where a
 //! deviation or a norm is 0, the result and its gradient are 0.
@@ -20,10 +20,10 @@ use crate::infer::{Infer, normalize_axes, normalize_axis};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
-/// Number that MeanVarianceNormalization adds to the standard deviation.
+/// Constant that MeanVarianceNormalization adds to the standard deviation.
 const DEVIATION_EPSILON: f64 = 1e-9;
 
-/// Normalization of each sample, by channels or groups of channels.
+/// `InstanceNormalization` or `GroupNormalization`: normalizes each channel, or group of channels, of each sample.
 struct ChannelNormalization {
     /// Number of groups; `None` if each channel is a group.
     groups: Option<i64>,
@@ -74,13 +74,13 @@ fn add(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
     rw.add(op, inputs, Attrs::new())
 }
 
-/// Reshapes `x`.
+/// Reshapes `x` to constant sizes. A size of 0 copies the size of `x`, and -1 takes the rest, as in ONNX.
 fn reshape(rw: &mut Rewrite<'_>, x: ValueId, sizes: &[i64]) -> ValueId {
     let sizes = rw.ints("sizes", sizes);
     add(rw, "Reshape", &[x, sizes])
 }
 
-/// Returns the elements minus their mean along axes, and the variance.
+/// Returns the elements minus their mean along `axes`, and their variance along `axes`.
 fn center(rw: &mut Rewrite<'_>, x: ValueId, axes: &[i64]) -> (ValueId, ValueId) {
     let axes = rw.ints("axes", axes);
     let mean = add(rw, "ReduceMean", &[x, axes]);
@@ -89,7 +89,7 @@ fn center(rw: &mut Rewrite<'_>, x: ValueId, axes: &[i64]) -> (ValueId, ValueId) 
     (centred, add(rw, "ReduceMean", &[square, axes]))
 }
 
-/// Normalizes each row along the last of three axes to mean 0 and deviation 1.
+/// Normalizes `x` along the last of three axes to mean 0 and deviation 1.
 fn normalize_rows(rw: &mut Rewrite<'_>, x: ValueId, dtype: DType, epsilon: f32) -> ValueId {
     let data = cast(rw.patch().1, x, dtype, arithmetic_dtype(dtype));
     let (centred, variance) = center(rw, data, &[2]);
@@ -104,8 +104,8 @@ fn read_epsilon(attrs: &Attrs) -> Result<f32, OpError> {
     Ok(attrs.float("epsilon")?.unwrap_or(1e-5))
 }
 
-/// Applies scale and bias of each channel to normalized elements `[batch, channels, rest]`, and sets output 0 in the
-/// shape of `x`.
+/// Applies the scale and the bias of each channel to normalized elements `[batch, channels, rest]`. The result becomes
+/// output 0, in the shape of `x`.
 fn apply_scale_and_bias(rw: &mut Rewrite<'_>, x: ValueId, normal: ValueId) -> Result<(), OpError> {
     let (scale, bias) = (rw.required_input(1)?, rw.required_input(2)?);
     let axis = rw.ints("axis", &[1]);
@@ -146,8 +146,8 @@ fn decompose_group(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     apply_scale_and_bias(rw, x, normal)
 }
 
-/// Upgrades GroupNormalization from before opset 21, which has a scale and a bias for each group: expands them to the
-/// channels.
+/// Upgrades GroupNormalization from before opset 21: expands the scale and the bias of each group to the channels of
+/// the group.
 fn upgrade_group(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (x, groups) = (rw.required_input(0)?, read_num_groups(rw.attrs())?);
     let sizes = add(rw, "Shape", &[x]);
@@ -170,7 +170,7 @@ fn downgrade_group(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     if rw.version() < 21 { decompose_group(rw) } else { Ok(()) }
 }
 
-/// Operator with a result of its input's type and shape. Inference checks the axes.
+/// `MeanVarianceNormalization` or `LpNormalization`: the result has the type and shape of the input.
 struct AxesNormalization {
     axes: Vec<i64>,
 }

@@ -160,8 +160,13 @@ mod tests {
         let (indices, values) = (Tensor::i64(&[2], &[0, 1]), f64s(&[2], &[0.0, 1.0]));
         for (depth, values, axis, message) in [
             (Tensor::i64(&[], &[0]), values.clone(), -1, "the depth must be at least 1, got 0"),
-            (Tensor::i64(&[2], &[1, 2]), values.clone(), -1, "input 1 has shape [2]"),
-            (Tensor::i64(&[], &[2]), f64s(&[3], &[0.0; 3]), -1, "input 2 has shape [3]"),
+            (Tensor::i64(&[2], &[1, 2]), values.clone(), -1, "input 1 must have 1 element(s), got shape [2]"),
+            (
+                Tensor::i64(&[], &[2]),
+                f64s(&[3], &[0.0; 3]),
+                -1,
+                "input 2 must have 2 element(s), got shape [3]",
+            ),
             (Tensor::i64(&[], &[2]), values, 2, "axis 2 is out of range for rank 2"),
         ] {
             let ports = [Some(&indices), Some(&depth), Some(&values)];

@@ -747,7 +747,7 @@ mod tests {
                 Tensor::i64(&[2, 1], &[0; 2]),
                 generic_tensor(&[1, 2], 2),
                 Attrs::new(),
-                "expected [2, 1]",
+                "input 2 must have the shape [2, 1]",
             ),
             (ELEMENTS, Tensor::i64(&[2], &[0; 2]), generic_tensor(&[2], 2), Attrs::new(), "do not fit data"),
             (ND, Tensor::i64(&[2, 1], &[0; 2]), generic_tensor(&[2], 2), Attrs::new(), "expected [2, 3]"),

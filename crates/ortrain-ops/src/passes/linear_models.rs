@@ -1,10 +1,13 @@
-//! Conversion of linear models with weights in attributes to ONNX operators, in a message that will be trained. The
-//! weights become initializers, which are trained, saved in checkpoints and exported.
+//! Conversion of linear models (`LinearClassifier` and `LinearRegressor` of `ai.onnx.ml`) to operators of `ai.onnx`,
+//! before training. Their weights are attributes. They become initializers, which are trained, saved in checkpoints and
+//! exported.
 //!
 //! A node `n` is replaced by its decomposition. The weight matrix is named `n/coefficients`, the bias `n/intercepts`,
-//! and the weighted sums `n/scores`. A node without a name is named by its first output. A binary classifier with
-//! sigmoids may have two rows, the second the negative of the first. They become one row, because training would not
-//! preserve their relation. String labels are looked up by a Gather, which the training model does not contain.
+//! and the weighted sums `n/scores`. A node without a name is named by its first output.
+//!
+//! A binary classifier with sigmoids may have two rows, the second the negative of the first. They become one row,
+//! because training would not preserve their relation. String labels are looked up by a Gather, which the training
+//! model does not contain.
 
 use std::collections::HashSet;
 
@@ -24,7 +27,7 @@ use crate::{Error, OpError};
 /// Minimum version of `ai.onnx` for a converted model, so that every loss can be appended to it.
 const MIN_OPSET: i64 = 13;
 
-/// Element type of strings in messages.
+/// Number of the string type in ONNX messages (`TensorProto.STRING`).
 const STRING_TYPE: i32 = 8;
 
 fn is_linear(node: &NodeProto) -> bool {
@@ -38,10 +41,11 @@ pub fn linear_outputs(model: &ModelProto) -> Vec<String> {
     nodes.flat_map(|node| node.output.iter().filter(|name| !name.is_empty()).cloned()).collect()
 }
 
-/// Converts the linear models of a message to ONNX operators. `typed` is its graph, with all known types.
+/// Converts the linear models of a message to operators of `ai.onnx`. `typed` is the graph of the message, with all
+/// known types.
 ///
 /// # Errors
-/// Returns an error if a node contradicts itself, or needs an unsupported feature.
+/// Returns an error if the attributes of a node contradict each other, or it needs an unsupported feature.
 pub fn convert_linear_models(model: &mut ModelProto, typed: &Graph) -> Result<(), Error> {
     let opset = raise_opset(model);
     let Some(graph) = &mut model.graph else { return Ok(()) };
@@ -77,12 +81,12 @@ fn value_names(graph: &GraphProto) -> HashSet<String> {
     names
 }
 
-/// Returns the version of `ai.onnx` of a message. An old version is raised if all nodes have the same meaning in the
-/// newer one: exporters declare the oldest version that their nodes need, often without any node of `ai.onnx`.
+/// Raises an old version of `ai.onnx` to [`MIN_OPSET`] if all nodes keep their meaning, and returns the version.
+/// Exporters often declare an old version, because it suffices for their nodes.
 fn raise_opset(model: &mut ModelProto) -> i64 {
     let means_the_same = |graph: &GraphProto, version: i64| have_same_meaning(graph, version, MIN_OPSET);
     let graph = model.graph.as_ref();
-    // A set may be listed twice.
+    // A message may list an operator set twice.
     let mut listed = HashSet::new();
     model.opset_import.retain(|set| listed.insert((normalize_domain(&set.domain).to_owned(), set.version)));
     let Some(set) = model.opset_import.iter_mut().find(|set| normalize_domain(&set.domain).is_empty()) else {
@@ -107,7 +111,8 @@ fn have_same_meaning(graph: &GraphProto, version: i64, other: i64) -> bool {
     })
 }
 
-/// Converts a node of a graph to a message of other nodes, with new names for all values except its inputs and outputs.
+/// Converts a linear model to a message with the nodes that replace it. All values except the inputs and outputs of
+/// `node` get new names.
 fn convert_node(
     typed: &Graph,
     node: &Node,
@@ -198,7 +203,7 @@ fn convert_node(
     Ok(message)
 }
 
-/// Returns the second of two rows, if the first is its negative and both go through a sigmoid.
+/// Returns the second of two rows (coefficients and intercept), if the first is its negative and both have a sigmoid.
 fn opposite_row(linear: &LinearModel) -> Option<(Vec<f32>, Vec<f32>)> {
     if linear.score_count != 2 || linear.post_transform != PostTransform::Logistic {
         return None;
@@ -364,7 +369,7 @@ mod tests {
         let written = converted_model(&old).expect("the model is converted");
         assert_eq!(opset_of(&written), [9]);
         assert_eq!(run_model(&written), run_model(&old));
-        // Listed twice, as in models of skl2onnx.
+        // Models of skl2onnx list operator sets twice.
         let mut twice = plain(Some(22));
         twice.opset_import.extend(plain(Some(22)).opset_import);
         assert_eq!(converted_model(&twice).expect("the model is converted").opset_import.len(), 2);

@@ -40,7 +40,7 @@ pub(crate) fn subgraph_of<'a>(graph: &Graph, node: &'a Node, attribute: &str) ->
 /// Copier of a subgraph's nodes into the outer graph.
 struct SubgraphCopier<'a> {
     subgraph: &'a Graph,
-    /// Index of the iteration, after the indices of outer loops that were unrolled before.
+    /// Iteration indices: of the unrolled outer loops, the outermost first, and then of this loop.
     positions: Vec<i64>,
     /// Suffix of names.
     suffix: String,
@@ -78,7 +78,8 @@ impl SubgraphCopier<'_> {
             let mut copy = inner.clone();
             mark_positions(subgraph, &mut copy, &self.positions);
             if is_random(&inner.domain, &inner.op) {
-                // A recomputation of the subgraph must draw the same random numbers.
+                // Output names identify streams of random numbers. With the original names, a recomputation of the
+                // subgraph draws the same numbers.
                 let name = |port: &Option<ValueId>| {
                     port.map_or_else(String::new, |id| subgraph.name_of(id).to_owned())
                 };
@@ -133,8 +134,8 @@ pub(crate) fn inline_branch(graph: &mut Graph, index: usize, attribute: &str) ->
     Ok(())
 }
 
-/// Returns the number of iterations of a node's body, if known. Its inputs must be constant, and the condition must be
-/// the same after every iteration (`continues`).
+/// Returns the number of iterations of a node's body, if known. `continues` is the condition after each iteration, if
+/// it is always the same. Without a condition, the lengths of the scanned tensors give the number.
 pub(crate) fn known_iteration_count(
     graph: &Graph,
     node: &Node,
@@ -254,7 +255,8 @@ fn node_count(graph: &Graph) -> usize {
 }
 
 /// Replaces a node by the iterations of its body, if their number is known and they have at most `budget` nodes.
-/// Subtracts these nodes from `budget`. Types must have been inferred up to this node.
+/// Subtracts these nodes from `budget`. Returns true if the node was replaced. Types must have been inferred up to this
+/// node.
 pub(crate) fn unroll(
     graph: &mut Graph,
     index: usize,
@@ -422,7 +424,8 @@ fn stacked_slice(
     }
 }
 
-/// Removes unused nodes, except nodes that write state; `kinds` has an entry for each node.
+/// Removes unused nodes and their entries in `kinds`, which has one entry per node. Nodes that write state are never
+/// removed.
 pub(crate) fn remove_unused_nodes<K>(graph: &mut Graph, kinds: &mut Vec<K>) {
     let mut needed: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
     let mut keep = vec![true; graph.nodes.len()];

@@ -298,7 +298,7 @@ mod tests {
         add(&mut nameless, ("", "Relu"), "y", &[Some(ids[0])], 1, Attrs::new());
         nameless.opsets.remove("");
         let error = upgrade(&mut nameless).expect_err("refused").to_string();
-        assert_eq!(error, r#"it imports no version of operator set "ai.onnx", whose operators it uses"#);
+        assert_eq!(error, r#"it uses operators of "ai.onnx", but imports no version of this operator set"#);
     }
 
     #[test]

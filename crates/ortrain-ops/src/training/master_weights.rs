@@ -9,25 +9,26 @@ use ortrain_onnx::{
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Suffix of the name of a node through which a model reads a master weight.
+/// Suffix of the names of the cast nodes through which a model reads its master weights.
 const MASTER_SUFFIX: &str = "/master_weight";
 
-/// Returns the name of the node through which a model reads a master weight.
+/// Returns the name of the cast node through which a model reads a master weight.
 pub(crate) fn master_weight_node(weight: &str) -> String {
     format!("{weight}{MASTER_SUFFIX}")
 }
 
-/// Returns true if small updates of weights of a type are lost.
+/// Returns true if weights of this type lose small updates.
 #[must_use]
 pub fn is_narrow(dtype: DType) -> bool {
     matches!(dtype, DType::F16 | DType::BF16)
 }
 
-/// Returns a sentence about trained weights of narrow types, each with its type; `None` without such weights. `trained`
-/// is the number of trained weights.
+/// Returns a note about trained weights of narrow types; `None` if `narrow` is empty.
+///
+/// `narrow` has the names and types of these weights, and `trained` is the number of all trained weights.
 #[must_use]
 pub fn narrow_weights_note(narrow: &[(&str, DType)], trained: usize) -> Option<String> {
-    /// Maximum number of names in the sentence.
+    /// Maximum number of names in the note.
     const SHOWN: usize = 3;
     let &(_, dtype) = narrow.first()?;
     let names: Vec<String> = narrow.iter().take(SHOWN).map(|(name, _)| format!("{name:?}")).collect();
@@ -44,8 +45,8 @@ pub fn narrow_weights_note(narrow: &[(&str, DType)], trained: usize) -> Option<S
     ))
 }
 
-/// Converts narrow initializers with these names to float32. All readers get them through a cast to their type. Returns
-/// the number of converted initializers.
+/// Converts the narrow initializers among `trained` to float32. Nodes read each of them through a cast to its original
+/// type. Returns the number of converted initializers.
 ///
 /// # Errors
 /// Returns an error if the data of an initializer does not match its type.

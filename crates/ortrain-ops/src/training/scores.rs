@@ -1,24 +1,28 @@
-//! Checks of scores that do not fit their loss: results of a softmax or a sigmoid for a loss on logits, logits for a
-//! loss on log-probabilities, and discrete choices without a gradient.
+//! Checks that the scores of a loss fit the loss.
+//!
+//! These scores do not fit:
+//! - results of a softmax or a sigmoid, for a loss on logits;
+//! - logits, for a loss on log-probabilities;
+//! - discrete choices, which have no gradient.
 
 use ortrain_graph::{Graph, Node, Shape, ValueId};
 
 use super::{Loss, LossTerm};
 use crate::Error;
 
-/// Operators that pass their first input through for this purpose: with another shape or type, or with bounds.
+/// Operators that these checks look through: they change only the shape, type or bounds of their first input.
 const PASS_THROUGH_OPERATORS: [&str; 9] =
     ["Cast", "CastLike", "Clip", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"];
 
-/// Maximum number of nodes between a product and its scores: biases and changes of shape.
+/// Maximum number of nodes (biases and changes of shape) from the scores to their product.
 const MAX_LAYERS_OF_HEAD: usize = 8;
 
 /// Operators with unbounded results, which are not logarithms of probabilities.
 const UNBOUNDED: [&str; 6] = ["Conv", "FusedMatMul", "Gemm", "MatMul", "Relu", "Tanh"];
 
-/// Returns the node that produces a value, through nodes that pass it through, and the value that it produces.
+/// Returns the first producer of a value that is not a pass-through node, and the output of this producer.
 fn find_origin(graph: &Graph, mut value: ValueId) -> Option<(&Node, ValueId)> {
-    // Nodes are in topological order: producers of inputs come first.
+    // Nodes are in topological order, so one backward sweep meets all producers.
     for node in graph.nodes.iter().rev() {
         if !node.present_outputs().any(|output| output == value) {
             continue;
@@ -39,7 +43,7 @@ fn first_input_name<'a>(graph: &'a Graph, node: &Node) -> Option<&'a str> {
     node.inputs.first().copied().flatten().map(|id| graph.name_of(id))
 }
 
-/// Returns the problem with the scores of a loss on logits.
+/// Returns the problem with the scores of a loss on logits, if there is a problem.
 fn logits_problem(graph: &Graph, loss: Loss, scores: ValueId) -> Option<String> {
     let (node, _) = find_origin(graph, scores)?;
     if !node.domain.is_empty() {
@@ -73,13 +77,13 @@ fn logits_problem(graph: &Graph, loss: Loss, scores: ValueId) -> Option<String> 
     Some(sentence)
 }
 
-/// Returns the problem with the scores of a loss on log-probabilities.
+/// Returns the problem with the scores of a loss on log-probabilities, if there is a problem.
 fn log_probabilities_problem(graph: &Graph, scores: ValueId) -> Option<String> {
     let (node, _) = find_origin(graph, scores)?;
     let helps = match &*node.op {
         "Softmax" | "Sigmoid" => "add a Log after it",
         op if UNBOUNDED.contains(&op) => "add a LogSoftmax after it, or use SoftmaxCrossEntropyLoss",
-        // A bias is added to logits; logarithms may be sums, too.
+        // A weight plus an unbounded value is a logit with a bias. Other sums may be logarithms.
         "Add" => {
             let is_constant = |id: ValueId| graph.value(id).constant.is_some() || graph.inputs.contains(&id);
             let other = node.present_inputs().find(|&id| !is_constant(id))?;
@@ -133,7 +137,8 @@ const LABEL_LOSSES: [&str; 5] = [
     "SoftmaxCrossEntropyLossInternalGrad",
 ];
 
-/// Returns a sentence about a label for an index out of range, if the node with this label in messages is a loss.
+/// Returns the error text for a class label out of range. Returns `None` if the node that messages call `label` is not
+/// a loss for class labels.
 #[must_use]
 pub fn label_error(graph: &Graph, label: &str, position: &str, index: i64, classes: i64) -> Option<String> {
     let node = graph
@@ -152,7 +157,7 @@ pub fn label_error(graph: &Graph, label: &str, position: &str, index: i64, class
 /// Checks that a gradient flows back from the scores of a loss.
 ///
 /// # Errors
-/// Returns an error if they are a discrete choice, or integers: the sentence names the input of the choice.
+/// Returns an error if `ArgMax`, `ArgMin` or `Hardmax` computes the scores. The message names the input of that node.
 pub fn check_scores(graph: &Graph, term: &LossTerm, scores: ValueId) -> Result<(), Error> {
     let Some((node, _)) = find_origin(graph, scores) else { return Ok(()) };
     if !node.domain.is_empty() || !["ArgMax", "ArgMin", "Hardmax"].contains(&&*node.op) {
@@ -177,7 +182,7 @@ pub fn check_scores(graph: &Graph, term: &LossTerm, scores: ValueId) -> Result<(
 /// - its size is unknown and the size of the last axis is known;
 /// - `labels` have the shape of the scores without the last axis;
 /// - only the last axis has the length of the class `weights`;
-/// - a product with a weight computed `logits`: the outputs of a product are last.
+/// - the scores are named `logits` and are a product with a weight: the outputs of a product are the last axis.
 #[must_use]
 pub fn class_axis_of_tokens(
     graph: &Graph,
@@ -208,7 +213,7 @@ pub fn class_axis_of_tokens(
     (is_head && ends_in_product(graph, scores)).then(|| (last, "it is a product with a weight".into()))
 }
 
-/// Returns true if a value is the product with a constant, possibly with a bias.
+/// Returns true if a value is the product with a constant matrix, possibly plus a bias.
 fn ends_in_product(graph: &Graph, value: ValueId) -> bool {
     let is_constant = |id: Option<ValueId>| id.is_some_and(|id| graph.value(id).constant.is_some());
     let producers = graph.producers();
@@ -232,7 +237,7 @@ fn ends_in_product(graph: &Graph, value: ValueId) -> bool {
     false
 }
 
-/// Returns a sentence about an output that is not a logit, with the name of the logit; `None` for other outputs.
+/// Returns a sentence with the name of the logits, if a softmax or a sigmoid computes the output.
 #[must_use]
 pub fn probabilities_note(graph: &Graph, output: ValueId) -> Option<String> {
     let (node, _) = find_origin(graph, output)?;

@@ -1,8 +1,7 @@
-//! Passes from the lowered program to the executable program: named, in order, one file each.
+//! Passes from the lowered program to the executable program, in order of execution. Each pass has its own file.
 //!
-//! A pass rewrites the whole draft. After each pass, the draft is a program that computes the same results. Builds with
-//! assertions check this after every pass, other builds once after the last pass. [`PassLog`] records the effect of
-//! each pass.
+//! A pass rewrites the whole draft, which computes the same results afterwards. Builds with debug assertions validate
+//! the draft after every pass, other builds once after the last pass. [`PassLog`] records the effect of each pass.
 
 mod batch_tiling;
 mod changed;
@@ -39,14 +38,14 @@ use crate::error::ProgramError;
 /// Function of a pass: rewrites a draft for a target.
 type PassFunction = fn(&mut Draft, &Target) -> Outcome;
 
-/// Step from one form of a program to the next.
+/// Named rewrite of a program.
 #[derive(Clone, Copy)]
 pub struct Pass {
-    /// Name in dumps and in the variable `ORTRAIN_PASSES`.
+    /// Name in dumps and in the environment variable `ORTRAIN_PASSES`.
     pub name: &'static str,
-    /// Description.
+    /// Description in dumps: a verb in the third person.
     pub about: &'static str,
-    /// True if programs run without the pass.
+    /// True if programs also run without the pass.
     pub is_optional: bool,
     run: PassFunction,
 }
@@ -135,7 +134,7 @@ pub struct PassRecord {
     pub text: Option<String>,
 }
 
-/// Log of the effect of passes on each compiled program.
+/// Log of the effect of each pass on each compiled program. Clones share the log.
 #[derive(Clone, Debug, Default)]
 pub struct PassLog {
     stage: Option<&'static str>,
@@ -195,7 +194,7 @@ fn parse_disabled(text: &str) -> Result<Vec<&'static str>, ProgramError> {
     names.map(|name| known(name).ok_or_else(|| unknown(name))).collect()
 }
 
-/// Runs all passes, or only the required ones.
+/// Runs all enabled passes, or only the required ones if `is_fused` is false.
 ///
 /// Backends trust programs: a bug in a pass must not cause an access outside of buffers. The result is therefore
 /// checked. If it is invalid, the passes run again with a check after each, to name the faulty pass.
@@ -214,7 +213,8 @@ pub(crate) fn run(
     run_all(&passes, draft, target, cfg!(debug_assertions), log)
 }
 
-/// Runs passes, with a check after each one that changes something, or after the last one.
+/// Runs passes, with a check after the last one. If `checks_each` is true, also checks after each pass that reports
+/// changes.
 fn run_all(
     passes: &[&Pass],
     mut draft: Draft,
@@ -245,7 +245,8 @@ fn run_all(
         }
     }
     if let (Err(source), Some(last)) = (draft.check(), passes.last()) {
-        // A pass that reports no changes is at fault.
+        // Passes without reported changes are not checked, so the faulty pass can be unknown. The error then names the
+        // last pass.
         let outcome = original.map(|original| run_all(passes, original, target, true, None).map(drop));
         return Err(outcome.and_then(Result::err).unwrap_or_else(|| invalid(last, source)));
     }
@@ -297,14 +298,14 @@ mod tests {
         Draft::new(instructions, vec![buffer("x"), buffer("y")], Vec::new(), ends, Precision::F32)
     }
 
-    /// A pass that lets the copy store past the end of its buffer.
+    /// Faulty pass: the copy stores past the end of its buffer.
     fn store_past_the_end(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
         let nest = draft.instructions[0].instruction.nest_mut().expect("a copy");
         nest.dims[0] += 1;
         Ok(Changed(1))
     }
 
-    /// A pass that drops the copy.
+    /// Faulty pass: drops the copy.
     fn drop_the_copy(draft: &mut Draft, _: &Target) -> Result<Changed, ProgramError> {
         draft.instructions.clear();
         Ok(Changed(1))

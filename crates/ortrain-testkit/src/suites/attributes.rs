@@ -1,4 +1,4 @@
-//! Activations, Pad and Resize over random combinations of attributes.
+//! Suite of activations, Pad and Resize with random combinations of attributes.
 
 use std::sync::Arc;
 
@@ -24,12 +24,12 @@ pub fn without_sizes(mut case: Case) -> Case {
     case
 }
 
-/// Sizes of at most `most` axes.
+/// Returns a strategy for the sizes of 1 to `max_size` axes.
 pub fn dims(max_size: usize) -> impl Strategy<Value = Vec<usize>> {
     prop::collection::vec(1..6usize, 1..=max_size)
 }
 
-/// Activations with attributes; their kinks are away from all test inputs.
+/// Returns a strategy for activations with attributes. No activation has a kink near a test input.
 pub fn activation() -> impl Strategy<Value = (&'static str, Attrs)> {
     let alpha = |ops: &'static [&'static str]| {
         (select(ops), select(vec![-0.83f32, 0.17, 1.0, 2.31]))
@@ -45,22 +45,24 @@ pub fn activation() -> impl Strategy<Value = (&'static str, Attrs)> {
     ]
 }
 
-/// A padding.
+/// Random case of the operator Pad.
 #[derive(Clone, Debug)]
 pub struct Padding {
     /// Sizes of the input.
     pub dims: Vec<usize>,
     /// Padding mode.
     pub mode: &'static str,
-    /// Pads before and after each axis, clipped to the limits of the mode.
+    /// Pads before and after each axis; zeros if the mode does not allow the random pads.
     ends: Vec<[i64; 2]>,
-    /// True if only the axes with pads are listed, the last one first.
+    /// True if input `axes` lists only the axes with pads, the last one first.
     named: bool,
+    /// True if the value of the padding is an input, in mode `constant`.
     value: bool,
+    /// True if sizes are symbolic.
     unknown: bool,
 }
 
-/// Any padding.
+/// Returns a strategy for cases of Pad.
 pub fn padding() -> impl Strategy<Value = Padding> {
     let mode = select(&["constant", "reflect", "edge", "wrap"][..]);
     let ends = prop::collection::vec([-2..4i64, -2..4i64], 4);
@@ -103,7 +105,7 @@ impl Padding {
     }
 }
 
-/// A resize operation.
+/// Random case of the operator Resize.
 #[derive(Clone, Debug)]
 pub struct Resizing {
     /// Sizes of the input.
@@ -112,12 +114,13 @@ pub struct Resizing {
     pub attrs: Attrs,
     /// Resized axes with their scales.
     pub axes: Vec<(usize, f32)>,
+    /// True if the node has output sizes as an input instead of scales.
     by_sizes: bool,
     /// True if sizes are symbolic.
     pub unknown: bool,
 }
 
-/// Any resize operation.
+/// Returns a strategy for cases of Resize.
 pub fn resizing() -> impl Strategy<Value = Resizing> {
     let mode = select(&["nearest", "linear", "cubic"][..]);
     let nearest_mode = select(&["round_prefer_floor", "round_prefer_ceil", "floor", "ceil"][..]);
@@ -141,7 +144,7 @@ pub fn resizing() -> impl Strategy<Value = Resizing> {
             let antialias = antialias && mode != "nearest";
             let mut axes: Vec<(usize, f32)> = scales.into_iter().enumerate().take(dims.len()).collect();
             if backwards {
-                // The last axis first, and not all axes.
+                // At most two axes, the last one first.
                 axes.reverse();
                 axes.truncate(2);
             }
@@ -195,10 +198,10 @@ pub fn activation_case(op: &str, attrs: Attrs, dims: &[usize]) -> Case {
     b.outputs(&[y])
 }
 
-/// Checks other types than float32, which use the same instructions.
+/// Checks Pad and Resize with element type `dtype`, without gradients.
 ///
 /// # Errors
-/// The first result that differs from the reference evaluator, or the error of the backend.
+/// Returns the first result that differs from the reference evaluator, or the error of the backend.
 pub fn check_other_types(
     backend: &Arc<dyn Backend>,
     padding: &Padding,
@@ -206,7 +209,7 @@ pub fn check_other_types(
     dtype: DType,
 ) -> Result<(), String> {
     if !dtype.is_float() {
-        // Weighted sums of integers are truncated, so that rounding would decide.
+        // Integer results are truncated, so a rounding error of a weighted sum could change them by 1.
         resizing.attrs = resizing.attrs.with("mode", "nearest").with("antialias", 0i64);
     }
     check_backend(&padding.case(dtype), backend, false)?;

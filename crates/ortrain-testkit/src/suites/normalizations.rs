@@ -1,4 +1,4 @@
-//! Normalizations with random combinations of attributes.
+//! Suite of batch, layer and RMS normalizations with random sizes and attributes.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::{FLOATS, Report, samples};
 use crate::{Case, CaseBuilder, Fill, check_backend};
 
-/// Sizes and attributes.
+/// Sizes and attributes of a batch normalization.
 #[derive(Clone, Debug)]
 pub struct Config {
     dims: Vec<usize>,
@@ -21,7 +21,7 @@ pub struct Config {
     dynamic: bool,
 }
 
-/// Any configuration.
+/// Returns the strategy for configurations of a batch normalization.
 pub fn config() -> impl Strategy<Value = Config> {
     let space = prop::collection::vec(1..4usize, 0..4);
     let flags = (any::<bool>(), any::<bool>(), any::<bool>());
@@ -42,8 +42,8 @@ pub fn config() -> impl Strategy<Value = Config> {
 }
 
 impl Config {
-    /// Builds a case of one node. With `all`, all its outputs are results. Otherwise, the result is the
-    /// product of the batch and the normalized batch, so that the sums in its gradient do not cancel out.
+    /// Builds a case with one normalization. With `uses_all`, all its outputs are results. Otherwise, the result is
+    /// the product of the batch and the normalized batch, so that the sums in its gradient do not cancel out.
     #[must_use]
     pub fn case(&self, dtype: DType, uses_all: bool) -> Case {
         let op = if self.internal { "BatchNormInternal" } else { "BatchNormalization" };
@@ -58,7 +58,7 @@ impl Config {
         let mut inputs = vec![x];
         inputs.extend((0..2).map(|_| b.input(dtype, &channels, &Fill::Signed)));
         for (fill, value) in [(Fill::Signed, 0.25), (Fill::Positive, 0.75)] {
-            // In training, they get no gradient.
+            // In training, the running statistics get no gradient.
             inputs.push(if self.training {
                 b.constant(Tensor::filled(dtype, &channels, value))
             } else {
@@ -92,15 +92,17 @@ pub struct LayerConfig {
     epsilon: f32,
     /// True for RMS normalization, without a mean.
     rms: bool,
-    /// Scale and bias: axes with one element, and number of omitted leading axes.
+    /// True for the axes of scale and bias with one element.
     ones: [[bool; 4]; 2],
+    /// Number of leading axes that scale and bias omit.
     lead: [usize; 2],
     bias: bool,
+    /// True for statistics in bfloat16.
     narrow_statistics: bool,
     dynamic: bool,
 }
 
-/// Any configuration of a layer normalization.
+/// Returns the strategy for configurations of a layer normalization.
 pub fn layer_config() -> impl Strategy<Value = LayerConfig> {
     let dims = prop::collection::vec(1..5usize, 1..5);
     let ones = any::<[[bool; 4]; 2]>();
@@ -119,8 +121,8 @@ pub fn layer_config() -> impl Strategy<Value = LayerConfig> {
 }
 
 impl LayerConfig {
-    /// Builds a case of one node. Its result is multiplied with the data, so that the sums in its gradient do
-    /// not cancel out. The statistics are additional results.
+    /// Builds a case with one normalization. The normalized data are multiplied with the data, so that the sums in
+    /// the gradient do not cancel out. The statistics are additional results.
     #[must_use]
     pub fn case(&self, dtype: DType) -> Case {
         let op = if self.rms { "RMSNormalization" } else { "LayerNormalization" };
@@ -143,7 +145,7 @@ impl LayerConfig {
             .with("stash_type", i64::from(stash.to_onnx()));
         let y = b.node_with("", op, &inputs, if self.rms { 1 } else { 3 }, attrs);
         let mut results = vec![b.node("Mul", &[y[0], x], Attrs::new())];
-        // Rounded to 8 bits, they cannot be differentiated by differences.
+        // Statistics in bfloat16 have 8 bits, too few for derivatives by differences.
         if !self.narrow_statistics {
             let to = Attrs::new().with("to", i64::from(dtype.to_onnx()));
             results.extend(y[1..].iter().map(|&value| b.node("Cast", &[value], to.clone())));
@@ -151,18 +153,19 @@ impl LayerConfig {
         b.outputs(&results)
     }
 
-    /// Returns true if the gradient has a plain ONNX form. It does not if broadcasting of a parameter along
-    /// the batch is unknown.
+    /// Returns true if the gradient has a plain ONNX form. It has no such form if the batch size is symbolic and a
+    /// parameter has a batch axis: the parameter may broadcast or not.
     #[must_use]
     pub fn has_plain_gradient(&self) -> bool {
         !self.dynamic || (0..2).all(|k| self.lead[k] > 0 || self.ones[k][0])
     }
 }
 
-/// Compares a backend with the reference evaluator, forward and backward, on one configuration.
+/// Compares a backend with the reference evaluator on one configuration. Gradients are compared only in float32 and
+/// float64.
 ///
 /// # Errors
-/// The first result that differs, or the error of the backend.
+/// Returns the first result that differs, or the error of the backend.
 pub fn check(backend: &Arc<dyn Backend>, config: &Config, dtype: DType) -> Result<(), String> {
     check_backend(&config.case(dtype, true), backend, false)?;
     match dtype {
@@ -174,7 +177,7 @@ pub fn check(backend: &Arc<dyn Backend>, config: &Config, dtype: DType) -> Resul
 /// Runs the comparison of [`check`] on a layer normalization.
 ///
 /// # Errors
-/// As [`check`].
+/// Returns the errors of [`check`].
 pub fn check_layer(backend: &Arc<dyn Backend>, config: &LayerConfig, dtype: DType) -> Result<(), String> {
     check_backend(&config.case(dtype), backend, matches!(dtype, DType::F32 | DType::F64))
 }

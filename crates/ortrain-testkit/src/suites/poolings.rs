@@ -1,4 +1,4 @@
-//! Pooling with random combinations of attributes.
+//! Tests of pooling operators with random shapes and attributes, on a backend and on the reference evaluator.
 
 use std::sync::Arc;
 
@@ -18,27 +18,29 @@ pub const AVERAGE: &str = "AveragePool";
 pub const GLOBAL: [&str; 2] = ["GlobalMaxPool", "GlobalAveragePool"];
 const AUTO_PAD: [&str; 4] = ["NOTSET", "VALID", "SAME_UPPER", "SAME_LOWER"];
 
-/// A spatial axis.
+/// Attributes of a spatial axis.
 #[derive(Clone, Debug)]
 struct Axis {
     kernel: usize,
     stride: usize,
     dilation: usize,
     pads: [usize; 2],
-    /// Positions in addition to the minimum of a window.
+    /// Number of input elements in addition to the minimum for one window.
     more: usize,
 }
 
-/// Sizes and attributes.
+/// Sizes and attributes of a pooling node.
 #[derive(Clone, Debug)]
 pub struct Config {
+    /// Batch size and number of channels.
     lead: [usize; 2],
     axes: Vec<Axis>,
+    /// Index in `AUTO_PAD`.
     auto_pad: usize,
     ceil: bool,
-    /// `count_include_pad`, or `storage_order`.
+    /// `storage_order` of max pooling, `count_include_pad` of average pooling.
     other: bool,
-    /// True for each axis with a symbolic size.
+    /// True for each axis, also of batch and channels, with a symbolic size.
     named: [bool; 5],
 }
 
@@ -47,7 +49,7 @@ fn axis() -> impl Strategy<Value = Axis> {
         .prop_map(|(kernel, stride, dilation, pads, more)| Axis { kernel, stride, dilation, pads, more })
 }
 
-/// Any configuration.
+/// Returns a strategy for random configurations.
 pub fn config() -> impl Strategy<Value = Config> {
     let named = prop_oneof![Just([false; 5]), any::<[bool; 5]>()];
     let lead = [1..3usize, 1..3usize];
@@ -144,8 +146,8 @@ impl Config {
         case
     }
 
-    /// Builds a case of the gradient operator in training graphs: in narrow floats, a loss would be mostly
-    /// rounding errors.
+    /// Builds a case of `MaxPoolGrad`, the gradient operator in training graphs. The other cases test gradients
+    /// through a loss, which in narrow floats would consist mostly of rounding errors.
     #[must_use]
     pub fn gradient_operator(&self, dtype: DType) -> Case {
         let config = Config { named: [false; 5], other: false, ..self.covering() };
@@ -153,15 +155,15 @@ impl Config {
         let mut b = CaseBuilder::new("MaxPoolGrad", &format!("{config:?}"));
         let x = b.input(dtype, &dims, &distinct(dims.iter().product(), dtype));
         let pooled = b.node_with("", MAX, &[Some(x)], 2, config.attrs(MAX));
-        // The incoming gradient is the result itself.
+        // The pooled values serve as the incoming gradient.
         let inputs = [Some(pooled[0]), Some(pooled[1])];
         let y = b.node_with("", "MaxPoolGrad", &inputs, 1, config.attrs(MAX));
         b.outputs(&y)
     }
 }
 
-/// Returns numbers without a pattern. They differ by more than the step of central differences, if the type
-/// permits.
+/// Returns pseudorandom numbers. If the type permits, they differ by more than the step of central differences:
+/// a step does not move the maximum of a window.
 fn distinct(count: usize, dtype: DType) -> Fill {
     const PRIME: usize = 8191;
     let scale = if dtype.is_float() { 4.0 } else { 100.0 };
@@ -172,7 +174,7 @@ fn distinct(count: usize, dtype: DType) -> Fill {
 /// Compares a backend with the reference evaluator, forward and backward, on one configuration.
 ///
 /// # Errors
-/// The first result that differs, or the error of the backend.
+/// Returns the first result that differs, or the error of the backend.
 pub fn check(backend: &Arc<dyn Backend>, config: &Config, dtype: DType) -> Result<(), String> {
     if dtype != DType::Bool {
         check_backend(&config.case(MAX, dtype, 2), backend, false)?;

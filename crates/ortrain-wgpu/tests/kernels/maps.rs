@@ -1,4 +1,4 @@
-//! Vectorized maps.
+//! Tests of vectorized element-wise maps: their kernels load and store several elements at a time.
 
 use ortrain_expr::{Access, Builder, DType, Dims, Precision, Type};
 use ortrain_program::{BufferId, Load, Nest, Operand};
@@ -11,7 +11,8 @@ fn access(dtype: DType, dims: &[usize], offset: usize, strides: &[isize]) -> Acc
     access
 }
 
-/// Tests a map with three operands at an offset: a tensor, an operand per row, and an operand per column.
+/// Tests a map with three operands at an offset: a matrix, a vector with one element per row, and a vector with one
+/// element per column.
 fn map(dims: [usize; 2], offset: usize, is_transposed: bool) {
     let [rows, columns] = dims.map(|dim| dim as isize);
     let mut test = TestProgramBuilder::new(Precision::F32);
@@ -46,7 +47,7 @@ fn maps_of_any_layout() {
     }
 }
 
-/// Rows with gaps, and a buffer with one element that is read at every point.
+/// Tests rows with gaps. If `same` is true, the map also reads one element of the same buffer at every point.
 #[test]
 fn maps_with_remainders() {
     for (pitch, same) in [(257, false), (260, false), (256, true)] {
@@ -65,7 +66,7 @@ fn maps_with_remainders() {
             result = b.sub(result, scalar_value);
         }
         let store = Operand::contiguous(test.result(300 * 256), DType::F32, &dims);
-        // Another reader, so that the result does not reuse the operand's bytes.
+        // Second reader of `x`, so that the result does not reuse the bytes of `x`.
         let copy = Operand::contiguous(test.result(len), DType::F32, &[len]);
         let nest = Nest::elementwise(Dims::from_slice(&dims), loads, b.finish(&[result]), vec![store]);
         test.emit(nest);
@@ -75,7 +76,7 @@ fn maps_with_remainders() {
     }
 }
 
-/// Tests numbers that are stored in a narrow type and read again, with and without word alignment.
+/// Tests numbers that are stored in the narrow type `dtype` and read again. The offset may be unaligned to words.
 fn narrow(dtype: DType, len: usize, offset: usize) {
     let mut test = TestProgramBuilder::new(Precision::F32);
     let x = test.random(len);
@@ -88,7 +89,7 @@ fn narrow(dtype: DType, len: usize, offset: usize) {
         let factor = b.constant(Type::F32, factor);
         let mut scaled = b.mul(element, factor);
         if to.1 == DType::Bool {
-            // Some numbers become zero, and false.
+            // Small numbers are truncated to zero, which is false.
             scaled = b.convert(scaled, Type::I32);
         }
         let result = b.convert(scaled, Type::of(to.1));
@@ -119,7 +120,7 @@ fn narrow_elements_by_words() {
     }
 }
 
-/// In-place addition to a plane, with and without alignment to quads.
+/// Tests in-place addition to a plane, with and without alignment to quads (four elements).
 #[test]
 fn planes_are_updated_by_quads() {
     for before in [0, 4, 1] {

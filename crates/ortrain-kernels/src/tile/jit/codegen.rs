@@ -1,11 +1,12 @@
-//! Code generation: register allocation, the loop over indices, and its incomplete end.
+//! Code generation for x86-64: register allocation, the loop over indices, and the last, incomplete indices.
 //!
 //! A function processes the indices of a tile 16 at a time, as one vector at AVX-512 and as two vectors at AVX2. The
 //! last, incomplete 16 indices are computed in full, but callers' memory is accessed through a mask. Folds have 16
 //! partial sums, and 32 if there are enough indices, in the order of `ops::fold`.
 //!
-//! If pieces of callers' memory are not adjacent, a function prefetches the next piece while it computes one. Hardware
-//! prefetchers detect a row only after a part of it is read, and a row of a few hundred numbers is over by then.
+//! Callers' memory may consist of separate contiguous pieces, such as the rows of a strided tensor. A function then
+//! prefetches the next piece while it computes one. Hardware prefetchers detect a row only after a part of it is read,
+//! and a row of a few hundred numbers is over by then.
 //!
 //! Elementary functions are long dependency chains, and out-of-order execution has a limited window. So vectors are
 //! interleaved: each value is computed for all of them before the next value. Two rounds of vectors are interleaved, or
@@ -39,7 +40,7 @@ const MASK_WORDS: Gpr = RCX;
 const LIMIT: Gpr = 10;
 const SCRATCH: Gpr = 11;
 const STACK: Gpr = 4;
-/// Interleaved vectors may spill one of this number of values.
+/// Interleaved vectors may spill at most one in this many values.
 const MIN_VALUES_PER_SPILL: usize = 8;
 /// Registers that hold pointers.
 const POINTER_REGISTERS: [Gpr; 8] = [8, 9, RBX, RBP, 12, 13, 14, 15];
@@ -352,12 +353,12 @@ impl RegisterPlan {
         if abreast > 1 && trial.spilled > abreast * (order.values.len() / MIN_VALUES_PER_SPILL) {
             return None;
         }
-        // Registers that are unused without hoisted values hold the uniform values with the most uses.
+        // Registers that the trial did not use hold the uniform values with the most uses.
         let mut unused = plan.free & !trial.touched;
         let mut singles: Vec<Value> =
             order.values.iter().copied().filter(|&value| is_uniform(order.lane(value))).collect();
         singles.sort_by_key(|&value| {
-            // At AVX2 an instruction reads whole vectors, and constants are stored as whole vectors.
+            // At AVX2 constants come last: they are stored as whole vectors, which instructions read from memory.
             let is_vector = !wide && matches!(order.lane(value), VectorInst::Constant(_));
             (is_vector, std::cmp::Reverse(order.num_uses(value)))
         });
@@ -386,7 +387,7 @@ impl RegisterPlan {
         }
     }
 
-    /// Generates the next rounds.
+    /// Generates `rounds` rounds.
     fn emit_rounds(
         &self,
         asm: &mut Assembler,
@@ -434,7 +435,7 @@ struct BodyEmitter<'a> {
     free_slots: u64,
     /// Stack slots that the current instruction may still read. They are free after that instruction.
     pending_slots: u64,
-    /// Registers that were used at all.
+    /// Registers that were used, as a bit set.
     touched: u32,
     /// Number of spilled values.
     spilled: usize,
@@ -469,7 +470,7 @@ impl<'a> BodyEmitter<'a> {
     ) -> BodyEmitter<'a> {
         let mut at = vec![Location::Unassigned; order.lanes.insts.len()];
         for &(value, register) in &plan.hoisted {
-            // The program that joins sums has different values at these indices, without uniform ones.
+            // The program that joins sums has no uniform values: its values only share indices with the hoisted ones.
             if at.len() > usize::from(value) && is_uniform(order.lane(value)) {
                 at[usize::from(value)] = Location::Register(register);
             }
@@ -485,7 +486,7 @@ impl<'a> BodyEmitter<'a> {
             position: 0,
             shares_uniform: true,
             free: plan.free,
-            // Mask 0 means no mask, and mask 1 is `END`.
+            // Mask 0 means no mask, and mask 1 is `END_MASK`.
             free_masks: 0b1111_1100,
             free_slots: (1 << MAX_STACK_SLOTS) - 1,
             pending_slots: 0,
@@ -496,7 +497,7 @@ impl<'a> BodyEmitter<'a> {
 
     fn run(&mut self, asm: &mut Assembler) -> Option<()> {
         if self.end && self.plan.wide {
-            // At AVX-512 there is only one vector.
+            // At AVX-512 the mask is loaded once, because a round is only one vector.
             let register = self.load_end(asm)?;
             asm.vector(MASK_OF_WORDS, END_MASK, 0, Rm::Register(register), Extra::default());
             self.free_registers([Some(register)]);

@@ -1,12 +1,13 @@
 //! Just-in-time compilation of groups of operations to machine code.
 //!
-//! One operation at a time, a tile program moves every value to the first-level cache and back. A group of operations
-//! on f32 and truth values becomes one function instead, and keeps its values in registers. The function computes the
-//! same operations in the same order, so results have the same bits with and without machine code. Operations are
-//! interpreted if the system does not allow machine code, or if a group needs too many registers.
+//! The interpreter of a tile program runs one operation at a time, and stores every intermediate value in memory. A
+//! group of operations on f32 and boolean values becomes one function instead, and keeps its values in registers. The
+//! function computes the same operations in the same order, so results have the same bits with and without machine
+//! code. Operations are interpreted if the system does not allow machine code, or if a group needs too many registers.
 //!
-//! `ir` has the vector instructions, `codegen` allocates registers and generates code, and `assembler` encodes
-//! instructions. Memory is writable until the code is complete, and executable from then on, never both.
+//! `function` forms groups and runs their functions. `ir` has the vector instructions, `codegen` allocates registers
+//! and generates code, and `assembler` encodes instructions. Memory of code is writable until the code is complete, and
+//! executable from then on, never both.
 
 #[cfg(target_arch = "x86_64")]
 mod assembler;
@@ -43,7 +44,8 @@ pub(super) struct Context<'a> {
     pub(super) stores: &'a [StridedView],
     /// Number of reads of each register, by all operations of the tile program.
     pub(super) readers: &'a FxHashMap<Slot, usize>,
-    /// Elements that are read directly are contiguous between two multiples of this index.
+    /// Number of indices of a piece. Tiles do not cross a multiple of it, and elements that are read directly are
+    /// contiguous between two multiples.
     pub(super) piece: usize,
     /// Maximum number of indices of a tile.
     pub(super) tile: usize,

@@ -9,11 +9,12 @@
 //! - packed keys and values (`[batch, length, heads, 2, size]`);
 //! - everything packed (`[batch, length, heads, 3, size]`).
 //!
-//! The mask adds `mask_filter_value` to hidden keys. If all keys of a row are hidden, the weights of this row are
-//! therefore the same as without a mask. `unidirectional` hides keys completely.
+//! The mask adds `mask_filter_value` to the scores of hidden keys. If all keys of a row are hidden, all scores change
+//! by the same number. The weights of the row are then the same as without a mask. `unidirectional` hides later keys
+//! completely.
 //!
-//! Masks are 1 for visible keys, of shape `[batch, keys]` or `[batch, queries, keys]`. Alternatively they are the ends
-//! of the keys, `[batch]`, or the ends followed by the starts, `[2 * batch]`.
+//! A mask of shape `[batch, keys]` or `[batch, queries, keys]` is 1 for visible keys. A mask of shape `[batch]` has the
+//! end of the visible keys of each sequence. A mask of shape `[2 * batch]` has the ends, followed by the starts.
 //!
 //! Unsupported nodes give an error:
 //! - masks of four axes, and masks of `3 * batch + 2` numbers: no documentation defines them, and the CPU kernels of
@@ -89,9 +90,9 @@ impl CommonAttrs {
 /// Form of the mask input.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum MaskForm {
-    /// Ends of the keys: `[batch]`.
+    /// Ends of the visible keys: `[batch]`.
     Ends,
-    /// Ends, followed by starts: `[2 * batch]`.
+    /// Ends of the visible keys, followed by their starts: `[2 * batch]`.
     EndsAndStarts,
     /// 1 for a visible key: `[batch, keys]`.
     Keys,
@@ -128,7 +129,7 @@ impl MaskForm {
     }
 }
 
-/// Checks a mask of a known form. The sizes are `[batch, queries, keys]`.
+/// Checks the shape of the mask, which is input `k`. The sizes are `[batch, queries, keys]`.
 fn check_mask_shape(
     k: usize,
     mask: &Shape,
@@ -151,7 +152,7 @@ fn check_mask_shape(
     Ok(())
 }
 
-/// Returns a mask as floats to add, which broadcast to `[batch, heads, queries, keys]`.
+/// Returns a mask as floats that are added to the scores. They broadcast to `[batch, heads, queries, keys]`.
 fn additive_mask(
     rw: &mut Rewrite<'_>,
     mask: ValueId,
@@ -304,7 +305,7 @@ impl Attention {
     }
 }
 
-/// Returns the length of the past plus the new length.
+/// Returns the length of the past plus the new length, or `open()` if the sum is unknown.
 fn total_length(past: Option<&Dim>, new: Option<&Dim>, open: impl Fn() -> Dim) -> Dim {
     match (past, new.and_then(Dim::known)) {
         (None, _) => new.cloned().unwrap_or_else(open),
@@ -520,7 +521,7 @@ struct InputSizes {
     keys: Dim,
     /// Head size of queries and keys, and head size of values.
     sizes: [Option<usize>; 2],
-    /// Width of the result, if it is a number or symbol.
+    /// Width of the result, if it is known as a number or symbol.
     width: Option<Dim>,
 }
 
@@ -713,7 +714,7 @@ fn decompose_multi_head(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let heads = Size::Number(op.common.heads);
     let (batch, length) = (size_of(rw, query, 0), size_of(rw, query, 1));
 
-    // Width and head size: of queries and keys, and of values.
+    // `of_queries` and `of_values` are pairs: width and head size. Keys have the sizes of the queries.
     let packed = |rw: &mut Rewrite<'_>, value: ValueId| {
         let size = size_of(rw, value, 4);
         (multiply_sizes(rw, heads, size), size)
@@ -738,7 +739,8 @@ fn decompose_multi_head(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         (_, Some(key)) if same_size(rw, (key, 1), (query, 1)) => length,
         (_, Some(key)) => size_of(rw, key, 1),
     };
-    // The bias consists of parts for queries, keys and values. Keys and values that are already heads get no bias.
+    // The bias consists of parts for queries, keys and values. Keys and values that are already split into heads get no
+    // bias.
     let biases = match rw.input(PROJECTION_BIAS) {
         Some(bias) => {
             let (first, second) = (of_queries.0, add_sizes(rw, of_queries.0, of_queries.0));
@@ -762,7 +764,7 @@ fn decompose_multi_head(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             };
             Heads::split(rw, value, heads, length, size)
         };
-    // Element `index` of axis 3 of a packed tensor: `[batch, length, heads, size]`.
+    // Takes element `index` of axis 3 of a packed tensor, `[batch, length, heads, size]`, and adds the bias.
     let unpacked = |rw: &mut Rewrite<'_>, value: ValueId, index: i64, bias: Option<ValueId>, length: Size| {
         let size = of_queries.1;
         let index = rw.constant("index", Tensor::i64(&[], &[index]));

@@ -312,7 +312,8 @@ impl Op for Attention {
     }
 }
 
-/// Returns input `k` as heads. `alike` is an input that may have the same symbolic sizes, with its heads.
+/// Returns input `k`, split into heads. `alike` is another input with its heads. Sizes that are equal to its sizes are
+/// reused.
 fn read_heads(
     rw: &mut Rewrite<'_>,
     op: &Attention,
@@ -321,7 +322,7 @@ fn read_heads(
 ) -> Result<Heads, OpError> {
     let value = rw.required_input(k)?;
     let shape = shape_of(rw, value, &format!("input {k}"))?;
-    // Sizes with the same symbol are computed once.
+    // Returns a size of the other input if both inputs have the same number or symbol there.
     let known_by = |rw: &Rewrite<'_>, axis: usize| {
         let (other, heads) = alike?;
         let other = rw.input(other).and_then(|id| rw.shape(id))?;
@@ -342,7 +343,7 @@ fn read_heads(
     Ok(Heads::split(rw, value, heads, length, size))
 }
 
-/// Pads the last axis of a mask to the number of keys. This last of `rank` axes has `length` elements. Padded keys are
+/// Pads the last axis of a mask from `length` elements to the number of keys. The mask has `rank` axes. Padded keys are
 /// hidden.
 fn pad_mask(
     rw: &mut Rewrite<'_>,

@@ -1,3 +1,5 @@
+//! Tests of GridSample against a reference implementation.
+
 use ortrain_graph::ValueType;
 
 use super::*;
@@ -15,7 +17,7 @@ fn attrs(mode: &str, padding: &str, aligned: bool) -> Attrs {
     Attrs::new().with("mode", mode).with("padding_mode", padding).with("align_corners", i64::from(aligned))
 }
 
-/// Returns every combination of the attributes.
+/// Returns every combination of mode, padding mode and `align_corners`.
 fn attribute_combinations() -> Vec<(&'static str, &'static str, bool)> {
     let mut result = Vec::new();
     for mode in MODES {
@@ -26,7 +28,7 @@ fn attribute_combinations() -> Vec<(&'static str, &'static str, bool)> {
     result
 }
 
-/// Reference implementation for one axis, from the definition.
+/// Reference implementation for one axis, as the specification defines it.
 struct ReferenceAxis {
     size: f64,
     align_corners: bool,
@@ -46,7 +48,7 @@ impl ReferenceAxis {
         x
     }
 
-    /// Returns the element that an index refers to after padding, if it exists.
+    /// Returns the element at index `at` after padding; `None` for zeros outside.
     fn element(&self, at: f64) -> Option<usize> {
         match self.padding {
             "zeros" => (0.0..self.size).contains(&at).then_some(at as usize),
@@ -55,7 +57,7 @@ impl ReferenceAxis {
         }
     }
 
-    /// Returns the contributing elements and their weights.
+    /// Returns the elements that contribute to the value at a coordinate, and their weights.
     fn taps(&self, mode: &str, coordinate: f64) -> Vec<(Option<usize>, f64)> {
         let mut x = if self.align_corners {
             (coordinate + 1.0) / 2.0 * (self.size - 1.0)
@@ -68,7 +70,7 @@ impl ReferenceAxis {
         let (min, most) = self.borders();
         if x < min || x > most {
             x = match self.padding {
-                // Elements are clipped one by one.
+                // `element` clips the index of each tap.
                 "border" if mode == "cubic" => x,
                 "border" => x.clamp(0.0, self.size - 1.0),
                 "reflection" => self.reflect(x),
@@ -122,7 +124,7 @@ fn expected(x: &Tensor, grid: &Tensor, (mode, padding, aligned): (&str, &'static
     f64s(&shape, &result)
 }
 
-/// Images, volumes and lines, with grid points inside and far outside.
+/// Returns images, volumes and lines, each with a grid of points inside and outside.
 fn inputs() -> Vec<[Tensor; 2]> {
     vec![
         [generic_tensor(&[2, 2, 3, 4], 1), generic_tensor(&[2, 2, 2, 2], 2)],
@@ -141,7 +143,7 @@ fn every_mode_and_its_gradients() {
                 one_node_graph(NEWEST_OPSET, OP, &ports, 1, attrs(mode, padding, aligned)).expect("valid");
             let got = run(&graph, &inputs).expect("it runs").remove(0);
             assert_close(&got, &expected(&inputs[0], &inputs[1], case), 1e-12);
-            // The gradient of `nearest` along the grid is zero.
+            // With `nearest` the gradient of the grid is zero.
             let through: &[usize] = if mode == "nearest" { &[0] } else { &[0, 1] };
             check_gradients(&graph, &inputs, through, &[0]);
             check_decomposition(&graph, &inputs, 0.0);
@@ -167,7 +169,7 @@ fn symbolic_sizes() {
         crate::passes::infer::infer(&mut symbolic).expect("valid");
         let got = run(&symbolic, inputs).expect("it runs").remove(0);
         assert_close(&got, &expected(&inputs[0], &inputs[1], case), 1e-12);
-        // The other test checks the gradients of every mode; this test is about symbolic sizes.
+        // `every_mode_and_its_gradients` checks the gradients of the other modes.
         if mode == "linear" {
             check_gradients(&symbolic, inputs, &[0, 1], &[0]);
         }
@@ -194,7 +196,7 @@ fn gradients_at_the_border() {
     assert_eq!(slope(0.5, "border", true), 4.0);
     // Reflection negates the gradient beyond the border.
     assert_eq!((slope(0.5, "reflection", true), slope(1.5, "reflection", true)), (4.0, -4.0));
-    // In the last half of the element the value fades to zero.
+    // Beyond the centre of the last element the value fades to zero.
     let coordinate = 1.0 - 0.1;
     assert_close(&f64s(&[], &[slope(coordinate, "zeros", false)]), &f64s(&[], &[-7.0 * 1.5]), 1e-12);
 }

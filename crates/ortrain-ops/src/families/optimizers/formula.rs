@@ -1,4 +1,4 @@
-//! Builder of optimizer formulas: numbers with overloaded operators.
+//! Builder of optimizer formulas. Arithmetic on [`Number`] records the instructions of an expression.
 
 use std::cell::RefCell;
 use std::ops::{Add, Div, Mul, Neg, Sub};
@@ -10,7 +10,7 @@ pub(super) struct FormulaBuilder {
     builder: Builder,
     /// Type of numbers that differ for each element of a parameter.
     element: Type,
-    /// Values that are summed over a parameter.
+    /// Values that are summed over a parameter. The sum of value `k` is reduction `k`.
     sums: Vec<Reg>,
 }
 
@@ -34,7 +34,7 @@ impl<'a> Number<'a> {
         Number { reg, ..self }
     }
 
-    /// Converts two numbers to their common type.
+    /// Converts two numbers to their common type: `f64` together with another type becomes the other type.
     fn promote(self, other: Number<'a>) -> (Number<'a>, Number<'a>) {
         let (a, b) = (self.ty(), other.ty());
         match (a, b) {
@@ -80,7 +80,7 @@ impl<'a> Number<'a> {
         self.unary(UnaryOp::Sign)
     }
 
-    /// Returns the power.
+    /// Returns the number to the power of `exponent`.
     #[must_use]
     pub fn pow(self, exponent: Number<'a>) -> Number<'a> {
         self.binary(BinaryOp::Pow, exponent)
@@ -225,12 +225,12 @@ impl<'a> Neg for Number<'a> {
 pub(super) struct Formula {
     /// Expression. Load `k` is input `k` of the formula.
     pub(super) expr: Expr,
-    /// Registers that are summed over a parameter, in order.
+    /// Registers that are summed over a parameter. The sum of register `k` is reduction `k`.
     pub(super) sums: Vec<Reg>,
 }
 
 impl Formula {
-    /// Builds a formula. `write` returns the results; elements have the type `element`.
+    /// Builds a formula. `write` computes the results from the inputs. `element` is the type of a parameter's elements.
     pub(super) fn build(
         element: Type,
         write: impl for<'a> FnOnce(FormulaInputs<'a>) -> Vec<Number<'a>>,

@@ -1,4 +1,4 @@
-//! LARS: momentum with a learning rate per tensor, scaled by norms.
+//! LARS: momentum with a learning rate per tensor, scaled by the ratio of the weights' norm to the gradient's norm.
 
 use super::{Optimizer, Range, Rule, flag, setting, slot};
 

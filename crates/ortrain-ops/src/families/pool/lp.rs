@@ -1,7 +1,7 @@
-//! Lp norm under each window, or of each plane.
+//! Lp pooling: the Lp norm of each window, or of each plane.
 //!
-//! LpPool-2, 11, 18, 22 and GlobalLpPool-2, 22 of ONNX. Both are compositions: the average of the powers over windows
-//! that count their padding, times the number of elements, and the root.
+//! LpPool-2, 11, 18, 22 and GlobalLpPool-2, 22 of ONNX. Both are compositions: the powers of the elements, their sums,
+//! and the root of each sum. The sum over a window is an average that counts padding, times the number of cells.
 //!
 //! AveragePool has dilations from opset 19 on, but LpPool from 18 on. So sums over dilated windows are convolutions of
 //! each plane with ones. Where the norm is 0, the gradient is 0. float16 and bfloat16 are computed in float32. With
@@ -30,7 +30,7 @@ impl Op for LpPool {
     }
 }
 
-/// Reads the order of the norm.
+/// Reads the order of the norm, attribute `p`.
 fn read_order(attrs: &Attrs) -> Result<i64, OpError> {
     match attrs.int("p")?.unwrap_or(2) {
         p if p >= 1 => Ok(p),
@@ -42,7 +42,7 @@ fn add(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
     rw.add(op, inputs, Attrs::new())
 }
 
-/// Adds the elements to the power of the norm, in the type of the arithmetic.
+/// Inserts nodes for the power `p` of the absolute value of each element, in the arithmetic type.
 fn add_powers(rw: &mut Rewrite<'_>, x: ValueId, dtype: DType, p: i64) -> ValueId {
     let data = cast(rw.patch().1, x, dtype, arithmetic_dtype(dtype));
     match p {
@@ -56,7 +56,7 @@ fn add_powers(rw: &mut Rewrite<'_>, x: ValueId, dtype: DType, p: i64) -> ValueId
     }
 }
 
-/// Adds the norm, from the sum of the powers, and sets output 0.
+/// Inserts nodes for the norm, which is the root of the sum of the powers, and replaces output 0.
 fn output_root(rw: &mut Rewrite<'_>, sum: ValueId, dtype: DType, p: i64) {
     let wide = arithmetic_dtype(dtype);
     let result = if p == 1 {
@@ -64,7 +64,7 @@ fn output_root(rw: &mut Rewrite<'_>, sum: ValueId, dtype: DType, p: i64) {
     } else {
         let number = |rw: &mut Rewrite<'_>, value: f64| rw.constant("number", Tensor::scalar(wide, value));
         let (zero, one) = (number(rw, 0.0), number(rw, 1.0));
-        // The gradient of the root at 0 would be infinite.
+        // The gradient of the root at 0 would be infinite, so the root of 1 is computed there and dropped.
         let is_zero = add(rw, "Equal", &[sum, zero]);
         let safe = add(rw, "Where", &[is_zero, one, sum]);
         let root = if p == 2 {
@@ -79,7 +79,7 @@ fn output_root(rw: &mut Rewrite<'_>, sum: ValueId, dtype: DType, p: i64) {
     rw.replace_output(0, result);
 }
 
-/// Returns the attributes of an average over the same windows that counts every element.
+/// Returns the attributes of an average over the same windows that counts padding.
 fn average_attrs(windows: &Windows, attrs: &Attrs, shape: Option<&Shape>) -> Result<Attrs, OpError> {
     let mut attrs = attrs.clone();
     attrs.0.remove("p");
@@ -88,7 +88,7 @@ fn average_attrs(windows: &Windows, attrs: &Attrs, shape: Option<&Shape>) -> Res
     if !ceil || !windows.sliding.as_ref().is_some_and(|sliding| sliding.ceil) {
         return Ok(attrs);
     }
-    // A window that extends beyond the end gets explicit padding.
+    // Explicit padding, so that windows that extend beyond the end are counted completely.
     let spatial =
         shape.and_then(|shape| shape.iter().skip(2).map(Dim::known).collect::<Option<Vec<usize>>>());
     let spatial = spatial.ok_or_else(|| {
@@ -126,8 +126,8 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Adds the sums over windows by a convolution with ones. Each of the `n * c` planes of `x`, `[n, c, ...]`, is one
-/// image.
+/// Inserts nodes for the sums over dilated windows: a convolution with ones. `x` has shape `[n, c, ...]`, and each of
+/// its `n * c` planes is one image.
 fn add_dilated_sum(
     rw: &mut Rewrite<'_>,
     x: ValueId,

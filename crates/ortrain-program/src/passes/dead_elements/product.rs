@@ -1,4 +1,4 @@
-//! Matrix products over slices of their axes.
+//! Narrowing of matrix products to slices of their axes.
 
 use ortrain_expr::{Access, Dims, Strides};
 use smallvec::SmallVec;
@@ -7,15 +7,17 @@ use super::strided_range::{AxisSlice, AxisSlices, NarrowedSpace};
 use crate::buffer::add_work;
 use crate::{Buffer, Instruction, MatMul, Nest, Operand};
 
-/// Factor, over its batch, its rows or columns, and the axes of its terms.
+/// Factor of a product. The axes are the batch, then rows and terms (left), or terms and columns (right).
 struct Factor {
     operand: Operand,
     dims: Dims,
 }
 
-/// Narrows a product to slices of its axes: batch, rows, columns and terms, numbered in this order. Non-contiguous
-/// columns are not narrowed. Non-contiguous terms are copied by the returned maps. Returns `None` if kernels do not
-/// support the layout of the factors.
+/// Narrows a product to `cuts` of the result and to `terms` of the sums. Axes are numbered in the order batch, rows,
+/// columns, terms.
+///
+/// Non-contiguous columns are not narrowed. If terms are non-contiguous, the returned nests copy the factors first.
+/// Returns `None` if kernels do not support the layout of the factors.
 pub(super) fn narrow_product(
     m: &MatMul,
     cuts: &AxisSlices,
@@ -48,7 +50,7 @@ pub(super) fn narrow_product(
         copies.push(a.merge_axes(last - 1, buffers)?);
         copies.push(b.merge_axes(first, buffers)?);
     }
-    // Rows in two axes: the outer axis is a batch of products with the same columns.
+    // Non-contiguous rows have two axes. The outer axis becomes a batch of products with the same right factor.
     if cuts.iter().filter(|slice| slice.axis == rows).any(|slice| is_split(&slice)) {
         let at = b.dims.len() - 2;
         b.dims.insert(at, a.dims[at]);
@@ -78,14 +80,15 @@ pub(super) fn narrow_product(
 }
 
 impl Factor {
-    /// Copies the factor, so that an axis and the next axis merge. Returns `None` if the inner axis has stride zero.
+    /// Merges axis `outer` with the next axis, and returns the nest that copies the factor for this. Returns `None` if
+    /// the inner axis has stride zero.
     fn merge_axes(&mut self, outer: usize, buffers: &mut Vec<Buffer>) -> Option<Nest> {
         let inner = outer + 1;
         let Operand { buffer, access } = &self.operand;
         if access.strides[inner] == 0 {
             return None;
         }
-        // The order of elements is preserved, except that the outer axis follows the inner one.
+        // Axes have the same order in memory as before, except that `outer` directly encloses `inner`.
         let mut axes: SmallVec<[usize; 6]> =
             (0..self.dims.len()).filter(|&axis| axis != outer && access.strides[axis] != 0).collect();
         axes.sort_by_key(|&axis| access.strides[axis].unsigned_abs());
@@ -103,7 +106,7 @@ impl Factor {
         let dtype = access.dtype;
         let buffer = add_work(buffers, label, dtype, len);
         let copied = Operand { buffer, access: Access { dtype, offset: 0, strides, len } };
-        // Elements with stride zero are copied once.
+        // Elements that repeat along an axis of stride zero are copied once.
         let dims: Dims = self
             .dims
             .iter()

@@ -120,7 +120,7 @@ impl StridedRange {
     }
 }
 
-/// Slice of an axis: of every `turn` indices the `count` indices from `from` on.
+/// Slice of an axis: `count` indices from `start` on, in every `period` indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct AxisSlice {
     pub(super) axis: usize,

@@ -1,7 +1,8 @@
-//! Attention fusion: recognizes attention from its parts. The forward pass is a product, element-wise maps, a softmax
-//! over rows, maps again, and a second product. The gradients are six more instructions of the same kinds. If the
-//! intermediate values have no other consumers, one instruction replaces the forward pass, and one replaces the
-//! backward pass.
+//! Attention fusion: recognizes the instructions of an attention and replaces them.
+//!
+//! The forward pass is a product, element-wise maps, a softmax over rows, maps again, and a second product. The
+//! backward pass has instructions of the same kinds. If the intermediate values have no other consumers, one
+//! instruction replaces the forward pass, and one replaces the backward pass.
 
 #[cfg(test)]
 mod tests;
@@ -39,11 +40,12 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
         }
         draft.instructions = work.finish();
     }
-    // Unused instructions remain and are removed here.
+    // The fusion leaves unused instructions.
     Ok(Changed(changes + remove_unused(draft)))
 }
 
-/// Returns the nest, and the length of its rows, if the only reduced axis is the innermost axis in memory.
+/// Returns the nest and the length of its rows, if the instruction reduces only the innermost axis and all operands are
+/// row-major.
 fn match_row_reduction(instruction: &Instruction) -> Option<(&Nest, usize)> {
     let (Instruction::Nest(_), nest) = (instruction, instruction.flexible_nest()?) else { return None };
     let &[keys] = nest.inner_dims() else { return None };
@@ -56,7 +58,7 @@ fn match_row_reduction(instruction: &Instruction) -> Option<(&Nest, usize)> {
     (fits && nest.stores.len() == 1).then_some((nest, keys))
 }
 
-/// Returns the operands of a binary operation.
+/// Returns the operands of `reg`, if the operation `op` computes it.
 fn operands(nest: &Nest, reg: Reg, op: BinaryOp) -> Option<[Reg; 2]> {
     match nest.expr.insts()[usize::from(reg.0)].0 {
         Inst::Binary(found, a, b) if found == op => Some([a, b]),
@@ -86,7 +88,7 @@ fn match_softmax(instruction: &Instruction) -> Option<(BufferId, BufferId, usize
     fits.then(|| (from.buffer, nest.stores[0].buffer, keys))
 }
 
-/// Recognizes the gradient of the softmax `y` over rows: returns the incoming and the outgoing gradient.
+/// Recognizes the gradient of the softmax `y` over rows: returns the gradients of its result and of its operand.
 fn match_softmax_gradient(instruction: &Instruction, y: BufferId) -> Option<(BufferId, BufferId)> {
     let (nest, _) = match_row_reduction(instruction)?;
     let ([Load::Buffer(a), Load::Buffer(b)], [sum]) = (nest.loads.as_slice(), nest.reductions.as_slice())
@@ -127,7 +129,7 @@ fn transpose_operand(operand: &Operand) -> Operand {
     operand.with_access(transpose_access(&operand.access))
 }
 
-/// Transposes the last two axes of a nest's space.
+/// Transposes the last two axes of a nest's iteration space.
 fn transpose_nest(nest: &Nest) -> Nest {
     let axes = nest.dims.len();
     let mut transposed = nest.map_operands(transpose_operand);
@@ -142,7 +144,7 @@ fn transpose_nest(nest: &Nest) -> Nest {
     transposed
 }
 
-/// Returns a product with the factor `id` on the left. If `id` is the right factor, the product is transposed.
+/// Returns the product with `id` as left factor. If `id` is the right factor, the product is transposed.
 fn with_left_factor(m: &MatMul, id: BufferId) -> Option<MatMul> {
     match [m.a.buffer == id, m.b.buffer == id] {
         [true, false] => Some(m.clone()),
@@ -177,38 +179,38 @@ impl Space {
         a.buffer == b.buffer && is_same_access(&a.access, &b.access, &self.batched_dims(sizes))
     }
 
-    /// Returns an operand for a buffer with the elements of the space in order.
+    /// Returns the operand that accesses a whole buffer in row-major order.
     fn contiguous_operand(&self, buffer: BufferId) -> Operand {
         Operand { buffer, access: self.contiguous.clone() }
     }
 
-    /// Returns true if an access over the space covers a buffer in order.
+    /// Returns true if an access over the space covers a buffer in row-major order.
     fn is_contiguous(&self, access: &Access) -> bool {
         access.len == self.contiguous.len && is_same_access(access, &self.contiguous, &self.dims)
     }
 
-    /// Returns true if an access over the transposed space covers a buffer in order.
+    /// Returns true if an access over the transposed space covers a buffer in the row-major order of the space.
     fn is_contiguous_transposed(&self, access: &Access) -> bool {
         self.is_contiguous(&transpose_access(access))
     }
 }
 
-/// Returns the instruction that computes another pass of an attention.
+/// Returns the instruction for one pass of an attention.
 fn with_pass(of: &Attention, pass: AttentionPass) -> Instruction {
     Instruction::from(Attention { pass, ..of.clone() })
 }
 
-/// Instruction that replaces others.
+/// Attention instruction that replaces other instructions.
 struct Replacement {
     position: usize,
     instruction: Instruction,
-    /// Producers of its results.
+    /// Positions of the replaced instructions that write the results.
     producers: Vec<usize>,
-    /// Instructions that must become unused.
+    /// Positions of the replaced instructions that compute intermediate values. They must become unused.
     removed: Vec<usize>,
 }
 
-/// Part of the gradients between the gradient of the sums and the gradient of the softmax.
+/// Instructions from the gradient of the attention's output to the gradient of the softmax: a product and maps.
 struct GradientSource {
     product: usize,
     of_weights: Nest,
@@ -222,7 +224,7 @@ impl Editor<'_> {
         (m.batch == space.batch && *entries == space.entries).then_some(m)
     }
 
-    /// Returns the product that produces a buffer, possibly through element-wise maps.
+    /// Returns the position of the product that produces a buffer, through at most `maps` element-wise maps.
     fn find_source_product(&self, id: BufferId, keys: usize, maps: usize) -> Option<usize> {
         let maker = self.only_writer(id)?;
         match self.instruction_at(maker)? {
@@ -239,8 +241,8 @@ impl Editor<'_> {
         }
     }
 
-    /// Collects the element-wise maps between `given` and `value` into a nest over the scores. The given buffers become
-    /// its accumulators, and its result has no store. The maps must not store intermediate values.
+    /// Merges the element-wise maps from `sources` to `value` into one nest over the space of the scores. The sources
+    /// become its accumulators. The nest stores neither intermediate values nor its result.
     fn collect_maps(&self, value: BufferId, sources: &[BufferId], space: &Space) -> Option<Nest> {
         let dtype = space.contiguous.dtype;
         let mut b = Builder::new();
@@ -276,7 +278,7 @@ impl Editor<'_> {
         fits.then_some(merged)
     }
 
-    /// Returns the source of an operand, before maps that only move elements.
+    /// Returns the operand before any maps that only move elements. The new operand has the same elements.
     fn trace_moves(&self, operand: Operand, dims: &[usize]) -> Operand {
         let mut traced = operand;
         while let Some(map) = self.producing_map(traced.buffer) {
@@ -291,7 +293,7 @@ impl Editor<'_> {
         traced
     }
 
-    /// Appends following maps that only move the result to an epilogue. Their positions are added to `gone`.
+    /// Appends to an epilogue the following maps that only move its result. Adds their positions to `removed`.
     fn append_moves(&self, mut nest: Nest, entries: GradientModes, removed: &mut Vec<usize>) -> Nest {
         while let Some((longer, reader)) = self.append_move(&nest, entries) {
             nest = longer;
@@ -300,13 +302,13 @@ impl Editor<'_> {
         nest
     }
 
-    /// Appends a map that only moves the result to an epilogue. Returns also the position of the map.
+    /// Appends to an epilogue the following map, if it only moves the result. Also returns the position of the map.
     fn append_move(&self, nest: &Nest, entries: GradientModes) -> Option<(Nest, usize)> {
         let value = single_result(nest).filter(|&value| self.is_work(value) && !self.is_output(value))?;
         let reader = self.readers(value).only()?;
         let scheduled = self.slots[reader].as_ref()?;
         let map = scheduled.instruction.as_map().filter(|map| only_moves_elements(map))?;
-        // A buffer with other writers, which store other parts, is not handled.
+        // A buffer with several writers, each for a part, is not supported.
         let fits =
             scheduled.gradient_modes == entries && self.only_writer(single_result(map)?) == Some(reader);
         let longer = || append(nest, map, Link::Result(0, 0), &[false], false);
@@ -346,7 +348,7 @@ impl Editor<'_> {
         let q = self.trace_moves(scores.a.clone(), &space.batched_dims([space.queries, size]));
         let k = self.trace_moves(transpose_operand(&scores.b), &space.batched_dims([keys, size]));
 
-        // The attention weights, computed from the softmax, and their product with the values.
+        // The attention weights (the softmax after further maps) and their product with the values.
         let (weights, sums_at, sums) = self.find_consumer(softmax, &space, |value, reader| {
             let view = self.product(reader, &space).and_then(|m| with_left_factor(m, value))?;
             (view.m == space.queries && space.is_contiguous(&view.a.access)).then_some(view)
@@ -379,8 +381,8 @@ impl Editor<'_> {
         self.build_change(&[Some(output), gradients].into_iter().flatten().collect::<Vec<_>>(), &space)
     }
 
-    /// Returns the change that inserts new instructions, if the removed instructions are unused and all operands are
-    /// available.
+    /// Returns the change that inserts the replacements. Returns `None` if a removed instruction still has readers, or
+    /// if an operand is not available.
     fn build_change(&self, new: &[Replacement], space: &Space) -> Option<Change> {
         let entries = space.entries;
         let live: Vec<usize> =
@@ -410,7 +412,8 @@ impl Editor<'_> {
         for Replacement { position: place, instruction, producers: makers, removed: inside } in new {
             let reads = instruction.reads();
             let first = new.iter().flat_map(|new| &new.removed).copied().min()?;
-            // The operand is defined once, before this position, or does not change from the scores on.
+            // A work buffer is written once, before this position. Another buffer does not change from the first
+            // removed instruction on.
             let is_defined = |&id: &BufferId| {
                 if self.is_work(id) && !self.is_input(id) {
                     self.only_writer(id)
@@ -439,8 +442,8 @@ impl Editor<'_> {
         Some(change)
     }
 
-    /// Returns the versions that an attention reads, as recorded by the replaced instructions, and the versions that it
-    /// writes. Returns `None` if the recorded versions differ.
+    /// Returns the versions of the buffers that an attention reads and writes, as recorded by the replaced
+    /// instructions. Returns `None` if the instructions read different versions of a buffer.
     fn versions_of_attention(
         &self,
         instruction: &Instruction,
@@ -491,7 +494,7 @@ impl Editor<'_> {
             makers.push(reader);
             v = Some(self.append_moves(view.epilogue, space.entries, &mut makers));
         }
-        // The gradient of the softmax: the softmax factor, the position, and the incoming and outgoing gradients.
+        // The gradient of the softmax: its factor, its position, and the gradients of the result and of the operand.
         let gradient = self.find_consumer(softmax, space, |value, reader| {
             match_softmax_gradient(self.instruction_at(reader)?, value)
         });
@@ -545,7 +548,7 @@ impl Editor<'_> {
         Some(Some(Replacement { position: place, instruction, producers: makers, removed: inside }))
     }
 
-    /// Recognizes the instructions between the gradient of the sums and the softmax gradient at a position.
+    /// Recognizes the instructions from the gradient of the attention's output to the softmax gradient at `at`.
     fn find_gradient_source(
         &self,
         at: usize,
@@ -573,8 +576,8 @@ impl Editor<'_> {
         })
     }
 
-    /// Returns the products that read a value, directly or through maps, each with its operand. Returns `None` if the
-    /// value has other readers.
+    /// Returns the products that read a value, directly or through maps, as pairs of operand and position. Returns
+    /// `None` if the value has other readers.
     fn consuming_products(&self, value: BufferId, space: &Space) -> Option<Vec<(BufferId, usize)>> {
         let mut values = vec![value];
         let mut products = Vec::new();
