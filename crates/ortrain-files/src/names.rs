@@ -36,11 +36,11 @@ pub(crate) fn stem(name: &OsStr) -> OsString {
 ///
 /// ```
 /// use std::path::Path;
-/// use ortrain_files::beside;
+/// use ortrain_files::sibling_path;
 ///
-/// assert_eq!(beside(Path::new("a/c"), "12ab"), Path::new("a/c.12ab"));
+/// assert_eq!(sibling_path(Path::new("a/c"), "12ab"), Path::new("a/c.12ab"));
 /// let long = "x".repeat(250);
-/// assert!(beside(Path::new(&long), "12ab").as_os_str().len() < 255);
+/// assert!(sibling_path(Path::new(&long), "12ab").as_os_str().len() < 255);
 /// ```
 #[must_use]
 pub fn sibling_path(path: &Path, suffix: &str) -> PathBuf {

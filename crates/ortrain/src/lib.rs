@@ -607,12 +607,12 @@ pub use ortrain_program::DeviceError;
 /// use std::sync::Arc;
 /// use std::sync::atomic::{AtomicU8, Ordering};
 ///
-/// use ortrain::{LentMemory, Memory};
+/// use ortrain::{BorrowedMemory, Memory};
 ///
 /// #[derive(Debug)]
 /// struct Counters([AtomicU8; 3]);
 ///
-/// impl LentMemory for Counters {
+/// impl BorrowedMemory for Counters {
 ///     fn bytes(&self) -> &[AtomicU8] {
 ///         &self.0
 ///     }

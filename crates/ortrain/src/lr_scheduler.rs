@@ -94,7 +94,7 @@ impl LrScheduler {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// let none = ortrain::LrScheduler::resume(&state).unwrap_err();
-    /// assert!(none.to_string().starts_with("there is no schedule in the state"));
+    /// assert!(none.to_string().starts_with("the state has no schedule to resume"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///

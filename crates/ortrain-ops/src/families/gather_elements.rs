@@ -166,9 +166,7 @@ pub(super) fn check_compatible_shape(
     let (Some(actual), Some(wanted)) = (cx.shape(k), required) else { return Ok(()) };
     let differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
     if actual.rank() != wanted.rank() || actual.iter().zip(wanted.iter()).any(differ) {
-        return Err(OpError::invalid(format!(
-            "input {k} must have the shape {wanted}, one element for each index, got {actual}"
-        )));
+        return Err(OpError::invalid(format!("input {k} must have the shape {wanted}, got {actual}")));
     }
     Ok(())
 }

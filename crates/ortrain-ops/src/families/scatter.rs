@@ -750,7 +750,13 @@ mod tests {
                 "input 2 must have the shape [2, 1]",
             ),
             (ELEMENTS, Tensor::i64(&[2], &[0; 2]), generic_tensor(&[2], 2), Attrs::new(), "do not fit data"),
-            (ND, Tensor::i64(&[2, 1], &[0; 2]), generic_tensor(&[2], 2), Attrs::new(), "expected [2, 3]"),
+            (
+                ND,
+                Tensor::i64(&[2, 1], &[0; 2]),
+                generic_tensor(&[2], 2),
+                Attrs::new(),
+                "input 2 must have the shape [2, 3], got [2]",
+            ),
             (
                 ND,
                 Tensor::i64(&[1, 3], &[0; 3]),
