@@ -113,7 +113,7 @@ impl Executable for ReferenceExecutable {
             match buffer.location {
                 BufferLocation::Work(offset) => work.arena().write(offset, &bytes)?,
                 BufferLocation::Plane(plane, offset) => {
-                    bindings.planes[plane.0 as usize].write(offset, &bytes)?
+                    bindings.planes[plane.0 as usize].write(offset, &bytes)?;
                 }
                 BufferLocation::Constant(_) => {}
             }

@@ -75,7 +75,7 @@ impl HostExecutable {
             match saved_inputs.iter().find(|(known, _)| *known == id) {
                 Some((_, bytes)) => work_memory.arena().write(to, bytes)?,
                 None => {
-                    work_memory.arena().write(to, &work.arena().to_vec(from, rest.buffer(id).bytes())?)?
+                    work_memory.arena().write(to, &work.arena().to_vec(from, rest.buffer(id).bytes())?)?;
                 }
             }
         }

@@ -36,7 +36,8 @@ fn without_example(text: &str) -> Vec<(usize, String)> {
             if let Some(item) = item.filter(|item| keywords.iter().any(|keyword| item.starts_with(keyword))) {
                 let name = item.split(['(', '<', '{', ';', '=']).next().unwrap_or(item).trim();
                 let next = lines.peek().map_or("", |(_, next)| next);
-                if !example && !(item.starts_with("fn ") && is_method(item, next)) {
+                let is_exempt = item.starts_with("fn ") && is_method(item, next);
+                if !example && !is_exempt {
                     found.push((line_number, name.to_owned()));
                 }
             }

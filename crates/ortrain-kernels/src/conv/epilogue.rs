@@ -135,7 +135,7 @@ impl Epilogue {
             let (from, to) = (block.wrapping_add(c * step), to.wrapping_add(c * self.plane));
             // SAFETY: the caller's contract, for elements of the block and of the store.
             unsafe {
-                std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), rect.positions.1 * T::BYTES)
+                std::ptr::copy_nonoverlapping(from.cast::<u8>(), to.cast(), rect.positions.1 * T::BYTES);
             };
         }
     }

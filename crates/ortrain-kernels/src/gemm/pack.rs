@@ -135,7 +135,7 @@ impl<S: Stored> PackPanels<S> {
                 unsafe {
                     to(full_lines, p)
                         .add(i)
-                        .write(self.element_ptr(full_lines + i, p).read_unaligned().decode())
+                        .write(self.element_ptr(full_lines + i, p).read_unaligned().decode());
                 };
             };
             let transpose = if depth_step == 1 {

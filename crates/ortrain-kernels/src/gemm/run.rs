@@ -478,7 +478,7 @@ impl<T: Real> Product<T> {
                 let c = Target { at, row: task.c_row };
                 // SAFETY: rows before `rows` are valid, and columns are padded in B.
                 unsafe {
-                    self.micro.multiply_partial(self.shape.epilogue.isa, size, depth, a, b, c, add, corner)
+                    self.micro.multiply_partial(self.shape.epilogue.isa, size, depth, a, b, c, add, corner);
                 };
             }
         }

@@ -347,19 +347,19 @@ impl NestKernel {
             match self.partition {
                 TaskPartition::Map { count, chunk } => run.run_map(pool, count, chunk),
                 TaskPartition::Transpose(ref turned) => {
-                    turned.run(self.program.isa, run.bases, pool, parts.workers)
+                    turned.run(self.program.isa, run.bases, pool, parts.workers);
                 }
                 TaskPartition::RowSquareSums(ref squares) => {
-                    squares.run(self.program.isa, run.bases, pool, parts.workers)
+                    squares.run(self.program.isa, run.bases, pool, parts.workers);
                 }
                 TaskPartition::Row { outer, inner, rows, piece: None } => {
-                    run.run_rows(pool, outer, inner, rows)
+                    run.run_rows(pool, outer, inner, rows);
                 }
                 TaskPartition::Row { outer, inner, piece: Some(piece), .. } => {
                     run.run_split_rows(pool, outer, inner, piece);
                 }
                 TaskPartition::Col { columns: kept, reduced_len: reduced, tile, piece: None } => {
-                    run.run_columns(pool, kept, reduced, tile)
+                    run.run_columns(pool, kept, reduced, tile);
                 }
                 TaskPartition::Col { columns: kept, reduced_len: reduced, tile, piece: Some(piece) } => {
                     run.run_split_columns(pool, kept, reduced, tile, piece);

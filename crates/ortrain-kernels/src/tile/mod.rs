@@ -1264,7 +1264,7 @@ impl<'a> TileCompiler<'a> {
         for op in self.lists.iter().flat_map(|(_, list)| list).filter(|op| !op.is_uniform) {
             match op.kind {
                 Kind::Coordinate { along: true, .. } | Kind::Splat(Type::I64) => {
-                    _ = made_by_slot.insert(op.d, *op)
+                    _ = made_by_slot.insert(op.d, *op);
                 }
                 Kind::Binary(BinaryOp::Add, Type::I64) => _ = sums.insert(op.d, *op),
                 _ => {}

@@ -540,13 +540,13 @@ impl<'a, S: Element> Run<'a, S> {
     fn run_loop<I: Cell, const ASTRAY: bool>(self, isa: Isa) {
         match self.kernel.along {
             WindowArrangement::Single => {
-                isa.run(Loop::<S, I, ASTRAY, { WindowArrangement::Single as u8 }>(self, PhantomData))
+                isa.run(Loop::<S, I, ASTRAY, { WindowArrangement::Single as u8 }>(self, PhantomData));
             }
             WindowArrangement::Pairs => {
-                isa.run(Loop::<S, I, ASTRAY, { WindowArrangement::Pairs as u8 }>(self, PhantomData))
+                isa.run(Loop::<S, I, ASTRAY, { WindowArrangement::Pairs as u8 }>(self, PhantomData));
             }
             WindowArrangement::Expanded => {
-                isa.run(Loop::<S, I, ASTRAY, { WindowArrangement::Expanded as u8 }>(self, PhantomData))
+                isa.run(Loop::<S, I, ASTRAY, { WindowArrangement::Expanded as u8 }>(self, PhantomData));
             }
         }
     }

@@ -30,7 +30,7 @@ fn find_origin(graph: &Graph, mut value: ValueId) -> Option<(&Node, ValueId)> {
         let first = node.inputs.first().copied().flatten();
         match first {
             Some(first) if node.domain.is_empty() && PASS_THROUGH_OPERATORS.contains(&&*node.op) => {
-                value = first
+                value = first;
             }
             _ => return Some((node, value)),
         }

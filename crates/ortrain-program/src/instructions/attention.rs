@@ -228,7 +228,7 @@ impl Body for Attention {
 
     fn traffic(&self, traffic: &mut Traffic<'_>) {
         self.operands().for_each(|(operand, sizes)| {
-            traffic.add_read_over(operand, &batched_matrix_dims(&self.batch, sizes))
+            traffic.add_read_over(operand, &batched_matrix_dims(&self.batch, sizes));
         });
         self.parts().iter().for_each(|part| traffic.add_nest(part.nest));
     }

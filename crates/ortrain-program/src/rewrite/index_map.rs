@@ -215,7 +215,14 @@ fn mixed_radix_digits(guest: &Nest, stored: &Access) -> Option<Vec<Digit>> {
                 inner.merged = true;
             }
             _ => {
-                digits.push(Digit { axis, merged: false, size, stride: unit, base: 0, steps: Strides::new() })
+                digits.push(Digit {
+                    axis,
+                    merged: false,
+                    size,
+                    stride: unit,
+                    base: 0,
+                    steps: Strides::new(),
+                });
             }
         }
         unit = unit.checked_mul(size)?;

@@ -384,7 +384,7 @@ impl Engine for Results {
                             some.part(i),
                             parts.worker_part(worker),
                             shared(),
-                        )
+                        );
                     };
                 });
                 pool.run(rows.parts, parts.workers, &|i, worker| {

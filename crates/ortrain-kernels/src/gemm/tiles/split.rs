@@ -80,7 +80,7 @@ impl Work for SplitPanel {
                 let to = to.add(term * TILE);
                 match side {
                     Side::A => {
-                        L::transpose_16(pairs.as_ptr().cast(), LINES as isize, to.cast(), LINE / 4, LINES)
+                        L::transpose_16(pairs.as_ptr().cast(), LINES as isize, to.cast(), LINE / 4, LINES);
                     }
                     Side::B => to.cast::<[[u32; LINES]; PAIRS]>().write_unaligned(pairs),
                 }

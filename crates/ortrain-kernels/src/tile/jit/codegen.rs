@@ -701,7 +701,7 @@ impl<'a> BodyEmitter<'a> {
         let register = self.allocate(asm)?;
         match (self.location(value), lane) {
             (Location::Slot(slot), _) => {
-                asm.vector(LOAD, register, 0, self.stack_operand(slot), Extra::default())
+                asm.vector(LOAD, register, 0, self.stack_operand(slot), Extra::default());
             }
             (_, VectorInst::Tile(place)) => {
                 asm.vector(LOAD, register, 0, self.frame_operand(place, 2), Extra::default());

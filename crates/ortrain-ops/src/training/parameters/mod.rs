@@ -559,7 +559,7 @@ impl<'g> ConstantUses<'g> {
                 }
                 match (data.next(), data.next()) {
                     (Some(only), None) if ARITHMETIC.contains(&op) || MOVE_OPERATORS.contains(&op) => {
-                        value = only
+                        value = only;
                     }
                     _ => return false,
                 }

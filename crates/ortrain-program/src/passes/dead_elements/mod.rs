@@ -528,7 +528,7 @@ fn compact_buffers(draft: &mut Draft) {
     for ScheduledInstruction { instruction, .. } in instructions.iter() {
         for kind in [Use::Read, Use::Write] {
             visit_ranges(instruction, buffers, kind, |k, band| {
-                extend_range(&mut used[k], band, buffers[k].len)
+                extend_range(&mut used[k], band, buffers[k].len);
             });
         }
     }
