@@ -138,7 +138,8 @@ def written(row: Row) -> str:
             parameters.append(f"betas: tuple[float, float] = ({default!r}, {defaults['beta2']!r}),")
             passed.append('"betas": betas')
             continue
-        arguments.append(item(setting, f"{meaning.replace('`', '``')}; {values}"))
+        infinity = ", or infinity" if math.isinf(default) else ""
+        arguments.append(item(setting, f"{meaning.replace('`', '``')}; {values}{infinity}"))
         parameters.append(f"{setting}: float = {literal(default)},")
         passed.append(f'"{setting}": {setting}')
     for flag, flag_default, meaning in flags:

@@ -47,6 +47,8 @@ SLOPE = 1e-4
 # Rounding error of a slope: 2^-52 over the step for the loss, and the same for the terms of the loss.
 SLOPE_NOISE = 1e-9
 DIRECTIONS = 3
+# Documented limit of many gradients. A Squeeze without axes leaves the rank unknown if an axis is symbolic.
+UNKNOWN_RANK = re.compile(r"\branks? (of .+ )?must be known\b")
 MAX_PROGRAMS = 12
 
 
@@ -181,7 +183,6 @@ class Checks:
         extra = trainable.outputs if self.case.asks_for_outputs else []
         made = self.artifacts(trainable, extra)
         if made is None:
-            self.report.count("no trained parameter")
             return
         first = {}
         for backend in BACKENDS:
@@ -213,7 +214,11 @@ class Checks:
             try:
                 return Artifacts(trainable, self.folder / f"f32 {len(self.untrained)}", extra)
             except ortrain.OrtrainError as error:
+                if UNKNOWN_RANK.search(str(error)):
+                    self.report.count("gradient of an unknown rank refused")
+                    return None
                 if self.case.stops and "nothing would be trained" in str(error):
+                    self.report.count("no trained parameter")
                     self.untrained += trainable.trained
                     return None
                 refused = re.search(r'"(\w+)" cannot be trained: ', str(error))
@@ -221,6 +226,7 @@ class Checks:
                     raise FailedError(f"refused by generate_artifacts: {signature(str(error))}", str(error)) from error
                 self.untrained.append(refused[1])
                 trainable.trained = [name for name in trainable.trained if name != refused[1]]
+        self.report.count("no trained parameter")
         return None
 
     def compare_loss(self, kind: str, loss: float, at: int, trainable: Trainable) -> None:

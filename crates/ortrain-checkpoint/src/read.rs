@@ -56,7 +56,7 @@ pub fn load(path: impl AsRef<Path>) -> Result<Checkpoint> {
 /// checkpoint was replaced and restored in between, the third attempt finds it.
 const LOOKS: usize = 4;
 
-/// Like [`load`], but calls `between` each time the first of two files has been read.
+/// Like [`load`], but calls `between_reads` each time the first of two files has been read.
 pub(crate) fn load_by(path: &Path, mut between_reads: impl FnMut()) -> Result<Checkpoint> {
     let mut bytes = disk::read(path)?;
     let mut looks = 0;

@@ -69,7 +69,7 @@ pub fn save_safetensors(tensors: &[NamedTensor], path: impl AsRef<Path>) -> Resu
     let mut file = Staged::beside(path.as_ref())?;
     file.append(&bytes)?;
     file.sync()?;
-    Ok(file.place()?)
+    Ok(file.persist()?)
 }
 
 fn to_safetensors(dtype: DType) -> Dtype {

@@ -748,7 +748,7 @@ mod files {
             drop(staged);
             assert_eq!(names(folder.path()), ["c"]);
         }
-        stage(&sample(), &path, external(Layout::State)).unwrap().place().unwrap();
+        stage(&sample(), &path, external(Layout::State)).unwrap().persist().unwrap();
         assert_eq!(load(&path).unwrap(), sorted(sample()));
         assert_eq!(names(folder.path()), ["c", "c.data"]);
     }
@@ -969,7 +969,7 @@ mod files {
         const WRITERS: [(&str, Writer); 4] = [
             ("checkpoint", |path| save(&small(), path, Layout::State)),
             ("two files", |path| save(&sample(), path, external(Layout::State))),
-            ("artifact", |path| stage(&small(), path, Layout::Artifacts)?.place()),
+            ("artifact", |path| stage(&small(), path, Layout::Artifacts)?.persist()),
             ("safetensors", |path| save_safetensors(&tensors(), path)),
         ];
 

@@ -104,12 +104,12 @@ pub fn encode(checkpoint: &Checkpoint, layout: Layout) -> Result<Vec<u8>> {
 /// Fails if a name occurs twice, if the checkpoint without its moved tensors would exceed 2 GiB, or if the operating
 /// system reports an error.
 pub fn save(checkpoint: &Checkpoint, path: impl AsRef<Path>, options: impl Into<SaveOptions>) -> Result<()> {
-    stage(checkpoint, path, options)?.place()
+    stage(checkpoint, path, options)?.persist()
 }
 
 /// Checkpoint written beside its destination by [`stage`].
 ///
-/// The files are removed unless [`StagedCheckpoint::place`] moves them to their destination.
+/// The files are removed unless [`StagedCheckpoint::persist`] moves them to their destination.
 #[derive(Debug)]
 pub struct StagedCheckpoint {
     path: PathBuf,
@@ -160,10 +160,10 @@ impl StagedCheckpoint {
     ///
     /// # Errors
     /// Fails if the operating system reports an error.
-    pub fn place(self) -> Result<()> {
+    pub fn persist(self) -> Result<()> {
         let StagedCheckpoint { path, mut main, side } = self;
-        let Some((mut side, checksum, content)) = side else { return Ok(main.place()?) };
-        let (destination, side_place) = (main.destination().to_owned(), side.destination().to_owned());
+        let Some((mut side, checksum, content)) = side else { return Ok(main.persist()?) };
+        let (destination, side_destination) = (main.destination().to_owned(), side.destination().to_owned());
         let _one_at_a_time = lock_folder(&destination);
         let waiting = waiting_side_path(&path, checksum);
         let is_waiting = waiting.exists();
@@ -183,9 +183,9 @@ impl StagedCheckpoint {
             // lock.
             return Ok(());
         }
-        side.rename(&side_place)?;
-        flush_folder(&side_place)?;
-        sweep_waiting(&side_place);
+        side.rename(&side_destination)?;
+        flush_folder(&side_destination)?;
+        sweep_waiting(&side_destination);
         Ok(())
     }
 }

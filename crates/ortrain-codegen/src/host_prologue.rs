@@ -64,8 +64,8 @@ pub fn split_host_part(program: &Program) -> Option<(Program, HostPart)> {
     }
     let HostBuilder { builder, inputs, results, checked, .. } = host;
     let (program_inputs, own): (Vec<_>, Vec<_>) = inputs.into_iter().unzip();
-    let (program_results, made): (Vec<_>, Vec<_>) = results.into_iter().unzip();
-    let program = builder.finish(own, made).ok()?;
+    let (program_results, host_results): (Vec<_>, Vec<_>) = results.into_iter().unzip();
+    let program = builder.finish(own, host_results).ok()?;
     Some((rest, HostPart { program, inputs: program_inputs, results: program_results, checked }))
 }
 
@@ -332,15 +332,15 @@ fn is_boundary(nest: &Nest, slow: &[bool], k: usize) -> bool {
     }
 }
 
-/// Returns the loads that an expression reads or that satisfy `is_kept`, and the expression with renumbered loads.
-fn compact_loads(loads: &[Load], expr: Expr, is_kept: impl Fn(&Load) -> bool) -> (Vec<Load>, Expr) {
+/// Returns the loads that an expression reads or that satisfy `is_required`, and the expression with renumbered loads.
+fn compact_loads(loads: &[Load], expr: Expr, is_required: impl Fn(&Load) -> bool) -> (Vec<Load>, Expr) {
     let read: FxHashSet<u16> = (expr.insts().iter())
         .filter_map(|(inst, _)| match *inst {
             Inst::Load(slot) | Inst::LoadAt(slot, _) => Some(slot),
             _ => None,
         })
         .collect();
-    let is_used = |slot: &u16| read.contains(slot) || is_kept(&loads[usize::from(*slot)]);
+    let is_used = |slot: &u16| read.contains(slot) || is_required(&loads[usize::from(*slot)]);
     let used: Vec<u16> = (0..loads.len() as u16).filter(is_used).collect();
     let renumber = |slot: u16| used.iter().position(|&known| known == slot).map_or(slot, |at| at as u16);
     let loads = used.iter().map(|&slot| loads[usize::from(slot)].clone()).collect();

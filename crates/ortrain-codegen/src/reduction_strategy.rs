@@ -68,8 +68,8 @@ impl ReductionKind {
 
 /// Returns the split for `count` columns of `size` elements.
 fn split_columns(count: usize, size: usize) -> ReductionStrategy {
-    let [max_width, least] = TILE_WIDTHS;
-    let width = count.next_power_of_two().clamp(least, max_width);
+    let [max_width, min_width] = TILE_WIDTHS;
+    let width = count.next_power_of_two().clamp(min_width, max_width);
     let slices = GROUP_SIZE as usize / width;
     let parts = (TARGET_GROUPS / count.div_ceil(width)).min(size / (8 * slices)).max(1);
     let elements = size.div_ceil(parts).next_multiple_of(slices);

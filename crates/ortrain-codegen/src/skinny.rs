@@ -84,8 +84,10 @@ impl Printer<'_> {
     fn sums(&self, kernel: &mut Kernel<'_>, group: &Group) -> Result<Vec<InnerProduct>, String> {
         let (factors, slices) = (self.target.factors, self.slices());
         let fast = if self.along_terms { slices } else { self.lines };
-        let (fast_index, far) = (kernel.int(format!("lane % {fast}")), kernel.int(format!("lane / {fast}")));
-        let (slice, line) = if self.along_terms { (fast_index, far) } else { (far, fast_index) };
+        let (fast_index, outer_index) =
+            (kernel.int(format!("lane % {fast}")), kernel.int(format!("lane / {fast}")));
+        let (slice, line) =
+            if self.along_terms { (fast_index, outer_index) } else { (outer_index, fast_index) };
         let line = kernel.int(format!("{} + {line}", group.first));
         let large_line = factors.define_line(kernel, self.large_side, &group.batch, &line);
         let sides = factors.sides();
@@ -104,12 +106,12 @@ impl Printer<'_> {
         if !conditions.is_empty() {
             kernel.begin_if(&conditions.join(" && "));
         }
-        let [of_few, of_many] =
+        let [small_term, large_term] =
             [self.small_side, self.large_side].map(|side| factors.define_term(kernel, side, &term));
-        let value = element_if(kernel, factors, self.large_side, None, [&large_line, &of_many])?;
+        let value = element_if(kernel, factors, self.large_side, None, [&large_line, &large_term])?;
         let value = split_terms(kernel, precision, value);
         for (line, sum) in others.iter().zip(&sums) {
-            let other = element_if(kernel, factors, self.small_side, None, [line, &of_few])?;
+            let other = element_if(kernel, factors, self.small_side, None, [line, &small_term])?;
             let other = split_terms(kernel, precision, other);
             match self.small_side {
                 LEFT => sum.add_terms(kernel, &other, &value),

@@ -169,8 +169,9 @@ impl Printer<'_> {
         let (factors, tile) = (self.target.factors, self.tile);
         let along = factors.runs_along_terms(side);
         let fast = if along { tile.depth } else { tile.vectors_per_axis() };
-        let (fast_index, far) = (kernel.int(format!("lane % {fast}")), kernel.int(format!("lane / {fast}")));
-        let position = if along { [far, fast_index] } else { [fast_index, far] };
+        let (fast_index, outer_index) =
+            (kernel.int(format!("lane % {fast}")), kernel.int(format!("lane / {fast}")));
+        let position = if along { [outer_index, fast_index] } else { [fast_index, outer_index] };
         let line_count = factors.sides()[side];
         let line = |k: usize| {
             let line = kernel.int(format!(
@@ -304,9 +305,9 @@ impl Printer<'_> {
     /// through the shared array, so that adjacent invocations write adjacent columns of a row.
     fn store(&self, kernel: &mut Kernel<'_>, group: &Group, sums: &Sums) -> Result<(), String> {
         let tile = self.tile;
-        let is_whole = tile.split.count == 1;
+        let is_unsplit = tile.split.count == 1;
         // For each sum of an inner product: the vectors of each row.
-        let results: Vec<Vec<Vec<String>>> = match is_whole {
+        let results: Vec<Vec<Vec<String>>> = match is_unsplit {
             true => {
                 let of_row =
                     |row: &Vec<InnerProduct>| row.iter().map(|sums| self.results(kernel, sums)).collect();
@@ -352,7 +353,7 @@ impl Printer<'_> {
                 kernel.close_to(inner);
             }
             kernel.barrier();
-            self.store_shared(kernel, group, (is_whole, index), turn.as_deref())?;
+            self.store_shared(kernel, group, (is_unsplit, index), turn.as_deref())?;
             if turn.is_some() {
                 kernel.barrier();
             }
@@ -374,7 +375,7 @@ impl Printer<'_> {
         &self,
         kernel: &mut Kernel<'_>,
         group: &Group,
-        (is_whole, number): (bool, usize),
+        (is_unsplit, number): (bool, usize),
         turn: Option<&str>,
     ) -> Result<(), String> {
         let (target, tile) = (self.target, self.tile);
@@ -412,7 +413,7 @@ impl Printer<'_> {
         let offset = format!("{row} * {stride} + {column} % {stride}");
         let value = kernel.dialect.component(&group.shared, &offset, &format!("{column} / {stride}"));
         let value = kernel.define(Value::new(value, Repr::F32));
-        match is_whole {
+        match is_unsplit {
             true => target.finish(kernel, at, value)?,
             false => target.store_part(kernel, &at, &group.part, (number, &value)),
         }

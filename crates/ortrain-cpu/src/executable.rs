@@ -262,7 +262,7 @@ impl CpuExecutable {
         &self,
         bindings: &Bindings<'_>,
         work: &Workspace,
-        (entry, places): (GradientMode, Range<usize>),
+        (entry, positions): (GradientMode, Range<usize>),
         scalars: Scalars,
         mut observer: Option<&mut dyn Observer>,
         watch: &mut Watch,
@@ -270,7 +270,7 @@ impl CpuExecutable {
         let addresses = Addresses::new(&self.program, bindings, work);
         let scratch = Scratch::new(host_memory(work.scratch()).as_ptr(), work.scratch().len());
         let scalars = RunScalars { seed: scalars.seed, train_step: scalars.train_step };
-        for index in places {
+        for index in positions {
             let (scheduled, kernel) = (&self.program.instructions[index], &self.kernels[index]);
             if !scheduled.gradient_modes.contains(entry) {
                 continue;

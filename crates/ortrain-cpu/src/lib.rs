@@ -63,7 +63,7 @@ impl Cpu {
 /// # Errors
 /// Returns an error if the system does not provide that much memory.
 pub fn allocate(bytes: usize, capacity: usize) -> Result<HostMemory, OutOfMemory> {
-    let memory = HostMemory::with_room(bytes, capacity)?;
+    let memory = HostMemory::with_capacity(bytes, capacity)?;
     prefer_large_pages(memory.as_ptr(), bytes);
     Ok(memory)
 }

@@ -169,11 +169,11 @@ fn binary_gradients(
     op: BinaryOp,
     g: Reg,
     (x, z, y): (Reg, Reg, Reg),
-    (want_x, want_z): (bool, bool),
+    (needs_x, needs_z): (bool, bool),
 ) -> (Option<Reg>, Option<Reg>) {
     let ty = b.ty(g);
     let zero = b.constant(ty, 0.0);
-    let dx = want_x.then(|| match op {
+    let dx = needs_x.then(|| match op {
         BinaryOp::Add | BinaryOp::Sub | BinaryOp::Rem => g,
         BinaryOp::Mul => b.mul(g, z),
         BinaryOp::Div => b.div(g, z),
@@ -190,7 +190,7 @@ fn binary_gradients(
         BinaryOp::Max => selected_gradient(b, g, z, x),
         BinaryOp::And | BinaryOp::Or | BinaryOp::Xor => unreachable!("not on a live path"),
     });
-    let dz = want_z.then(|| match op {
+    let dz = needs_z.then(|| match op {
         BinaryOp::Add => g,
         BinaryOp::Sub => b.unary(UnaryOp::Neg, g),
         BinaryOp::Mul => b.mul(g, x),
@@ -279,9 +279,9 @@ mod tests {
                 let (mut up, mut down) = (*point, *point);
                 up[slot] += STEP;
                 down[slot] -= STEP;
-                let want = (eval(&expr, &up) - eval(&expr, &down)) / (2.0 * STEP);
-                let gap = (got - want).abs() / want.abs().max(1.0);
-                assert!(gap < DIFFERENCE_TOLERANCE, "{expr} at {point:?}, load {slot}: {got} but {want}");
+                let expected = (eval(&expr, &up) - eval(&expr, &down)) / (2.0 * STEP);
+                let gap = (got - expected).abs() / expected.abs().max(1.0);
+                assert!(gap < DIFFERENCE_TOLERANCE, "{expr} at {point:?}, load {slot}: {got} but {expected}");
             }
         }
     }

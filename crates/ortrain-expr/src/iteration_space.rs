@@ -65,7 +65,7 @@ impl<O: AsRef<Access>> Nest<O> {
             // An accumulator has a separate value at every point.
             let stride = |axis: usize| load.access().map_or(1, |access| access.strides[axis]);
             let axes = self.dims.iter().enumerate().filter(|&(axis, &dim)| dim > 1 && stride(axis) != 0);
-            axes.fold(0, |axes_so_far, (axis, _)| axes_so_far | bit(axis))
+            axes.fold(0, |mask, (axis, _)| mask | bit(axis))
         };
         let outer = (0..self.dims.len() - self.inner).filter(|&axis| self.dims[axis] > 1);
         let outer = outer.fold(0, |mask, axis| mask | bit(axis));

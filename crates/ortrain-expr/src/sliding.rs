@@ -339,8 +339,9 @@ mod tests {
             {
                 let axis = SlidingAxis { input, output: 6, kernel, stride, dilation, padding_before: before };
                 for o in 0..axis.output {
-                    let want: Vec<usize> = (0..kernel).filter(|&k| axis.input_at(o, k).is_some()).collect();
-                    assert_eq!(axis.cells_over_input(o).collect::<Vec<_>>(), want, "{axis:?} at {o}");
+                    let expected: Vec<usize> =
+                        (0..kernel).filter(|&k| axis.input_at(o, k).is_some()).collect();
+                    assert_eq!(axis.cells_over_input(o).collect::<Vec<_>>(), expected, "{axis:?} at {o}");
                 }
             }
         }

@@ -72,11 +72,11 @@ fn slope_of(expr: &Expr, late: &[bool], arriving: Reg) -> Expr {
     let mut b = Builder::new();
     let mut regs: Vec<Reg> = Vec::with_capacity(from_late.len());
     for (k, &(inst, ty)) in expr.insts().iter().enumerate() {
-        let made_of_late = matches!(inst, Inst::Load(slot) if late[usize::from(slot)])
+        let is_late_register = matches!(inst, Inst::Load(slot) if late[usize::from(slot)])
             || (k < usize::from(arriving.0) && from_late[k]);
         let reg = match inst.map_operands(|reg| regs[usize::from(reg.0)]) {
             // The late registers from which `arriving` is computed are not needed.
-            _ if k == usize::from(arriving.0) || made_of_late => {
+            _ if k == usize::from(arriving.0) || is_late_register => {
                 b.push(Inst::Const(Scalar::from_f64(ty, 1.0)), ty)
             }
             other => b.fold(other, ty),

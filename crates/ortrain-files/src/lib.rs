@@ -12,7 +12,7 @@
 //! file.append(b"hello")?;
 //! assert!(!path.exists());
 //! file.sync()?;
-//! file.place()?;
+//! file.persist()?;
 //! assert_eq!(std::fs::read(&path).unwrap(), b"hello");
 //! # Ok::<(), ortrain_files::Error>(())
 //! ```

@@ -54,14 +54,14 @@ pub fn sibling_path(path: &Path, suffix: &str) -> PathBuf {
 /// unknown, returns the path itself.
 #[must_use]
 pub fn resolved(path: &Path) -> PathBuf {
-    place_of(path).unwrap_or_else(|_| path.to_owned())
+    destination_of(path).unwrap_or_else(|_| path.to_owned())
 }
 
 /// Returns the destination of a file that is written to `path`: the path, or the target of a symbolic link.
 ///
 /// # Errors
 /// Fails if a regular file cannot be written there.
-pub(crate) fn place_of(path: &Path) -> Result<PathBuf> {
+pub(crate) fn destination_of(path: &Path) -> Result<PathBuf> {
     let named = || path.to_owned();
     let text = path.as_os_str().as_encoded_bytes();
     let ends_in_folder = text.ends_with(b"/") || text.ends_with(b"/.") || text.ends_with(b"..");

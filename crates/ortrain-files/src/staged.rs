@@ -7,10 +7,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use crate::faults::{self, Act};
-use crate::names::{folder, place_of, sibling_path, stem};
+use crate::names::{destination_of, folder, sibling_path, stem};
 use crate::{Error, Result};
 
-/// File that is written beside its destination. The file is removed when dropped, unless [`Staged::place`] or
+/// File that is written beside its destination. The file is removed when dropped, unless [`Staged::persist`] or
 /// [`Staged::keep`] was called.
 #[derive(Debug)]
 pub struct Staged {
@@ -20,7 +20,7 @@ pub struct Staged {
     target: PathBuf,
     /// Destination: the path after following symbolic links.
     destination: PathBuf,
-    is_kept: bool,
+    is_retained: bool,
 }
 
 impl Staged {
@@ -39,7 +39,7 @@ impl Staged {
     /// # Errors
     /// Fails like [`Staged::beside`].
     pub fn beside_like(target: &Path, mode_source: &Path) -> Result<Staged> {
-        let destination = place_of(target)?;
+        let destination = destination_of(target)?;
         let pattern = fs::metadata(&destination).or_else(|_| fs::metadata(mode_source)).ok();
         sweep(&destination);
         loop {
@@ -59,7 +59,7 @@ impl Staged {
                         keep_access(&file, pattern);
                     }
                     let (target, destination) = (target.to_owned(), destination.clone());
-                    let staged = Staged { file, at, target, destination, is_kept: false };
+                    let staged = Staged { file, at, target, destination, is_retained: false };
                     // Another save may have swept the file before it was locked.
                     if staged.at.exists() {
                         return Ok(staged);
@@ -121,7 +121,7 @@ impl Staged {
     ///
     /// # Errors
     /// Fails if the operating system reports an error.
-    pub fn link_to_place(&self) -> Result<bool> {
+    pub fn link_to_destination(&self) -> Result<bool> {
         let second = temporary(&self.destination);
         let _ = fs::remove_file(&second);
         if fs::hard_link(&self.at, &second).is_err() {
@@ -137,14 +137,14 @@ impl Staged {
 
     /// Keeps the file under its current name when dropped.
     pub fn keep(&mut self) {
-        self.is_kept = true;
+        self.is_retained = true;
     }
 
     /// Renames the flushed file to its destination, and flushes the folder.
     ///
     /// # Errors
     /// Fails if the operating system reports an error.
-    pub fn place(mut self) -> Result<()> {
+    pub fn persist(mut self) -> Result<()> {
         let destination = self.destination.clone();
         self.rename(&destination)?;
         self.keep();
@@ -169,7 +169,7 @@ impl Write for Staged {
 
 impl Drop for Staged {
     fn drop(&mut self) {
-        if !self.is_kept {
+        if !self.is_retained {
             // An error here is ignored, because the error that caused the drop matters more.
             let _ = fs::remove_file(&self.at);
         }
@@ -307,8 +307,8 @@ pub fn sweep_waiting(target: &Path) {
     });
 }
 
-/// Removes the files in the folder of `target` that satisfy `wanted` and are not locked. The arguments of `wanted` are
-/// the name of a file, and the part after the name of `target` and a dot.
+/// Removes the files in the folder of `target` for which `matches` returns true and that are not locked. The arguments of
+/// `matches` are the name of a file, and the part after the name of `target` and a dot.
 fn sweep_named(target: &Path, matches: impl Fn(&[u8], Option<&[u8]>) -> bool) {
     let (Some(name), Ok(entries)) = (target.file_name(), fs::read_dir(folder(target))) else { return };
     let stem = stem(name);
@@ -361,7 +361,7 @@ mod tests {
         let mut staged = Staged::beside(&folder.path().join("step-12.ckpt")).unwrap();
         staged.append(b"new").unwrap();
         staged.sync().unwrap();
-        staged.place().unwrap();
+        staged.persist().unwrap();
         let mut expected = others.map(str::to_owned).to_vec();
         expected.push("step-12.ckpt".to_owned());
         expected.sort();
@@ -378,7 +378,7 @@ mod tests {
             save.append(at.to_string().as_bytes()).unwrap();
         }
         for save in saves {
-            save.place().unwrap();
+            save.persist().unwrap();
         }
         assert_eq!(names(folder.path()), ["step-0", "step-1", "step-2", "step-3"]);
     }
@@ -388,7 +388,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let long = |at: u32| folder.path().join(format!("{}-{at}", "x".repeat(240)));
         fs::write(sibling_path(&long(1), "77-0.tmp"), "half").unwrap();
-        Staged::beside(&long(2)).unwrap().place().unwrap();
+        Staged::beside(&long(2)).unwrap().persist().unwrap();
         assert_eq!(names(folder.path()).len(), 1);
     }
 }

@@ -15,7 +15,7 @@ fn write(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let mut file = Staged::beside(path)?;
     file.append(bytes)?;
     file.sync()?;
-    file.place()
+    file.persist()
 }
 
 fn names(folder: &Path) -> Vec<String> {
@@ -48,7 +48,7 @@ fn mode_is_preserved() {
             "{expected:o}: nobody else reads it while it is written, but {temporary_mode:o}"
         );
         file.sync().unwrap();
-        file.place().unwrap();
+        file.persist().unwrap();
         assert_eq!(format!("{:o}", mode(&path)), format!("{expected:o}"));
     }
     assert_eq!(fs::read(&path).unwrap(), b"new");
@@ -62,7 +62,7 @@ fn new_files_have_the_default_mode() {
     write(&at("new"), b"x").unwrap();
     assert_eq!(mode(&at("new")), mode(&at("plain")));
     fs::set_permissions(at("new"), Permissions::from_mode(0o600)).unwrap();
-    Staged::beside_like(&at("new.data"), &at("new")).unwrap().place().unwrap();
+    Staged::beside_like(&at("new.data"), &at("new")).unwrap().persist().unwrap();
     assert_eq!(mode(&at("new.data")), 0o600);
 }
 

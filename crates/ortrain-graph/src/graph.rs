@@ -63,14 +63,14 @@ pub struct Value {
     pub sizes: Option<Vec<Dim>>,
     /// Content, if a node without inputs produces it, or if it is a captured constant of an outer graph. It is not
     /// exported as an initializer.
-    pub made: Option<Tensor>,
+    pub derived_constant: Option<Tensor>,
 }
 
 impl Value {
     /// Returns the content, if it is known.
     #[must_use]
     pub fn content(&self) -> Option<&Tensor> {
-        self.constant.as_ref().or(self.made.as_ref())
+        self.constant.as_ref().or(self.derived_constant.as_ref())
     }
 }
 
@@ -285,7 +285,7 @@ impl Graph {
         let name = self.take_name(hint);
         let id = ValueId(self.values.len() as u32);
         self.names.insert(name.clone(), id);
-        self.values.push(Value { name, ty, constant: None, sizes: None, made: None });
+        self.values.push(Value { name, ty, constant: None, sizes: None, derived_constant: None });
         id
     }
 
@@ -415,7 +415,13 @@ impl Patch {
     /// Adds a value. `name` is a hint that does not get the patch's prefix.
     pub fn add_value(&mut self, name: &str, ty: ValueType) -> ValueId {
         let id = ValueId(self.base + self.values.len() as u32);
-        self.values.push(Value { name: name.into(), ty, constant: None, sizes: None, made: None });
+        self.values.push(Value {
+            name: name.into(),
+            ty,
+            constant: None,
+            sizes: None,
+            derived_constant: None,
+        });
         id
     }
 

@@ -435,7 +435,7 @@ impl Shared {
         }
     }
 
-    /// Waits for a run other than `seen`; returns `None` when the team is disbanded.
+    /// Waits for a run other than `last_run`; returns `None` when the team is disbanded.
     fn wait_for_run(&self, lane: usize, last_run: u64) -> Option<u64> {
         let other = || {
             let state = self.state.load(Ordering::SeqCst);

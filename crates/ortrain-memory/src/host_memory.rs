@@ -55,7 +55,7 @@ pub trait BorrowedMemory: Send + Sync + Debug {
 /// Region of this process that never moves and may be read and written concurrently.
 ///
 /// The region is either owned, zeroed and 256-byte aligned ([`HostMemory::try_new`]), or lent, at any address
-/// ([`HostMemory::lent`]).
+/// ([`HostMemory::borrowed`]).
 ///
 /// Rust code outside the kernels copies from and to the region by relaxed atomic words or bytes. Kernels and NumPy
 /// views use [`HostMemory::as_ptr`]. Concurrent writes have no defined order, but cause no undefined behavior, because
@@ -185,15 +185,15 @@ impl HostMemory {
     /// # Errors
     /// Fails if the system does not provide the memory.
     pub fn try_new(bytes: usize) -> Result<HostMemory, OutOfMemory> {
-        HostMemory::with_room(bytes, bytes)
+        HostMemory::with_capacity(bytes, bytes)
     }
 
-    /// Like [`HostMemory::try_new`], with a capacity of `room` bytes for [`HostMemory::grow`]. The unused capacity
-    /// takes address space, but no memory.
+    /// Like [`HostMemory::try_new`], but [`HostMemory::grow`] can extend the region to `capacity` bytes. The unused
+    /// capacity takes address space, but no memory.
     ///
     /// # Errors
     /// Fails if the system does not provide the memory.
-    pub fn with_room(bytes: usize, capacity: usize) -> Result<HostMemory, OutOfMemory> {
+    pub fn with_capacity(bytes: usize, capacity: usize) -> Result<HostMemory, OutOfMemory> {
         let capacity = capacity.max(bytes);
         let home = Home::Own(Words::try_new(capacity)?);
         Ok(HostMemory { home, bytes, capacity, claimed: AtomicBool::new(false) })
@@ -493,7 +493,7 @@ mod tests {
     #[cfg(target_os = "linux")]
     #[test]
     fn memory_grows_in_place() {
-        let mut memory = HostMemory::with_room(ALIGNMENT, 4 * ALIGNMENT).unwrap();
+        let mut memory = HostMemory::with_capacity(ALIGNMENT, 4 * ALIGNMENT).unwrap();
         let start = memory.as_ptr();
         memory.write(0, &[7; ALIGNMENT]);
         assert_eq!(memory.len(), ALIGNMENT);
@@ -503,7 +503,7 @@ mod tests {
         assert_eq!(memory.to_vec(ALIGNMENT, 2 * ALIGNMENT), [0; 2 * ALIGNMENT]);
         assert!(!memory.grow(4 * ALIGNMENT + 1), "there is no room");
         assert_eq!(memory.len(), 3 * ALIGNMENT);
-        assert!(HostMemory::with_room(8, usize::MAX / 2).is_err());
+        assert!(HostMemory::with_capacity(8, usize::MAX / 2).is_err());
     }
 
     #[test]

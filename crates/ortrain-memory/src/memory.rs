@@ -36,14 +36,14 @@ pub enum AllocationError {
     #[error(transparent)]
     Host(#[from] OutOfMemory),
     /// The device has no more memory, or no contiguous range of this size.
-    #[error("the device {device:?} cannot allocate {bytes} bytes of memory{}", in_one_piece(.most))]
+    #[error("the device {device:?} cannot allocate {bytes} bytes of memory{}", in_one_piece(.max_bytes))]
     OnDevice {
         /// Name of the device.
         device: String,
         /// Requested number of bytes.
         bytes: usize,
         /// Maximum number of bytes of a contiguous range, if that is less than requested.
-        most: Option<u64>,
+        max_bytes: Option<u64>,
     },
     /// The device failed.
     #[error(transparent)]
@@ -130,7 +130,7 @@ impl Memory {
         Memory::Host(HostMemory::new(bytes))
     }
 
-    /// Wraps the bytes of a lender: see [`HostMemory::lent`].
+    /// Wraps the bytes of a lender: see [`HostMemory::borrowed`].
     #[must_use]
     pub fn borrowed(lender: Arc<dyn BorrowedMemory>) -> Memory {
         Memory::Host(HostMemory::borrowed(lender))

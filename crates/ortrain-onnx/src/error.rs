@@ -47,14 +47,14 @@ pub enum OnnxError {
 
     /// The file is truncated.
     #[error(
-        "{file} is cut short: {place}, at byte {offset} of {size}, is longer than the rest of the file; was it \
+        "{file} is cut short: {field}, at byte {offset} of {size}, is longer than the rest of the file; was it \
          copied or downloaded completely?"
     )]
     CutShort {
         /// Name of the file, or a description of the bytes.
         file: String,
         /// Field that does not fit.
-        place: String,
+        field: String,
         /// Offset of the field's length.
         offset: usize,
         /// Number of bytes of the file.

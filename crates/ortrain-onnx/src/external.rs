@@ -47,7 +47,7 @@ struct Folders {
     /// Absolute folder of the caller's path. The program may change its working directory.
     path: PathBuf,
     /// Folder of the target, if the caller's path is a link.
-    behind_link: Option<PathBuf>,
+    target_folder: Option<PathBuf>,
 }
 
 #[derive(Debug)]
@@ -71,15 +71,15 @@ impl ExternalData {
 
     /// Creates a source of files in `folder`.
     pub fn in_folder(folder: impl Into<PathBuf>, storage: Storage) -> Self {
-        let folders = Folders { path: absolute(folder.into()), behind_link: None };
+        let folders = Folders { path: absolute(folder.into()), target_folder: None };
         Self { folders: Some(folders), storage, ..Self::default() }
     }
 
     /// Creates a source of files beside the model at `path`.
     pub fn beside(path: &Path, storage: Storage) -> Self {
         let folder_path = absolute(folder(path).to_owned());
-        let behind_link = std::fs::canonicalize(path).ok().and_then(|real| Some(real.parent()?.to_owned()));
-        Self { folders: Some(Folders { path: folder_path, behind_link }), storage, ..Self::default() }
+        let target_folder = std::fs::canonicalize(path).ok().and_then(|real| Some(real.parent()?.to_owned()));
+        Self { folders: Some(Folders { path: folder_path, target_folder }), storage, ..Self::default() }
     }
 
     /// Provides the bytes of the file `location`, as the model names it. They take precedence over a file of that name.
@@ -185,7 +185,7 @@ impl ExternalData {
         let folder = folders.path.canonicalize().map_err(failed)?;
         let path = folders.path.join(relative).canonicalize().map_err(failed)?;
         let inside = path.starts_with(&folder)
-            || folders.behind_link.as_ref().is_some_and(|target| path.starts_with(target));
+            || folders.target_folder.as_ref().is_some_and(|target| path.starts_with(target));
         if !inside {
             return Err(refuse("it is a link that leads out of the model's folder"));
         }

@@ -177,7 +177,7 @@ fn read<M: prost::Message + Default>(
         Fault::CutShort { offset: 0, .. } | Fault::Malformed { offset: 0, .. } => {
             OnnxError::NotAModel { file: file(), reason: "its first bytes are not those of an ONNX model" }
         }
-        Fault::CutShort { offset, place } => OnnxError::CutShort { file: file(), place, offset, size },
+        Fault::CutShort { offset, field } => OnnxError::CutShort { file: file(), field, offset, size },
         Fault::Malformed { offset, what } => OnnxError::Malformed { file: file(), offset, what },
         Fault::TooDeep { .. } => OnnxError::TooDeep { file: file(), limit: MAX_DEPTH },
     })?;

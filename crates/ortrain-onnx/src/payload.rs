@@ -56,7 +56,7 @@ pub fn tensor_payload(tensor: &TensorProto, external: &ExternalData) -> Result<B
     let data_type = element_type(tensor)?;
     let size = element_size(data_type).unwrap_or(1);
     let (elements, bytes) = counts(tensor, size * 8)?;
-    check_place(tensor)?;
+    check_data_location(tensor)?;
     if is_external(tensor) {
         return external.read(tensor, bytes);
     }
@@ -136,7 +136,7 @@ pub(crate) fn counts(tensor: &TensorProto, bits: usize) -> Result<(usize, usize)
     }
 }
 
-fn check_place(tensor: &TensorProto) -> Result<(), OnnxError> {
+fn check_data_location(tensor: &TensorProto) -> Result<(), OnnxError> {
     if tensor.segment.is_some() {
         return Err(OnnxError::Segments { tensor: label(tensor) });
     }
@@ -235,7 +235,7 @@ fn typed(
 
 /// Reads external data of any type with a fixed size, without conversion. Saving uses it for data that it only copies.
 pub(crate) fn stored_bytes(tensor: &TensorProto, external: &ExternalData) -> Result<Bytes, OnnxError> {
-    check_place(tensor)?;
+    check_data_location(tensor)?;
     external.read(tensor, stored_size(tensor)?)
 }
 

@@ -69,7 +69,7 @@ pub fn save(model: &ModelProto, path: impl AsRef<Path>) -> Result<(), OnnxError>
     let path = path.as_ref();
     // A killed save with a data file may have left a temporary file.
     sweep(&resolved(&data_beside(path)?));
-    Ok(written(&encode(model)?, path)?.place()?)
+    Ok(written(&encode(model)?, path)?.persist()?)
 }
 
 /// Options for the external data of models to be written.
@@ -99,13 +99,13 @@ pub struct ToWrite<'a> {
 
 /// Models and their shared external data, written beside their destinations by [`stage`].
 ///
-/// The files are removed unless [`StagedModels::place`] moves them to their destinations.
+/// The files are removed unless [`StagedModels::persist`] moves them to their destinations.
 #[derive(Debug)]
 pub struct StagedModels {
     models: Vec<Staged>,
     data: Option<StagedData>,
     /// Destination of the external data, if there is any.
-    data_place: PathBuf,
+    data_destination: PathBuf,
 }
 
 #[derive(Debug)]
@@ -131,7 +131,7 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels
     // Invalid paths fail before any other work.
     models.iter().try_for_each(|model| named(model.path).map(drop))?;
     let mut messages: Vec<ModelProto> = models.iter().map(|model| model.model.clone()).collect();
-    let data_place = resolved(data.path);
+    let data_destination = resolved(data.path);
     let mut outside = false;
     for message in &mut messages {
         let size = if data.is_appended { message_size(message) as u64 } else { total_size(message)? };
@@ -139,7 +139,7 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels
     }
     if !outside {
         // A killed save of a larger model may have left a temporary data file.
-        sweep(&data_place);
+        sweep(&data_destination);
         let staged = messages.iter_mut().zip(models).map(|(message, model)| {
             if !data.is_appended {
                 visit_tensors_mut(message, |tensor, _| take_in(tensor, model.external))?;
@@ -147,7 +147,7 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels
             written(&encode(message)?, model.path)
         });
         let models = staged.collect::<Result<_, _>>()?;
-        return Ok(StagedModels { models, data: None, data_place });
+        return Ok(StagedModels { models, data: None, data_destination });
     }
 
     let location = named(data.path)?;
@@ -180,9 +180,9 @@ pub fn stage(models: &[ToWrite<'_>], data: &DataFile<'_>) -> Result<StagedModels
         let staged =
             messages.iter().zip(models).map(|(message, model)| written(&encode(message)?, model.path));
         let models = staged.collect::<Result<_, _>>()?;
-        return Ok(StagedModels { models, data: None, data_place });
+        return Ok(StagedModels { models, data: None, data_destination });
     };
-    staged_with_data(models, messages, data, file, data_place)
+    staged_with_data(models, messages, data, file, data_destination)
 }
 
 /// Finishes [`stage`]: writes models that refer to the finished data file.
@@ -191,17 +191,17 @@ fn staged_with_data(
     mut messages: Vec<ModelProto>,
     data: &DataFile<'_>,
     file: Staged,
-    data_place: PathBuf,
+    data_destination: PathBuf,
 ) -> Result<StagedModels, OnnxError> {
     let location = named(data.path)?;
     let waiting = sibling_path(data.path, &format!("{:08x}", a_number()));
-    let (mut at_place, mut at_waiting) = (Vec::new(), Vec::new());
+    let (mut at_destination, mut at_waiting) = (Vec::new(), Vec::new());
     for (message, model) in messages.iter_mut().zip(models) {
         let inside = |error| match error {
             OnnxError::TooLarge { size } => OnnxError::TooLargeInside { path: model.path.to_owned(), size },
             error => error,
         };
-        at_place.push(written(&encode(message).map_err(inside)?, model.path)?);
+        at_destination.push(written(&encode(message).map_err(inside)?, model.path)?);
         let name = named(&waiting)?;
         visit_tensors_mut(message, |tensor, _| {
             let locations = tensor.external_data.iter_mut().filter(|entry| entry.key == "location");
@@ -214,7 +214,7 @@ fn staged_with_data(
     }
     let can_wait = file.destination() == data.path;
     let data = Some(StagedData { file, can_wait, waiting, models: at_waiting });
-    Ok(StagedModels { models: at_place, data, data_place })
+    Ok(StagedModels { models: at_destination, data, data_destination })
 }
 
 impl StagedModels {
@@ -230,39 +230,39 @@ impl StagedModels {
     /// # Errors
     ///
     /// Fails if the operating system reports an error.
-    pub fn place(self) -> Result<(), OnnxError> {
-        let StagedModels { models, data, data_place } = self;
+    pub fn persist(self) -> Result<(), OnnxError> {
+        let StagedModels { models, data, data_destination } = self;
         if let Some(StagedData { mut file, can_wait, waiting, models: at_waiting }) = data {
-            let _one_at_a_time = lock_folder(&data_place);
-            if !can_wait || !data_place.exists() {
-                file.rename(&data_place)?;
+            let _one_at_a_time = lock_folder(&data_destination);
+            if !can_wait || !data_destination.exists() {
+                file.rename(&data_destination)?;
                 file.keep();
-                flush_folder(&data_place)?;
-                place_all(models)?;
+                flush_folder(&data_destination)?;
+                persist_all(models)?;
             } else {
                 file.rename(&waiting)?;
                 flush_folder(&waiting)?;
                 // The first placed model needs the data file.
                 file.keep();
-                place_all(at_waiting)?;
-                if !file.link_to_place()? {
+                persist_all(at_waiting)?;
+                if !file.link_to_destination()? {
                     return Ok(());
                 }
-                flush_folder(&data_place)?;
-                place_all(models)?;
+                flush_folder(&data_destination)?;
+                persist_all(models)?;
                 // A file that cannot be removed is swept by the next save.
                 let _ = fs::remove_file(&waiting);
             }
         } else {
-            place_all(models)?;
+            persist_all(models)?;
         }
-        sweep_waiting(&data_place);
+        sweep_waiting(&data_destination);
         Ok(())
     }
 }
 
-fn place_all(files: Vec<Staged>) -> Result<(), OnnxError> {
-    Ok(files.into_iter().try_for_each(Staged::place)?)
+fn persist_all(files: Vec<Staged>) -> Result<(), OnnxError> {
+    Ok(files.into_iter().try_for_each(Staged::persist)?)
 }
 
 /// Returns a number that other saves, in this or another process, are unlikely to use.
@@ -311,7 +311,7 @@ impl LoadedModel {
     /// the model's path with `.data` appended. An old data file is replaced. Other external data is stored in the
     /// message.
     ///
-    /// [`stage`] and [`StagedModels::place`] describe the steps.
+    /// [`stage`] and [`StagedModels::persist`] describe the steps.
     ///
     /// # Errors
     ///
@@ -347,7 +347,7 @@ impl LoadedModel {
         let model = ToWrite { model: &self.proto, external: self.external(), path };
         let above = above.min(LARGEST_MESSAGE as u64);
         let data = DataFile { path: &data, above, from, is_appended: false };
-        stage(&[model], &data)?.place()
+        stage(&[model], &data)?.persist()
     }
 }
 
@@ -379,7 +379,7 @@ impl<'a> Side<'a> {
         let is_range = !tensor.raw_data.is_empty();
         let known = match self.converted.get(&tensor.name) {
             _ if is_range => self.ranges.get(&range).copied(),
-            Some((made, start)) if made == payload => Some(*start),
+            Some((stored, start)) if stored == payload => Some(*start),
             _ => None,
         };
         let start = match known {

@@ -49,10 +49,10 @@ pub(crate) struct Report {
 
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// The bytes end inside of a field. `offset` and `place` locate the field.
+    /// The bytes end inside of a field. `offset` and `field` locate it.
     CutShort {
         offset: usize,
-        place: String,
+        field: String,
     },
     Malformed {
         offset: usize,
@@ -241,7 +241,7 @@ impl Walk<'_> {
     }
 
     fn cut_short(&self, offset: usize, name: &str) -> Fault {
-        Fault::CutShort { offset, place: name.to_owned() }
+        Fault::CutShort { offset, field: name.to_owned() }
     }
 }
 
@@ -272,11 +272,11 @@ mod tests {
     #[test]
     fn truncation_is_located() {
         // Field graph (7) declares three bytes, but has one.
-        assert_eq!(scan(&[0x3a, 3, 0x12]).unwrap_err(), Fault::CutShort { offset: 1, place: "graph".into() });
+        assert_eq!(scan(&[0x3a, 3, 0x12]).unwrap_err(), Fault::CutShort { offset: 1, field: "graph".into() });
         // A varint without its last byte.
         assert_eq!(
             scan(&[0x08, 0x80]).unwrap_err(),
-            Fault::CutShort { offset: 1, place: "ir_version".into() }
+            Fault::CutShort { offset: 1, field: "ir_version".into() }
         );
     }
 

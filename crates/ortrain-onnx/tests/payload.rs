@@ -171,11 +171,11 @@ fn dense(tensor: &SparseTensorProto) -> Result<TensorProto, OnnxError> {
 
 #[test]
 fn sparse_tensors_are_written_out() {
-    let want = [0.0_f32, 0.0, 5.0, 0.0, 0.0, 7.0].map(f32::to_le_bytes).concat();
+    let expected = [0.0_f32, 0.0, 5.0, 0.0, 0.0, 7.0].map(f32::to_le_bytes).concat();
     for indices in [indices(&[2], &[2, 5]), indices(&[2, 2], &[0, 2, 1, 2])] {
         let got = dense(&sparse(&[2, 3], indices, &[5.0, 7.0])).unwrap();
         assert_eq!((got.name.as_str(), got.dims.as_slice()), ("s", [2, 3].as_slice()));
-        assert_eq!(payload(&got).unwrap(), want);
+        assert_eq!(payload(&got).unwrap(), expected);
     }
     let none = SparseTensorProto { indices: None, ..sparse(&[2], indices(&[0], &[]), &[]) };
     assert_eq!(dense(&none).unwrap().raw_data, [0; 8].as_slice());

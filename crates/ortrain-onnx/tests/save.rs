@@ -115,8 +115,8 @@ fn external_data_round_trips() {
     let single = folder.path().join("single");
     std::fs::create_dir(&single).unwrap();
     loaded.save(single.join("s.onnx")).unwrap();
-    let mut want = weights();
-    visit_tensors_mut(&mut want, |tensor, _| {
+    let mut expected = weights();
+    visit_tensors_mut(&mut expected, |tensor, _| {
         if tensor.name == "typed" {
             tensor.raw_data =
                 std::mem::take(&mut tensor.float_data).iter().flat_map(|v| v.to_le_bytes()).collect();
@@ -124,7 +124,7 @@ fn external_data_round_trips() {
         Ok::<(), ()>(())
     })
     .unwrap();
-    assert_eq!(LoadedModel::load(single.join("s.onnx")).unwrap().proto, want);
+    assert_eq!(LoadedModel::load(single.join("s.onnx")).unwrap().proto, expected);
 }
 
 #[test]
@@ -274,7 +274,7 @@ fn models_share_common_tensors() {
     ];
     let options = DataFile { path: &data, above: 0, from: 1024, is_appended: true };
     for _ in 0..2 {
-        stage(&models, &options).unwrap().place().unwrap();
+        stage(&models, &options).unwrap().persist().unwrap();
     }
     assert_eq!(files(folder.path()), ["eval.onnx", "frozen.data", "there.bin", "train.onnx"]);
     let length = std::fs::metadata(&data).unwrap().len();
@@ -282,13 +282,15 @@ fn models_share_common_tensors() {
         (1 << 20..(1 << 20) + 10_000).contains(&length),
         "the base is there once, but {length} bytes are"
     );
-    for (path, want) in [(&train_path, &train), (&eval_path, &eval)] {
+    for (path, expected) in [(&train_path, &train), (&eval_path, &eval)] {
         let loaded = LoadedModel::load(path).unwrap();
-        let want =
-            LoadedModel::from_proto(want.clone(), ExternalData::in_folder(folder.path(), Default::default()));
+        let expected = LoadedModel::from_proto(
+            expected.clone(),
+            ExternalData::in_folder(folder.path(), Default::default()),
+        );
         let initializers = |model: &LoadedModel| model.proto.graph.as_ref().unwrap().initializer.clone();
-        for (tensor, old) in initializers(&loaded).iter().zip(&initializers(&want)) {
-            assert_eq!(loaded.tensor_payload(tensor).unwrap(), want.tensor_payload(old).unwrap());
+        for (tensor, old) in initializers(&loaded).iter().zip(&initializers(&expected)) {
+            assert_eq!(loaded.tensor_payload(tensor).unwrap(), expected.tensor_payload(old).unwrap());
         }
     }
     // Existing external data keeps its file. Staged files that are not placed are removed.

@@ -155,7 +155,7 @@ impl AxisMap {
         best
     }
 
-    /// Returns the pieces of rows at distance `step`, or `None` for more than `most` pieces.
+    /// Returns the pieces of rows at distance `step`, or `None` for more than `max_pieces` pieces.
     fn pieces_at_step(&self, step: usize, max_pieces: usize) -> Option<Vec<Piece>> {
         let mut pieces = Vec::new();
         for phase in 0..step {

@@ -75,7 +75,7 @@ pub enum Error {
     },
     /// A version of an operator set is not supported.
     #[error(
-        "the model uses version {found} of operator set {domain:?}; versions {least} to {newest} are supported"
+        "the model uses version {found} of operator set {domain:?}; versions {oldest} to {newest} are supported"
     )]
     Opset {
         /// Domain of the operator set.
@@ -83,7 +83,7 @@ pub enum Error {
         /// Version of the model.
         found: i64,
         /// Oldest supported version.
-        least: i64,
+        oldest: i64,
         /// Newest supported version.
         newest: i64,
     },
@@ -118,14 +118,14 @@ pub enum Error {
         reason: String,
     },
     /// A node cannot be written in an older operator set.
-    #[error("{node} cannot be written at opset {target}: it needs opset {least} or newer")]
+    #[error("{node} cannot be written at opset {target}: it needs opset {oldest} or newer")]
     TooOld {
         /// Node.
         node: String,
         /// Target opset.
         target: i64,
         /// Oldest opset that can express the operator.
-        least: i64,
+        oldest: i64,
     },
     /// A program could not be built.
     #[error(transparent)]

@@ -152,7 +152,7 @@ impl Grad<'_> {
         ids
     }
 
-    /// Adds a node with only the `wanted` outputs.
+    /// Adds a node with the outputs that are true in `needed`.
     pub fn add_node_with_optional_outputs(
         &mut self,
         domain: &str,

@@ -408,10 +408,10 @@ impl Probe<'_> {
     /// Updates the best sample if a node has gradients for more inputs. Returns false if the operator has no gradient.
     fn update_best(&self, best: &mut Option<BestSample>, sample: Sample, constants: bool) -> bool {
         match self.propagated_gradients(&sample, constants) {
-            Propagation::To(given)
-                if best.as_ref().is_none_or(|best| given.len() > best.inputs_with_grad.len()) =>
+            Propagation::To(inputs_with_grad)
+                if best.as_ref().is_none_or(|best| inputs_with_grad.len() > best.inputs_with_grad.len()) =>
             {
-                *best = Some(BestSample { sample, constants, inputs_with_grad: given });
+                *best = Some(BestSample { sample, constants, inputs_with_grad });
                 true
             }
             Propagation::To(_) | Propagation::NotHere => true,

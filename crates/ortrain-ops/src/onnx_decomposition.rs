@@ -187,8 +187,8 @@ mod tests {
             .expect("every instruction has an equivalent");
         let nodes: Vec<(&str, &[u32])> =
             written.0.iter().map(|(op, inputs)| (op.as_str(), inputs.as_slice())).collect();
-        let want: [(&str, &[u32]); 5] =
+        let expected: [(&str, &[u32]); 5] =
             [("Input", &[]), ("Sqrt", &[0]), ("F16", &[]), ("Div", &[2, 1]), ("Sin", &[3])];
-        assert_eq!(nodes, want);
+        assert_eq!(nodes, expected);
     }
 }

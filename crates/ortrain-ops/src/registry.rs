@@ -50,7 +50,7 @@ impl Registry {
         self.find(domain, name).is_some() || sequences::is_sequence_operator(domain, name)
     }
 
-    /// Returns true if a node of version `own` of its opset has the same meaning in version `other`. Unknown operators
+    /// Returns true if a node of version `first_version` of its opset has the same meaning in version `other`. Unknown operators
     /// count as equal; a later check reports them.
     #[must_use]
     pub fn has_same_meaning(&self, domain: &str, name: &str, first_version: i64, other: i64) -> bool {

@@ -176,10 +176,9 @@ impl<'a> Rewrite<'a> {
     /// Replaces output `k` by `value`.
     pub fn replace_output(&mut self, k: usize, value: ValueId) {
         let Some(old) = self.node.outputs.get(k).copied().flatten() else { return };
-        let made_here =
-            self.patch.nodes.iter().any(|node| node.present_outputs().any(|output| output == value));
+        let is_new = self.patch.nodes.iter().any(|node| node.present_outputs().any(|output| output == value));
         // A value that existed before cannot take over the name of the output.
-        let value = if made_here { value } else { self.add("Identity", &[value], Attrs::new()) };
+        let value = if is_new { value } else { self.add("Identity", &[value], Attrs::new()) };
         self.patch.replace(old, value);
     }
 

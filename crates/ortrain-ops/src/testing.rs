@@ -189,13 +189,13 @@ pub(crate) fn cast_tensor(tensor: &Tensor, dtype: DType) -> Tensor {
 
 /// Asserts that tensors agree up to rounding: differences are relative to 1 or the larger number.
 #[track_caller]
-pub(crate) fn assert_close(got: &Tensor, want: &Tensor, tolerance: f64) {
-    assert_eq!((got.dtype(), got.dims()), (want.dtype(), want.dims()));
-    for (k, (x, y)) in got.to_f64().into_iter().zip(want.to_f64()).enumerate() {
+pub(crate) fn assert_close(got: &Tensor, expected: &Tensor, tolerance: f64) {
+    assert_eq!((got.dtype(), got.dims()), (expected.dtype(), expected.dims()));
+    for (k, (x, y)) in got.to_f64().into_iter().zip(expected.to_f64()).enumerate() {
         let equal = x == y || (x.is_nan() && y.is_nan());
         assert!(
             equal || (x - y).abs() <= tolerance * y.abs().max(1.0),
-            "element {k} is {x}, not {y}\n{got:?}\n{want:?}"
+            "element {k} is {x}, not {y}\n{got:?}\n{expected:?}"
         );
     }
 }
@@ -251,9 +251,9 @@ pub(crate) fn check_gradients(forward: &Graph, inputs: &[Tensor], targets: &[usi
             inputs[target] = f64s(inputs[target].dims(), &elements);
             total(&inputs)
         };
-        let want: Vec<f64> =
+        let expected: Vec<f64> =
             (0..at.len()).map(|k| (moved(k, STEP) - moved(k, -STEP)) / (2.0 * STEP)).collect();
-        assert_close(&gradient, &f64s(inputs[target].dims(), &want), TOLERANCE);
+        assert_close(&gradient, &f64s(inputs[target].dims(), &expected), TOLERANCE);
     }
 }
 
@@ -265,10 +265,10 @@ pub(crate) fn check_decomposition(graph: &Graph, inputs: &[Tensor], tolerance: f
     let is_standard =
         |node: &Node| Registry::standard().find(&node.domain, &node.op).is_some_and(Definition::is_standard);
     assert!(plain.nodes.iter().all(is_standard), "{plain}");
-    let (got, want) =
+    let (got, expected) =
         (run(&plain, inputs).expect("the decomposition runs"), run(graph, inputs).expect("the graph runs"));
-    for (got, want) in got.iter().zip(&want) {
-        assert_close(got, want, tolerance);
+    for (got, expected) in got.iter().zip(&expected) {
+        assert_close(got, expected, tolerance);
     }
 }
 
@@ -279,10 +279,10 @@ pub(crate) fn check_downgrade(graph: &Graph, inputs: &[Tensor], opset: i64) -> G
     passes::versions::downgrade(&mut old, opset).expect("the graph can be written");
     let written = old.clone();
     passes::versions::upgrade(&mut old).expect("the graph can be read");
-    let (got, want) =
+    let (got, expected) =
         (run(&old, inputs).expect("the graph runs"), run(graph, inputs).expect("the graph runs"));
-    for (got, want) in got.iter().zip(&want) {
-        assert_close(got, want, 1e-6);
+    for (got, expected) in got.iter().zip(&expected) {
+        assert_close(got, expected, 1e-6);
     }
     written
 }
@@ -300,10 +300,10 @@ pub(crate) fn check_decomposed(graph: &Graph, inputs: &[Tensor], opset: i64) -> 
     let written = old.clone();
     passes::versions::upgrade(&mut old).expect("the graph can be read");
     assert!(old.nodes.iter().all(standard), "{old}");
-    let (got, want) =
+    let (got, expected) =
         (run(&old, inputs).expect("the graph runs"), run(graph, inputs).expect("the graph runs"));
-    for (got, want) in got.iter().zip(&want) {
-        assert_close(got, want, 1e-6);
+    for (got, expected) in got.iter().zip(&expected) {
+        assert_close(got, expected, 1e-6);
     }
     written
 }

@@ -63,7 +63,7 @@ impl Workspace {
         Workspace::with_limit(backend, None, 0)
     }
 
-    /// Creates an empty workspace with a limit. A run of more than `limit` bytes is an error. The `held` bytes
+    /// Creates an empty workspace with a limit. A run of more than `limit` bytes is an error. The `outside` bytes
     /// (parameters and gradients) count too.
     #[must_use]
     pub fn with_limit(backend: Arc<dyn Backend>, limit: Option<usize>, outside: usize) -> Workspace {
@@ -132,7 +132,7 @@ impl Workspace {
         self.watch = watch;
     }
 
-    /// Checks that `between` bytes between the segments of a schedule are within the limit, without other memory of a
+    /// Checks that `intermediate_bytes` bytes between the segments of a schedule are within the limit, without other memory of a
     /// run.
     ///
     /// # Errors
@@ -170,7 +170,7 @@ impl Workspace {
         self.arena.len() < arena || self.scratch.len() < scratch
     }
 
-    /// Returns the memory requirement of a run of a program. `between` counts the bytes between the segments of its
+    /// Returns the memory requirement of a run of a program. `intermediate_bytes` counts the bytes between the segments of its
     /// schedule.
     #[must_use]
     pub fn memory_need(&self, program: &Program, scratch: usize, intermediate_bytes: usize) -> MemoryNeed {
@@ -354,12 +354,12 @@ pub trait Backend: Send + Sync + std::fmt::Debug {
         HOST
     }
 
-    /// Allocates zeroed memory on the device. It can grow in place to `room` bytes, if the device supports this.
+    /// Allocates zeroed memory on the device. It can grow in place to `capacity` bytes, if the device supports this.
     ///
     /// # Errors
     /// When the device cannot provide the memory.
     fn allocate(&self, bytes: usize, capacity: usize) -> Result<Memory, AllocationError> {
-        Ok(Memory::Host(HostMemory::with_room(bytes, capacity)?))
+        Ok(Memory::Host(HostMemory::with_capacity(bytes, capacity)?))
     }
 
     /// Grows memory of the device in place to at least `bytes` bytes. Old content stays; new bytes are zero. Returns

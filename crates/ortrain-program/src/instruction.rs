@@ -112,7 +112,7 @@ impl Instruction {
         self.buffers_with_use(Use::writes)
     }
 
-    /// Returns the buffers with a use that satisfies `is_it`.
+    /// Returns the buffers with a use for which `selects` returns true.
     fn buffers_with_use(&self, selects: fn(Use) -> bool) -> BufferIds {
         let mut ids = BufferIds::new();
         self.buffers(&mut |id, used| {

@@ -35,10 +35,10 @@ const MAX_SHORT_RUN: Duration = Duration::from_millis(20);
 pub struct Interrupt(Arc<dyn Fn() -> bool + Send + Sync>);
 
 impl Interrupt {
-    /// Creates an interrupt. A run ends when `asked_for` returns true.
+    /// Creates an interrupt. A run ends when `is_requested` returns true.
     #[must_use]
-    pub fn new(asked_for: impl Fn() -> bool + Send + Sync + 'static) -> Interrupt {
-        Interrupt(Arc::new(asked_for))
+    pub fn new(is_requested: impl Fn() -> bool + Send + Sync + 'static) -> Interrupt {
+        Interrupt(Arc::new(is_requested))
     }
 
     /// Returns a poll function for [`ortrain_expr::stoppable`], which calls the callback a few times per second.
@@ -240,7 +240,7 @@ impl Watch {
         }
         let total = self.saved_bytes.saturating_add(bytes.len());
         if self.saved.is_empty() && start.elapsed() < MAX_SHORT_RUN
-            || self.max_saved_bytes.is_some_and(|room| total > room)
+            || self.max_saved_bytes.is_some_and(|limit| total > limit)
         {
             self.is_committed = true;
             self.saved = Vec::new();
@@ -264,8 +264,8 @@ mod tests {
 
     fn watch() -> (Watch, Arc<AtomicBool>) {
         let flag = Arc::new(AtomicBool::new(false));
-        let asked_for = flag.clone();
-        (Watch::new(Some(Interrupt::new(move || asked_for.load(Ordering::Relaxed)))), flag)
+        let requested = flag.clone();
+        (Watch::new(Some(Interrupt::new(move || requested.load(Ordering::Relaxed)))), flag)
     }
 
     /// Checks repeatedly until the run is interrupted or time is over.

@@ -368,7 +368,7 @@ impl<'a> Evaluator<'a> {
         if ty == Type::F32 && self.mode == Mode::Widened { Type::F64 } else { ty }
     }
 
-    /// Returns the value of a nest without reductions at a point, with the values `given` in its accumulators.
+    /// Returns the value of a nest without reductions at a point, with `accumulator_values` in its accumulators.
     fn evaluate_nest_at(
         &self,
         nest: &Nest,

@@ -446,16 +446,16 @@ impl Iterations<'_> {
         buffers.extend(passed.iter().map(|tensor| tensor.data().to_vec()));
         let program = executable.program();
         for (k, (&id, bytes)) in program.inputs.iter().zip(&buffers).enumerate() {
-            let (actual, wanted) = (bytes.len(), program.buffer(id).bytes());
-            if actual != wanted {
+            let (actual, expected) = (bytes.len(), program.buffer(id).bytes());
+            if actual != expected {
                 let (name, _) = self.body.input(k);
-                return Err(format!("its body expects {wanted} bytes for {name:?}, got {actual}"));
+                return Err(format!("its body expects {expected} bytes for {name:?}, got {actual}"));
             }
         }
         for ((&id, bytes), name) in program.outputs[*lead..].iter().zip(&buffers[*lead..]).zip(self.names) {
-            let (actual, wanted) = (program.buffer(id).bytes(), bytes.len());
-            if actual != wanted {
-                return Err(format!("its body must return {wanted} bytes for {name:?}, got {actual}"));
+            let (actual, expected) = (program.buffer(id).bytes(), bytes.len());
+            if actual != expected {
+                return Err(format!("its body must return {expected} bytes for {name:?}, got {actual}"));
             }
         }
         Ok(buffers)
@@ -537,7 +537,7 @@ impl Iterations<'_> {
             let max_bytes = turn.work.max_growing_bytes();
             if bytes > before && bytes > max_bytes {
                 let (node, value) = (self.label.to_owned(), name.to_string());
-                return Err(RunError::Growing { node, value, iteration: index, bytes, most: max_bytes });
+                return Err(RunError::Growing { node, value, iteration: index, bytes, max_bytes });
             }
             *value = tensor;
         }

@@ -177,7 +177,7 @@ pub enum RunError {
     /// A value in a loop grows from iteration to iteration beyond the limit.
     #[error(
         "{node}: {value:?} grows in every iteration and has {bytes} bytes in iteration {iteration}; \
-         without memory_limit at most {most} bytes are allowed, so set memory_limit if it must be larger"
+         without memory_limit at most {max_bytes} bytes are allowed, so set memory_limit if it must be larger"
     )]
     Growing {
         /// Node.
@@ -189,7 +189,7 @@ pub enum RunError {
         /// Bytes of the value.
         bytes: usize,
         /// Maximum bytes of the value.
-        most: usize,
+        max_bytes: usize,
     },
     /// The caller interrupted the run.
     #[error("the run was interrupted; nothing has changed")]

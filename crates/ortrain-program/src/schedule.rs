@@ -569,7 +569,7 @@ impl ScheduleExecutor {
         self.run_part(turn, RunPart::BeforeYield, ForwardState::default(), inputs, deliver)
     }
 
-    /// Runs the rest of a run that [`ScheduleExecutor::run_before_yield`] began, in the same workspace. `taken` are the
+    /// Runs the rest of a run that [`ScheduleExecutor::run_before_yield`] began, in the same workspace. `received` are the
     /// values that the caller supplies. Every result is passed to `deliver`. Bindings, gradient mode and scalars must
     /// equal the first part's.
     ///

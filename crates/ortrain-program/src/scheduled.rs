@@ -7,7 +7,7 @@ use crate::error::ProgramError;
 use crate::gradient_modes::{GradientMode, GradientModes};
 use crate::instruction::Instruction;
 use crate::operand::Nest;
-use crate::versions::{SeenVersions, Version, Versions, mode_indices, same_in_all_modes};
+use crate::versions::{ReadVersions, Version, Versions, mode_indices, same_in_all_modes};
 
 /// Instruction with its gradient modes and the node that it was lowered from.
 #[derive(Clone, Debug)]
@@ -79,12 +79,12 @@ impl VersionCounter {
 
 /// Versions of the externally visible buffers at the end of a program.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct FinalVersions(Vec<(BufferId, SeenVersions)>);
+pub(crate) struct FinalVersions(Vec<(BufferId, ReadVersions)>);
 
 /// Current versions of the buffers during a walk over the instructions.
 struct CurrentVersions<'a> {
     classes: &'a [usize],
-    by_class: Vec<SeenVersions>,
+    by_class: Vec<ReadVersions>,
 }
 
 impl<'a> CurrentVersions<'a> {
@@ -92,7 +92,7 @@ impl<'a> CurrentVersions<'a> {
         CurrentVersions { classes: cells, by_class: vec![same_in_all_modes(Version::INITIAL); cells.len()] }
     }
 
-    fn of(&self, id: BufferId) -> SeenVersions {
+    fn of(&self, id: BufferId) -> ReadVersions {
         self.by_class[self.classes[id.0 as usize]]
     }
 
@@ -114,9 +114,9 @@ pub(crate) fn number_versions(
         instructions.iter_mut().enumerate()
     {
         let read = |id: BufferId| {
-            let mut seen_versions = SeenVersions::default();
-            mode_indices(*entries).for_each(|entry| seen_versions[entry] = current.of(id)[entry]);
-            (id, seen_versions)
+            let mut read_versions = ReadVersions::default();
+            mode_indices(*entries).for_each(|entry| read_versions[entry] = current.of(id)[entry]);
+            (id, read_versions)
         };
         let [reads, writes] = [instruction.reads(), instruction.writes()].map(distinct);
         let version = Version(at as u32 + 1);
@@ -126,8 +126,8 @@ pub(crate) fn number_versions(
     }
     let is_state = |id: &BufferId| matches!(buffers[id.0 as usize].location, BufferLocation::Plane(..));
     let state = (0..buffers.len()).map(|k| BufferId(k as u32)).filter(is_state);
-    let seen_outside = state.chain(outputs.iter().copied());
-    FinalVersions(seen_outside.map(|id| (id, current.of(id))).collect())
+    let externally_visible = state.chain(outputs.iter().copied());
+    FinalVersions(externally_visible.map(|id| (id, current.of(id))).collect())
 }
 
 /// Checks that every instruction, and every reader after the program, sees the recorded versions.
@@ -238,10 +238,10 @@ mod tests {
         for (first, other, node) in [(1, 2, "node 1"), (2, 3, "node 3")] {
             let (mut s, last) = update_in_place_program();
             s.instructions.swap(first, other);
-            let want = format!(
+            let expected = format!(
                 "{node} was lowered to an invalid Map instruction: it reads \"x\" before or after the expected update"
             );
-            assert_eq!(s.validate(&last), Some(want));
+            assert_eq!(s.validate(&last), Some(expected));
         }
     }
 
@@ -262,8 +262,8 @@ mod tests {
         let last = number_versions(&mut s.instructions, &s.buffers, &[]);
         assert_eq!(s.validate(&last), None);
         s.instructions.swap(0, 1);
-        let want = "\"state\" would not have its last value at the end of the program";
-        assert_eq!(s.validate(&last).as_deref(), Some(want));
+        let expected = "\"state\" would not have its last value at the end of the program";
+        assert_eq!(s.validate(&last).as_deref(), Some(expected));
     }
 
     #[test]

@@ -29,26 +29,26 @@ impl Default for PositionSet {
 impl PositionSet {
     fn insert(&mut self, at: usize) {
         match self {
-            PositionSet::Vector(places) => {
-                if let Err(index) = places.binary_search(&at) {
-                    places.insert(index, at);
+            PositionSet::Vector(positions) => {
+                if let Err(index) = positions.binary_search(&at) {
+                    positions.insert(index, at);
                 }
-                if places.len() > MAX_VECTOR_LEN {
-                    *self = PositionSet::Tree(places.iter().copied().collect());
+                if positions.len() > MAX_VECTOR_LEN {
+                    *self = PositionSet::Tree(positions.iter().copied().collect());
                 }
             }
-            PositionSet::Tree(places) => drop(places.insert(at)),
+            PositionSet::Tree(positions) => drop(positions.insert(at)),
         }
     }
 
     fn remove(&mut self, at: usize) {
         match self {
-            PositionSet::Vector(places) => {
-                if let Ok(index) = places.binary_search(&at) {
-                    places.remove(index);
+            PositionSet::Vector(positions) => {
+                if let Ok(index) = positions.binary_search(&at) {
+                    positions.remove(index);
                 }
             }
-            PositionSet::Tree(places) => drop(places.remove(&at)),
+            PositionSet::Tree(positions) => drop(positions.remove(&at)),
         }
     }
 
@@ -58,15 +58,15 @@ impl PositionSet {
 
     pub(crate) fn len(&self) -> usize {
         match self {
-            PositionSet::Vector(places) => places.len(),
-            PositionSet::Tree(places) => places.len(),
+            PositionSet::Vector(positions) => positions.len(),
+            PositionSet::Tree(positions) => positions.len(),
         }
     }
 
     pub(crate) fn contains(&self, at: usize) -> bool {
         match self {
-            PositionSet::Vector(places) => places.binary_search(&at).is_ok(),
-            PositionSet::Tree(places) => places.contains(&at),
+            PositionSet::Vector(positions) => positions.binary_search(&at).is_ok(),
+            PositionSet::Tree(positions) => positions.contains(&at),
         }
     }
 
@@ -85,21 +85,21 @@ impl PositionSet {
 
     pub(crate) fn iter(&self) -> impl DoubleEndedIterator<Item = usize> + Clone + '_ {
         match self {
-            PositionSet::Vector(places) => Either::Left(places.iter().copied()),
-            PositionSet::Tree(places) => Either::Right(places.iter().copied()),
+            PositionSet::Vector(positions) => Either::Left(positions.iter().copied()),
+            PositionSet::Tree(positions) => Either::Right(positions.iter().copied()),
         }
     }
 
     /// Returns the positions in a range.
     pub(crate) fn within(&self, range: Range<usize>) -> impl DoubleEndedIterator<Item = usize> + '_ {
         match self {
-            PositionSet::Vector(places) => {
-                let index = |at: usize| places.partition_point(|&position| position < at);
+            PositionSet::Vector(positions) => {
+                let index = |at: usize| positions.partition_point(|&position| position < at);
                 let (first, end) = (index(range.start), index(range.end));
-                Either::Left(places[first..end.max(first)].iter().copied())
+                Either::Left(positions[first..end.max(first)].iter().copied())
             }
-            PositionSet::Tree(places) => {
-                Either::Right(places.range(range.start..range.end.max(range.start)).copied())
+            PositionSet::Tree(positions) => {
+                Either::Right(positions.range(range.start..range.end.max(range.start)).copied())
             }
         }
     }

@@ -16,26 +16,26 @@ use crate::instruction::Instruction;
 pub(crate) struct Version(pub(crate) u32);
 
 /// Version that a read sees in each gradient mode; `None` in modes that the instruction does not belong to.
-pub(crate) type SeenVersions = [Option<Version>; MODES.len()];
+pub(crate) type ReadVersions = [Option<Version>; MODES.len()];
 
 const MODES: [GradientMode; 2] = [GradientMode::Accumulate, GradientMode::Overwrite];
 
 /// Returns a version that is the same in every gradient mode.
-pub(crate) fn same_in_all_modes(version: Version) -> SeenVersions {
+pub(crate) fn same_in_all_modes(version: Version) -> ReadVersions {
     [Some(version); MODES.len()]
 }
 
 /// Versions that an instruction reads, and versions that it writes.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Versions {
-    reads: SmallVec<[(BufferId, SeenVersions); 4]>,
+    reads: SmallVec<[(BufferId, ReadVersions); 4]>,
     writes: SmallVec<[(BufferId, Version); 2]>,
 }
 
 impl Versions {
     /// Creates versions from the reads, per gradient mode, and the writes.
     pub(crate) fn new(
-        reads: impl IntoIterator<Item = (BufferId, SeenVersions)>,
+        reads: impl IntoIterator<Item = (BufferId, ReadVersions)>,
         writes: impl IntoIterator<Item = (BufferId, Version)>,
     ) -> Versions {
         Versions { reads: reads.into_iter().collect(), writes: writes.into_iter().collect() }
@@ -57,13 +57,13 @@ impl Versions {
         self.writes.iter().copied()
     }
 
-    pub(crate) fn seen_versions(&self, id: BufferId) -> Option<&SeenVersions> {
+    pub(crate) fn read_versions(&self, id: BufferId) -> Option<&ReadVersions> {
         self.reads.iter().find(|(read, _)| *read == id).map(|(_, versions)| versions)
     }
 
     /// Returns the version of a buffer that is read, if it is the same in all of `entries`.
     pub(crate) fn common_read_version(&self, id: BufferId, entries: GradientModes) -> Option<Version> {
-        let read_versions = self.seen_versions(id)?;
+        let read_versions = self.read_versions(id)?;
         let mut versions = mode_indices(entries).map(|entry| read_versions[entry]);
         let first = versions.next()??;
         versions.all(|version| version == Some(first)).then_some(first)
@@ -96,7 +96,7 @@ impl Versions {
     }
 
     /// Adds a read of a buffer. Returns true if it is compatible with the recorded read of the same buffer.
-    fn add_read(&mut self, id: BufferId, versions: SeenVersions) -> bool {
+    fn add_read(&mut self, id: BufferId, versions: ReadVersions) -> bool {
         let Some((_, known)) = self.reads.iter_mut().find(|(read, _)| *read == id) else {
             self.reads.push((id, versions));
             return true;
@@ -167,7 +167,7 @@ impl Versions {
     #[must_use]
     pub(crate) fn with_read_of(mut self, id: BufferId, other: &Versions) -> Versions {
         self.reads.retain(|(read, _)| *read != id);
-        self.reads.extend(other.seen_versions(id).map(|&versions| (id, versions)));
+        self.reads.extend(other.read_versions(id).map(|&versions| (id, versions)));
         self
     }
 
@@ -183,7 +183,7 @@ impl Versions {
         entries: GradientModes,
         current: impl Fn(BufferId, GradientMode) -> Version,
     ) -> Option<BufferId> {
-        let stale = |&(id, versions): &(BufferId, SeenVersions)| {
+        let stale = |&(id, versions): &(BufferId, ReadVersions)| {
             mode_indices(entries)
                 .any(|entry| versions[entry].is_some_and(|versions| versions != current(id, MODES[entry])))
                 .then_some(id)

@@ -190,27 +190,28 @@ impl ClassicSession {
         training_mode: Option<bool>,
     ) -> PyResult<Vec<Option<OrtValue>>> {
         let owned_feeds = to_inputs(&feeds)?;
-        type Room = (DType, Vec<usize>, Arc<Memory>);
-        let to_room =
-            |(at, value): &(usize, Option<Bound<'_, OrtValue>>)| -> PyResult<(usize, Option<Room>)> {
+        type Destination = (DType, Vec<usize>, Arc<Memory>);
+        let to_buffer =
+            |(at, value): &(usize, Option<Bound<'_, OrtValue>>)| -> PyResult<(usize, Option<Destination>)> {
                 let buffer = value.as_ref().map(|value| {
                     let value = value.get();
-                    Ok::<Room, PyErr>((value.dtype(), value.dims().to_vec(), value.memory()?))
+                    Ok::<Destination, PyErr>((value.dtype(), value.dims().to_vec(), value.memory()?))
                 });
                 Ok((*at, buffer.transpose()?))
             };
-        let rooms = outputs.iter().map(to_room).collect::<PyResult<Vec<(usize, Option<Room>)>>>()?;
+        let buffers =
+            outputs.iter().map(to_buffer).collect::<PyResult<Vec<(usize, Option<Destination>)>>>()?;
         let options = RunOptions { only_execute_path_to_fetches: restricted, training_mode };
         let results = self.session.enter(py, |session| {
-            let fetches: Vec<Fetch<'_>> = rooms
+            let fetches: Vec<Fetch<'_>> = buffers
                 .iter()
-                .map(|(output, room)| Fetch {
+                .map(|(output, buffer)| Fetch {
                     output: *output,
-                    into: room.as_ref().map(|(dtype, dims, memory)| Lent { dtype: *dtype, dims, memory }),
+                    into: buffer.as_ref().map(|(dtype, dims, memory)| Lent { dtype: *dtype, dims, memory }),
                 })
                 .collect();
             let feeds: Vec<(&str, Feed<'_>)> =
-                owned_feeds.iter().map(|(name, held)| (*name, held.feed())).collect();
+                owned_feeds.iter().map(|(name, input)| (*name, input.feed())).collect();
             session.run_bound(&feeds, &fetches, options)
         })?;
         Ok(results.into_iter().map(|tensor| tensor.map(OrtValue::of)).collect())
@@ -239,8 +240,8 @@ impl ClassicSession {
         py: Python<'_>,
         given_values: HashMap<String, Py<OrtValue>>,
     ) -> PyResult<()> {
-        let given_values = to_tensors(&given_values)?;
-        self.session.enter(py, |session| session.load_running_statistics(&given_values))
+        let values = to_tensors(&given_values)?;
+        self.session.enter(py, |session| session.load_running_statistics(&values))
     }
 
     /// Returns the number of runs that computed gradients.

@@ -139,9 +139,9 @@ impl DeviceArray {
         // Without the package ``ml_dtypes``, bfloat16 arrays are arrays of their bits.
         let is_bits = self.dtype == DType::BF16 && array.dtype() == DType::U16;
         if (array.dtype() != self.dtype && !is_bits) || actual_dims != expected_dims {
-            let (wanted, found) =
+            let (expected, found) =
                 (shape_name(self.dtype, &expected_dims), shape_name(array.dtype(), actual_dims));
-            return Err(InvalidArgumentError::new_err(format!("the plane is {wanted}, got {found}")));
+            return Err(InvalidArgumentError::new_err(format!("the plane is {expected}, got {found}")));
         }
         let tensor = array.tensor()?;
         py.detach(|| self.memory.write(0, tensor.data())).map_err(device_exception)

@@ -372,11 +372,11 @@ impl Layout for ManagedVersioned {
 /// Frees an exported tensor.
 ///
 /// # Safety
-/// [`give`] created the tensor, and it is no longer in use.
+/// [`export_capsule`] created the tensor, and it is no longer in use.
 unsafe extern "C" fn free_exported<M: Layout>(managed: *mut M) {
     // It may own a Python object, which is released at once if the interpreter is attached.
     with_interpreter(|_| {
-        // SAFETY: the context of a tensor from `give` is the box of `give`.
+        // SAFETY: the context of an exported tensor is the box of `export_with_layout`.
         drop(unsafe { Box::from_raw((*managed).context().cast::<ExportedTensor<M>>()) });
     });
 }
@@ -384,9 +384,9 @@ unsafe extern "C" fn free_exported<M: Layout>(managed: *mut M) {
 /// Frees a tensor that was never consumed.
 ///
 /// # Safety
-/// Python calls it for a capsule that [`give`] created.
+/// Python calls it for a capsule that [`export_capsule`] created.
 unsafe extern "C" fn destroy_capsule<M: Layout>(capsule: *mut ffi::PyObject) {
-    // SAFETY: the object is a capsule; with this name, it still owns a tensor from `give`.
+    // SAFETY: the object is a capsule; with this name, it still owns a tensor from `export_with_layout`.
     unsafe {
         if ffi::PyCapsule_IsValid(capsule, M::NAME.as_ptr()) == 1 {
             free_exported::<M>(ffi::PyCapsule_GetPointer(capsule, M::NAME.as_ptr()).cast());

@@ -198,7 +198,7 @@ impl ForwardBackward {
         into: Option<Vec<Bound<'_, OrtValue>>>,
     ) -> PyResult<Vec<OrtValue>> {
         let gradients = to_tensors(&gradients)?;
-        let rooms = match &into {
+        let buffers = match &into {
             Some(values) => value_memories(values, self.0.device())?,
             None => {
                 let allocate = |weight: &ortrain::Weight| {
@@ -219,14 +219,14 @@ impl ForwardBackward {
             self.0.backward(
                 &mut pass,
                 &to_run_inputs(&gradients),
-                &ValueMemory::lent(&rooms),
+                &ValueMemory::lent(&buffers),
                 &mut |at, dtype, dims, value| results.store(at, dtype, dims, value),
             )
         })
         .map_err(raise)?;
         let mut values = results.values();
         values.extend(
-            rooms.into_iter().map(|buffer| OrtValue::shared(buffer.dtype, buffer.dims, buffer.memory)),
+            buffers.into_iter().map(|buffer| OrtValue::shared(buffer.dtype, buffer.dims, buffer.memory)),
         );
         Ok(values)
     }

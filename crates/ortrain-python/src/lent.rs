@@ -121,8 +121,8 @@ pub(crate) fn area_of_array(array: &Bound<'_, PyAny>, len: usize) -> PyResult<Op
     let interface = plain.getattr(intern!(py, "__array_interface__"))?;
     let (address, read_only): (usize, bool) = interface.get_item(intern!(py, "data"))?.extract()?;
     let mut pins = Vec::new();
-    for seen in [array, &plain] {
-        let mut pinned = seen.clone();
+    for object in [array, &plain] {
+        let mut pinned = object.clone();
         while pinned.is_instance(ndarray)? {
             pins.push(REF.import(py, "weakref", "ref")?.call1((&pinned,))?.unbind());
             pinned = pinned.getattr(intern!(py, "base"))?;

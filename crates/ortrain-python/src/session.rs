@@ -126,12 +126,12 @@ impl TrainingSession {
     ) -> PyResult<()> {
         self.check_open(py)?;
         let inputs = tensors(&inputs)?;
-        let rooms = outputs.iter().enumerate().map(|(at, array)| OutputBuffer::of(array, at));
-        let mut rooms = rooms.collect::<PyResult<Vec<OutputBuffer>>>()?;
-        check_no_overlap(&rooms)?;
+        let buffers = outputs.iter().enumerate().map(|(at, array)| OutputBuffer::of(array, at));
+        let mut buffers = buffers.collect::<PyResult<Vec<OutputBuffer>>>()?;
+        check_no_overlap(&buffers)?;
         let notes = self.with(py, |session| {
             let mut destinations: Vec<Destination<'_>> =
-                rooms.iter_mut().map(OutputBuffer::destination).collect();
+                buffers.iter_mut().map(OutputBuffer::destination).collect();
             match training {
                 true => session.train_step_into(&to_run_inputs(&inputs), &mut destinations),
                 false => session.eval_step_into(&to_run_inputs(&inputs), &mut destinations),
@@ -139,7 +139,7 @@ impl TrainingSession {
             Ok(session.take_notes())
         })?;
         warn(py, &notes, CALLER_OF_STEP)?;
-        rooms.into_iter().zip(&outputs).try_for_each(|(buffer, array)| buffer.copy_to(array))
+        buffers.into_iter().zip(&outputs).try_for_each(|(buffer, array)| buffer.copy_to(array))
     }
 
     /// Returns name, type and shape of each input.

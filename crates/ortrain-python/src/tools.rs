@@ -345,17 +345,17 @@ impl InferenceSession {
         restricted: bool,
     ) -> PyResult<Vec<Option<Fetched>>> {
         let owned_feeds = to_session_inputs(&feeds)?;
-        let to_room = |(at, value): &(usize, Option<Bound<'_, OrtValue>>)| {
+        let to_buffer = |(at, value): &(usize, Option<Bound<'_, OrtValue>>)| {
             Ok((*at, value.as_ref().map(|value| SessionInput::output_buffer(value.get())).transpose()?))
         };
-        let rooms: Vec<(usize, Option<SessionInput>)> =
-            outputs.iter().map(to_room).collect::<PyResult<_>>()?;
+        let buffers: Vec<(usize, Option<SessionInput>)> =
+            outputs.iter().map(to_buffer).collect::<PyResult<_>>()?;
         self.session.enter(py, |session| {
-            let rooms = rooms.iter();
-            let fetches: Vec<Fetch<'_>> = rooms
-                .map(|(output, room)| Fetch {
+            let buffers = buffers.iter();
+            let fetches: Vec<Fetch<'_>> = buffers
+                .map(|(output, buffer)| Fetch {
                     output: *output,
-                    into: room.as_ref().and_then(SessionInput::lent),
+                    into: buffer.as_ref().and_then(SessionInput::lent),
                 })
                 .collect();
             run_fetches(session, &named_feeds(&owned_feeds), &fetches, restricted)
@@ -368,8 +368,8 @@ fn to_session_inputs(feeds: &HashMap<String, Feed>) -> PyResult<Vec<(&str, Sessi
     feeds.iter().map(|(name, feed)| Ok((name.as_str(), SessionInput::of(feed)?))).collect()
 }
 
-fn named_feeds<'a>(held: &'a [(&'a str, SessionInput)]) -> Vec<(&'a str, ortrain::Feed<'a>)> {
-    held.iter().map(|(name, held)| (*name, held.feed())).collect()
+fn named_feeds<'a>(inputs: &'a [(&'a str, SessionInput)]) -> Vec<(&'a str, ortrain::Feed<'a>)> {
+    inputs.iter().map(|(name, input)| (*name, input.feed())).collect()
 }
 
 /// Runs a model and returns its results; `None` for results in memory of the caller. Tensors remain on a

@@ -646,11 +646,11 @@ impl ElementAddresses {
 
     /// Returns true if an element of one array shares a byte with an element of the other.
     fn overlap(&self, other: &ElementAddresses) -> bool {
-        let dense = |places: &ElementAddresses| places.bytes() == places.end() - places.start;
+        let dense = |array: &ElementAddresses| array.bytes() == array.end() - array.start;
         self.start < other.end()
             && other.start < self.end()
             && (dense(self) && dense(other)
-                || ranges_overlap([self, other].map(|places| (places.addresses(), places.size))))
+                || ranges_overlap([self, other].map(|array| (array.addresses(), array.size))))
     }
 }
 
@@ -663,12 +663,12 @@ fn ranges_overlap<const N: usize>(elements: [(Vec<usize>, usize); N]) -> bool {
 }
 
 /// Checks that no two results share memory.
-pub(crate) fn check_no_overlap(rooms: &[OutputBuffer]) -> PyResult<()> {
-    for (at, buffer) in rooms.iter().enumerate() {
-        let Some(element_addresses) = &buffer.places else { continue };
-        let other = rooms[..at]
+pub(crate) fn check_no_overlap(buffers: &[OutputBuffer]) -> PyResult<()> {
+    for (at, buffer) in buffers.iter().enumerate() {
+        let Some(element_addresses) = &buffer.addresses else { continue };
+        let other = buffers[..at]
             .iter()
-            .position(|other| other.places.as_ref().is_some_and(|other| element_addresses.overlap(other)));
+            .position(|other| other.addresses.as_ref().is_some_and(|other| element_addresses.overlap(other)));
         if let Some(other) = other {
             return Err(InvalidArgumentError::new_err(format!(
                 "outputs[{other}] and outputs[{at}] share memory, so one result would overwrite the other; give \
@@ -685,7 +685,7 @@ pub(crate) struct OutputBuffer {
     dims: Vec<usize>,
     bytes: Vec<u8>,
     /// Addresses of the array; `None` if it is empty.
-    places: Option<ElementAddresses>,
+    addresses: Option<ElementAddresses>,
 }
 
 impl OutputBuffer {
@@ -711,7 +711,7 @@ impl OutputBuffer {
             )));
         }
         let bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-        Ok(OutputBuffer { dtype, dims, bytes, places: element_addresses })
+        Ok(OutputBuffer { dtype, dims, bytes, addresses: element_addresses })
     }
 
     pub(crate) fn destination(&mut self) -> Destination<'_> {

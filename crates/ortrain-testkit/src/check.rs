@@ -325,12 +325,12 @@ pub fn check_backend_at(
         for (k, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
             let largest = expected.iter().fold(0.0f64, |scale, v| scale.max(v.abs()));
             let scale = if largest == 0.0 { tolerance::MIN_ZERO_MAGNITUDE } else { largest.max(1e-6) };
-            for (index, (&got, &want)) in actual.to_f64().iter().zip(expected).enumerate() {
-                let same = (got.is_nan() && want.is_nan())
-                    || got == want
-                    || (got - want).abs() <= tolerance_of(actual.dtype(), tolerance) * scale;
+            for (index, (&got, &reference)) in actual.to_f64().iter().zip(expected).enumerate() {
+                let same = (got.is_nan() && reference.is_nan())
+                    || got == reference
+                    || (got - reference).abs() <= tolerance_of(actual.dtype(), tolerance) * scale;
                 if !same {
-                    return Err(at(format!("output {k} at element {index} is {got}, not {want}")));
+                    return Err(at(format!("output {k} at element {index} is {got}, not {reference}")));
                 }
             }
         }

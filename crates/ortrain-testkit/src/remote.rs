@@ -19,7 +19,7 @@ struct DeviceState {
     is_lost: AtomicBool,
     /// Allocated bytes, and their maximum.
     used: AtomicUsize,
-    most: AtomicUsize,
+    max_used: AtomicUsize,
 }
 
 /// Reference evaluator over memory without host pointers.
@@ -31,7 +31,7 @@ impl Default for Remote {
         Remote(Arc::new(DeviceState {
             is_lost: AtomicBool::new(false),
             used: AtomicUsize::new(0),
-            most: AtomicUsize::new(usize::MAX),
+            max_used: AtomicUsize::new(usize::MAX),
         }))
     }
 }
@@ -50,7 +50,7 @@ impl Remote {
 
     /// Limits further allocations to this number of bytes.
     pub fn limit_memory(&self, bytes: usize) {
-        self.0.most.store(self.used().saturating_add(bytes), Ordering::Relaxed);
+        self.0.max_used.store(self.used().saturating_add(bytes), Ordering::Relaxed);
     }
 
     /// Returns the allocated bytes.
@@ -70,8 +70,8 @@ struct RemoteMemory {
 impl RemoteMemory {
     fn new(wire: &Arc<DeviceState>, bytes: usize) -> Result<RemoteMemory, AllocationError> {
         let used = wire.used.load(Ordering::Relaxed).checked_add(bytes);
-        let used = used.filter(|&total| total <= wire.most.load(Ordering::Relaxed));
-        used.ok_or(AllocationError::OnDevice { device: NAME.into(), bytes, most: None })?;
+        let used = used.filter(|&total| total <= wire.max_used.load(Ordering::Relaxed));
+        used.ok_or(AllocationError::OnDevice { device: NAME.into(), bytes, max_bytes: None })?;
         wire.used.fetch_add(bytes, Ordering::Relaxed);
         Ok(RemoteMemory { wire: wire.clone(), bytes: Mutex::new(vec![0; bytes]) })
     }

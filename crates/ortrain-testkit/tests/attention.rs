@@ -78,7 +78,7 @@ fn gradients_are_finite() {
     for dtype in [DType::F32, DType::F64] {
         for config in configs() {
             for exposes_weights in [false, true] {
-                let case = Config { dtype, seen: exposes_weights, ..config }.case();
+                let case = Config { dtype, exposes_weights, ..config }.case();
                 let mut graph = gradient_graph(&Config { dtype, ..config }.case()).unwrap();
                 if exposes_weights {
                     let softmax = graph.nodes.iter().find(|node| &*node.op == "Softmax").unwrap();
@@ -107,7 +107,7 @@ fn fused_and_unfused_are_the_same() {
     for dtype in [DType::F32, DType::F64] {
         for config in configs() {
             let config = Config { dtype, ..config };
-            let (fused, exposed) = (config.case(), Config { seen: true, ..config }.case());
+            let (fused, exposed) = (config.case(), Config { exposes_weights: true, ..config }.case());
             // The same gradients: the softmax is not part of the loss.
             let mut backward = gradient_graph(&fused).unwrap();
             let softmax =
@@ -116,22 +116,23 @@ fn fused_and_unfused_are_the_same() {
             assert_eq!(attentions(&unfused_forward), 0, "{config:?}\n{unfused_forward}");
             let reference = || Arc::new(Reference) as Arc<dyn ortrain_program::Backend>;
             let mut got = run(&fused.graph, &fused.inputs, reference()).unwrap();
-            let mut want = run(&exposed.graph, &exposed.inputs, reference()).unwrap();
-            want.pop();
+            let mut expected = run(&exposed.graph, &exposed.inputs, reference()).unwrap();
+            expected.pop();
             got.extend(run(&backward, &fused.inputs, reference()).unwrap());
             backward.outputs.push(softmax);
             let unfused = program(backward.clone(), &fused.inputs);
             assert_eq!(attentions(&unfused), 0, "{config:?}\n{unfused}");
-            want.extend(run(&backward, &fused.inputs, reference()).unwrap());
-            want.pop();
-            for (k, (got, want)) in got.iter().zip(&want).enumerate() {
-                let (got, want) = (got.to_f64(), want.to_f64());
-                let scale =
-                    want.iter().fold(1e-3f64, |scale, v| if v.is_nan() { scale } else { scale.max(v.abs()) });
-                for (got, want) in got.iter().zip(&want) {
-                    let is_close =
-                        got.is_nan() && want.is_nan() || (got - want).abs() <= tolerance::FLOAT32 * scale;
-                    assert!(is_close, "{config:?}: result {k} has {got}, not {want}");
+            expected.extend(run(&backward, &fused.inputs, reference()).unwrap());
+            expected.pop();
+            for (k, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                let (got, expected) = (got.to_f64(), expected.to_f64());
+                let scale = expected
+                    .iter()
+                    .fold(1e-3f64, |scale, v| if v.is_nan() { scale } else { scale.max(v.abs()) });
+                for (got, expected) in got.iter().zip(&expected) {
+                    let is_close = got.is_nan() && expected.is_nan()
+                        || (got - expected).abs() <= tolerance::FLOAT32 * scale;
+                    assert!(is_close, "{config:?}: result {k} has {got}, not {expected}");
                 }
             }
         }

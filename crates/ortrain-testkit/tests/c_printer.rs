@@ -124,7 +124,7 @@ struct Outcome {
     equal: usize,
     results: usize,
     different_results: usize,
-    most_steps: u64,
+    max_ulp_distance: u64,
     failed_guards: usize,
     segmented: usize,
 }
@@ -397,7 +397,7 @@ impl Sample {
             }
         }
         outcome.equal += usize::from(max_distance == 0);
-        outcome.most_steps = outcome.most_steps.max(max_distance);
+        outcome.max_ulp_distance = outcome.max_ulp_distance.max(max_distance);
         fault
     }
 }

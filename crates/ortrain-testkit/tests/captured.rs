@@ -24,18 +24,18 @@ fn check(wrap: impl Fn(&Case) -> Case, leave_out: &[&str]) {
     let mut compared = 0;
     for case in cases().into_iter().filter(|case| !leave_out.contains(&&*case.operator)) {
         let at = |message: String| format!("{} ({}): {message}", case.operator, case.name);
-        let want = gradients(&case).expect("the main graph has gradients");
+        let expected = gradients(&case).expect("the main graph has gradients");
         match gradients(&wrap(&case)) {
             Ok(actual) => {
                 let numbers = |tensors: &[Tensor]| tensors.iter().map(Tensor::to_f64).collect::<Vec<_>>();
-                let (actual, want) = (numbers(&actual), numbers(&want));
+                let (actual, expected) = (numbers(&actual), numbers(&expected));
                 let same = |(a, b): (&f64, &f64)| a == b || a.is_nan() && b.is_nan();
                 compared += actual.len();
-                if actual.len() != want.len()
-                    || actual.iter().flatten().count() != want.iter().flatten().count()
-                    || !actual.iter().flatten().zip(want.iter().flatten()).all(same)
+                if actual.len() != expected.len()
+                    || actual.iter().flatten().count() != expected.iter().flatten().count()
+                    || !actual.iter().flatten().zip(expected.iter().flatten()).all(same)
                 {
-                    failures.push(at(format!("{actual:?} instead of {want:?}")));
+                    failures.push(at(format!("{actual:?} instead of {expected:?}")));
                 }
             }
             Err(error) => failures.push(at(error)),

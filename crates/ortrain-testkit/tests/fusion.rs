@@ -30,12 +30,12 @@ const ENTRIES: [GradientMode; 2] = [GradientMode::Accumulate, GradientMode::Over
 
 /// Returns true if results are equal except for the sign of zeros. A skipped product of a negative number and
 /// zero is not a negative zero.
-fn results_equal(got: &[Vec<u8>], want: &[Vec<u8>]) -> bool {
-    let same = |(got, want): (&Vec<u8>, &Vec<u8>)| {
-        let are_numbers = got.len() == want.len() && got.len().is_multiple_of(4);
-        got == want || are_numbers && numbers(got).eq(numbers(want))
+fn results_equal(got: &[Vec<u8>], expected: &[Vec<u8>]) -> bool {
+    let same = |(got, expected): (&Vec<u8>, &Vec<u8>)| {
+        let are_numbers = got.len() == expected.len() && got.len().is_multiple_of(4);
+        got == expected || are_numbers && numbers(got).eq(numbers(expected))
     };
-    got.len() == want.len() && got.iter().zip(want).all(same)
+    got.len() == expected.len() && got.iter().zip(expected).all(same)
 }
 
 /// On the reference evaluator, with separate memory for every buffer: bit-identical, except for the sign of
@@ -47,9 +47,9 @@ fn fused_programs_mean_the_same() {
         let plain = Arc::new(RandomProgram::new(seed, ALL).finish(false));
         let fused = Arc::new(RandomProgram::new(seed, ALL).finish(true));
         for entry in ENTRIES {
-            let want = run_program(&plain, &reference(), seed, entry);
+            let expected = run_program(&plain, &reference(), seed, entry);
             let got = run_program(&fused, &reference(), seed, entry);
-            assert!(results_equal(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{fused}");
+            assert!(results_equal(&got, &expected), "seed {seed}, {entry:?}\n{plain}\n{fused}");
         }
         instructions += plain.instructions.len();
         // An instruction with mostly zero results may become two: zeros, and the nonzero part.
@@ -68,12 +68,12 @@ fn fused_programs_mean_the_same() {
 }
 
 /// Returns true if float32 results differ by no more than sums in another order.
-fn results_close(got: &[Vec<u8>], want: &[Vec<u8>]) -> bool {
+fn results_close(got: &[Vec<u8>], expected: &[Vec<u8>]) -> bool {
     let close = |(x, y): (f64, f64)| (x - y).abs() <= tolerance::FLOAT32 * y.abs().max(1.0);
-    let is_close = |(got, want): (&Vec<u8>, &Vec<u8>)| {
-        got.len() == want.len() && numbers(got).zip(numbers(want)).all(close)
+    let is_close = |(got, expected): (&Vec<u8>, &Vec<u8>)| {
+        got.len() == expected.len() && numbers(got).zip(numbers(expected)).all(close)
     };
-    got.len() == want.len() && got.iter().zip(want).all(is_close)
+    got.len() == expected.len() && got.iter().zip(expected).all(is_close)
 }
 
 /// On the reference evaluator and on the CPU, with and without a memory limit: reads before an in-place
@@ -89,10 +89,10 @@ fn reads_see_correct_update() {
         let fused = Arc::new(RandomProgram::new(seed, kinds).finish(true));
         let little = Arc::new(fused.within(fused.work_bytes * 2 / 3));
         for entry in ENTRIES {
-            let want = run_program(&plain, &reference(), seed, entry);
+            let expected = run_program(&plain, &reference(), seed, entry);
             for (program, backend) in [(&fused, &reference()), (&fused, &cpu), (&little, &cpu)] {
                 let got = run_program(program, backend, seed, entry);
-                assert!(results_close(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{program}");
+                assert!(results_close(&got, &expected), "seed {seed}, {entry:?}\n{plain}\n{program}");
             }
         }
         updates += fused.instructions.iter().filter(|i| i.instruction.name() == "ScatterAdd").count();
@@ -112,12 +112,12 @@ fn segments_are_preserved() {
         let fused = Arc::new(RandomProgram::new(seed, kinds).finish(true));
         let little = Arc::new(fused.within(fused.work_bytes * 2 / 3));
         for entry in ENTRIES {
-            let want = run_program(&plain, &reference(), seed, entry);
+            let expected = run_program(&plain, &reference(), seed, entry);
             let same = run_program(&fused, &reference(), seed, entry);
-            assert!(results_equal(&same, &want), "seed {seed}, {entry:?}\n{plain}\n{fused}");
+            assert!(results_equal(&same, &expected), "seed {seed}, {entry:?}\n{plain}\n{fused}");
             for program in [&fused, &little] {
                 let got = run_program(program, &cpu, seed, entry);
-                assert!(results_close(&got, &want), "seed {seed}, {entry:?}\n{plain}\n{program}");
+                assert!(results_close(&got, &expected), "seed {seed}, {entry:?}\n{plain}\n{program}");
             }
         }
         for instruction in fused.instructions.iter().map(|scheduled| &scheduled.instruction) {
@@ -241,10 +241,10 @@ fn row_sums_touch_no_other_row() {
         for (entry, backend) in
             ENTRIES.into_iter().flat_map(|entry| [(entry, reference()), (entry, cpu.clone())])
         {
-            let want = run_program(&plain, &reference(), 1, entry);
+            let plain_results = run_program(&plain, &reference(), 1, entry);
             let got = run_program(&fused, &backend, 1, entry);
             let [actual, expected] =
-                [&got, &want].map(|results| results.iter().flat_map(|bytes| numbers(bytes)));
+                [&got, &plain_results].map(|results| results.iter().flat_map(|bytes| numbers(bytes)));
             for (x, y) in actual.zip(expected) {
                 let close = (x - y).abs() <= tolerance::FLOAT32 * y.abs().max(1.0);
                 assert!(close, "{operation:?}, {entry:?}: {x} is not {y}\n{fused}");
@@ -344,17 +344,17 @@ fn bit_masks_are_restored() {
         assert!(fused.buffers.iter().filter(packed).count() >= 2, "{fused}");
         assert!(fused.work_bytes < plain.work_bytes, "{} of {}", fused.work_bytes, plain.work_bytes);
         if rows * columns < 10_000 {
-            let [want, got] = [&plain, &fused]
+            let [expected, got] = [&plain, &fused]
                 .map(|program| run_program(program, &reference(), 5, GradientMode::Accumulate));
-            assert!(got == want, "{rows} by {columns}");
+            assert!(got == expected, "{rows} by {columns}");
         }
         for backend in common::every_level() {
             let outcomes = [1, 2, 3].map(|threads| {
                 ortrain_cpu::Cpu::set_num_threads(threads);
                 [&plain, &fused].map(|program| run_program(program, &backend, 5, GradientMode::Accumulate))
             });
-            for [want, got] in &outcomes {
-                assert!(got == want, "{rows} by {columns}");
+            for [expected, got] in &outcomes {
+                assert!(got == expected, "{rows} by {columns}");
                 assert_eq!(got, &outcomes[0][1], "{rows} by {columns}");
             }
         }
@@ -388,8 +388,8 @@ fn pooling(fused: bool, planes: usize, axes: &[SlidingAxis]) -> Program {
 /// The gradient of max pooling by cell index is bit-identical to the one by position, on every backend.
 #[test]
 fn cell_indices_match_positions() {
-    let axis = |input, [kernel, stride, dilation, before, behind]: [usize; 5]| {
-        let output = (input + before + behind - (kernel - 1) * dilation - 1) / stride + 1;
+    let axis = |input, [kernel, stride, dilation, before, after]: [usize; 5]| {
+        let output = (input + before + after - (kernel - 1) * dilation - 1) / stride + 1;
         SlidingAxis { input, output, kernel, stride, dilation, padding_before: before as isize }
     };
     for (planes, axes, dtype) in [
@@ -406,11 +406,11 @@ fn cell_indices_match_positions() {
         let position_dtype =
             fused.buffers.iter().find(|buffer| &*buffer.label == "positions").map(|b| b.dtype);
         assert_eq!(position_dtype, Some(dtype), "{fused}");
-        let want = run_program(&plain, &reference(), 3, GradientMode::Accumulate);
+        let expected = run_program(&plain, &reference(), 3, GradientMode::Accumulate);
         let backends = common::every_level().into_iter().chain([Arc::new(Reference) as Arc<dyn Backend>]);
         for backend in backends {
             for program in [&plain, &fused] {
-                assert!(run_program(program, &backend, 3, GradientMode::Accumulate) == want, "{program}");
+                assert!(run_program(program, &backend, 3, GradientMode::Accumulate) == expected, "{program}");
             }
         }
     }

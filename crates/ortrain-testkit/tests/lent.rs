@@ -77,11 +77,11 @@ fn caller_planes_give_identical_results() {
             let Some(bytes) = program.planes.first().map(|used| used.bytes) else { continue };
             planes += 1;
             for (level, entry) in levels.iter().flat_map(|level| ENTRIES.map(|entry| (level, entry))) {
-                let want = run_program_on(&program, level, seed, entry, &Memory::new(bytes));
+                let expected = run_program_on(&program, level, seed, entry, &Memory::new(bytes));
                 for gap in [0, 4, 12] {
                     let plane = Memory::borrowed(Arc::new(GuardedMemory::new(bytes, gap, false)));
                     let got = run_program_on(&program, level, seed, entry, &plane);
-                    assert!(got == want, "seed {seed}, {entry:?}, {gap} bytes before the end\n{program}");
+                    assert!(got == expected, "seed {seed}, {entry:?}, {gap} bytes before the end\n{program}");
                 }
             }
         }
@@ -129,8 +129,8 @@ fn rejects_unsuitable_planes() {
                 assert_eq!(run(gap, false), Err(RunError::Unaligned { plane: 0 }), "seed {seed}\n{program}");
             }
             assert_eq!(run(4, false), Ok(()));
-            let want = if writes { Err(RunError::ReadOnly { plane: 0 }) } else { Ok(()) };
-            assert_eq!(run(0, true), want, "seed {seed}\n{program}");
+            let expected = if writes { Err(RunError::ReadOnly { plane: 0 }) } else { Ok(()) };
+            assert_eq!(run(0, true), expected, "seed {seed}\n{program}");
             outcomes[usize::from(writes)] += 1;
         }
     }

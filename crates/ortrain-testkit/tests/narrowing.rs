@@ -33,17 +33,18 @@ fn flops(config: &Config) -> [u64; 2] {
 
 #[test]
 fn layer_is_computed_for_selection_only() {
-    let full_flops = flops(&Config { taken: Selection::All, dropped: true });
-    for config in configs().into_iter().filter(|config| config.taken != Selection::All && config.dropped) {
+    let full_flops = flops(&Config { selection: Selection::All, dropped: true });
+    for config in configs().into_iter().filter(|config| config.selection != Selection::All && config.dropped)
+    {
         let some = flops(&config);
         // Gradients of rows that are selected twice are row sums: their zeros are not known.
-        let passes = if config.taken == Selection::Some(vec![1, 1]) { 1 } else { 2 };
+        let passes = if config.selection == Selection::Some(vec![1, 1]) { 1 } else { 2 };
         for (some, full) in some.into_iter().zip(full_flops).take(passes) {
             // Keys and values are computed for all tokens: at most a third of the products' operations.
             let is_less_than_half = some * 2 < full;
             assert_eq!(
                 is_less_than_half,
-                computes_selected_tokens(&config.taken),
+                computes_selected_tokens(&config.selection),
                 "{config:?}: {some} of {full}"
             );
         }
@@ -54,10 +55,10 @@ fn layer_is_computed_for_selection_only() {
 #[test]
 fn attention_keeps_required_queries_only() {
     let small_cases = [(Selection::One(0), 1), (Selection::One(-1), 1), (Selection::Slice(4, 7), 3)];
-    for ((selection, wanted), dropped) in
+    for ((selection, expected_queries), dropped) in
         small_cases.into_iter().flat_map(|small| [(small.clone(), false), (small, true)])
     {
-        let config = Config { taken: selection, dropped };
+        let config = Config { selection, dropped };
         let case = config.case();
         let backward = program(gradient_graph(&case).unwrap(), &case.inputs);
         let queries: Vec<usize> = backward
@@ -68,7 +69,7 @@ fn attention_keeps_required_queries_only() {
                 _ => None,
             })
             .collect();
-        assert_eq!(queries, [wanted; 2], "{config:?}\n{backward}");
+        assert_eq!(queries, [expected_queries; 2], "{config:?}\n{backward}");
         let inner = backward
             .instructions
             .iter()
@@ -82,9 +83,9 @@ fn attention_keeps_required_queries_only() {
 #[test]
 fn gradients_are_those_of_differences() {
     for selection in [Selection::One(-1), Selection::Some(vec![2, 3, 4]), Selection::Sentence(1)] {
-        check_gradient(&Config { taken: selection, dropped: true }.case()).unwrap();
+        check_gradient(&Config { selection, dropped: true }.case()).unwrap();
     }
-    check_second_order(&Config { taken: Selection::One(0), dropped: false }.case()).unwrap();
+    check_second_order(&Config { selection: Selection::One(0), dropped: false }.case()).unwrap();
 }
 
 /// Every kernel level agrees with the reference evaluator, forward and backward.
@@ -108,14 +109,14 @@ fn results_are_unchanged() {
                 graph.outputs.push(id);
             }
         }
-        let want = run(&graph, &case.inputs, reference()).unwrap();
-        for (k, (got, want)) in got.iter().zip(&want).enumerate() {
-            let (got, want) = (got.to_f64(), want.to_f64());
-            let scale = want.iter().fold(1e-3f64, |scale, value| scale.max(value.abs()));
-            for (got, want) in got.iter().zip(&want) {
+        let expected = run(&graph, &case.inputs, reference()).unwrap();
+        for (k, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            let (got, expected) = (got.to_f64(), expected.to_f64());
+            let scale = expected.iter().fold(1e-3f64, |scale, value| scale.max(value.abs()));
+            for (got, expected) in got.iter().zip(&expected) {
                 assert!(
-                    (got - want).abs() <= tolerance::FLOAT32 * scale,
-                    "{config:?}: result {k}: {got}, not {want}"
+                    (got - expected).abs() <= tolerance::FLOAT32 * scale,
+                    "{config:?}: result {k}: {got}, not {expected}"
                 );
             }
         }

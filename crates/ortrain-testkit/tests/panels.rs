@@ -25,13 +25,13 @@ fn counts(program: &Program, columns: usize) -> [usize; 3] {
 
 #[test]
 fn shared_matrices_are_packed() {
-    for (net, want) in nets() {
+    for (net, expected) in nets() {
         let program = net.program(true);
-        assert_eq!(counts(&program, net.columns), want, "{net:?}\n{program}");
+        assert_eq!(counts(&program, net.columns), expected, "{net:?}\n{program}");
         // A map that transposed the matrix for these products only is removed.
         let maps =
             program.instructions.iter().filter(|scheduled| scheduled.instruction.name() == "Map").count();
-        assert_eq!(maps, want[0] + usize::from(net.changed.is_some()), "{net:?}\n{program}");
+        assert_eq!(maps, expected[0] + usize::from(net.changed.is_some()), "{net:?}\n{program}");
     }
 }
 
@@ -41,8 +41,8 @@ fn panels_change_no_result() {
     let before = ortrain_cpu::Cpu::num_threads();
     for (net, _) in nets().into_iter().filter(|(net, _)| net.precision == Precision::F32) {
         let [plain, fused] = [false, true].map(|fused| Arc::new(net.program(fused)));
-        let want = run_program(&plain, &reference(), 3, GradientMode::Accumulate);
-        assert!(run_program(&fused, &reference(), 3, GradientMode::Accumulate) == want, "{net:?}");
+        let expected = run_program(&plain, &reference(), 3, GradientMode::Accumulate);
+        assert!(run_program(&fused, &reference(), 3, GradientMode::Accumulate) == expected, "{net:?}");
         for backend in common::every_level() {
             let outcomes = [1, 2, 3].map(|threads| {
                 ortrain_cpu::Cpu::set_num_threads(threads);

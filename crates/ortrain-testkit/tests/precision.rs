@@ -118,14 +118,14 @@ fn random_programs_mean_the_same() {
             let plain = Arc::new(RandomProgram::new(seed, KINDS).precision(precision).finish(false));
             let fused = Arc::new(RandomProgram::new(seed, KINDS).precision(precision).finish(true));
             rounded += rounded_instruction_count(&fused);
-            let want = run_program(&plain, &reference(), seed, GradientMode::Overwrite);
+            let expected = run_program(&plain, &reference(), seed, GradientMode::Overwrite);
             assert!(
-                run_program(&fused, &reference(), seed, GradientMode::Overwrite) == want,
+                run_program(&fused, &reference(), seed, GradientMode::Overwrite) == expected,
                 "seed {seed}\n{fused}"
             );
             let got = run_program(&fused, &cpu, seed, GradientMode::Overwrite);
-            for (k, (got, want)) in got.iter().zip(&want).enumerate() {
-                for (x, y) in numbers(got).zip(numbers(want)) {
+            for (k, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                for (x, y) in numbers(got).zip(numbers(expected)) {
                     let close = (x - y).abs() <= tolerance::for_rounded_factors(precision) * y.abs().max(1.0);
                     assert!(close, "seed {seed}, {precision}, result {k}: {x} is not {y}\n{fused}");
                 }

@@ -119,12 +119,12 @@ fn parts_beside_others() -> Vec<Case> {
     cases
 }
 
-fn assert_close(got: &[Tensor], want: &[Tensor], case: &Case) {
-    assert_eq!(got.len(), want.len());
-    for (k, (got, want)) in got.iter().zip(want).enumerate() {
-        assert_eq!(got.dims(), want.dims());
+fn assert_close(got: &[Tensor], expected: &[Tensor], case: &Case) {
+    assert_eq!(got.len(), expected.len());
+    for (k, (got, expected)) in got.iter().zip(expected).enumerate() {
+        assert_eq!(got.dims(), expected.dims());
         assert_eq!(got.dtype(), DType::F32);
-        for (x, y) in got.to_f64().iter().zip(want.to_f64()) {
+        for (x, y) in got.to_f64().iter().zip(expected.to_f64()) {
             let close = (x - y).abs() <= tolerance::FLOAT32 * y.abs().max(1.0);
             assert!(close, "{} ({}), output {k}: {x} is not {y}", case.operator, case.name);
         }
@@ -135,9 +135,9 @@ fn assert_close(got: &[Tensor], want: &[Tensor], case: &Case) {
 fn updated_values_equal_the_graph() {
     let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
     for case in scatters().into_iter().chain(parts_beside_others()) {
-        let want = node_by_node(&case);
+        let expected = node_by_node(&case);
         for backend in [Arc::new(Reference) as Arc<dyn Backend>, cpu.clone()] {
-            assert_close(&run(&case.graph, &case.inputs, backend).unwrap(), &want, &case);
+            assert_close(&run(&case.graph, &case.inputs, backend).unwrap(), &expected, &case);
         }
     }
 }

@@ -27,7 +27,8 @@ impl WgpuMemory {
     /// Allocates zeroed memory.
     pub(crate) fn new(device: Arc<Device>, bytes: usize) -> Result<WgpuMemory, AllocationError> {
         device.check()?;
-        let error = |most| AllocationError::OnDevice { device: device.name().to_owned(), bytes, most };
+        let error =
+            |max_bytes| AllocationError::OnDevice { device: device.name().to_owned(), bytes, max_bytes };
         let limit = device.device.limits().max_buffer_size;
         if bytes as u64 > limit {
             return Err(error(Some(limit)));

@@ -41,11 +41,14 @@ fn trained(optimizer: &str, backend: Arc<dyn Backend>) -> Vec<f64> {
 #[test]
 fn classic_optimizers_step_as_on_the_processor() {
     for optimizer in ["SGDOptimizer", "AdamOptimizer", "LambOptimizer"] {
-        let want = trained(optimizer, backend("cpu", 1).expect("there is a processor"));
+        let expected = trained(optimizer, backend("cpu", 1).expect("there is a processor"));
         let got = trained(optimizer, Arc::new(common::wgpu().clone()));
-        assert_eq!(got.len(), want.len());
-        for (got, want) in got.iter().zip(&want) {
-            assert!((got - want).abs() <= STATE_TOLERANCE, "{optimizer}: {got}, but {want} on the processor");
+        assert_eq!(got.len(), expected.len());
+        for (got, expected) in got.iter().zip(&expected) {
+            assert!(
+                (got - expected).abs() <= STATE_TOLERANCE,
+                "{optimizer}: {got}, but {expected} on the processor"
+            );
         }
     }
 }

@@ -89,7 +89,7 @@ fn flush_subnormals(values: &[f32]) -> Vec<f32> {
 /// operands may be flushed to zero.
 fn assert_agrees(
     name: &str,
-    (most, exact): (u64, bool),
+    (max_distance, exact): (u64, bool),
     inputs: &[Vec<f32>],
     f: impl FnOnce(&mut Builder, &[Reg]) -> Reg,
 ) {
@@ -101,17 +101,18 @@ fn assert_agrees(
         let result = run(&program, backend, &bytes).expect("no guard fails").remove(0);
         Scalar::read_all(DType::F32, &result).into_iter().map(|x| x.to_f64() as f32).collect::<Vec<f32>>()
     };
-    let [got, want] = both().map(|backend| results(backend, inputs));
+    let [got, expected] = both().map(|backend| results(backend, inputs));
     let inputs_flushed: Vec<Vec<f32>> = inputs.iter().map(|values| flush_subnormals(values)).collect();
-    let or_want = if exact { want.clone() } else { results(Arc::new(Reference), &inputs_flushed) };
+    let expected_flushed =
+        if exact { expected.clone() } else { results(Arc::new(Reference), &inputs_flushed) };
     for k in 0..len {
         let arguments: Vec<f32> = inputs.iter().map(|values| values[k]).collect();
-        let distance = ulp_distance(got[k], want[k]).min(ulp_distance(got[k], or_want[k]));
+        let distance = ulp_distance(got[k], expected[k]).min(ulp_distance(got[k], expected_flushed[k]));
         assert!(
-            distance <= most,
+            distance <= max_distance,
             "{name} of {arguments:?} is {}, not {}: {distance} floats apart",
             got[k],
-            want[k]
+            expected[k]
         );
     }
 }
@@ -224,10 +225,10 @@ fn integers_equal_the_reference() {
             results
         }));
         let inputs = [bytes(dtype, &a), bytes(dtype, &b)];
-        let [got, want] = both().map(|backend| run(&program, backend, &inputs).expect("no guard fails"));
-        for (k, (got, want)) in got.iter().zip(&want).enumerate() {
+        let [got, expected] = both().map(|backend| run(&program, backend, &inputs).expect("no guard fails"));
+        for (k, (got, expected)) in got.iter().zip(&expected).enumerate() {
             let size = program.buffer(program.outputs[k]).dtype.size();
-            let at = got.chunks(size).zip(want.chunks(size)).position(|(got, want)| got != want);
+            let at = got.chunks(size).zip(expected.chunks(size)).position(|(got, expected)| got != expected);
             assert!(at.is_none(), "{dtype}, result {k} of {} and {}", a[at.unwrap_or(0)], b[at.unwrap_or(0)]);
         }
     }
@@ -242,9 +243,12 @@ fn floats_become_integers() {
         types.iter().map(|&to| (b.convert(regs[0], Type::of(to)), to)).collect()
     }));
     let inputs = [bytes_of(&values)];
-    let [got, want] = both().map(|backend| run(&program, backend, &inputs).expect("no guard"));
-    for (dtype, (got, want)) in types.iter().zip(got.iter().zip(&want)) {
-        let at = got.chunks(dtype.size()).zip(want.chunks(dtype.size())).position(|(got, want)| got != want);
+    let [got, expected] = both().map(|backend| run(&program, backend, &inputs).expect("no guard"));
+    for (dtype, (got, expected)) in types.iter().zip(got.iter().zip(&expected)) {
+        let at = got
+            .chunks(dtype.size())
+            .zip(expected.chunks(dtype.size()))
+            .position(|(got, expected)| got != expected);
         assert!(at.is_none(), "{} as {dtype}", values[at.unwrap_or(0)]);
     }
 }
@@ -264,8 +268,8 @@ fn a_guard_that_fails_names_its_point() {
     }));
     for faults in [&[(999, 10)][..], &[(700, -1), (300, 11)], &[(0, i64::MIN)], &[(5, 1 << 33)]] {
         let inputs = [labels(faults)];
-        let [got, want] = both().map(|backend| run(&program, backend, &inputs));
-        assert_eq!(got, want);
+        let [got, expected] = both().map(|backend| run(&program, backend, &inputs));
+        assert_eq!(got, expected);
         assert!(got.is_err());
     }
     let inputs = [labels(&[])];

@@ -85,11 +85,14 @@ fn trains_as_on_the_processor(artifacts: &Artifacts) {
         assert_eq!(state.device(), backend.device());
         (losses, state.to_bytes(true).expect("it fits in memory"))
     };
-    let ((want, _), (got, bytes)) = (run(&cpu()), run(&device()));
-    for (step, (want, got)) in want.iter().zip(&got).enumerate() {
-        assert!((want - got).abs() <= LOSS_TOLERANCE, "step {step}: {got}, but {want} on the processor");
+    let ((expected, _), (got, bytes)) = (run(&cpu()), run(&device()));
+    for (step, (expected, got)) in expected.iter().zip(&got).enumerate() {
+        assert!(
+            (expected - got).abs() <= LOSS_TOLERANCE,
+            "step {step}: {got}, but {expected} on the processor"
+        );
     }
-    assert!(want[STEPS - 1].is_finite());
+    assert!(expected[STEPS - 1].is_finite());
     assert!(run(&device()).1 == bytes, "another run has other bits");
 
     // A checkpoint from one device continues on the other. On one device, the result has the bits of an uninterrupted
@@ -100,8 +103,11 @@ fn trains_as_on_the_processor(artifacts: &Artifacts) {
         let file = state.to_bytes(true).expect("it fits in memory");
         let mut state = CheckpointState::from_bytes(file).expect("it is a checkpoint");
         losses.extend(train(artifacts, &mut state, &then, &batches[5..]));
-        for (step, (want, got)) in want.iter().zip(&losses).enumerate() {
-            assert!((want - got).abs() <= LOSS_TOLERANCE, "step {step}: {got}, but {want} on the processor");
+        for (step, (expected, got)) in expected.iter().zip(&losses).enumerate() {
+            assert!(
+                (expected - got).abs() <= LOSS_TOLERANCE,
+                "step {step}: {got}, but {expected} on the processor"
+            );
         }
         if first.device() == then.device() {
             assert!(
@@ -141,14 +147,14 @@ fn steps_as_on_the_processor(name: &str, spec: OptimizerSpec) -> Vec<Vec<f32>> {
         let weights = state.parameters().expect("it can be read");
         weights.map(|view| view.to_tensor().expect("it can be read").to_vec::<f32>()).collect::<Vec<_>>()
     };
-    let want = run(&cpu());
-    for (want, got) in want.iter().flatten().zip(run(&device()).iter().flatten()) {
+    let expected = run(&cpu());
+    for (expected, got) in expected.iter().flatten().zip(run(&device()).iter().flatten()) {
         assert!(
-            (want - got).abs() <= LOSS_TOLERANCE,
-            "{name}, norm {max_norm:?}: {got}, but {want} on the processor"
+            (expected - got).abs() <= LOSS_TOLERANCE,
+            "{name}, norm {max_norm:?}: {got}, but {expected} on the processor"
         );
     }
-    want
+    expected
 }
 
 /// Bytes of the scalars of a step: seed and count, settings of the optimizer, the flag of guards.
@@ -277,7 +283,7 @@ fn a_label_out_of_range_changes_nothing() {
         let gradients = module.gradient_planes()[0].is_zero().expect("it can be read");
         (failed.map_err(|error| error.to_string()), gradients)
     };
-    let (want, got) = (error(cpu(), &mut state), error(device(), &mut state));
-    assert_eq!(got, want);
-    assert!(want.0.is_err() && want.1);
+    let (expected, got) = (error(cpu(), &mut state), error(device(), &mut state));
+    assert_eq!(got, expected);
+    assert!(expected.0.is_err() && expected.1);
 }

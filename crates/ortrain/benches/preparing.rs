@@ -40,9 +40,9 @@ fn prepare(kind: &str, nodes: usize) {
         time = Instant::now();
         lap
     };
-    let made = long::artifacts(&model);
+    let generated = long::artifacts(&model);
     let artifacts = lap();
-    let (mut state, mut module) = long::module(&made);
+    let (mut state, mut module) = long::module(&generated);
     let reading = lap();
     long::step(&mut state, &mut module, WIDTH);
     let first = lap();

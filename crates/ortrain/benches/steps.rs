@@ -32,8 +32,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         backend("cpu", threads)?;
         let mut times = steps(name, rows)?;
         times.sort_unstable();
-        let [least, median] = [times[0], times[times.len() / 2]].map(|time| time.as_secs_f64() * 1e6);
-        println!("{name}, {rows} rows, {threads} thread(s): median {median:.1} µs, minimum {least:.1} µs");
+        let [minimum, median] = [times[0], times[times.len() / 2]].map(|time| time.as_secs_f64() * 1e6);
+        println!("{name}, {rows} rows, {threads} thread(s): median {median:.1} µs, minimum {minimum:.1} µs");
     }
     Ok(())
 }

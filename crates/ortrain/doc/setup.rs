@@ -25,18 +25,18 @@ pub fn state() -> Result<CheckpointState> {
 }
 
 /// The training, evaluation and optimizer models.
-fn models(made: &Artifacts) -> Result<(ModelSource, Option<ModelSource>, Option<ModelSource>)> {
+fn models(artifacts: &Artifacts) -> Result<(ModelSource, Option<ModelSource>, Option<ModelSource>)> {
     Ok((
-        ModelSource::from_proto(&made.training_model)?,
-        Some(ModelSource::from_proto(&made.eval_model)?),
-        made.optimizer_model.as_ref().map(ModelSource::from_proto).transpose()?,
+        ModelSource::from_proto(&artifacts.training_model)?,
+        Some(ModelSource::from_proto(&artifacts.eval_model)?),
+        artifacts.optimizer_model.as_ref().map(ModelSource::from_proto).transpose()?,
     ))
 }
 
 pub fn training() -> Result<(CheckpointState, Module, Optimizer)> {
-    let made = artifacts()?;
-    let (train, eval, optimizer) = models(&made)?;
-    let mut state = CheckpointState::from_checkpoint(made.checkpoint)?;
+    let generated = artifacts()?;
+    let (train, eval, optimizer) = models(&generated)?;
+    let mut state = CheckpointState::from_checkpoint(generated.checkpoint)?;
     let module = Module::new(train, &mut state, eval, ModuleOptions::default())?;
     let optimizer = Optimizer::new(optimizer.expect("it was asked for"), &mut state, &module)?;
     Ok((state, module, optimizer))
@@ -59,15 +59,17 @@ pub fn batch() -> [Tensor; 2] {
 /// The perceptron with its loss and the outputs `loss` and `logits`.
 pub fn model_with_loss() -> Result<ModelSource> {
     let mut model = ortrain::decode_model(std::fs::read(MODEL).expect("it comes with the package"))?;
-    let made = artifacts()?.eval_model.graph.expect("it has a graph");
+    let eval_graph = artifacts()?.eval_model.graph.expect("it has a graph");
     let graph = model.graph.as_mut().expect("it has a graph");
-    let name = &made.output[0].name;
-    let node = made.node.iter().find(|node| node.output.contains(name)).expect("a node makes the loss");
+    let name = &eval_graph.output[0].name;
+    let node = eval_graph.node.iter().find(|node| node.output.contains(name)).expect("a node makes the loss");
     let mut node = node.clone();
     node.output[0] = "loss".into();
     graph.node.push(node);
-    graph.input.push(made.input.iter().find(|input| input.name == "labels").expect("it is given").clone());
-    let mut loss = made.output[0].clone();
+    graph
+        .input
+        .push(eval_graph.input.iter().find(|input| input.name == "labels").expect("it is given").clone());
+    let mut loss = eval_graph.output[0].clone();
     loss.name = "loss".into();
     graph.output.insert(0, loss);
     ModelSource::from_proto(&model)

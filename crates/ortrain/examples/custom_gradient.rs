@@ -72,12 +72,12 @@ pub(crate) fn train(exported: &Path) -> Result<Vec<f32>, Failure> {
         ..ArtifactOptions::default()
     };
     // Only this call needs the library: the generated models have plain nodes.
-    let made = generate(ModelSource::from_proto(&model()?)?.with_operators(&library), options)?;
-    let optimizer = made.optimizer_model.as_ref().ok_or("it was asked for")?;
+    let artifacts = generate(ModelSource::from_proto(&model()?)?.with_operators(&library), options)?;
+    let optimizer = artifacts.optimizer_model.as_ref().ok_or("it was asked for")?;
 
-    let mut state = CheckpointState::from_checkpoint(made.checkpoint)?;
-    let train = ModelSource::from_proto(&made.training_model)?;
-    let eval = ModelSource::from_proto(&made.eval_model)?;
+    let mut state = CheckpointState::from_checkpoint(artifacts.checkpoint)?;
+    let train = ModelSource::from_proto(&artifacts.training_model)?;
+    let eval = ModelSource::from_proto(&artifacts.eval_model)?;
     let mut module = Module::new(train, &mut state, Some(eval), ModuleOptions::default())?;
     let mut optimizer = Optimizer::new(ModelSource::from_proto(optimizer)?, &mut state, &module)?;
 

@@ -20,9 +20,9 @@ use crate::state::StateLayout;
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// # let made = setup::artifacts()?;
-/// # let mut state = ortrain::CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
-/// # let train = ortrain::ModelSource::from_proto(&made.training_model)?;
+/// # let artifacts = setup::artifacts()?;
+/// # let mut state = ortrain::CheckpointState::from_bytes(artifacts.checkpoint_bytes()?)?;
+/// # let train = ortrain::ModelSource::from_proto(&artifacts.training_model)?;
 /// use ortrain::{Error, RunInput, Module, ModuleOptions, Tensor};
 ///
 /// let mut module = Module::new(train, &mut state, None, ModuleOptions::default().detect_anomaly(true))?;
@@ -38,7 +38,7 @@ use crate::state::StateLayout;
 pub struct Anomaly {
     /// The value found after the step: the loss, a gradient, or another result. Its `tensor` is a part of a
     /// sentence.
-    pub seen: NotFinite,
+    pub finding: NotFinite,
     /// Origin: the first tensor with a NaN or infinity, then the first with NaN, if that is another tensor.
     /// Empty if the second run of the step, node by node, produced neither.
     pub path: Vec<NotFinite>,
@@ -48,7 +48,7 @@ pub struct Anomaly {
 ///
 /// ```
 /// # fn first(anomaly: &ortrain::Anomaly) {
-/// let ortrain::NotFinite { tensor, index, value, .. } = &anomaly.seen;
+/// let ortrain::NotFinite { tensor, index, value, .. } = &anomaly.finding;
 /// println!("{tensor:?} has {value} at {index:?}");
 /// # }
 /// ```
@@ -69,7 +69,7 @@ pub struct NotFinite {
 
 impl fmt::Display for Anomaly {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let NotFinite { tensor, index, value, .. } = &self.seen;
+        let NotFinite { tensor, index, value, .. } = &self.finding;
         write!(f, "the step computed {value} in {tensor}")?;
         if !index.is_empty() {
             write!(f, " at {index:?}")?;
@@ -286,13 +286,13 @@ impl Replay<'_> {
             &mut |at, dtype, dims, value| {
                 let Some(&id) = node_outputs.get(at) else { return Ok(()) };
                 let bytes = bytes_of(dtype, dims, value)?;
-                let seen = if dtype.is_float() {
+                let finding = if dtype.is_float() {
                     FirstNonFinite::scan(dtype, &bytes)
                 } else {
                     FirstNonFinite::default()
                 };
-                if !seen.is_finite() {
-                    result.found.insert(id, (seen, dims.to_vec()));
+                if !finding.is_finite() {
+                    result.found.insert(id, (finding, dims.to_vec()));
                 }
                 if captured.contains(&id)
                     && let Ok(tensor) = Tensor::new(dtype, dims.to_vec(), bytes.into())
@@ -313,9 +313,9 @@ impl Replay<'_> {
         let mut inputs_found = FxHashMap::default();
         let graph = runners.graph();
         for (id, input) in runners.user_inputs().zip(self.inputs) {
-            let seen = FirstNonFinite::scan(input.dtype, input.bytes);
-            if !seen.is_finite() {
-                inputs_found.insert(id, (seen, input.dims.to_vec()));
+            let finding = FirstNonFinite::scan(input.dtype, input.bytes);
+            if !finding.is_finite() {
+                inputs_found.insert(id, (finding, input.dims.to_vec()));
             }
         }
         let planes = self.layout.trainable.iter().chain(&self.layout.frozen).zip(self.planes);
@@ -324,9 +324,9 @@ impl Replay<'_> {
                 let Some(id) = graph.find(&tensor.name) else { continue };
                 let bytes = memory
                     .to_vec(tensor.offset, tensor.dims.iter().product::<usize>() * plane.dtype.size())?;
-                let seen = FirstNonFinite::scan(plane.dtype, &bytes);
-                if !seen.is_finite() {
-                    inputs_found.insert(id, (seen, tensor.dims.clone()));
+                let finding = FirstNonFinite::scan(plane.dtype, &bytes);
+                if !finding.is_finite() {
+                    inputs_found.insert(id, (finding, tensor.dims.clone()));
                 }
             }
         }
@@ -353,8 +353,8 @@ fn trace_backwards(
         }
     }
     let report = |id: ValueId, node: Option<usize>| {
-        let (seen, dims) = found.get(&id)?;
-        let mut report = seen.to_report(graph.name_of(id), dims)?;
+        let (finding, dims) = found.get(&id)?;
+        let mut report = finding.to_report(graph.name_of(id), dims)?;
         report.node = node.map(|node| graph.node_label(&graph.nodes[node]));
         report.backward = node.is_some() && !forward.contains(&id);
         Some((report, node))
@@ -365,7 +365,7 @@ fn trace_backwards(
     let output_ids = nodes.flat_map(|(at, node)| node.present_outputs().map(move |id| (id, Some(at))));
     let mut candidates = input_ids.chain(output_ids).filter(|(id, _)| reaching.contains(id));
     let Some(first) = candidates.next() else { return Vec::new() };
-    let has_nan = |id: ValueId| found.get(&id).is_some_and(|(seen, _)| seen.nan.is_some());
+    let has_nan = |id: ValueId| found.get(&id).is_some_and(|(finding, _)| finding.nan.is_some());
     let first_nan = if has_nan(first.0) { None } else { candidates.find(|&(id, _)| has_nan(id)) };
     [Some(first), first_nan].into_iter().flatten().filter_map(|(id, node)| report(id, node)).collect()
 }

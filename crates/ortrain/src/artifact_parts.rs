@@ -26,8 +26,8 @@ use crate::{Error, ModelSource, Result};
 ///
 /// let term = LossTerm { scores: Some("logits".into()), ..Loss::CrossEntropyLoss.into() };
 /// let fragment = artifact_parts::loss(setup::MODEL.into(), &term, false, 0)?;
-/// let made: Vec<&str> = fragment.graph.node.iter().flat_map(|node| &node.output).map(String::as_str).collect();
-/// assert!(made.contains(&fragment.output.as_str()));
+/// let outputs: Vec<&str> = fragment.graph.node.iter().flat_map(|node| &node.output).map(String::as_str).collect();
+/// assert!(outputs.contains(&fragment.output.as_str()));
 /// assert_eq!(fragment.graph.input[0].name, "labels");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -155,9 +155,9 @@ pub fn save_checkpoint(
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// # let made = setup::artifacts()?;
+/// # let artifacts = setup::artifacts()?;
 /// # let folder = tempfile::tempdir()?;
-/// # made.write(folder.path(), "")?;
+/// # artifacts.write(folder.path(), "")?;
 /// let graph = ortrain::artifact_parts::checkpoint_initializers(folder.path().join("checkpoint"))?;
 /// let names: Vec<&str> = graph.initializer.iter().map(|tensor| tensor.name.as_str()).collect();
 /// assert_eq!(names, ["fc2.weight", "fc2.bias", "fc1.weight", "fc1.bias"]);

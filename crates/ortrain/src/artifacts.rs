@@ -64,7 +64,7 @@ pub use crate::head::replace_head;
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// use ortrain::artifacts::{ArtifactOptions, Loss, generate};
 ///
-/// let made = generate(
+/// let artifacts = generate(
 ///     setup::MODEL.into(),
 ///     ArtifactOptions {
 ///         requires_grad: vec!["fc2.weight".into()],
@@ -72,7 +72,7 @@ pub use crate::head::replace_head;
 ///         ..ArtifactOptions::default()
 ///     },
 /// )?;
-/// assert_eq!(made.eval_model.graph.unwrap().input[1].name, "target");
+/// assert_eq!(artifacts.eval_model.graph.unwrap().input[1].name, "target");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(inline)]
@@ -288,8 +288,8 @@ impl From<ModelSource> for OptimizerChoice {
 ///     nominal_checkpoint: true,
 ///     ..ArtifactOptions::default()
 /// };
-/// let made = generate(model.into(), options)?;
-/// assert!(made.optimizer_model.is_some() && made.nominal_checkpoint.is_some());
+/// let artifacts = generate(model.into(), options)?;
+/// assert!(artifacts.optimizer_model.is_some() && artifacts.nominal_checkpoint.is_some());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default)]
@@ -338,11 +338,11 @@ impl ArtifactOptions {
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// # let made = setup::artifacts()?;
+/// # let artifacts = setup::artifacts()?;
 /// use ortrain::{CheckpointState, ModelSource, Module, ModuleOptions};
 ///
-/// let mut state = CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
-/// let train = ModelSource::from_proto(&made.training_model)?;
+/// let mut state = CheckpointState::from_bytes(artifacts.checkpoint_bytes()?)?;
+/// let train = ModelSource::from_proto(&artifacts.training_model)?;
 /// let module = Module::new(train, &mut state, None, ModuleOptions::default())?;
 /// assert_eq!(module.input_names(true), ["x", "labels"]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -364,8 +364,8 @@ pub struct Artifacts {
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let made = setup::artifacts()?;
-    /// assert!(made.warnings.is_empty(), "{:?}", made.warnings);
+    /// # let artifacts = setup::artifacts()?;
+    /// assert!(artifacts.warnings.is_empty(), "{:?}", artifacts.warnings);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub warnings: Vec<String>,
@@ -388,9 +388,9 @@ impl Artifacts {
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let made = setup::artifacts()?;
+    /// # let artifacts = setup::artifacts()?;
     /// let folder = tempfile::tempdir()?;
-    /// made.write(folder.path(), "digits_")?;
+    /// artifacts.write(folder.path(), "digits_")?;
     /// assert!(folder.path().join("digits_training_model.onnx").exists());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -410,9 +410,9 @@ impl Artifacts {
     /// # use ortrain::artifacts::{ArtifactOptions, Loss, generate};
     /// let losses = vec![Loss::CrossEntropyLoss.into()];
     /// let options = ArtifactOptions { requires_grad: vec!["fc2.bias".into()], losses, ..Default::default() };
-    /// let made = generate(setup::MODEL.into(), options)?;
+    /// let artifacts = generate(setup::MODEL.into(), options)?;
     /// let folder = tempfile::tempdir()?;
-    /// made.write_with_external_data(folder.path(), "digits_", 0)?;
+    /// artifacts.write_with_external_data(folder.path(), "digits_", 0)?;
     /// let frozen = std::fs::metadata(folder.path().join("digits_frozen.data"))?.len();
     /// assert!(frozen > std::fs::metadata(folder.path().join("digits_training_model.onnx"))?.len());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -443,9 +443,9 @@ impl Artifacts {
         let nominal = nominal
             .map(|nominal| ortrain_checkpoint::stage(nominal, at("nominal_checkpoint"), Layout::Artifacts))
             .transpose()?;
-        models.place()?;
-        checkpoint.place()?;
-        Ok(nominal.map_or(Ok(()), StagedCheckpoint::place)?)
+        models.persist()?;
+        checkpoint.persist()?;
+        Ok(nominal.map_or(Ok(()), StagedCheckpoint::persist)?)
     }
 
     /// Stages the models beside their destinations. `at` returns the destination of a file name.
@@ -512,7 +512,7 @@ impl Artifacts {
 ///     ..LossSettings::default()
 /// };
 /// let small = LossTerm { target: Some("wanted".into()), factor: 0.01, ..Loss::MSELoss.into() };
-/// let made = generate(
+/// let artifacts = generate(
 ///     model.into(),
 ///     ArtifactOptions {
 ///         requires_grad: vec!["fc2.weight".into(), "fc2.bias".into()],
@@ -524,7 +524,7 @@ impl Artifacts {
 ///         ..ArtifactOptions::default()
 ///     },
 /// )?;
-/// let graph = made.eval_model.graph.unwrap();
+/// let graph = artifacts.eval_model.graph.unwrap();
 /// let inputs: Vec<&str> = graph.input.iter().map(|input| input.name.as_str()).collect();
 /// assert_eq!(inputs, ["x", "labels", "wanted", "fc2.weight", "fc2.bias"]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -29,53 +29,53 @@ const MISMATCH_DIVISOR: usize = 50;
 /// Returns the reason why the rows of a batch are not independent, as the end of a sentence.
 ///
 /// Returns `None` if the results are equal, or if the model does not run on random inputs. `single` is the
-/// graph for the batch size of the model, which is `batch`. `together` is the graph for a batch with
-/// [`BATCH_COUNT`] times more rows in the inputs named in `opened`.
+/// graph for the batch size of the model, which is `batch`. `batched` is the graph for a batch with
+/// [`BATCH_COUNT`] times more rows in the inputs named in `batched_inputs`.
 ///
 /// # Errors
 /// Returns an error if there is no backend.
 pub(crate) fn find_dependence(
     mut single: Graph,
-    mut together: Graph,
-    opened: &FxHashSet<String>,
+    mut batched: Graph,
+    batched_inputs: &FxHashSet<String>,
     batch: usize,
 ) -> Result<Option<String>> {
     let backend = default_backend()?;
-    if infer(&mut single).is_err() || infer(&mut together).is_err() {
+    if infer(&mut single).is_err() || infer(&mut batched).is_err() {
         return Ok(None);
     }
-    let Some(inputs) = draw_inputs(&single, opened) else { return Ok(None) };
+    let Some(inputs) = draw_inputs(&single, batched_inputs) else { return Ok(None) };
     let compared = |names: &[String], inside: bool| -> Option<std::result::Result<Vec<bool>, String>> {
         let mut parts = Vec::with_capacity(BATCH_COUNT);
         for part in 0..BATCH_COUNT {
             let rows: Vec<Tensor> = inputs.iter().map(|input| input.batch_rows(part)).collect();
             parts.push(run_graph(&single, names, &rows, &backend).ok()?);
         }
-        let batched_inputs: Vec<Tensor> = inputs.iter().map(|input| input.tensor.clone()).collect();
-        let batched = match run_graph(&together, names, &batched_inputs, &backend) {
-            Ok(whole) => whole,
+        let input_tensors: Vec<Tensor> = inputs.iter().map(|input| input.tensor.clone()).collect();
+        let batched_results = match run_graph(&batched, names, &input_tensors, &backend) {
+            Ok(results) => results,
             Err(error) if error.kind() == ErrorKind::MemoryLimit => return None,
             Err(error) => return Some(Err(error.to_string())),
         };
         let agree = |k: usize| {
             let parts: Option<Vec<&Tensor>> = parts.iter().map(|results| results[k].as_ref()).collect();
             parts
-                .zip(batched[k].as_ref())
-                .is_none_or(|(parts, whole)| values_agree(&parts, whole, batch, inside))
+                .zip(batched_results[k].as_ref())
+                .is_none_or(|(parts, batched_value)| values_agree(&parts, batched_value, batch, inside))
         };
         Some(Ok((0..names.len()).map(agree).collect()))
     };
     let differing = |names: Vec<String>, agree: Vec<bool>| {
         names.into_iter().zip(agree).find_map(|(name, agrees)| (!agrees).then_some(name))
     };
-    let outputs = common_float_names(&single, &together, single.outputs.iter().copied());
+    let outputs = common_float_names(&single, &batched, single.outputs.iter().copied());
     let output = match compared(&outputs, false) {
         None => return Ok(None),
         Some(Err(reason)) => return Ok(Some(reason)),
         Some(Ok(agree)) => differing(outputs, agree),
     };
     let Some(output) = output else { return Ok(None) };
-    let common = common_float_names(&single, &together, single.nodes.iter().flat_map(Node::present_outputs));
+    let common = common_float_names(&single, &batched, single.nodes.iter().flat_map(Node::present_outputs));
     let first = match compared(&common, true) {
         Some(Ok(agree)) => differing(common, agree),
         _ => None,
@@ -109,14 +109,14 @@ impl Input {
 
 /// Generates random inputs: floats from -1 to 1, and integers and booleans of 0 or 1, which are valid indices
 /// of most tables. Returns `None` if an input has another type or an unknown rank, or if the inputs are too large.
-fn draw_inputs(graph: &Graph, opened: &FxHashSet<String>) -> Option<Vec<Input>> {
+fn draw_inputs(graph: &Graph, batched_inputs: &FxHashSet<String>) -> Option<Vec<Input>> {
     let mut remaining = MAX_ELEMENTS_AND_BYTES.0;
     let inputs = graph.inputs.iter().enumerate().map(|(stream, &id)| {
         let ValueType::Tensor(dtype, Some(shape)) = &graph.value(id).ty else { return None };
         let mut dims: Vec<usize> =
             shape.iter().map(|dim| dim.known().unwrap_or(SYMBOLIC_AXIS_SIZE)).collect();
-        let opened = opened.contains(graph.name_of(id));
-        if opened {
+        let is_batched = batched_inputs.contains(graph.name_of(id));
+        if is_batched {
             let rows = dims.first_mut()?;
             *rows = rows.checked_mul(BATCH_COUNT)?;
         }
@@ -132,23 +132,19 @@ fn draw_inputs(graph: &Graph, opened: &FxHashSet<String>) -> Option<Vec<Input>> 
         } else {
             return None;
         };
-        Some(Input { tensor: drawn, is_batched: opened })
+        Some(Input { tensor: drawn, is_batched })
     });
     inputs.collect()
 }
 
 /// Returns the names of those `values` of `single` that are float tensors in both graphs.
-fn common_float_names(
-    single: &Graph,
-    together: &Graph,
-    values: impl Iterator<Item = ValueId>,
-) -> Vec<String> {
+fn common_float_names(single: &Graph, batched: &Graph, values: impl Iterator<Item = ValueId>) -> Vec<String> {
     let is_float = |graph: &Graph, id: ValueId| {
         let ty = &graph.value(id).ty;
         ty.shape().is_some() && ty.dtype().is_some_and(DType::is_float)
     };
     let names = values.filter(|&id| is_float(single, id)).map(|id| single.name_of(id).to_owned());
-    names.filter(|name| together.find(name).is_some_and(|id| is_float(together, id))).collect()
+    names.filter(|name| batched.find(name).is_some_and(|id| is_float(batched, id))).collect()
 }
 
 /// Runs a graph on `inputs` and returns the values with these `names`.
@@ -212,11 +208,11 @@ fn values_agree(parts: &[&Tensor], batched: &Tensor, batch: usize, inside: bool)
     (1..=max_rows).filter(|&outer| dims[axis].is_multiple_of(outer)).any(|outer| {
         let blocks = front * outer;
         let len = parts[0].len() / blocks.max(1);
-        let together: Vec<f64> = (0..blocks)
+        let concatenated: Vec<f64> = (0..blocks)
             .flat_map(|block| parts.iter().flat_map(move |part| &part[block * len..(block + 1) * len]))
             .copied()
             .collect();
-        are_close(&together, &elements, batched.dtype())
+        are_close(&concatenated, &elements, batched.dtype())
     })
 }
 

@@ -15,7 +15,7 @@ pub(crate) fn mark_labels(model: &mut ModelProto, labels: &[String]) {
     model.metadata_props.extend(labels.iter().map(entry));
 }
 
-/// Returns the names that [`mark`] noted.
+/// Returns the names that [`mark_labels`] noted.
 pub(crate) fn marked_labels(model: &ModelProto) -> Vec<String> {
     model
         .metadata_props
@@ -25,7 +25,7 @@ pub(crate) fn marked_labels(model: &ModelProto) -> Vec<String> {
         .collect()
 }
 
-/// Removes the notes of [`mark`], for a model without the loss.
+/// Removes the notes of [`mark_labels`], for a model without the loss.
 pub(crate) fn remove_marks(model: &mut ModelProto) {
     model.metadata_props.retain(|entry| entry.key != METADATA_KEY);
 }

@@ -31,7 +31,7 @@ fn computed_constants(graph: &Graph) -> FxHashSet<ValueId> {
     names
 }
 
-/// Converts the values in `wanted` that nodes compute from constants alone to initializers. Returns the names
+/// Converts the values in `parameters` that nodes compute from constants alone to initializers. Returns the names
 /// of all values that could be converted.
 ///
 /// The values are computed now. Nodes and initializers without other uses are removed. The parts of the model
@@ -41,7 +41,7 @@ fn computed_constants(graph: &Graph) -> FxHashSet<ValueId> {
 /// They become independent parameters.
 ///
 /// # Errors
-/// If a value cannot be computed, or is computed from another value in `wanted`.
+/// If a value cannot be computed, or is computed from another value in `parameters`.
 pub(crate) fn make_initializers(
     label: &str,
     model: &mut LoadedModel,
@@ -193,7 +193,7 @@ fn reject_dependent_parameters(
 ) -> Result<()> {
     let producers = graph.producers();
     let is_independent = |id: ValueId| independent.iter().any(|name| name == graph.name_of(id));
-    let mut seen = FxHashSet::default();
+    let mut visited = FxHashSet::default();
     // Values, each with the parameter from which it was reached.
     let mut rest: Vec<(ValueId, ValueId)> = ids.iter().map(|&id| (id, id)).collect();
     while let Some((id, parameter)) = rest.pop() {
@@ -205,7 +205,7 @@ fn reject_dependent_parameters(
                 graph.name_of(id)
             )));
         }
-        if let (true, Some(index)) = (seen.insert(id), producers[id.0 as usize]) {
+        if let (true, Some(index)) = (visited.insert(id), producers[id.0 as usize]) {
             rest.extend(graph.nodes[index].present_inputs().map(|input| (input, parameter)));
         }
     }

@@ -206,15 +206,15 @@ fn print_program(
     let mut symbols: Vec<(&Dim, usize)> = Vec::new();
     for &id in &graph.inputs {
         let argument = shapes.iter().find(|(name, _)| name == graph.name_of(id));
-        let (Some((_, given)), Some(declared)) = (argument, graph.value(id).ty.shape()) else { continue };
-        if given.len() != declared.rank() {
+        let (Some((_, shape)), Some(declared)) = (argument, graph.value(id).ty.shape()) else { continue };
+        if shape.len() != declared.rank() {
             return Err(Error::Argument(format!(
-                "input {:?} is {}, so the shape {given:?} does not fit",
+                "input {:?} is {}, so the shape {shape:?} does not fit",
                 graph.name_of(id),
                 graph.value(id).ty
             )));
         }
-        symbols.extend(declared.iter().zip(given.iter().copied()));
+        symbols.extend(declared.iter().zip(shape.iter().copied()));
     }
     let mut inputs = Vec::new();
     let mut roles = Vec::new();

@@ -302,10 +302,10 @@ pub enum Error {
         name: String,
     },
     /// The call requires an evaluation model, and the module or session has no evaluation model.
-    #[error("{call} needs an evaluation model, but the {made} was made without one")]
+    #[error("{call} needs an evaluation model, but the {object} was made without one")]
     NoEvalModel {
         /// The object without evaluation model: a module or a session.
-        made: &'static str,
+        object: &'static str,
         /// The call that requires an evaluation model.
         call: &'static str,
     },

@@ -18,13 +18,13 @@ use crate::{
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// # let made = setup::artifacts()?;
+/// # let artifacts = setup::artifacts()?;
 /// use ortrain::{FileKind, ModelSource, Scope, inspect};
 ///
 /// let of = |model: ModelSource| Ok::<FileKind, ortrain::Error>(inspect(model, &Scope::Outputs)?.kind);
 /// assert_eq!(of(setup::MODEL.into())?, FileKind::ForwardModel);
-/// assert_eq!(of(ModelSource::from_proto(&made.training_model)?)?, FileKind::TrainingModel);
-/// assert_eq!(of(made.checkpoint_bytes()?.into())?.name(), "checkpoint");
+/// assert_eq!(of(ModelSource::from_proto(&artifacts.training_model)?)?, FileKind::TrainingModel);
+/// assert_eq!(of(artifacts.checkpoint_bytes()?.into())?.name(), "checkpoint");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

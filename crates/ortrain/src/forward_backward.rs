@@ -518,13 +518,13 @@ impl ForwardBackward {
             graph.inputs.iter().enumerate().map(role).collect::<Vec<Role>>()
         };
         let bytes = |weight: &Weight| weight.initial.data().len();
-        let held_bytes =
+        let parameter_bytes =
             2 * weights.iter().map(bytes).sum::<usize>() + statistics.iter().map(bytes).sum::<usize>();
         let prepared = |graph: Graph, roles: Vec<Role>| {
             Mutex::new(Prepared {
                 executables: ExecutableCache::new(graph, roles, backend.clone()).with_precision(precision),
                 signature: Signature::new(inputs.clone()),
-                planning_workspace: Workspace::with_limit(backend.clone(), limit, held_bytes)
+                planning_workspace: Workspace::with_limit(backend.clone(), limit, parameter_bytes)
                     .iteration_limit(iterations),
             })
         };
@@ -555,7 +555,7 @@ impl ForwardBackward {
             pool: Arc::default(),
             backend: backend.clone(),
             limit,
-            parameter_bytes: held_bytes,
+            parameter_bytes,
             iterations,
             interrupt,
             seed: options.seed.cast_unsigned(),
@@ -573,8 +573,8 @@ impl ForwardBackward {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// use ortrain::{ForwardBackward, ForwardBackwardOptions, InferenceSession, ModelSource, SessionOptions};
     ///
-    /// let made = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?.training_model()?;
-    /// let session = InferenceSession::new(ModelSource::from_proto(&made)?, SessionOptions::default())?;
+    /// let model = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?.training_model()?;
+    /// let session = InferenceSession::new(ModelSource::from_proto(&model)?, SessionOptions::default())?;
     /// let both = ForwardBackward::of_session(&session)?;
     /// assert_eq!((both.inputs().len(), both.weights().len()), (5, 0));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -1056,8 +1056,8 @@ fn find_reached_weights(label: &str, graph: &Graph) -> Result<Vec<String>> {
 }
 
 fn check_unique(names: &[String]) -> Result<()> {
-    let mut seen = FxHashSet::default();
-    match names.iter().find(|name| !seen.insert(*name)) {
+    let mut unique = FxHashSet::default();
+    match names.iter().find(|name| !unique.insert(*name)) {
         None => Ok(()),
         Some(name) => Err(Error::Argument(format!("weight {name:?} is named twice"))),
     }

@@ -88,8 +88,8 @@ impl Default for GradientOptions {
 ///     wrt: vec!["x".into(), "fc2.weight".into()],
 ///     ..GradientOptions::default()
 /// };
-/// let made = grad(setup::MODEL.into(), &options)?.graph.unwrap();
-/// let outputs: Vec<&str> = made.output.iter().map(|output| output.name.as_str()).collect();
+/// let graph = grad(setup::MODEL.into(), &options)?.graph.unwrap();
+/// let outputs: Vec<&str> = graph.output.iter().map(|output| output.name.as_str()).collect();
 /// assert_eq!(outputs, ["logits", "fc2.weight_grad", "x_grad"]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -118,8 +118,8 @@ pub fn grad(model: ModelSource, options: &GradientOptions) -> Result<ModelProto>
 ///     wrt: vec!["x".into()],
 ///     ..GradientOptions::default()
 /// };
-/// let made = ModelSource::from_proto(&vjp(setup::MODEL.into(), &options)?)?;
-/// let session = InferenceSession::new(made, SessionOptions::default())?;
+/// let model = ModelSource::from_proto(&vjp(setup::MODEL.into(), &options)?)?;
+/// let session = InferenceSession::new(model, SessionOptions::default())?;
 /// let inputs: Vec<&str> = session.inputs().iter().map(|input| input.name.as_str()).collect();
 /// assert_eq!(inputs, ["x", "logits_grad"]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -142,10 +142,10 @@ pub fn vjp(model: ModelSource, options: &GradientOptions) -> Result<ModelProto> 
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// use ortrain::gradient::GradientGraph;
 ///
-/// # let made = ortrain::encode_model(&setup::artifacts()?.eval_model)?;
+/// # let eval_model = ortrain::encode_model(&setup::artifacts()?.eval_model)?;
 /// # let loss = setup::artifacts()?.eval_model.graph.unwrap().output[0].name.clone();
 /// let (y, x) = (vec![loss.clone()], vec!["fc2.weight".into()]);
-/// let mut builder = GradientGraph::new(made.into(), y, x, &loss, true)?;
+/// let mut builder = GradientGraph::new(eval_model.into(), y, x, &loss, true)?;
 /// builder.build()?;
 /// let model = ortrain::decode_model(builder.model().clone())?;
 /// assert_eq!(model.graph.unwrap().output[1].name, "fc2.weight_grad");
@@ -331,7 +331,7 @@ impl GradientGraph {
             let mut file = Staged::beside(path.as_ref())?;
             file.append(self.model())?;
             file.sync()?;
-            file.place()
+            file.persist()
         };
         write().map_err(|error| Error::Onnx(error.into()))
     }
@@ -416,8 +416,8 @@ fn gradient_model(
 
 /// Returns the names without duplicates, in order.
 fn unique_names(names: &[String]) -> Vec<&str> {
-    let mut seen = FxHashSet::default();
-    names.iter().map(String::as_str).filter(|name| seen.insert(*name)).collect()
+    let mut unique = FxHashSet::default();
+    names.iter().map(String::as_str).filter(|name| unique.insert(*name)).collect()
 }
 
 fn is_standard(domain: &str) -> bool {

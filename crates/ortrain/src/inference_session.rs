@@ -750,7 +750,7 @@ impl InferenceSession {
         for (k, (feed, copy)) in feeds.iter().zip(&copies).enumerate() {
             match (feed, copy) {
                 (_, Some(tensor)) => tensors.push(RunInput::from(tensor)),
-                (Feed::Given(given), None) => tensors.push(*given),
+                (Feed::Given(input), None) => tensors.push(*input),
                 (Feed::Lent(value), None) => {
                     key.lent.push((k, value.dims.to_vec()));
                     lent.push(&**value.memory);
@@ -790,8 +790,8 @@ impl InferenceSession {
             .zip(&key.shapes)
             .map(|((dtype, _), shapes)| tensor_ranges(*dtype, shapes))
             .collect();
-        for ((plane, (_, several)), places) in planes.iter().zip(sequences).zip(&sequence_ranges) {
-            for (tensor, tensor_range) in several.iter().zip(places) {
+        for ((plane, (_, several)), ranges) in planes.iter().zip(sequences).zip(&sequence_ranges) {
+            for (tensor, tensor_range) in several.iter().zip(ranges) {
                 plane.write(tensor_range.start, tensor.data())?;
             }
         }
@@ -1015,11 +1015,11 @@ impl InferenceSession {
                 continue;
             }
             let ranges = tensor_ranges(info.dtype, &key.shapes[planes.len()]);
-            let bytes = ranges.last().map_or(0, |place| align(place.end));
+            let bytes = ranges.last().map_or(0, |range| align(range.end));
             let plane = PlaneId(planes.len() as u32);
             let size = info.dtype.size();
             let tensors =
-                ranges.iter().map(|place| PartTensor { start: place.start / size, len: place.len() / size });
+                ranges.iter().map(|range| PartTensor { start: range.start / size, len: range.len() / size });
             let tensors = tensors.collect();
             let part = PlanePart { dtype: info.dtype, plane, offset: 0, len: bytes / size, tensors };
             // An empty sequence requires no computation.

@@ -586,12 +586,12 @@ fn trace_gradients(
         }
     };
     // Constants behind an error would be trained otherwise: they keep their role.
-    let mut kept_values: Vec<ValueId> = Vec::new();
+    let mut error_targets: Vec<ValueId> = Vec::new();
     for stop in stops {
         let before = names(&graph, &stop.targets);
         match stop.error {
             Some(error) => {
-                kept_values.extend(&stop.targets);
+                error_targets.extend(&stop.targets);
                 let mut obstacle = to_obstacle(&error, label);
                 let quoted: Vec<String> = before.iter().map(|name| format!("{name:?}")).collect();
                 obstacle.fix = format!(
@@ -615,7 +615,7 @@ fn trace_gradients(
         }
     }
     for (&(at, id), found) in candidates.iter().zip(gradients) {
-        if !found && !kept_values.contains(&id) {
+        if !found && !error_targets.contains(&id) {
             inspection.parameters[at].role = ParameterRole::Constant;
             inspection.parameters[at].confidence = Confidence::Certain;
             inspection.parameters[at].reason = "no gradient of the loss reaches it".into();
@@ -656,11 +656,11 @@ pub(crate) fn to_obstacle(error: &ortrain_ops::Error, label: &str) -> Obstacle {
              function of the model or of an operator library (docs/extending.md)"
                 .to_owned()
         }
-        Wrong::Opset { least, newest, .. } => format!(
-            "convert the model to an opset from {least} to {newest}, as onnx.version_converter does, or export it anew"
+        Wrong::Opset { oldest, newest, .. } => format!(
+            "convert the model to an opset from {oldest} to {newest}, as onnx.version_converter does, or export it anew"
         ),
-        Wrong::TooOld { least, .. } => {
-            format!("raise the opset of the model: onnx.version_converter.convert_version(model, {least})")
+        Wrong::TooOld { oldest, .. } => {
+            format!("raise the opset of the model: onnx.version_converter.convert_version(model, {oldest})")
         }
         Wrong::Node { node: of, source, .. } => {
             node = Some(of.clone());

@@ -57,7 +57,7 @@ impl Feed<'_> {
     pub(crate) fn describe(&self) -> String {
         let tensor = |dtype: DType, dims: &[usize]| format!("{dtype}{dims:?}");
         match self {
-            Feed::Given(given) => tensor(given.dtype, given.dims),
+            Feed::Given(input) => tensor(input.dtype, input.dims),
             Feed::Lent(lent) => tensor(lent.dtype, lent.dims),
             Feed::Sequence(several) => format!("a sequence of {}", several.len()),
         }
@@ -103,7 +103,7 @@ pub(crate) fn output_spans<'a>(fetches: &'a [Fetch<'_>]) -> impl Iterator<Item =
 /// Copies a tensor. Returns `None` for a sequence.
 pub(crate) fn copy_tensor(feed: &Feed<'_>) -> Result<Option<Tensor>> {
     let (dtype, dims, bytes) = match feed {
-        Feed::Given(given) => (given.dtype, given.dims, given.bytes.to_vec()),
+        Feed::Given(input) => (input.dtype, input.dims, input.bytes.to_vec()),
         Feed::Lent(lent) => {
             let Ok(bytes) = byte_length(lent.dtype, lent.dims) else { return Ok(None) };
             (lent.dtype, lent.dims, lent.memory.to_vec(0, bytes)?)
@@ -116,7 +116,7 @@ pub(crate) fn copy_tensor(feed: &Feed<'_>) -> Result<Option<Tensor>> {
 /// Returns the element type, shape and number of bytes of each tensor.
 pub(crate) fn describe_feeds<'a>(feeds: &[Feed<'a>]) -> Vec<(DType, &'a [usize], usize)> {
     let of = |feed: &Feed<'a>| match feed {
-        Feed::Given(given) => Some((given.dtype, given.dims, given.bytes.len())),
+        Feed::Given(input) => Some((input.dtype, input.dims, input.bytes.len())),
         Feed::Lent(lent) => {
             let (have, need) = (lent.memory.len(), byte_length(lent.dtype, lent.dims).unwrap_or(usize::MAX));
             Some((lent.dtype, lent.dims, have.min(need)))

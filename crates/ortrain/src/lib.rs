@@ -586,7 +586,7 @@ pub use ortrain_program::DeviceMemory;
 /// ```
 /// use ortrain::AllocationError;
 ///
-/// let error = AllocationError::OnDevice { device: "vulkan".into(), bytes: 1 << 40, most: None };
+/// let error = AllocationError::OnDevice { device: "vulkan".into(), bytes: 1 << 40, max_bytes: None };
 /// assert_eq!(error.to_string(), "the device \"vulkan\" cannot allocate 1099511627776 bytes of memory");
 /// ```
 #[doc(inline)]
@@ -601,7 +601,7 @@ pub use ortrain_program::AllocationError;
 #[doc(inline)]
 pub use ortrain_program::DeviceError;
 
-/// Memory of another owner: [`Memory::lent`] makes a plane of it and keeps the owner alive.
+/// Memory of another owner: [`Memory::borrowed`] makes a plane of it and keeps the owner alive.
 ///
 /// ```
 /// use std::sync::Arc;
@@ -623,7 +623,7 @@ pub use ortrain_program::DeviceError;
 /// }
 ///
 /// let counters = Arc::new(Counters([1, 2, 3].map(AtomicU8::new)));
-/// let plane = Memory::lent(counters.clone());
+/// let plane = Memory::borrowed(counters.clone());
 /// plane.write(1, &[7])?;
 /// assert_eq!(counters.0[1].load(Ordering::Relaxed), 7);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -682,9 +682,9 @@ pub use ortrain_program::Precision;
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// # let made = setup::artifacts()?;
-/// # let mut state = ortrain::CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
-/// # let train = ortrain::ModelSource::from_proto(&made.training_model)?;
+/// # let artifacts = setup::artifacts()?;
+/// # let mut state = ortrain::CheckpointState::from_bytes(artifacts.checkpoint_bytes()?)?;
+/// # let train = ortrain::ModelSource::from_proto(&artifacts.training_model)?;
 /// use ortrain::{Error, Module, ModuleOptions, RunError};
 ///
 /// let result = Module::new(train, &mut state, None, ModuleOptions::default().memory_limit(1000));

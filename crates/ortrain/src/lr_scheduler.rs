@@ -271,8 +271,15 @@ impl fmt::Display for LrScheduler {
 impl Memory {
     /// Runs a step of PyTorch's `ReduceLROnPlateau`.
     fn update_plateau(&mut self, schedule: &Schedule, metric: f64) {
-        let Schedule::ReduceOnPlateau { factor, patience, threshold, cooldown, least, maximize, absolute } =
-            *schedule
+        let Schedule::ReduceOnPlateau {
+            factor,
+            patience,
+            threshold,
+            cooldown,
+            least: min_factor,
+            maximize,
+            absolute,
+        } = *schedule
         else {
             return;
         };
@@ -291,7 +298,7 @@ impl Memory {
             (self.cooling, self.bad) = (self.cooling - 1, 0);
         }
         if self.bad > patience {
-            self.decided = (self.decided * factor).max(least);
+            self.decided = (self.decided * factor).max(min_factor);
             (self.cooling, self.bad) = (cooldown, 0);
         }
     }

@@ -237,10 +237,10 @@ impl ModelSource {
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let made = setup::artifacts()?;
+    /// # let artifacts = setup::artifacts()?;
     /// use ortrain::{InferenceSession, ModelSource, SessionOptions};
     ///
-    /// let eval = ModelSource::from_proto(&made.eval_model)?;
+    /// let eval = ModelSource::from_proto(&artifacts.eval_model)?;
     /// let session = InferenceSession::new(eval, SessionOptions::default())?;
     /// assert_eq!(session.inputs()[0].name, "x");
     /// # Ok::<(), Box<dyn std::error::Error>>(())

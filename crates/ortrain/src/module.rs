@@ -40,11 +40,11 @@ use crate::{
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// # let made = setup::artifacts()?;
+/// # let artifacts = setup::artifacts()?;
 /// use ortrain::{CheckpointState, ModelSource, Module, ModuleOptions, backend};
 ///
-/// # let mut state = CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
-/// # let train = ModelSource::from_proto(&made.training_model)?;
+/// # let mut state = CheckpointState::from_bytes(artifacts.checkpoint_bytes()?)?;
+/// # let train = ModelSource::from_proto(&artifacts.training_model)?;
 /// let options = ModuleOptions::default().backend(backend("cpu", 2)?).memory_limit(64 << 20);
 /// let module = Module::new(train, &mut state, None, options)?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -444,11 +444,11 @@ impl Module {
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let made = setup::artifacts()?;
+    /// # let artifacts = setup::artifacts()?;
     /// use ortrain::{CheckpointState, Module, ModuleOptions};
     ///
     /// # let folder = tempfile::tempdir()?;
-    /// # made.write(folder.path(), "")?;
+    /// # artifacts.write(folder.path(), "")?;
     /// # let in_folder = |name: &str| folder.path().join(name);
     /// let mut state = CheckpointState::load(in_folder("checkpoint"))?;
     /// let module = Module::new(
@@ -583,7 +583,7 @@ impl Module {
         Ok(())
     }
 
-    /// Checks the inputs of a step, and copies the inputs that the step cannot read in place. `taken` are the
+    /// Checks the inputs of a step, and copies the inputs that the step cannot read in place. `output_spans` are the
     /// addresses of memory that is written during the step.
     pub(crate) fn copy_inputs(
         &mut self,
@@ -754,7 +754,7 @@ impl Module {
             .clone()
             .map(|k| placement.copy_plane(planes[k]))
             .collect::<Result<Vec<Memory>>>()?;
-        let mut seen = None;
+        let mut finding = None;
         let outputs = &self.train.outputs;
         self.train.executables.run(
             &mut self.work,
@@ -763,17 +763,17 @@ impl Module {
             scalars,
             inputs,
             &mut |k, dtype, dims, value| {
-                if seen.is_none() {
-                    seen = anomaly::check_result(k, &outputs[k].name, (dtype, dims), value)?;
+                if finding.is_none() {
+                    finding = anomaly::check_result(k, &outputs[k].name, (dtype, dims), value)?;
                 }
                 deliver(k, dtype, dims, value)
             },
         )?;
-        let seen = match seen {
-            Some(seen) => Some(seen),
+        let finding = match finding {
+            Some(finding) => Some(finding),
             None => anomaly::check_planes(&self.layout, &planes)?,
         };
-        let Some(seen) = seen else { return Ok(()) };
+        let Some(finding) = finding else { return Ok(()) };
         for (k, copy) in written_range.clone().zip(&copies) {
             planes[k].write(0, &copy.to_vec(0, copy.len())?)?;
         }
@@ -789,7 +789,7 @@ impl Module {
             inputs,
             layout,
         };
-        Err(Error::Anomaly(Box::new(Anomaly { seen, path: again.trace_origin()? })))
+        Err(Error::Anomaly(Box::new(Anomaly { finding, path: again.trace_origin()? })))
     }
 
     fn gradients_are_zero(&self) -> Result<bool> {
@@ -912,7 +912,7 @@ impl Module {
             return run.map_err(|error| self.explain_with_copies(error, inputs, false));
         }
         let inputs = inputs.copied_values;
-        let mut seen = None;
+        let mut finding = None;
         let outputs = &eval.outputs;
         let run = eval.executables.run_traced(
             &mut self.work,
@@ -921,8 +921,8 @@ impl Module {
             self.trace.as_mut(),
             inputs,
             &mut |k, dtype, dims, value| {
-                if seen.is_none() {
-                    seen = anomaly::check_result(k, &outputs[k].name, (dtype, dims), value)?;
+                if finding.is_none() {
+                    finding = anomaly::check_result(k, &outputs[k].name, (dtype, dims), value)?;
                 }
                 deliver(k, dtype, dims, value)
             },
@@ -932,7 +932,7 @@ impl Module {
             return Err(self.add_sufficient_limit(error, inputs, false));
         }
         let Some(eval) = &self.eval else { return Ok(()) };
-        let Some(seen) = seen else { return Ok(()) };
+        let Some(finding) = finding else { return Ok(()) };
         let (runners, backend, layout) = (&eval.executables, &self.backend, &*self.layout);
         let again = Replay {
             executables: runners,
@@ -943,7 +943,7 @@ impl Module {
             inputs,
             layout,
         };
-        Err(Error::Anomaly(Box::new(Anomaly { seen, path: again.trace_origin()? })))
+        Err(Error::Anomaly(Box::new(Anomaly { finding, path: again.trace_origin()? })))
     }
 
     /// Runs an evaluation step and writes the results to memory of the caller, in the order of
@@ -1585,7 +1585,7 @@ impl Module {
 
 /// Returns the error of a call that requires an evaluation model.
 fn no_eval_model(call: &'static str) -> Error {
-    Error::NoEvalModel { made: "module", call }
+    Error::NoEvalModel { object: "module", call }
 }
 
 /// The norms of a parameter and of its gradient: see [`Module::norms`].

@@ -150,10 +150,10 @@ impl Optimizer {
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// # let made = setup::artifacts()?;
+    /// # let artifacts = setup::artifacts()?;
     /// use ortrain::{ModelSource, Optimizer};
     ///
-    /// let model = ModelSource::from_proto(&made.optimizer_model.unwrap())?;
+    /// let model = ModelSource::from_proto(&artifacts.optimizer_model.unwrap())?;
     /// let optimizer = Optimizer::new(model, &mut state, &module)?;
     /// assert_eq!(optimizer.learning_rate(&state)?, 0.001);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -707,8 +707,8 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<ParsedOptimizer> {
         let number = NumberInput::ALL.iter().find(|(known, ..)| *known == name);
         match (ty, number) {
             (ValueType::Sequence(_), _) => {}
-            (ValueType::Tensor(dtype, _), Some((_, number, wanted)))
-                if dtype == wanted && *number != NumberInput::Settings => {}
+            (ValueType::Tensor(dtype, _), Some((_, number, expected)))
+                if dtype == expected && *number != NumberInput::Settings => {}
             (ty, Some((_, _, expected))) => {
                 return Err(wrong(format!("input {name:?} should be {expected}[1] but is {ty}")));
             }

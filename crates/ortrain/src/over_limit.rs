@@ -58,7 +58,7 @@ pub(crate) fn explain(
         }
     }
     if let Some(batch) = signature.batch_size(inputs) {
-        // Binary search: the largest batch that fits is at least `least` (0: unknown) and less than `most`.
+        // Binary search: the largest batch that fits is at least `fitting` (0: unknown) and less than `failing`.
         let (mut fitting, mut failing) = (0, batch);
         while over.need.state + over.need.constants < over.limit && failing - fitting > 1 {
             let size = fitting + (failing - fitting) / 2;

@@ -82,11 +82,11 @@ pub(crate) fn add_advice(error: Error, model: &LoadedModel) -> Error {
         .node
         .iter()
         .zip(&unsupported)
-        .filter(|(_, behind)| !**behind)
+        .filter(|(_, is_unsupported)| !**is_unsupported)
         .flat_map(|(node, _)| node.output.iter().map(String::as_str))
         .collect();
     let mut values: Vec<String> = Vec::new();
-    for (node, _) in graph.node.iter().zip(&unsupported).filter(|(_, behind)| **behind) {
+    for (node, _) in graph.node.iter().zip(&unsupported).filter(|(_, is_unsupported)| **is_unsupported) {
         for name in node.input.iter().filter(|name| !name.is_empty() && produced.contains(name.as_str())) {
             let quoted = format!("{name:?}");
             if values.len() < MAX_LISTED && !values.contains(&quoted) {

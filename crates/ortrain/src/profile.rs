@@ -395,7 +395,7 @@ impl Profile {
             let mut file = Staged::beside(path.as_ref())?;
             file.append(self.chrome_trace_json().as_bytes())?;
             file.sync()?;
-            file.place()
+            file.persist()
         };
         write().map_err(|error| Error::Onnx(OnnxError::from(error)))
     }

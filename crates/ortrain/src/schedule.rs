@@ -140,17 +140,17 @@ fn unknown_schedule(name: &str) -> Error {
 struct Settings<'a> {
     schedule: &'a str,
     known: Vec<&'static str>,
-    given: Vec<(String, Setting)>,
+    settings: Vec<(String, Setting)>,
 }
 
 impl Settings<'_> {
     fn take<T: SettingType>(&mut self, name: &'static str, default: Option<T>) -> Result<T> {
         self.known.push(name);
-        let Some(at) = self.given.iter().position(|(given, _)| given == name) else {
+        let Some(at) = self.settings.iter().position(|(key, _)| key == name) else {
             return default
                 .ok_or_else(|| Error::Argument(format!("{} needs {name}, {}", self.schedule, T::WHAT)));
         };
-        let (_, setting) = self.given.swap_remove(at);
+        let (_, setting) = self.settings.swap_remove(at);
         let text = setting.to_string();
         T::read(setting).ok_or_else(|| {
             Error::Argument(format!("{name} of {} must be {}, got {text}", self.schedule, T::WHAT))
@@ -158,7 +158,7 @@ impl Settings<'_> {
     }
 
     fn finish(self) -> Result<()> {
-        match self.given.first() {
+        match self.settings.first() {
             None => Ok(()),
             Some((name, _)) if self.known.contains(&name.as_str()) => {
                 Err(Error::Argument(format!("{} has the setting {name} twice", self.schedule)))
@@ -206,14 +206,14 @@ macro_rules! schedules {
             }
 
             fn unchecked(name: &str, mut settings: Settings<'_>) -> Result<Schedule> {
-                let made = match name {
+                let schedule = match name {
                     $( stringify!($name) => Schedule::$name { $(
                         $field: settings.take(stringify!($field), if_any!($($default)?))?
                     ),* }, )*
                     _ => return Err(unknown_schedule(name)),
                 };
                 settings.finish()?;
-                Ok(made)
+                Ok(schedule)
             }
 
             /// Returns the name of the schedule.
@@ -390,8 +390,7 @@ impl Schedule {
     /// # Errors
     /// If the name is unknown, or a setting is missing, unknown, or out of range.
     pub fn from_settings(name: &str, settings: Vec<(String, Setting)>) -> Result<Schedule> {
-        let parsed =
-            Schedule::unchecked(name, Settings { schedule: name, known: Vec::new(), given: settings })?;
+        let parsed = Schedule::unchecked(name, Settings { schedule: name, known: Vec::new(), settings })?;
         parsed.check()?;
         Ok(parsed)
     }

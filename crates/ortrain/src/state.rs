@@ -335,8 +335,8 @@ impl CheckpointState {
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let made = setup::artifacts()?;
-    /// let state = ortrain::CheckpointState::from_checkpoint(made.checkpoint)?;
+    /// # let artifacts = setup::artifacts()?;
+    /// let state = ortrain::CheckpointState::from_checkpoint(artifacts.checkpoint)?;
     /// assert!(!state.is_nominal());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -367,8 +367,8 @@ impl CheckpointState {
                 }
             }
         }
-        let mut seen: FxHashSet<Arc<str>> = FxHashSet::default();
-        values.retain(|(entry, _)| seen.insert(entry.name.clone()));
+        let mut unique: FxHashSet<Arc<str>> = FxHashSet::default();
+        values.retain(|(entry, _)| unique.insert(entry.name.clone()));
         values.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
         let (entries, tensors): (Vec<Entry>, Vec<Option<Tensor>>) = values.into_iter().unzip();
 

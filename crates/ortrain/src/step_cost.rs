@@ -111,7 +111,7 @@ pub(crate) fn input_shapes(
         formatted.collect::<Vec<_>>().join(", ")
     };
     let mut symbols: FxHashMap<&Dim, (usize, String)> = FxHashMap::default();
-    for (name, given) in &options.shapes {
+    for (name, shape) in &options.shapes {
         let Some(&id) = inputs.iter().find(|&&id| graph.name_of(id) == name) else {
             return wrong(format!(
                 "{label} has no input {name:?}, whose shape is given; it has {}{}",
@@ -122,18 +122,18 @@ pub(crate) fn input_shapes(
         let ValueType::Tensor(dtype, declared) = &graph.value(id).ty else {
             return wrong(format!("input {name:?} is no tensor, so it has no shape"));
         };
-        byte_length(*dtype, given).map_err(|error| Error::Argument(format!("input {name:?}: {error}")))?;
+        byte_length(*dtype, shape).map_err(|error| Error::Argument(format!("input {name:?}: {error}")))?;
         let Some(declared) = declared else { continue };
         let ty = &graph.value(id).ty;
-        if declared.rank() != given.len() {
+        if declared.rank() != shape.len() {
             return wrong(format!(
-                "input {name:?} is {ty}, so the shape {given:?} does not fit: its rank differs"
+                "input {name:?} is {ty}, so the shape {shape:?} does not fit: its rank differs"
             ));
         }
-        for (axis, (dim, &size)) in declared.iter().zip(given).enumerate() {
+        for (axis, (dim, &size)) in declared.iter().zip(shape).enumerate() {
             if dim.known().is_some_and(|known| known != size) {
                 return wrong(format!(
-                    "input {name:?} is {ty}, so the shape {given:?} does not fit at axis {axis}"
+                    "input {name:?} is {ty}, so the shape {shape:?} does not fit at axis {axis}"
                 ));
             }
             if dim.known().is_none()
@@ -171,10 +171,10 @@ pub(crate) fn input_shapes(
     let mut shapes_by_name = Vec::with_capacity(inputs.len());
     for &id in &inputs {
         let name = graph.name_of(id);
-        let given = options.shapes.iter().find(|(known, _)| known == name).map(|(_, dims)| dims.clone());
+        let argument = options.shapes.iter().find(|(known, _)| known == name).map(|(_, dims)| dims.clone());
         let size = |dim: &Dim| dim.known().or_else(|| symbols.get(dim).map(|&(size, _)| size));
         let inferred = || graph.value(id).ty.shape()?.iter().map(size).collect::<Option<Vec<usize>>>();
-        shapes_by_name.push((name.to_owned(), given.or_else(inferred)));
+        shapes_by_name.push((name.to_owned(), argument.or_else(inferred)));
     }
     for (name, dims) in &shapes_by_name {
         let dtype = graph.find(name).and_then(|id| graph.value(id).ty.dtype()).unwrap_or(DType::F32);
@@ -232,16 +232,16 @@ pub(crate) fn plan_step(artifacts: Artifacts, inputs: Vec<(String, Vec<usize>)>)
     let dims =
         |training| module.input_names(training).iter().map(|name| find(name)).collect::<Result<Vec<_>>>();
     let (forward, step) = (module.plan(&dims(false)?, false), module.plan(&dims(true)?, true));
-    let mut behind_shapes = module.shape_deciding_inputs(true);
+    let mut deciding_inputs = module.shape_deciding_inputs(true);
     let eval_inputs =
-        module.shape_deciding_inputs(false).into_iter().filter(|name| !behind_shapes.contains(name));
-    behind_shapes.extend(eval_inputs.collect::<Vec<_>>());
+        module.shape_deciding_inputs(false).into_iter().filter(|name| !deciding_inputs.contains(name));
+    deciding_inputs.extend(eval_inputs.collect::<Vec<_>>());
     // Planning uses zeros for values. A zero is no valid size. Indices of floats are different: the host
     // computes them during a step.
     let infos = || module.inputs(true).iter().chain(module.inputs(false));
-    let sizes = infos().any(|info| !info.dtype.is_float() && behind_shapes.contains(&info.name));
-    if sizes || !behind_shapes.is_empty() && (forward.is_err() || step.is_err()) {
-        return Ok(Plan::Values(behind_shapes));
+    let sizes = infos().any(|info| !info.dtype.is_float() && deciding_inputs.contains(&info.name));
+    if sizes || !deciding_inputs.is_empty() && (forward.is_err() || step.is_err()) {
+        return Ok(Plan::Values(deciding_inputs));
     }
     let ((forward, forward_need), (step, need)) = (forward?, step?);
     let mut parts = ScheduleParts::default();

@@ -73,14 +73,14 @@ pub(crate) fn stop_gradients(label: &str, model: &mut LoadedModel, stops: &[Stri
     for stop in stops {
         let name = stop.as_str();
         let argument = |reason: String| Error::Argument(format!("stop_gradients names {name:?}{reason}"));
-        if let Some(made) = values.node_outputs.iter().find(|made| **made == name) {
+        if let Some(output) = values.node_outputs.iter().find(|output| **output == name) {
             if !is_float(name) {
                 let dtype = dtypes[name];
                 return Err(argument(format!(
                     ", which is {dtype}: only floats have gradients; leave it out"
                 )));
             }
-            selected.insert(made);
+            selected.insert(output);
         } else if values.weights.contains(name) {
             return Err(argument(
                 ", which is a weight or a constant: leave it out of requires_grad to keep it as it is".into(),
@@ -91,9 +91,9 @@ pub(crate) fn stop_gradients(label: &str, model: &mut LoadedModel, stops: &[Stri
             ));
         } else {
             let pattern = Pattern::new(name).ok();
-            let fits = |made: &&&str| pattern.as_ref().is_some_and(|pattern| pattern.matches(made));
+            let fits = |output: &&&str| pattern.as_ref().is_some_and(|pattern| pattern.matches(output));
             let matches: Vec<&&str> =
-                values.node_outputs.iter().filter(fits).filter(|made| is_float(made)).collect();
+                values.node_outputs.iter().filter(fits).filter(|output| is_float(output)).collect();
             if matches.is_empty() {
                 let suggestion = hint(name, values.node_outputs.iter().copied());
                 return Err(argument(format!(", but {label} computes no floats of that name{suggestion}")));

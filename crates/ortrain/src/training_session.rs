@@ -25,7 +25,7 @@ use crate::{
 /// use ortrain::{CheckpointState, RunInput, ModelSource, ModuleOptions, Tensor, TrainingSession};
 ///
 /// // Usually files; here they are made on the spot, of a perceptron with 64 inputs and 10 classes.
-/// let made = generate(
+/// let artifacts = generate(
 ///     "../../examples/perceptron.onnx".into(),
 ///     ArtifactOptions {
 ///         requires_grad: ["fc1.weight", "fc1.bias", "fc2.weight", "fc2.bias"].map(String::from).into(),
@@ -36,7 +36,7 @@ use crate::{
 /// )?;
 /// let folder = std::env::temp_dir().join(format!("ortrain-session-{}", std::process::id()));
 /// std::fs::create_dir_all(&folder)?;
-/// made.write(&folder, "")?;
+/// artifacts.write(&folder, "")?;
 ///
 /// let state = CheckpointState::load(folder.join("checkpoint"))?;
 /// let mut session = TrainingSession::new(
@@ -140,11 +140,11 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let made = setup::artifacts()?;
+    /// # let artifacts = setup::artifacts()?;
     /// use ortrain::{CheckpointState, ModelSource, ModuleOptions, TrainingSession};
     ///
-    /// let mut state = CheckpointState::from_checkpoint(made.checkpoint)?;
-    /// let train = ModelSource::from_proto(&made.training_model)?;
+    /// let mut state = CheckpointState::from_checkpoint(artifacts.checkpoint)?;
+    /// let train = ModelSource::from_proto(&artifacts.training_model)?;
     /// let session = TrainingSession::new(&mut state, train, None, None, ModuleOptions::default())?;
     /// assert!(session.optimizer().is_none());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -208,7 +208,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// ```
     /// # use ortrain::artifacts::{ArtifactOptions, Loss, generate};
     /// # use ortrain::{CheckpointState, Destination, RunInput, ModelSource, ModuleOptions, Tensor, TrainingSession};
-    /// # let made = generate(
+    /// # let artifacts = generate(
     /// #     "../../examples/perceptron.onnx".into(),
     /// #     ArtifactOptions {
     /// #         requires_grad: vec!["fc2.weight".into()],
@@ -217,8 +217,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// #         ..ArtifactOptions::default()
     /// #     },
     /// # )?;
-    /// # let state = CheckpointState::from_bytes(made.checkpoint_bytes()?)?;
-    /// # let train = ModelSource::from_proto(&made.training_model)?;
+    /// # let state = CheckpointState::from_bytes(artifacts.checkpoint_bytes()?)?;
+    /// # let train = ModelSource::from_proto(&artifacts.training_model)?;
     /// # let mut session = TrainingSession::new(state, train, None, None, ModuleOptions::default())?;
     /// # let (x, labels) = (Tensor::f32(&[2, 64], &[0.5; 128]), Tensor::i64(&[2], &[3, 4]));
     /// # let inputs = [RunInput::from(&x), RunInput::from(&labels)];
@@ -715,7 +715,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
 /// Rewrites an error of the module in terms of its session.
 fn to_session_error(error: Error) -> Error {
     match error {
-        Error::NoEvalModel { call, .. } => Error::NoEvalModel { made: "session", call },
+        Error::NoEvalModel { call, .. } => Error::NoEvalModel { object: "session", call },
         error => error,
     }
 }

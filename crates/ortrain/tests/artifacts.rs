@@ -94,9 +94,9 @@ fn models_equal_recorded_models() {
         let expected = recorded_model(case, "training_model.onnx");
         assert_eq!(artifacts.training_model.opset_import, expected.opset_import, "{case}");
         assert_eq!(artifacts.training_model.ir_version, expected.ir_version, "{case}");
-        let (found, wanted) = (artifacts.training_model.graph.unwrap(), expected.graph.unwrap());
-        assert_eq!(found.input, wanted.input, "{case}");
-        assert_eq!(found.output, wanted.output, "{case}");
+        let (found, expected_graph) = (artifacts.training_model.graph.unwrap(), expected.graph.unwrap());
+        assert_eq!(found.input, expected_graph.input, "{case}");
+        assert_eq!(found.output, expected_graph.output, "{case}");
         assert_eq!(
             artifacts.checkpoint,
             ortrain_checkpoint::load(recorded(case, "checkpoint")).unwrap(),

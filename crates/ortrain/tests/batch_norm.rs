@@ -199,8 +199,8 @@ fn hidden(x: &Tensor, w: &[f32]) -> Vec<f64> {
 #[track_caller]
 fn assert_blended(new: &[f32], old: &[f32], batch: &[f64]) {
     for ((new, old), batch) in new.iter().zip(old).zip(batch) {
-        let want = f64::from(MOMENTUM) * f64::from(*old) + (1.0 - f64::from(MOMENTUM)) * batch;
-        assert!((f64::from(*new) - want).abs() < 1e-6, "{new} for {want}");
+        let expected = f64::from(MOMENTUM) * f64::from(*old) + (1.0 - f64::from(MOMENTUM)) * batch;
+        assert!((f64::from(*new) - expected).abs() < 1e-6, "{new} for {expected}");
     }
 }
 
@@ -534,13 +534,13 @@ fn gradient_free_vector(builder: &mut ModelBuilder, how: &str, value: f32, h: Va
             builder.node("Cast", &name("vector"), &[integers], cast(DType::F32))
         }
         "chosen" => {
-            let least = builder.node("ReduceMax", &name("max"), &[h], reduce_attrs);
-            let above = builder.node("Greater", &name("above"), &[least, scalar], Attrs::new());
+            let row_max = builder.node("ReduceMax", &name("max"), &[h], reduce_attrs);
+            let above = builder.node("Greater", &name("above"), &[row_max, scalar], Attrs::new());
             builder.node("Where", &name("vector"), &[above, scalar, scalar], Attrs::new())
         }
         "sign" => {
-            let least = builder.node("ReduceMax", &name("max"), &[h], reduce_attrs);
-            builder.node("Sign", &name("vector"), &[least], Attrs::new())
+            let row_max = builder.node("ReduceMax", &name("max"), &[h], reduce_attrs);
+            builder.node("Sign", &name("vector"), &[row_max], Attrs::new())
         }
         _ => unreachable!("{how}"),
     }

@@ -67,8 +67,8 @@ fn rejects_invalid_feeds_and_fetches() {
     let logits = Arc::new(Memory::new(4 * ROWS * 10));
     let dims = [ROWS, 64];
     let feed = || Feed::from(lent(&x, &dims));
-    let place = |dims| Fetch { output: 0, into: Some(Lent { dtype: DType::F32, dims, memory: &logits }) };
-    let right = place(&[ROWS, 10]);
+    let fetch = |dims| Fetch { output: 0, into: Some(Lent { dtype: DType::F32, dims, memory: &logits }) };
+    let right = fetch(&[ROWS, 10]);
     let cases: [Case<'_>; 8] = [
         (&[], &[right], "no value was given for input \"x\""),
         (&[("x", feed()), ("y", feed())], &[right], "the model has no input \"y\"; it has x"),
@@ -82,12 +82,12 @@ fn rejects_invalid_feeds_and_fetches() {
         (&[("x", feed())], &[right, right], "outputs \"logits\" and \"logits\" share memory"),
         (
             &[("x", feed())],
-            &[place(&[ROWS, 9])],
+            &[fetch(&[ROWS, 9])],
             "output \"logits\" is float32[48, 10], but its buffer is float32[48, 9]",
         ),
         (
             &[("x", feed())],
-            &[place(&[ROWS, 11])],
+            &[fetch(&[ROWS, 11])],
             "is declared as float32[48, 11] (2112 bytes), but it has 1920 bytes",
         ),
         (&[("x", Feed::Sequence(&[]))], &[right], "a sequence is no tensor"),

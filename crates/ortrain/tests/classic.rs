@@ -152,12 +152,12 @@ fn run_reads_inputs_in_place() {
                 _ => feeds.truncate(3),
             }
             let fetches = [Fetch { output: 0, into: None }, Fetch { output: 1, into: None }];
-            let mut seen = Vec::new();
+            let mut outputs = Vec::new();
             for options in [RunOptions::default(), restricted, RunOptions::default()] {
-                seen.extend(session.run_bound(&feeds, &fetches, options).expect("it runs"));
+                outputs.extend(session.run_bound(&feeds, &fetches, options).expect("it runs"));
             }
             let work = session.module().memory().work;
-            ((seen, session.state().expect("it is whole")), work)
+            ((outputs, session.state().expect("it is whole")), work)
         };
         let ((results, work), (expected, with_copies)) = (run(true), run(false));
         assert_eq!(results, expected, "{narrow:?}");

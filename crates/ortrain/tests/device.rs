@@ -32,9 +32,9 @@ fn on(backend: &Arc<dyn Backend>) -> ModuleOptions {
 
 /// Creates a module with an evaluation model on a state.
 fn module(state: &mut CheckpointState, backend: &Arc<dyn Backend>) -> ortrain::Result<Module> {
-    let made = setup::artifacts().unwrap();
-    let eval = ModelSource::from_proto(&made.eval_model).unwrap();
-    Module::new(ModelSource::from_proto(&made.training_model).unwrap(), state, Some(eval), on(backend))
+    let artifacts = setup::artifacts().unwrap();
+    let eval = ModelSource::from_proto(&artifacts.eval_model).unwrap();
+    Module::new(ModelSource::from_proto(&artifacts.training_model).unwrap(), state, Some(eval), on(backend))
 }
 
 fn optimizer(state: &mut CheckpointState, module: &Module) -> Optimizer {
@@ -81,9 +81,9 @@ fn device_training_matches_host_and_resumes() {
         losses.push(step(&mut state, &mut module, &mut optimizer));
         (losses, parameters(&state), state.slots("fc2.weight").unwrap())
     };
-    let want = run(&host(), &host());
+    let expected = run(&host(), &host());
     for (first, then) in [(remote(), remote()), (remote(), host()), (host(), remote())] {
-        assert_eq!(run(&first, &then), want);
+        assert_eq!(run(&first, &then), expected);
     }
 }
 
@@ -228,7 +228,8 @@ fn other_interfaces_run_on_device() {
         let both = ForwardBackwardOptions::default().session(options);
         let both = ForwardBackward::new(setup::MODEL.into(), both).unwrap();
         let memories: Vec<_> = both.weights().iter().map(|weight| weight.to_memory().unwrap()).collect();
-        let rooms: Vec<_> = both.weights().iter().map(|weight| weight.allocate_gradient().unwrap()).collect();
+        let gradient_buffers: Vec<_> =
+            both.weights().iter().map(|weight| weight.allocate_gradient().unwrap()).collect();
         let mut logits = Vec::new();
         let mut live = both
             .forward(&both.lend(&memories), &x, &mut |_, dtype, dims, value| {
@@ -239,10 +240,11 @@ fn other_interfaces_run_on_device() {
             })
             .unwrap();
         let gradient = [RunInput::from(&logits[0])];
-        let of_inputs = collect(|deliver| both.backward(&mut live, &gradient, &both.lend(&rooms), deliver));
+        let of_inputs =
+            collect(|deliver| both.backward(&mut live, &gradient, &both.lend(&gradient_buffers), deliver));
         results.extend(of_inputs.unwrap());
-        results.extend(rooms.iter().map(|room| {
-            let bytes = room.to_vec(0, room.len()).unwrap();
+        results.extend(gradient_buffers.iter().map(|buffer| {
+            let bytes = buffer.to_vec(0, buffer.len()).unwrap();
             Tensor::new(DType::U8, vec![bytes.len()], bytes.into()).unwrap()
         }));
 
@@ -257,12 +259,12 @@ fn other_interfaces_run_on_device() {
         }
         results.extend(classic.state().unwrap().into_values());
 
-        let made = setup::artifacts().unwrap();
+        let artifacts = setup::artifacts().unwrap();
         let mut session = TrainingSession::new(
-            CheckpointState::from_checkpoint(made.checkpoint.clone()).unwrap(),
-            ModelSource::from_proto(&made.training_model).unwrap(),
-            Some(ModelSource::from_proto(&made.eval_model).unwrap()),
-            made.optimizer_model.as_ref().map(|model| ModelSource::from_proto(model).unwrap()),
+            CheckpointState::from_checkpoint(artifacts.checkpoint.clone()).unwrap(),
+            ModelSource::from_proto(&artifacts.training_model).unwrap(),
+            Some(ModelSource::from_proto(&artifacts.eval_model).unwrap()),
+            artifacts.optimizer_model.as_ref().map(|model| ModelSource::from_proto(model).unwrap()),
             on(backend),
         )
         .unwrap();
@@ -278,7 +280,7 @@ fn other_interfaces_run_on_device() {
         results.extend(collect(|deliver| exported.run(&[x], deliver)).unwrap());
         results
     };
-    let (want, got) = (faces(&host()), faces(&remote()));
-    assert!(want.len() > 10);
-    assert_eq!(got, want);
+    let (expected, got) = (faces(&host()), faces(&remote()));
+    assert!(expected.len() > 10);
+    assert_eq!(got, expected);
 }

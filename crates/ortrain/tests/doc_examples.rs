@@ -84,9 +84,9 @@ fn finds_items_without_example() {
         #[must_use]
         pub fn sum(a: i32, b: i32) -> i32 {}";
     assert!(without_example(text).is_empty());
-    let formula_alone =
+    let formula_only =
         text.replace("/// ```\n        #", "#").replace("/// ```\n        /// assert", "/// assert");
-    assert_eq!(without_example(&formula_alone), [(9, "fn sum".to_owned())]);
+    assert_eq!(without_example(&formula_only), [(9, "fn sum".to_owned())]);
     let attributes = "/// Described.\n#[derive(\nDebug\n)]\npub struct Two<T> {\n/// A field.\npub a: T }";
     assert_eq!(without_example(attributes), [(5, "struct Two".to_owned())]);
     assert!(without_example("fn private() {}\npub(crate) fn inner() {}").is_empty());

@@ -22,14 +22,15 @@ fn with_loss(module: &Module, state: &CheckpointState) -> ModelSource {
 /// Weights in memory of the caller, and buffers for their gradients.
 struct CallerMemory {
     weights: Vec<Arc<Memory>>,
-    rooms: Vec<Arc<Memory>>,
+    gradient_buffers: Vec<Arc<Memory>>,
 }
 
 impl CallerMemory {
     fn new(both: &ForwardBackward) -> CallerMemory {
         let weights = both.weights().iter().map(|weight| weight.to_memory().unwrap()).collect();
-        let rooms = both.weights().iter().map(|weight| weight.allocate_gradient().unwrap()).collect();
-        CallerMemory { weights, rooms }
+        let gradient_buffers =
+            both.weights().iter().map(|weight| weight.allocate_gradient().unwrap()).collect();
+        CallerMemory { weights, gradient_buffers }
     }
 
     fn forward(&self, both: &ForwardBackward, inputs: &[RunInput<'_>]) -> Result<(LiveForward, Vec<Tensor>)> {
@@ -48,15 +49,15 @@ impl CallerMemory {
         seeds: &[Tensor],
     ) -> Result<Vec<Tensor>> {
         let seeds: Vec<RunInput<'_>> = seeds.iter().map(run_input).collect();
-        collect(|deliver| both.backward(live, &seeds, &both.lend(&self.rooms), deliver))
+        collect(|deliver| both.backward(live, &seeds, &both.lend(&self.gradient_buffers), deliver))
     }
 
     /// Returns the gradient of each weight.
     fn gradients(&self, both: &ForwardBackward) -> Vec<Vec<u8>> {
         both.weights()
             .iter()
-            .zip(&self.rooms)
-            .map(|(weight, room)| room.to_vec(0, weight.initial.data().len()).unwrap())
+            .zip(&self.gradient_buffers)
+            .map(|(weight, buffer)| buffer.to_vec(0, weight.initial.data().len()).unwrap())
             .collect()
     }
 }
@@ -67,8 +68,8 @@ fn ones(tensor: &Tensor) -> Tensor {
 
 /// Compares some steps of both variants. The second batch has another number of rows.
 fn same_bits(net: &mut Workload, options: ForwardBackwardOptions, module: ModuleOptions, name: &str) {
-    let train = ModelSource::from_proto(&net.made.training_model).unwrap();
-    let eval = ModelSource::from_proto(&net.made.eval_model).unwrap();
+    let train = ModelSource::from_proto(&net.artifacts.training_model).unwrap();
+    let eval = ModelSource::from_proto(&net.artifacts.eval_model).unwrap();
     let mut joint = Module::new(train, &mut net.state, Some(eval), module).unwrap();
     let trained: Vec<&String> = net.trained.iter().collect();
     let options = options.weights(trained.into_iter().cloned()).inputs(Vec::<String>::new());
@@ -77,18 +78,18 @@ fn same_bits(net: &mut Workload, options: ForwardBackwardOptions, module: Module
     for seed in 0..3 {
         let (x, labels) = net.batch(seed);
         let inputs = [run_input(&x), run_input(&labels)];
-        let want = collect(|deliver| joint.train_step(&mut net.state, &inputs, deliver)).unwrap();
+        let expected = collect(|deliver| joint.train_step(&mut net.state, &inputs, deliver)).unwrap();
         let (mut live, got) = hands.forward(&both, &inputs).unwrap();
-        assert_eq!(got[0].data(), want[0].data(), "{name}: loss of step {seed}");
+        assert_eq!(got[0].data(), expected[0].data(), "{name}: loss of step {seed}");
         hands.backward(&both, &mut live, &[ones(&got[0])]).unwrap();
         for (weight, got) in both.weights().iter().zip(hands.gradients(&both)) {
-            let want = joint.gradient(&weight.name).unwrap().to_tensor().unwrap();
-            assert_eq!(&got[..], &want.data()[..], "{name}: gradient of {} in step {seed}", weight.name);
+            let expected = joint.gradient(&weight.name).unwrap().to_tensor().unwrap();
+            assert_eq!(&got[..], &expected.data()[..], "{name}: gradient of {} in step {seed}", weight.name);
         }
         for (statistic, memory) in both.statistics() {
-            let want = net.state.parameter(&statistic.name).unwrap().to_tensor().unwrap();
+            let expected = net.state.parameter(&statistic.name).unwrap().to_tensor().unwrap();
             let got = memory.to_vec(0, statistic.initial.data().len()).unwrap();
-            assert_eq!(&got[..], &want.data()[..], "{name}: statistic {} of step {seed}", statistic.name);
+            assert_eq!(&got[..], &expected.data()[..], "{name}: statistic {} of step {seed}", statistic.name);
         }
         joint.lazy_reset_grad();
     }
@@ -111,8 +112,8 @@ fn two_calls_match_joint_step() {
 fn memory_limit_preserves_results() {
     let mut net = Workload::new("mobilenetv2_96", 4);
     let both = {
-        let train = ModelSource::from_proto(&net.made.training_model).unwrap();
-        let eval = ModelSource::from_proto(&net.made.eval_model).unwrap();
+        let train = ModelSource::from_proto(&net.artifacts.training_model).unwrap();
+        let eval = ModelSource::from_proto(&net.artifacts.eval_model).unwrap();
         let joint = Module::new(train, &mut net.state, Some(eval), ModuleOptions::default()).unwrap();
         let options =
             ForwardBackwardOptions::default().training(BatchNormMode::Auto).inputs(Vec::<String>::new());
@@ -141,7 +142,7 @@ fn live_passes_of_other_sizes_end_in_any_order() {
     let (mut state, mut module, both) = perceptron(ForwardBackwardOptions::default());
     let hands = CallerMemory::new(&both);
     let batches = [batch(4, 1), batch(7, 2)];
-    let want: Vec<Vec<Vec<u8>>> = batches
+    let expected: Vec<Vec<Vec<u8>>> = batches
         .iter()
         .map(|(x, labels)| {
             module.lazy_reset_grad();
@@ -160,7 +161,7 @@ fn live_passes_of_other_sizes_end_in_any_order() {
         for k in order {
             let of_x = hands.backward(&both, &mut live[k], &[Tensor::f32(&[], &[1.0])]).unwrap();
             assert_eq!(of_x[0].dims(), batches[k].0.dims());
-            assert_eq!(hands.gradients(&both), want[k], "pass {k} of {order:?}");
+            assert_eq!(hands.gradients(&both), expected[k], "pass {k} of {order:?}");
         }
         drop(live);
         assert_eq!(both.live_bytes(), 0);
@@ -190,9 +191,9 @@ fn evaluation_matches_model() {
     let hands = CallerMemory::new(&both);
     let (x, labels) = batch(5, 4);
     let inputs = [run_input(&x), run_input(&labels)];
-    let want = collect(|deliver| module.eval_step(&state, &inputs, deliver)).unwrap();
+    let expected = collect(|deliver| module.eval_step(&state, &inputs, deliver)).unwrap();
     let got = collect(|deliver| both.evaluate(&both.lend(&hands.weights), &inputs, deliver)).unwrap();
-    assert_eq!(got[0].data(), want[0].data());
+    assert_eq!(got[0].data(), expected[0].data());
     // Other weights give another loss.
     hands.weights[0].write(0, &1.0_f32.to_le_bytes()).unwrap();
     let other = collect(|deliver| both.evaluate(&both.lend(&hands.weights), &inputs, deliver)).unwrap();
@@ -224,23 +225,25 @@ fn rejects_invalid_buffers_without_changes() {
 
     let (mut live, outputs) = hands.forward(&both, &inputs).unwrap();
     let gradient_of_ones = ones(&outputs[0]);
-    for (seeds, want) in [
+    for (seeds, expected) in [
         (vec![], "expected 1 gradients, one for each float output"),
         (vec![gradient_of_ones.clone(), gradient_of_ones.clone()], ", got 2"),
         (vec![Tensor::f32(&[2], &[1.0; 2])], "is float32[2], but the output is float32[]"),
         (vec![Tensor::filled(DType::F64, &[], 1.0)], "is float64[], but the output is float32[]"),
     ] {
         let error = message(hands.backward(&both, &mut live, &seeds).unwrap_err());
-        assert!(error.contains(want), "{error}");
-        assert!(hands.rooms.iter().all(|room| room.is_zero().unwrap()), "{error}");
+        assert!(error.contains(expected), "{error}");
+        assert!(hands.gradient_buffers.iter().all(|buffer| buffer.is_zero().unwrap()), "{error}");
     }
     // Gradient buffers that overlap weights, or another gradient.
     let bytes = |k: &usize| both.weights()[*k].initial.data().len();
     let (smallest, biggest) = ((0..4).min_by_key(bytes).unwrap(), (0..4).max_by_key(bytes).unwrap());
-    for (at, there) in
-        [(0, &hands.weights[0]), (smallest, &hands.weights[biggest]), (smallest, &hands.rooms[biggest])]
-    {
-        let mut shared = both.lend(&hands.rooms);
+    for (at, there) in [
+        (0, &hands.weights[0]),
+        (smallest, &hands.weights[biggest]),
+        (smallest, &hands.gradient_buffers[biggest]),
+    ] {
+        let mut shared = both.lend(&hands.gradient_buffers);
         shared[at].memory = there;
         let error =
             message(both.backward(&mut live, &[run_input(&gradient_of_ones)], &shared, nothing).unwrap_err());
@@ -295,8 +298,8 @@ fn live_passes_count_towards_the_limit() {
         assert!(live.len() < 1000, "no limit is kept");
     };
     assert_eq!(error.kind(), ErrorKind::MemoryLimit, "{error}");
-    let want = format!("belong to {} forward passes without a backward pass", live.len());
-    assert!(error.to_string().contains(&want), "{error}");
+    let expected = format!("belong to {} forward passes without a backward pass", live.len());
+    assert!(error.to_string().contains(&expected), "{error}");
     live.pop();
     hands.forward(&both, &inputs).unwrap();
 }
@@ -316,8 +319,8 @@ fn host_functions_and_control_flow_in_both_passes() {
             // If the sum of x is positive, x w is doubled, otherwise negated; then the nonzero elements are
             // selected.
             let factor = if sign > 0.0 { 2.0 } else { -1.0 };
-            let kept = [3.0 * sign * factor, 5.0 * 2.0 * sign * factor];
-            assert_eq!(outputs[0].to_vec::<f32>(), kept);
+            let expected = [3.0 * sign * factor, 5.0 * 2.0 * sign * factor];
+            assert_eq!(outputs[0].to_vec::<f32>(), expected);
             let seeds = [Tensor::f32(&[2], &[1.0, 10.0])];
             let of_x = hands.backward(&both, &mut live, &seeds).unwrap();
             assert_eq!(of_x[0].to_vec::<f32>(), [3.0 * factor, 0.0, 50.0 * factor, 0.0]);

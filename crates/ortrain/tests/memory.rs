@@ -104,7 +104,7 @@ fn oversized_arena_is_freed() {
     };
     let inputs = [4, 300].map(|rows| Tensor::f32(&[rows, 10], &vec![0.5; rows * 10]));
     let mut free = session(None);
-    let want = inputs.each_ref().map(|x| collect(|deliver| free.run(&[run_input(x)], deliver)).unwrap());
+    let expected = inputs.each_ref().map(|x| collect(|deliver| free.run(&[run_input(x)], deliver)).unwrap());
     let mut min_bytes = 0;
     // Find the smallest limit at which the larger batch runs.
     for bits in (0..24).rev() {
@@ -114,8 +114,8 @@ fn oversized_arena_is_freed() {
     }
     let mut limited = session(Some(min_bytes + 1));
     for _ in 0..3 {
-        for (x, want) in inputs.iter().zip(&want) {
-            assert_eq!(&collect(|deliver| limited.run(&[run_input(x)], deliver)).unwrap(), want);
+        for (x, expected) in inputs.iter().zip(&expected) {
+            assert_eq!(&collect(|deliver| limited.run(&[run_input(x)], deliver)).unwrap(), expected);
         }
     }
     over_limit(session(Some(min_bytes)).run(&[run_input(&inputs[1])], &mut |_, _, _, _| Ok(())));

@@ -130,8 +130,9 @@ fn warm_step_allocates_nothing() {
         .session(ortrain::SessionOptions::default().backend(backend("cpu", 2).unwrap()));
     let both = ForwardBackward::new(ModelSource::from_proto(&model).unwrap(), options).unwrap();
     let memories: Vec<_> = both.weights().iter().map(|weight| weight.to_memory().unwrap()).collect();
-    let rooms: Vec<_> = both.weights().iter().map(|weight| weight.allocate_gradient().unwrap()).collect();
-    let (weights, gradients) = (both.lend(&memories), both.lend(&rooms));
+    let gradient_buffers: Vec<_> =
+        both.weights().iter().map(|weight| weight.allocate_gradient().unwrap()).collect();
+    let (weights, gradients) = (both.lend(&memories), both.lend(&gradient_buffers));
     let round = || {
         let mut sum = 0.0;
         for (x, labels) in &batches {

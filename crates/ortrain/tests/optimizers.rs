@@ -39,9 +39,9 @@ fn instructions(spec: OptimizerSpec, layers: usize) -> usize {
 #[test]
 fn step_size_is_independent_of_parameter_count() {
     for row in OPTIMIZERS.iter().filter(|row| row.name != "Muon") {
-        let [few, many] = [3, 40].map(|layers| instructions(OptimizerSpec::of_row(row), layers));
-        assert!(many <= few, "{} takes {few} and {many}", row.name);
+        let [small, large] = [3, 40].map(|layers| instructions(OptimizerSpec::of_row(row), layers));
+        assert!(large <= small, "{} takes {small} and {large}", row.name);
         let max_growth = if row.name == "Adafactor" { 16 } else { 2 };
-        assert!(few <= max_growth, "{} takes {few}", row.name);
+        assert!(small <= max_growth, "{} takes {small}", row.name);
     }
 }

@@ -13,8 +13,8 @@ const WIDTH: usize = 4;
 #[test]
 fn networks_of_many_nodes_are_prepared() {
     for kind in long::KINDS {
-        let made = long::artifacts(&long::model(kind, NODES, WIDTH));
-        let (mut state, mut module) = long::module(&made);
+        let artifacts = long::artifacts(&long::model(kind, NODES, WIDTH));
+        let (mut state, mut module) = long::module(&artifacts);
         let loss = long::step(&mut state, &mut module, WIDTH);
         assert!(loss.is_finite(), "{kind}: {loss}");
     }
@@ -23,14 +23,14 @@ fn networks_of_many_nodes_are_prepared() {
 /// One weight with more uses than the maximum number of inputs of a Sum.
 #[test]
 fn gradients_of_many_uses_are_summed_in_parts() {
-    let made = long::artifacts(&long::model("product", 2_100, WIDTH));
+    let artifacts = long::artifacts(&long::model("product", 2_100, WIDTH));
     let sums = |name: &str| {
-        let graph = made.training_model.graph.as_ref().unwrap();
+        let graph = artifacts.training_model.graph.as_ref().unwrap();
         let nodes = graph.node.iter().filter(|node| node.name.starts_with(name));
         nodes.map(|node| node.input.len()).collect::<Vec<_>>()
     };
     assert_eq!(sums("AccumulateGrad_w000001_grad"), [1024, 1024, 54]);
-    let (mut state, mut module) = long::module(&made);
+    let (mut state, mut module) = long::module(&artifacts);
     assert!((long::step(&mut state, &mut module, WIDTH) - 0.0625).abs() < 1e-6);
     // The product of identities: the gradient of each use is the row gradient times the rows.
     let gradient = common::gradient(&module, "w000001");

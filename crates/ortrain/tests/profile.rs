@@ -35,8 +35,8 @@ fn profiling_changes_no_results() {
     let options = ProfileOptions::default().steps(4);
     let profiled = collect(|deliver| module.profile(&state, &inputs, options, deliver).map(|_| ())).unwrap();
     assert_eq!((gradient(&module, "fc1.weight"), state.train_step_count()), before);
-    let want = collect(|deliver| plain.train_step(&mut plain_state, &inputs, deliver)).unwrap();
-    assert_eq!(profiled, want);
+    let expected = collect(|deliver| plain.train_step(&mut plain_state, &inputs, deliver)).unwrap();
+    assert_eq!(profiled, expected);
     // A pending reset remains pending.
     module.lazy_reset_grad();
     module.profile(&state, &inputs, options, &mut |_, _, _, _| Ok(())).unwrap();

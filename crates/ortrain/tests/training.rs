@@ -148,17 +148,20 @@ fn modules_have_separate_gradients() {
     let mut first = module_on(CASE, &mut state);
     let data = batch(4, 1);
     train(&mut first, &mut state, &data);
-    let seen = |state: &CheckpointState| -> Vec<f32> {
+    let state_gradient = |state: &CheckpointState| -> Vec<f32> {
         state.gradient("fc1.bias").unwrap().unwrap().to_tensor().unwrap().to_vec()
     };
-    assert_eq!(seen(&state), gradient(&first, "fc1.bias"));
+    assert_eq!(state_gradient(&state), gradient(&first, "fc1.bias"));
     let mut second = module_on(CASE, &mut state);
-    assert!(seen(&state).iter().all(|&value| value == 0.0), "the newest module's gradients are the state's");
+    assert!(
+        state_gradient(&state).iter().all(|&value| value == 0.0),
+        "the newest module's gradients are the state's"
+    );
     let mut optimizer = optimizer_on(CASE, &mut state, &first);
     optimizer.step(&mut state, &first).unwrap();
     // The parameters are shared.
     assert_eq!(evaluate(&mut first, &state, &data), train(&mut second, &mut state, &data));
-    assert_eq!(seen(&state), gradient(&second, "fc1.bias"));
+    assert_eq!(state_gradient(&state), gradient(&second, "fc1.bias"));
     assert_ne!(gradient(&first, "fc1.bias"), gradient(&second, "fc1.bias"));
     let view = second.gradient("fc1.bias").unwrap();
     drop((first, second, state));

@@ -339,8 +339,9 @@ fn failed_construction_keeps_state() {
     let mut state = state_of(CASE);
     let mut session = session_with(CASE, &mut state, ALL);
     session.train_step(&inputs(&batch(4, 1))).unwrap();
-    let seen = |state: &CheckpointState| state.gradient("fc1.bias").unwrap().unwrap().to_tensor().unwrap();
-    let gradient = seen(session.state());
+    let state_gradient =
+        |state: &CheckpointState| state.gradient("fc1.bias").unwrap().unwrap().to_tensor().unwrap();
+    let gradient = state_gradient(session.state());
     drop(session);
     let attempt = |state: &mut CheckpointState, train: &str, eval: Option<&str>, optimizer: &str| {
         let file = |name: &str| ModelSource::from(recorded(CASE, name));
@@ -363,7 +364,7 @@ fn failed_construction_keeps_state() {
         attempt(&mut state, "training_model.onnx", Some("optimizer_model.onnx"), "optimizer_model.onnx");
     assert_eq!(kind, ErrorKind::InvalidModel);
     assert!(text.contains("the evaluation model"), "{text}");
-    assert_eq!(seen(&state), gradient);
+    assert_eq!(state_gradient(&state), gradient);
 }
 
 #[test]

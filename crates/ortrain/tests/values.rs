@@ -99,7 +99,7 @@ fn reports_invalid_inputs() {
 fn some_outputs_in_any_order() {
     let model = recorded("mlp_adamw_clip_outputs", "eval_model.onnx");
     let mut session = session(model.into());
-    let given: Vec<Value> = session
+    let inputs: Vec<Value> = session
         .inputs()
         .iter()
         .map(|info| {
@@ -110,9 +110,9 @@ fn some_outputs_in_any_order() {
             }
         })
         .collect();
-    let expected = session.run_values(&given, None).unwrap();
+    let expected = session.run_values(&inputs, None).unwrap();
     assert!(expected.len() > 2);
-    let some = session.run_values(&given, Some(&[2, 0, 2])).unwrap();
+    let some = session.run_values(&inputs, Some(&[2, 0, 2])).unwrap();
     assert_eq!(some, [expected[2].clone(), expected[0].clone(), expected[2].clone()]);
 }
 

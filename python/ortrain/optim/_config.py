@@ -108,7 +108,7 @@ def number(name: str, value: object, *, bound: bool = False) -> float:
     if bound and found == math.inf:
         return _LARGEST
     if not math.isfinite(found):
-        raise InvalidArgumentError(f"{name} must be finite, got {found}")
+        raise InvalidArgumentError(f"{name} must be finite{' or positive infinity' if bound else ''}, got {found}")
     if abs(found) > _LARGEST:
         raise InvalidArgumentError(f"{name} must be in the range of float32, got {found}")
     return found

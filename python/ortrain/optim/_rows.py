@@ -456,7 +456,7 @@ class LAMB(OptimizerConfig):
         weight_decay: factor of the weight in the direction of a step (``weight_decay * weight`` is added);
             a finite number that is not negative.
         ratio_min: smallest trust ratio of a tensor; a finite number that is not negative.
-        ratio_max: largest trust ratio of a tensor; a finite number that is not negative.
+        ratio_max: largest trust ratio of a tensor; a finite number that is not negative, or infinity.
         bias_correction: whether to correct the bias of the averages towards zero.
         max_norm: the largest L2 norm of all gradients together; longer ones are scaled, and a step returns
             the norm.

@@ -158,10 +158,10 @@ fn dropout(dims: &[usize]) -> Case {
     let unit = b.constant(Type::F32, 1.0 / 16_777_216.0);
     let uniform = b.mul(float_value, unit);
     let [half, two, zero] = [0.5, 2.0, 0.0].map(|value| b.constant(Type::F32, value));
-    let is_kept = b.compare(CompareOp::Le, half, uniform);
+    let keep_mask = b.compare(CompareOp::Le, half, uniform);
     let x = b.load(0, Type::F32);
     let scaled = b.mul(x, two);
-    let y = b.select(is_kept, scaled, zero);
+    let y = b.select(keep_mask, scaled, zero);
     let sizes: Vec<String> = dims.iter().map(ToString::to_string).collect();
     let nest = Nest {
         dims: dims.iter().copied().collect(),

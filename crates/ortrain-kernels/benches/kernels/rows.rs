@@ -191,10 +191,10 @@ fn batch_norm(dims: [usize; 3]) -> Case {
 }
 
 /// Gradients of scale and bias, through Relu: sums of each channel.
-fn batch_norm_sums([batch, channels, places]: [usize; 3]) -> Case {
-    let dims = [channels, batch, places];
+fn batch_norm_sums([batch, channels, positions]: [usize; 3]) -> Case {
+    let dims = [channels, batch, positions];
     let mut body = Body::new(&dims);
-    let [x, dy, y] = [(); 3].map(|()| body.load(image([batch, channels, places])));
+    let [x, dy, y] = [(); 3].map(|()| body.load(image([batch, channels, positions])));
     let (mean, inverse) = (body.load_along(&[0], F32), body.load_along(&[0], F32));
     let zero = body.constant(0.0);
     let passes = body.b.compare(CompareOp::Lt, zero, y);
@@ -204,7 +204,7 @@ fn batch_norm_sums([batch, channels, places]: [usize; 3]) -> Case {
     let along = body.b.mul(g, normal);
     let (bias, scale) = (body.reduce(ReduceOp::Sum, g), body.reduce(ReduceOp::Sum, along));
     let store = body.access_along(&[0], F32);
-    let name = case_name("batch norm and relu weights", &[batch, channels, places]);
+    let name = case_name("batch norm and relu weights", &[batch, channels, positions]);
     body.case(&name, 6.0, 2, &[(scale, store.clone()), (bias, store)])
 }
 
@@ -225,8 +225,8 @@ fn batch_norm_gradient(dims: [usize; 3]) -> Case {
 }
 
 /// Returns the access to images, with channels as the first axis.
-fn image([batch, channels, places]: [usize; 3]) -> Access {
-    let mut image = Access::contiguous(F32, &[batch, channels, places]);
+fn image([batch, channels, positions]: [usize; 3]) -> Access {
+    let mut image = Access::contiguous(F32, &[batch, channels, positions]);
     image.strides.swap(0, 1);
     image
 }

@@ -547,7 +547,7 @@ impl<T: Computed> Kernel<T> {
             (AttentionPass::Output(nest), _) => {
                 Pass::Output(Box::new(builder.compile_nest(nest, [queries, width], 1, false)?))
             }
-            (AttentionPass::Gradients(gradients), Some(given)) => {
+            (AttentionPass::Gradients(gradients), Some(output_gradient)) => {
                 let AttentionGradients { weights, softmax, scores, q, k, v, .. } = &**gradients;
                 let weights = builder.compile_pointwise(weights, 2, [false, false])?;
                 let softmax = builder.compile_pointwise(softmax, 1, [false, false])?;
@@ -558,15 +558,7 @@ impl<T: Computed> Kernel<T> {
                         .transpose()
                 };
                 let (q, k, v) = (result(q, queries, size)?, result(k, keys, size)?, result(v, keys, width)?);
-                Pass::Gradients(Box::new(Gradients {
-                    output_gradient: given,
-                    weights,
-                    softmax,
-                    scores,
-                    q,
-                    k,
-                    v,
-                }))
+                Pass::Gradients(Box::new(Gradients { output_gradient, weights, softmax, scores, q, k, v }))
             }
             (AttentionPass::Gradients(_), None) => unreachable!("the output gradient was compiled above"),
         };

@@ -260,7 +260,7 @@ impl<T: Float> Work for VisibleKeys<T> {
     type Out = usize;
     #[inline(always)]
     fn work<L: Level>(self) -> usize {
-        let VisibleKeys { added, rows, keys, masked: hidden, open, limit: most } = self;
+        let VisibleKeys { added, rows, keys, masked: hidden, open, limit } = self;
         let mut visible = 0;
         for i in 0..rows {
             let (mut any, mut all_equal) = (false, true);
@@ -273,7 +273,7 @@ impl<T: Float> Work for VisibleKeys<T> {
                     let hides = x <= hidden;
                     is_visible |= !hides;
                     any |= x >= open;
-                    all_equal &= x <= most;
+                    all_equal &= x <= limit;
                 }
                 if is_visible {
                     visible = visible.max(end);

@@ -237,7 +237,8 @@ impl<T: Computed> Kernel<T> {
         let scores = max_abs(&self.q, (first, end), size).mul(max_abs(&self.k, (0, keys), size));
         let values = max_abs(&self.v, (0, keys), width);
         // Bound on the difference of two sums of `width` products each, with a margin.
-        let sums = output_gradient.map_or(T::ONE, |given| max_abs(given, (first, end), width)).mul(values);
+        let sums =
+            output_gradient.map_or(T::ONE, |operand| max_abs(operand, (first, end), width)).mul(values);
         let sums = sums.mul(constant(4.0 * width as f64));
         scores.mul(constant(scale.abs() * size as f64)) <= constant(MAX_UNBIASED_SCORE)
             && sums.mul(T::ZERO) == T::ZERO
@@ -256,10 +257,10 @@ impl<T: Computed> Kernel<T> {
     ) -> usize {
         let keys = self.partition.keys;
         let (Pointwise::Added(_, operand), true) = (&self.scores, hides) else { return keys };
-        let [masked, open, most] = [MASKED_BIAS, VISIBLE_BIAS, -MASKED_BIAS].map(T::from_constant);
+        let [masked, open, limit] = [MASKED_BIAS, VISIBLE_BIAS, -MASKED_BIAS].map(T::from_constant);
         let added = self.bias_rows(task, operand, first);
         let rows = if added.row == 0 { 1 } else { rows };
-        self.isa.run(VisibleKeys { added, rows, keys, masked, open, limit: most })
+        self.isa.run(VisibleKeys { added, rows, keys, masked, open, limit })
     }
 
     /// Runs a nest over some lines of its space. Three blocks hold values for these lines: the first accumulator
@@ -394,11 +395,11 @@ impl<T: Computed> Kernel<T> {
         // Adds a block's contribution to the gradients of the visible keys. The first block overwrites them, and sets
         // the gradients of the masked keys to zero.
         let add_up =
-            |[seen, elements, rows]: [usize; 3], a: LeftFactor<T>, b: usize, to: Target<T>, add: bool| {
+            |[visible, elements, rows]: [usize; 3], a: LeftFactor<T>, b: usize, to: Target<T>, add: bool| {
                 // SAFETY: the caller's contract, and the layout of `Kernel::new`.
                 unsafe {
-                    self.multiply(task, [seen, elements, rows], a, (b, rows), (to, add));
-                    for line in if add { keys..keys } else { seen..keys } {
+                    self.multiply(task, [visible, elements, rows], a, (b, rows), (to, add));
+                    for line in if add { keys..keys } else { visible..keys } {
                         let at = to.at.wrapping_offset(line as isize * to.row);
                         (0..elements).for_each(|i| at.add(i).write_unaligned(T::ZERO));
                     }

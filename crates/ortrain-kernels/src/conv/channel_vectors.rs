@@ -127,9 +127,9 @@ impl<T: Real> ChannelVectors<T> {
             })
             .collect();
         let mut layout = Layout { each: finish.frame, ..Layout::default() };
-        let mut reserve = |places: usize| {
+        let mut reserve = |positions: usize| {
             let at = layout.each;
-            layout.each += (places * LANES * T::BYTES).next_multiple_of(ALIGN);
+            layout.each += (positions * LANES * T::BYTES).next_multiple_of(ALIGN);
             at
         };
         layout.planes = position_counts.map(&mut reserve);

@@ -464,7 +464,7 @@ impl<T: Real> Work for AddParts<T> {
             let (from, to) = (from.wrapping_add(line * from_step), to.wrapping_add(line * to_step));
             for start in (0..len).step_by(WIDE) {
                 let (from, to) = (from.wrapping_add(start), to.wrapping_add(start));
-                // SAFETY: the contract of `total`.
+                // SAFETY: the contract of `add_parts`.
                 unsafe {
                     if len - start < WIDE {
                         for i in 0..len - start {

@@ -347,7 +347,7 @@ impl<T: Real, F: Fn(usize) -> (*const T, *const T, *mut T)> Work for Correlate<'
         const ROWS_8: usize = 8;
         const ROWS_4: usize = 4;
         let Correlate { taps, plane, count, step, rows, cols } = self;
-        let (rows_8, few) = (rows - rows % ROWS_8, rows - rows % ROWS_4);
+        let (rows_8, rows_4) = (rows - rows % ROWS_8, rows - rows % ROWS_4);
         for i in 0..count {
             let (weights, from, to) = plane(i);
             let plane = Plane { taps, weights, from, step, rows, cols, to };
@@ -356,10 +356,10 @@ impl<T: Real, F: Fn(usize) -> (*const T, *const T, *mut T)> Work for Correlate<'
                 for y in (0..rows_8).step_by(ROWS_8) {
                     plane.rows::<L, ROWS_8>(y);
                 }
-                for y in (rows_8..few).step_by(ROWS_4) {
+                for y in (rows_8..rows_4).step_by(ROWS_4) {
                     plane.rows::<L, ROWS_4>(y);
                 }
-                for y in few..rows {
+                for y in rows_4..rows {
                     plane.rows::<L, 1>(y);
                 }
             }

@@ -97,10 +97,10 @@ mod x86 {
                 for i in 0..R + 2 {
                     for j in 0..3 {
                         // SAFETY: the caller's contract.
-                        let seen = unsafe { $load(from.add(i * step + j)) };
+                        let window_values = unsafe { $load(from.add(i * step + j)) };
                         for (r, sum) in sums.iter_mut().enumerate() {
                             if r <= i && i < r + 3 {
-                                *sum = $fma(weights[3 * (i - r) + j], seen, *sum);
+                                *sum = $fma(weights[3 * (i - r) + j], window_values, *sum);
                             }
                         }
                     }

@@ -243,7 +243,7 @@ impl Epilogue {
             let rows_per_run = (tape.tile / count).max(1);
             for c in (0..channels).step_by(rows_per_run) {
                 let channels = rows_per_run.min(channels - c);
-                // SAFETY: the caller's contract, and the frame has capacity for `at_once` channels of `count` values.
+                // SAFETY: the caller's contract, and the frame has capacity for `rows_per_run` channels of `count` values.
                 unsafe {
                     let line = frame.add(tape.frame).cast::<T>();
                     let from = block.wrapping_add(c * step).cast();

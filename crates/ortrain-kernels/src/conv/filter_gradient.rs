@@ -134,8 +134,8 @@ impl<T: Real> FilterGradient<T> {
         let padded = m.next_multiple_of(m_unit) * (c * alive).next_multiple_of(ct_unit);
         let ins = padded.div_ceil(MAX_SUM_ELEMENTS).min(c);
         let outs = padded.div_ceil(ins).div_ceil(MAX_SUM_ELEMENTS);
-        let most_parts = (MAX_PARTIAL_ELEMENTS / (groups * padded)).min(n / PANEL_DEPTH).max(1);
-        let parts = Partition::new(blocks.count, 1, target_tasks.div_ceil(ins * outs).min(most_parts));
+        let max_parts = (MAX_PARTIAL_ELEMENTS / (groups * padded)).min(n / PANEL_DEPTH).max(1);
+        let parts = Partition::new(blocks.count, 1, target_tasks.div_ceil(ins * outs).min(max_parts));
         let left = target_tasks.div_ceil(parts.parts);
         let ins = Partition::new(c, 1, ins.max(left.min(c * alive / MAX_WINDOW_ROWS)));
         let left = left.div_ceil(ins.parts);
@@ -152,20 +152,20 @@ impl<T: Real> FilterGradient<T> {
         };
         let max_rows_per_step = if wide { MAX_WINDOW_ROWS } else { MAX_WINDOW_COLUMNS };
         // Fewer channels may have fewer, but larger steps.
-        let (mut most_rows, mut most_channels) = (0, 0);
+        let (mut max_step_rows, mut max_step_channels) = (0, 0);
         for channels in ins.sizes() {
             for step in divide_into_steps(channels, alive, max_rows_per_step, &patches) {
-                most_rows = most_rows.max(step.rows());
-                most_channels = most_channels.max(step.channels);
+                max_step_rows = max_step_rows.max(step.rows());
+                max_step_channels = max_step_channels.max(step.channels);
             }
         }
-        let columns = if wide { out_rows } else { most_rows };
+        let columns = if wide { out_rows } else { max_step_rows };
         let size = sum_rows * pitch;
         let mut layout = Layout {
             size,
             pitch,
-            step_rows: most_rows,
-            step_channels: most_channels,
+            step_rows: max_step_rows,
+            step_channels: max_step_channels,
             each: finish.frame,
             ..Layout::default()
         };
@@ -176,11 +176,11 @@ impl<T: Real> FilterGradient<T> {
         };
         let segment = size_of::<Segment>().div_ceil(T::BYTES);
         layout.segments = reserve(patches.max_segments(blocks.max_positions, blocks.max_positions) * segment);
-        let strips = patches.strip.elements * most_channels;
+        let strips = patches.strip.elements * max_step_channels;
         layout.strips = reserve(strips);
-        layout.rows = reserve(most_rows * blocks.max_positions + SLACK);
+        layout.rows = reserve(max_step_rows * blocks.max_positions + SLACK);
         layout.lines = reserve(out_rows * blocks.max_positions);
-        let lefts = if wide { most_rows } else { out_rows }.next_multiple_of(mr);
+        let lefts = if wide { max_step_rows } else { out_rows }.next_multiple_of(mr);
         layout.lefts = reserve(if micro.tiles.is_some() {
             micro.packed_len(Side::A, lefts, blocks.max_positions)
         } else {
@@ -414,13 +414,13 @@ impl<T: Real> FilterGradient<T> {
             if self.columns_are_outputs { step.rows() } else { step.rows().next_multiple_of(nr) }
         };
         // True if there is no gap between the columns of two steps.
-        let is_whole = || {
+        let adjacent_steps = || {
             self.steps(channels).scan(0, |end, step| {
                 let begin = std::mem::replace(end, *end + columns(&step));
                 Some(begin == step.channel * self.taps + step.tap)
             })
         };
-        let can_skip = !self.columns_are_outputs && in_order && is_whole().all(|is_full| is_full);
+        let can_skip = !self.columns_are_outputs && in_order && adjacent_steps().all(|is_full| is_full);
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let line = scratch.add(self.layout.line).cast::<T>();
@@ -511,7 +511,7 @@ impl<T: Real> FilterGradient<T> {
     }
 }
 
-/// Divides some channels into steps of about `most` rows each.
+/// Divides some channels into steps of about `max_size` rows each.
 fn divide_into_steps(
     channels: usize,
     taps: usize,

@@ -287,8 +287,8 @@ impl Patches {
             }
         }
         let product = |f: fn(&Axis) -> usize| axes.iter().try_fold(1usize, |n, axis| n.checked_mul(f(axis)));
-        let is_few = |count: Option<usize>| count.is_some_and(|count| count <= MAX_PHASES);
-        if !is_few(product(|axis| axis.phases.len())) || !is_few(product(|axis| axis.spread)) {
+        let is_small = |count: Option<usize>| count.is_some_and(|count| count <= MAX_PHASES);
+        if !is_small(product(|axis| axis.phases.len())) || !is_small(product(|axis| axis.spread)) {
             return None;
         }
         let aligned = in_place && axes.len() == 1 && axes[0].is_aligned();
@@ -310,9 +310,9 @@ impl Patches {
         for axis in outer.iter().chain([&rows, &cols]) {
             phases = phases
                 .iter()
-                .flat_map(|(phases_so_far, taps)| {
+                .flat_map(|(phase_indices, taps)| {
                     axis.phases.iter().map(move |phase| {
-                        let indices = [phases_so_far.as_slice(), &[phase.phase_index]].concat();
+                        let indices = [phase_indices.as_slice(), &[phase.phase_index]].concat();
                         let taps = taps.iter().flat_map(|(tap, along)| {
                             let with = move |&(unit, offset): &(usize, isize)| {
                                 (tap + unit, [along.as_slice(), &[offset]].concat())
@@ -557,7 +557,7 @@ impl Patches {
         Some(index)
     }
 
-    /// Calls `f(spread, place)` for each outer element of the result at an outer position: its linear index within the
+    /// Calls `f(spread, index)` for each outer element of the result at an outer position: its linear index within the
     /// spread, and its linear index in the result.
     #[inline(always)]
     pub(super) fn for_each_outer_index(&self, position: usize, mut f: impl FnMut(usize, usize)) {

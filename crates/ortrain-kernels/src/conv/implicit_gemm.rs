@@ -214,9 +214,9 @@ impl<T: Real> ImplicitGemm<T> {
         patches.plan_strip(blocks.max_positions, blocks.is_split_by_rows(), false);
 
         // Some channels at a time.
-        let most_taps = patches.phases.iter().map(|phase| phase.taps.len()).max().unwrap_or(1);
+        let max_taps = patches.phases.iter().map(|phase| phase.taps.len()).max().unwrap_or(1);
         let images_per_block =
-            (PANEL_DEPTH / most_taps).min(MAX_STRIP_ELEMENTS / patches.strip.elements.max(1)).max(1);
+            (PANEL_DEPTH / max_taps).min(MAX_STRIP_ELEMENTS / patches.strip.elements.max(1)).max(1);
         let chunks = Partition::with_max_size(if phases == 0 { 0 } else { channels }, 1, images_per_block);
         let mut steps = Vec::new();
         let (mut panels, mut packed, mut deepest) = (0, 0usize, 0);

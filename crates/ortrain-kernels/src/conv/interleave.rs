@@ -85,9 +85,9 @@ impl PhaseInterleaver<'_> {
         patches.for_each_piece(begin, end, |piece| {
             patches.for_each_outer_index(piece.outer, |outer, index| {
                 // A part of one row, or whole rows.
-                let is_whole_row = xs == (0, wide.result);
+                let is_full_row = xs == (0, wide.result);
                 let ys = (piece.row * high.spread, ((piece.row + piece.rows) * high.spread).min(high.result));
-                let rows_per_copy = if is_whole_row { ys.1 - ys.0 } else { 1 };
+                let rows_per_copy = if is_full_row { ys.1 - ys.0 } else { 1 };
                 for y in (ys.0..ys.1).step_by(rows_per_copy) {
                     let count = rows_per_copy * (xs.1 - xs.0);
                     let position = (index * high.result + y) * wide.result + xs.0;

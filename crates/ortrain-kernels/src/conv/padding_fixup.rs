@@ -179,8 +179,8 @@ impl PaddingFixup {
         known: &mut NonfiniteSlices,
     ) -> Option<f64> {
         let (sum, coordinates) = self.sum_of(element);
-        let is_whole = |(i, axis)| self.inside_range(i, coordinates[i]) == (0..self.sizes(axis).0);
-        if !self.has_gaps() && self.shape.axes.iter().enumerate().all(is_whole) {
+        let is_inside = |(i, axis)| self.inside_range(i, coordinates[i]) == (0..self.sizes(axis).0);
+        if !self.has_gaps() && self.shape.axes.iter().enumerate().all(is_inside) {
             return None;
         }
         let slice = |s: usize| sum.unpadded.0 + s * sum.unpadded.1;
@@ -208,8 +208,8 @@ impl PaddingFixup {
         for s in (first..sum.outer).chain(0..first) {
             let mut positions = MeetingPositions::new(self, &coordinates);
             for t in 0..sum.inner {
-                if let Some(place) = positions.next() {
-                    let at = sum.padded.0 + s * sum.padded.1 + place;
+                if let Some(position) = positions.next() {
+                    let at = sum.padded.0 + s * sum.padded.1 + position;
                     // SAFETY: elements of the operands.
                     total += unsafe {
                         self.read(bases, self.unpadded.0, slice(s) + t)

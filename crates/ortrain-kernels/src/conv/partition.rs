@@ -15,7 +15,7 @@ impl Partition {
         Partition { size, unit, parts: size.div_ceil(unit).min(parts.max(1)) }
     }
 
-    /// Divides `size` into parts of at most `most`, or of one unit.
+    /// Divides `size` into parts of at most `max_size`, or of one unit.
     pub(super) fn with_max_size(size: usize, unit: usize, max_size: usize) -> Partition {
         let units = (max_size / unit.max(1)).max(1);
         Partition::new(size, unit, size.div_ceil(unit.max(1)).div_ceil(units))
@@ -52,15 +52,15 @@ pub(super) struct Blocks {
 }
 
 impl Blocks {
-    /// Divides `positions` positions, in rows of `row`, into blocks of at most `most` positions. A block consists of
-    /// whole units: of `unit` positions, of rows, or inside of one row if rows are long. Makes about `wanted` blocks if
-    /// that is more.
+    /// Divides `positions` positions, in rows of `row`, into blocks of at most `max_size` positions. A block consists of
+    /// whole units: of `unit` positions, of rows, or inside of one row if rows are long. Makes about `min_blocks` blocks
+    /// if that is more.
     pub(super) fn new(
         positions: usize,
         row: usize,
         unit: BlockUnit,
         max_size: usize,
-        wanted: usize,
+        min_blocks: usize,
     ) -> Blocks {
         let unit = match unit {
             BlockUnit::Any(unit) => unit,
@@ -69,7 +69,7 @@ impl Blocks {
             BlockUnit::Rows(unit) | BlockUnit::Within(unit) => {
                 let rows = positions.checked_div(row).unwrap_or(0);
                 let parts =
-                    Partition::with_max_size(row, unit, max_size).parts.max(wanted.div_ceil(rows.max(1)));
+                    Partition::with_max_size(row, unit, max_size).parts.max(min_blocks.div_ceil(rows.max(1)));
                 let row_partition = Partition::new(row, unit, parts);
                 return Blocks {
                     partition: row_partition,
@@ -79,7 +79,7 @@ impl Blocks {
                 };
             }
         };
-        let parts = Partition::with_max_size(positions, unit, max_size).parts.max(wanted);
+        let parts = Partition::with_max_size(positions, unit, max_size).parts.max(min_blocks);
         let position_partition = Partition::new(positions, unit, parts);
         Blocks {
             partition: position_partition,

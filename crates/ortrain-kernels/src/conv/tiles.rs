@@ -166,7 +166,7 @@ unsafe fn portable<const V: usize>(
     offsets: *const u32,
     weights: *const f32,
     from: *const *const f32,
-    places: *const usize,
+    to_offsets: *const usize,
     to: *mut f32,
     step: usize,
     add: bool,
@@ -190,7 +190,7 @@ unsafe fn portable<const V: usize>(
         }
         for (row, sums) in sums.into_iter().enumerate() {
             let to: [*mut [f32; LANES]; V] =
-                std::array::from_fn(|v| to.add(row * step + *places.add(v)).cast());
+                std::array::from_fn(|v| to.add(row * step + *to_offsets.add(v)).cast());
             let before = to.map(|to| if add { to.read_unaligned() } else { [0.0; LANES] });
             for ((to, before), sums) in to.into_iter().zip(before).zip(sums) {
                 to.write_unaligned(std::array::from_fn(|i| if add { before[i] + sums[i] } else { sums[i] }));
@@ -216,7 +216,7 @@ mod x86 {
                 offsets: *const u32,
                 mut weights: *const f32,
                 from: *const *const f32,
-                places: *const usize,
+                to_offsets: *const usize,
                 to: *mut f32,
                 step: usize,
                 add: bool,
@@ -233,14 +233,15 @@ mod x86 {
                         }
                         for (row, sums) in sums.iter_mut().enumerate() {
                             let weight = $set(weights.add(row).read());
-                            for (sum, &seen) in sums.iter_mut().zip(&line) {
-                                *sum = $fma(weight, seen, *sum);
+                            for (sum, &window_values) in sums.iter_mut().zip(&line) {
+                                *sum = $fma(weight, window_values, *sum);
                             }
                         }
                         weights = weights.add($rows);
                     }
                     for (row, sums) in sums.into_iter().enumerate() {
-                        let to: [*mut f32; V] = std::array::from_fn(|v| to.add(row * step + *places.add(v)));
+                        let to: [*mut f32; V] =
+                            std::array::from_fn(|v| to.add(row * step + *to_offsets.add(v)));
                         let before = if add { to.map(|to| $load(to)) } else { [$zero(); V] };
                         for ((to, before), sum) in to.into_iter().zip(before).zip(sums) {
                             $store(to, if add { $add(before, sum) } else { sum });
@@ -271,9 +272,9 @@ mod x86 {
                             *line = $load(weights.add(v * $lanes));
                         }
                         for (i, sums) in sums.iter_mut().enumerate() {
-                            let seen = $set(from.add(i).read_unaligned());
+                            let window_values = $set(from.add(i).read_unaligned());
                             for (sum, &weight) in sums.iter_mut().zip(&line) {
-                                *sum = $fma(seen, weight, *sum);
+                                *sum = $fma(window_values, weight, *sum);
                             }
                         }
                         weights = weights.add(V * $lanes);

@@ -376,8 +376,8 @@ macro_rules! dots_kernel {
             // SAFETY: the caller's contract: all elements that the steps address are valid.
             unsafe {
                 let mut sums = [[$zero(); N]; M];
-                let whole = k - k % $lanes;
-                for p in (0..whole).step_by($lanes) {
+                let aligned_len = k - k % $lanes;
+                for p in (0..aligned_len).step_by($lanes) {
                     let mut lines = [$zero(); N];
                     for (j, line) in lines.iter_mut().enumerate() {
                         *line = $load(b.wrapping_offset(j as isize * b_line).wrapping_add(p));
@@ -389,10 +389,10 @@ macro_rules! dots_kernel {
                         }
                     }
                 }
-                if whole < k {
+                if aligned_len < k {
                     let rest = |line: *const $t| {
                         let mut lanes: [$t; $lanes] = [0.0; $lanes];
-                        (whole..k).for_each(|p| lanes[p - whole] = line.add(p).read_unaligned());
+                        (aligned_len..k).for_each(|p| lanes[p - aligned_len] = line.add(p).read_unaligned());
                         $load(lanes.as_ptr())
                     };
                     let mut lines = [$zero(); N];

@@ -224,7 +224,7 @@ unsafe fn copy_adjacent<S: Stored, const COUNT: usize>(from: *const S, to: *mut 
 /// Copies any number of adjacent elements, in the largest possible pieces. The last two pieces may overlap.
 ///
 /// # Safety
-/// As [`copy`], for `count` elements.
+/// As [`copy_adjacent`], for `count` elements.
 #[inline(always)]
 unsafe fn copy_any_number<S: Stored>(from: *const S, count: usize, to: *mut S::Computed) {
     let pieces = |size: usize| (0..count).step_by(size).map(move |i| i.min(count - size));

@@ -94,7 +94,7 @@ pub(super) struct ProductPlan {
     /// Destination of the micro-kernel, if the epilogue only stores the product, and columns are adjacent.
     pub(super) direct: Option<DirectStore>,
     /// True if the product has few rows, and is computed without packing B.
-    pub(super) has_few_rows: bool,
+    pub(super) has_small_m: bool,
     /// Operand with few rows or few columns, if the product is computed as dot products with lines of the other operand
     /// in place.
     pub(super) skinny_operand: Option<SkinnyOperand>,
@@ -114,7 +114,7 @@ pub(super) struct ProductPlan {
 pub(super) enum Packing {
     /// Read in place.
     InPlace,
-    /// Packed by each task. If `whole`, the block covers all of a part's depth, and the next task may reuse it.
+    /// Packed by each task. If `full_depth`, the block covers all of a part's depth, and the next task may reuse it.
     PerTask { full_depth: bool },
     /// Packed once for all tasks.
     Shared,
@@ -405,7 +405,7 @@ impl ProductPlan {
         let work = (rows.min(m) * cols.min(n)).saturating_mul(part.min(k)).max(1);
 
         let mut shared = 0;
-        let mut room_for_all = |elements: usize| {
+        let mut reserve_shared = |elements: usize| {
             let at = shared;
             shared += (elements * T::BYTES).next_multiple_of(ALIGN);
             at
@@ -432,12 +432,12 @@ impl ProductPlan {
                     Packing::InPlace => reserve(nr * depth.min(k)),
                     Packing::Shared => {
                         let copies = if operand.batch.is_constant() { 1 } else { batch };
-                        room_for_all(copies * micro.packed_len(side, strip, k))
+                        reserve_shared(copies * micro.packed_len(side, strip, k))
                     }
                 };
             }
         }
-        let partial_at = room_for_all(if is_separate { parts * batch * m * n } else { 0 });
+        let partial_at = reserve_shared(if is_separate { parts * batch * m * n } else { 0 });
         let block = if direct.is_some() && !thin { 0 } else { rows * cols };
         let block_at = reserve(if is_separate { tape.tile } else { block });
         let swapped_at = reserve(if swapped { rows * cols } else { 0 });
@@ -462,7 +462,7 @@ impl ProductPlan {
             buffers: 1 + nest.loads.len() + nest.stores.len(),
             epilogue: tape,
             direct,
-            has_few_rows: thin,
+            has_small_m: thin,
             skinny_operand: skinny,
             shared,
             partial_at,
@@ -478,7 +478,7 @@ impl ProductPlan {
 impl ProductPlan {
     /// Describes the algorithm: the micro-kernel, the packing of the operands, the split of k, and the epilogue.
     pub(super) fn describe<T>(&self, micro: &Micro<T>) -> String {
-        let mut text = match (self.skinny_operand, self.has_few_rows) {
+        let mut text = match (self.skinny_operand, self.has_small_m) {
             (Some(SkinnyOperand::A), _) => "dot products of few rows".to_owned(),
             (Some(SkinnyOperand::B), _) => "dot products of few columns".to_owned(),
             (None, true) => "few rows, B in place".to_owned(),
@@ -521,14 +521,14 @@ impl BlockSizes {
         &self,
         micro: Micro<T>,
         real: DType,
-        (a, a_whole): (&mut Operand, bool),
-        (b, b_whole): (&mut Operand, bool),
+        (a, a_full_depth): (&mut Operand, bool),
+        (b, b_full_depth): (&mut Operand, bool),
     ) -> usize {
         let &BlockSizes { m, n, k, batch, rows, cols, bytes } = self;
         let Micro { mr, nr, tiles, .. } = micro;
         let packs = |operand: &Operand| !operand.elements.are_stored_as(real) || tiles.is_some();
         if packs(a) || n.div_ceil(nr) > MAX_B_PANELS_FOR_UNPACKED_A && !a.is_adjacent_along_k(real) {
-            a.packing = Packing::PerTask { full_depth: a_whole };
+            a.packing = Packing::PerTask { full_depth: a_full_depth };
         }
         let mut strip = n.next_multiple_of(cols).max(cols);
         let many_rows = m.div_ceil(mr) > MAX_A_PANELS_FOR_UNPACKED_B && nr * bytes < MIN_UNPACKED_ROW_BYTES
@@ -538,7 +538,7 @@ impl BlockSizes {
             let copies = if b.batch.is_constant() { 1 } else { batch };
             let column = micro.packed_len(Side::B, 1, k).saturating_mul(copies * bytes);
             let strip_len = SHARED_STRIP_BYTES / column.max(1) / cols * cols;
-            b.packing = Packing::PerTask { full_depth: b_whole };
+            b.packing = Packing::PerTask { full_depth: b_full_depth };
             if repacks && (strip_len >= n || copies == 1 && strip_len >= 2 * BLOCK_COLUMNS) {
                 b.packing = Packing::Shared;
                 strip = strip.min(strip_len.max(cols));
@@ -593,14 +593,14 @@ impl BlockPartition {
     fn refine(&mut self, along_rows: bool, along_cols: bool) {
         let ([_, m, n], (mr, nr)) = (self.sizes, self.units);
         while self.tasks() < self.target_tasks {
-            let has_few_tasks = self.tasks() < self.target_tasks.min(MIN_TASKS);
+            let is_below_min_tasks = self.tasks() < self.target_tasks.min(MIN_TASKS);
             let (rows, cols) = (
                 even_block_size(m, self.rows.div_ceil(2), self.row_unit),
                 even_block_size(n, self.cols.div_ceil(2), nr),
             );
             let split_rows =
-                along_rows && rows < self.rows && (rows >= 4 * mr || has_few_tasks && 2 * rows >= mr);
-            let split_cols = along_cols && cols < self.cols && (cols >= 2 * nr || has_few_tasks);
+                along_rows && rows < self.rows && (rows >= 4 * mr || is_below_min_tasks && 2 * rows >= mr);
+            let split_cols = along_cols && cols < self.cols && (cols >= 2 * nr || is_below_min_tasks);
             // If there are few rows, each task packs its own block of columns.
             if split_cols && (self.cols > 2 * self.rows || !split_rows || rows < 4 * mr) {
                 self.cols = cols;
@@ -613,7 +613,7 @@ impl BlockPartition {
     }
 }
 
-/// Returns the size of blocks of whole units, about equal and about `most` each, that cover `size`.
+/// Returns the size of blocks of whole units, about equal and about `max_size` each, that cover `size`.
 fn even_block_size(size: usize, max_size: usize, unit: usize) -> usize {
     let blocks = size.div_ceil(max_size.max(unit)).max(1);
     size.div_ceil(blocks).next_multiple_of(unit).max(unit)

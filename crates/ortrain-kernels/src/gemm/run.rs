@@ -190,7 +190,7 @@ impl<T: Real> Product<T> {
             };
             let shared = parts.shared_part();
             let task = Task { batch, rows, cols, depths, strip, shared, scratch, bases: bases.0, c, c_row };
-            if shape.has_few_rows {
+            if shape.has_small_m {
                 self.multiply_small_m(&task);
             } else if let (Some(side), Some(dots)) = (shape.skinny_operand, self.dots) {
                 self.multiply_by_dots(&task, side, dots);

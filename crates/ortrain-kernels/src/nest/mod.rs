@@ -257,7 +257,7 @@ impl NestKernel {
     /// Returns the private bytes of each worker: its frame, and if stages save values, its table of buffers and the
     /// saved values of a segment that is not cut.
     fn worker_bytes(&self) -> usize {
-        self.program.frame + self.table_bytes() + self.saved_bytes(|tasks| tasks.max_whole_segment)
+        self.program.frame + self.table_bytes() + self.saved_bytes(|tasks| tasks.max_undivided_segment)
     }
 
     /// Returns the bytes of a table of buffers, including the buffers of saved values; 0 if no values are saved.
@@ -289,8 +289,8 @@ impl NestKernel {
             TaskPartition::Row { outer, inner, piece: Some(piece), .. } => {
                 (outer * inner.div_ceil(piece) * self.max_stage_reductions(), outer * self.reductions)
             }
-            TaskPartition::Col { columns: kept, reduced_len: reduced, piece: Some(piece), .. } => {
-                (reduced.div_ceil(piece) * self.max_stage_reductions() * kept, self.reductions * kept)
+            TaskPartition::Col { columns, reduced_len: reduced, piece: Some(piece), .. } => {
+                (reduced.div_ceil(piece) * self.max_stage_reductions() * columns, self.reductions * columns)
             }
             TaskPartition::Segments(ref cut) => {
                 (cut.pieces.len() * self.max_stage_reductions(), cut.long_segments.len() * self.reductions)
@@ -346,8 +346,8 @@ impl NestKernel {
             }
             match self.partition {
                 TaskPartition::Map { count, chunk } => run.run_map(pool, count, chunk),
-                TaskPartition::Transpose(ref turned) => {
-                    turned.run(self.program.isa, run.bases, pool, parts.workers);
+                TaskPartition::Transpose(ref transpose) => {
+                    transpose.run(self.program.isa, run.bases, pool, parts.workers);
                 }
                 TaskPartition::RowSquareSums(ref squares) => {
                     squares.run(self.program.isa, run.bases, pool, parts.workers);
@@ -358,11 +358,11 @@ impl NestKernel {
                 TaskPartition::Row { outer, inner, piece: Some(piece), .. } => {
                     run.run_split_rows(pool, outer, inner, piece);
                 }
-                TaskPartition::Col { columns: kept, reduced_len: reduced, tile, piece: None } => {
-                    run.run_columns(pool, kept, reduced, tile);
+                TaskPartition::Col { columns, reduced_len: reduced, tile, piece: None } => {
+                    run.run_columns(pool, columns, reduced, tile);
                 }
-                TaskPartition::Col { columns: kept, reduced_len: reduced, tile, piece: Some(piece) } => {
-                    run.run_split_columns(pool, kept, reduced, tile, piece);
+                TaskPartition::Col { columns, reduced_len: reduced, tile, piece: Some(piece) } => {
+                    run.run_split_columns(pool, columns, reduced, tile, piece);
                 }
                 TaskPartition::Segments(ref cut) => run.run_segments(pool, cut),
             }
@@ -534,7 +534,7 @@ impl<'a> Run<'a> {
     /// As [`Run::keep`].
     unsafe fn set_saved_addresses_of_segment(&self, worker: usize, tasks: &SegmentTasks, begin: usize) {
         let at = self.buffer_table(worker).cast::<u8>().wrapping_add(self.kernel.table_bytes());
-        let each = (tasks.max_whole_segment * size_of::<f32>()).next_multiple_of(ALIGN);
+        let each = (tasks.max_undivided_segment * size_of::<f32>()).next_multiple_of(ALIGN);
         // SAFETY: the caller's contract.
         unsafe { self.set_saved_addresses(worker, at, begin, each) };
     }

@@ -83,7 +83,7 @@ pub(super) struct SegmentTasks {
     /// Maximum number of elements of the long segments of a wave.
     pub(super) max_wave_elements: usize,
     /// Number of elements of the longest undivided segment.
-    pub(super) max_whole_segment: usize,
+    pub(super) max_undivided_segment: usize,
 }
 
 impl SegmentTasks {
@@ -148,13 +148,13 @@ impl SegmentTasks {
             long_segments: Vec::new(),
             waves: Vec::new(),
             max_wave_elements: 0,
-            max_whole_segment: 0,
+            max_undivided_segment: 0,
         };
         // First segment that is not in a task yet, and the work from this segment to the current one.
         let (mut first, mut work) = (0, 0usize);
         for (segment, range) in segments.iter().enumerate() {
             if range.len() <= piece {
-                grouped.max_whole_segment = grouped.max_whole_segment.max(range.len());
+                grouped.max_undivided_segment = grouped.max_undivided_segment.max(range.len());
                 work = work.saturating_add(range.len().saturating_mul(cost)).saturating_add(SEGMENT_OVERHEAD);
                 if work >= enough {
                     grouped.push_undivided_segments(first, segment + 1);

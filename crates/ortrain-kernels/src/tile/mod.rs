@@ -480,8 +480,8 @@ impl ExecContext<'_> {
                 unsafe { self.run_function(k, op.is_uniform, outside, start, n) };
                 continue;
             }
-            // SAFETY: slots are offsets in the frame (see `TileCompiler::place`). A result shares bytes with no
-            // operand.
+            // SAFETY: slots are offsets in the frame (see `TileCompiler::assign_offsets`). A result shares bytes with
+            // no operand.
             let (d, a, b, c) = unsafe {
                 let at = |operand_slot: Slot| self.operand_address(operand_slot, outside, start);
                 (self.frame.add(op.d as usize), at(op.a[0]), at(op.a[1]), at(op.a[2]))
@@ -598,7 +598,7 @@ impl ExecContext<'_> {
     /// Returns the pointer to a value of the frame.
     ///
     /// # Safety
-    /// `place` is the slot of a `T`, and no other reference to that `T` is alive.
+    /// `slot` is the slot of a `T`, and no other reference to that `T` is alive.
     pub(crate) unsafe fn register_ptr<T>(&self, slot: Slot) -> *mut T {
         // SAFETY: slots are offsets in the frame.
         unsafe { self.frame.add(slot as usize).cast() }
@@ -849,7 +849,7 @@ impl<'a> TileCompiler<'a> {
         let stored_ahead = ahead.map_or(&[][..], |ahead| &ahead.stored);
         let last = reduction_stage.iter().map(|stage| stage + 1).max().unwrap_or(0);
 
-        let whole_row: Vec<bool> = stores[..nest.stores.len()]
+        let stores_per_row: Vec<bool> = stores[..nest.stores.len()]
             .iter()
             .map(|store| plan.loop_order != LoopOrder::Map && draft.is_per_row(store))
             .collect();
@@ -891,7 +891,7 @@ impl<'a> TileCompiler<'a> {
             let mut sections = Vec::new();
             for slot in slots {
                 let reg = expr.outputs()[slot];
-                sections.push(draft.emit_output(stage, slot, &stores[slot], reg, whole_row[slot])?);
+                sections.push(draft.emit_output(stage, slot, &stores[slot], reg, stores_per_row[slot])?);
             }
             for (k, reg) in draft.saved.iter().enumerate().filter(|_| stage == 0) {
                 let a = draft.value[usize::from(reg.0)].expect("a value of the first stage");
@@ -1112,12 +1112,12 @@ impl<'a> TileCompiler<'a> {
             }
             Inst::LoadAt(slot, _) => (Kind::LoadAt(slot), Type::of(self.loads[usize::from(slot)].dtype)),
             Inst::Reduced(k) => {
-                let (reduced_type, place) =
+                let (reduced_type, result) =
                     self.reduced[usize::from(k)].expect("reduced in an earlier stage");
                 if reduced_type == ty {
-                    return place;
+                    return result;
                 }
-                a[0] = place;
+                a[0] = result;
                 (Kind::Convert(reduced_type, ty), ty)
             }
             Inst::Unary(op, _) => (Kind::Unary(op, ty), ty),
@@ -1182,12 +1182,12 @@ impl<'a> TileCompiler<'a> {
         slot: usize,
         store: &StridedView,
         reg: Reg,
-        whole_row: bool,
+        stores_per_row: bool,
     ) -> Result<(Section, Op), String> {
         let (along, outside) = self.varies[usize::from(reg.0)];
-        let section = if whole_row { Section::Post } else { Section::Body(stage) };
-        let is_per_row = whole_row && self.plan.loop_order == LoopOrder::Row;
-        if whole_row && (if is_per_row { along } else { outside }) {
+        let section = if stores_per_row { Section::Post } else { Section::Body(stage) };
+        let is_per_row = stores_per_row && self.plan.loop_order == LoopOrder::Row;
+        if stores_per_row && (if is_per_row { along } else { outside }) {
             return Err(format!("store {slot} has one element per row, but its value changes along the row"));
         }
         let mut a = self.operand(reg, is_per_row, stage);
@@ -1227,21 +1227,21 @@ impl<'a> TileCompiler<'a> {
         if memory.is_some() {
             self.group_sections(isa, stores, tile);
         }
-        self.place(isa, memory, tile)
+        self.assign_offsets(isa, memory, tile)
     }
 
     /// Compares coordinates with one number directly, instead of writing both over a tile first.
     fn compare_coordinates(&mut self) {
-        let mut made_by_slot: FxHashMap<Slot, Op> = FxHashMap::default();
+        let mut producer_by_slot: FxHashMap<Slot, Op> = FxHashMap::default();
         for op in self.lists.iter().flat_map(|(_, list)| list) {
             if matches!(op.kind, Kind::Coordinate { along: true, .. } | Kind::Splat(Type::I64)) {
-                made_by_slot.insert(op.d, *op);
+                producer_by_slot.insert(op.d, *op);
             }
         }
         for op in self.lists.iter_mut().flat_map(|(_, list)| list) {
             let Kind::Compare(compare, Type::I64) = op.kind else { continue };
-            let [a, b] =
-                [op.a[0], op.a[1]].map(|slot| made_by_slot.get(&slot).map(|made| (made.kind, made.a[0])));
+            let [a, b] = [op.a[0], op.a[1]]
+                .map(|slot| producer_by_slot.get(&slot).map(|producer| (producer.kind, producer.a[0])));
             let (coordinate, uniform, first) = match (a, b) {
                 (Some((kind, _)), Some((Kind::Splat(_), one))) => (kind, one, true),
                 (Some((Kind::Splat(_), one)), Some((kind, _))) => (kind, one, false),
@@ -1251,7 +1251,7 @@ impl<'a> TileCompiler<'a> {
             op.kind = Kind::CompareCoordinate { op: compare, first, after, dim };
             op.a = [uniform, 0, 0];
         }
-        self.drop_unread_ops(&made_by_slot);
+        self.drop_unread_ops(&producer_by_slot);
     }
 
     /// Loads a row of consecutive elements from its first index, instead of writing the index of every element over a
@@ -1259,12 +1259,12 @@ impl<'a> TileCompiler<'a> {
     fn gather_to_row_loads(&mut self) {
         let LoopPlan { nest, tile_axes: along, .. } = *self.plan;
         let row_len: usize = along.iter().map(|&axis| nest.dims[axis]).product();
-        let mut made_by_slot: FxHashMap<Slot, Op> = FxHashMap::default();
+        let mut producer_by_slot: FxHashMap<Slot, Op> = FxHashMap::default();
         let mut sums: FxHashMap<Slot, Op> = FxHashMap::default();
         for op in self.lists.iter().flat_map(|(_, list)| list).filter(|op| !op.is_uniform) {
             match op.kind {
                 Kind::Coordinate { along: true, .. } | Kind::Splat(Type::I64) => {
-                    _ = made_by_slot.insert(op.d, *op);
+                    _ = producer_by_slot.insert(op.d, *op);
                 }
                 Kind::Binary(BinaryOp::Add, Type::I64) => _ = sums.insert(op.d, *op),
                 _ => {}
@@ -1272,8 +1272,9 @@ impl<'a> TileCompiler<'a> {
         }
         for op in self.lists.iter_mut().flat_map(|(_, list)| list).filter(|op| !op.is_uniform) {
             let (Kind::LoadAt(slot), Some(sum)) = (op.kind, sums.get(&op.a[0])) else { continue };
-            let [a, b] = [sum.a[0], sum.a[1]]
-                .map(|source_slot| made_by_slot.get(&source_slot).map(|made| (made.kind, made.a[0])));
+            let [a, b] = [sum.a[0], sum.a[1]].map(|source_slot| {
+                producer_by_slot.get(&source_slot).map(|producer| (producer.kind, producer.a[0]))
+            });
             let terms = || [a, b].into_iter().flatten();
             let first = terms().find(|(kind, _)| matches!(kind, Kind::Splat(_)));
             // Only the linear index along the whole tile counts up by one from element to element.
@@ -1285,7 +1286,7 @@ impl<'a> TileCompiler<'a> {
             }
         }
         self.drop_unread_ops(&sums);
-        self.drop_unread_ops(&made_by_slot);
+        self.drop_unread_ops(&producer_by_slot);
     }
 
     /// Drops each operation of `some` if its result is not read any more.
@@ -1507,7 +1508,7 @@ impl<'a> TileCompiler<'a> {
     }
 
     /// Assigns an offset in the frame to every register.
-    fn place(self, isa: Isa, memory: Option<&Arc<CodeMemory>>, tile: usize) -> Code {
+    fn assign_offsets(self, isa: Isa, memory: Option<&Arc<CodeMemory>>, tile: usize) -> Code {
         let (slots, count) = self.assign_slots();
         let frame = self.bytes(tile, count);
         let (slot_bytes, tiles) = (self.slot_bytes(tile), self.fixed_bytes());
@@ -1536,7 +1537,7 @@ impl<'a> TileCompiler<'a> {
                 frame_offset as Slot
             })
             .collect();
-        let offset_of = |place: Slot| offsets.get(place as usize).copied().unwrap_or(0);
+        let offset_of = |register: Slot| offsets.get(register as usize).copied().unwrap_or(0);
         let functions = Functions::new(&self.groups, &offset_of, memory.unwrap_or(&Arc::default()));
         let mut code = Code {
             isa,

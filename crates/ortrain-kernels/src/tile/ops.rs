@@ -163,7 +163,7 @@ function1!(Tanh, Float, T => T, |a| a.tanh::<L>());
 function1!(Sigmoid, Float, T => T, |a| a.sigmoid::<L>());
 
 macro_rules! circular {
-    ($name:ident, $call:ident, $far:ident) => {
+    ($name:ident, $call:ident, $large:ident) => {
         struct $name<T>(PhantomData<T>);
         impl<T: Float> Function1 for $name<T> {
             type A = T;
@@ -175,7 +175,7 @@ macro_rules! circular {
             const HAS_RARE: bool = true;
             #[inline(always)]
             fn rare(a: T) -> Option<T> {
-                a.needs_range_reduction().then(|| a.$far())
+                a.needs_range_reduction().then(|| a.$large())
             }
         }
     };

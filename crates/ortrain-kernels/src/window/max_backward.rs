@@ -63,8 +63,9 @@ impl MaxBackward {
             .max(if self.has_wide_sums { target.div_ceil(MAX_NARROW_ELEMENTS) } else { 1 })
             .max(1);
         let rows = target.div_ceil(parts);
-        let whole_planes = if parts == 1 { (MIN_TASK_WORK / work.max(1)).clamp(1, planes.max(1)) } else { 1 };
-        Tasks { planes: whole_planes, parts: target.div_ceil(rows.max(1)).max(1), rows }
+        let planes_per_task =
+            if parts == 1 { (MIN_TASK_WORK / work.max(1)).clamp(1, planes.max(1)) } else { 1 };
+        Tasks { planes: planes_per_task, parts: target.div_ceil(rows.max(1)).max(1), rows }
     }
 
     /// Returns the bytes of scratch memory of a worker.
@@ -209,8 +210,8 @@ impl<'a, S: Element> Run<'a, S> {
         (mut gradient, mut index): (*const S, *const I),
         (sums, count): (*mut S::Sum, usize),
     ) {
-        let (min_reach, most) = self.spread.reach;
-        let max_reach = most.wrapping_add((width as isize - 1) * step);
+        let (min_reach, max_offset) = self.spread.reach;
+        let max_reach = max_offset.wrapping_add((width as isize - 1) * step);
         let batched = width - width % BATCH;
         let under = |cell: I, from: isize| from.wrapping_add(cells[cell.into()]) as usize;
         for _ in 0..rows {

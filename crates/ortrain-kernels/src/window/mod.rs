@@ -211,9 +211,9 @@ trait Element: Stored<Computed: Number> {
 }
 
 macro_rules! elements {
-    ($($t:ty: $least:expr, $plain:expr, $sum:ty;)*) => {$(
+    ($($t:ty: $lowest:expr, $plain:expr, $sum:ty;)*) => {$(
         impl Element for $t {
-            const LOWEST: Self::Computed = $least;
+            const LOWEST: Self::Computed = $lowest;
             const PLAIN: bool = $plain;
             type Sum = $sum;
         }
@@ -517,10 +517,10 @@ impl WindowKernel {
         let mut positions = Positions::new(index, &shape.axes, trivial);
         let gradient = matches!(pass, WindowPass::MaxGradient | WindowPass::SumGradient);
         // A single window as large as the plane: its cells have the order of the elements.
-        let is_whole = |axis: &SlidingAxis| {
+        let is_full_window = |axis: &SlidingAxis| {
             axis.output == 1 && axis.kernel == axis.input && axis.dilation == 1 && axis.padding_before == 0
         };
-        if gradient && shape.axes.iter().all(is_whole) {
+        if gradient && shape.axes.iter().all(is_full_window) {
             let plane_len = shape.plane_inputs();
             axes = Axes::from_slice(&[SlidingAxis { input: plane_len, kernel: plane_len, ..axes[0] }]);
             positions.units = SmallVec::from_slice(&[1]);
@@ -572,9 +572,9 @@ impl WindowKernel {
         } else {
             let tasks = divide_into_rows(planes, &axes, gradient, width, target);
             let covers = if gradient { SumBackward::new(&axes, dtype, target / width.max(1)) } else { None };
-            let is_whole_plane =
+            let plane_kernel =
                 if tasks.parts == 1 { PlaneVectors::new(pass, &axes, dtype, &positions) } else { None };
-            if let Some(planes) = is_whole_plane {
+            if let Some(planes) = plane_kernel {
                 let scratch = planes.scratch();
                 (Algorithm::PlaneVectors(planes), tasks, scratch)
             } else if let Some(covers) = covers {
@@ -627,9 +627,9 @@ impl WindowKernel {
         if planes * elements == 0 {
             return;
         }
-        let Tasks { planes: whole_planes, parts, rows } = self.tasks;
+        let Tasks { planes: planes_per_task, parts, rows } = self.tasks;
         let last = match self.plan.algorithm {
-            Algorithm::NonOverlapping(ref apart) => apart.steps(),
+            Algorithm::NonOverlapping(ref kernel) => kernel.steps(),
             Algorithm::MaxBackward(_) => elements,
             _ => self.plan.target_rows(),
         };
@@ -642,14 +642,14 @@ impl WindowKernel {
                 (Some(parts), parts.workers)
             }
         };
-        let tasks = if parts == 1 { planes.div_ceil(whole_planes) } else { planes * parts };
+        let tasks = if parts == 1 { planes.div_ceil(planes_per_task) } else { planes * parts };
         pool.run(tasks, limit, &|task, worker| {
             let [source, index, target] = *{ bases }.0 else { unreachable!("three buffers") };
             let scratch = memory.map_or(std::ptr::null_mut(), |memory| memory.worker_part(worker));
             let buffers = Buffers { source: source.cast_const(), index, target, scratch };
             let part = if parts == 1 {
                 Part {
-                    planes: (task * whole_planes, ((task + 1) * whole_planes).min(planes)),
+                    planes: (task * planes_per_task, ((task + 1) * planes_per_task).min(planes)),
                     rows: (0, last),
                 }
             } else {
@@ -687,8 +687,8 @@ impl WindowKernel {
             Algorithm::PerWindow => with_element!(self.dtype, S => {
                 portable::enter(per_window::Run::<S, false>::new(plan, buffers, part));
             }),
-            Algorithm::NonOverlapping(apart) => {
-                with_float!(self.dtype, S => nonoverlapping::Run::<S>::new(plan, apart, buffers, part).run(isa));
+            Algorithm::NonOverlapping(kernel) => {
+                with_float!(self.dtype, S => nonoverlapping::Run::<S>::new(plan, kernel, buffers, part).run(isa));
             }
             Algorithm::SumBackward(covers) => {
                 with_float!(self.dtype, S => sum_backward::Run::<S>::new(plan, covers, buffers, part).run(isa));

@@ -112,7 +112,7 @@ pub(super) fn is_nan<T: PartialOrd + Copy>(a: T) -> bool {
 /// Number of adjacent windows that are computed at once.
 pub(super) const LANES: usize = 16;
 
-/// Combines one cell of adjacent windows with their results: the larger element (`MAX`), with its position `here` if
+/// Combines one cell of adjacent windows with their results: the larger element (`MAX`), with its `position` if
 /// `INDEX`, or the sum.
 #[inline(always)]
 pub(super) fn combine<S: Element, const MAX: bool, const INDEX: bool>(
@@ -134,20 +134,20 @@ pub(super) fn combine<S: Element, const MAX: bool, const INDEX: bool>(
     }
 }
 
-/// Separates `count` pairs of adjacent elements. The first `whole` pairs, a multiple of [`LANES`], are separated as
-/// vectors.
+/// Separates `count` pairs of adjacent elements. The first `aligned_count` pairs, a multiple of [`LANES`], are separated
+/// as vectors.
 ///
 /// # Safety
-/// With `n` the larger of `whole` and `count`: `n` pairs at `from` are valid for reads. `firsts` and `seconds` are
-/// aligned, and valid for writes of `n` elements each.
+/// With `n` the larger of `aligned_count` and `count`: `n` pairs at `from` are valid for reads. `firsts` and `seconds`
+/// are aligned, and valid for writes of `n` elements each.
 #[inline(always)]
 pub(super) unsafe fn split_pairs<S: Element>(
     from: *const S,
-    (whole, count): (usize, usize),
+    (aligned_count, count): (usize, usize),
     firsts: *mut S::Computed,
     seconds: *mut S::Computed,
 ) {
-    for j in (0..whole).step_by(LANES) {
+    for j in (0..aligned_count).step_by(LANES) {
         // A single load, so that this becomes shuffles of vectors.
         // SAFETY: the caller's contract.
         unsafe {
@@ -157,7 +157,7 @@ pub(super) unsafe fn split_pairs<S: Element>(
             seconds.add(j).cast::<[S::Computed; LANES]>().write_unaligned(of(1));
         }
     }
-    for j in whole..count {
+    for j in aligned_count..count {
         // SAFETY: as above.
         unsafe {
             firsts.add(j).write(from.add(2 * j).read_unaligned().decode());

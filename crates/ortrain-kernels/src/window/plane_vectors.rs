@@ -335,18 +335,18 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         let positions = results.wrapping_add(line_capacity).cast::<i32>();
         let first = if MAX { S::LOWEST } else { S::Computed::ZERO };
         for i in 0..line_capacity {
-            // SAFETY: there are `room` results.
+            // SAFETY: there are `line_capacity` results.
             unsafe { results.add(i).write(first) };
         }
         if INDEX {
-            // SAFETY: `inside` and the positions have `room` elements, and do not overlap.
+            // SAFETY: `inside` and the positions have `line_capacity` elements, and do not overlap.
             unsafe { positions.copy_from_nonoverlapping(inside.as_ptr(), line_capacity) };
         }
         for i in (0..line_capacity).step_by(LANES) {
             // Values that are loaded from memory make this vector code; values that are computed here or outside do
             // not.
             let mut at = [0; LANES];
-            // SAFETY: results and positions have `room` elements, a multiple of LANES.
+            // SAFETY: results and positions have `line_capacity` elements, a multiple of LANES.
             let mut values = unsafe {
                 if INDEX {
                     at = positions.add(i).cast::<[i32; LANES]>().read_unaligned();
@@ -360,7 +360,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
                     unsafe { memory.add(cell.offset + i).cast::<[S::Computed; LANES]>().read_unaligned() };
                 combine::<S, MAX, INDEX>(&mut values, &mut at, next, cell.window_offset);
             }
-            // SAFETY: results and positions have `room` elements.
+            // SAFETY: results and positions have `line_capacity` elements.
             unsafe {
                 results.add(i).cast::<[S::Computed; LANES]>().write_unaligned(values);
                 if INDEX {

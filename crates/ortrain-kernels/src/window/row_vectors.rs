@@ -329,7 +329,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
         (results, results.wrapping_add(tile).cast())
     }
 
-    /// Combines the elements under `cells` with the results of `room` windows.
+    /// Combines the elements under `cells` with the results of `capacity` windows.
     #[inline(always)]
     fn combine_cells(
         covered: &CoveredRows<S::Computed>,
@@ -343,7 +343,7 @@ impl<'a, S: Element, const MAX: bool, const INDEX: bool> Run<'a, S, MAX, INDEX> 
             // Values that are loaded from memory make this vector code; values that are computed here do not.
             let (to, positions) = (results.wrapping_add(start), found.wrapping_add(start));
             let mut at = [0; LANES];
-            // SAFETY: results and positions have `room` elements, a multiple of LANES.
+            // SAFETY: results and positions have `capacity` elements, a multiple of LANES.
             let mut values = unsafe {
                 if INDEX {
                     at = positions.cast::<[i32; LANES]>().read_unaligned();

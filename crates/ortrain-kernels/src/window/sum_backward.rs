@@ -80,8 +80,8 @@ impl SumBackward {
         // Tiles begin at multiples of the stride, because all tiles share the masks of one tile.
         let step = if stride.is_multiple_of(LANES) { stride } else { stride * LANES };
         let tile = (MAX_TILE_ELEMENTS / step * step).min(input.next_multiple_of(LANES));
-        let is_whole_row = tile == input.next_multiple_of(LANES);
-        debug_assert!(is_whole_row || tile.is_multiple_of(stride), "masks repeat");
+        let is_full_row = tile == input.next_multiple_of(LANES);
+        debug_assert!(is_full_row || tile.is_multiple_of(stride), "masks repeat");
         let (mut taps, mut masks) = (Vec::new(), Vec::new());
         for j in (0..count).rev() {
             // Distance from the start of a window to the element.
@@ -390,7 +390,7 @@ impl<'a, S: Element> Run<'a, S> {
             for (i, windows) in (low..high).enumerate() {
                 let first = plane * source + windows as usize * last.output;
                 let from = self.buffers.source.cast::<S>().wrapping_add(first);
-                // SAFETY: the windows are in the buffer, and there is capacity for `most` layouts.
+                // SAFETY: the windows are in the buffer, and there is capacity for all layouts.
                 unsafe { Self::lay_out_row(from, planes * source - first, layout, memory.add(i * pitch)) };
             }
             for row in row..until {

@@ -92,10 +92,10 @@ fn apply_dropout(b: &mut Builder, dims: &[usize], x: Reg) -> Reg {
     let stream = b.push(Inst::Const(Scalar::U64(7)), Type::U64);
     let bits = b.push(Inst::Random(key, stream, index), Type::U32);
     let half = b.push(Inst::Const(Scalar::U32(1 << 31)), Type::U32);
-    let is_kept = b.compare(CompareOp::Lt, bits, half);
+    let is_retained = b.compare(CompareOp::Lt, bits, half);
     let (two, zero) = (b.constant(ty, 2.0), b.constant(ty, 0.0));
     let doubled = b.mul(x, two);
-    b.select(is_kept, doubled, zero)
+    b.select(is_retained, doubled, zero)
 }
 
 /// Returns the value, or zero if the softmax is NaN.
@@ -389,7 +389,7 @@ fn run(desc: &AttentionDesc, isa: Isa, threads: usize, inputs: &[Vec<u8>], outs:
 fn check(case: Case) {
     let mut random = Random(case.sizes.iter().fold(11, |sum, &size| sum * 31 + size as u64));
     let inputs = case.inputs(&mut random);
-    let want = expected(case, &inputs);
+    let expected = expected(case, &inputs);
     let (relative, absolute) = if case.dtype == DType::F64 { (1e-11, 1e-12) } else { (2e-4, 2e-5) };
     let bytes = |values: &[f64]| {
         let mut bytes = vec![0; values.len() * 8];
@@ -400,7 +400,7 @@ fn check(case: Case) {
         let len = got.len() / case.dtype.size();
         bytes(&(0..len).map(|i| get(got, case.dtype, i).to_f64()).collect::<Vec<_>>())
     };
-    let sizes: Vec<usize> = want.iter().map(|values| values.len() * case.dtype.size()).collect();
+    let sizes: Vec<usize> = expected.iter().map(|values| values.len() * case.dtype.size()).collect();
     let (forward, backward) = (case.desc(false), case.desc(true));
     // The mask follows the operands; only the second pass has the gradient as an operand.
     let mut operands = inputs.clone();
@@ -411,9 +411,9 @@ fn check(case: Case) {
         let gradients = run(&backward, isa, 1, &inputs, &sizes[1..]);
         assert_eq!(output, run(&forward, isa, 2, &operands, &sizes[..1]), "{what}: two threads");
         assert_eq!(gradients, run(&backward, isa, 2, &inputs, &sizes[1..]), "{what}: two threads");
-        for (k, (got, want)) in output.iter().chain(&gradients).zip(&want).enumerate() {
+        for (k, (got, expected)) in output.iter().chain(&gradients).zip(&expected).enumerate() {
             let what = format!("result {k} of {what}");
-            assert_close(DType::F64, &widened(got), &bytes(want), relative, absolute, &what);
+            assert_close(DType::F64, &widened(got), &bytes(expected), relative, absolute, &what);
         }
     }
 }
@@ -470,8 +470,8 @@ fn queries_without_visible_keys() {
                     let case =
                         Case { sizes, dtype, scores, has_dropout: dropped, replaces_nan: true, ..PLAIN };
                     check(case);
-                    let want = expected(case, &case.inputs(&mut Random(3)));
-                    assert!(want.iter().flatten().all(|value| value.is_finite()), "{case:?}");
+                    let expected = expected(case, &case.inputs(&mut Random(3)));
+                    assert!(expected.iter().flatten().all(|value| value.is_finite()), "{case:?}");
                 }
             }
         }
@@ -499,12 +499,12 @@ fn nan_affects_its_query_only() {
     let desc = case.desc(false);
     let broken = 4 * desc.q.strides[2] as usize;
     put(&mut inputs[0], case.dtype, broken, Scalar::F64(f64::NAN));
-    let want = expected(case, &inputs);
+    let reference = expected(case, &inputs);
     inputs.remove(3);
     for isa in Isa::available() {
-        let output = run(&desc, isa, 1, &inputs, &[want[0].len() * 4]);
+        let output = run(&desc, isa, 1, &inputs, &[reference[0].len() * 4]);
         let nan: Vec<bool> = floats(&output[0]).iter().map(|value| value.is_nan()).collect();
-        let expected: Vec<bool> = want[0].iter().map(|value| value.is_nan()).collect();
+        let expected: Vec<bool> = reference[0].iter().map(|value| value.is_nan()).collect();
         assert_eq!(nan, expected, "{isa}");
         assert_eq!(nan.iter().filter(|&&nan| nan).count(), 8);
     }
@@ -533,16 +533,16 @@ fn masked_nonfinite_values_propagate() {
     {
         let mut inputs = case.inputs(&mut Random(3));
         put(&mut inputs[operand], case.dtype, last, Scalar::F64(value));
-        let want = expected(case, &inputs);
-        let sizes: Vec<usize> = want.iter().map(|values| values.len() * 4).collect();
+        let reference = expected(case, &inputs);
+        let sizes: Vec<usize> = reference.iter().map(|values| values.len() * 4).collect();
         let mut operands = inputs.clone();
         operands.remove(3);
         for isa in Isa::available() {
             let mut got = run(&case.desc(false), isa, 1, &operands, &sizes[..1]);
             got.extend(run(&case.desc(true), isa, 1, &inputs, &sizes[1..]));
-            for (k, (got, want)) in got.iter().zip(&want).enumerate() {
+            for (k, (got, reference)) in got.iter().zip(&reference).enumerate() {
                 let nan: Vec<bool> = floats(got).iter().map(|value| value.is_nan()).collect();
-                let expected: Vec<bool> = want.iter().map(|value| value.is_nan()).collect();
+                let expected: Vec<bool> = reference.iter().map(|value| value.is_nan()).collect();
                 assert_eq!(nan, expected, "result {k} with {value} in operand {operand} at {isa}");
             }
         }

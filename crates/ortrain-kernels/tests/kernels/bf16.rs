@@ -104,16 +104,16 @@ fn products_of_small_integers_are_exact() {
             let mut integers =
                 |len: usize| -> Vec<f64> { (0..len).map(|_| random.below(17) as f64 - 8.0).collect() };
             let (a, b) = (integers(m * k), integers(k * n));
-            let want = multiply(sides, &a, &b);
+            let expected = multiply(sides, &a, &b);
             let a = buffer_of(dtypes[0], &in_memory_order(&a, m, transposed[0]));
             let b = buffer_of(dtypes[1], &in_memory_order(&b, k, transposed[1]));
             for precision in ROUNDED {
                 for (isa, products) in machines_for(precision) {
                     let got = run_gemm(&gemm(sides, dtypes, transposed, products), isa, [&a, &b]);
-                    let same = got.iter().zip(&want).all(|(&got, &want)| got == want);
+                    let same = got.iter().zip(&expected).all(|(&got, &expected)| got == expected);
                     assert!(
                         same,
-                        "{sides:?} {transposed:?} {dtypes:?} {products:?} at {isa}: {got:?}, not {want:?}"
+                        "{sides:?} {transposed:?} {dtypes:?} {products:?} at {isa}: {got:?}, not {expected:?}"
                     );
                 }
             }
@@ -129,11 +129,11 @@ fn long_sums_of_integers_are_exact() {
     let [m, n, k] = sides;
     let mut integers = |len: usize| -> Vec<f64> { (0..len).map(|_| random.below(9) as f64 - 4.0).collect() };
     let (a, b) = (integers(m * k), integers(k * n));
-    let want = multiply(sides, &a, &b);
+    let expected = multiply(sides, &a, &b);
     let (a, b) = (buffer_of(DType::F32, &a), buffer_of(DType::F32, &b));
     for (isa, products) in machines_for(Precision::Bf16) {
         let got = run_gemm(&gemm(sides, [DType::F32; 2], [false; 2], products), isa, [&a, &b]);
-        assert!(got.iter().zip(&want).all(|(&got, &want)| got == want), "{products:?} at {isa}");
+        assert!(got.iter().zip(&expected).all(|(&got, &expected)| got == expected), "{products:?} at {isa}");
     }
 }
 
@@ -184,16 +184,16 @@ fn errors_match_each_precision() {
     let mut factors =
         |len: usize| -> Vec<f64> { (0..len).map(|_| f64::from(random.unit() as f32)).collect() };
     let (a, b) = (factors(m * k), factors(k * n));
-    let want = multiply(sides, &a, &b);
-    let size = want.iter().map(|want| want * want).sum::<f64>();
+    let expected = multiply(sides, &a, &b);
+    let size = expected.iter().map(|expected| expected * expected).sum::<f64>();
     let (a, b) = (buffer_of(DType::F32, &a), buffer_of(DType::F32, &b));
-    for (precision, min_error, most) in ROOT_MEAN_SQUARES {
+    for (precision, min_error, max_error) in ROOT_MEAN_SQUARES {
         for (isa, products) in machines_for(precision) {
             let got = run_gemm(&gemm(sides, [DType::F32; 2], [false; 2], products), isa, [&a, &b]);
-            let off = got.iter().zip(&want).map(|(&got, want)| (got - want).powi(2)).sum::<f64>();
+            let off = got.iter().zip(&expected).map(|(&got, expected)| (got - expected).powi(2)).sum::<f64>();
             let error = (off / size).sqrt();
             println!("{precision} by {} at {isa}: {error:.2e}", products.unit);
-            assert!((min_error..most).contains(&error), "{products:?} at {isa}: {error}");
+            assert!((min_error..max_error).contains(&error), "{products:?} at {isa}: {error}");
         }
     }
 }
@@ -217,20 +217,20 @@ fn infinity_and_nan_equal_f32() {
         b[2 * n + 6] = 0.0;
         b[(k - 1) * n + 9] = nan;
         b[11] = 0.75;
-        let want = multiply(sides, &a, &b);
+        let expected = multiply(sides, &a, &b);
         let (a, b) = (buffer_of(DType::F32, &a), buffer_of(DType::F32, &b));
         for precision in ROUNDED {
             for (isa, products) in machines_for(precision) {
                 let got = run_gemm(&gemm(sides, [DType::F32; 2], [false; 2], products), isa, [&a, &b]);
-                for (i, (&got, &want)) in got.iter().zip(&want).enumerate() {
+                for (i, (&got, &expected)) in got.iter().zip(&expected).enumerate() {
                     let row = i / n;
                     // The largest number becomes infinite if it is rounded to one term.
                     let over = row == 6 && precision == Precision::Bf16;
-                    let is_close = (got - want).abs() <= 0.05 * (1.0 + want.abs());
-                    let same = got == want || got.is_nan() && want.is_nan() || is_close;
+                    let is_close = (got - expected).abs() <= 0.05 * (1.0 + expected.abs());
+                    let same = got == expected || got.is_nan() && expected.is_nan() || is_close;
                     assert!(
                         same || over && !got.is_finite(),
-                        "{sides:?} {products:?} at {isa}: {i} is {got}, not {want}"
+                        "{sides:?} {products:?} at {isa}: {i} is {got}, not {expected}"
                     );
                 }
             }
@@ -290,12 +290,16 @@ fn convolutions_of_small_integers_are_exact() {
             let inputs = [integers(a), integers(b)];
             let [doubles, inputs] = [DType::F64, DType::F32]
                 .map(|dtype| inputs.each_ref().map(|values| buffer_of(dtype, values)));
-            let want = run_conv(&plain, Isa::detect().unwrap(), &doubles);
+            let expected = run_conv(&plain, Isa::detect().unwrap(), &doubles);
             for precision in ROUNDED {
                 for (isa, products) in machines_for(precision) {
                     let got =
                         run_conv(&conv(pass, batch, channels, &axes, DType::F32, products), isa, &inputs);
-                    assert!(got == want, "{:?} {products:?} at {isa}: {got:?}, not {want:?}", plain.shape);
+                    assert!(
+                        got == expected,
+                        "{:?} {products:?} at {isa}: {got:?}, not {expected:?}",
+                        plain.shape
+                    );
                 }
             }
         }
@@ -315,15 +319,16 @@ fn conv_errors_are_within_product_bounds() {
         let inputs = [factors(a), factors(b)];
         let [doubles, inputs] =
             [DType::F64, DType::F32].map(|dtype| inputs.each_ref().map(|values| buffer_of(dtype, values)));
-        let want = run_conv(&plain, Isa::detect().unwrap(), &doubles);
-        let size = want.iter().map(|want| want * want).sum::<f64>();
-        for (precision, min_error, most) in ROOT_MEAN_SQUARES {
+        let expected = run_conv(&plain, Isa::detect().unwrap(), &doubles);
+        let size = expected.iter().map(|expected| expected * expected).sum::<f64>();
+        for (precision, min_error, max_error) in ROOT_MEAN_SQUARES {
             for (isa, products) in machines_for(precision) {
                 let got =
                     run_conv(&conv(pass, 2, [1, 24, 20], &[axis; 2], DType::F32, products), isa, &inputs);
-                let off = got.iter().zip(&want).map(|(&got, &want)| (got - want).powi(2)).sum::<f64>();
+                let off =
+                    got.iter().zip(&expected).map(|(&got, &expected)| (got - expected).powi(2)).sum::<f64>();
                 let error = (off / size).sqrt();
-                assert!((min_error..most).contains(&error), "{pass:?} {products:?} at {isa}: {error}");
+                assert!((min_error..max_error).contains(&error), "{pass:?} {products:?} at {isa}: {error}");
             }
         }
     }
@@ -338,7 +343,7 @@ fn f64_operands_ignore_the_precision() {
     let factors: Vec<f64> = (0..400).map(|_| random.unit()).collect();
     let bytes = buffer_of(DType::F64, &factors);
     let got = run_gemm(&desc, Isa::detect().unwrap(), [&bytes, &bytes]);
-    for (got, want) in got.iter().zip(multiply(sides, &factors, &factors)) {
-        assert!((got - want).abs() <= 1e-14 * (1.0 + want.abs()), "{got} is not {want}");
+    for (got, expected) in got.iter().zip(multiply(sides, &factors, &factors)) {
+        assert!((got - expected).abs() <= 1e-14 * (1.0 + expected.abs()), "{got} is not {expected}");
     }
 }

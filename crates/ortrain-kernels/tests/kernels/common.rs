@@ -338,17 +338,24 @@ fn canonical(value: Scalar) -> u64 {
 }
 
 #[track_caller]
-pub(crate) fn assert_same(dtype: DType, got: &[u8], want: &[u8], what: &str) {
-    for i in 0..want.len() / dtype.size() {
-        let (g, w) = (get(got, dtype, i), get(want, dtype, i));
+pub(crate) fn assert_same(dtype: DType, got: &[u8], expected: &[u8], what: &str) {
+    for i in 0..expected.len() / dtype.size() {
+        let (g, w) = (get(got, dtype, i), get(expected, dtype, i));
         assert!(canonical(g) == canonical(w), "{what}: element {i} is {g}, not {w}");
     }
 }
 
 #[track_caller]
-pub(crate) fn assert_close(dtype: DType, got: &[u8], want: &[u8], relative: f64, absolute: f64, what: &str) {
-    for i in 0..want.len() / dtype.size() {
-        let (g, w) = (get(got, dtype, i).to_f64(), get(want, dtype, i).to_f64());
+pub(crate) fn assert_close(
+    dtype: DType,
+    got: &[u8],
+    expected: &[u8],
+    relative: f64,
+    absolute: f64,
+    what: &str,
+) {
+    for i in 0..expected.len() / dtype.size() {
+        let (g, w) = (get(got, dtype, i).to_f64(), get(expected, dtype, i).to_f64());
         let is_close = g == w || (g.is_nan() && w.is_nan()) || (g - w).abs() <= absolute + relative * w.abs();
         assert!(is_close, "{what}: element {i} is {g}, not {w}");
     }

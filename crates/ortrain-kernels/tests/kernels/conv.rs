@@ -542,9 +542,9 @@ fn nan_in_in_place_epilogues() {
                 }
                 .unwrap();
                 for (i, (got, sum)) in floats(&state).iter().zip(&sums).enumerate() {
-                    let want = (sum + 1.0) as f32;
-                    let same = got.is_nan() && want.is_nan() || (got - want).abs() < 1e-3;
-                    assert!(same, "{pass:?} {channels:?}, operand {operand}: {i} is {got}, not {want}");
+                    let expected = (sum + 1.0) as f32;
+                    let same = got.is_nan() && expected.is_nan() || (got - expected).abs() < 1e-3;
+                    assert!(same, "{pass:?} {channels:?}, operand {operand}: {i} is {got}, not {expected}");
                 }
             }
         }
@@ -624,11 +624,11 @@ fn epilogues_support_all_nest_features() {
                 for (i, &sum) in sums.iter().enumerate() {
                     let bias = get(&bias, DType::F32, i / plane % dims[1]).to_f64();
                     let old = get(&old, DType::F32, i).to_f64();
-                    let want = (0.5 * sum + bias).max(0.0) + 2.0 * old + (i % width) as f64;
+                    let expected = (0.5 * sum + bias).max(0.0) + 2.0 * old + (i % width) as f64;
                     let got = get(&results[0].0, DType::F32, i).to_f64();
                     assert!(
-                        (got - want).abs() < 1e-4 * (1.0 + want.abs()),
-                        "{pass:?} {i}: {got}, not {want}"
+                        (got - expected).abs() < 1e-4 * (1.0 + expected.abs()),
+                        "{pass:?} {i}: {got}, not {expected}"
                     );
                     let half = get(&results[0].1, DType::F16, i).to_f64();
                     assert!((half - sum).abs() < 2e-2 + 1e-3 * sum.abs(), "{pass:?} {i}: {half}, not {sum}");

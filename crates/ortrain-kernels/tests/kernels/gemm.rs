@@ -521,11 +521,11 @@ fn epilogues_support_all_nest_features() {
             assert!(results[0] == results[1] && results[1] == results[2], "threads change bits");
             for (i, &c) in c.iter().enumerate() {
                 let (bias, old) = (get(&bias, DType::F32, i % n).to_f64(), get(&old, DType::F32, i).to_f64());
-                let want = (0.5 * c + bias).max(0.0) + 2.0 * old + (i % n) as f64;
+                let expected = (0.5 * c + bias).max(0.0) + 2.0 * old + (i % n) as f64;
                 let got = get(&results[0].0, DType::F32, i).to_f64();
                 assert!(
-                    c.is_nan() || (got - want).abs() < 1e-4 * (1.0 + want.abs()),
-                    "{m} {n} {k}: {i} is {got}, not {want}"
+                    c.is_nan() || (got - expected).abs() < 1e-4 * (1.0 + expected.abs()),
+                    "{m} {n} {k}: {i} is {got}, not {expected}"
                 );
                 let half = get(&results[0].1, DType::F16, i).to_f64();
                 assert!(

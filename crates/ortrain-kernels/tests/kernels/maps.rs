@@ -179,11 +179,11 @@ proptest! {
         let mut random = Random(seed);
         let nest = random_map(&mut random);
         let (loads, outs) = buffers(&mut random, &nest);
-        let want = reference(&nest, &loads, &outs).unwrap();
+        let expected = reference(&nest, &loads, &outs).unwrap();
         for isa in Isa::available() {
             let got = run(&nest, isa, Order::Auto, 1, &loads, &outs).unwrap();
-            for ((store, got), want) in nest.stores.iter().zip(&got).zip(&want) {
-                assert_same(store.dtype, got, want, &format!("{:?} {} at {isa}", nest.dims, nest.expr));
+            for ((store, got), expected) in nest.stores.iter().zip(&got).zip(&expected) {
+                assert_same(store.dtype, got, expected, &format!("{:?} {} at {isa}", nest.dims, nest.expr));
             }
         }
     }
@@ -215,10 +215,10 @@ fn maps_of_every_size() {
         });
         let mut random = Random(n as u64);
         let (loads, outs) = buffers(&mut random, &nest);
-        let want = reference(&nest, &loads, &outs).unwrap();
+        let expected = reference(&nest, &loads, &outs).unwrap();
         for isa in Isa::available() {
             let got = run(&nest, isa, Order::Auto, 2, &loads, &outs).unwrap();
-            assert_same(DType::F32, &got[0], &want[0], &format!("{n} elements at {isa}"));
+            assert_same(DType::F32, &got[0], &expected[0], &format!("{n} elements at {isa}"));
         }
     }
 }
@@ -260,7 +260,7 @@ fn first_failing_guard_is_reported() {
             index[i] = -(i as i64) - 1;
         }
         let load: Vec<u8> = index.iter().flat_map(|i| i.to_le_bytes()).collect();
-        let want = match bad.iter().min() {
+        let expected = match bad.iter().min() {
             None => Ok(()),
             Some(&i) => Err(OutOfRange { point: i, index: -(i as i64) - 1, bound: 1000 }),
         };
@@ -268,7 +268,7 @@ fn first_failing_guard_is_reported() {
             for threads in 1..=3 {
                 let got =
                     run(&nest, isa, Order::Auto, threads, std::slice::from_ref(&load), &[vec![0; n * 8]]);
-                assert_eq!(got.map(|_| ()), want, "{bad:?} on {threads} threads");
+                assert_eq!(got.map(|_| ()), expected, "{bad:?} on {threads} threads");
             }
         }
     }
@@ -386,12 +386,12 @@ fn overwritten_values_are_read_first() {
 /// Compares a nest with the reference at every level, on one thread and on two.
 fn compare(nest: &Nest, loads: &[Vec<u8>], what: &str) {
     let outs: Vec<Vec<u8>> = nest.stores.iter().map(|a| vec![0x55; a.len * a.dtype.size()]).collect();
-    let want = reference(nest, loads, &outs).unwrap();
+    let expected = reference(nest, loads, &outs).unwrap();
     for isa in Isa::available() {
         for threads in 1..=2 {
             let got = run(nest, isa, Order::Auto, threads, loads, &outs).unwrap();
-            for ((store, got), want) in nest.stores.iter().zip(&got).zip(&want) {
-                assert_same(store.dtype, got, want, &format!("{what} at {isa}"));
+            for ((store, got), expected) in nest.stores.iter().zip(&got).zip(&expected) {
+                assert_same(store.dtype, got, expected, &format!("{what} at {isa}"));
             }
         }
     }
@@ -501,10 +501,10 @@ fn matrices_are_transposed() {
             };
             let mut random = Random((lines * len) as u64);
             let (loads, outs) = buffers(&mut random, &nest);
-            let want = reference(&nest, &loads, &outs).unwrap();
+            let expected = reference(&nest, &loads, &outs).unwrap();
             for isa in Isa::available() {
                 let got = run(&nest, isa, Order::Auto, 2, &loads, &outs).unwrap();
-                assert_same(dtype, &got[0], &want[0], &format!("{dims:?} {dtype} at {isa}"));
+                assert_same(dtype, &got[0], &expected[0], &format!("{dims:?} {dtype} at {isa}"));
             }
         }
     }

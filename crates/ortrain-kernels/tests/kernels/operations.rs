@@ -113,14 +113,14 @@ fn check(expr: impl Fn(&mut Builder, Reg, Reg) -> Reg, dtype: DType, out: DType,
     };
     let loads = [a, b];
     let outs = [vec![0xee; n * out.size()]];
-    let want = reference(&nest, &loads, &outs).unwrap();
+    let expected = reference(&nest, &loads, &outs).unwrap();
     for isa in Isa::available() {
         let got = run(&nest, isa, Order::Auto, 1, &loads, &outs).unwrap();
         let what = format!("{what} of {dtype} at {isa}");
         if bound == 0 {
-            assert_same(out, &got[0], &want[0], &what);
+            assert_same(out, &got[0], &expected[0], &what);
         } else {
-            for (i, (g, w)) in floats(&got[0]).into_iter().zip(floats(&want[0])).enumerate() {
+            for (i, (g, w)) in floats(&got[0]).into_iter().zip(floats(&expected[0])).enumerate() {
                 let at = (get(&loads[0], dtype, i), get(&loads[1], dtype, i));
                 assert!(ulp(g, w) <= bound, "{what}: ({}, {}) gives {g:e}, not {w:e}", at.0, at.1);
             }
@@ -273,9 +273,13 @@ fn constants_coordinates_and_run_scalars() {
             stores: vec![Access::contiguous(DType::I64, &dims); 3],
         };
         let outs = vec![vec![0; n * 8]; 3];
-        let want = reference(&nest, &[], &outs).unwrap();
+        let expected = reference(&nest, &[], &outs).unwrap();
         for isa in Isa::available() {
-            assert_eq!(run(&nest, isa, Order::Auto, 1, &[], &outs).unwrap(), want, "axis {axis} at {isa}");
+            assert_eq!(
+                run(&nest, isa, Order::Auto, 1, &[], &outs).unwrap(),
+                expected,
+                "axis {axis} at {isa}"
+            );
         }
     }
 }
@@ -313,9 +317,9 @@ fn element_numbers() {
             stores: vec![Access::contiguous(DType::I64, &dims); numbers.len()],
         };
         let outs = vec![vec![0; elements * 8]; numbers.len()];
-        let want = reference(&nest, &[], &outs).unwrap();
+        let expected = reference(&nest, &[], &outs).unwrap();
         for isa in Isa::available() {
-            assert_eq!(run(&nest, isa, Order::Auto, 1, &[], &outs).unwrap(), want, "{dims:?} at {isa}");
+            assert_eq!(run(&nest, isa, Order::Auto, 1, &[], &outs).unwrap(), expected, "{dims:?} at {isa}");
         }
     }
 }
@@ -351,9 +355,9 @@ fn random_bits_equal_the_reference() {
             stores: vec![Access::contiguous(DType::U32, &[n]); bits.len()],
         };
         let outs = vec![vec![0; n * 4]; bits.len()];
-        let want = reference(&nest, &[], &outs).unwrap();
+        let expected = reference(&nest, &[], &outs).unwrap();
         for isa in Isa::available() {
-            assert_eq!(run(&nest, isa, Order::Auto, 1, &[], &outs).unwrap(), want, "{n} at {isa}");
+            assert_eq!(run(&nest, isa, Order::Auto, 1, &[], &outs).unwrap(), expected, "{n} at {isa}");
         }
     }
 }
@@ -382,9 +386,9 @@ fn unsigned_division() {
     let by: Vec<u8> = (1..=n).flat_map(|i| if i < n { 16u32 } else { 5 }.to_le_bytes()).collect();
     let ins = [x, by];
     let outs = vec![vec![0; n * 4]; quotients.len()];
-    let want = reference(&nest, &ins, &outs).unwrap();
+    let expected = reference(&nest, &ins, &outs).unwrap();
     for isa in Isa::available() {
-        assert_eq!(run(&nest, isa, Order::Auto, 1, &ins, &outs).unwrap(), want, "{isa}");
+        assert_eq!(run(&nest, isa, Order::Auto, 1, &ins, &outs).unwrap(), expected, "{isa}");
     }
 }
 

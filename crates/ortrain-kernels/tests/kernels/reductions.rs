@@ -94,17 +94,17 @@ proptest! {
         let mut random = Random(seed);
         let nest = random_reduction(&mut random);
         let (loads, outs) = buffers(&mut random, &nest);
-        let want = reference(&nest, &loads, &outs).unwrap();
+        let expected = reference(&nest, &loads, &outs).unwrap();
         for isa in Isa::available() {
             for order in ORDERS {
                 for threads in [1, 3] {
                     let got = run(&nest, isa, order, threads, &loads, &outs).unwrap();
-                    for ((store, got), want) in nest.stores.iter().zip(&got).zip(&want) {
+                    for ((store, got), expected) in nest.stores.iter().zip(&got).zip(&expected) {
                         let what = format!(
                             "{:?}, {} reduced, {:?} {} {order:?} at {isa}",
                             nest.dims, nest.inner, nest.reductions, nest.expr
                         );
-                        assert_same(store.dtype, got, want, &what);
+                        assert_same(store.dtype, got, expected, &what);
                     }
                 }
             }
@@ -216,13 +216,13 @@ fn softmax_and_normalisation_of_every_shape() {
                     let outs: Vec<Vec<u8>> =
                         nest.stores.iter().map(|store| vec![0; store.len * dtype.size()]).collect();
                     let loads = [load];
-                    let want = reference(&nest, &loads, &outs).unwrap();
+                    let expected = reference(&nest, &loads, &outs).unwrap();
                     for isa in Isa::available() {
                         for order in ORDERS {
                             let got = run(&nest, isa, order, 2, &loads, &outs).unwrap();
-                            for (got, want) in got.iter().zip(&want) {
+                            for (got, expected) in got.iter().zip(&expected) {
                                 let what = format!("{shape:?} {transposed} {dtype} {order:?} at {isa}");
-                                assert_close(dtype, got, want, bound, bound, &what);
+                                assert_close(dtype, got, expected, bound, bound, &what);
                             }
                         }
                     }
@@ -259,10 +259,10 @@ fn long_sums_are_exact_to_the_last_bits() {
                     let got = run(&nest, isa, order, 2, &[bytes_of(&values)], &outs).unwrap();
                     let (sum, squares) = (floats(&got[0]), floats(&got[1]));
                     for o in 0..outer {
-                        let want: f64 = (0..inner).map(|i| at(o, i)).sum();
-                        let want_squares: f64 = (0..inner).map(|i| at(o, i).powi(2)).sum();
-                        for (got, want) in [(sum[o], want), (squares[o], want_squares)] {
-                            let error = (f64::from(got) - want).abs() / want;
+                        let expected: f64 = (0..inner).map(|i| at(o, i)).sum();
+                        let expected_squares: f64 = (0..inner).map(|i| at(o, i).powi(2)).sum();
+                        for (got, expected) in [(sum[o], expected), (squares[o], expected_squares)] {
+                            let error = (f64::from(got) - expected).abs() / expected;
                             assert!(error < 1e-6, "{outer}x{inner} {transposed} {order:?}: {error:e} off");
                         }
                     }
@@ -309,13 +309,13 @@ fn empty_reductions_give_the_neutral_element() {
                 (vec![Reduction { op, value: x }], vec![b.reduced(0, Type::F32)], Vec::new())
             });
             let got = run(&nest, Isa::PORTABLE, order, 1, &[Vec::new()], &[vec![0xff; 16]]).unwrap();
-            let want = match op {
+            let expected = match op {
                 ReduceOp::Sum => 0.0,
                 ReduceOp::Prod => 1.0,
                 ReduceOp::Max => f32::NEG_INFINITY,
                 ReduceOp::Min => f32::INFINITY,
             };
-            assert_eq!(floats(&got[0]), [want; 4], "{op:?} {order:?}");
+            assert_eq!(floats(&got[0]), [expected; 4], "{op:?} {order:?}");
         }
     }
 }
@@ -380,16 +380,16 @@ fn guards_in_every_place_report_the_first_index() {
     ];
     for (bad_label, bad_element) in cases {
         let (mut x, mut labels) = (good.clone(), labels.clone());
-        let mut want = Ok(());
+        let mut expected = Ok(());
         let mut first = usize::MAX;
         if let Some(i) = bad_element {
             x[i] = -7;
-            (want, first) = (Err(OutOfRange { point: i, index: -7, bound: 1_000_000 }), i);
+            (expected, first) = (Err(OutOfRange { point: i, index: -7, bound: 1_000_000 }), i);
         }
         if let Some(i) = bad_label {
             labels[i] = 50;
             if i * inner < first {
-                want = Err(OutOfRange { point: i * inner, index: 50, bound: 50 });
+                expected = Err(OutOfRange { point: i * inner, index: 50, bound: 50 });
             }
         }
         let loads = [bytes(&x), bytes(&labels)];
@@ -397,10 +397,10 @@ fn guards_in_every_place_report_the_first_index() {
             for order in ORDERS {
                 for threads in [1, 3] {
                     let got = run(&nest, isa, order, threads, &loads, &[vec![0; outer * 8]]);
-                    assert_eq!(got.as_ref().map(|_| ()), want.as_ref().copied(), "{order:?}");
+                    assert_eq!(got.as_ref().map(|_| ()), expected.as_ref().copied(), "{order:?}");
                     if let Ok(got) = got {
-                        let want: Vec<i64> = (0..outer).map(|i| good[i * inner + i % 50]).collect();
-                        assert_eq!(got[0], bytes(&want));
+                        let expected: Vec<i64> = (0..outer).map(|i| good[i * inner + i % 50]).collect();
+                        assert_eq!(got[0], bytes(&expected));
                     }
                 }
             }
@@ -540,12 +540,12 @@ fn columns_over_many_images() {
         };
         let loads = [bytes_of(&(0..len).map(|i| (i % 1000) as f32).collect::<Vec<f32>>())];
         let outs = [vec![0; images * pixels * 4]];
-        let want = reference(&nest, &loads, &outs).unwrap();
+        let expected = reference(&nest, &loads, &outs).unwrap();
         for isa in Isa::available() {
             for order in ORDERS {
                 let got = run(&nest, isa, order, 2, &loads, &outs).unwrap();
                 let what = format!("{dims:?} {order:?} at {isa}");
-                assert_same(DType::F32, &got[0], &want[0], &what);
+                assert_same(DType::F32, &got[0], &expected[0], &what);
             }
         }
     }

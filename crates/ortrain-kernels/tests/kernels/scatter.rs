@@ -64,7 +64,7 @@ fn check(types: &[DType], last: bool) {
                 };
                 let out = fill(&mut random, outer * size * inner);
                 let src = fill(&mut random, outer * count * inner);
-                let mut want = out.clone();
+                let mut expected = out.clone();
                 for o in 0..outer {
                     for (j, &at) in indices.iter().enumerate() {
                         let at = if at < 0 { at + size as i64 } else { at };
@@ -75,8 +75,8 @@ fn check(types: &[DType], last: bool) {
                             let to = (o * size + at as usize) * inner + i;
                             let from = get(&src, dtype, (o * count + j) * inner + i);
                             let sum = |to: Scalar| Scalar::binary(BinaryOp::Add, to, from);
-                            let result = if last { from } else { sum(get(&want, dtype, to)) };
-                            put(&mut want, dtype, to, result);
+                            let result = if last { from } else { sum(get(&expected, dtype, to)) };
+                            put(&mut expected, dtype, to, result);
                         }
                     }
                 }
@@ -84,7 +84,7 @@ fn check(types: &[DType], last: bool) {
                 for isa in Isa::available() {
                     for threads in 1..=3 {
                         let got = run_scatter(desc, isa, threads, &out, &indices, &src);
-                        assert!(got == want, "{desc:?} on {threads} threads at {isa}");
+                        assert!(got == expected, "{desc:?} on {threads} threads at {isa}");
                     }
                 }
             }

@@ -138,16 +138,16 @@ proptest! {
         let nest = random_nest(&mut random);
         prop_assert_eq!(nest.validate(), None);
         let (loads, outs) = buffers(&mut random, &nest);
-        let want = reference(&nest, &loads, &outs).unwrap();
+        let expected = reference(&nest, &loads, &outs).unwrap();
         for isa in Isa::available() {
             for threads in [1, 3] {
                 let got = run(&nest, isa, Order::Auto, threads, &loads, &outs).unwrap();
-                for ((store, got), want) in nest.stores.iter().zip(&got).zip(&want) {
+                for ((store, got), expected) in nest.stores.iter().zip(&got).zip(&expected) {
                     let what = format!(
                         "{:?} of {:?}, {:?} {} at {isa}",
                         nest.segments, nest.dims, nest.reductions, nest.expr
                     );
-                    assert_same(store.dtype, got, want, &what);
+                    assert_same(store.dtype, got, expected, &what);
                 }
             }
         }
@@ -372,7 +372,7 @@ fn assert_updates_planes(
     let mut random = Random(seed);
     let lens = nest.load_operands().map(|load| (load.dtype, load.len));
     let before: Vec<Vec<u8>> = lens.map(|(dtype, len)| numbers(&mut random, dtype, len)).collect();
-    let want = reference(nest, &before, &before[..3]).unwrap();
+    let expected = reference(nest, &before, &before[..3]).unwrap();
     // Functions are exact to a few units in the last place.
     let relative = match dtype {
         DType::F64 => 1e-12,
@@ -381,8 +381,8 @@ fn assert_updates_planes(
     };
     for isa in Isa::available() {
         let single = run_in_place(nest, isa, 1, 3, &before);
-        for (got, want) in single.iter().zip(&want) {
-            assert_close(dtype, got, want, relative, share * relative, &format!("{dtype} at {isa}"));
+        for (got, expected) in single.iter().zip(&expected) {
+            assert_close(dtype, got, expected, relative, share * relative, &format!("{dtype} at {isa}"));
         }
         for (before, after) in before.iter().zip(&single).take(3) {
             assert_gaps_unchanged(segments, dtype, before, after);
@@ -424,12 +424,12 @@ fn overwritten_planes_are_read_first() {
             let mut random = Random(12);
             let before: Vec<Vec<u8>> =
                 nest.load_operands().map(|load| numbers(&mut random, load.dtype, load.len)).collect();
-            let want = reference(&nest, &before, &before).unwrap();
+            let expected = reference(&nest, &before, &before).unwrap();
             for isa in Isa::available() {
                 for threads in [1, 3] {
                     let got = run_in_place(&nest, isa, threads, 3, &before);
-                    for (k, (got, want)) in got.iter().zip(&want).enumerate() {
-                        assert_same(dtype, got, want, &format!("result {k}, {dtype} at {isa}"));
+                    for (k, (got, expected)) in got.iter().zip(&expected).enumerate() {
+                        assert_same(dtype, got, expected, &format!("result {k}, {dtype} at {isa}"));
                     }
                 }
             }
@@ -452,17 +452,17 @@ fn sums_of_segments_are_the_same_on_any_threads() {
             let table = numbers(&mut random, F32, nest.stores[2].len);
             before.extend([table.clone(), table]);
             let outs = [before[0].clone(), before[1].clone(), before[2].clone(), before[3].clone()];
-            let want = reference(&nest, &before[..2], &outs).unwrap();
+            let expected = reference(&nest, &before[..2], &outs).unwrap();
             for isa in Isa::available() {
                 let single = run_in_place(&nest, isa, 1, 2, &before);
-                for ((got, want), store) in single.iter().zip(&want).zip(&nest.stores) {
+                for ((got, expected), store) in single.iter().zip(&expected).zip(&nest.stores) {
                     // Pairwise sums of this length are as exact as sums in f64, except for the last bit of narrow
                     // results.
                     let relative = if dtype == DType::F64 { 1e-12 } else { 1e-5 };
                     let relative =
                         if matches!(store.dtype, DType::F16 | DType::BF16) { 1e-2 } else { relative };
                     let what = format!("{dtype} at {isa}");
-                    assert_close(store.dtype, got, want, relative, relative, &what);
+                    assert_close(store.dtype, got, expected, relative, relative, &what);
                 }
                 assert_gaps_unchanged(&model.0, dtype, &before[0], &single[0]);
                 for threads in [2, 4] {

@@ -26,9 +26,9 @@ fn shape(pass: WindowPass, planes: usize, axes: &[SlidingAxis]) -> WindowShape {
 }
 
 /// Returns an axis with this kernel, stride, dilation, and padding at both ends; all windows that fit.
-fn axis(input: usize, [kernel, stride, dilation, before, behind]: [usize; 5]) -> SlidingAxis {
+fn axis(input: usize, [kernel, stride, dilation, before, after]: [usize; 5]) -> SlidingAxis {
     let reach = (kernel - 1) * dilation + 1;
-    let output = (input + before + behind).checked_sub(reach).map_or(0, |span| span / stride + 1);
+    let output = (input + before + after).checked_sub(reach).map_or(0, |span| span / stride + 1);
     SlidingAxis { input, output, kernel, stride, dilation, padding_before: before as isize }
 }
 
@@ -204,13 +204,13 @@ fn check(shape: &WindowShape, dtype: DType, random: &mut Random, threads: &[usiz
         let image = buffer(random, dtype, if gradient { forward.operands()[0] } else { 0 });
         let max_positions = gradient.then(|| pool_by_definition(&forward, dtype, &image, &[], numbered).1);
         for index in [index].into_iter().chain(max_positions) {
-            let (want, positions) = pool_by_definition(shape, dtype, &source, &index, numbered);
+            let (expected, positions) = pool_by_definition(shape, dtype, &source, &index, numbered);
             for isa in Isa::available() {
                 for &threads in threads {
                     let desc = WindowDesc { shape: shape.clone(), dtype, index: index_type };
                     let (got, positions_found) = run_window(&desc, isa, threads, &source, &index);
                     let what = format!("{desc:?} on {threads} threads at {isa}");
-                    assert_same(dtype, &got, &want, &what);
+                    assert_same(dtype, &got, &expected, &what);
                     if shape.pass == WindowPass::Max && index_type.is_some() {
                         assert!(
                             positions_found == positions,

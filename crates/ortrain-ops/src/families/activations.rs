@@ -596,9 +596,12 @@ mod tests {
     }
 
     #[track_caller]
-    fn assert_near(got: f64, want: f64, tolerance: f64, what: &str) {
-        let same = got == want || got.is_nan() && want.is_nan();
-        assert!(same || (got - want).abs() <= tolerance * want.abs(), "{what}: {got}, not {want}");
+    fn assert_near(got: f64, expected: f64, tolerance: f64, what: &str) {
+        let same = got == expected || got.is_nan() && expected.is_nan();
+        assert!(
+            same || (got - expected).abs() <= tolerance * expected.abs(),
+            "{what}: {got}, not {expected}"
+        );
     }
 
     /// Normal distribution function and density at 1.
@@ -798,9 +801,9 @@ mod tests {
                         dtype == DType::F64 || value == 0.0 || value.abs() > 1e-37 || got.abs() > 1e-36
                     };
                     let what = format!("{op} at {x} in {dtype}");
-                    for (got, want, name) in [(values[k], y, "value"), (slopes[k], slope, "slope")] {
-                        if required(want, got) {
-                            assert_near(got, want, tolerance, &format!("{what}, {name}"));
+                    for (got, expected, name) in [(values[k], y, "value"), (slopes[k], slope, "slope")] {
+                        if required(expected, got) {
+                            assert_near(got, expected, tolerance, &format!("{what}, {name}"));
                         }
                     }
                 }

@@ -178,15 +178,15 @@ mod tests {
         for n in 0..size[0] {
             for point in 0..points {
                 // The last axis comes first. The 1 for the translation comes last.
-                let (mut rest, mut place_of) = (point, Vec::new());
+                let (mut rest, mut coordinates) = (point, Vec::new());
                 for &count in size[2..].iter().rev() {
-                    place_of.push(position(rest % count, count));
+                    coordinates.push(position(rest % count, count));
                     rest /= count;
                 }
-                place_of.push(1.0);
+                coordinates.push(1.0);
                 for row in 0..axes {
                     let row = &elements[(n * axes + row) * (axes + 1)..][..axes + 1];
-                    result.push(row.iter().zip(&place_of).map(|(a, b)| a * b).sum());
+                    result.push(row.iter().zip(&coordinates).map(|(a, b)| a * b).sum());
                 }
             }
         }

@@ -59,8 +59,9 @@ impl Op for CausalConv {
             return Err(wrong("the filter must have shape [C, 1, k] with k at least 1"));
         }
         let channels = known(x, 1).or(known(weight, 0));
-        let differs =
-            |actual: Option<usize>, wanted: Option<usize>| actual.zip(wanted).is_some_and(|(a, b)| a != b);
+        let differs = |actual: Option<usize>, expected: Option<usize>| {
+            actual.zip(expected).is_some_and(|(a, b)| a != b)
+        };
         if differs(known(weight, 0), channels) || differs(known(cx.shape(BIAS), 0), channels) {
             return Err(wrong("the filter and the bias must have one entry for each channel"));
         }
@@ -199,8 +200,8 @@ mod tests {
                     let graph = one_node_graph(NEWEST_OPSET, OP, &ports, 2, attrs).expect("valid");
                     let inputs: Vec<Tensor> = args.iter().flatten().cloned().collect();
                     let got = run(&graph, &inputs).expect("it runs");
-                    for (got, want) in got.iter().zip(&expected(&args, activation != "none")) {
-                        assert_close(got, want, 1e-13);
+                    for (got, expected) in got.iter().zip(&expected(&args, activation != "none")) {
+                        assert_close(got, expected, 1e-13);
                     }
                     let floats: Vec<usize> =
                         (0..inputs.len()).filter(|&k| !inputs[k].to_f64().is_empty()).collect();
@@ -226,8 +227,8 @@ mod tests {
         add(&mut symbolic, OP, "y", &ports, 2, Attrs::new().with("activation", "silu"));
         crate::passes::infer::infer(&mut symbolic).expect("valid");
         let got = run(&symbolic, &inputs).expect("it runs");
-        for (got, want) in got.iter().zip(&expected(&args, true)) {
-            assert_close(got, want, 1e-13);
+        for (got, expected) in got.iter().zip(&expected(&args, true)) {
+            assert_close(got, expected, 1e-13);
         }
         check_gradients(&symbolic, &inputs, &[0, 1, 2, 3], &[0, 1]);
     }

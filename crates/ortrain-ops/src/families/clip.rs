@@ -258,7 +258,7 @@ mod tests {
     fn optional_bounds() {
         let x = f64s(&[5], &[-2.0, -0.5, 0.0, 3.0, NAN]);
         let (low, high) = (f64s(&[], &[-1.0]), f64s(&[1], &[2.0]));
-        for (bounds, want) in [
+        for (bounds, expected) in [
             ([None, None], [-2.0, -0.5, 0.0, 3.0]),
             ([Some(&low), None], [-1.0, -0.5, 0.0, 3.0]),
             ([None, Some(&high)], [-2.0, -0.5, 0.0, 2.0]),
@@ -270,12 +270,12 @@ mod tests {
             let graph = graph_of(&inputs);
             let args: Vec<Tensor> = inputs.iter().copied().flatten().cloned().collect();
             let got = run(&graph, &args).expect("it runs").remove(0).to_f64();
-            assert_eq!(got[..4], want, "{bounds:?}");
+            assert_eq!(got[..4], expected, "{bounds:?}");
             assert!(got[4].is_nan());
             let present: Vec<&Tensor> = bounds.iter().copied().flatten().collect();
             let fixed = with_constant_bounds(&graph, &present);
             let got = run(&fixed, &args[..1]).expect("it runs").remove(0).to_f64();
-            assert_eq!(got[..4], want, "{bounds:?}, constant");
+            assert_eq!(got[..4], expected, "{bounds:?}, constant");
         }
     }
 
@@ -285,9 +285,9 @@ mod tests {
         let x = Tensor::i64(&[3], &[i64::MIN, 5, i64::MAX]);
         let (low, high) = (Tensor::i64(&[], &[low]), Tensor::i64(&[], &[high]));
         let graph = graph_of(&[Some(&x), Some(&low), Some(&high)]);
-        let want = Tensor::i64(&[3], &[i64::MIN + 1, 5, i64::MAX - 1]);
-        assert_eq!(run(&graph, &[x.clone(), low.clone(), high.clone()]).expect("it runs")[0], want);
-        assert_eq!(run(&with_constant_bounds(&graph, &[&low, &high]), &[x]).expect("it runs")[0], want);
+        let expected = Tensor::i64(&[3], &[i64::MIN + 1, 5, i64::MAX - 1]);
+        assert_eq!(run(&graph, &[x.clone(), low.clone(), high.clone()]).expect("it runs")[0], expected);
+        assert_eq!(run(&with_constant_bounds(&graph, &[&low, &high]), &[x]).expect("it runs")[0], expected);
         for dtype in [DType::U8, DType::I8, DType::U64, DType::F16, DType::BF16] {
             let (x, high) = (Tensor::filled(dtype, &[2], 100.0), Tensor::filled(dtype, &[], 7.0));
             let got = run_node(CLIP, &[Some(&x), None, Some(&high)], 1, Attrs::new()).expect("it runs");
@@ -350,8 +350,8 @@ mod tests {
                 let graph =
                     one_node_graph(opset, CLIP, &[Some(&x)], 1, attrs.clone()).expect("it can be read");
                 let got = run(&graph, std::slice::from_ref(&x)).expect("it runs").remove(0);
-                let want: Vec<f64> = x.to_f64().iter().map(|x| x.clamp(low, high)).collect();
-                assert_eq!(got.to_f64(), want);
+                let expected: Vec<f64> = x.to_f64().iter().map(|x| x.clamp(low, high)).collect();
+                assert_eq!(got.to_f64(), expected);
                 check_gradients(&graph, std::slice::from_ref(&x), &[0], &[0]);
                 for target in [opset, 11, 13] {
                     check_downgrade(&graph, std::slice::from_ref(&x), target);

@@ -340,8 +340,8 @@ mod tests {
             let inputs = case.inputs(2, 3);
             let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
             let graph = one_node_graph(NEWEST_OPSET, OP, &ports, 1, case.attrs()).expect("valid");
-            let want = case.expected(&inputs[0], 3);
-            assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, 1e-14);
+            let expected = case.expected(&inputs[0], 3);
+            assert_close(&run(&graph, &inputs).expect("it runs")[0], &expected, 1e-14);
             check_gradients(&graph, &inputs, &[0], &[0]);
             check_decomposition(&graph, &inputs, 0.0);
             assert_eq!(check_downgrade(&graph, &inputs, 18).nodes.len(), 1);
@@ -350,7 +350,7 @@ mod tests {
             let args = [empty[0].clone(), inputs[1].clone(), inputs[2].clone()];
             let ports = [Some(&args[0]), Some(&args[1]), Some(&args[2])];
             let got = run_node(OP, &ports, 1, case.attrs()).expect("it runs").remove(0);
-            assert_eq!((got.dims()[0], &got.dims()[1..]), (0, &want.dims()[1..]));
+            assert_eq!((got.dims()[0], &got.dims()[1..]), (0, &expected.dims()[1..]));
         }
     }
 
@@ -378,10 +378,10 @@ mod tests {
             let mut inputs = case.inputs(1, 2);
             let full: Vec<f64> = (0..inputs[0].len()).map(|k| (k % 5) as f64).collect();
             inputs[0] = f64s(inputs[0].dims(), &full);
-            let want = cast_tensor(&case.expected(&inputs[0], 2), dtype);
+            let expected = cast_tensor(&case.expected(&inputs[0], 2), dtype);
             inputs[0] = cast_tensor(&inputs[0], dtype);
             let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
-            assert_eq!(run_node(OP, &ports, 1, case.attrs()).expect("it runs")[0], want);
+            assert_eq!(run_node(OP, &ports, 1, case.attrs()).expect("it runs")[0], expected);
         }
     }
 

@@ -427,9 +427,9 @@ pub(super) mod tests {
     fn all_attributes_match_reference() {
         for case in CASES {
             let (x, w) = (generic_tensor(case.0, 1), generic_tensor(case.1, 2));
-            let want = reference_conv(&x, &w, case.2, case.3, case.4);
+            let expected = reference_conv(&x, &w, case.2, case.3, case.4);
             let y = run_node(CONV, &[Some(&x), Some(&w)], 1, attrs_of(&case)).expect("it runs");
-            assert_close(&y[0], &want, 1e-12);
+            assert_close(&y[0], &expected, 1e-12);
         }
     }
 
@@ -497,16 +497,16 @@ pub(super) mod tests {
             let conv = node_graph(CONV, &[&x, &w, &b], 1, attrs_of(&case));
             let inputs = [x, w, b];
             let y = run(&conv, &inputs).expect("it runs").remove(0);
-            let want = gradient_graph(&conv, &[Some(generic_tensor(y.dims(), 4))], &[0, 1, 2]);
-            let want = run(&want, &inputs).expect("it runs");
+            let expected = gradient_graph(&conv, &[Some(generic_tensor(y.dims(), 4))], &[0, 1, 2]);
+            let expected = run(&expected, &inputs).expect("it runs");
             let all: Vec<usize> = (0..case.0.len()).filter(|&axis| axis != 1).collect();
             for axes in [&all[..1], &all[1..], &all] {
                 let named = with_symbolic_sizes(&conv, 0, axes);
                 let mut plain = gradient_graph(&named, &[Some(generic_tensor(y.dims(), 4))], &[0, 1, 2]);
-                assert_eq!(run(&plain, &inputs).expect("it runs"), want);
+                assert_eq!(run(&plain, &inputs).expect("it runs"), expected);
                 passes::decompose::standardise(&mut plain).expect("it decomposes");
-                for (got, want) in run(&plain, &inputs).expect("plain runs").iter().zip(&want) {
-                    assert_close(got, want, 1e-12);
+                for (got, expected) in run(&plain, &inputs).expect("plain runs").iter().zip(&expected) {
+                    assert_close(got, expected, 1e-12);
                 }
             }
         }
@@ -623,13 +623,13 @@ pub(super) mod tests {
             let zeros = f64s(w.dims(), &vec![0.0; w.len()]);
             let inputs = [x, w, b];
             assert_eq!(run(&conv, &inputs).expect("it runs")[0].dims(), [0, 2, 2]);
-            let want = [f64s(&[0, 2, 4], &[]), zeros, f64s(&[2], &[0.0; 2])];
+            let expected = [f64s(&[0, 2, 4], &[]), zeros, f64s(&[2], &[0.0; 2])];
             for named in [&[][..], &[0]] {
                 let conv = with_symbolic_sizes(&conv, 0, named);
                 let mut graph = gradient_graph(&conv, &[Some(generic_tensor(&[0, 2, 2], 4))], &[0, 1, 2]);
-                assert_eq!(run(&graph, &inputs).expect("it runs"), want);
+                assert_eq!(run(&graph, &inputs).expect("it runs"), expected);
                 passes::decompose::standardise(&mut graph).expect("it decomposes");
-                assert_eq!(run(&graph, &inputs).expect("plain runs"), want);
+                assert_eq!(run(&graph, &inputs).expect("plain runs"), expected);
             }
         }
     }

@@ -283,11 +283,11 @@ pub(super) fn image_gradient(
     // is cropped.
     let mut certain = true;
     let mut left_over = |k: usize| {
-        let SlidingWindow { stride, dilation, before, after: behind } = windows[k];
+        let SlidingWindow { stride, dilation, before, after } = windows[k];
         match (image.as_ref().and_then(|image| image[k + 2].known()), kernel[k].known()) {
             _ if stride == 1 => 0,
             (Some(size), Some(cells)) => {
-                (size as i64 + before + behind - (cells as i64 - 1) * dilation - 1) % stride
+                (size as i64 + before + after - (cells as i64 - 1) * dilation - 1) % stride
             }
             _ => {
                 certain = false;

@@ -489,8 +489,8 @@ mod tests {
         let b = f64s(&[4], &[0.1, 0.2, 0.3, 0.4]);
         let inputs = [Some(&x), Some(&w), Some(&b)];
         let y = run_node(TRANSPOSED, &inputs, 1, Attrs::new().with("group", 2i64)).expect("it runs");
-        let want = [1.1, 2.1, 10.2, 20.2, 300.3, 400.3, 3000.4, 4000.4];
-        assert_close(&y[0], &f64s(&[1, 4, 2], &want), 1e-15);
+        let expected = [1.1, 2.1, 10.2, 20.2, 300.3, 400.3, 3000.4, 4000.4];
+        assert_close(&y[0], &f64s(&[1, 4, 2], &expected), 1e-15);
         let args = [Some(&x), Some(&w), None];
         let y = run_node(TRANSPOSED, &args, 1, Attrs::new()).expect("it runs");
         assert_close(&y[0], &f64s(&[1, 2, 2], &[301.0, 402.0, 3010.0, 4020.0]), 0.0);
@@ -572,7 +572,7 @@ mod tests {
             let args = [x, w];
             let y = run(&transposed, &args).expect("it runs").remove(0);
             let seed = [Some(generic_tensor(y.dims(), 4))];
-            let want = run(&gradient_graph(&transposed, &seed, &[0, 1]), &args).expect("it runs");
+            let expected = run(&gradient_graph(&transposed, &seed, &[0, 1]), &args).expect("it runs");
             let all: Vec<usize> = (0..case.0.len()).filter(|&axis| axis != 1).collect();
             for axes in [&all[..1], &all] {
                 let named = with_symbolic_sizes(&transposed, 0, axes);
@@ -592,10 +592,10 @@ mod tests {
                     continue;
                 }
                 let mut plain = gradient_graph(&named, &seed, &[0, 1]);
-                assert_eq!(run(&plain, &args).expect("it runs"), want);
+                assert_eq!(run(&plain, &args).expect("it runs"), expected);
                 passes::decompose::standardise(&mut plain).expect("it decomposes");
-                for (got, want) in run(&plain, &args).expect("plain runs").iter().zip(&want) {
-                    assert_close(got, want, 1e-12);
+                for (got, expected) in run(&plain, &args).expect("plain runs").iter().zip(&expected) {
+                    assert_close(got, expected, 1e-12);
                 }
             }
         }

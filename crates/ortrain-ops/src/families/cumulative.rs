@@ -74,12 +74,12 @@ impl Cumulative {
         let index = b.add(start, inner);
         let other = nest.gather(cx, source, index);
         let b = &mut nest.b;
-        let (value, alone) = if shifts {
+        let (value, fallback) = if shifts {
             (other, b.constant(ty, if self.product { 1.0 } else { 0.0 }))
         } else {
             (b.binary(if self.product { BinaryOp::Mul } else { BinaryOp::Add }, current, other), current)
         };
-        let result = b.select(inside, value, alone);
+        let result = b.select(inside, value, fallback);
         nest.store_contiguous(cx, target, result);
         cx.emit(nest.instruction())
     }

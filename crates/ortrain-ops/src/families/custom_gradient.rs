@@ -431,12 +431,12 @@ mod tests {
     fn restores_original_nodes() {
         let inputs = [generic_tensor(&[3], 1), generic_tensor(&[3], 2)];
         let mut graph = graph();
-        let want = run(&graph, &inputs).expect("it runs");
+        let expected = run(&graph, &inputs).expect("it runs");
         restore_nodes(&mut graph).expect("it can be");
         infer(&mut graph).expect("it fits");
         assert_eq!(&*graph.nodes[1].op, "Tanh");
         assert_eq!(graph.name_of(graph.nodes[1].outputs[0].expect("one")), "y");
-        assert_eq!(run(&graph, &inputs).expect("it runs"), want);
+        assert_eq!(run(&graph, &inputs).expect("it runs"), expected);
 
         let mut message = tanh_model().graph.expect("a graph");
         assert!(has_wrapped_nodes(&message));

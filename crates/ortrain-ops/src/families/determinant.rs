@@ -54,7 +54,7 @@ impl Op for Det {
     }
 }
 
-/// Returns the number of inversions of the permutation `taken` of row or column indices. `taken` has shape
+/// Returns the number of inversions of the permutation `pivots` of row or column indices. `pivots` has shape
 /// `[..., steps]`.
 fn count_inversions(rw: &mut Rewrite<'_>, pivots: ValueId, rank: usize, size: usize) -> ValueId {
     let last = rank as i64 - 1;
@@ -205,8 +205,8 @@ mod tests {
 
     /// Returns a matrix without one row and one column.
     fn remove_row_and_column(matrix: &[f64], size: usize, row: usize, column: usize) -> Vec<f64> {
-        let is_kept = |&(k, _): &(usize, &f64)| k / size != row && k % size != column;
-        matrix.iter().enumerate().filter(is_kept).map(|(_, &x)| x).collect()
+        let is_retained = |&(k, _): &(usize, &f64)| k / size != row && k % size != column;
+        matrix.iter().enumerate().filter(is_retained).map(|(_, &x)| x).collect()
     }
 
     #[test]
@@ -222,8 +222,8 @@ mod tests {
             };
             let graph = one_node_graph(NEWEST_OPSET, OP, &[Some(&x)], 1, Attrs::new()).expect("valid");
             let inputs = [x.clone()];
-            let want = f64s(&dims[..dims.len() - 2], &each);
-            assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, 1e-13);
+            let expected = f64s(&dims[..dims.len() - 2], &each);
+            assert_close(&run(&graph, &inputs).expect("it runs")[0], &expected, 1e-13);
             check_gradients(&graph, &inputs, &[0], &[0]);
             check_decomposition(&graph, &inputs, 0.0);
             assert_eq!(check_downgrade(&graph, &inputs, 11).nodes.len(), 1);
@@ -232,7 +232,7 @@ mod tests {
                 let narrow = cast_tensor(&x, dtype);
                 let got = run_node(OP, &[Some(&narrow)], 1, Attrs::new()).expect("it runs").remove(0);
                 let tolerance = if dtype == DType::F32 { 1e-5 } else { 0.2 };
-                assert_close(&got, &cast_tensor(&want, dtype), tolerance);
+                assert_close(&got, &cast_tensor(&expected, dtype), tolerance);
             }
         }
         let empty = Tensor::filled(DType::F64, &[0, 3, 3], 1.0);
@@ -260,8 +260,8 @@ mod tests {
                 let sign = if (row + column) % 2 == 0 { 2.0 } else { -2.0 };
                 sign * cofactor_determinant(&remove_row_and_column(&matrix, size, row, column), size - 1)
             };
-            let want: Vec<f64> = (0..size * size).map(cofactor).collect();
-            assert_close(&got, &f64s(&[size, size], &want), 1e-12);
+            let expected: Vec<f64> = (0..size * size).map(cofactor).collect();
+            assert_close(&got, &f64s(&[size, size], &expected), 1e-12);
         }
     }
 
@@ -275,9 +275,9 @@ mod tests {
                 std::cmp::Ordering::Greater => 0.0,
             })
             .collect();
-        let want: f64 = (0..size).map(|k| upper[k * size + k]).product();
+        let expected: f64 = (0..size).map(|k| upper[k * size + k]).product();
         let got = run_node(OP, &[Some(&f64s(&[size, size], &upper))], 1, Attrs::new()).expect("it runs");
-        assert_close(&got[0], &f64s(&[], &[want]), 1e-12);
+        assert_close(&got[0], &f64s(&[], &[expected]), 1e-12);
         let odd = f64s(&[2, 2], &[f64::NAN, 1.0, 2.0, 3.0]);
         assert!(run_node(OP, &[Some(&odd)], 1, Attrs::new()).expect("it runs")[0].to_f64()[0].is_nan());
     }

@@ -450,10 +450,10 @@ mod tests {
     fn all_transforms() {
         for case in &CASES {
             let x = generic_tensor(case.dims, 1);
-            let (inputs, want) = ([x.clone()], case.expected(&x));
+            let (inputs, expected) = ([x.clone()], case.expected(&x));
             for symbolic in [false, true] {
                 let graph = case.graph(&x, symbolic);
-                assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, 1e-13);
+                assert_close(&run(&graph, &inputs).expect("it runs")[0], &expected, 1e-13);
                 check_gradients(&graph, &inputs, &[0], &[0]);
             }
             let graph = case.graph(&x, false);

@@ -73,9 +73,9 @@ impl Op for Trilu {
         };
         let offset = column_minus_row(&mut nest.b, dims.len());
         let (low, high) = if self.upper { (k, offset) } else { (offset, k) };
-        let is_kept = nest.b.compare(CompareOp::Le, low, high);
+        let is_retained = nest.b.compare(CompareOp::Le, low, high);
         let zero = nest.b.constant(nest.b.ty(value), 0.0);
-        let value = nest.b.select(is_kept, value, zero);
+        let value = nest.b.select(is_retained, value, zero);
         nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
     }

@@ -484,13 +484,13 @@ mod tests {
         let scalars = Scalars { seed: 42, train_step: 9 };
         let got = run_with(&graph, std::slice::from_ref(&x), scalars).expect("it runs");
         let stream = fnv1a64(*b"y").wrapping_add(9u64.wrapping_mul(STEP_STRIDE));
-        let want: Vec<f64> = (0..6)
+        let expected: Vec<f64> = (0..6)
             .map(|k| {
                 let bits = ortrain_expr::random_bits(42, stream, k);
                 f64::from(u8::from(f64::from(bits >> 8) / 16_777_216.0 >= 0.5))
             })
             .collect();
-        assert_eq!(got[1].to_f64(), want);
+        assert_eq!(got[1].to_f64(), expected);
     }
 
     #[test]
@@ -501,8 +501,8 @@ mod tests {
             let ports = [Some(&x), Some(&rate), Some(&mode)];
             let got = run_node(DROPOUT, &ports, 2, Attrs::new()).expect("it runs");
             let graph = constant_dropout(&x, ratio, training, Attrs::new());
-            let want = run(&graph, std::slice::from_ref(&x)).expect("it runs");
-            assert_eq!(got, want);
+            let expected = run(&graph, std::slice::from_ref(&x)).expect("it runs");
+            assert_eq!(got, expected);
             if ratio == 0.0 {
                 assert_eq!(got[0], x);
             }
@@ -533,8 +533,9 @@ mod tests {
                     assert!(gradients.nodes.iter().all(|node| &*node.op == "Identity"), "{gradients}");
                 }
                 let got = run_with(&gradients, std::slice::from_ref(&x), scalars).expect("it runs");
-                let want: Vec<f64> = y.to_f64().iter().zip(g.to_f64()).map(|(y, g)| y / 3.0 * g).collect();
-                assert_close(&got[0], &f64s(&[4, 5], &want), 1e-12);
+                let expected: Vec<f64> =
+                    y.to_f64().iter().zip(g.to_f64()).map(|(y, g)| y / 3.0 * g).collect();
+                assert_close(&got[0], &f64s(&[4, 5], &expected), 1e-12);
             }
         }
     }
@@ -551,8 +552,9 @@ mod tests {
                 let g = generic_tensor(&[4, 5], 4);
                 let y = run(&forward, &inputs).expect("it runs").swap_remove(0);
                 let got = run(&gradient_graph(&forward, &[Some(g.clone())], &[0]), &inputs).expect("it runs");
-                let want: Vec<f64> = y.to_f64().iter().zip(g.to_f64()).map(|(y, g)| y / 3.0 * g).collect();
-                assert_close(&got[0], &f64s(&[4, 5], &want), 1e-12);
+                let expected: Vec<f64> =
+                    y.to_f64().iter().zip(g.to_f64()).map(|(y, g)| y / 3.0 * g).collect();
+                assert_close(&got[0], &f64s(&[4, 5], &expected), 1e-12);
             }
         }
     }

@@ -62,17 +62,17 @@ type BackwardFn = fn(&mut Builder, Reg, Reg, &Attrs) -> Result<Reg, OpError>;
 /// output of the forward node.
 pub(super) struct GradOp {
     name: &'static str,
-    of_output: bool,
+    reads_output: bool,
     attrs: Attrs,
 }
 
 impl GradOp {
     pub(super) fn of_input(name: &'static str) -> GradOp {
-        GradOp { name, of_output: false, attrs: Attrs::new() }
+        GradOp { name, reads_output: false, attrs: Attrs::new() }
     }
 
     pub(super) fn of_output(name: &'static str) -> GradOp {
-        GradOp { name, of_output: true, attrs: Attrs::new() }
+        GradOp { name, reads_output: true, attrs: Attrs::new() }
     }
 
     pub(super) fn with(mut self, attrs: Attrs) -> GradOp {
@@ -269,8 +269,8 @@ fn shift(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
         "LEFT" => Ok(b.mul(x[0], power)),
         "RIGHT" => {
             let negative = b.compare(CompareOp::Lt, x[0], zero);
-            let upside_down = invert_bits(b, x[0]);
-            let bits = b.select(negative, upside_down, x[0]);
+            let inverted = invert_bits(b, x[0]);
+            let bits = b.select(negative, inverted, x[0]);
             let quotient = b.div(bits, power);
             let back = invert_bits(b, quotient);
             Ok(b.select(negative, back, quotient))
@@ -462,8 +462,8 @@ impl Op for Elementwise {
         if let Some(grad_op) = self.row.grad_op
             && let Some(op) = grad_op(&self.attrs)?
         {
-            let seen = if op.of_output { y } else { inputs[0] };
-            let gradient = cx.add_in("com.microsoft", op.name, &[g, seen], op.attrs);
+            let operand = if op.reads_output { y } else { inputs[0] };
+            let gradient = cx.add_in("com.microsoft", op.name, &[g, operand], op.attrs);
             cx.set_grad(0, gradient);
             return Ok(());
         }
@@ -738,16 +738,20 @@ mod tests {
     #[test]
     fn round_and_ceil() {
         let x = [-2.5, -1.5, -0.5, -0.3, 0.0, 0.5, 1.5, 2.5, 2.6, 1e18, INF, -INF, NAN];
-        let want = [-2.0, -2.0, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 3.0, 1e18, INF, -INF, NAN];
-        let up = [-2.0, -1.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 3.0, 1e18, INF, -INF, NAN];
+        let expected_round = [-2.0, -2.0, 0.0, 0.0, 0.0, 0.0, 2.0, 2.0, 3.0, 1e18, INF, -INF, NAN];
+        let expected_ceil = [-2.0, -1.0, 0.0, 0.0, 0.0, 1.0, 2.0, 3.0, 3.0, 1e18, INF, -INF, NAN];
         for dtype in [DType::F64, DType::F32] {
             let x = Tensor::from_f64(dtype, vec![x.len()], &x);
             assert_close(
                 &run_op("Round", &[&x], Attrs::new()),
-                &Tensor::from_f64(dtype, vec![13], &want),
+                &Tensor::from_f64(dtype, vec![13], &expected_round),
                 0.0,
             );
-            assert_close(&run_op("Ceil", &[&x], Attrs::new()), &Tensor::from_f64(dtype, vec![13], &up), 0.0);
+            assert_close(
+                &run_op("Ceil", &[&x], Attrs::new()),
+                &Tensor::from_f64(dtype, vec![13], &expected_ceil),
+                0.0,
+            );
         }
         let near = Tensor::f32(&[3], &[0.499_999_97, -0.499_999_97, 8_388_609.0]);
         assert_eq!(run_op("Round", &[&near], Attrs::new()).to_f64(), [0.0, 0.0, 8_388_609.0]);
@@ -805,7 +809,7 @@ mod tests {
         let (a, b) =
             (f64s(&[6], &[5.3, -5.3, 5.3, 0.0, 3.0, INF]), f64s(&[6], &[2.0, 2.0, -2.0, -2.0, INF, 2.0]));
         let fmod = Attrs::new().with("fmod", 1i64);
-        let close = |got: Tensor, want: [f64; 6]| assert_close(&got, &f64s(&[6], &want), 1e-15);
+        let close = |got: Tensor, expected: [f64; 6]| assert_close(&got, &f64s(&[6], &expected), 1e-15);
         close(run_op("Mod", &[&a, &b], Attrs::new()), [1.3, 0.7, -0.7, 0.0, 3.0, NAN]);
         close(run_op("Mod", &[&a, &b], fmod.clone()), [1.3, -1.3, 1.3, 0.0, 3.0, NAN]);
         let (a, b) = (f64s(&[3], &[5.3, -5.3, 5.3]), f64s(&[3], &[2.0, 2.0, -2.0]));

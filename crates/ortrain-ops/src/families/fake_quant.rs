@@ -72,7 +72,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         (rw.required_input(0)?, rw.required_input(1)?, rw.required_input(2)?);
     let dtype = rw.dtype(x).ok_or_else(|| OpError::invalid("the type of input 0 is not known"))?;
     let bound = |name: &str, default: i64| Ok(rw.attrs().int(name)?.unwrap_or(default) as f64);
-    let (min, most): (Result<f64, OpError>, Result<f64, OpError>) =
+    let (min, max): (Result<f64, OpError>, Result<f64, OpError>) =
         (bound("quant_min", 0), bound("quant_max", QUANT_MAX));
     // A scale or zero point of shape [1] would add an axis to a scalar input.
     let scalar = rw.ints("scalar", &[]);
@@ -82,7 +82,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         }
     }
     let low = rw.constant("quant_min", Tensor::scalar(dtype, min?));
-    let high = rw.constant("quant_max", Tensor::scalar(dtype, most?));
+    let high = rw.constant("quant_max", Tensor::scalar(dtype, max?));
     let quotient = rw.add("Div", &[x, scale], Attrs::new());
     let rounded = rw.add("Round", &[quotient], Attrs::new());
     let moved = rw.add("Add", &[rounded, zero_point], Attrs::new());
@@ -111,10 +111,10 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 }
 
 fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    let (min, most) =
+    let (min, max) =
         (node.attrs.int("quant_min")?.unwrap_or(0), node.attrs.int("quant_max")?.unwrap_or(QUANT_MAX));
-    if min > most {
-        return Err(OpError::invalid(format!("quant_min must not exceed quant_max, got {min} and {most}")));
+    if min > max {
+        return Err(OpError::invalid(format!("quant_min must not exceed quant_max, got {min} and {max}")));
     }
     Ok(Box::new(FakeQuant))
 }

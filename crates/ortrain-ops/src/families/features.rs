@@ -443,14 +443,14 @@ mod tests {
     #[test]
     fn zero_norm_rows_are_unchanged_with_finite_gradients() {
         let x = f64s(&[3, 2], &[0.0, 0.0, -1.0, 0.0, 3.0, -4.0]);
-        for (norm, want) in [
+        for (norm, expected) in [
             ("MAX", [0.0, 0.0, -1.0, 0.0, 1.0, -4.0 / 3.0]),
             ("L1", [0.0, 0.0, -1.0, 0.0, 3.0 / 7.0, -4.0 / 7.0]),
             ("L2", [0.0, 0.0, -1.0, 0.0, 0.6, -0.8]),
         ] {
             let attrs = Attrs::new().with("norm", norm);
-            let want: Vec<f32> = want.iter().map(|&x: &f64| x as f32).collect();
-            assert_close(&run_op("Normalizer", &x, &attrs), &Tensor::f32(&[3, 2], &want), 1e-6);
+            let expected: Vec<f32> = expected.iter().map(|&x: &f64| x as f32).collect();
+            assert_close(&run_op("Normalizer", &x, &attrs), &Tensor::f32(&[3, 2], &expected), 1e-6);
             let graph = one_node_graph(NEWEST_OPSET, (ML_DOMAIN, "Normalizer"), &[Some(&x)], 1, attrs)
                 .expect("valid");
             let inputs = Tensor::f32(&[3, 2], &[1.0, 2.0, 1.0, 2.0, 1.0, 2.0]);

@@ -210,14 +210,14 @@ mod tests {
             let gemm = Attrs::new().with("transB", 1i64).with("alpha", 0.5f32).with("beta", 2.0f32);
             let product = run_node(("", "Gemm"), &[Some(&x), Some(&w), Some(&b)], 1, gemm.clone());
             let product = product.expect("it runs").remove(0);
-            let want = run_node(("", name), &[Some(&product)], 1, plain).expect("it runs").remove(0);
+            let expected = run_node(("", name), &[Some(&product)], 1, plain).expect("it runs").remove(0);
             let named =
                 |attrs: Attrs, &(name, value): &(&str, f32)| attrs.with(&format!("activation_{name}"), value);
             let attrs = numbers.iter().fold(gemm.with("activation", name), named);
             let graph = one_node_graph(NEWEST_OPSET, GEMM, &[Some(&x), Some(&w), Some(&b)], 1, attrs);
             let graph = graph.expect("it is read");
             let inputs = [x.clone(), w.clone(), b.clone()];
-            assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, 1e-12);
+            assert_close(&run(&graph, &inputs).expect("it runs")[0], &expected, 1e-12);
             check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
             check_decomposition(&graph, &inputs, 1e-12);
         }
@@ -241,7 +241,7 @@ mod tests {
             let conv = run_node(("", "Conv"), &ports[..3], 1, Attrs::new()).expect("it runs");
             let sum = run_node(("", "Add"), &[Some(&conv[0]), Some(&inputs[3])], 1, Attrs::new());
             let sum = &sum.expect("it runs")[0];
-            let want = match name {
+            let expected = match name {
                 "Clip" => {
                     let [low, high] = [numbers[0], numbers[1]].map(f64::from);
                     let clipped: Vec<f64> = sum.to_f64().iter().map(|x| x.clamp(low, high)).collect();
@@ -254,7 +254,7 @@ mod tests {
                     run_node(("", name), &[Some(sum)], 1, attrs).expect("it runs").remove(0)
                 }
             };
-            assert_close(&got[0], &want, 1e-12);
+            assert_close(&got[0], &expected, 1e-12);
             check_gradients(&graph, &inputs, &[0, 1, 2, 3], &[0]);
             check_decomposition(&graph, &inputs, 1e-12);
         }

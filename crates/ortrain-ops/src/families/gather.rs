@@ -113,9 +113,9 @@ fn emit_scatter(
     target: BufferId,
     last: bool,
 ) -> Result<(), OpError> {
-    let &ScatterRows { row_indices: place, rows, count, inner } = scatter_rows;
+    let &ScatterRows { row_indices, rows, count, inner } = scatter_rows;
     let outer = 1;
-    let [source, index, target] = [source, place, target].map(|buffer| cx.flat_operand(buffer));
+    let [source, index, target] = [source, row_indices, target].map(|buffer| cx.flat_operand(buffer));
     cx.emit(Instruction::from(ScatterAdd {
         outer,
         rows,
@@ -420,10 +420,10 @@ fn decompose_grad_as_product(rw: &mut Rewrite<'_>, axis: usize, dtype: DType) ->
     };
     let rows = rw.add("Reshape", &[rows, column], Attrs::new());
     let at = rw.add("Cast", &[at], Attrs::new().with("to", i64::from(DType::I64.to_onnx())));
-    let from_behind = rw.add("Add", &[at, size], Attrs::new());
+    let normalized = rw.add("Add", &[at, size], Attrs::new());
     let hit = rw.add("Equal", &[rows, at], Attrs::new());
-    let hit_from_behind = rw.add("Equal", &[rows, from_behind], Attrs::new());
-    let hit = rw.add("Or", &[hit, hit_from_behind], Attrs::new());
+    let normalized_hit = rw.add("Equal", &[rows, normalized], Attrs::new());
+    let hit = rw.add("Or", &[hit, normalized_hit], Attrs::new());
     let ones = rw.add("Cast", &[hit], Attrs::new().with("to", i64::from(dtype.to_onnx())));
     // Three axes: the product of the axes before the rows, the number of indices, and the product of the axes after the
     // rows.
@@ -639,8 +639,8 @@ mod tests {
         let ports = [Some(&x), Some(&indices)];
         let op = ("com.microsoft", "ShrunkenGather");
         for axis in [axis(0), axis(1)] {
-            let want = run_node(GATHER, &ports, 1, axis.clone()).expect("it runs");
-            assert_eq!(run_node(op, &ports, 1, axis.clone()).expect("it runs"), want);
+            let expected = run_node(GATHER, &ports, 1, axis.clone()).expect("it runs");
+            assert_eq!(run_node(op, &ports, 1, axis.clone()).expect("it runs"), expected);
             let graph = one_node_graph(NEWEST, op, &ports, 1, axis).expect("valid");
             let inputs = [x.clone(), indices.clone()];
             check_gradients(&graph, &inputs, &[0], &[0]);

@@ -163,10 +163,10 @@ pub(super) fn check_compatible_shape(
     k: usize,
     required: Option<&Shape>,
 ) -> Result<(), OpError> {
-    let (Some(actual), Some(wanted)) = (cx.shape(k), required) else { return Ok(()) };
+    let (Some(actual), Some(required)) = (cx.shape(k), required) else { return Ok(()) };
     let differ = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
-    if actual.rank() != wanted.rank() || actual.iter().zip(wanted.iter()).any(differ) {
-        return Err(OpError::invalid(format!("input {k} must have the shape {wanted}, got {actual}")));
+    if actual.rank() != required.rank() || actual.iter().zip(required.iter()).any(differ) {
+        return Err(OpError::invalid(format!("input {k} must have the shape {required}, got {actual}")));
     }
     Ok(())
 }

@@ -219,25 +219,25 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     };
     let (size, of_value) = (head_size(rw, query, query_heads), head_size(rw, value, heads));
     let one = Size::Number(1);
-    let seen = |rw: &mut Rewrite<'_>, value: ValueId, last: [Size; 3]| {
+    let scan_input = |rw: &mut Rewrite<'_>, value: ValueId, last: [Size; 3]| {
         let value = reshape_to(rw, value, &[Size::SameAxis, Size::SameAxis, last[0], last[1], last[2]]);
         cast(rw, value, dtype, ty)
     };
     // `[batch, length, heads, rows, columns]`.
     let mut scanned = vec![
-        seen(rw, query, [heads, group, size]),
-        seen(rw, key, [heads, one, size]),
-        seen(rw, key, [heads, size, one]),
-        seen(rw, value, [heads, one, of_value]),
+        scan_input(rw, query, [heads, group, size]),
+        scan_input(rw, key, [heads, one, size]),
+        scan_input(rw, key, [heads, size, one]),
+        scan_input(rw, value, [heads, one, of_value]),
     ];
     if let Some(decay) = rw.input(DECAY) {
         let rows = head_size(rw, decay, heads);
-        let decay = seen(rw, decay, [heads, rows, one]);
+        let decay = scan_input(rw, decay, [heads, rows, one]);
         scanned.push(add_op(rw, "Exp", &[decay]));
     }
     if let Some(beta) = rw.input(BETA) {
         let heads = size_of(rw, beta, 2);
-        scanned.push(seen(rw, beta, [heads, one, one]));
+        scanned.push(scan_input(rw, beta, [heads, one, one]));
     }
     let (state, state_dtype) = match rw.input(PAST) {
         Some(past) => {
@@ -407,9 +407,10 @@ mod tests {
                 };
                 let graph = one_node_graph(NEWEST_OPSET, OP, &ports, 2, attrs).expect("valid");
                 let inputs: Vec<Tensor> = args.iter().flatten().cloned().collect();
-                for (got, want) in run(&graph, &inputs).expect("it runs").iter().zip(&expected(&args, scale))
+                for (got, expected_output) in
+                    run(&graph, &inputs).expect("it runs").iter().zip(&expected(&args, scale))
                 {
-                    assert_close(got, want, 1e-13);
+                    assert_close(got, expected_output, 1e-13);
                 }
                 let all: Vec<usize> = (0..inputs.len()).collect();
                 check_gradients(&graph, &inputs, &all, &[0, 1]);
@@ -439,9 +440,10 @@ mod tests {
         let ports: Vec<Option<ValueId>> = ids.iter().copied().map(Some).collect();
         add(&mut symbolic, OP, "y", &ports, 2, attrs("gated_delta"));
         crate::passes::infer::infer(&mut symbolic).expect("valid");
-        let want = expected(&args, 1.0 / (SIZE as f64).sqrt());
-        for (got, want) in run(&symbolic, &inputs).expect("it runs").iter().zip(&want) {
-            assert_close(got, want, 1e-13);
+        let expected_outputs = expected(&args, 1.0 / (SIZE as f64).sqrt());
+        for (got, expected_output) in run(&symbolic, &inputs).expect("it runs").iter().zip(&expected_outputs)
+        {
+            assert_close(got, expected_output, 1e-13);
         }
         check_gradients(&symbolic, &inputs, &[0, 1, 2, 3, 4, 5], &[0]);
     }
@@ -455,9 +457,9 @@ mod tests {
         let got = run_node(OP, &ports, 2, attrs("gated_delta")).expect("it runs");
         assert_eq!([got[0].dtype(), got[1].dtype()], [DType::F16, DType::F32]);
         let wide = narrow.clone().map(|tensor| tensor.map(|tensor| cast_tensor(&tensor, DType::F64)));
-        let want = expected(&wide, 1.0 / (SIZE as f64).sqrt());
-        assert_close(&got[1], &cast_tensor(&want[1], DType::F32), 1e-5);
-        assert_close(&got[0], &cast_tensor(&want[0], DType::F16), 2e-3);
+        let expected_outputs = expected(&wide, 1.0 / (SIZE as f64).sqrt());
+        assert_close(&got[1], &cast_tensor(&expected_outputs[1], DType::F32), 1e-5);
+        assert_close(&got[0], &cast_tensor(&expected_outputs[0], DType::F16), 2e-3);
     }
 
     #[test]

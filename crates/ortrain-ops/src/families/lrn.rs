@@ -247,9 +247,12 @@ mod tests {
         let elements = [300.0f32, -400.0, 500.0].map(half::f16::from_f32);
         let x = Tensor::from_slice(DType::F16, &[1, 3], &elements);
         let got = run_node(LRN, &[Some(&x)], 1, attrs(3)).expect("it runs");
-        let want = expected(&f64s(&[1, 3], &x.to_f64()), 3).to_f64();
-        for (got, want) in got[0].to_f64().into_iter().zip(want) {
-            assert!((got - want).abs() <= 1e-3 * want.abs(), "{got} for {want}");
+        let expected_elements = expected(&f64s(&[1, 3], &x.to_f64()), 3).to_f64();
+        for (got, expected_element) in got[0].to_f64().into_iter().zip(expected_elements) {
+            assert!(
+                (got - expected_element).abs() <= 1e-3 * expected_element.abs(),
+                "{got} for {expected_element}"
+            );
         }
     }
 

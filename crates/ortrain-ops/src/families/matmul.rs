@@ -238,7 +238,7 @@ fn add_gemm(cx: &mut Grad<'_>, (x, tx): (ValueId, bool), (y, ty): (ValueId, bool
     cx.add("Gemm", &[x, y], attrs)
 }
 
-/// Reduces the gradient of a factor to the factor's shape, `own`. Broadcast batch axes are summed, and the axis that
+/// Reduces the gradient of a factor to `factor_shape`. Broadcast batch axes are summed, and the axis that
 /// made a vector a matrix is dropped.
 fn reduce_to_factor_shape(
     cx: &mut Grad<'_>,

@@ -136,7 +136,7 @@ impl HostFunction for NonMaxSuppression {
         }
         let scalar = |k: usize| ports[k].and_then(|tensor| tensor.to_f64().first().copied());
         let max_outputs = scalar(MAX_OUTPUT_BOXES).unwrap_or(0.0).max(0.0) as usize;
-        let most_overlap = scalar(IOU_THRESHOLD).unwrap_or(0.0) as f32;
+        let max_overlap = scalar(IOU_THRESHOLD).unwrap_or(0.0) as f32;
         let score_threshold = scalar(SCORE_THRESHOLD);
         let (boxes, scores) = (boxes.to_f64(), scores.to_f64());
         let mut chosen = Vec::new();
@@ -164,7 +164,7 @@ impl HostFunction for NonMaxSuppression {
                     }
                     let overlaps = |&other: &usize| {
                         steps.step();
-                        intersection_over_union(&sides[k], &sides[other]) > most_overlap
+                        intersection_over_union(&sides[k], &sides[other]) > max_overlap
                     };
                     if !selected_of_class.iter().any(overlaps) {
                         selected_of_class.push(k);

@@ -121,16 +121,16 @@ mod tests {
         let filled = add_single(&mut graph, "ConstantOfShape", "filled", &[shape], Attrs::new());
         graph.outputs = vec![picked, sum, filled];
         let x = Tensor::f32(&[4, 2], &[1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0]);
-        for (mask, want) in [
+        for (mask, expected) in [
             ([0.0, 1.0, 0.0, 1.0], &[6.0, 8.0, 14.0, 16.0][..]),
             ([1.0, 0.0, 0.0, 0.0], &[2.0, 4.0]),
             ([0.0; 4], &[]),
         ] {
             let got = run(&graph, &[Tensor::f32(&[4], &mask), x.clone()]).expect("the graph runs");
-            let want_f32: Vec<f32> = want.iter().map(|&x| x as f32).collect();
-            assert_eq!(got[0], Tensor::f32(&[want.len() / 2, 2], &want_f32));
-            assert_eq!(got[1].to_f64(), [want.iter().sum::<f64>()]);
-            assert_eq!(got[2].dims(), [want.len() / 2]);
+            let expected_f32: Vec<f32> = expected.iter().map(|&x| x as f32).collect();
+            assert_eq!(got[0], Tensor::f32(&[expected.len() / 2, 2], &expected_f32));
+            assert_eq!(got[1].to_f64(), [expected.iter().sum::<f64>()]);
+            assert_eq!(got[2].dims(), [expected.len() / 2]);
         }
     }
 

@@ -314,16 +314,17 @@ mod tests {
         let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
         for count in [1, 2, 4] {
             let graph = one_node_graph(NEWEST_OPSET, GROUP, &ports, 1, group_attrs(count)).expect("valid");
-            let want = f64s(x.dims(), &expected(&x, count as usize, &scale.to_f64(), &bias.to_f64()));
-            assert_close(&run(&graph, &inputs).expect("the graph runs")[0], &want, 1e-13);
+            let expected_output =
+                f64s(x.dims(), &expected(&x, count as usize, &scale.to_f64(), &bias.to_f64()));
+            assert_close(&run(&graph, &inputs).expect("the graph runs")[0], &expected_output, 1e-13);
             check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
             check_downgrade(&graph, &inputs, 18);
             check_downgrade(&graph, &inputs, 21);
         }
         let attrs = Attrs::new().with("epsilon", 0.01f32);
         let graph = one_node_graph(7, INSTANCE, &ports, 1, attrs).expect("the node is valid");
-        let want = f64s(x.dims(), &expected(&x, 4, &scale.to_f64(), &bias.to_f64()));
-        assert_close(&run(&graph, &inputs).expect("the graph runs")[0], &want, 1e-13);
+        let expected_output = f64s(x.dims(), &expected(&x, 4, &scale.to_f64(), &bias.to_f64()));
+        assert_close(&run(&graph, &inputs).expect("the graph runs")[0], &expected_output, 1e-13);
         check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
     }
 
@@ -335,8 +336,12 @@ mod tests {
         let ports = [Some(&inputs[0]), Some(&inputs[1]), Some(&inputs[2])];
         for opset in [18, 20] {
             let graph = one_node_graph(opset, GROUP, &ports, 1, group_attrs(2)).expect("the node is valid");
-            let want = expected(&x, 2, &[0.5, 0.5, 2.0, 2.0], &[1.0, 1.0, -1.0, -1.0]);
-            assert_close(&run(&graph, &inputs).expect("the graph runs")[0], &f64s(x.dims(), &want), 1e-13);
+            let expected_elements = expected(&x, 2, &[0.5, 0.5, 2.0, 2.0], &[1.0, 1.0, -1.0, -1.0]);
+            assert_close(
+                &run(&graph, &inputs).expect("the graph runs")[0],
+                &f64s(x.dims(), &expected_elements),
+                1e-13,
+            );
             check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
             check_downgrade(&graph, &inputs, opset);
         }
@@ -349,8 +354,9 @@ mod tests {
         let zero = Tensor::filled(DType::F16, &[1], 0.0);
         let got = run_node(INSTANCE, &[Some(&x), Some(&one), Some(&zero)], 1, Attrs::new())
             .expect("the graph runs");
-        let want = Tensor::from_f64(DType::F16, vec![1, 1, 4], &[-1.3416, -0.4472, 0.4472, 1.3416]);
-        assert_close(&got[0], &want, 1e-3);
+        let expected_output =
+            Tensor::from_f64(DType::F16, vec![1, 1, 4], &[-1.3416, -0.4472, 0.4472, 1.3416]);
+        assert_close(&got[0], &expected_output, 1e-3);
     }
 
     #[test]
@@ -375,12 +381,13 @@ mod tests {
     #[test]
     fn lp_normalization() {
         let x = f64s(&[2, 2], &[3.0, -4.0, 0.0, 0.0]);
-        for (p, want) in [(2i64, [0.6, -0.8, 0.0, 0.0]), (1, [3.0 / 7.0, -4.0 / 7.0, 0.0, 0.0])] {
+        for (p, expected_elements) in [(2i64, [0.6, -0.8, 0.0, 0.0]), (1, [3.0 / 7.0, -4.0 / 7.0, 0.0, 0.0])]
+        {
             let attrs = Attrs::new().with("p", p);
             let graph = one_node_graph(NEWEST_OPSET, LP, &[Some(&x)], 1, attrs.clone()).expect("valid");
             assert_close(
                 &run(&graph, std::slice::from_ref(&x)).expect("the graph runs")[0],
-                &f64s(&[2, 2], &want),
+                &f64s(&[2, 2], &expected_elements),
                 1e-15,
             );
             // Where the norm is 0, the gradient is 0.

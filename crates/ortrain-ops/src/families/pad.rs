@@ -597,7 +597,7 @@ mod tests {
     fn every_mode_along_one_axis() {
         let x = Tensor::i64(&[4], &[1, 2, 3, 4]);
         let minus = Tensor::i64(&[], &[-1]);
-        for (name, pads, want) in [
+        for (name, pads, expected) in [
             ("constant", [2, 1], &[-1, -1, 1, 2, 3, 4, -1][..]),
             ("constant", [-1, 2], &[2, 3, 4, -1, -1]),
             ("constant", [-3, -1], &[]),
@@ -612,7 +612,7 @@ mod tests {
             ("wrap", [-2, 3], &[3, 4, 3, 4, 3]),
         ] {
             let got = pad(&x, &pads, Some(&minus), name);
-            assert_eq!(got.to_i64().expect("integers"), want, "{name} {pads:?}");
+            assert_eq!(got.to_i64().expect("integers"), expected, "{name} {pads:?}");
         }
     }
 
@@ -714,8 +714,8 @@ mod tests {
         for opset in [7, 10] {
             let graph =
                 one_node_graph(opset, PAD, &[Some(&x)], 1, old.clone()).expect("the graph can be read");
-            let want = pad(&x, &[0, 1, 1, 0], Some(&f64s(&[], &[1.5])), "constant");
-            assert_eq!(run(&graph, std::slice::from_ref(&x)).expect("the graph runs")[0], want);
+            let expected = pad(&x, &[0, 1, 1, 0], Some(&f64s(&[], &[1.5])), "constant");
+            assert_eq!(run(&graph, std::slice::from_ref(&x)).expect("the graph runs")[0], expected);
             for target in [opset, 11, 18] {
                 check_downgrade(&graph, std::slice::from_ref(&x), target);
             }

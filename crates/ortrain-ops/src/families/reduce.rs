@@ -762,8 +762,8 @@ mod tests {
     #[test]
     fn sums_along_axes() {
         let data = f64s(&[2, 3, 2], &(1..=12).map(f64::from).collect::<Vec<_>>());
-        let case = |named: Option<&[i64]>, keep, dims: &[usize], want: &[f64]| {
-            assert_eq!(forward(SUM, &data, named, attrs(keep, 0)), f64s(dims, want), "{named:?} {keep}");
+        let case = |named: Option<&[i64]>, keep, dims: &[usize], expected: &[f64]| {
+            assert_eq!(forward(SUM, &data, named, attrs(keep, 0)), f64s(dims, expected), "{named:?} {keep}");
         };
         case(None, 0, &[], &[78.0]);
         case(Some(&[]), 1, &[1, 1, 1], &[78.0]);
@@ -779,12 +779,12 @@ mod tests {
     #[test]
     fn runtime_axes_of_one_element() {
         let data = f64s(&[1, 1], &[-3.0]);
-        for (op, want) in
+        for (op, expected) in
             [("ReduceSum", -3.0), ("ReduceMean", -3.0), ("ReduceL1", 3.0), ("ReduceSumSquare", 9.0)]
         {
             for (noop, named) in [(0, &[][..]), (1, &[]), (0, &[1]), (1, &[0, 1])] {
                 let result = forward(("", op), &data, Some(named), attrs(1, noop));
-                assert_eq!(result, f64s(&[1, 1], &[want]), "{op} {noop} {named:?}");
+                assert_eq!(result, f64s(&[1, 1], &[expected]), "{op} {noop} {named:?}");
             }
         }
     }
@@ -886,7 +886,7 @@ mod tests {
     fn norms_and_logarithms() {
         let data = f64s(&[2, 2], &[3.0, -4.0, 0.0, 0.0]);
         let inf = f64::INFINITY;
-        for (name, want) in [
+        for (name, expected) in [
             ("ReduceL1", [7.0, 0.0]),
             ("ReduceL2", [5.0, 0.0]),
             ("ReduceSumSquare", [25.0, 0.0]),
@@ -894,7 +894,7 @@ mod tests {
             ("ReduceLogSumExp", [3.0 + f64::exp(-7.0).ln_1p(), 2f64.ln()]),
         ] {
             let got = forward(("", name), &data, Some(&[1]), attrs(0, 0));
-            assert_close(&got, &f64s(&[2], &want), 1e-15);
+            assert_close(&got, &f64s(&[2], &expected), 1e-15);
         }
         let logs = forward(("", "ReduceLogSum"), &f64s(&[3], &[1.0, 2.0, 5.0]), None, attrs(0, 0));
         assert_close(&logs, &f64s(&[], &[8f64.ln()]), 1e-15);
@@ -909,10 +909,10 @@ mod tests {
             [1.0, 0.0, -inf, -inf]
         );
         // Without axes each element is its own row.
-        for (name, want) in
+        for (name, expected) in
             [("ReduceL1", 4.0), ("ReduceL2", 4.0), ("ReduceSumSquare", 16.0), ("ReduceProd", -4.0)]
         {
-            assert_eq!(forward(("", name), &data, Some(&[]), attrs(0, 1)).to_f64()[1], want, "{name}");
+            assert_eq!(forward(("", name), &data, Some(&[]), attrs(0, 1)).to_f64()[1], expected, "{name}");
         }
         let integers = Tensor::i64(&[2], &[3, -4]);
         assert_eq!(forward(("", "ReduceL2"), &integers, None, attrs(0, 0)), Tensor::i64(&[], &[5]));
@@ -1066,8 +1066,12 @@ mod tests {
         for (op, opset) in [(SUM, 7), (SUM, 12), (MEAN, 8), (MEAN, 17), (MAX, 7), (MIN, 11), (MAX, 17)] {
             let old = Attrs::new().with("axes", vec![1i64]).with("keepdims", 0i64);
             let graph = one_node_graph(opset, op, &[Some(&data)], 1, old).expect("the graph can be read");
-            let want = forward(op, &data, Some(&[1]), attrs(0, 0));
-            assert_close(&run(&graph, std::slice::from_ref(&data)).expect("the graph runs")[0], &want, 0.0);
+            let expected = forward(op, &data, Some(&[1]), attrs(0, 0));
+            assert_close(
+                &run(&graph, std::slice::from_ref(&data)).expect("the graph runs")[0],
+                &expected,
+                0.0,
+            );
 
             let graph = constant_axes(op, &data, &[-1], attrs(0, 1));
             let written = check_downgrade(&graph, std::slice::from_ref(&data), opset);

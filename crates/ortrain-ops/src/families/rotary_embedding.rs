@@ -200,17 +200,17 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let heads_axis = if flat { 2i64 } else { 1 };
 
     let positions = match rw.input(op.positions) {
-        Some(given) if shape_of(rw, given, "the positions")?.rank() == 1 => {
+        Some(first_position) if shape_of(rw, first_position, "the positions")?.rank() == 1 => {
             // The first of consecutive positions: `[1, length]`.
             let along = axis_positions(rw, length);
-            let shifted = rw.add("Add", &[along, given], Attrs::new());
+            let shifted = rw.add("Add", &[along, first_position], Attrs::new());
             Some(insert_axes(rw, shifted, &[0]))
         }
-        given => given,
+        positions => positions,
     };
     let [cosines, sines] = [cosines, sines].map(|cache| {
         let cache_rows = match positions {
-            Some(places) => rw.add("Gather", &[cache, places], Attrs::new().with("axis", 0i64)),
+            Some(positions) => rw.add("Gather", &[cache, positions], Attrs::new().with("axis", 0i64)),
             None => cache,
         };
         insert_axes(rw, cache_rows, &[heads_axis])
@@ -468,7 +468,7 @@ mod tests {
         let case = Case { flat: true, interleaved: false, count: 0, positions: None };
         let valid = case.inputs();
         let looked_up = Case { positions: Some(Tensor::i64(&[BATCH, LENGTH], &[0; 4])), ..case };
-        let by_place = looked_up.inputs();
+        let positioned = looked_up.inputs();
         let none = Attrs::new;
         for (op, inputs, attrs, fragment) in [
             (STANDARD, valid.clone(), none(), "num_heads is missing"),
@@ -505,13 +505,13 @@ mod tests {
             ),
             (
                 STANDARD,
-                by_place[..3].to_vec(),
+                positioned[..3].to_vec(),
                 none().with("num_heads", 2i64),
                 "input 1 has shape [5, 3], expected [batch, length, half] without positions",
             ),
             (
                 STANDARD,
-                [by_place[..3].to_vec(), vec![Tensor::i64(&[1], &[0])]].concat(),
+                [positioned[..3].to_vec(), vec![Tensor::i64(&[1], &[0])]].concat(),
                 none().with("num_heads", 2i64),
                 "input 3 has shape [1], expected positions of shape [batch, length]",
             ),
@@ -523,7 +523,7 @@ mod tests {
             ),
             (
                 CONTRIBUTED,
-                vec![valid[0].clone(), Tensor::i64(&[1], &[0]), by_place[1].clone(), by_place[2].clone()],
+                vec![valid[0].clone(), Tensor::i64(&[1], &[0]), positioned[1].clone(), positioned[2].clone()],
                 none().with("scale", 2.0f32),
                 "scale is 2, but only 1 is supported",
             ),

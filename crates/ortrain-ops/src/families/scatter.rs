@@ -464,12 +464,12 @@ fn sum_elements(rw: &mut Rewrite<'_>, axis: usize, rank: usize, dtype: DType) ->
     let reshaped = rw.add("Reshape", &[positions, shape_input], Attrs::new());
     let at = rw.ints("axis", &[axis as i64]);
     let indices = rw.add("Cast", &[indices], Attrs::new().with("to", i64::from(DType::I64.to_onnx())));
-    let from_behind = rw.add("Add", &[indices, size], Attrs::new());
-    let [indices, from_behind, each] =
-        [indices, from_behind, updates].map(|value| rw.add("Unsqueeze", &[value, at], Attrs::new()));
+    let from_end = rw.add("Add", &[indices, size], Attrs::new());
+    let [indices, from_end, each] =
+        [indices, from_end, updates].map(|value| rw.add("Unsqueeze", &[value, at], Attrs::new()));
     let hit = rw.add("Equal", &[indices, reshaped], Attrs::new());
-    let hit_from_behind = rw.add("Equal", &[from_behind, reshaped], Attrs::new());
-    let hit = rw.add("Or", &[hit, hit_from_behind], Attrs::new());
+    let hit_from_end = rw.add("Equal", &[from_end, reshaped], Attrs::new());
+    let hit = rw.add("Or", &[hit, hit_from_end], Attrs::new());
     let picked = rw.add("Where", &[hit, each, zero], Attrs::new());
     let over = rw.ints("updates", &[axis as i64 + 1]);
     let summed = rw.add("ReduceSum", &[picked, over], Attrs::new().with("keepdims", 0i64));
@@ -621,14 +621,14 @@ mod tests {
         let data = Tensor::from_slice(DType::I32, &[3], &[2i32, 3, 5]);
         let (indices, updates) =
             (Tensor::i64(&[3, 1], &[1, -2, 0]), Tensor::from_slice(DType::I32, &[3], &[7i32, 4, -1]));
-        for (name, want) in
+        for (name, expected) in
             [("add", [1, 14, 5]), ("mul", [-2, 84, 5]), ("max", [2, 7, 5]), ("min", [-1, 3, 5])]
         {
             let got = run_node(ND, &[Some(&data), Some(&indices), Some(&updates)], 1, reduction(name));
-            assert_eq!(got.expect("the graph runs")[0].to_i64(), Some(want.to_vec()), "{name}");
+            assert_eq!(got.expect("the graph runs")[0].to_i64(), Some(expected.to_vec()), "{name}");
             let flat = Tensor::i64(&[3], &[1, -2, 0]);
             let got = run_node(ELEMENTS, &[Some(&data), Some(&flat), Some(&updates)], 1, reduction(name));
-            assert_eq!(got.expect("the graph runs")[0].to_i64(), Some(want.to_vec()), "{name}");
+            assert_eq!(got.expect("the graph runs")[0].to_i64(), Some(expected.to_vec()), "{name}");
         }
     }
 

@@ -188,12 +188,12 @@ impl Op for Pow {
             }
             let constant = if k == 0 { nonzero_exponent } else { None };
             let Some(derivative) = derive(&Pow::power_expr(ty, constant), 2, k) else { continue };
-            let exponent_seen = match cast {
+            let converted_exponent = match cast {
                 _ if exponent_dtype == dtype || constant.is_some() => exponent,
                 Some(known) => known,
                 None => *cast.insert(cx.add("Cast", &[exponent], cast_attrs(dtype))),
             };
-            let gradient = cx.emit_as_onnx(&derivative, &[base, exponent_seen, y, g], dtype)?;
+            let gradient = cx.emit_as_onnx(&derivative, &[base, converted_exponent, y, g], dtype)?;
             let mut gradient = cx.sum_to(gradient, if k == 0 { base } else { exponent }, y)?;
             if k == 1 && exponent_dtype != dtype {
                 gradient = cx.add("Cast", &[gradient], cast_attrs(exponent_dtype));
@@ -258,10 +258,10 @@ fn downgrade_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         return Ok(());
     };
     let result_shape = rw.node().present_outputs().next().and_then(|id| rw.shape(id)).cloned();
-    let is_whole =
+    let has_result_shape =
         |rw: &Rewrite<'_>, value: ValueId| result_shape.is_some() && rw.shape(value) == result_shape.as_ref();
     let mut flags = condition;
-    if !is_whole(rw, condition) {
+    if !has_result_shape(rw, condition) {
         // No number is less than itself: this broadcasts the flags without changing them.
         for value in [yes, no] {
             let never = rw.add("Less", &[value, value], Attrs::new());
@@ -275,7 +275,7 @@ fn downgrade_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             continue;
         }
         let mask = rw.add("Cast", &[flags], cast_attrs(dtype));
-        let value = if is_whole(rw, value) {
+        let value = if has_result_shape(rw, value) {
             value
         } else {
             let zeros = rw.add("Sub", &[mask, mask], Attrs::new());

@@ -69,10 +69,10 @@ impl View {
             return Err(OpError::invalid("at most one size can be -1"));
         }
         let known_dims: Vec<Dim> = dims.iter().flatten().cloned().collect();
-        let (told_known, told_symbols) = element_product(&known_dims);
+        let (declared_known, declared_symbols) = element_product(&known_dims);
         if let Some(shape) = input {
             let (known, symbols) = element_product(shape);
-            if symbols == told_symbols {
+            if symbols == declared_symbols {
                 // An empty axis at the same position in both shapes does not constrain the open size.
                 let empty_in_both = |axis: usize| {
                     shape.get(axis) == Some(&Dim::Known(0)) && dims.get(axis) == Some(&Some(Dim::Known(0)))
@@ -84,14 +84,14 @@ impl View {
                         rest(dims.len()).filter_map(|axis| dims[axis].clone()).collect();
                     (element_product(&all_dims).0, element_product(&declared_sizes).0)
                 } else {
-                    (known, told_known)
+                    (known, declared_known)
                 };
                 let fits = if open == 1 {
                     known_count != 0 && total % known_count == 0
                 } else {
                     total == known_count
                 };
-                if !fits && (symbols.is_empty() || (known != 0 && told_known != 0)) {
+                if !fits && (symbols.is_empty() || (known != 0 && declared_known != 0)) {
                     return Err(OpError::invalid(format!(
                         "shape {shape} of {known} elements cannot be reshaped to {}",
                         dims.iter()
@@ -104,9 +104,9 @@ impl View {
                 return Ok(Some(dims.into_iter().map(|dim| dim.unwrap_or(Dim::Known(rest))).collect()));
             }
             // The input has one symbol more than the target: it is the open size, if the known sizes agree.
-            if open == 1 && known == told_known && symbols.len() == told_symbols.len() + 1 {
+            if open == 1 && known == declared_known && symbols.len() == declared_symbols.len() + 1 {
                 let mut rest = symbols.clone();
-                for symbol in &told_symbols {
+                for symbol in &declared_symbols {
                     if let Some(at) = rest.iter().position(|other| other == symbol) {
                         rest.remove(at);
                     }

@@ -382,8 +382,8 @@ mod tests {
         let x = Tensor::from_slice(DType::F16, &[4], &elements);
         let got = run_node(("", "Softmax"), &[Some(&x)], 1, Attrs::new()).expect("the graph runs");
         let exact = expected(&f64s(&[4], &x.to_f64()), 0, false).to_f64();
-        let want: Vec<half::f16> = exact.into_iter().map(half::f16::from_f64).collect();
-        assert_eq!(got[0].to_vec::<half::f16>(), want);
+        let expected_elements: Vec<half::f16> = exact.into_iter().map(half::f16::from_f64).collect();
+        assert_eq!(got[0].to_vec::<half::f16>(), expected_elements);
     }
 
     #[test]
@@ -395,8 +395,9 @@ mod tests {
                 let graph = one_node_graph(opset, ("", name), &[Some(&x)], 1, Attrs::new())
                     .expect("the node is valid");
                 let got = run(&graph, std::slice::from_ref(&x)).expect("the graph runs");
-                let want = expected(&flat, 1, log).reshaped(vec![2, 3, 4]).expect("as many elements");
-                assert_close(&got[0], &want, 1e-12);
+                let expected_output =
+                    expected(&flat, 1, log).reshaped(vec![2, 3, 4]).expect("as many elements");
+                assert_close(&got[0], &expected_output, 1e-12);
             }
         }
         // On the last axis no node is added.
@@ -636,9 +637,9 @@ mod tests {
         let flat_ports = [Some(&flat[0]), Some(&flat[1])];
         for (old, new) in [("SoftmaxGrad", "SoftmaxGrad_13"), ("LogSoftmaxGrad", "LogSoftmaxGrad_13")] {
             let got = run_node(("com.microsoft", old), &ports, 1, Attrs::new()).expect("the graph runs");
-            let want =
+            let expected_outputs =
                 run_node(("com.microsoft", new), &flat_ports, 1, Attrs::new()).expect("the graph runs");
-            assert_eq!(got[0].data(), want[0].data());
+            assert_eq!(got[0].data(), expected_outputs[0].data());
             assert_eq!(got[0].dims(), [2, 3, 4]);
         }
     }

@@ -21,7 +21,7 @@ struct Split {
 }
 
 impl Split {
-    /// Returns the lengths of the parts of an axis: `given`, or equal lengths.
+    /// Returns the lengths of the parts of an axis: `lengths_input`, or equal lengths.
     fn part_lengths(&self, size: usize, lengths_input: Option<&[i64]>) -> Result<Vec<usize>, OpError> {
         let Some(sizes) = lengths_input else {
             let each = size.div_ceil(self.parts.max(1));
@@ -63,11 +63,16 @@ impl Op for Split {
                 let lengths = self.part_lengths(size, known_sizes.as_deref())?;
                 lengths.into_iter().map(Dim::Known).collect()
             }
-            (None, Some(given)) if given.len() == self.parts && given.iter().all(|&length| length >= 0) => {
-                given.iter().map(|&length| Dim::Known(length as usize)).collect()
+            (None, Some(part_sizes))
+                if part_sizes.len() == self.parts && part_sizes.iter().all(|&length| length >= 0) =>
+            {
+                part_sizes.iter().map(|&length| Dim::Known(length as usize)).collect()
             }
-            (None, Some(given)) => {
-                return Err(OpError::invalid(format!("split {given:?} does not fit {} outputs", self.parts)));
+            (None, Some(part_sizes)) => {
+                return Err(OpError::invalid(format!(
+                    "split {part_sizes:?} does not fit {} outputs",
+                    self.parts
+                )));
             }
             _ => (0..self.parts).map(|k| cx.unknown_dim(k, axis)).collect(),
         };

@@ -323,8 +323,8 @@ impl Op for View {
         }
         let input_len = cx.shape(0).and_then(element_count);
         match (input_len, total) {
-            (Some(whole), Some(total)) if whole != total => Err(OpError::invalid(format!(
-                "the views have {total} elements in total, but the input has {whole} elements"
+            (Some(input_len), Some(total)) if input_len != total => Err(OpError::invalid(format!(
+                "the views have {total} elements in total, but the input has {input_len} elements"
             ))),
             _ => Ok(()),
         }

@@ -97,8 +97,8 @@ fn emit_sinh(b: &mut Builder, x: Reg) -> Reg {
     let (twice, rest) = (b.mul(t, two), one_minus_square(b, t));
     let small_value = b.div(twice, rest);
     let size = b.unary(UnaryOp::Abs, x);
-    let is_far = b.compare(CompareOp::Lt, one, size);
-    b.select(is_far, large_value, small_value)
+    let is_large = b.compare(CompareOp::Lt, one, size);
+    b.select(is_large, large_value, small_value)
 }
 
 fn emit_cosh(b: &mut Builder, x: Reg) -> Reg {
@@ -286,9 +286,9 @@ mod tests {
                 let at = x.to_f64();
                 for (got, exact) in values_and_slopes(op, x).iter().zip([value, slope]) {
                     for (k, &got) in got.iter().enumerate() {
-                        let want = exact(at[k]);
-                        let close = (got - want).abs() <= max_error * unit * want.abs();
-                        assert!(got == want || close, "{op} at {}: {got}, not {want}", at[k]);
+                        let expected = exact(at[k]);
+                        let close = (got - expected).abs() <= max_error * unit * expected.abs();
+                        assert!(got == expected || close, "{op} at {}: {got}, not {expected}", at[k]);
                     }
                 }
             }
@@ -319,22 +319,25 @@ mod tests {
                 let [values, slopes] = values_and_slopes(op, &x);
                 assert!(values.last().expect("NaN").is_nan(), "{op} of NaN");
                 for (k, [at, value, slope]) in samples.iter().enumerate() {
-                    for (got, want) in [(values[k], *value), (slopes[k], *slope)] {
+                    for (got, expected) in [(values[k], *value), (slopes[k], *slope)] {
                         // Far outside, any slope of the formula is accepted.
-                        let same = got == want
-                            || want.is_nan() && got.is_nan()
+                        let same = got == expected
+                            || expected.is_nan() && got.is_nan()
                             || at.is_infinite() && value.is_nan();
-                        let close = (got - want).abs() <= 1e-6 * want.abs().max(1e-30);
-                        assert!(same || close, "{op} at {at} in {dtype}: {got}, not {want}");
+                        let close = (got - expected).abs() <= 1e-6 * expected.abs().max(1e-30);
+                        assert!(same || close, "{op} at {at} in {dtype}: {got}, not {expected}");
                     }
                 }
             }
         }
         // exp(89) overflows float32, but half of it does not.
         let x = Tensor::f32(&[2], &[89.2, -89.2]);
-        for (op, want) in [("Sinh", [1.0, -1.0]), ("Cosh", [1.0, 1.0])] {
+        for (op, expected_signs) in [("Sinh", [1.0, -1.0]), ("Cosh", [1.0, 1.0])] {
             let got = values_and_slopes(op, &x)[0].clone();
-            assert!((0..2).all(|k| got[k].is_finite() && got[k].signum() == want[k]), "{op}: {got:?}");
+            assert!(
+                (0..2).all(|k| got[k].is_finite() && got[k].signum() == expected_signs[k]),
+                "{op}: {got:?}"
+            );
         }
     }
 

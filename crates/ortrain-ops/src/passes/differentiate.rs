@@ -280,12 +280,12 @@ fn propagate(
             results.push(None);
             continue;
         };
-        let wanted_name = format!("{}_grad", graph.name_of(target));
-        let is_own_name = used_gradients.insert(gradient) && graph.name_of(gradient) == wanted_name;
+        let gradient_name = format!("{}_grad", graph.name_of(target));
+        let is_own_name = used_gradients.insert(gradient) && graph.name_of(gradient) == gradient_name;
         results.push(Some(if is_own_name {
             gradient
         } else {
-            let copy = graph.add_value(&wanted_name, graph.value(target).ty.clone());
+            let copy = graph.add_value(&gradient_name, graph.value(target).ty.clone());
             added.push(Node::new("", "Identity", &[Some(gradient)], &[Some(copy)], Attrs::new()));
             copy
         }));

@@ -44,7 +44,7 @@ pub fn inline_functions(model: &mut ModelProto, library: &OperatorLibrary) -> Re
 }
 
 /// Inlines functions for a model that will be differentiated: nodes with a gradient in the library are wrapped in a
-/// node that contains both. [`write_out_nodes`] and [`write_out`] unwrap these nodes again.
+/// node that contains both. [`unwrap_nodes`] and [`unwrap_gradients`] unwrap these nodes again.
 ///
 /// # Errors
 ///

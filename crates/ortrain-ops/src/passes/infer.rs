@@ -219,7 +219,7 @@ fn infer_op(graph: &mut Graph, index: usize, op: &dyn Op, authority: ShapeAuthor
         let value = graph.value_mut(id);
         value.ty = merged;
         value.sizes = inferred.sizes;
-        value.made = inferred.content;
+        value.derived_constant = inferred.content;
     }
     Ok(contradicts)
 }

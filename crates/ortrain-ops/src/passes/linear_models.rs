@@ -302,8 +302,8 @@ mod tests {
                     assert!(nodes.into_iter().all(|node| node.domain.is_empty()));
                     assert_eq!(dims_of(&written, "n/coefficients"), Some(vec![rows as i64, 3]));
                     assert_eq!(dims_of(&written, "n/intercepts"), Some(vec![rows as i64]));
-                    for (got, want) in run_model(&written).iter().zip(run_model(&model)) {
-                        assert_close(got, &want, 1e-6);
+                    for (got, expected) in run_model(&written).iter().zip(run_model(&model)) {
+                        assert_close(got, &expected, 1e-6);
                     }
                 }
             }
@@ -323,8 +323,8 @@ mod tests {
             let model = model(&[("n", ["label", "p"])], &opposite(post_transform, second), Some(15));
             let written = converted_model(&model).expect("the model is converted");
             assert_eq!(dims_of(&written, "n/coefficients"), Some(vec![rows, 3]), "{post_transform} {second}");
-            for (got, want) in run_model(&written).iter().zip(run_model(&model)) {
-                assert_close(got, &want, 1e-6);
+            for (got, expected) in run_model(&written).iter().zip(run_model(&model)) {
+                assert_close(got, &expected, 1e-6);
             }
         }
     }
@@ -343,8 +343,8 @@ mod tests {
             assert!(names.contains(name), "{name}: {names:?}");
         }
         assert_eq!(names.len(), initializers(&written).len());
-        for (got, want) in run_model(&written).iter().zip(run_model(&model)) {
-            assert_close(got, &want, 1e-6);
+        for (got, expected) in run_model(&written).iter().zip(run_model(&model)) {
+            assert_close(got, &expected, 1e-6);
         }
     }
 

@@ -175,7 +175,7 @@ fn constant_ints(
     })
 }
 
-/// Returns a constant position in a sequence of `len` tensors, which must be below `places`: `len`, or one more for an
+/// Returns a constant position in a sequence of `len` tensors, which must be below `position_count`: `len`, or one more for an
 /// insertion.
 fn constant_position(
     graph: &Graph,

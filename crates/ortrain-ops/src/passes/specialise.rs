@@ -1214,10 +1214,10 @@ impl SubgraphCompiler {
                 known.iter().map(|dims| dims.as_ref().map(|dims| KnownInput { dims, value: None })).collect();
             match compile(&self.graph, &self.roles, &shapes, &self.settings)? {
                 Compiled::Schedule(schedule) => return Ok(Some(schedule)),
-                Compiled::NeedsValues(wanted) => {
+                Compiled::NeedsValues(expected) => {
                     // Nodes that depend on these values are compiled when the values are known.
                     let mut fewer = false;
-                    for position in wanted {
+                    for position in expected {
                         fewer |= known[position].take().is_some();
                     }
                     if !fewer {

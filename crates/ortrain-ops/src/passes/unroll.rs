@@ -156,8 +156,8 @@ pub(crate) fn known_iteration_count(
     let begins = Repetition::own_input(node, 1).map_or(Some(true), |id| constant_flag(graph, id));
     match (limit, begins, continues) {
         (Some(0), ..) | (_, Some(false), _) => Some(0),
-        (most, Some(true), Some(false)) => Some(most.unwrap_or(1).min(1)),
-        (Some(most), Some(true), Some(true)) => Some(most),
+        (max_iterations, Some(true), Some(false)) => Some(max_iterations.unwrap_or(1).min(1)),
+        (Some(max_iterations), Some(true), Some(true)) => Some(max_iterations),
         _ => None,
     }
 }

@@ -258,8 +258,8 @@ mod tests {
     }
 
     #[track_caller]
-    fn assert_values(state: &State, want: &[f64]) {
-        assert_close(&f64s(&[4], &state.values()), &f64s(&[4], want), 1e-12);
+    fn assert_values(state: &State, expected: &[f64]) {
+        assert_close(&f64s(&[4], &state.values()), &f64s(&[4], expected), 1e-12);
     }
 
     fn parameters() -> [Tensor; 2] {
@@ -398,9 +398,9 @@ mod tests {
                     let before = state.values();
                     let got = state.run(&graph, &feeds).expect("the graph runs");
                     assert_eq!(got.len(), 3);
-                    let want =
+                    let expected =
                         if holds == swapped { before.clone() } else { updated_statistics(&before, &x) };
-                    assert_values(&state, &want);
+                    assert_values(&state, &expected);
                 }
             }
         }
@@ -436,19 +436,19 @@ mod tests {
             graph.outputs.extend(gradients.into_iter().flatten());
             for nodes in [0, 1000] {
                 let state = State::new();
-                let mut want = state.values();
+                let mut expected = state.values();
                 if before {
-                    want = updated_statistics(&want, &parts[0]);
+                    expected = updated_statistics(&expected, &parts[0]);
                 }
                 for part in &parts {
-                    want = updated_statistics(&want, part);
+                    expected = updated_statistics(&expected, part);
                 }
                 let mut roles = vec![Role::User; feeds.len()];
                 roles.extend(State::OFFSETS.map(|offset| Role::Plane(PlaneId(0), offset)));
                 let specialiser = crate::Specialiser::new(graph.clone(), roles).unrolled_nodes(nodes);
                 run_specialised(&specialiser, &[&state.0], &feeds, Scalars::default())
                     .expect("the graph runs");
-                assert_values(&state, &want);
+                assert_values(&state, &expected);
             }
         }
     }

@@ -54,7 +54,7 @@ fn upgrade_all(graph: &mut Graph, mut errors: Vec<Error>) -> Vec<Error> {
 fn check_opset(graph: &Graph) -> Result<(), Error> {
     match graph.opsets.get("") {
         Some(&found) if !(OLDEST_OPSET..=NEWEST_OPSET).contains(&found) => {
-            Err(Error::Opset { domain: "ai.onnx".into(), found, least: OLDEST_OPSET, newest: NEWEST_OPSET })
+            Err(Error::Opset { domain: "ai.onnx".into(), found, oldest: OLDEST_OPSET, newest: NEWEST_OPSET })
         }
         None if uses_standard(graph) => {
             let message = "it uses operators of \"ai.onnx\", but imports no version of this operator set";
@@ -213,7 +213,7 @@ fn downgrade_or(graph: &mut Graph, target: i64, refuse: &mut RejectHandler<'_>) 
         let node = &graph.nodes[index];
         let later = newest_type(graph, node, definition).filter(|&(_, since)| since > target);
         let error = if node.domain.is_empty() && definition.since[0] > target {
-            Some(Error::TooOld { node: graph.node_label(node), target, least: definition.since[0] })
+            Some(Error::TooOld { node: graph.node_label(node), target, oldest: definition.since[0] })
         } else {
             later.map(|(dtype, since)| {
                 let message = format!("its elements of type {dtype} need opset {since} or newer");

@@ -311,9 +311,9 @@ fn check_shapes(
     (target, actual): (&str, &ValueType),
     expected: &ValueType,
 ) -> Result<(), Error> {
-    let (Some(have), Some(want)) = (actual.shape(), expected.shape()) else { return Ok(()) };
+    let (Some(have), Some(expected_shape)) = (actual.shape(), expected.shape()) else { return Ok(()) };
     let differs = |(a, b): (&Dim, &Dim)| matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b);
-    if have.rank() == want.rank() && !have.iter().zip(want.iter()).any(differs) {
+    if have.rank() == expected_shape.rank() && !have.iter().zip(expected_shape.iter()).any(differs) {
         return Ok(());
     }
     let mut sentence = format!(
@@ -350,7 +350,7 @@ fn check_classes(
         if oldest == 13 {
             node += " with label_smoothing";
         }
-        return Err(Error::TooOld { node, target: opset, least: oldest });
+        return Err(Error::TooOld { node, target: opset, oldest });
     }
     Ok(())
 }

@@ -264,7 +264,7 @@ fn insert_packing(draft: &mut Draft, masks: &[Mask]) {
         for (mask, &[bits, _]) in both().filter(|(mask, _)| mask.writer == at) {
             let written =
                 original.versions.written_version(mask.buffer).map(|version| (mask.buffer, version));
-            let versions = written.map(|made| Versions::for_map(made, bits)).unwrap_or_default();
+            let versions = written.map(|source| Versions::for_map(source, bits)).unwrap_or_default();
             result.push(original.with_instruction(
                 Instruction::from(packing_map(bytes(mask), mask.buffer, bits.0)),
                 &versions,

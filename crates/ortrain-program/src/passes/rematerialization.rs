@@ -421,7 +421,7 @@ mod tests {
     #[test]
     fn memory_limit_preserves_results() {
         let full = mirrored_chain(24);
-        let want = run(&full);
+        let expected = run(&full);
         let mut steps = full.instructions.len();
         for percent in [100, 80, 60, 45] {
             let bytes = full.work_bytes * percent / 100;
@@ -429,7 +429,7 @@ mod tests {
             assert!(less.work_bytes <= bytes, "{percent} %: {} of {bytes} bytes", less.work_bytes);
             assert!(less.instructions.len() >= steps, "less memory for less work");
             steps = less.instructions.len();
-            assert_eq!(run(&less), want, "{percent} %");
+            assert_eq!(run(&less), expected, "{percent} %");
         }
         assert!(steps > full.instructions.len());
         // The result is deterministic.

@@ -890,8 +890,8 @@ fn mask_packing() -> Example {
     let mask = s.work("mask", DType::Bool, LEN);
     s.flat("relu", &[x], &[y, mask], |b, x| {
         let zero = b.constant(Type::F32, 0.0);
-        let is_kept = b.compare(CompareOp::Lt, zero, x[0]);
-        vec![b.select(is_kept, x[0], zero), is_kept]
+        let is_positive = b.compare(CompareOp::Lt, zero, x[0]);
+        vec![b.select(is_positive, x[0], zero), is_positive]
     });
     let (from, to) = (s.at(y, &[0, 1]), s.at(large, &[LEN as isize, 1]));
     s.map("expand", &[4, LEN], &[from], &[to], |_, x| vec![x[0]]);

@@ -44,7 +44,7 @@ type Part = (usize, SmallVec<[(usize, usize); 2]>);
 
 impl Embedding {
     /// Creates the embedding of `guest` into a host space of sizes `host`. The guest is a map that visits all elements
-    /// of a buffer through the access `place`. The host visits all or some of them through `at`. Axes of the host may
+    /// of a buffer through the access `stored`. The host visits all or some of them through `at`. Axes of the host may
     /// be split if `split` is true. Returns `None` if the spaces do not match.
     pub(crate) fn new(
         host: &[usize],
@@ -233,8 +233,8 @@ fn mixed_radix_digits(guest: &Nest, stored: &Access) -> Option<Vec<Digit>> {
 
 /// Returns true if all accesses of the guest traverse an axis as a continuation of a digit.
 fn continues_digit(guest: &Nest, axis: usize, digit: &Digit) -> bool {
-    let asked_for = |(inst, _): &(Inst, Type)| match *inst {
-        Inst::Coordinate(asked) => usize::from(asked) == axis || usize::from(asked) == digit.axis,
+    let reads_coordinate = |(inst, _): &(Inst, Type)| match *inst {
+        Inst::Coordinate(read_axis) => usize::from(read_axis) == axis || usize::from(read_axis) == digit.axis,
         _ => false,
     };
     let even = |access: &Access| {
@@ -242,7 +242,7 @@ fn continues_digit(guest: &Nest, axis: usize, digit: &Digit) -> bool {
     };
     let mut uneven =
         guest.loads.iter().enumerate().filter(|(_, load)| !even(&load_access(load, &guest.dims)));
-    !guest.expr.insts().iter().any(asked_for)
+    !guest.expr.insts().iter().any(reads_coordinate)
         && uneven.all(|(slot, _)| guest.is_gathered(slot))
         && guest.stores.iter().all(|store| even(&store.access))
 }

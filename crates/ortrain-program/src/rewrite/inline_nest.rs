@@ -200,11 +200,11 @@ impl Guest<'_> {
 
 /// Returns the part of a nest that computes the results marked in `keep`, or `None` if all are marked.
 pub(crate) fn keep_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
-    if keep.iter().all(|&is_kept| is_kept) {
+    if keep.iter().all(|&is_retained| is_retained) {
         return None;
     }
-    let is_kept_store = |k: &usize| keep[*k];
-    let outputs: Vec<Reg> = (0..keep.len()).filter(is_kept_store).map(|k| nest.expr.outputs()[k]).collect();
+    let keeps_store = |k: &usize| keep[*k];
+    let outputs: Vec<Reg> = (0..keep.len()).filter(keeps_store).map(|k| nest.expr.outputs()[k]).collect();
     // Reductions that the results need, directly or through other reductions.
     let mut required = vec![false; nest.reductions.len()];
     let mark = |required: &mut [bool], roots: &[Reg]| {
@@ -245,7 +245,7 @@ pub(crate) fn keep_results(nest: &Nest, keep: &[bool]) -> Option<Nest> {
         loads: Vec::new(),
         expr,
         reductions,
-        stores: (0..keep.len()).filter(is_kept_store).map(|k| nest.stores[k].clone()).collect(),
+        stores: (0..keep.len()).filter(keeps_store).map(|k| nest.stores[k].clone()).collect(),
     };
     Loads(nest.loads.clone()).finish(part)
 }
@@ -379,7 +379,7 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
     }
     let regs = part.copy(&mut b, &mut loads, &nest.dims, |slot| inlined[slot])?;
     let (mut outputs, mut stores) = (Vec::new(), Vec::new());
-    for (result, _) in keep.iter().enumerate().filter(|&(_, &is_kept)| is_kept) {
+    for (result, _) in keep.iter().enumerate().filter(|&(_, &is_retained)| is_retained) {
         outputs.push(results[result]);
         stores.push(nest.stores[result].clone());
     }

@@ -74,7 +74,7 @@ pub struct Config {
     /// Elements of a query per head.
     pub size: usize,
     /// True if the softmax is an additional result.
-    pub seen: bool,
+    pub exposes_weights: bool,
 }
 
 /// Batch size.
@@ -90,7 +90,7 @@ impl Config {
     fn operands(self, b: &mut CaseBuilder) -> [ValueId; 3] {
         let Config { dtype, queries, keys, heads, size, .. } = self;
         let width = heads * size;
-        let (identity, turned) = ([0i64, 2, 1, 3], [0i64, 2, 3, 1]);
+        let (identity, transposed) = ([0i64, 2, 1, 3], [0i64, 2, 3, 1]);
         match self.source {
             Source::Three => {
                 let q = b.input(dtype, &[BATCH, queries, width], &Fill::Signed);
@@ -98,7 +98,7 @@ impl Config {
                 let v = b.input(dtype, &[BATCH, keys, width], &Fill::Signed);
                 [
                     self.heads_of(b, q, queries, &identity),
-                    self.heads_of(b, k, keys, &turned),
+                    self.heads_of(b, k, keys, &transposed),
                     self.heads_of(b, v, keys, &identity),
                 ]
             }
@@ -110,7 +110,7 @@ impl Config {
                 let parts = b.node_with("", "Split", &[Some(x), Some(sizes)], 3, attrs);
                 [
                     self.heads_of(b, parts[0], queries, &identity),
-                    self.heads_of(b, parts[1], keys, &turned),
+                    self.heads_of(b, parts[1], keys, &transposed),
                     self.heads_of(b, parts[2], keys, &identity),
                 ]
             }
@@ -234,7 +234,7 @@ impl Config {
         let transposed = b.node("Transpose", &[sums], Attrs::new().with("perm", vec![0i64, 2, 1, 3]));
         let shape = b.ints(&[BATCH as i64, queries as i64, (heads * size) as i64]);
         let output = b.node("Reshape", &[transposed, shape], Attrs::new());
-        b.outputs(&if self.seen { vec![output, softmax] } else { vec![output] })
+        b.outputs(&if self.exposes_weights { vec![output, softmax] } else { vec![output] })
     }
 }
 
@@ -256,7 +256,7 @@ pub fn configs() -> Vec<Config> {
                         keys,
                         heads,
                         size,
-                        seen: visible,
+                        exposes_weights: visible,
                     });
                 }
             }
@@ -276,7 +276,7 @@ fn long() -> impl Iterator<Item = Config> {
         keys: 9,
         heads: 2,
         size: 260,
-        seen: exposes_weights,
+        exposes_weights,
     };
     SPELLINGS.into_iter().map(long)
 }

@@ -84,14 +84,15 @@ fn gradients(case: &Case, backend: &Arc<dyn Backend>) -> Result<Vec<f64>, String
 #[must_use]
 pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     let check = |case: &Case, wrapped: &Case| {
-        let (want, actual) = (gradients(case, backend)?, gradients(wrapped, backend)?);
-        let largest = want.iter().filter(|x| x.is_finite()).fold(1e-3f64, |maximum, x| maximum.max(x.abs()));
+        let (expected, actual) = (gradients(case, backend)?, gradients(wrapped, backend)?);
+        let largest =
+            expected.iter().filter(|x| x.is_finite()).fold(1e-3f64, |maximum, x| maximum.max(x.abs()));
         let is_close = |(a, b): (&f64, &f64)| {
             a == b || a.is_nan() && b.is_nan() || (a - b).abs() <= tolerance::FLOAT32 * largest
         };
-        match want.len() == actual.len() && want.iter().zip(&actual).all(is_close) {
+        match expected.len() == actual.len() && expected.iter().zip(&actual).all(is_close) {
             true => Ok(()),
-            false => Err(format!("{} ({}): {actual:?} instead of {want:?}", case.operator, wrapped.name)),
+            false => Err(format!("{} ({}): {actual:?} instead of {expected:?}", case.operator, wrapped.name)),
         }
     };
     let outcomes = cases().into_iter().flat_map(|case| {

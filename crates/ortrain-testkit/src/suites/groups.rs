@@ -26,7 +26,7 @@ const PROGRAMS: &[Shapes] = &[
 /// A matrix in the plane, with its state there.
 struct Matrix {
     dims: [usize; 2],
-    whole: BufferId,
+    data: BufferId,
     rows: BufferId,
     columns: BufferId,
 }
@@ -51,7 +51,7 @@ impl GroupBuilder {
         let matrix_id = self.part("matrix", rows * columns);
         Matrix {
             dims,
-            whole: matrix_id,
+            data: matrix_id,
             rows: self.part("rows", rows),
             columns: self.part("columns", columns),
         }
@@ -88,7 +88,7 @@ impl GroupBuilder {
 
     /// Emits the means of squares of rows and of columns, and an update of the matrix with both.
     fn steps(&mut self, matrix: &Matrix) {
-        let &Matrix { dims: [rows, columns], whole, rows: of_rows, columns: of_columns } = matrix;
+        let &Matrix { dims: [rows, columns], data, rows: of_rows, columns: of_columns } = matrix;
         let by_row = [columns as isize, 1];
         let mean = |count: usize| {
             move |e: &mut Builder, x: &[Reg]| {
@@ -97,10 +97,10 @@ impl GroupBuilder {
                 (e.mul(sum, share), vec![square])
             }
         };
-        self.nest(([rows, columns], 1), &[(whole, by_row)], (of_rows, [1, 0]), mean(columns));
-        self.nest(([columns, rows], 1), &[(whole, [1, columns as isize])], (of_columns, [1, 0]), mean(rows));
-        let loads = [(whole, by_row), (of_rows, [1, 0]), (of_columns, [0, 1])];
-        self.nest(([rows, columns], 2), &loads, (whole, by_row), |e, x| {
+        self.nest(([rows, columns], 1), &[(data, by_row)], (of_rows, [1, 0]), mean(columns));
+        self.nest(([columns, rows], 1), &[(data, [1, columns as isize])], (of_columns, [1, 0]), mean(rows));
+        let loads = [(data, by_row), (of_rows, [1, 0]), (of_columns, [0, 1])];
+        self.nest(([rows, columns], 2), &loads, (data, by_row), |e, x| {
             let product = e.mul(x[1], x[2]);
             let one = e.constant(Type::F32, 1.0);
             let size = e.add(product, one);
@@ -136,13 +136,13 @@ pub fn program(shapes: &[[usize; 2]], fused: bool) -> Program {
 pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     let runs = PROGRAMS.iter().map(|shapes| {
         let [plain, fused] = [false, true].map(|fused| Arc::new(program(shapes, fused)));
-        let want = run_program(&plain, &reference(), 7, GradientMode::Accumulate);
+        let expected = run_program(&plain, &reference(), 7, GradientMode::Accumulate);
         let [got, second] = [(); 2].map(|()| run_program(&fused, backend, 7, GradientMode::Accumulate));
         if got != second {
             return Err(format!("{shapes:?}: two runs differ"));
         }
         let close = |(x, y): (f64, f64)| (x - y).abs() <= tolerance::FLOAT32 * y.abs().max(1.0);
-        match numbers(&got[0]).zip(numbers(&want[0])).position(|pair| !close(pair)) {
+        match numbers(&got[0]).zip(numbers(&expected[0])).position(|pair| !close(pair)) {
             Some(at) => Err(format!("{shapes:?}: element {at} differs\n{fused}")),
             None => Ok(()),
         }

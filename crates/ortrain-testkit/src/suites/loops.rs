@@ -110,10 +110,10 @@ pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     ];
     let graph = cell(&inputs);
     let check = || {
-        let (few_segments, results) = run(&graph, &inputs, backend, 10_000)?;
+        let (unrolled_segments, results) = run(&graph, &inputs, backend, 10_000)?;
         let (many_segments, others) = run(&graph, &inputs, backend, 0)?;
-        if few_segments != 1 || many_segments <= 2 {
-            return Err(format!("{few_segments} and {many_segments} segments"));
+        if unrolled_segments != 1 || many_segments <= 2 {
+            return Err(format!("{unrolled_segments} and {many_segments} segments"));
         }
         if results.len() == 6 && results == others { Ok(()) } else { Err("other bits".to_owned()) }
     };

@@ -106,16 +106,15 @@ pub fn random_programs(backend: &Arc<dyn Backend>, kinds: Kinds, seeds: std::ops
     runs.map(|(seed, entry)| {
         let plain = Arc::new(RandomProgram::new(seed, kinds).finish(false));
         let fused = Arc::new(RandomProgram::new(seed, kinds).finish(true));
-        let want = run_program(&plain, &reference(), seed, entry);
+        let expected = run_program(&plain, &reference(), seed, entry);
         let [got, second] = [(); 2].map(|()| run_program(&fused, backend, seed, entry));
         if got != second {
             return Err(format!("seed {seed}, {entry:?}: two runs differ\n{fused}"));
         }
         let close = |(x, y): (f64, f64)| (x - y).abs() <= tolerance::FLOAT32 * y.abs().max(1.0);
-        let differs = got
-            .iter()
-            .zip(&want)
-            .position(|(got, want)| got.len() != want.len() || !numbers(got).zip(numbers(want)).all(close));
+        let differs = got.iter().zip(&expected).position(|(got, expected)| {
+            got.len() != expected.len() || !numbers(got).zip(numbers(expected)).all(close)
+        });
         match differs {
             Some(k) => Err(format!("seed {seed}, {entry:?}: result {k} differs\n{plain}\n{fused}")),
             None => Ok(()),

@@ -36,7 +36,7 @@ pub enum Selection {
 #[derive(Clone, Debug)]
 pub struct Config {
     /// Selected tokens.
-    pub taken: Selection,
+    pub selection: Selection,
     /// True if there is dropout.
     pub dropped: bool,
 }
@@ -103,7 +103,7 @@ impl Config {
             let indices = b.constant(indices);
             b.node("Gather", &[normalized, indices], Attrs::new().with("axis", axis))
         };
-        let selected = match &self.taken {
+        let selected = match &self.selection {
             Selection::One(index) => gather(&mut b, Tensor::i64(&[], &[*index]), 1),
             Selection::Sentence(index) => gather(&mut b, Tensor::i64(&[], &[*index]), 0),
             Selection::Some(indices) => gather(&mut b, Tensor::i64(&[indices.len()], indices), 1),
@@ -136,7 +136,7 @@ pub fn configs() -> Vec<Config> {
     ];
     selections
         .iter()
-        .flat_map(|selection| [false, true].map(|dropped| Config { taken: selection.clone(), dropped }))
+        .flat_map(|selection| [false, true].map(|dropped| Config { selection: selection.clone(), dropped }))
         .collect()
 }
 

@@ -21,7 +21,7 @@ pub struct Net {
     pub columns: usize,
     steps: usize,
     /// Transposition of the matrix: by its strides, or through a map that transposes it.
-    turned: Transposition,
+    transposition: Transposition,
     /// Step before which the matrix is updated.
     pub changed: Option<usize>,
     /// True if the epilogue reads its coordinates.
@@ -41,7 +41,7 @@ const NET: Net = Net {
     rows: 16,
     columns: 96,
     steps: 9,
-    turned: Transposition::No,
+    transposition: Transposition::No,
     changed: None,
     looks: false,
     precision: Precision::F32,
@@ -54,7 +54,7 @@ impl Net {
     /// Never: the program is valid and small.
     #[must_use]
     pub fn program(&self, fused: bool) -> Program {
-        let &Net { rows, columns, steps, turned, changed, looks, precision } = self;
+        let &Net { rows, columns, steps, transposition, changed, looks, precision } = self;
         let node: Arc<str> = "node".into();
         let mut b = ProgramBuilder::new().with_precision(precision);
         let weights = b.plane("weights", DType::F32, columns * columns, PlaneId(0), 0);
@@ -81,7 +81,7 @@ impl Net {
                 stores: vec![to],
             })
         };
-        let factor = match turned {
+        let factor = match transposition {
             Transposition::No => square(weights),
             Transposition::ByStrides => side(weights),
             Transposition::ByMap => {
@@ -143,8 +143,8 @@ impl Net {
 /// with panels, and other products.
 #[must_use]
 pub fn nets() -> Vec<(Net, [usize; 3])> {
-    let transposed_nets =
-        [Transposition::ByStrides, Transposition::ByMap].map(|turned| (Net { turned, ..NET }, [1, 9, 0]));
+    let transposed_nets = [Transposition::ByStrides, Transposition::ByMap]
+        .map(|transposition| (Net { transposition, ..NET }, [1, 9, 0]));
     let others = [
         (NET, [1, 9, 0]),
         (Net { rows: 9, columns: 128, ..NET }, [1, 9, 0]),
@@ -173,18 +173,18 @@ pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     let nets = nets().into_iter().filter(|(net, _)| net.precision == Precision::F32);
     nets.map(|(net, _)| {
         let [plain, fused] = [false, true].map(|fused| Arc::new(net.program(fused)));
-        let want = run_program(&plain, &reference(), 3, GradientMode::Accumulate);
+        let expected = run_program(&plain, &reference(), 3, GradientMode::Accumulate);
         let [got, second] = [(); 2].map(|()| run_program(&fused, backend, 3, GradientMode::Accumulate));
         if got != second {
             return Err(format!("{net:?}: two runs differ"));
         }
-        let [got, want] = [&got, &want].map(|results| numbers(&results[0]).collect::<Vec<_>>());
-        let largest = want.iter().fold(0f64, |maximum, x| maximum.max(x.abs()));
+        let [got, expected] = [&got, &expected].map(|results| numbers(&results[0]).collect::<Vec<_>>());
+        let largest = expected.iter().fold(0f64, |maximum, x| maximum.max(x.abs()));
         let close = |(x, y): (&f64, &f64)| (x - y).abs() <= tolerance::FLOAT32 * largest;
-        if got.iter().zip(&want).all(close) {
+        if got.iter().zip(&expected).all(close) {
             Ok(())
         } else {
-            Err(format!("{net:?}: {got:?} is not {want:?}"))
+            Err(format!("{net:?}: {got:?} is not {expected:?}"))
         }
     })
     .collect()

@@ -119,9 +119,9 @@ pub fn agree(backend: &Arc<dyn Backend>) -> Report {
     let parts = LENGTHS.into_iter().flat_map(|lengths| PARTS.map(|part| (lengths, part)));
     let reversed = parts.map(|(lengths, part)| {
         let case = reversed_slice(lengths, part, 0, 0);
-        let want = elements(&case.inputs[0].to_f64(), lengths, part);
+        let expected = elements(&case.inputs[0].to_f64(), lengths, part);
         let got = run(&case.graph, &case.inputs, backend.clone())?[0].to_f64();
-        if got == want { Ok(()) } else { Err(format!("{}: {got:?} is not {want:?}", case.name)) }
+        if got == expected { Ok(()) } else { Err(format!("{}: {got:?} is not {expected:?}", case.name)) }
     });
     let recurrent = recurrent_cases().into_iter().map(|case| check_backend(&case, backend, true));
     reversed.chain(recurrent).collect()

@@ -70,7 +70,7 @@ pub(crate) fn program(
     let stores: Vec<Operand> = results.iter().map(|&(_, dtype, by_row)| operand(dtype, by_row)).collect();
     let buffers =
         |operands: &[Operand]| operands.iter().map(|operand| operand.buffer).collect::<Vec<BufferId>>();
-    let (loaded, made) = (buffers(&loads), buffers(&stores));
+    let (loaded, stored) = (buffers(&loads), buffers(&stores));
     let nest = Nest {
         dims: [space.rows, space.len].into_iter().collect(),
         inner: usize::from(!reductions.is_empty()),
@@ -81,7 +81,7 @@ pub(crate) fn program(
         stores,
     };
     b.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("the nest is valid");
-    let program = b.finish(loaded, made).expect("it can be planned");
+    let program = b.finish(loaded, stored).expect("it can be planned");
     assert!(split_host_part(&program).is_none(), "the host computes some of it");
     Arc::new(program)
 }
@@ -98,20 +98,20 @@ pub(crate) struct Difference {
     pub(crate) result: usize,
     pub(crate) at: usize,
     pub(crate) got: Scalar,
-    pub(crate) want: Scalar,
+    pub(crate) expected: Scalar,
 }
 
 /// Returns all differences between the results of a program and the reference evaluator.
 pub(crate) fn differences(program: &Arc<Program>, inputs: &[Vec<u8>]) -> Vec<Difference> {
-    let [got, want] = both().map(|backend| run(program, backend, inputs).expect("no guard fails"));
+    let [got, expected] = both().map(|backend| run(program, backend, inputs).expect("no guard fails"));
     let mut mismatches = Vec::new();
-    for (result, (got, want)) in got.iter().zip(&want).enumerate() {
+    for (result, (got, expected)) in got.iter().zip(&expected).enumerate() {
         let dtype = program.buffer(program.outputs[result]).dtype;
-        let [got, want] = [got, want].map(|bytes| Scalar::read_all(dtype, bytes));
-        let pairs = got.into_iter().zip(want).enumerate();
-        mismatches.extend(pairs.map(|(at, (got, want))| Difference { result, at, got, want }));
+        let [got, expected] = [got, expected].map(|bytes| Scalar::read_all(dtype, bytes));
+        let pairs = got.into_iter().zip(expected).enumerate();
+        mismatches.extend(pairs.map(|(at, (got, expected))| Difference { result, at, got, expected }));
     }
-    mismatches.retain(|difference| !is_same(difference.got, difference.want));
+    mismatches.retain(|difference| !is_same(difference.got, difference.expected));
     mismatches
 }
 
@@ -122,7 +122,7 @@ pub(crate) fn assert_agrees(
     named: impl Fn(usize, usize) -> String,
 ) {
     let mismatches = differences(program, inputs);
-    if let Some(&Difference { result, at, got, want }) = mismatches.first() {
-        panic!("{} is {got} and should be {want}; {} differ", named(result, at), mismatches.len());
+    if let Some(&Difference { result, at, got, expected }) = mismatches.first() {
+        panic!("{} is {got} and should be {expected}; {} differ", named(result, at), mismatches.len());
     }
 }

@@ -126,11 +126,11 @@ impl TestProgram {
 
     /// Checks that a run fails with the error of the reference evaluator, and does not change the plane.
     pub(crate) fn assert_changes_nothing(&self) {
-        let [want, got] =
+        let [expected, got] =
             [Arc::new(Reference) as Arc<dyn Backend>, device()].map(|backend| self.run(&backend));
         let message = |result: Result<Vec<Vec<u8>>, RunError>| result.err().map(|error| error.to_string());
-        assert!(want.0.is_err());
-        assert_eq!(message(got.0), message(want.0));
+        assert!(expected.0.is_err());
+        assert_eq!(message(got.0), message(expected.0));
         assert_eq!(
             numbers(&got.1).collect::<Vec<f64>>(),
             self.plane.iter().map(|&v| f64::from(v)).collect::<Vec<f64>>()
@@ -139,17 +139,17 @@ impl TestProgram {
 
     /// Checks the results of the device, and that a second run has the same bits.
     pub(crate) fn assert_agrees(&self, what: &str) {
-        let want = self.run_successfully(&(Arc::new(Reference) as Arc<dyn Backend>));
+        let expected = self.run_successfully(&(Arc::new(Reference) as Arc<dyn Backend>));
         let [got, second] = [(); 2].map(|()| self.run_successfully(&device()));
         assert!(got == second, "{what}: two runs differ");
-        for (k, (got, want)) in got.iter().zip(&want).enumerate() {
-            let largest = numbers(want)
-                .filter(|want| want.is_finite())
-                .fold(1.0f64, |maximum, want| maximum.max(want.abs()));
-            for (at, (got, want)) in numbers(got).zip(numbers(want)).enumerate() {
-                let is_same = got == want || (got.is_nan() && want.is_nan());
-                let is_close = is_same || (got - want).abs() <= tolerance::FLOAT32 * largest;
-                assert!(is_close, "{what}: element {at} of result {k} is {got}, and not {want}");
+        for (k, (got, expected)) in got.iter().zip(&expected).enumerate() {
+            let largest = numbers(expected)
+                .filter(|expected| expected.is_finite())
+                .fold(1.0f64, |maximum, expected| maximum.max(expected.abs()));
+            for (at, (got, expected)) in numbers(got).zip(numbers(expected)).enumerate() {
+                let is_same = got == expected || (got.is_nan() && expected.is_nan());
+                let is_close = is_same || (got - expected).abs() <= tolerance::FLOAT32 * largest;
+                assert!(is_close, "{what}: element {at} of result {k} is {got}, and not {expected}");
             }
         }
     }

@@ -696,5 +696,5 @@ fn write_model_file(path: &Path, proto: &ModelProto) -> Result<()> {
         is_appended: false,
     };
     let staged = stage(&[ToWrite { model: proto, external: &external, path }], &data)?;
-    Ok(staged.place()?)
+    Ok(staged.persist()?)
 }

@@ -72,7 +72,10 @@ impl TrainingSession {
     /// # Errors
     /// If the state is damaged.
     pub fn state(&self) -> Result<BTreeMap<String, Tensor>> {
-        self.state_values().into_iter().map(|(name, place)| Ok((name, self.value_of(&place)?))).collect()
+        self.state_values()
+            .into_iter()
+            .map(|(name, state_value)| Ok((name, self.value_of(&state_value)?)))
+            .collect()
     }
 
     fn value_of(&self, value: &StateValue) -> Result<Tensor> {
@@ -113,9 +116,9 @@ impl TrainingSession {
     /// # Errors
     /// If the state is damaged.
     pub fn model_state(&self, include_mixed_precision_weights: bool) -> Result<StatesByWeight> {
-        let of = |place: fn(String) -> StateValue| -> Result<BTreeMap<String, Tensor>> {
+        let of = |variant: fn(String) -> StateValue| -> Result<BTreeMap<String, Tensor>> {
             let weights = self.weights.iter();
-            weights.map(|weight| Ok((weight.clone(), self.value_of(&place(weight.clone()))?))).collect()
+            weights.map(|weight| Ok((weight.clone(), self.value_of(&variant(weight.clone()))?))).collect()
         };
         let mut states = StatesByWeight::from([("full_precision".to_owned(), of(StateValue::Weight)?)]);
         if include_mixed_precision_weights {
@@ -135,14 +138,14 @@ impl TrainingSession {
     /// If the state is damaged.
     pub fn optimizer_states(&self) -> Result<StatesByWeight> {
         let mut states = StatesByWeight::new();
-        for place in self.state_values().values() {
-            let (outer, inner) = match place {
+        for state_value in self.state_values().values() {
+            let (outer, inner) = match state_value {
                 StateValue::Weight(_) | StateValue::Copy(_) => continue,
                 StateValue::Slot(weight, slot) => (weight.as_str(), *slot),
                 StateValue::Count(Some(weight)) => (weight.as_str(), WEIGHT_COUNTER),
                 StateValue::Count(None) => (SHARED_KEY, SHARED_COUNTER),
             };
-            states.entry(outer.to_owned()).or_default().insert(inner.to_owned(), self.value_of(place)?);
+            states.entry(outer.to_owned()).or_default().insert(inner.to_owned(), self.value_of(state_value)?);
         }
         Ok(states)
     }
@@ -170,7 +173,10 @@ impl TrainingSession {
         let selected: Vec<(&String, StateValue, &Tensor)> =
             values.iter().filter_map(|(name, value)| Some((name, entries.remove(name)?, value))).collect();
         self.set_values(
-            &selected.iter().map(|(name, place, value)| (name.as_str(), place, *value)).collect::<Vec<_>>(),
+            &selected
+                .iter()
+                .map(|(name, state_value, value)| (name.as_str(), state_value, *value))
+                .collect::<Vec<_>>(),
         )
     }
 
@@ -181,27 +187,30 @@ impl TrainingSession {
         for (outer, state) in states {
             for (inner, value) in state {
                 let name = if outer == SHARED_KEY { inner.clone() } else { format!("{inner}_{outer}") };
-                let place = entries
-                    .remove(&name)
-                    .filter(|place| !matches!(place, StateValue::Weight(_) | StateValue::Copy(_)));
-                let place = place.ok_or_else(|| {
+                let state_value = entries.remove(&name).filter(|state_value| {
+                    !matches!(state_value, StateValue::Weight(_) | StateValue::Copy(_))
+                });
+                let state_value = state_value.ok_or_else(|| {
                     Error::State(format!(
                         "cannot start from {inner:?} of {outer:?}: the optimizer has no such state"
                     ))
                 })?;
-                selected.push((name, place, value));
+                selected.push((name, state_value, value));
             }
         }
         self.set_values(
-            &selected.iter().map(|(name, place, value)| (name.as_str(), place, *value)).collect::<Vec<_>>(),
+            &selected
+                .iter()
+                .map(|(name, state_value, value)| (name.as_str(), state_value, *value))
+                .collect::<Vec<_>>(),
         )
     }
 
     /// Sets all of the values, or none on error.
     fn set_values(&mut self, assignments: &[(&str, &StateValue, &Tensor)]) -> Result<()> {
         let mut counts: BTreeMap<Option<String>, i64> = BTreeMap::new();
-        for (name, place, value) in assignments {
-            let now = self.value_of(place)?;
+        for (name, state_value, value) in assignments {
+            let now = self.value_of(state_value)?;
             if !is_same_type(&now, value) {
                 return Err(Error::State(format!(
                     "{name:?} is {}{:?}, but a value of {}{:?} was given",
@@ -211,7 +220,7 @@ impl TrainingSession {
                     value.dims()
                 )));
             }
-            if let StateValue::Count(weight) = place {
+            if let StateValue::Count(weight) = state_value {
                 let count = value.to_i64().and_then(|counts| counts.first().copied()).unwrap_or_default();
                 if count < 1 {
                     return Err(Error::State(format!(
@@ -221,9 +230,9 @@ impl TrainingSession {
                 counts.insert(weight.clone(), count);
             }
         }
-        for (name, place, value) in assignments {
-            let StateValue::Copy(weight) = place else { continue };
-            let master = assignments.iter().find_map(|(_, place, value)| match place {
+        for (name, state_value, value) in assignments {
+            let StateValue::Copy(weight) = state_value else { continue };
+            let master = assignments.iter().find_map(|(_, state_value, value)| match state_value {
                 StateValue::Weight(other) if other == weight => Some((*value).clone()),
                 _ => None,
             });
@@ -237,8 +246,8 @@ impl TrainingSession {
                 )));
             }
         }
-        for (_, place, value) in assignments {
-            match place {
+        for (_, state_value, value) in assignments {
+            match state_value {
                 StateValue::Weight(weight) => self.checkpoint.set_parameter(weight, value)?,
                 StateValue::Slot(weight, slot) => {
                     let entry = self

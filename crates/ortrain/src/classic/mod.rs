@@ -152,7 +152,7 @@ impl TrainingSession {
             outputs,
             defaults,
             optimizer,
-            node_outputs: made,
+            node_outputs,
             meta,
         } = graphs::build(model, parameters)?;
         let mut checkpoint = CheckpointState::from_checkpoint(checkpoint)?;
@@ -191,7 +191,7 @@ impl TrainingSession {
             overridable,
             outputs: Vec::new(),
             fetch_sources: Vec::new(),
-            node_outputs: made,
+            node_outputs,
             meta,
             frozen_before_window: None,
             in_window: false,
@@ -522,7 +522,7 @@ impl TrainingSession {
             _ => None,
         };
         let value = match feed {
-            Feed::Given(given) => parse(given.dtype, given.dims, given.bytes),
+            Feed::Given(input) => parse(input.dtype, input.dims, input.bytes),
             Feed::Lent(lent) => {
                 parse(lent.dtype, lent.dims, &lent.memory.to_vec(0, lent.memory.len().min(4))?)
             }
@@ -536,7 +536,7 @@ impl TrainingSession {
         })
     }
 
-    /// Runs on named inputs. `places` are the requested outputs, some with memory of the caller.
+    /// Runs on named inputs. `fetches` are the requested outputs, some with memory of the caller.
     fn run_fetches(
         &mut self,
         feeds: &[(&str, Feed<'_>)],
@@ -614,10 +614,10 @@ impl TrainingSession {
             return self.module.eval_step_on(&self.checkpoint, inputs, &mut give);
         }
         // Gradients that are fetched from a single run are not accumulated.
-        let is_apart = restricted
+        let is_separate_run = restricted
             && self.runs_per_update > 1
             && fetches.iter().all(|fetch| matches!(fetch, FetchSource::Output(_) | FetchSource::Gradient(_)));
-        if is_apart {
+        if is_separate_run {
             let sums = match self.in_window {
                 true => copy_planes(self.module.gradient_planes())?,
                 false => Vec::new(),

@@ -97,7 +97,7 @@ impl TrainingSession {
     }
 }
 
-/// Checks new values against the current ones. With `all`, a missing value is an error.
+/// Checks new values against the current ones. With `require_all`, a missing value is an error.
 fn check_values(
     label: &str,
     now: &BTreeMap<String, Tensor>,

@@ -95,7 +95,7 @@ pub(crate) struct Workload {
     pub(crate) optimizer: Optimizer,
     /// Trained parameters.
     pub(crate) trained: Vec<String>,
-    pub(crate) made: Artifacts,
+    pub(crate) artifacts: Artifacts,
     input: Vec<usize>,
     classes: usize,
 }
@@ -183,7 +183,7 @@ impl Workload {
         let module = Module::new(train, &mut state, None, ModuleOptions::default()).unwrap();
         let optimizer = ModelSource::from_proto(artifacts.optimizer_model.as_ref().unwrap()).unwrap();
         let optimizer = Optimizer::new(optimizer, &mut state, &module).unwrap();
-        Workload { state, module, optimizer, trained, made: artifacts, input, classes: output[1] }
+        Workload { state, module, optimizer, trained, artifacts, input, classes: output[1] }
     }
 
     /// Returns a batch of noise.

@@ -179,8 +179,11 @@ mod tests {
         {
             let x = f32::from_bits(bits);
             for (precision, capped) in [(Precision::Bf16, false), (Precision::Bf16x3, true)] {
-                let (got, want) = (f32::from_bits(round_to_bf16(x, capped)), precision.split(x)[0]);
-                assert!(equal_or_nan(got, want), "{precision}: {x:e} is rounded to {got:e}, not {want:e}");
+                let (got, expected) = (f32::from_bits(round_to_bf16(x, capped)), precision.split(x)[0]);
+                assert!(
+                    equal_or_nan(got, expected),
+                    "{precision}: {x:e} is rounded to {got:e}, not {expected:e}"
+                );
             }
         }
     }
@@ -221,10 +224,10 @@ mod tests {
                 unsafe { pack_panel(isa, (side, terms), panel.as_ptr(), PITCH, size, tiles.as_mut_ptr()) };
                 for (line, depth) in (0..LINES).flat_map(|line| (0..DEPTHS).map(move |depth| (line, depth))) {
                     let element = if depth < depths { panel[depth * PITCH + line] } else { 0.0 };
-                    for (term, want) in precision.split(element).into_iter().enumerate().take(terms) {
+                    for (term, expected) in precision.split(element).into_iter().enumerate().take(terms) {
                         let got = decode(side, &tiles, term, line, depth);
                         assert!(
-                            equal_or_nan(got, want),
+                            equal_or_nan(got, expected),
                             "{isa} {side:?}: {got} is not term {term} of {element}"
                         );
                     }

@@ -98,16 +98,16 @@ pub(super) struct Assembler {
 #[derive(Debug)]
 pub(super) struct Assembled {
     bytes: Vec<u8>,
-    places: Vec<(usize, Slot)>,
+    slots: Vec<(usize, Slot)>,
 }
 
 impl Assembled {
-    /// Appends the function to other code. `place` returns the offset of each register in the frame.
+    /// Appends the function to other code. `resolve` returns the offset of each register in the frame.
     pub(super) fn append_to(&self, code: &mut Vec<u8>, resolve: impl Fn(Slot) -> Slot) {
         let start = code.len();
         code.extend_from_slice(&self.bytes);
         let displacements = &mut code[start..];
-        for &(at, register) in &self.places {
+        for &(at, register) in &self.slots {
             let Some(displacement) = displacements[at..].first_chunk_mut() else {
                 unreachable!("four bytes")
             };
@@ -247,9 +247,9 @@ impl Assembler {
                 self.emit_memory_operand(field, base, scale, displacement);
                 None
             }
-            Rm::Frame { slot: place, scale, displacement } => {
+            Rm::Frame { slot, scale, displacement } => {
                 self.emit_memory_operand(field, FRAME, scale, displacement);
-                self.slots.push((self.bytes.len() - 4, place));
+                self.slots.push((self.bytes.len() - 4, slot));
                 None
             }
             Rm::Constant(constant) => {
@@ -386,6 +386,6 @@ impl Assembler {
         for constant in self.constants {
             self.bytes.extend(constant.to_le_bytes().repeat(copies));
         }
-        Assembled { bytes: self.bytes, places: self.slots }
+        Assembled { bytes: self.bytes, slots: self.slots }
     }
 }

@@ -379,7 +379,7 @@ impl RegisterPlan {
     fn uniform_operand(&self, asm: &mut Assembler, lane: VectorInst) -> Rm {
         match lane {
             VectorInst::Constant(bits) => asm.constant(bits),
-            VectorInst::FrameBroadcast(place) => Rm::Frame { slot: place, scale: None, displacement: 0 },
+            VectorInst::FrameBroadcast(slot) => Rm::Frame { slot, scale: None, displacement: 0 },
             VectorInst::MemoryBroadcast(pointer) => {
                 Rm::Memory { base: pointer_register(asm, pointer), scale: None, displacement: 0 }
             }
@@ -515,7 +515,7 @@ impl<'a> BodyEmitter<'a> {
                 self.emit_value(asm, value)?;
             }
             for (value, register) in shared {
-                self.place_all(value, Location::Unassigned);
+                self.set_locations(value, Location::Unassigned);
                 self.free_registers([Some(register)]);
             }
         }
@@ -551,14 +551,14 @@ impl<'a> BodyEmitter<'a> {
                 let register = self.allocate(asm)?;
                 let from = self.plan.uniform_operand(asm, lane);
                 asm.vector(BROADCAST, register, 0, from, Extra::default());
-                self.place_all(operand, Location::Register(register));
+                self.set_locations(operand, Location::Register(register));
                 shared.push((operand, register));
             }
         }
         Some(shared)
     }
 
-    fn place_all(&mut self, value: Value, at: Location) {
+    fn set_locations(&mut self, value: Value, at: Location) {
         for stream in &mut self.streams {
             stream.at[usize::from(value)] = at;
         }
@@ -703,8 +703,8 @@ impl<'a> BodyEmitter<'a> {
             (Location::Slot(slot), _) => {
                 asm.vector(LOAD, register, 0, self.stack_operand(slot), Extra::default());
             }
-            (_, VectorInst::Tile(place)) => {
-                asm.vector(LOAD, register, 0, self.frame_operand(place, 2), Extra::default());
+            (_, VectorInst::Tile(slot)) => {
+                asm.vector(LOAD, register, 0, self.frame_operand(slot, 2), Extra::default());
             }
             _ => {
                 let from = self.plan.uniform_operand(asm, lane);
@@ -726,7 +726,7 @@ impl<'a> BodyEmitter<'a> {
         match (self.location(value), self.order.lane(value)) {
             (Location::Register(_), _) => {}
             (Location::Slot(slot), _) => return Some((self.stack_operand(slot), false, None)),
-            (_, VectorInst::Tile(place)) => return Some((self.frame_operand(place, 2), false, None)),
+            (_, VectorInst::Tile(slot)) => return Some((self.frame_operand(slot, 2), false, None)),
             (_, lane) if is_uniform(lane) && self.plan.wide => {
                 return Some((self.plan.uniform_operand(asm, lane), true, None));
             }
@@ -784,9 +784,9 @@ impl<'a> BodyEmitter<'a> {
             | VectorInst::FrameBroadcast(_)
             | VectorInst::MemoryBroadcast(_)
             | VectorInst::Sum(..) => unreachable!("it stays"),
-            VectorInst::Tile(place) => {
+            VectorInst::Tile(slot) => {
                 let register = self.allocate(asm)?;
-                asm.vector(LOAD, register, 0, self.frame_operand(place, 2), plain);
+                asm.vector(LOAD, register, 0, self.frame_operand(slot, 2), plain);
                 register
             }
             VectorInst::Memory(pointer) => {
@@ -806,8 +806,8 @@ impl<'a> BodyEmitter<'a> {
                 }
                 register
             }
-            VectorInst::Truths(place) => {
-                let from = self.frame_operand(place, 0);
+            VectorInst::Truths(slot) => {
+                let from = self.frame_operand(slot, 0);
                 if wide {
                     let (register, spare) = (self.allocate_mask()?, self.allocate(asm)?);
                     asm.vector_of(Length::Bits128, LOAD, spare, 0, from, plain);
@@ -989,9 +989,9 @@ impl<'a> BodyEmitter<'a> {
         }
         let (register, new) = self.load_register(asm, value)?;
         match effect {
-            Effect::Tile(place, _) => asm.vector(STORE, register, 0, self.frame_operand(place, 2), plain),
-            Effect::FrameScalar(place, _) => {
-                let to = Rm::Frame { slot: place, scale: None, displacement: 0 };
+            Effect::Tile(slot, _) => asm.vector(STORE, register, 0, self.frame_operand(slot, 2), plain),
+            Effect::FrameScalar(slot, _) => {
+                let to = Rm::Frame { slot, scale: None, displacement: 0 };
                 asm.vector_of(Length::Bits128, STORE_ONE, register, 0, to, plain);
             }
             Effect::Memory(pointer, _) => {

@@ -69,8 +69,9 @@ pub(in crate::tile) fn takes(op: &Op, context: &Context<'_>) -> bool {
         }
         Kind::Store(slot) => {
             let store = &context.stores[usize::from(slot)];
-            let is_whole = store.contiguous_len().is_some_and(|piece| piece.is_multiple_of(context.piece));
-            is_whole && store.dtype == DType::F32
+            let has_full_pieces =
+                store.contiguous_len().is_some_and(|piece| piece.is_multiple_of(context.piece));
+            has_full_pieces && store.dtype == DType::F32
         }
         _ => false,
     }
@@ -345,7 +346,7 @@ static MASK_WORDS: [i32; 2 * ROUND] = {
 };
 
 impl Functions {
-    /// Appends the functions to the code memory. `place` returns the offset of a register in the frame. Functions may
+    /// Appends the functions to the code memory. `slot_of` returns the offset of a register in the frame. Functions may
     /// run after the memory is [finished](CodeMemory::finish).
     pub(in crate::tile) fn new(
         groups: &[Group],

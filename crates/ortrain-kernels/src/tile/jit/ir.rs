@@ -439,9 +439,9 @@ impl VectorProgram {
     fn exp(&mut self, x: Value) -> Value {
         use crate::vecmath::ROUNDING_OFFSET;
         use ortrain_expr::coefficients::{EXP, EXP_MIN_ARGUMENT, LN2_HIGH, LN2_LOW};
-        let (upper, least) = (self.push_number(89.0), self.push_number(EXP_MIN_ARGUMENT));
+        let (upper, lower) = (self.push_number(89.0), self.push_number(EXP_MIN_ARGUMENT));
         let clamped = self.push_binary(VectorBinaryOp::Min, upper, x);
-        let clamped = self.push_binary(VectorBinaryOp::Max, least, clamped);
+        let clamped = self.push_binary(VectorBinaryOp::Max, lower, clamped);
         let (log2_e, round) = (self.push_number(std::f32::consts::LOG2_E), self.push_number(ROUNDING_OFFSET));
         let rounded = self.mul_add(clamped, log2_e, round);
         let n = self.sub(rounded, round);

@@ -108,14 +108,14 @@ fn check(nest: &Nest, loads: &[Vec<f32>], what: &str) -> bool {
         );
         is_complete &= is_all_machine_code(&tape);
         let (actual, totals) = run(&tape, loads, nest.stores.len(), n);
-        let (expected, wanted_totals) = run(&plain, loads, nest.stores.len(), n);
-        for (k, (actual, wanted)) in actual.iter().zip(&expected).enumerate() {
-            for (i, (a, b)) in actual.iter().zip(wanted).enumerate() {
+        let (expected, expected_totals) = run(&plain, loads, nest.stores.len(), n);
+        for (k, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
+            for (i, (a, b)) in actual.iter().zip(expected).enumerate() {
                 let same = a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
                 assert!(same, "{what}, {isa}, {n} elements: result {k}[{i}] is {a:e}, without code {b:e}");
             }
         }
-        for (k, (a, b)) in totals.iter().zip(&wanted_totals).enumerate() {
+        for (k, (a, b)) in totals.iter().zip(&expected_totals).enumerate() {
             let [a, b] = [a, b].map(|&bits| f32::from_bits(bits as u32));
             assert!(
                 a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan(),
@@ -191,8 +191,8 @@ fn segments_match_the_interpreter() {
                     .expect("no guards");
                 [x, table].concat()
             };
-            let (actual, wanted) = (run(isa.into()), run(Compiler::without_machine_code(isa)));
-            for (i, (a, b)) in actual.iter().zip(&wanted).enumerate() {
+            let (actual, expected) = (run(isa.into()), run(Compiler::without_machine_code(isa)));
+            for (i, (a, b)) in actual.iter().zip(&expected).enumerate() {
                 let same = a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
                 assert!(same, "{inner} reduced, {isa}: element {i} is {a:e}, without code {b:e}");
             }

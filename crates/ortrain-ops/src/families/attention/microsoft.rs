@@ -666,7 +666,10 @@ impl Op for MultiHead {
             let size = size.map(Dim::Known);
             let expected = [Some(&known.batch), Some(&heads), None, size.as_ref()];
             if past.rank() != 4
-                || past.iter().zip(expected).any(|(actual, wanted)| sizes_differ(Some(actual), wanted))
+                || past
+                    .iter()
+                    .zip(expected)
+                    .any(|(actual, expected_dim)| sizes_differ(Some(actual), expected_dim))
             {
                 return Err(OpError::invalid(format!(
                     "input {k} has shape {past}, but [{}, {heads}, length, {}] is needed",

@@ -157,11 +157,11 @@ fn sizes_differ(a: Option<&Dim>, b: Option<&Dim>) -> bool {
 /// Checks that a mask broadcasts to `[batch, heads, queries, keys]`. Its last axis may be shorter.
 fn check_mask(k: usize, mask: &Shape, to: &[Option<Dim>; 4]) -> Result<(), OpError> {
     let fits = |axis: usize, dim: &Dim| match (dim.known(), to[axis].as_ref().and_then(Dim::known)) {
-        (Some(size), Some(wanted)) => {
+        (Some(size), Some(expected)) => {
             if axis == 3 {
-                size <= wanted
+                size <= expected
             } else {
-                size == wanted || size == 1
+                size == expected || size == 1
             }
         }
         _ => true,

@@ -150,10 +150,10 @@ fn grouped_queries_softcap_and_scale() {
             if let Some(scale) = scale {
                 attrs = attrs.with("scale", scale);
             }
-            let want = f64s(&[BATCH, count, QUERIES, VALUE_SIZE], &stages[4]);
+            let expected = f64s(&[BATCH, count, QUERIES, VALUE_SIZE], &stages[4]);
             let (graph, inputs) =
                 graph_and_inputs(STANDARD, &[Some(&q), Some(&k), Some(&v)], 1, attrs.clone());
-            assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, TOLERANCE);
+            assert_close(&run(&graph, &inputs).expect("it runs")[0], &expected, TOLERANCE);
             check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
             check_decomposition(&graph, &inputs, TOLERANCE);
             assert_eq!(check_downgrade(&graph, &inputs, 23).nodes.len(), 1);
@@ -167,21 +167,21 @@ fn grouped_queries_softcap_and_scale() {
                 (2, _) => "of_values".into(),
                 _ => "size".into(),
             });
-            assert_close(&run(&open, &inputs).expect("it runs")[0], &want, TOLERANCE);
+            assert_close(&run(&open, &inputs).expect("it runs")[0], &expected, TOLERANCE);
             check_gradients(&open, &inputs, &[1], &[0]);
 
             // The same computation with inputs of three axes.
             let attrs = attrs.with("q_num_heads", count as i64).with("kv_num_heads", of_keys as i64);
             let data = [&q, &k, &v].map(flatten_heads);
             let (graph, inputs) = graph_and_inputs(STANDARD, &data.each_ref().map(Some), 1, attrs);
-            assert_close(&run(&graph, &inputs).expect("it runs")[0], &flatten_heads(&want), TOLERANCE);
+            assert_close(&run(&graph, &inputs).expect("it runs")[0], &flatten_heads(&expected), TOLERANCE);
             check_gradients(&graph, &inputs, &[2], &[0]);
             let open = symbolic(&graph, &inputs, |k, axis| match axis {
                 0 => "batch".into(),
                 1 if k > 0 => "keys".into(),
                 axis => format!("d{k}_{axis}"),
             });
-            assert_close(&run(&open, &inputs).expect("it runs")[0], &flatten_heads(&want), TOLERANCE);
+            assert_close(&run(&open, &inputs).expect("it runs")[0], &flatten_heads(&expected), TOLERANCE);
         }
     }
 }
@@ -319,14 +319,14 @@ fn past_and_intermediate_outputs() {
         let ports = [Some(&q), Some(&k), Some(&v), None, Some(&past_key), Some(&past_value)];
         let (graph, inputs) = graph_and_inputs(STANDARD, &ports, 4, attrs);
         let got = run(&graph, &inputs).expect("it runs");
-        let want = [
+        let expected = [
             f64s(&[BATCH, 2, QUERIES, VALUE_SIZE], &stages[4]),
             f64s(&[BATCH, 1, PAST + KEYS, HEAD_SIZE], &keys),
             f64s(&[BATCH, 1, PAST + KEYS, VALUE_SIZE], &values),
             f64s(&[BATCH, 2, QUERIES, PAST + KEYS], &stages[mode as usize]),
         ];
-        for (got, want) in got.iter().zip(&want) {
-            assert_close(got, want, TOLERANCE);
+        for (got, expected) in got.iter().zip(&expected) {
+            assert_close(got, expected, TOLERANCE);
         }
         let through: &[usize] = if mode == 2 { &[0, 1, 2] } else { &[0, 1, 2, 3] };
         check_gradients(&graph, &inputs, &[0, 1, 2, 3, 4], through);
@@ -339,8 +339,8 @@ fn past_and_intermediate_outputs() {
             (2 | 4, 3) => "of_values".into(),
             (_, axis) => format!("d{axis}"),
         });
-        for (got, want) in run(&open, &inputs).expect("it runs").iter().zip(&want) {
-            assert_close(got, want, TOLERANCE);
+        for (got, expected) in run(&open, &inputs).expect("it runs").iter().zip(&expected) {
+            assert_close(got, expected, TOLERANCE);
         }
     }
 }
@@ -384,8 +384,8 @@ fn filled_keys_and_windows() {
         let filled = with_filled.then_some(&filled);
         let (graph, inputs) =
             graph_and_inputs(STANDARD, &[Some(&q), Some(&k), Some(&v), None, None, None, filled], 1, attrs);
-        let want = f64s(&[BATCH, 1, QUERIES, VALUE_SIZE], &stages[4]);
-        assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, TOLERANCE);
+        let expected = f64s(&[BATCH, 1, QUERIES, VALUE_SIZE], &stages[4]);
+        assert_close(&run(&graph, &inputs).expect("it runs")[0], &expected, TOLERANCE);
         check_gradients(&graph, &inputs, &[0, 1, 2], &[0]);
         check_decomposition(&graph, &inputs, TOLERANCE);
         check_downgrade(&graph, &inputs, 24);
@@ -422,7 +422,7 @@ fn precision() {
         scale: 1.0 / (HEAD_SIZE as f64).sqrt(),
         softcap: 0.0,
     };
-    let want = &expected(&plan, &wide[0], &wide[1], &wide[2], |_| 0.0)[4];
+    let expected = &expected(&plan, &wide[0], &wide[1], &wide[2], |_| 0.0)[4];
     for precision in [None, Some(1i64), Some(10), Some(11)] {
         let mut attrs = Attrs::new();
         if let Some(precision) = precision {
@@ -431,9 +431,9 @@ fn precision() {
         let (graph, inputs) = graph_and_inputs(STANDARD, &[Some(&q), Some(&k), Some(&v)], 1, attrs);
         let got = run(&graph, &inputs).expect("it runs");
         assert_eq!(got[0].dtype(), DType::F16);
-        for (got, want) in got[0].to_f64().iter().zip(want) {
+        for (got, expected) in got[0].to_f64().iter().zip(expected) {
             // There are four intermediate roundings to float16.
-            assert!((got - want).abs() < 4e-3 * want.abs().max(1.0), "{got} for {want}");
+            assert!((got - expected).abs() < 4e-3 * expected.abs().max(1.0), "{got} for {expected}");
         }
     }
     // The values have another type than queries and keys.
@@ -525,7 +525,7 @@ fn merged_projections() {
                 }
             };
             let stages = expected(&plan, &q, &k, &v, added);
-            let want = flatten_heads(&f64s(&[BATCH, 2, QUERIES, VALUE_SIZE], &stages[4]));
+            let expected = flatten_heads(&f64s(&[BATCH, 2, QUERIES, VALUE_SIZE], &stages[4]));
             let attrs = Attrs::new()
                 .with("num_heads", 2i64)
                 .with("scale", 0.6f32)
@@ -535,7 +535,7 @@ fn merged_projections() {
             let ports = [Some(&x), Some(&weights), Some(&bias), mask.as_ref()];
             let (graph, inputs) =
                 graph_and_inputs(MERGED, &ports[..if mask.is_some() { 4 } else { 3 }], 1, attrs);
-            assert_close(&run(&graph, &inputs).expect("it runs")[0], &want, TOLERANCE);
+            assert_close(&run(&graph, &inputs).expect("it runs")[0], &expected, TOLERANCE);
             if causal {
                 check_gradients(&graph, &inputs, &floats(&inputs), &[0]);
             }
@@ -679,7 +679,7 @@ fn symbolic_sizes_of_layouts() {
         [Some(&q), Some(&k), Some(&v), Some(&bias), Some(&mask), None, Some(&past_key), Some(&past_value)];
     let attrs = Attrs::new().with("num_heads", 2i64).with("unidirectional", 1i64);
     let (graph, inputs) = graph_and_inputs(MULTI, &ports, 3, attrs);
-    let want = run(&graph, &inputs).expect("it runs");
+    let expected = run(&graph, &inputs).expect("it runs");
     let open = symbolic(&graph, &inputs, |k, axis| match (k, axis) {
         (0..=2 | 4.., 0) => "batch".into(),
         (0 | 4, 1) => "queries".into(),
@@ -689,8 +689,8 @@ fn symbolic_sizes_of_layouts() {
     });
     let mut plain = open.clone();
     crate::passes::decompose::decompose_node(&mut plain, 0).expect("it decomposes");
-    for (got, want) in run(&plain, &inputs).expect("it runs").iter().zip(&want) {
-        assert_close(got, want, TOLERANCE);
+    for (got, expected) in run(&plain, &inputs).expect("it runs").iter().zip(&expected) {
+        assert_close(got, expected, TOLERANCE);
     }
     check_gradients(&graph, &inputs, &[0, 1, 2, 3, 5, 6], &[0, 1, 2]);
 }

@@ -201,8 +201,8 @@ impl BatchNorm {
             let b = &mut nest.b;
             let (keep, take) = (b.constant(ty, self.momentum), b.constant(ty, 1.0 - self.momentum));
             let value = b.convert(value, ty);
-            let (old_share, taken) = (b.mul(keep, old), b.mul(take, value));
-            let result = b.add(old_share, taken);
+            let (old_share, batch_share) = (b.mul(keep, old), b.mul(take, value));
+            let result = b.add(old_share, batch_share);
             nest.store_outer(cx, new, result);
         }
         cx.emit(nest.instruction())?;
@@ -758,8 +758,9 @@ fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let batch = of_channels(rw, batch);
         let keep = rw.constant("momentum", Tensor::scalar(statistics_ty, momentum));
         let take = rw.constant("rest", Tensor::scalar(statistics_ty, 1.0 - momentum));
-        let (old_share, taken) = (rw.add("Mul", &[old, keep], none()), rw.add("Mul", &[batch, take], none()));
-        let new = rw.add("Add", &[old_share, taken], none());
+        let (old_share, batch_share) =
+            (rw.add("Mul", &[old, keep], none()), rw.add("Mul", &[batch, take], none()));
+        let new = rw.add("Add", &[old_share, batch_share], none());
         rw.replace_output(k, new);
     }
     if rw.has_output(3) {

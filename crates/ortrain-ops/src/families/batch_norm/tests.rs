@@ -125,8 +125,8 @@ fn large_mean_keeps_precision() {
     let args = [Tensor::f32(&[64, 1], &x), ones.clone(), zeros.clone(), zeros, ones];
     let got = run_node(NORM, &ports(&args), 1, training_attrs()).expect("it runs");
     for (k, y) in got[0].to_f64().into_iter().enumerate() {
-        let want = ((k % 4) as f64 - 1.5) / (1.25 + EPSILON).sqrt();
-        assert!((y - want).abs() < 1e-6, "{y} for {want}");
+        let expected = ((k % 4) as f64 - 1.5) / (1.25 + EPSILON).sqrt();
+        assert!((y - expected).abs() < 1e-6, "{y} for {expected}");
     }
 }
 
@@ -222,10 +222,10 @@ fn mixed_dtypes() {
             [(NORM, 1, Attrs::new()), (NORM, 3, attrs()), ((MICROSOFT, INTERNAL), 5, attrs())]
         {
             let got = run_node(op, &ports(&args), outputs, attrs.clone()).expect("it runs");
-            let want = run_node(op, &ports(&wide), outputs, attrs.clone()).expect("it runs");
+            let expected = run_node(op, &ports(&wide), outputs, attrs.clone()).expect("it runs");
             assert_eq!(got[0].dtype(), data);
-            for (got, want) in got.iter().zip(&want) {
-                assert_close(&cast_tensor(got, F64), want, tolerance);
+            for (got, expected) in got.iter().zip(&expected) {
+                assert_close(&cast_tensor(got, F64), expected, tolerance);
             }
             assert!(got[1..].iter().all(|tensor| tensor.dtype() == statistics));
 
@@ -237,10 +237,10 @@ fn mixed_dtypes() {
                 let gradient = gradient_graph(&graph, &weights, &[0, 1, 2]);
                 run(&gradient, arguments).expect("it runs")
             };
-            let (got, want) = (gradients(&args, data), gradients(&wide, F64));
-            for ((got, want), dtype) in got.iter().zip(&want).zip(dtypes) {
+            let (got, expected) = (gradients(&args, data), gradients(&wide, F64));
+            for ((got, expected), dtype) in got.iter().zip(&expected).zip(dtypes) {
                 assert_eq!(got.dtype(), dtype);
-                assert_close(&cast_tensor(got, F64), want, 4.0 * tolerance);
+                assert_close(&cast_tensor(got, F64), expected, 4.0 * tolerance);
             }
         }
     }
@@ -289,8 +289,8 @@ fn output_count_selects_mode_before_opset_14() {
             let graph =
                 one_node_graph(opset, NORM, &ports(&args), outputs, Attrs::new()).expect("it is read");
             let got = run(&graph, &args).expect("it runs");
-            let want = run_node(NORM, &ports(&args), 3, training_attrs()).expect("it runs");
-            assert_eq!(got[..3], want[..]);
+            let expected = run_node(NORM, &ports(&args), 3, training_attrs()).expect("it runs");
+            assert_eq!(got[..3], expected[..]);
             if outputs == 5 {
                 assert_close(&got[3], &f64s(&[3], &means), 1e-12);
                 assert_close(&got[4], &f64s(&[3], &vars), 1e-12);
@@ -325,10 +325,10 @@ fn spatial_0_of_opset_7() {
         let got = run(&graph, &args).expect("it runs");
         let graph_of_rows =
             one_node_graph(9, NORM, &ports(&flat), outputs, Attrs::new()).expect("it is read");
-        let want = run(&graph_of_rows, &flat).expect("it runs");
-        for (k, (got, want)) in got.iter().zip(want).enumerate() {
+        let expected = run(&graph_of_rows, &flat).expect("it runs");
+        for (k, (got, expected)) in got.iter().zip(expected).enumerate() {
             let dims = if k == 0 { vec![4, 2, 3] } else { vec![2, 3] };
-            assert_close(got, &want.reshaped(dims).expect("as many"), 1e-12);
+            assert_close(got, &expected.reshaped(dims).expect("as many"), 1e-12);
         }
         check_gradients(&graph, &args, &[0, 1, 2], &[0]);
     }
@@ -345,9 +345,9 @@ fn older_opsets_have_one_type() {
             let mut old = graph.clone();
             crate::passes::versions::downgrade(&mut old, opset).expect("it can be written");
             crate::passes::versions::upgrade(&mut old).expect("it can be read");
-            let (got, want) = (run(&old, &args).expect("it runs"), run(&graph, &args).expect("it runs"));
-            for (got, want) in got.iter().zip(&want) {
-                assert_close(got, want, 4e-3);
+            let (got, expected) = (run(&old, &args).expect("it runs"), run(&graph, &args).expect("it runs"));
+            for (got, expected) in got.iter().zip(&expected) {
+                assert_close(got, expected, 4e-3);
             }
         }
     }

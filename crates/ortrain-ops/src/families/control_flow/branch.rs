@@ -66,7 +66,7 @@ fn infer_branch(
                     |rank: usize| (0..rank).map(|axis| Dim::symbol(&format!("{name}.{axis}"))).collect();
                 value.ty = ValueType::Tensor(*dtype, axes.map(open));
             }
-            (value.constant, value.made, value.sizes) = (None, None, None);
+            (value.constant, value.derived_constant, value.sizes) = (None, None, None);
         }
         forget_shapes(&mut graph);
     }
@@ -213,9 +213,9 @@ impl Op for If {
         for k in 0..node.outputs.len() {
             cx.set_output_type(k, common_type(cx, k, (&pair.0[k], &pair.1[k]), &outer)?);
         }
-        for (attribute, typed, taken) in [(THEN, yes, true), (ELSE, no, false)] {
+        for (attribute, typed, condition) in [(THEN, yes, true), (ELSE, no, false)] {
             if let Some(branch) = typed {
-                cx.contradicts |= holds != Some(!taken) && branch.contradicts();
+                cx.contradicts |= holds != Some(!condition) && branch.contradicts();
                 cx.set_output_subgraph(attribute, branch.into_graph());
             }
         }

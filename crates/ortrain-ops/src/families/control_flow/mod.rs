@@ -61,8 +61,9 @@ pub(super) fn set_capture_types(cx: &Infer<'_>, attribute: &str, graph: &mut Gra
         let value = graph.value_mut(id);
         value.ty = ty;
         value.constant = cx.constant(explicit_count + k).cloned();
-        // `constant` is cleared in this subgraph after type inference. Gradients and decompositions still read `made`.
-        value.made = value.constant.clone();
+        // `constant` is cleared in this subgraph after type inference. Gradients and decompositions still read
+        // `derived_constant`.
+        value.derived_constant = value.constant.clone();
         value.sizes = cx.sizes(explicit_count + k);
     }
     Ok(())

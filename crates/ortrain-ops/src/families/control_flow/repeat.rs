@@ -278,8 +278,8 @@ impl Op for Repeat {
             None => known_iteration_count(cx.graph(), node, r, typed.continues)
                 .map(|count| Dim::Known(count as usize)),
         };
-        let seen: Vec<&Shape> = (0..node.inputs.len()).filter_map(|k| cx.shape(k)).collect();
-        let outer: FxHashSet<&Dim> = seen.iter().flat_map(|shape| shape.iter()).collect();
+        let input_shapes: Vec<&Shape> = (0..node.inputs.len()).filter_map(|k| cx.shape(k)).collect();
+        let outer: FxHashSet<&Dim> = input_shapes.iter().flat_map(|shape| shape.iter()).collect();
         for k in 0..node.outputs.len() {
             if k < r.carried {
                 let ty = &typed.carried[k];
@@ -356,12 +356,14 @@ impl Repeat {
         let collected: Vec<ValueId> = body.outputs[r.leading_outputs() + r.carried..].to_vec();
 
         // Carried values that depend on values with a required gradient, over any number of iterations.
-        let wanted_slices: Vec<usize> =
+        let slices_with_grad: Vec<usize> =
             (0..slices.len()).filter(|&s| cx.needs_grad(self.scanned_input(s))).collect();
-        let wanted_captured: Vec<usize> =
+        let captures_with_grad: Vec<usize> =
             (0..captured.len()).filter(|&c| cx.needs_grad(explicit_count + c)).collect();
-        let fixed =
-            wanted_slices.iter().map(|&s| slices[s]).chain(wanted_captured.iter().map(|&c| captured[c]));
+        let fixed = slices_with_grad
+            .iter()
+            .map(|&s| slices[s])
+            .chain(captures_with_grad.iter().map(|&c| captured[c]));
         let fixed: Vec<ValueId> = fixed.collect();
         let mut depends: Vec<bool> = (0..r.carried).map(|j| cx.needs_grad(self.carried_input(j))).collect();
         loop {
@@ -409,13 +411,15 @@ impl Repeat {
         let (mut graph, adjoints, elements, found) = loop {
             let mut graph = body.clone();
             // The name differs from gradient names: an input that is passed on is no gradient.
-            let given = |graph: &mut Graph, id: ValueId| {
+            let add_grad_input = |graph: &mut Graph, id: ValueId| {
                 let (name, ty) = (format!("{}_grad_in", graph.name_of(id)), graph.value(id).ty.clone());
                 graph.add_value(&name, ty)
             };
-            let adjoints: Vec<Option<ValueId>> =
-                (0..r.carried).map(|j| carries[j].then(|| given(&mut graph, carried_out[j]))).collect();
-            let elements: Vec<ValueId> = arriving.iter().map(|&k| given(&mut graph, collected[k])).collect();
+            let adjoints: Vec<Option<ValueId>> = (0..r.carried)
+                .map(|j| carries[j].then(|| add_grad_input(&mut graph, carried_out[j])))
+                .collect();
+            let elements: Vec<ValueId> =
+                arriving.iter().map(|&k| add_grad_input(&mut graph, collected[k])).collect();
             let mut seeds: Vec<(ValueId, ValueId)> = Vec::new();
             seeds.extend(
                 carried_out.iter().zip(&adjoints).filter_map(|(&id, adjoint)| Some((id, (*adjoint)?))),
@@ -437,14 +441,14 @@ impl Repeat {
         };
         let of_carried: FxHashMap<usize, ValueId> =
             followed.iter().zip(&found).filter_map(|(&j, id)| Some((j, (*id)?))).collect();
-        let of_slices: Vec<(usize, ValueId)> = wanted_slices
+        let of_slices: Vec<(usize, ValueId)> = slices_with_grad
             .iter()
             .zip(&found[followed.len()..])
             .filter_map(|(&s, id)| Some((s, (*id)?)))
             .collect();
-        let of_captured: Vec<(usize, ValueId)> = wanted_captured
+        let of_captured: Vec<(usize, ValueId)> = captures_with_grad
             .iter()
-            .zip(&found[followed.len() + wanted_slices.len()..])
+            .zip(&found[followed.len() + slices_with_grad.len()..])
             .filter_map(|(&c, id)| Some((c, (*id)?)))
             .collect();
         let carries: Vec<usize> = (0..r.carried).filter(|&j| carries[j]).collect();
@@ -732,12 +736,12 @@ impl Residuals {
         let firsts = &graph.inputs[..r.leading_inputs() + r.carried];
         let mut residuals =
             Residuals { saved: Vec::new(), slices: FxHashSet::default(), recomputed: FxHashSet::default() };
-        let mut seen: FxHashSet<ValueId> = FxHashSet::default();
+        let mut visited: FxHashSet<ValueId> = FxHashSet::default();
         let later = graph.nodes[forward_nodes..].iter().flat_map(Node::present_inputs);
         let mut stack: Vec<ValueId> = later.chain(graph.outputs.iter().copied()).collect();
         stack.reverse();
         while let Some(id) = stack.pop() {
-            if !seen.insert(id) || graph.value(id).constant.is_some() {
+            if !visited.insert(id) || graph.value(id).constant.is_some() {
                 continue;
             }
             let condition = r.conditional && id == graph.inputs[1];

@@ -383,9 +383,9 @@ fn carried_shape_changes() {
     let square = add_op(&mut graph, "Mul", "square", &[y, y]);
     graph.outputs = vec![square];
     infer(&mut graph).expect("valid");
-    for (count, want) in [(0, &[49.0][..]), (3, &[49.0, 0.0, 1.0, 4.0])] {
+    for (count, expected) in [(0, &[49.0][..]), (3, &[49.0, 0.0, 1.0, 4.0])] {
         let inputs = [Tensor::i64(&[], &[count]), v.clone()];
-        assert_eq!(run(&graph, &inputs).expect("it runs"), [f64s(&[want.len()], want)]);
+        assert_eq!(run(&graph, &inputs).expect("it runs"), [f64s(&[expected.len()], expected)]);
     }
     let mut known = graph.clone();
     known.inputs.remove(0);

@@ -286,7 +286,7 @@ fn label_size(rw: &mut Rewrite<'_>, inputs: &[(ValueId, Vec<Label>)], label: Lab
     Size::Number(1)
 }
 
-/// Multiplies two factors. The result has the labels for which `wanted` returns true, and possibly more labels to be
+/// Multiplies two factors. The result has the labels for which `is_needed` returns true, and possibly more labels to be
 /// summed later.
 fn contract(
     rw: &mut Rewrite<'_>,

@@ -169,7 +169,7 @@ impl Axis {
         let rest_of = |rw: &mut Rewrite<'_>, a: ValueId, b: ValueId| {
             rw.add("Mod", &[a, b], Attrs::new().with("fmod", 1i64))
         };
-        let [min, most] = self.borders(rw);
+        let [min, max] = self.borders(rw);
         let (one, two) = (scalar_constant(rw, self.ty, 1.0), scalar_constant(rw, self.ty, 2.0));
         let from_front = add_op(rw, "Sub", &[x, min]);
         let away = add_op(rw, "Abs", &[from_front]);
@@ -181,7 +181,7 @@ impl Axis {
         let other = add_op(rw, "Sub", &[self.span, rest]);
         let inside = add_op(rw, "Where", &[odd, other, rest]);
         let back = add_op(rw, "Add", &[inside, min]);
-        let (before, after) = (add_op(rw, "Less", &[x, min]), add_op(rw, "Less", &[most, x]));
+        let (before, after) = (add_op(rw, "Less", &[x, min]), add_op(rw, "Less", &[max, x]));
         let outside = add_op(rw, "Or", &[before, after]);
         add_op(rw, "Where", &[outside, back, x])
     }
@@ -264,7 +264,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let dtype = dtype_of(rw, x, "input 0")?;
     let grid_dtype = dtype_of(rw, grid, "input 1")?;
     let axes = rank - 2;
-    let place_ty = arithmetic_dtype(grid_dtype);
+    let position_ty = arithmetic_dtype(grid_dtype);
     let value_ty = match op.mode {
         Mode::Nearest => dtype,
         _ if dtype.is_float() => arithmetic_dtype(dtype),
@@ -279,7 +279,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (points, elements) = (product(rw, &grid_sizes), product(rw, &sizes));
 
     let coordinates = reshape_to(rw, grid, &[Size::SameAxis, points, Size::Number(axes as i64)]);
-    let cast_coordinates = cast(rw, coordinates, grid_dtype, place_ty);
+    let cast_coordinates = cast(rw, coordinates, grid_dtype, position_ty);
     let mut axis_coordinates = match axes {
         1 => vec![cast_coordinates],
         _ => {
@@ -293,7 +293,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut combined: Option<Taps> = None;
     let mut taps = 1i64;
     for (&size, coordinate) in sizes.iter().zip(axis_coordinates) {
-        let axis = Axis::new(rw, size, place_ty, op.align_corners);
+        let axis = Axis::new(rw, size, position_ty, op.align_corners);
         let mut position = axis.to_position(rw, coordinate, op.align_corners);
         if op.mode == Mode::Nearest {
             position = add_op(rw, "Round", &[position]);
@@ -347,7 +347,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         value = add_op(rw, "Where", &[inside, value, zero]);
     }
     if let Some(weights) = total.weights {
-        let weights = cast(rw, weights, place_ty, value_ty);
+        let weights = cast(rw, weights, position_ty, value_ty);
         let weights = insert_axes(rw, weights, &[3]);
         let weighed = add_op(rw, "Mul", &[value, weights]);
         value = super::sizes::reduce_sum_axes(rw, weighed, &[2]);

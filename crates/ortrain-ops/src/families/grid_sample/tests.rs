@@ -41,9 +41,9 @@ impl ReferenceAxis {
     }
 
     fn reflect(&self, mut x: f64) -> f64 {
-        let (min, most) = self.borders();
-        while x < min || x > most {
-            x = if x < min { 2.0 * min - x } else { 2.0 * most - x };
+        let (min, max) = self.borders();
+        while x < min || x > max {
+            x = if x < min { 2.0 * min - x } else { 2.0 * max - x };
         }
         x
     }
@@ -67,8 +67,8 @@ impl ReferenceAxis {
         if mode == "nearest" {
             x = x.round_ties_even();
         }
-        let (min, most) = self.borders();
-        if x < min || x > most {
+        let (min, max) = self.borders();
+        if x < min || x > max {
             x = match self.padding {
                 // `element` clips the index of each tap.
                 "border" if mode == "cubic" => x,
@@ -234,12 +234,13 @@ fn other_dtypes() {
         ] {
             let scaled: Vec<f64> = x.to_f64().iter().map(|x| (x * 20.0).round()).collect();
             let (x, grid) = (cast_tensor(&f64s(x.dims(), &scaled), dtype), cast_tensor(grid, grid_dtype));
-            let want = expected(&cast_tensor(&x, DType::F64), &cast_tensor(&grid, DType::F64), case);
+            let expected_output =
+                expected(&cast_tensor(&x, DType::F64), &cast_tensor(&grid, DType::F64), case);
             let got =
                 run_node(OP, &[Some(&x), Some(&grid)], 1, attrs(mode, padding, aligned)).expect("it runs");
-            let want = cast_tensor(&want, dtype);
+            let expected_output = cast_tensor(&expected_output, dtype);
             let tolerance = if dtype == DType::I32 { 0.0 } else { tolerance };
-            assert_close(&got[0], &want, tolerance);
+            assert_close(&got[0], &expected_output, tolerance);
         }
     }
     let flags = Tensor::from_slice(DType::Bool, &[1, 1, 1, 2], &[0u8, 1]);

@@ -462,11 +462,11 @@ impl LayerNormGrad {
     fn lower_parameter_gradients(&self, cx: &mut Lower<'_>, dims: &[usize], ty: Type) -> Result<(), OpError> {
         let scale = cx.dims(2);
         let lead = dims.len() - scale.len();
-        let is_kept = |&axis: &usize| axis >= lead && scale[axis - lead] == dims[axis];
-        let (kept_axes, summed): (Vec<usize>, Vec<usize>) = (0..dims.len()).partition(is_kept);
+        let is_retained = |&axis: &usize| axis >= lead && scale[axis - lead] == dims[axis];
+        let (retained_axes, summed): (Vec<usize>, Vec<usize>) = (0..dims.len()).partition(is_retained);
         // A reduction needs at least one axis.
         let padding = usize::from(summed.is_empty());
-        let order: Vec<usize> = kept_axes.iter().chain(&summed).copied().collect();
+        let order: Vec<usize> = retained_axes.iter().chain(&summed).copied().collect();
         let space: Vec<usize> =
             order.iter().map(|&axis| dims[axis]).chain(std::iter::repeat_n(1, padding)).collect();
         let mut nest = cx.nest(&space, summed.len() + padding);

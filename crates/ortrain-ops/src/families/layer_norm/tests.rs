@@ -84,16 +84,16 @@ fn matches_definition() {
         for (dims, axis) in SHAPES {
             let args = inputs(op, dims, axis, 1);
             let got = run_node(("", op), &ports(&args), output_count(op), attrs(axis)).expect("it runs");
-            let want = expected(op, &args, axis);
-            assert_close(&got[0], &want[0], 1e-12);
-            for (got, want) in got[1..].iter().zip(&want[1..]) {
+            let expected_outputs = expected(op, &args, axis);
+            assert_close(&got[0], &expected_outputs[0], 1e-12);
+            for (got, expected_output) in got[1..].iter().zip(&expected_outputs[1..]) {
                 assert_eq!(got.dtype(), DType::F32, "the default type of statistics");
-                assert_close(got, &cast_tensor(want, DType::F32), 1e-6);
+                assert_close(got, &cast_tensor(expected_output, DType::F32), 1e-6);
             }
             let wide = attrs(axis).with("stash_type", 11i64);
             let got = run_node(("", op), &ports(&args), output_count(op), wide).expect("it runs");
-            for (got, want) in got.iter().zip(&want) {
-                assert_close(got, want, 1e-12);
+            for (got, expected_output) in got.iter().zip(&expected_outputs) {
+                assert_close(got, expected_output, 1e-12);
             }
         }
     }
@@ -121,8 +121,8 @@ fn large_mean_keeps_precision() {
     let (x, one) = (Tensor::f32(&[1, 64], &x), Tensor::f32(&[], &[1.0]));
     let got = run_node(("", LAYER), &[Some(&x), Some(&one)], 1, Attrs::new()).expect("it runs");
     for (k, y) in got[0].to_f64().into_iter().enumerate() {
-        let want = ((k % 4) as f64 - 1.5) / (1.25 + EPSILON).sqrt();
-        assert!((y - want).abs() < 1e-6, "{y} for {want}");
+        let expected_y = ((k % 4) as f64 - 1.5) / (1.25 + EPSILON).sqrt();
+        assert!((y - expected_y).abs() < 1e-6, "{y} for {expected_y}");
     }
 }
 
@@ -277,11 +277,16 @@ fn narrow_dtypes() {
             let narrow = attrs.clone().with("stash_type", i64::from(stash.to_onnx()));
             let graph = one_node_graph(NEWEST, ("", op), &ports(&args), outputs, narrow).expect("it is read");
             let got = run(&graph, &args).expect("it runs");
-            let want = run_node(("", op), &ports(&wide), outputs, attrs.clone()).expect("it runs");
+            let expected_outputs =
+                run_node(("", op), &ports(&wide), outputs, attrs.clone()).expect("it runs");
             assert_eq!(got[0].dtype(), dtype);
             assert!(got[1..].iter().all(|tensor| tensor.dtype() == stash));
-            for (got, want) in got.iter().zip(&want) {
-                assert_close(&cast_tensor(got, DType::F64), &cast_tensor(want, DType::F64), tolerance);
+            for (got, expected_output) in got.iter().zip(&expected_outputs) {
+                assert_close(
+                    &cast_tensor(got, DType::F64),
+                    &cast_tensor(expected_output, DType::F64),
+                    tolerance,
+                );
             }
             // The gradients use statistics in the type of the arithmetic, even if the statistics results are narrower.
             let gradients = |graph: &Graph, arguments: &[Tensor], dtypes: [DType; 2]| {
@@ -294,11 +299,11 @@ fn narrow_dtypes() {
                 run(&gradient, arguments).expect("it runs")
             };
             let exact = one_node_graph(NEWEST, ("", op), &ports(&wide), outputs, attrs).expect("it is read");
-            let (got, want) =
+            let (got, expected_gradients) =
                 (gradients(&graph, &args, [dtype, stash]), gradients(&exact, &wide, [DType::F64, F32]));
-            for (got, want) in got.iter().zip(&want) {
+            for (got, expected_gradient) in got.iter().zip(&expected_gradients) {
                 assert_eq!(got.dtype(), dtype);
-                assert_close(&cast_tensor(got, DType::F64), want, 4.0 * tolerance);
+                assert_close(&cast_tensor(got, DType::F64), expected_gradient, 4.0 * tolerance);
             }
         }
     }
@@ -310,8 +315,8 @@ fn float16_intermediates_do_not_overflow() {
     let x = Tensor::from_slice(DType::F16, &[1, 3], &elements);
     let one = cast_tensor(&f64s(&[3], &[1.0; 3]), DType::F16);
     let got = run_node(("", RMS), &[Some(&x), Some(&one)], 1, Attrs::new()).expect("it runs");
-    let want = expected(RMS, &[f64s(&[1, 3], &x.to_f64()), f64s(&[3], &[1.0; 3])], -1);
-    assert_close(&cast_tensor(&got[0], DType::F64), &want[0], 1e-3);
+    let expected_outputs = expected(RMS, &[f64s(&[1, 3], &x.to_f64()), f64s(&[3], &[1.0; 3])], -1);
+    assert_close(&cast_tensor(&got[0], DType::F64), &expected_outputs[0], 1e-3);
 }
 
 #[test]
@@ -403,12 +408,13 @@ fn invertible_gradient_equals_layer_norm_gradient() {
         let [y, mean, inverse] = &results[..] else { panic!("three results") };
         let (g, scale, bias) = (generic_tensor(dims, 9), &args[1], &args[2]);
         let retained = [&g, &args[0], scale, mean, inverse].map(Some);
-        let want = run_node((MICROSOFT, LAYER_GRAD), &retained, 3, attrs(axis)).expect("it runs");
+        let expected_gradients =
+            run_node((MICROSOFT, LAYER_GRAD), &retained, 3, attrs(axis)).expect("it runs");
         let local = [&g, y, scale, bias, inverse].map(Some);
         let got = run_node((MICROSOFT, INVERTIBLE_GRAD), &local, 3, attrs(axis)).expect("it runs");
-        for (got, want) in got.iter().zip(&want) {
+        for (got, expected_gradient) in got.iter().zip(&expected_gradients) {
             // The division by a small scale loses precision.
-            assert_close(got, want, 1e-5);
+            assert_close(got, expected_gradient, 1e-5);
         }
         let graph =
             one_node_graph(NEWEST, (MICROSOFT, INVERTIBLE_GRAD), &local, 3, attrs(axis)).expect("valid");

@@ -145,11 +145,11 @@ impl Op for NegativeLogLikelihoodLoss {
     }
 }
 
-/// Returns the flat index of the element of a class in scores `[batch, classes, places]`. The first two axes of the
-/// nest are batch and places.
-fn class_element_index(nest: &mut NestBuilder, (classes, places): (usize, usize), class: Reg) -> Reg {
+/// Returns the flat index of the element of a class in scores `[batch, classes, positions]`. The first two axes of the
+/// nest are batch and positions.
+fn class_element_index(nest: &mut NestBuilder, (classes, positions): (usize, usize), class: Reg) -> Reg {
     let (sample, position) = (nest.b.coordinate(0), nest.b.coordinate(1));
-    let (classes, spatial) = (nest.b.int(classes as i64), nest.b.int(places as i64));
+    let (classes, spatial) = (nest.b.int(classes as i64), nest.b.int(positions as i64));
     let first = nest.b.mul(sample, classes);
     let row = nest.b.add(first, class);
     let start = nest.b.mul(row, spatial);
@@ -230,12 +230,12 @@ pub(super) fn add_negative_log_likelihood(
         }
         None => rw.constant("one", Tensor::scalar(dtype, 1.0)),
     };
-    let kept_losses = rw.add("Where", &[ignored, zero, losses], Attrs::new());
+    let masked_losses = rw.add("Where", &[ignored, zero, losses], Attrs::new());
     if reduction == Reduction::None {
-        return Ok(kept_losses);
+        return Ok(masked_losses);
     }
     let reduce_attrs = || Attrs::new().with("keepdims", 0i64);
-    let sum = rw.add("ReduceSum", &[kept_losses], reduce_attrs());
+    let sum = rw.add("ReduceSum", &[masked_losses], reduce_attrs());
     if reduction == Reduction::Sum {
         return Ok(sum);
     }
@@ -361,11 +361,11 @@ mod tests {
             for reduction in ["none", "sum", "mean"] {
                 for weights in [None, Some(&weights)] {
                     let ports = [Some(&x), Some(&labels), weights];
-                    let want = run_node(LOSS, &ports, 1, attrs(reduction, Some(2))).expect("it runs");
+                    let expected = run_node(LOSS, &ports, 1, attrs(reduction, Some(2))).expect("it runs");
                     let ports = [Some(&x), Some(&labels), weights, Some(&ignore)];
                     let op = ("com.microsoft", name);
                     let got = run_node(op, &ports, 1, attrs(reduction, None)).expect("it runs");
-                    assert_close(&got[0], &want[0], 1e-12);
+                    assert_close(&got[0], &expected[0], 1e-12);
                     let inputs: Vec<Tensor> = ports.into_iter().flatten().cloned().collect();
                     let graph =
                         one_node_graph(NEWEST_OPSET, op, &ports, 1, attrs(reduction, None)).expect("valid");

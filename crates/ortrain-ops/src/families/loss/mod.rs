@@ -884,9 +884,9 @@ mod tests {
             let graph = one_node_graph(NEWEST, INTERNAL, &ports, 2, reduction(how)).expect("it is read");
             let got = run(&graph, &inputs).expect("it runs");
             let attrs = reduction(how).with("ignore_index", -1i64);
-            let want = run_node(LOSS, &ports[..3], 2, attrs).expect("it runs");
-            for (got, want) in got.iter().zip(&want) {
-                assert_eq!(got, want);
+            let expected_outputs = run_node(LOSS, &ports[..3], 2, attrs).expect("it runs");
+            for (got, expected_output) in got.iter().zip(&expected_outputs) {
+                assert_eq!(got, expected_output);
             }
             check_gradients(&graph, &inputs, &[0], &[0, 1]);
             check_decomposition(&graph, &inputs, 1e-12);

@@ -327,16 +327,16 @@ mod tests {
         let labels = Tensor::i64(&[2], &[1, 0]);
         let one_hot = f64s(&[2, 3], &[0.0, 1.0, 0.0, 1.0, 0.0, 0.0]);
         let weights = f64s(&[2], &[3.0, 1.0]);
-        let want = [
+        let expected = [
             f64s(&[2], &[first, second]),
             f64s(&[], &[first + second]),
             f64s(&[], &[(first + second) / 2.0]),
         ];
-        for (name, want) in REDUCTIONS.iter().zip(&want) {
+        for (name, expected) in REDUCTIONS.iter().zip(&expected) {
             for (op, labels) in [(DENSE, &one_hot), (SPARSE, &labels)] {
                 let got =
                     run_node(op, &[Some(&logits()), Some(labels)], 2, reduction(name)).expect("it runs");
-                assert_close(&got[0], want, 1e-12);
+                assert_close(&got[0], expected, 1e-12);
                 assert_close(
                     &got[1],
                     &f64s(&[2, 3], &[-second, -first, -first, -second, -first, -first]),
@@ -404,9 +404,9 @@ mod tests {
                     let loss = run(&f64s(logits.dims(), &elements)).remove(0).to_f64();
                     loss.into_iter().zip(g.to_f64()).map(|(loss, g)| loss * g).sum()
                 };
-                let want: Vec<f64> =
+                let expected: Vec<f64> =
                     (0..logits.len()).map(|k| (total(k, STEP) - total(k, -STEP)) / (2.0 * STEP)).collect();
-                assert_close(&got, &f64s(logits.dims(), &want), 1e-7);
+                assert_close(&got, &f64s(logits.dims(), &expected), 1e-7);
                 let inputs: Vec<Tensor> = ports.iter().map(|port| port.expect("there").clone()).collect();
                 let graph =
                     one_node_graph(NEWEST_OPSET, backward, &ports, 1, reduction(name)).expect("valid");

@@ -124,13 +124,13 @@ impl OptimizerFunction {
                 )));
             }
         }
-        let is_taken = |name: &str| {
+        let is_reserved = |name: &str| {
             RESERVED_NAMES.contains(&name)
                 || OPTIONS.iter().any(|(option, _)| *option == name)
                 || name.starts_with("updated_")
         };
         let named = slots.iter().map(|slot| slot.name.as_str()).chain(settings.keys().map(String::as_str));
-        if let Some(reserved) = named.clone().find(|name| is_taken(name)) {
+        if let Some(reserved) = named.clone().find(|name| is_reserved(name)) {
             return Err(wrong(format!(
                 "a slot or a setting cannot have the name {reserved:?}: optimizer models use it for another value"
             )));

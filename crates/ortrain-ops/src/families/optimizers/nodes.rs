@@ -117,7 +117,9 @@ fn add_step(
             settings.iter().map(|(name, &value)| (name.clone(), one.like(value))).collect();
         let scale = scalar(2).unwrap_or(one);
         let divisor = match (scalar(3), constants.get(MAX_NORM_CLIP)) {
-            (Some(norm), Some(&most)) => (norm - scale * most).greater_than(0.0).select(norm / most, scale),
+            (Some(norm), Some(&max_norm)) => {
+                (norm - scale * max_norm).greater_than(0.0).select(norm / max_norm, scale)
+            }
             _ => scale,
         };
         let slots =

@@ -38,7 +38,7 @@ fn read_order(attrs: &Attrs) -> Result<i64, OpError> {
     }
 }
 
-fn add(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
+fn insert_node(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
     rw.add(op, inputs, Attrs::new())
 }
 
@@ -46,12 +46,12 @@ fn add(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
 fn add_powers(rw: &mut Rewrite<'_>, x: ValueId, dtype: DType, p: i64) -> ValueId {
     let data = cast(rw.patch().1, x, dtype, arithmetic_dtype(dtype));
     match p {
-        1 => add(rw, "Abs", &[data]),
-        2 => add(rw, "Mul", &[data, data]),
+        1 => insert_node(rw, "Abs", &[data]),
+        2 => insert_node(rw, "Mul", &[data, data]),
         _ => {
-            let size = add(rw, "Abs", &[data]);
+            let magnitude = insert_node(rw, "Abs", &[data]);
             let exponent = rw.constant("p", Tensor::scalar(arithmetic_dtype(dtype), p as f64));
-            add(rw, "Pow", &[size, exponent])
+            insert_node(rw, "Pow", &[magnitude, exponent])
         }
     }
 }
@@ -65,15 +65,15 @@ fn output_root(rw: &mut Rewrite<'_>, sum: ValueId, dtype: DType, p: i64) {
         let number = |rw: &mut Rewrite<'_>, value: f64| rw.constant("number", Tensor::scalar(wide, value));
         let (zero, one) = (number(rw, 0.0), number(rw, 1.0));
         // The gradient of the root at 0 would be infinite, so the root of 1 is computed there and dropped.
-        let is_zero = add(rw, "Equal", &[sum, zero]);
-        let safe = add(rw, "Where", &[is_zero, one, sum]);
+        let is_zero = insert_node(rw, "Equal", &[sum, zero]);
+        let safe = insert_node(rw, "Where", &[is_zero, one, sum]);
         let root = if p == 2 {
-            add(rw, "Sqrt", &[safe])
+            insert_node(rw, "Sqrt", &[safe])
         } else {
             let exponent = number(rw, 1.0 / p as f64);
-            add(rw, "Pow", &[safe, exponent])
+            insert_node(rw, "Pow", &[safe, exponent])
         };
-        add(rw, "Where", &[is_zero, zero, root])
+        insert_node(rw, "Where", &[is_zero, zero, root])
     };
     let result = cast(rw.patch().1, result, wide, dtype);
     rw.replace_output(0, result);
@@ -120,7 +120,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     } else {
         let average = rw.add("AveragePool", &[powers], attrs);
         let cells = rw.constant("cells", Tensor::scalar(arithmetic_dtype(dtype), cells));
-        add(rw, "Mul", &[average, cells])
+        insert_node(rw, "Mul", &[average, cells])
     };
     output_root(rw, sum, dtype, p);
     Ok(())
@@ -136,22 +136,22 @@ fn add_dilated_sum(
     mut attrs: Attrs,
 ) -> ValueId {
     attrs.0.remove("count_include_pad");
-    let shape = add(rw, "Shape", &[x]);
+    let shape = insert_node(rw, "Shape", &[x]);
     let [zero, one, two, end] =
         [("zero", 0), ("one", 1), ("two", 2), ("end", i64::MAX)].map(|(name, value)| rw.ints(name, &[value]));
     let axis = || Attrs::new().with("axis", 0i64);
-    let outer = add(rw, "Slice", &[shape, zero, two]);
-    let spatial = add(rw, "Slice", &[shape, two, end]);
+    let outer = insert_node(rw, "Slice", &[shape, zero, two]);
+    let spatial = insert_node(rw, "Slice", &[shape, two, end]);
     let planes = rw.add("ReduceProd", &[outer], Attrs::new().with("keepdims", 1i64));
     let flat = rw.add("Concat", &[planes, one, spatial], axis());
-    let flat = add(rw, "Reshape", &[x, flat]);
+    let flat = insert_node(rw, "Reshape", &[x, flat]);
     let dims: Vec<usize> = [1, 1].into_iter().chain(kernel.iter().copied()).collect();
     let ones = rw.constant("ones", Tensor::filled(dtype, &dims, 1.0));
     let sums = rw.add("Conv", &[flat, ones], attrs);
-    let shape = add(rw, "Shape", &[sums]);
-    let spatial = add(rw, "Slice", &[shape, two, end]);
+    let shape = insert_node(rw, "Shape", &[sums]);
+    let spatial = insert_node(rw, "Slice", &[shape, two, end]);
     let shape = rw.add("Concat", &[outer, spatial], axis());
-    add(rw, "Reshape", &[sums, shape])
+    insert_node(rw, "Reshape", &[sums, shape])
 }
 
 fn decompose_global(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
@@ -162,7 +162,7 @@ fn decompose_global(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     };
     let powers = add_powers(rw, x, dtype, p);
     let axes = rw.ints("axes", &(2..rank as i64).collect::<Vec<_>>());
-    let sum = add(rw, "ReduceSum", &[powers, axes]);
+    let sum = insert_node(rw, "ReduceSum", &[powers, axes]);
     output_root(rw, sum, dtype, p);
     Ok(())
 }
@@ -244,7 +244,7 @@ mod tests {
         let graph = one_node_graph(18, ("", "LpPool"), &[Some(&x)], 1, attrs).expect("valid");
         let got = run(&graph, std::slice::from_ref(&x)).expect("the graph runs").remove(0);
         let at = |n: usize, y: usize, x_at: usize| x.to_f64()[(n * 6 + y) * 5 + x_at];
-        let want: Vec<f64> = (0..6)
+        let expected: Vec<f64> = (0..6)
             .flat_map(|plane| (0..4).map(move |row| (plane, row)))
             .map(|(plane, row)| {
                 let cells =
@@ -252,7 +252,7 @@ mod tests {
                 cells.iter().map(|cell| cell * cell).sum::<f64>().sqrt()
             })
             .collect();
-        assert_close(&got, &f64s(&[2, 3, 4, 1], &want), 1e-12);
+        assert_close(&got, &f64s(&[2, 3, 4, 1], &expected), 1e-12);
         let gradient = gradient_graph(&graph, &[Some(generic_tensor(got.dims(), 3))], &[0]);
         check_downgrade(&gradient, std::slice::from_ref(&x), 18);
     }

@@ -330,7 +330,7 @@ impl AveragePool {
         })
     }
 
-    /// Returns the factor of each sum, if there are at most `most` sums. Windows without elements have the factor 0.
+    /// Returns the factor of each sum, if there are at most `limit` sums. Windows without elements have the factor 0.
     fn factors(&self, axes: &SlidingAxes, limit: usize) -> Option<Vec<f64>> {
         let count = axes.iter().try_fold(1usize, |count, axis| count.checked_mul(axis.output));
         count.filter(|&count| count <= limit)?;

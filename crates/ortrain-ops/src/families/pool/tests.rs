@@ -82,12 +82,12 @@ fn gradients() {
         let y = run(&graph, std::slice::from_ref(&x)).expect("the graph runs").remove(0);
         let seed = [Some(generic_tensor(y.dims(), 3))];
         let known = gradient_graph(&graph, &seed, &[0]);
-        let want = run(&known, std::slice::from_ref(&x)).expect("the graph runs").remove(0);
+        let expected = run(&known, std::slice::from_ref(&x)).expect("the graph runs").remove(0);
         for axes in [&[][..], &[0], &[2, 3], &[3], &[0, 1, 2, 3]] {
             let named = gradient_graph(&with_symbolic_sizes(&graph, 0, axes), &seed, &[0]);
             let got =
                 run(&named, std::slice::from_ref(&x)).unwrap_or_else(|e| panic!("{op} {attrs:?}: {e:?}"));
-            assert_close(&got[0], &want, 1e-12);
+            assert_close(&got[0], &expected, 1e-12);
             check_decomposition(&named, std::slice::from_ref(&x), 1e-12);
         }
     }
@@ -107,13 +107,13 @@ fn first_maximum_gets_gradient() {
         let x = f64s(&[1, 1, 4], &elements);
         let graph = one_node_graph(crate::NEWEST_OPSET, ("", "GlobalMaxPool"), &[Some(&x)], 1, Attrs::new());
         let graph = graph.expect("the graph is valid");
-        let mut want = [0.0; 4];
-        want[at] = 2.5;
+        let mut expected = [0.0; 4];
+        expected[at] = 2.5;
         for axes in [&[][..], &[2]] {
             let seed = [Some(f64s(&[1, 1, 1], &[2.5]))];
             let named = gradient_graph(&with_symbolic_sizes(&graph, 0, axes), &seed, &[0]);
             let got = run(&named, std::slice::from_ref(&x)).expect("the graph runs");
-            assert_eq!(got[0].to_f64(), want, "{elements:?} {axes:?}");
+            assert_eq!(got[0].to_f64(), expected, "{elements:?} {axes:?}");
             check_decomposition(&named, std::slice::from_ref(&x), 0.0);
         }
     }

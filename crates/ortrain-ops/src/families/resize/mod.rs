@@ -161,9 +161,9 @@ impl Op for Resize {
         }
         let (x, y) = (cx.input(0)?, cx.output(0, "y"));
         let settings = &self.settings;
-        let given_input =
+        let nonempty_input =
             |cx: &Grad<'_>, k: usize| cx.optional_input(k).filter(|&id| !is_empty_list(cx.shape(id)));
-        let list = |k: usize| match given_input(cx, k) {
+        let list = |k: usize| match nonempty_input(cx, k) {
             None => ListInput::Absent,
             Some(id) => cx.constant_of(id).map_or(ListInput::Unknown, ListInput::Known),
         };
@@ -175,9 +175,9 @@ impl Op for Resize {
             cx.set_grad(0, gradient);
             return Ok(());
         }
-        let mut inputs = vec![Some(g), Some(x), given_input(cx, ROI), given_input(cx, SCALES)];
+        let mut inputs = vec![Some(g), Some(x), nonempty_input(cx, ROI), nonempty_input(cx, SCALES)];
         if settings.policy != AspectRatioPolicy::Stretch {
-            inputs.push(given_input(cx, SIZES));
+            inputs.push(nonempty_input(cx, SIZES));
         }
         while inputs.last() == Some(&None) {
             inputs.pop();
@@ -248,7 +248,7 @@ struct ResizeGrad {
     settings: ResizeAttributes,
 }
 
-/// Returns `given`, with the sizes of the result if both scales and sizes are missing.
+/// Returns `inputs`, with the sizes of the result if both scales and sizes are missing.
 fn with_default_sizes(
     settings: &ResizeAttributes,
     mut inputs: ResizeInputs,

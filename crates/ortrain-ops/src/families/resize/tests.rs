@@ -101,7 +101,7 @@ fn values_along_one_axis() {
     let linear = mode("linear");
     let nearest = |name: &str| coordinates(mode("nearest").with("nearest_mode", name), "asymmetric");
     let double = [1.0, 1.25, 1.75, 2.25, 2.75, 3.25, 3.75, 4.0];
-    for (attrs, lists, want) in [
+    for (attrs, lists, expected) in [
         (linear.clone(), ListInputs::scales(&[2.0]), &double[..]),
         (linear.clone(), ListInputs::sizes(&[8]), &double),
         (coordinates(linear.clone(), "half_pixel_symmetric"), ListInputs::scales(&[2.0]), &double),
@@ -151,7 +151,7 @@ fn values_along_one_axis() {
             &double,
         ),
     ] {
-        assert_close(&lists.run(&x, &attrs), &f64s(&[want.len()], want), 1e-15);
+        assert_close(&lists.run(&x, &attrs), &f64s(&[expected.len()], expected), 1e-15);
     }
     // Away from the ends, the cubic through a line is the line.
     for a in [-0.75f32, -0.5] {
@@ -167,9 +167,11 @@ fn values_along_one_axis() {
 #[test]
 fn sizes_that_keep_the_aspect_ratio() {
     let x = generic_tensor(&[2, 4, 6], 1);
-    for (policy, want) in [("stretch", [2, 8, 3]), ("not_larger", [2, 2, 3]), ("not_smaller", [2, 8, 12])] {
+    for (policy, expected_dims) in
+        [("stretch", [2, 8, 3]), ("not_larger", [2, 2, 3]), ("not_smaller", [2, 8, 12])]
+    {
         let attrs = mode("nearest").with("keep_aspect_ratio_policy", policy).with("axes", vec![1i64, -1]);
-        assert_eq!(ListInputs::sizes(&[8, 3]).run(&x, &attrs).dims(), want, "{policy}");
+        assert_eq!(ListInputs::sizes(&[8, 3]).run(&x, &attrs).dims(), expected_dims, "{policy}");
     }
 }
 
@@ -279,11 +281,11 @@ fn sampling_equals_its_matrices() {
             let [a, b, c]: [usize; 3] =
                 plans.iter().map(|plan| plan.target).collect::<Vec<_>>().try_into().expect("rank 3");
             let data = x.to_f64();
-            let mut want = Vec::new();
+            let mut expected = Vec::new();
             for i in 0..a * b * c {
                 let at = [i / (b * c), i / c % b, i % c];
                 if (0..3).any(|axis| matrices[axis].1[at[axis]]) {
-                    want.push(-1.5);
+                    expected.push(-1.5);
                     continue;
                 }
                 let mut sum = 0.0;
@@ -292,10 +294,10 @@ fn sampling_equals_its_matrices() {
                     let weight = |axis: usize| matrices[axis].0[at[axis] * x.dims()[axis] + from[axis]];
                     sum += weight(0) * weight(1) * weight(2) * value;
                 }
-                want.push(sum);
+                expected.push(sum);
             }
             let got = lists.run(&x, &attrs);
-            assert_close(&got, &f64s(&[a, b, c], &want), 1e-12);
+            assert_close(&got, &f64s(&[a, b, c], &expected), 1e-12);
         }
     }
 }
@@ -435,11 +437,11 @@ fn older_versions() {
     let attribute = Attrs::new().with("scales", factors.to_vec());
     for method in ["nearest", "linear"] {
         let simple = coordinates(mode(method), "asymmetric").with("nearest_mode", "floor");
-        let want = ListInputs::scales(&factors).run(&x, &simple);
+        let expected = ListInputs::scales(&factors).run(&x, &simple);
         let attrs = attribute.clone().with("mode", method);
         let graph =
             one_node_graph(7, ("", "Upsample"), &[Some(&x)], 1, attrs).expect("the graph can be read");
-        assert_eq!(run(&graph, std::slice::from_ref(&x)).expect("the graph runs")[0], want);
+        assert_eq!(run(&graph, std::slice::from_ref(&x)).expect("the graph runs")[0], expected);
         for (opset, op) in [(7, "Upsample"), (8, "Upsample"), (9, "Upsample"), (10, "Resize"), (12, "Resize")]
         {
             assert_eq!(op_names(&check_downgrade(&graph, std::slice::from_ref(&x), opset)), [op]);
@@ -453,7 +455,7 @@ fn older_versions() {
             let graph =
                 one_node_graph(opset, ("", op), &inputs, 1, mode(method)).expect("the graph can be read");
             let feeds = [x.clone(), list.clone()];
-            assert_eq!(run(&graph, &feeds).expect("the graph runs")[0], want);
+            assert_eq!(run(&graph, &feeds).expect("the graph runs")[0], expected);
             check_downgrade(&graph, &feeds, opset);
         }
     }

@@ -270,7 +270,7 @@ impl Clipped {
             let size = b.unary(UnaryOp::Abs, bound);
             b.mul(size, margin)
         };
-        let (room_low, room_high) = (clip_margin(b, low), clip_margin(b, high));
-        (b.add(low, room_low), b.sub(high, room_high))
+        let (low_margin, high_margin) = (clip_margin(b, low), clip_margin(b, high));
+        (b.add(low, low_margin), b.sub(high, high_margin))
     }
 }

@@ -87,8 +87,9 @@ pub(super) fn lower(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<(), O
         let is_last = step + 1 == sizes.steps;
         let output_row = all_steps.map(|row_output| row_output.at_row(row));
         // A state that equals the result needs no buffer of its own.
-        let kept_state = output_row.filter(|_| !lengths.are_present());
-        let new_state = (!is_last && kept_state.is_none()).then(|| alloc_factor(cx, "hidden", batch, hidden));
+        let output_state = output_row.filter(|_| !lengths.are_present());
+        let new_state =
+            (!is_last && output_state.is_none()).then(|| alloc_factor(cx, "hidden", batch, hidden));
         let values = [
             new_state.map(|next| (next, OutputKind::State)),
             last.filter(|_| is_last).map(|last| (last, OutputKind::State)),
@@ -169,7 +170,7 @@ pub(super) fn lower(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<(), O
                 }
             }
         }
-        state = kept_state.or(new_state);
+        state = output_state.or(new_state);
     }
     Ok(())
 }
@@ -238,7 +239,7 @@ pub(super) fn lower_grad(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<
             output_matrix(cx, 4, hidden)
         };
         let of_step = of_state.at_row(row);
-        let kept_part = alloc_temp(cx, "of_hidden_kept", batch, hidden);
+        let direct_part = alloc_temp(cx, "of_hidden_kept", batch, hidden);
         let mut nest = cx.nest(&[batch, hidden], 0);
         let mut g = load_state(cx, &mut nest, of_next);
         if let Some(of_all) = of_all {
@@ -265,7 +266,7 @@ pub(super) fn lower_grad(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<
             (active_or_zero(&mut nest, active, of_z), active_or_zero(&mut nest, active, of_new));
         of_input.at_row(row).at_column(Z * hidden).store(cx, &mut nest, of_z);
         of_input.at_row(row).at_column(NEW * hidden).store(cx, &mut nest, of_new);
-        kept_part.store(cx, &mut nest, direct);
+        direct_part.store(cx, &mut nest, direct);
         let gate_slope = |nest: &mut NestBuilder, of_reset: Reg, reset: Reg| {
             let slope = attributes.gate_activation(0).slope(&mut nest.b, reset, stored);
             nest.b.mul(of_reset, slope)
@@ -281,15 +282,15 @@ pub(super) fn lower_grad(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<
             let reset_state = from_state.at_row(row).load(cx, &mut nest);
             let of_reset = nest.b.mul(of_new, reset_state);
             let of_reset = gate_slope(&mut nest, of_reset, reset);
-            let of_taken = nest.b.mul(of_new, reset);
+            let of_recurrent = nest.b.mul(of_new, reset);
             of_input.at_row(row).at_column(RESET * hidden).store(cx, &mut nest, of_reset);
-            for (gate, value) in [(Z, of_z), (RESET, of_reset), (NEW, of_taken)] {
+            for (gate, value) in [(Z, of_z), (RESET, of_reset), (NEW, of_recurrent)] {
                 of_step.at_column(gate * hidden).store(cx, &mut nest, value);
             }
             cx.emit(nest.instruction())?;
             if let Some(result) = result {
                 emit_product(cx, (batch, hidden, sizes.rows), of_step, r, |cx, nest, value| {
-                    let value = finish(cx, nest, value, kept_part);
+                    let value = finish(cx, nest, value, direct_part);
                     result.store(cx, nest, value);
                 })?;
             }
@@ -308,7 +309,7 @@ pub(super) fn lower_grad(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<
                 let of_reset = gate_slope(nest, of_reset, reset);
                 of_step.at_column(RESET * hidden).store(cx, nest, of_reset);
                 let through = nest.b.mul(value, reset);
-                let partial_value = kept_part.load(cx, nest);
+                let partial_value = direct_part.load(cx, nest);
                 let sum = nest.b.add(partial_value, through);
                 sums.store(cx, nest, sum);
             })?;

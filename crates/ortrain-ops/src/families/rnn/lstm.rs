@@ -42,7 +42,7 @@ pub(super) fn lower(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<(), O
     let from_zeros = zero_state_products(cx, &sizes, h)?;
     let results = [output_matrix(cx, 0, hidden), output_matrix(cx, 3, hidden)];
     let finals = [output_matrix(cx, 1, hidden), output_matrix(cx, 2, hidden)];
-    let kept_gates = output_matrix(cx, 4, sizes.rows);
+    let stored_gates = output_matrix(cx, 4, sizes.rows);
     for step in 0..sizes.steps {
         let row = step * batch;
         let is_last = step + 1 == sizes.steps;
@@ -52,10 +52,10 @@ pub(super) fn lower(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<(), O
         };
         let [all_h, all_c] = results.map(|outputs| outputs.map(|output| output.at_row(row)));
         // States that equal the results need no buffers of their own.
-        let kept_h = all_h.filter(|_| !lengths.are_present());
-        let kept_c = all_c.filter(|_| compute_dtype(cx) == cx.dtype(X));
-        let new_h = (!is_last && kept_h.is_none()).then(|| alloc_factor(cx, "hidden", batch, hidden));
-        let new_c = (!is_last && kept_c.is_none()).then(|| alloc_temp(cx, "cell", batch, hidden));
+        let output_h = all_h.filter(|_| !lengths.are_present());
+        let output_c = all_c.filter(|_| compute_dtype(cx) == cx.dtype(X));
+        let new_h = (!is_last && output_h.is_none()).then(|| alloc_factor(cx, "hidden", batch, hidden));
+        let new_c = (!is_last && output_c.is_none()).then(|| alloc_temp(cx, "cell", batch, hidden));
         let mut nest = cx.nest(&[batch, hidden], 0);
         let before = (load_state(cx, &mut nest, h), load_state(cx, &mut nest, c));
         let argument = |cx: &mut Lower<'_>, nest: &mut NestBuilder, gate: usize, cell| {
@@ -108,13 +108,13 @@ pub(super) fn lower(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<(), O
                 target.store(cx, &mut nest, value);
             }
         }
-        if let Some(gates) = kept_gates {
+        if let Some(gates) = stored_gates {
             for (gate, value) in [(I, i), (O, o), (F, f), (C, g)] {
                 gates.at_row(row).at_column(gate * hidden).store(cx, &mut nest, value);
             }
         }
         cx.emit(nest.instruction())?;
-        (h, c) = (kept_h.or(new_h), kept_c.or(new_c));
+        (h, c) = (output_h.or(new_h), output_c.or(new_c));
     }
     Ok(())
 }

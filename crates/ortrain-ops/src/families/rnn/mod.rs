@@ -261,7 +261,7 @@ struct InferredSizes {
 fn check_shape(cx: &Infer<'_>, k: usize, expected: &[Dim]) -> Result<(), OpError> {
     let Some(shape) = cx.shape(k).filter(|_| cx.has_input(k)) else { return Ok(()) };
     let fits = |(actual_dim, expected_dim): (&Dim, &Dim)| match (actual_dim.known(), expected_dim.known()) {
-        (Some(found), Some(wanted)) => found == wanted,
+        (Some(actual_size), Some(expected_size)) => actual_size == expected_size,
         _ => true,
     };
     if shape.rank() == expected.len() && shape.iter().zip(expected).all(fits) {

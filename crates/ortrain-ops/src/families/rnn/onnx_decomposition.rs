@@ -64,7 +64,7 @@ impl<E: NodeSink> MatrixEmitter<'_, E> {
 
     /// Selects `yes` within the sequences and `no` after their ends; `yes` everywhere without lengths.
     fn select_active(&mut self, active: Option<ValueId>, yes: ValueId, no: ValueId) -> ValueId {
-        active.map_or(yes, |held| self.node("Where", &[held, yes, no], Attrs::new()))
+        active.map_or(yes, |active| self.node("Where", &[active, yes, no], Attrs::new()))
     }
 
     fn active_or_zero(&mut self, active: Option<ValueId>, value: ValueId) -> ValueId {
@@ -510,10 +510,10 @@ pub(super) fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let of_w = weights(&mut out, (of_input, rows), (net.x, net.input));
     results.push(Some(out.unsqueeze(of_w, 0)));
     let of_r = match stored_gates {
-        Some(kept) => {
+        Some(gates) => {
             let of_gates = out.slice(of_state, -1, 0, 2 * hidden as i64);
             let of_gates = weights(&mut out, (of_gates, 2 * hidden), (before, hidden));
-            let squeezed_gates = out.squeeze(kept, 1);
+            let squeezed_gates = out.squeeze(gates, 1);
             let reset = out.column_group(squeezed_gates, 1, hidden);
             let state = out.mul(reset, before);
             let of_new = out.column_group(of_state, 2, hidden);
@@ -608,9 +608,9 @@ fn emit_gru_backward(
     let (of_input, of_state, of_h) = if let Some(recurrent_part) = recurrent {
         let of_reset = step.mul(of_new, recurrent_part);
         let of_reset = step.emit_activation_gradient(of_reset, attributes.gate_activation(0), reset)?;
-        let of_taken = step.mul(of_new, reset);
+        let of_recurrent = step.mul(of_new, reset);
         let of_input = step.concat(&[of_z, of_reset, of_new], 1);
-        let of_state = step.concat(&[of_z, of_reset, of_taken], 1);
+        let of_state = step.concat(&[of_z, of_reset, of_recurrent], 1);
         let through = step.matmul(of_state, r);
         (of_input, Some(of_state), step.add(direct, through))
     } else {

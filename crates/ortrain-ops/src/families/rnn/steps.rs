@@ -226,7 +226,7 @@ impl Lengths {
 /// Selects `yes` if the condition is true or absent, else `no`.
 pub(super) fn select_active(nest: &mut NestBuilder, active: Option<Reg>, yes: Reg, no: Reg) -> Reg {
     match active {
-        Some(held) => nest.b.select(held, yes, no),
+        Some(active) => nest.b.select(active, yes, no),
         None => yes,
     }
 }
@@ -252,8 +252,8 @@ pub(super) fn load_state(cx: &Lower<'_>, nest: &mut NestBuilder, state: Option<M
 /// Returns the initial state from an input, unless it is absent or known to be zero.
 pub(super) fn initial_state(cx: &mut Lower<'_>, input: usize, sizes: &Sizes) -> Option<Matrix> {
     let is_zero = |state: &Tensor| state.to_f64().into_iter().all(|value| value == 0.0);
-    let is_given = cx.has_input(input) && !cx.constant(input).is_some_and(is_zero);
-    is_given.then(|| Matrix::rows(cx.input(input), sizes.hidden))
+    let has_state = cx.has_input(input) && !cx.constant(input).is_some_and(is_zero);
+    has_state.then(|| Matrix::rows(cx.input(input), sizes.hidden))
 }
 
 /// Emits the contribution of a zero state to the gates of the first step, the same in every row. It is zero, or NaN if

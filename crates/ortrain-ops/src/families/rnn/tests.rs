@@ -388,8 +388,8 @@ fn cases() -> Vec<(String, Case)> {
 fn results_equal_formulas() {
     for (name, case) in cases() {
         let got = run(&case.graph(), &case.present_inputs()).unwrap_or_else(|e| panic!("{name}: {e:?}"));
-        for (got, want) in got.iter().zip(&expected_results(&case)) {
-            assert_close(got, want, ROUNDING);
+        for (got, expected) in got.iter().zip(&expected_results(&case)) {
+            assert_close(got, expected, ROUNDING);
         }
     }
 }
@@ -472,7 +472,7 @@ fn transposed_weights_give_equal_results() {
         if with_lengths {
             full = full.with_lengths(&lengths);
         }
-        let want = run(&full.graph(), &full.present_inputs()).expect("the graph runs");
+        let expected = run(&full.graph(), &full.present_inputs()).expect("the graph runs");
         for start in (0..batch).step_by(small_batch) {
             let rows = start..(start + small_batch).min(batch);
             let mut part = full.clone();
@@ -483,11 +483,11 @@ fn transposed_weights_give_equal_results() {
                 part = part.with_lengths(&lengths[rows.clone()]);
             }
             let got = run(&part.graph(), &part.present_inputs()).expect("the graph runs");
-            for (got, want) in got.iter().zip(&want) {
-                let dims: Vec<usize> = want.dims().iter().copied().filter(|&dim| dim != 1).collect();
+            for (got, expected) in got.iter().zip(&expected) {
+                let dims: Vec<usize> = expected.dims().iter().copied().filter(|&dim| dim != 1).collect();
                 let dims = if dims.len() == 2 { vec![1, dims[0], dims[1]] } else { dims };
-                let want = rows_of(&f64s(&dims, &want.to_f64()), rows.clone());
-                assert_close(&f64s(want.dims(), &got.to_f64()), &want, ROUNDING);
+                let expected = rows_of(&f64s(&dims, &expected.to_f64()), rows.clone());
+                assert_close(&f64s(expected.dims(), &got.to_f64()), &expected, ROUNDING);
             }
         }
     }
@@ -499,15 +499,15 @@ fn narrow_floats_are_computed_in_float32() {
         [(NetKind::Lstm, DType::F16), (NetKind::Gru, DType::BF16), (NetKind::Rnn, DType::F32)]
     {
         let mut case = Case::with_direction(kind, "bidirectional").with_biases().with_states();
-        let want = expected_results(&case);
+        let expected = expected_results(&case);
         for input in case.inputs.iter_mut().flatten() {
             *input = cast_tensor(input, dtype);
         }
         let got = run(&case.graph(), &case.present_inputs()).expect("the graph runs");
         let tolerance = if dtype == DType::F32 { 1e-5 } else { 3e-2 };
-        for (got, want) in got.iter().zip(&want) {
+        for (got, expected) in got.iter().zip(&expected) {
             assert_eq!(got.dtype(), dtype);
-            assert_close(&cast_tensor(got, DType::F64), want, tolerance);
+            assert_close(&cast_tensor(got, DType::F64), expected, tolerance);
         }
     }
 }
@@ -539,14 +539,15 @@ fn clipped_gradients_of_narrow_floats_are_precise() {
                     .collect();
                 let widened: Vec<Option<Tensor>> =
                     weights.iter().flatten().map(|weight| Some(cast_tensor(weight, DType::F64))).collect();
-                let want = gradient_graph(&wide.graph(), &widened, &wide.differentiable_inputs());
-                let got = gradient_graph(&narrow.graph(), &weights, &narrow.differentiable_inputs());
-                let want = run(&want, &wide.present_inputs()).expect("the gradient runs");
-                let got = run(&got, &narrow.present_inputs()).expect("the gradient runs");
-                for (got, want) in got.iter().zip(&want) {
+                let expected_gradient =
+                    gradient_graph(&wide.graph(), &widened, &wide.differentiable_inputs());
+                let gradient = gradient_graph(&narrow.graph(), &weights, &narrow.differentiable_inputs());
+                let expected = run(&expected_gradient, &wide.present_inputs()).expect("the gradient runs");
+                let got = run(&gradient, &narrow.present_inputs()).expect("the gradient runs");
+                for (got, expected) in got.iter().zip(&expected) {
                     let largest =
-                        want.to_f64().iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
-                    assert_close(&cast_tensor(got, DType::F64), want, tolerance * largest.max(1.0));
+                        expected.to_f64().iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
+                    assert_close(&cast_tensor(got, DType::F64), expected, tolerance * largest.max(1.0));
                 }
             }
         }
@@ -678,9 +679,9 @@ fn stored_gates_decompose_into_plain_onnx() {
         let (op, outputs) = if case.kind == NetKind::Lstm { ("LSTMTraining", 5) } else { ("GRUTraining", 3) };
         let graph = one_node_graph(NEWEST_OPSET, ("com.microsoft", op), &inputs, outputs, case.attrs.clone());
         let graph = graph.expect("valid");
-        let (got, want) = (run(&graph, &case.present_inputs()), expected_results(&case));
-        for (got, want) in got.expect("the graph runs").iter().zip(&want) {
-            assert_close(got, want, ROUNDING);
+        let (got, expected) = (run(&graph, &case.present_inputs()), expected_results(&case));
+        for (got, expected) in got.expect("the graph runs").iter().zip(&expected) {
+            assert_close(got, expected, ROUNDING);
         }
         let mut graph = graph;
         if case.inputs[4].is_some() {

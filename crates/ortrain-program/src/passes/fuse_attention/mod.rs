@@ -51,10 +51,10 @@ fn match_row_reduction(instruction: &Instruction) -> Option<(&Nest, usize)> {
     let &[keys] = nest.inner_dims() else { return None };
     let dtype = nest.stores.first()?.access.dtype;
     let row_major = Access::contiguous(dtype, &nest.dims);
-    let is_whole = |operand: &Operand| {
+    let is_row_major = |operand: &Operand| {
         operand.access.len == row_major.len && is_same_access(&operand.access, &row_major, &nest.dims)
     };
-    let fits = matches!(dtype, DType::F32 | DType::F64) && nest.operands().all(is_whole);
+    let fits = matches!(dtype, DType::F32 | DType::F64) && nest.operands().all(is_row_major);
     (fits && nest.stores.len() == 1).then_some((nest, keys))
 }
 
@@ -258,8 +258,8 @@ impl Editor<'_> {
         let mut map = self.producing_map(value)?;
         let mut tried: Vec<BufferId> = sources.to_vec();
         for _ in 0..MAX_MAPS * MAX_MAPS {
-            let is_whole = |id: &BufferId| self.buffers[id.0 as usize].len == space.contiguous.len;
-            let Some(id) = loaded_buffers(&map).find(|id| !tried.contains(id) && is_whole(id)) else { break };
+            let is_full = |id: &BufferId| self.buffers[id.0 as usize].len == space.contiguous.len;
+            let Some(id) = loaded_buffers(&map).find(|id| !tried.contains(id) && is_full(id)) else { break };
             tried.push(id);
             let Some(before) = self.producing_map(id) else { continue };
             loop {
@@ -409,7 +409,7 @@ impl Editor<'_> {
             }
         }
         let mut change: Change = removed_nodes.iter().map(|&at| (at, None)).collect();
-        for Replacement { position: place, instruction, producers: makers, removed: inside } in new {
+        for Replacement { position, instruction, producers: makers, removed: inside } in new {
             let reads = instruction.reads();
             let first = new.iter().flat_map(|new| &new.removed).copied().min()?;
             // A work buffer is written once, before this position. Another buffer does not change from the first
@@ -417,9 +417,9 @@ impl Editor<'_> {
             let is_defined = |&id: &BufferId| {
                 if self.is_work(id) && !self.is_input(id) {
                     self.only_writer(id)
-                        .is_some_and(|maker| maker < *place && !removed_nodes.contains(&maker))
+                        .is_some_and(|maker| maker < *position && !removed_nodes.contains(&maker))
                 } else {
-                    self.is_unchanged_between(&[id], first, *place, entries)
+                    self.is_unchanged_between(&[id], first, *position, entries)
                 }
             };
             let fits = inside.iter().all(|at| removed_nodes.contains(at))
@@ -434,8 +434,8 @@ impl Editor<'_> {
             // The new instructions cannot fail.
             let nodes = inside.iter().chain(makers).filter_map(|&at| self.slots[at].as_ref());
             let node = join_node_names(nodes.map(|scheduled| &*scheduled.node));
-            let replaced = change.iter_mut().find(|(at, _)| at == place)?;
-            let versions = self.versions_of_attention(instruction, &removed_nodes, *place)?;
+            let replaced = change.iter_mut().find(|(at, _)| at == position)?;
+            let versions = self.versions_of_attention(instruction, &removed_nodes, *position)?;
             let instruction = instruction.clone();
             replaced.1 = Some(ScheduledInstruction { instruction, gradient_modes: entries, node, versions });
         }
@@ -537,7 +537,8 @@ impl Editor<'_> {
             }
             of_scores = self.collect_maps(product?, &[of_operand], space)?;
         }
-        let (Some(gradient_operand), Some(&place)) = (gradient_operand, makers.iter().chain(&inside).min())
+        let (Some(gradient_operand), Some(&position)) =
+            (gradient_operand, makers.iter().chain(&inside).min())
         else {
             return Some(None);
         };
@@ -545,7 +546,7 @@ impl Editor<'_> {
         let gradients =
             AttentionGradients { output_gradient: gradient_operand, weights, softmax, scores, q, k, v };
         let instruction = with_pass(forward, AttentionPass::Gradients(Box::new(gradients)));
-        Some(Some(Replacement { position: place, instruction, producers: makers, removed: inside }))
+        Some(Some(Replacement { position, instruction, producers: makers, removed: inside }))
     }
 
     /// Recognizes the instructions from the gradient of the attention's output to the softmax gradient at `at`.

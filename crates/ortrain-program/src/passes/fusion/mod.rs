@@ -312,13 +312,13 @@ impl<'a> Fusion<'a> {
             let read_elsewhere = readers.iter().any(|reader| !followers.contains(&reader));
             !self.is_work(id) || self.is_output(id) || read_elsewhere
         };
-        let is_kept: Vec<bool> = stored_buffers(nest).map(keeps).collect();
-        let kept_buffers: BufferIds = stored_buffers(nest)
-            .zip(&is_kept)
+        let is_retained: Vec<bool> = stored_buffers(nest).map(keeps).collect();
+        let retained_buffers: BufferIds = stored_buffers(nest)
+            .zip(&is_retained)
             .filter(|&(_, &keeps_store)| keeps_store)
             .map(|(id, _)| id)
             .collect();
-        if followers.len() > 1 && !kept_buffers.is_empty() || followers.len() > SLOTS_PER_INSTRUCTION {
+        if followers.len() > 1 && !retained_buffers.is_empty() || followers.len() > SLOTS_PER_INSTRUCTION {
             return None;
         }
         let host_reads = host.instruction.reads();
@@ -334,7 +334,7 @@ impl<'a> Fusion<'a> {
             let is_current = self.is_unchanged_between(&written_buffers, maker, at, entries);
             down &= is_current
                 && self.is_unchanged_between(&host_reads, maker, at, entries)
-                && self.is_unused_between(&kept_buffers, maker, at, entries);
+                && self.is_unused_between(&retained_buffers, maker, at, entries);
             up &= is_current
                 && self.is_unchanged_between(&others, maker, at, entries)
                 && self.is_unused_between(&stored_buffers(map).collect::<BufferIds>(), maker, at, entries);
@@ -342,7 +342,7 @@ impl<'a> Fusion<'a> {
                 return None;
             }
             let instruction = space_links(&host.instruction, nest, map).into_iter().find_map(|link| {
-                let merged = append(nest, map, link, &is_kept, may_split(&host.instruction))?;
+                let merged = append(nest, map, link, &is_retained, may_split(&host.instruction))?;
                 Some(host.instruction.with_nest(merged)).filter(|instruction| self.is_valid(instruction))
             })?;
             let entries = host.gradient_modes.and(entries);
@@ -474,7 +474,7 @@ impl<'a> Fusion<'a> {
         self.producing_map(id).zip(versions()).or_else(is_obsolete)
     }
 
-    /// Returns the instruction at a position after profitable recomputations from its other loads. `gone` is a buffer
+    /// Returns the instruction at a position after profitable recomputations from its other loads. `obsolete` is a buffer
     /// that loses its producer.
     fn recompute_operands(
         &self,
@@ -494,10 +494,10 @@ impl<'a> Fusion<'a> {
             tried.push(id);
             let Some(maker) = self.only_writer(id).filter(|&maker| maker < at) else { continue };
             let gone_by = || self.recipes.get(&id).map(|recipe| (&*recipe.map, recipe.result));
-            let Some(made_by) = self.producing_map_and_result(id).or_else(gone_by) else { continue };
+            let Some(producer) = self.producing_map_and_result(id).or_else(gone_by) else { continue };
             let value_numbers = known.get_or_insert_with(|| recompute_filter::ValueNumbers::from_nest(nest));
             if !instruction.factor_buffers().contains(&id)
-                && value_numbers.cannot_save_weight(instruction, id, made_by, (self.buffers, &self.weights))
+                && value_numbers.cannot_save_weight(instruction, id, producer, (self.buffers, &self.weights))
             {
                 continue;
             }

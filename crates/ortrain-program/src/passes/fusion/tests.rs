@@ -713,9 +713,9 @@ fn slope_is_saved_instead_of_its_operands() {
     let program = activated(true, false);
     let slope = program.buffers.iter().position(|buffer| &*buffer.label == "dx/slope").unwrap();
     let slope = BufferId(slope as u32);
-    let positions = |wanted: &dyn Fn(&Instruction) -> BufferIds| -> Vec<usize> {
+    let positions = |buffers: &dyn Fn(&Instruction) -> BufferIds| -> Vec<usize> {
         let instructions = program.instructions.iter().enumerate();
-        instructions.filter(|(_, i)| wanted(&i.instruction).contains(&slope)).map(|(at, _)| at).collect()
+        instructions.filter(|(_, i)| buffers(&i.instruction).contains(&slope)).map(|(at, _)| at).collect()
     };
     // Computed with the activation, before other instructions; read once, by the instruction that has the gradient.
     assert_eq!(positions(&|instruction| instruction.writes()), [1], "{program}");
@@ -731,9 +731,10 @@ fn slope_is_saved_instead_of_its_operands() {
         })
         .collect();
     let run = |program: &Program| evaluate(program, Mode::Exact, &inputs, Scalars::default()).unwrap();
-    for (got, want) in run(&program).iter().flatten().zip(run(&activated(false, false)).iter().flatten()) {
-        let (got, want) = (got.to_f64(), want.to_f64());
-        assert!((got - want).abs() <= 1e-6 * want.abs().max(1.0), "{got} is not {want}");
+    for (got, expected) in run(&program).iter().flatten().zip(run(&activated(false, false)).iter().flatten())
+    {
+        let (got, expected) = (got.to_f64(), expected.to_f64());
+        assert!((got - expected).abs() <= 1e-6 * expected.abs().max(1.0), "{got} is not {expected}");
     }
 }
 
