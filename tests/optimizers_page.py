@@ -138,7 +138,7 @@ def written(row: Row) -> str:
             parameters.append(f"betas: tuple[float, float] = ({default!r}, {defaults['beta2']!r}),")
             passed.append('"betas": betas')
             continue
-        infinity = ", or infinity" if math.isinf(default) else ""
+        infinity = ", or infinity" if math.isinf(_config.shown(default)) else ""
         arguments.append(item(setting, f"{meaning.replace('`', '``')}; {values}{infinity}"))
         parameters.append(f"{setting}: float = {literal(default)},")
         passed.append(f'"{setting}": {setting}')

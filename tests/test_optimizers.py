@@ -641,6 +641,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (lambda: optim.LARS(trust_coefficient=0.0), "trust_coefficient must be a finite number above 0, got 0"),
     (lambda: optim.Adam(max_norm=0.0), "max_norm must be a finite number above 0, got 0"),
     (lambda: optim.Adam(max_norm=math.nan), "max_norm must be finite, got nan"),
+    (lambda: optim.LAMB(ratio_max=math.nan), "ratio_max must be finite or positive infinity, got nan"),
     (lambda: optim.Adam(max_norm_per_tensor=-1.0), "max_norm_per_tensor must be a finite number above 0, got -1"),
     (lambda: optim.Adam(max_value=0.0), "max_value must be a finite number above 0, got 0"),
     (lambda: optim.Adam(ema_decay=1.0), "ema_decay must be a number from 0 to below 1, got 1"),

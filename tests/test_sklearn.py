@@ -545,7 +545,9 @@ def test_unsupported_attributes_of_operators() -> None:
         "string values (values_strings) are not supported; map the strings to numbers outside of the model"
     )
     uneven = one_node("LabelEncoder", x, version=2, keys_floats=[1.0, 2.0], values_floats=[1.0])
-    assert refused(uneven) == begins("LabelEncoder") + "expected one key for each value, got 2 keys and 1 values"
+    assert refused(uneven) == begins("LabelEncoder") + (
+        "expected at least one key, and one key for each value, got 2 keys and 1 values"
+    )
     missing = one_node("LabelEncoder", x, version=2, keys_floats=[1.0])
     assert refused(missing) == begins("LabelEncoder") + (
         "values are missing: values_tensor, values_int64s or values_floats is needed"

@@ -312,7 +312,7 @@ impl LabelEncoder {
         if keys.len() != values.len() || keys.is_empty() {
             let (keys, values) = (keys.len(), values.len());
             return Err(OpError::invalid(format!(
-                "expected one key for each value, got {keys} keys and {values} values"
+                "expected at least one key, and one key for each value, got {keys} keys and {values} values"
             )));
         }
         let default = match attrs.tensor("default_tensor")? {
@@ -504,7 +504,7 @@ mod tests {
             (
                 "LabelEncoder",
                 Attrs::new().with("keys_floats", vec![1.0f32]).with("values_floats", vec![1.0f32, 2.0]),
-                "expected one key for each value, got 1 keys and 2 values",
+                "expected at least one key, and one key for each value, got 1 keys and 2 values",
             ),
         ] {
             let error_text = error_message(op, &x, &attrs);

@@ -183,7 +183,9 @@ def device_to_providers(device: str | OrtDevice) -> list[str]:
 
 
 def get_ort_device_from_session(sess: Any) -> OrtDevice:
-    """Returns the device of a session.
+    """Returns the device of the inputs and outputs of a session.
+
+    For a session of ortrain this is the CPU, also if the session computes on a GPU.
 
     Args:
         sess: a session of ortrain, or of onnxruntime.
