@@ -473,6 +473,7 @@ def test_distributed_sizes_are_refused(sizes: Mapping[str, Any], words: str) -> 
         trainer_of(classifier(), options={"distributed": sizes})
 
 
+@pytest.mark.filterwarnings("ignore:distributed.* has no effect in one process:UserWarning")
 def test_options_of_one_process_that_change_nothing() -> None:
     net = classifier()
     others = {

@@ -784,6 +784,7 @@ def test_pieces_without_a_shape(tmp_path: Path) -> None:
         checkpoint._CombineZeroCheckpoint(checkpoint._list_checkpoint_files(tmp_path, "x")).merged()
 
 
+@pytest.mark.filterwarnings("ignore:distributed.* has no effect in one process:UserWarning")
 @pytest.mark.usefixtures("torch")
 def test_the_file_of_a_zero_process(tmp_path: Path) -> None:
     """A trainer with ZeRO of one process writes and reads the file of its rank."""

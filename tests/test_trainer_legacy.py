@@ -444,6 +444,7 @@ def test_enable_grad_norm_clip_disables_clipping() -> None:
     assert bits_of(clipped.state_dict(False)) != bits_of(trainer.state_dict(False))
 
 
+@pytest.mark.filterwarnings("ignore:distributed.* has no effect in one process:UserWarning")
 def test_arguments_that_change_nothing(tmp_path: Path) -> None:
     net, path = classifier(), tmp_path / "optimized.onnx"
     more: dict[str, Any] = {
@@ -735,6 +736,7 @@ def test_a_training_goes_on_from_a_file(tmp_path: Path) -> None:
     assert again.state_dict()["Step"].tolist() == [1]
 
 
+@pytest.mark.filterwarnings("ignore:distributed.* has no effect in one process:UserWarning")
 @pytest.mark.usefixtures("torch")
 def test_files_of_zero_processes_have_their_names(tmp_path: Path) -> None:
     net = classifier()

@@ -268,6 +268,7 @@ def test_c7_load_state_dict_errors_when_state_dict_mismatch(case: str) -> None:
         assert bits_of(trainer.state_dict()) == bits_of(other.state_dict())
 
 
+@pytest.mark.filterwarnings("ignore:distributed.* has no effect in one process:UserWarning")
 def test_unexpected_keys_of_a_divided_state() -> None:
     """Unexpected keys are allowed if the trainer would divide its own state, except for unknown weights."""
     net = classifier()
@@ -602,6 +603,7 @@ def test_running_statistics_of_a_flat_state(options: Mapping[str, Any], monkeypa
     assert bits_of(other.state_dict()["running_statistics"]) == bits_of(statistics)
 
 
+@pytest.mark.filterwarnings("ignore:distributed.* has no effect in one process:UserWarning")
 def test_a_file_of_a_state_that_would_be_divided(tmp_path: Path) -> None:
     """ZeRO of one process divides nothing, but its file is loaded like a file of several processes."""
     net, path = classifier(), str(tmp_path / "checkpoint")

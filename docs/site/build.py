@@ -87,6 +87,7 @@ MODULES = [
     "ortrain.trainer.amp.loss_scaler",
     "ortrain.trainer.train_step_info",
     "ortrain.trainer.checkpoint",
+    "ortrain.trainer.distributed",
     "ortrain.trainer.legacy",
     "ortrain.trainer.model_desc_validation",
     "ortrain.trainer.postprocess",

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import copy
 import os
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -32,7 +33,9 @@ from ortrain._inputs import Described, input_value, native_value
 from ortrain._model_source import model_source
 from ortrain._operators import with_operators
 from ortrain._options import RunOptions, SessionOptions, native_options, with_changes
+from ortrain._stacklevel import level_of_user
 from ortrain._suggest import hint
+from ortrain._world import check_launcher
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.inference import InferenceSession, Native, ProviderLike
 
@@ -231,7 +234,7 @@ class TrainingParameters:
     """Stored without an effect: memory is planned before the first run."""
 
     allreduce_post_accumulation = _setting_flag(False)
-    """Must be ``False``: gradients of several processes are not summed here."""
+    """Stored without an effect: training runs in one process."""
 
     world_rank = _setting_integer(0)
     """Index of the process; must be 0."""
@@ -255,10 +258,10 @@ class TrainingParameters:
     """Must be empty."""
 
     deepspeed_zero_stage = _setting_integer(0)
-    """Must be 0: the optimizer state is not divided."""
+    """0 or 1. Stage 1 divides the optimizer state among processes; in one process it has no effect, with a warning."""
 
     enable_adasum = _setting_flag(False)
-    """Must be ``False``."""
+    """True to combine gradients of processes by Adasum; in one process it has no effect, with a warning."""
 
     sliced_schema = _Setting[dict[str, list[int]]]({}, "a dict of lists of integers", _dict_of(_list_of(_integer)))
     """Must be empty."""
@@ -331,7 +334,7 @@ class TrainingParameters:
 
 
 # Required values of the settings for several processes, because ortrain trains in one process.
-_ONE_PROCESS_VALUES: dict[str, Any] = {
+_REQUIRED_VALUES: dict[str, Any] = {
     "world_size": 1,
     "world_rank": 0,
     "data_parallel_size": 1,
@@ -339,9 +342,6 @@ _ONE_PROCESS_VALUES: dict[str, Any] = {
     "pipeline_parallel_size": 1,
     "num_pipeline_micro_batches": 1,
     "pipeline_cut_info_string": "",
-    "deepspeed_zero_stage": 0,
-    "enable_adasum": False,
-    "allreduce_post_accumulation": False,
     "sliced_schema": {},
     "sliced_axes": {},
     "sliced_tensor_names": [],
@@ -350,10 +350,16 @@ _ONE_PROCESS_VALUES: dict[str, Any] = {
 
 def _native_parameters(parameters: TrainingParameters) -> dict[str, Any]:
     """Convert the parameters for the core."""
-    for name, alone in _ONE_PROCESS_VALUES.items():
+    for name, required in _REQUIRED_VALUES.items():
         value = getattr(parameters, name)
-        if value != alone:
-            raise UnsupportedError(f"{name} must be {alone!r}, got {value!r}: ortrain trains in one process")
+        if value != required:
+            raise UnsupportedError(f"{name} must be {required!r}, got {value!r}: ortrain trains in one process")
+    if parameters.deepspeed_zero_stage not in (0, 1):
+        raise UnsupportedError(f"deepspeed_zero_stage must be 0 or 1, got {parameters.deepspeed_zero_stage}")
+    check_launcher()
+    for name in ("deepspeed_zero_stage", "enable_adasum"):
+        if getattr(parameters, name):
+            warnings.warn(f"{name} has no effect in one process", UserWarning, stacklevel=level_of_user())
     if parameters.use_fp16_moments:
         raise UnsupportedError("use_fp16_moments=True is not supported: moments are always float32")
     paths = ("model_after_graph_transforms_path", "model_with_gradient_graph_path", "model_with_training_graph_path")
@@ -407,7 +413,11 @@ class TrainingSession(InferenceSession):
         NoSuchFileError, InvalidModelError: if the model cannot be read.
         InvalidArgumentError, OrtrainError: if the parameters name something that the model does not have, or the bytes
             are empty.
-        UnsupportedError: for parameters that need several processes, and for an operator without a gradient.
+        UnsupportedError: for parameters that need several processes, for several processes of a launcher (``mpiexec``,
+            ``srun``), and for an operator without a gradient.
+
+    Warns:
+        UserWarning: for ``deepspeed_zero_stage`` and ``enable_adasum``, which have no effect in one process.
 
     >>> from ortrain.classic import TrainingParameters, TrainingSession
     >>> parameters = TrainingParameters()

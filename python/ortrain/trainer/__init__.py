@@ -9,7 +9,7 @@
 0
 """
 
-from ortrain.trainer import amp, checkpoint, legacy, model_desc_validation, optim, postprocess
+from ortrain.trainer import amp, checkpoint, distributed, legacy, model_desc_validation, optim, postprocess
 from ortrain.trainer.orttrainer import ORTTrainer
 from ortrain.trainer.orttrainer_options import ORTTrainerOptions, PropagateCastOpsStrategy
 from ortrain.trainer.train_step_info import TrainStepInfo
@@ -21,6 +21,7 @@ __all__ = [
     "TrainStepInfo",
     "amp",
     "checkpoint",
+    "distributed",
     "legacy",
     "model_desc_validation",
     "optim",

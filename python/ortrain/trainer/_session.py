@@ -15,11 +15,12 @@ from ortrain import _ortrain
 from ortrain._devices import device_of_provider, provider_names
 from ortrain._model_source import model_source
 from ortrain._options import SessionOptions
+from ortrain._stacklevel import level_of_user
 from ortrain._suggest import hint
+from ortrain._world import check_launcher
 from ortrain.classic import TrainingParameters, TrainingSession
 from ortrain.errors import DeviceUnavailableError, InvalidArgumentError, UnsupportedError
 from ortrain.inference import InferenceSession
-from ortrain.trainer._stacklevel import level_of_user
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from ortrain.trainer.optim.config import _OptimizerConfig
     from ortrain.trainer.orttrainer_options import ORTTrainerOptions
 
-__all__ = ["States", "check_one_process", "make_session", "providers_of"]
+__all__ = ["States", "check_world", "make_session", "providers_of"]
 
 # Initial state of the optimizer: arrays by weight, then by name of the state.
 States = Mapping[str, Mapping[str, npt.NDArray[Any]]]
@@ -44,11 +45,15 @@ _CHOICES = ("do_bias_correction", "weight_decay_mode")
 _OF_GROUPS = ("params", "lr")
 
 
-def check_one_process(options: ORTTrainerOptions) -> None:
-    """Checks that the options describe a training in one process.
+def check_world(options: ORTTrainerOptions) -> None:
+    """Checks that the options describe a training in one process, and that the script runs in one process.
 
     Raises:
-        UnsupportedError: for a size above 1, a rank above 0, or settings of a pipeline.
+        UnsupportedError: for a size above 1, a rank above 0, or settings of a pipeline; for several processes of a
+            launcher (``mpiexec``, ``srun``).
+
+    Warns:
+        UserWarning: for ZeRO or Adasum, which have no effect in one process.
 
     """
     distributed: Any = options.distributed
@@ -75,6 +80,13 @@ def check_one_process(options: ORTTrainerOptions) -> None:
         raise UnsupportedError(
             f"distributed.world_rank must be 0, got {distributed.world_rank}: ortrain trains in one process"
         )
+    check_launcher()
+    for name, is_set in (
+        ("distributed.deepspeed_zero_optimization.stage", distributed.deepspeed_zero_optimization.stage != 0),
+        ("distributed.enable_adasum", distributed.enable_adasum),
+    ):
+        if is_set:
+            warnings.warn(f"{name} has no effect in one process", UserWarning, stacklevel=level_of_user())
 
 
 def providers_of(options: ORTTrainerOptions) -> list[tuple[str, dict[Any, Any]]]:

@@ -14,9 +14,9 @@ import numpy as np
 import numpy.typing as npt
 
 from ortrain._inputs import native_value
+from ortrain._stacklevel import level_of_user
 from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, OutOfRangeError
-from ortrain.trainer._stacklevel import level_of_user
 from ortrain.trainer._values import as_array
 
 if TYPE_CHECKING:

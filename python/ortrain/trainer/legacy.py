@@ -192,7 +192,7 @@ class ORTTrainer:
         global_step: the first value of ``global_step_``.
         get_lr_this_step: a function from ``global_step_`` to the learning rate.
         loss_scaler: computes the loss scale in mixed precision.
-        deepspeed_zero_stage: 0 or 1; no effect in one process.
+        deepspeed_zero_stage: 0 or 1; 1 has no effect in one process, with a warning.
         enable_grad_norm_clip: if true, Adam and LAMB clip gradients by their norm.
         frozen_weights: names of weights that are not trained.
         _opset_version: the opset of the export of a module, 12 to 14.
@@ -201,7 +201,7 @@ class ORTTrainer:
         _use_deterministic_compute: no effect: results are always reproducible.
         use_memory_efficient_gradient: no effect.
         run_symbolic_shape_infer: as the option ``utils.run_symbolic_shape_infer``.
-        enable_adasum: no effect in one process.
+        enable_adasum: no effect in one process, with a warning.
         optimized_model_filepath: a file for the optimized training graph; empty to write no file.
 
     Raises:

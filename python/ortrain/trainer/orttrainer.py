@@ -38,7 +38,7 @@ from ortrain.trainer._arguments import check_arguments, is_onnx_model, precision
 from ortrain.trainer._description import add_types, check_description, narrow_type
 from ortrain.trainer._interchange import checkpoint_of, state_dict_of
 from ortrain.trainer._runner import ALL_FINITE, GATHERED, Runner
-from ortrain.trainer._session import States, check_one_process, make_session, providers_of
+from ortrain.trainer._session import States, check_world, make_session, providers_of
 from ortrain.trainer._values import is_torch_module, tensor_of
 from ortrain.trainer.amp.loss_scaler import LossScaler
 from ortrain.trainer.model_desc_validation import OutputDescriptionTyped, _ORTTrainerModelDesc
@@ -81,11 +81,13 @@ class ORTTrainer:
         AssertionError: for an argument of the wrong type, a description with names that the model does not have, or a
             description without exactly one loss.
         ValueError: if ``model`` is not a model, or for a description or options that are invalid.
-        UnsupportedError: for an unavailable device, or for distributed sizes above 1.
+        UnsupportedError: for an unavailable device, for distributed sizes above 1, and for several processes of a
+            launcher (``mpiexec``, ``srun``).
         InvalidArgumentError, OrtrainError: as ``ortrain.classic.TrainingSession``.
 
     Warns:
         FutureWarning: always. The class exists for scripts that already use it.
+        UserWarning: for ZeRO and Adasum, which have no effect in one process.
 
     >>> import warnings
     >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions
@@ -128,7 +130,7 @@ class ORTTrainer:
         self.model_desc = _ORTTrainerModelDesc(model_desc)
         self.optim_config = optim_config
         self.options: Any = ORTTrainerOptions() if options is None else options
-        check_one_process(self.options)
+        check_world(self.options)
         self.options.distributed.data_parallel_size = 1
         self._providers = providers_of(self.options)
         scaler = self.options.mixed_precision.loss_scaler
