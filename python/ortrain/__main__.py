@@ -59,9 +59,9 @@ def _checkpoint(path: str) -> str:
     else:
         size = sum(parameter.data.nbytes for parameter in state.parameters.values())
         summary += f"; {size:,} bytes"
-    kept = "none (moments start at zero)" if rate is None else "present"
+    optimizer_state = "none (moments start at zero)" if rate is None else "present"
     about: list[tuple[str, ...]] = [
-        ("optimizer state", kept),
+        ("optimizer state", optimizer_state),
         ("optimizer steps", f"{optimizer_steps:,}"),
         ("training steps", f"{train_steps:,}"),
         ("learning rate", "none" if rate is None else f"{rate:.6g}"),

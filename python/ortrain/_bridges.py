@@ -98,17 +98,17 @@ def in_order(names: Sequence[str], inputs: Sequence[Any], by_name: Mapping[str, 
         InvalidArgumentError: for too many inputs, an unknown name, and an input that is given twice or not at all.
 
     """
-    wanted = f"expected {len(names)} input{'s' * (len(names) != 1)} ({', '.join(names)})"
+    expected = f"expected {len(names)} input{'s' * (len(names) != 1)} ({', '.join(names)})"
     if len(inputs) > len(names):
-        raise InvalidArgumentError(f"{wanted}, got {len(inputs)}")
+        raise InvalidArgumentError(f"{expected}, got {len(inputs)}")
     found = dict(zip(names, inputs, strict=False))
     for name, value in by_name.items():
         if name not in names:
-            raise InvalidArgumentError(f"{wanted}, got an input {name!r}{hint(name, names)}")
+            raise InvalidArgumentError(f"{expected}, got an input {name!r}{hint(name, names)}")
         if name in found:
             raise InvalidArgumentError(f"input {name!r} is given twice: by position and by name")
         found[name] = value
     missing = [name for name in names if name not in found]
     if missing:
-        raise InvalidArgumentError(f"{wanted}; missing: {', '.join(missing)}")
+        raise InvalidArgumentError(f"{expected}; missing: {', '.join(missing)}")
     return [found[name] for name in names]

@@ -41,8 +41,8 @@ class InferenceSession:
         /,
     ) -> None:
         if not isinstance(model, (str, os.PathLike) if is_path else bytes):
-            wanted = "the path of a model must be a str" if is_path else "a model must be bytes"
-            raise TypeError(f"{wanted}, got {type(model).__name__}")
+            expected = "the path of a model must be a str" if is_path else "a model must be bytes"
+            raise TypeError(f"{expected}, got {type(model).__name__}")
         self._options = session_options
         self._model: str | os.PathLike[str] | bytes | None = model
         self._session: Inference | None = None

@@ -68,8 +68,8 @@ def dump(
     """
     if device is not None:
         _check_device(device, stage)
-    wanted = {name: [int(size) for size in sizes] for name, sizes in (shapes or {}).items()}
-    return _ortrain.dump(with_operators(model_source(model), operators), stage, wanted)
+    input_shapes = {name: [int(size) for size in sizes] for name, sizes in (shapes or {}).items()}
+    return _ortrain.dump(with_operators(model_source(model), operators), stage, input_shapes)
 
 
 def _check_device(device: str, stage: str) -> None:

@@ -90,14 +90,14 @@ def placed(path: PathLike, *, replace: bool = False) -> Iterator[BinaryIO]:
         OSError: if the operating system reports an error.
 
     """
-    place = Path(os.path.realpath(path) if replace else os.fspath(path))
-    if not place.parent.is_dir():
-        raise NoSuchFileError(f"there is no folder {place.parent}; create it first")
-    mode = _mode_of(place, path) if replace else None
-    _sweep(place)
-    if not replace and os.path.lexists(place):
-        raise _exists(place)
-    file = _beside(place)
+    target = Path(os.path.realpath(path) if replace else os.fspath(path))
+    if not target.parent.is_dir():
+        raise NoSuchFileError(f"there is no folder {target.parent}; create it first")
+    mode = _mode_of(target, path) if replace else None
+    _sweep(target)
+    if not replace and os.path.lexists(target):
+        raise _exists(target)
+    file = _beside(target)
     try:
         if mode is not None:
             with suppress(OSError):
@@ -107,20 +107,20 @@ def placed(path: PathLike, *, replace: bool = False) -> Iterator[BinaryIO]:
         os.fsync(file.fileno())
         if _OPEN_FILES_STAY:
             file.close()
-        _put(Path(file.name), place, replace)
+        _put(Path(file.name), target, replace)
     finally:
         if _OPEN_FILES_STAY:
             file.close()
         with suppress(FileNotFoundError):
             Path(file.name).unlink()
         _close(file)
-    _flush_folder(place.parent)
+    _flush_folder(target.parent)
 
 
-def _mode_of(place: Path, path: PathLike) -> int | None:
+def _mode_of(target: Path, path: PathLike) -> int | None:
     """Return the mode of the file to replace; ``None`` if the file does not exist."""
     try:
-        found = place.stat().st_mode
+        found = target.stat().st_mode
     except FileNotFoundError:
         return None
     if stat.S_ISDIR(found):
@@ -153,41 +153,41 @@ def _flush_folder(folder: Path) -> None:
         os.close(opened)
 
 
-def _put(file: Path, place: Path, replace: bool) -> None:
+def _put(file: Path, target: Path, replace: bool) -> None:
     """Move a finished file to its path."""
     if replace:
-        file.replace(place)
+        file.replace(target)
         return
     try:
         # Unlike a rename, a link fails if another process has created the file meanwhile.
-        os.link(file, place)
+        os.link(file, target)
     except FileExistsError as error:
-        raise _exists(place) from error
+        raise _exists(target) from error
     except OSError:
-        _put_without_links(file, place)
+        _put_without_links(file, target)
 
 
-def _put_without_links(file: Path, place: Path) -> None:
+def _put_without_links(file: Path, target: Path) -> None:
     """Move a file to its path on a file system without links; an empty file reserves the path for a moment."""
     try:
-        place.open("xb").close()
+        target.open("xb").close()
     except FileExistsError as error:
-        raise _exists(place) from error
+        raise _exists(target) from error
     try:
-        file.replace(place)
+        file.replace(target)
     except OSError:
-        place.unlink()
+        target.unlink()
         raise
 
 
-def _exists(place: Path) -> FileExistsError:
-    return FileExistsError(f"the file {place} already exists; a checkpoint must be a new file")
+def _exists(target: Path) -> FileExistsError:
+    return FileExistsError(f"the file {target} already exists; a checkpoint must be a new file")
 
 
-def _beside(place: Path) -> BinaryIO:
+def _beside(target: Path) -> BinaryIO:
     """Create a temporary file beside a path. The file is locked, so that a sweep does not remove it."""
     while True:
-        name = place.with_name(f"{_stem(place)}.{os.getpid()}-{next(_counter)}.tmp")
+        name = target.with_name(f"{_stem(target)}.{os.getpid()}-{next(_counter)}.tmp")
         try:
             file = name.open("xb")
         except FileExistsError:
@@ -200,11 +200,11 @@ def _beside(place: Path) -> BinaryIO:
         file.close()
 
 
-def _stem(place: Path) -> str:
+def _stem(target: Path) -> str:
     """Return the first part of temporary names: the name of the file, or a hash of a name near the length limit."""
-    name = os.fsencode(place.name)
+    name = os.fsencode(target.name)
     if len(name) + _LONGEST_SUFFIX <= _LONGEST_NAME:
-        return place.name
+        return target.name
     # FNV-1a gives the same hash in every process.
     number = 0xCBF29CE484222325
     for byte in name:
@@ -212,16 +212,16 @@ def _stem(place: Path) -> str:
     return f"~{number:016x}"
 
 
-def _sweep(place: Path) -> None:
+def _sweep(target: Path) -> None:
     """Remove temporary files of killed processes, for this path and for paths that differ in numbers only.
 
     A training that numbers its checkpoints never writes to one path twice. A file that cannot be removed stays.
     """
-    stem = _stem(place)
-    alike = "~[0-9a-f]{16}" if stem != place.name else "[0-9]+".join(map(re.escape, re.split("[0-9]+", stem)))
+    stem = _stem(target)
+    alike = "~[0-9a-f]{16}" if stem != target.name else "[0-9]+".join(map(re.escape, re.split("[0-9]+", stem)))
     left = re.compile(rf"(?:{alike})\.[0-9]+-[0-9]+\.tmp", re.DOTALL)
     with suppress(OSError):
-        for found in place.parent.iterdir():
+        for found in target.parent.iterdir():
             if left.fullmatch(found.name) and found.is_file() and not found.is_symlink():
                 with suppress(OSError):
                     _remove_left(found)

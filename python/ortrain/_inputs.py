@@ -34,17 +34,17 @@ def _is_of_onnxruntime(value: object) -> bool:
     return kind.__name__ == "OrtValue" and kind.__module__.partition(".")[0] == "onnxruntime"
 
 
-def outputs_like_inputs(outputs: Iterable[_ortrain.OrtValue], given: Sequence[object]) -> list[Any]:
+def outputs_like_inputs(outputs: Iterable[_ortrain.OrtValue], inputs: Sequence[object]) -> list[Any]:
     """Return the outputs of a step in the form of its inputs: ``OrtValue`` if all inputs are, otherwise ndarrays.
 
     An ndarray without axes also behaves as a number (:class:`~ortrain.api.Scalar`). The outputs are
     ``onnxruntime.OrtValue`` if all inputs are.
     """
-    if not given or not all(map(is_ortvalue, given)):
+    if not inputs or not all(map(is_ortvalue, inputs)):
         return [_array(value) for value in outputs]
-    kind = type(given[0])
+    kind = type(inputs[0])
     # Only the wrapper of onnxruntime has `_ortvalue`; the native object inside it has no such attribute.
-    theirs = kind is not OrtValue and hasattr(given[0], "_ortvalue") and all(type(value) is kind for value in given)
+    theirs = kind is not OrtValue and hasattr(inputs[0], "_ortvalue") and all(type(value) is kind for value in inputs)
     return [_of_kind(kind, value) if theirs else OrtValue(value) for value in outputs]
 
 
@@ -60,9 +60,9 @@ def _of_kind(kind: Any, value: _ortrain.OrtValue) -> Any:
     if value.data_type() == "tensor(bfloat16)":
         # NumPy has no type for bfloat16; onnxruntime takes the bits.
         array, element_type = array.view(np.uint16), value.element_type()
-    made = kind.ortvalue_from_shape_and_type(value.shape(), element_type)
-    made.update_inplace(array)
-    return made
+    ortvalue = kind.ortvalue_from_shape_and_type(value.shape(), element_type)
+    ortvalue.update_inplace(array)
+    return ortvalue
 
 
 def native_value(value: Any) -> _ortrain.OrtValue:
@@ -104,24 +104,24 @@ def input_value(value: Any, described: Described) -> _ortrain.OrtValue:
         TypeError: as for :func:`native_value`.
 
     """
-    wanted = _TYPES.get(described[1])
-    if wanted is None or is_ortvalue(value):
+    input_dtype = _TYPES.get(described[1])
+    if input_dtype is None or is_ortvalue(value):
         return native_value(value)
     if not hasattr(value, "__array__"):
         if hasattr(value, "__dlpack__"):
             value = np.from_dlpack(value)
         else:
-            return _ortrain.OrtValue.from_numpy(_of_list(value, wanted, described))
+            return _ortrain.OrtValue.from_numpy(_of_list(value, input_dtype, described))
     array = np.asarray(value)
-    if array.dtype == wanted or array.dtype.kind not in "iuf":
+    if array.dtype == input_dtype or array.dtype.kind not in "iuf":
         return native_value(array)
-    if (array.dtype.kind == "f") != (wanted.kind == "f"):
-        meant = f"; to convert it, pass .astype(np.{wanted})"
-        raise InvalidArgumentError(_mismatch(described, wanted, array) + "the element types differ" + meant)
-    return _ortrain.OrtValue.from_numpy(_exactly(array, wanted, described))
+    if (array.dtype.kind == "f") != (input_dtype.kind == "f"):
+        meant = f"; to convert it, pass .astype(np.{input_dtype})"
+        raise InvalidArgumentError(_mismatch(described, input_dtype, array) + "the element types differ" + meant)
+    return _ortrain.OrtValue.from_numpy(_exactly(array, input_dtype, described))
 
 
-def _of_list(value: Any, wanted: np.dtype[Any], described: Described) -> np.ndarray[Any, np.dtype[Any]]:
+def _of_list(value: Any, input_dtype: np.dtype[Any], described: Described) -> np.ndarray[Any, np.dtype[Any]]:
     """Convert lists or numbers to the type of an input."""
     try:
         array = np.asarray(value)
@@ -130,38 +130,38 @@ def _of_list(value: Any, wanted: np.dtype[Any], described: Described) -> np.ndar
             f"input {described[0]!r}: nested lists have different lengths; pad the short lists ({error})"
         ) from error
     if array.size == 0:
-        return array.astype(wanted)
-    if array.dtype.kind not in "iuf" or (array.dtype.kind == "f" and wanted.kind != "f"):
+        return array.astype(input_dtype)
+    if array.dtype.kind not in "iuf" or (array.dtype.kind == "f" and input_dtype.kind != "f"):
         # The core reports elements that no tensor can have.
         _ = native_value(value)
-        raise InvalidArgumentError(_mismatch(described, wanted, array) + "the element types differ")
-    return array.astype(wanted) if wanted.kind == "f" else _exactly(array, wanted, described)
+        raise InvalidArgumentError(_mismatch(described, input_dtype, array) + "the element types differ")
+    return array.astype(input_dtype) if input_dtype.kind == "f" else _exactly(array, input_dtype, described)
 
 
 def _exactly(
-    array: np.ndarray[Any, np.dtype[Any]], wanted: np.dtype[Any], described: Described
+    array: np.ndarray[Any, np.dtype[Any]], input_dtype: np.dtype[Any], described: Described
 ) -> np.ndarray[Any, np.dtype[Any]]:
     """Return the array in a type that holds each of its elements; otherwise raise an error."""
-    if np.can_cast(array.dtype, wanted, "safe"):
-        return array.astype(wanted)
+    if np.can_cast(array.dtype, input_dtype, "safe"):
+        return array.astype(input_dtype)
     with np.errstate(over="ignore", invalid="ignore"):
-        cast = array.astype(wanted)
+        cast = array.astype(input_dtype)
         changed = (cast.astype(array.dtype) != array) & ~np.isnan(array)
-    if wanted.kind != "f":
+    if input_dtype.kind != "f":
         # An integer that wraps around converts back to its old value, so its range is checked as well.
-        limits = np.iinfo(wanted)
+        limits = np.iinfo(input_dtype)
         changed |= (array < limits.min) | (array > limits.max)
     count = np.count_nonzero(changed)
     if count:
-        verb = "be rounded" if wanted.kind == "f" else "change"
+        verb = "be rounded" if input_dtype.kind == "f" else "change"
         raise InvalidArgumentError(
-            f"{_mismatch(described, wanted, array)}{count} of {array.size} elements would {verb}; to accept this, "
-            f"pass .astype(np.{wanted})"
+            f"{_mismatch(described, input_dtype, array)}{count} of {array.size} elements would {verb}; to accept this, "
+            f"pass .astype(np.{input_dtype})"
         )
     return cast
 
 
-def _mismatch(described: Described, wanted: np.dtype[Any], array: np.ndarray[Any, np.dtype[Any]]) -> str:
+def _mismatch(described: Described, input_dtype: np.dtype[Any], array: np.ndarray[Any, np.dtype[Any]]) -> str:
     name, _, shape = described
     sizes = ", ".join("?" if size is None else str(size) for size in shape)
-    return f'input "{name}" must be {wanted}[{sizes}], got {array.dtype}{list(array.shape)}: '
+    return f'input "{name}" must be {input_dtype}[{sizes}], got {array.dtype}{list(array.shape)}: '

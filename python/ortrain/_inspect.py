@@ -377,8 +377,8 @@ def inspect(
 
     """
     if isinstance(model, Module):
-        given = (loss_input_names, batch_size, shapes, operators, stop_gradients)
-        if any(argument is not None for argument in given):
+        other_arguments = (loss_input_names, batch_size, shapes, operators, stop_gradients)
+        if any(argument is not None for argument in other_arguments):
             raise InvalidArgumentError("a module must be the only argument: its loss and its shapes are fixed")
         return Norms([ParameterNorms(*row) for row in model._native.norms()])
     if isinstance(loss_input_names, str):

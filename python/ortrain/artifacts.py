@@ -346,8 +346,8 @@ def generate_artifacts(
             f"master_weights must be 'float32' or None, got {master_weights!r}; weights of float32 and float64 are "
             "trained in their own type"
         )
-    given = model_source(model)
-    source: Plain = given
+    forward_model = model_source(model)
+    source: Plain = forward_model
     optimizer_model = None
     chosen = _Choice(with_stops(with_operators(source, operators), stop_gradients), loss, loss_input_names)
     frozen = chosen.frozen(frozen_params)
@@ -359,10 +359,10 @@ def generate_artifacts(
         if _is_block(loss):
             names = _names("loss_input_names", loss_input_names)
             additional = _names("additional_output_names", additional_output_names)
-            source = _artifacts.with_loss(given, loss, names, additional, operators)
+            source = _artifacts.with_loss(forward_model, loss, names, additional, operators)
             loss, loss_input_names = None, None
         if _is_block(optimizer):
-            optimizer_model, optimizer = _artifacts.optimizer_model(given, optimizer, trained, frozen), None
+            optimizer_model, optimizer = _artifacts.optimizer_model(forward_model, optimizer, trained, frozen), None
     settings, spec, own = None, None, None
     if isinstance(optimizer, OptimizerConfig):
         spec, own, optimizer = chosen.described(optimizer, trained), optimizer._own, None
@@ -491,19 +491,19 @@ class _Choice:
 
     def trained(
         self,
-        wanted: Sequence[str] | Callable[[ParameterInfo], bool] | None,
+        selection: Sequence[str] | Callable[[ParameterInfo], bool] | None,
         frozen: Sequence[str],
         last: int | None,
     ) -> list[str]:
         if last is not None:
-            return self._last(last, wanted, frozen)
-        if wanted is None:
+            return self._last(last, selection, frozen)
+        if selection is None:
             return [info.name for info in self._found if info.role == "trained" and info.name not in frozen]
-        return self._select("requires_grad", wanted, lambda info: info.role == "trained")
+        return self._select("requires_grad", selection, lambda info: info.role == "trained")
 
-    def _last(self, last: int, wanted: object, frozen: Sequence[str]) -> list[str]:
+    def _last(self, last: int, selection: object, frozen: Sequence[str]) -> list[str]:
         """Return the parameters of the last layers."""
-        if wanted is not None:
+        if selection is not None:
             raise InvalidArgumentError("requires_grad and last both select the trained parameters; pass only one")
         count = operator.index(last)
         there = max((info.layer for info in self._found if info.layer is not None), default=0)
@@ -518,27 +518,27 @@ class _Choice:
         """Return the description of an optimizer for the trained parameters."""
         among = set(trained)
 
-        def select(argument: str, wanted: str | Sequence[str] | Callable[[ParameterInfo], bool]) -> list[str]:
-            wanted = [wanted] if isinstance(wanted, str) else wanted
-            names = self._select(argument, wanted, lambda info: info.name in among)
+        def select(argument: str, selection: str | Sequence[str] | Callable[[ParameterInfo], bool]) -> list[str]:
+            selection = [selection] if isinstance(selection, str) else selection
+            names = self._select(argument, selection, lambda info: info.name in among)
             if not names:
                 raise InvalidArgumentError(f"{argument} selects no trained parameter")
             return names
 
         return config._for(trained, select, lambda: {info.name: info.layer for info in self._found})
 
-    def frozen(self, wanted: Sequence[str] | Callable[[ParameterInfo], bool] | None) -> list[str]:
-        return self._select("frozen_params", wanted or (), lambda info: "float" in info.dtype)
+    def frozen(self, selection: Sequence[str] | Callable[[ParameterInfo], bool] | None) -> list[str]:
+        return self._select("frozen_params", selection or (), lambda info: "float" in info.dtype)
 
     def _select(
         self,
         argument: str,
-        wanted: Sequence[str] | Callable[[ParameterInfo], bool],
+        selection: Sequence[str] | Callable[[ParameterInfo], bool],
         among: Callable[[ParameterInfo], bool],
     ) -> list[str]:
-        if callable(wanted):
-            return [info.name for info in self._found if among(info) and wanted(info)]
-        names = _names(argument, wanted)
+        if callable(selection):
+            return [info.name for info in self._found if among(info) and selection(info)]
+        names = _names(argument, selection)
         if not any(map(_is_pattern, names)):
             return names
         there = {info.name for info in self._found}

@@ -95,8 +95,8 @@ class OrtrainBackendRep(BackendRep):
                 raise OrtrainError(f"expected {len(self._inputs)} inputs ({names}), got {len(values)}")
             feeds = dict(zip(self._inputs, values, strict=True))
         results = self._session.run(None, feeds)
-        made: tuple[Any, ...] = namedtupledict("Outputs", self._outputs)(*results)
-        return made
+        outputs: tuple[Any, ...] = namedtupledict("Outputs", self._outputs)(*results)
+        return outputs
 
 
 class OrtrainBackend(Backend):
@@ -213,18 +213,18 @@ VULKAN, METAL and DX12
         version, operators = kwargs.pop("opset_version", None), kwargs.pop("operators", None)
         _nothing_more(kwargs)
         values = list(inputs.values()) if isinstance(inputs, dict) else list(inputs)
-        given = {name: value for name, value in zip(node.input, values, strict=False) if name}
+        feeds = {name: value for name, value in zip(node.input, values, strict=False) if name}
         graph = onnx.helper.make_graph(
             [node],
             "node",
-            [onnx.helper.make_value_info(name, _type_of(value)) for name, value in given.items()],
+            [onnx.helper.make_value_info(name, _type_of(value)) for name, value in feeds.items()],
             [onnx.ValueInfoProto(name=name) for name in node.output if name],
         )
         sets = [onnx.helper.make_opsetid("", version or onnx.defs.onnx_opset_version())]
         if node.domain not in ("", "ai.onnx"):
             sets.append(onnx.helper.make_opsetid(node.domain, 1))
         model = onnx.helper.make_model(graph, opset_imports=sets)
-        return cls.prepare(model, device, operators=operators).run(given)
+        return cls.prepare(model, device, operators=operators).run(feeds)
 
 
 def _nothing_more(kwargs: dict[str, Any]) -> None:

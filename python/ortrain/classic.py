@@ -325,12 +325,12 @@ class TrainingParameters:
         """
         if not isinstance(states, Mapping) or not all(isinstance(state, Mapping) for state in states.values()):
             raise TypeError("states must be a dict of dicts of arrays, by weight and by name")
-        made = {weight: {name: np.array(value) for name, value in state.items()} for weight, state in states.items()}
-        names = [*made, *(name for state in made.values() for name in state)]
-        arrays = [array for state in made.values() for array in state.values()]
+        copies = {weight: {name: np.array(value) for name, value in state.items()} for weight, state in states.items()}
+        names = [*copies, *(name for state in copies.values() for name in state)]
+        arrays = [array for state in copies.values() for array in state.values()]
         if not all(isinstance(name, str) for name in names) or any(array.dtype.kind in "OSUV" for array in arrays):
             raise TypeError("states must be a dict of dicts of arrays of numbers, by weight and by name")
-        self._states = made
+        self._states = copies
 
 
 # Required values of the settings for several processes, because ortrain trains in one process.
@@ -445,20 +445,20 @@ class TrainingSession(InferenceSession):
         if path_or_bytes == b"":
             raise InvalidArgumentError("the model is empty; expected an ONNX model")
         options = self._set_up(sess_options, providers, provider_options)
-        given = _native_parameters(parameters)
+        settings = _native_parameters(parameters)
         if options.optimized_model_filepath:
             # This file has the complete training graph: forward pass, gradients and updates.
-            written = given["model_with_training_graph_path"]
+            written = settings["model_with_training_graph_path"]
             if written not in (None, options.optimized_model_filepath):
                 raise UnsupportedError(
                     "optimized_model_filepath and model_with_training_graph_path name two files for the same model; "
                     "set one of them"
                 )
-            given["model_with_training_graph_path"] = options.optimized_model_filepath
-        self._optimizer_name: str = given["training_optimizer_name"]
+            settings["model_with_training_graph_path"] = options.optimized_model_filepath
+        self._optimizer_name: str = settings["training_optimizer_name"]
         self._classic = _ortrain.ClassicSession(
             with_changes(with_operators(model_source(path_or_bytes), None), options),
-            given,
+            settings,
             _seeds.of_process(),
             device=self._device,
             detect_anomaly=options.detect_anomaly,
@@ -531,9 +531,9 @@ class TrainingSession(InferenceSession):
             )
 
     def _run_native(
-        self, feeds: dict[str, Native], wanted: list[str], run_options: RunOptions | None, restricted: bool
+        self, feeds: dict[str, Native], requested_names: list[str], run_options: RunOptions | None, restricted: bool
     ) -> list[Native]:
-        return self._run_classic(feeds, [(name, None) for name in wanted], run_options)
+        return self._run_classic(feeds, [(name, None) for name in requested_names], run_options)
 
     def _run_native_into(
         self,
@@ -549,26 +549,26 @@ class TrainingSession(InferenceSession):
         outputs: list[tuple[str, _ortrain.OrtValue | None]],
         run_options: RunOptions | None,
     ) -> list[Native]:
-        given: dict[str, _ortrain.OrtValue] = {}
+        tensors: dict[str, _ortrain.OrtValue] = {}
         for name, value in feeds.items():
             if isinstance(value, list):
                 raise InvalidArgumentError(f"input {name!r} must be a tensor, got a sequence of {len(value)}")
-            given[name] = value
+            tensors[name] = value
         names = [name for name, *_ in self._described_outputs()]
         restricted = run_options is not None and run_options.only_execute_path_to_fetches
         mode = False if run_options is not None and not getattr(run_options, "training_mode", True) else None
         found = self._classic.run(
-            given,
-            [(names.index(name), place) for name, place in outputs],
+            tensors,
+            [(names.index(name), buffer) for name, buffer in outputs],
             restricted=restricted,
             training_mode=mode,
         )
-        made: list[Native] = []
-        for (_, place), returned in zip(outputs, found, strict=True):
-            result = place if returned is None else returned
+        results: list[Native] = []
+        for (_, buffer), returned in zip(outputs, found, strict=True):
+            result = buffer if returned is None else returned
             assert result is not None
-            made.append(result)
-        return made
+            results.append(result)
+        return results
 
     def get_state(self) -> dict[str, npt.NDArray[Any]]:
         """Return copies of the weights and of their optimizer state, by name.
@@ -636,8 +636,8 @@ class TrainingSession(InferenceSession):
         False
 
         """
-        made = self._optimizer_results().get(output_name)
-        return self._classic.is_output_fp32_node(output_name) if made is None else made
+        is_float32 = self._optimizer_results().get(output_name)
+        return self._classic.is_output_fp32_node(output_name) if is_float32 is None else is_float32
 
     def _optimizer_results(self) -> dict[str, bool]:
         """Return the results of the optimizer's nodes by name, with True for float32."""
@@ -646,18 +646,18 @@ class TrainingSession(InferenceSession):
             return {}
         states = self._classic.model_state(True)
         weights, copies = states["full_precision"], states.get("mixed_precision", {})
-        made = {f"{name}_{ending}": value for name, value in weights.items()}
+        results = {f"{name}_{ending}": value for name, value in weights.items()}
         if self._optimizer_name != "SGDOptimizer":
-            made |= {f"{name}_fp16_{ending}": value for name, value in copies.items()}
+            results |= {f"{name}_fp16_{ending}": value for name, value in copies.items()}
         for weight, state in self._classic.optimizer_state().items():
             for name, value in state.items():
                 if weight not in weights:
-                    made[f"{name}_Out"] = value
+                    results[f"{name}_Out"] = value
                 elif name == "Update_Count":
-                    made[f"{weight}_grad_Step_Out"] = value
+                    results[f"{weight}_grad_Step_Out"] = value
                 else:
-                    made[f"{name}_{weight}_Out"] = value
-        return {name: value.data_type() == "tensor(float)" for name, value in made.items()}
+                    results[f"{name}_{weight}_Out"] = value
+        return {name: value.data_type() == "tensor(float)" for name, value in results.items()}
 
     def set_providers(
         self,

@@ -125,7 +125,7 @@ _CAPI_TRAINING = "onnxruntime.capi.training"
 # Previous values of these names in an installed onnxruntime.
 _classic_before: dict[str, object] = {}
 # Functions of an installed onnxruntime that ortrain replaces.
-_kept: dict[str, Callable[[int], None]] = {}
+_saved: dict[str, Callable[[int], None]] = {}
 # Module behind onnxruntime, which scripts also ask for providers. ortrain adds the names of `capi` to it.
 _PYBIND_STATE = "onnxruntime.capi._pybind_state"
 # Module that scripts usually import exceptions from.
@@ -244,7 +244,7 @@ def _set_seed(seed: int) -> None:
     if not -(1 << 63) <= operator.index(seed) < 1 << 63:
         raise OutOfRangeError(f"a seed must be a 64-bit integer, from -2**63 to 2**63 - 1, got {seed}")
     _seeds.set_seed(operator.index(seed))
-    theirs = _kept.get("set_seed")
+    theirs = _saved.get("set_seed")
     if theirs is not None:
         theirs(operator.index(seed))
 
@@ -309,7 +309,7 @@ def install() -> None:
         setattr(core, name, kind)
     core.training = package  # type: ignore[attr-defined]
     if hasattr(core, "set_seed"):
-        _kept["set_seed"] = core.set_seed
+        _saved["set_seed"] = core.set_seed
     core.set_seed = _set_seed  # type: ignore[attr-defined]
     for name in ("api", "artifacts"):
         setattr(package, name, _MODULES[f"{_TRAINING}.{name}"])
@@ -333,8 +333,8 @@ def uninstall() -> None:
     sys.meta_path.remove(_FINDER)
     _Beginnings.shown = False
     core = sys.modules["onnxruntime"]
-    if "set_seed" in _kept:
-        core.set_seed = _kept.pop("set_seed")  # type: ignore[attr-defined]
+    if "set_seed" in _saved:
+        core.set_seed = _saved.pop("set_seed")  # type: ignore[attr-defined]
     else:
         del core.set_seed
     _seeds.set_seed(None)
@@ -383,41 +383,41 @@ def _core() -> types.ModuleType:
 
 def _custom() -> dict[str, types.ModuleType]:
     """Return the packages of onnxcustom; their modules are imported on demand."""
-    made = {name: types.ModuleType(name, f"{name}, as far as ortrain has it.") for name in _PACKAGES}
-    for packaged in made.values():
+    modules = {name: types.ModuleType(name, f"{name}, as far as ortrain has it.") for name in _PACKAGES}
+    for packaged in modules.values():
         packaged.__path__ = []
-    whole, training = made[_CUSTOM], made[f"{_CUSTOM}.training"]
-    vars(whole).update({"__version__": "0.4.344", "__max_supported_opset__": _NEWEST})
-    whole.__max_supported_opsets__ = {"": _NEWEST, "ai.onnx.ml": 2}  # type: ignore[attr-defined]
+    root, training = modules[_CUSTOM], modules[f"{_CUSTOM}.training"]
+    vars(root).update({"__version__": "0.4.344", "__max_supported_opset__": _NEWEST})
+    root.__max_supported_opsets__ = {"": _NEWEST, "ai.onnx.ml": 2}  # type: ignore[attr-defined]
     vars(training).update({name: getattr(excs, name) for name in excs.__all__})
-    for name, packaged in made.items():
+    for name, packaged in modules.items():
         package, _, own = name.rpartition(".")
         if package:
-            setattr(made[package], own, packaged)
-    return made
+            setattr(modules[package], own, packaged)
+    return modules
 
 
 def _stand_in(core: types.ModuleType) -> dict[str, types.ModuleType]:
     """Return the extension modules of the substitute for ``onnxruntime``."""
-    behind = types.ModuleType(_PYBIND_STATE, "The part of onnxruntime's extension module that ortrain has.")
+    extension = types.ModuleType(_PYBIND_STATE, "The part of onnxruntime's extension module that ortrain has.")
     beside = {"InferenceSession": InferenceSession, "set_seed": _set_seed}
-    vars(behind).update({name: _CORE[name] for name in _ABOUT} | beside | _VALUES | _EXCEPTIONS)
+    vars(extension).update({name: _CORE[name] for name in _ABOUT} | beside | _VALUES | _EXCEPTIONS)
     package = types.ModuleType(_PYBIND_STATE.rpartition(".")[0])
     package.__path__ = []
-    package.onnxruntime_pybind11_state = behind  # type: ignore[attr-defined]
+    package.onnxruntime_pybind11_state = extension  # type: ignore[attr-defined]
     core.capi = package  # type: ignore[attr-defined]
-    return {package.__name__: package, _PYBIND_STATE: behind, _EXTENSION: behind}
+    return {package.__name__: package, _PYBIND_STATE: extension, _EXTENSION: extension}
 
 
 def _beside() -> dict[str, types.ModuleType]:
     """Return the extension module of an installed ``onnxruntime``, with the names of ortrain added."""
     theirs = importlib.import_module(_PYBIND_STATE)
-    behind = types.ModuleType(_PYBIND_STATE, theirs.__doc__)
-    vars(behind).update(vars(theirs) | _VALUES)
+    extension = types.ModuleType(_PYBIND_STATE, theirs.__doc__)
+    vars(extension).update(vars(theirs) | _VALUES)
     for name, kind in _EXCEPTIONS.items():
         # Our exception is used if onnxruntime does not have the name (any more).
-        same = vars(behind).setdefault(name, kind)
+        same = vars(extension).setdefault(name, kind)
         if same is not kind:
             _bases.setdefault(kind, kind.__bases__)
             kind.__bases__ = (*kind.__bases__, same)
-    return {_PYBIND_STATE: behind}
+    return {_PYBIND_STATE: extension}

@@ -200,14 +200,14 @@ class InferenceSession:
         return self._native.meta()
 
     def _run_native(
-        self, feeds: dict[str, Native], wanted: list[str], run_options: RunOptions | None, restricted: bool
+        self, feeds: dict[str, Native], requested_names: list[str], run_options: RunOptions | None, restricted: bool
     ) -> list[Native]:
         """Return the outputs with these names; if ``restricted``, compute only the values that they need."""
         names = [name for name, *_ in self._described_outputs()]
         if restricted:
-            return self._native.run(feeds, [names.index(name) for name in wanted])
+            return self._native.run(feeds, [names.index(name) for name in requested_names])
         results = dict(zip(names, self._native.run(feeds, None), strict=True))
-        return [results[name] for name in wanted]
+        return [results[name] for name in requested_names]
 
     def _run_native_into(
         self,
@@ -217,14 +217,14 @@ class InferenceSession:
     ) -> list[Native]:
         """Return the outputs with these names, each in the memory of its value or, without one, in a new value."""
         names = [name for name, *_ in self._described_outputs()]
-        places = [(names.index(name), value) for name, value in outputs]
-        found = self._native.run_into(feeds, places, restricted=is_restricted(run_options))
-        made: list[Native] = []
-        for (_, place), value in zip(places, found, strict=True):
-            result = place if value is None else value
+        targets = [(names.index(name), value) for name, value in outputs]
+        found = self._native.run_into(feeds, targets, restricted=is_restricted(run_options))
+        results: list[Native] = []
+        for (_, buffer), value in zip(targets, found, strict=True):
+            result = buffer if value is None else value
             assert result is not None
-            made.append(result)
-        return made
+            results.append(result)
+        return results
 
     def _input_value(self, value: Any, described: Described) -> _ortrain.OrtValue:
         """Convert the value of an input for the core."""
@@ -504,7 +504,7 @@ class InferenceSession:
 
         """
         check_begin(run_options)
-        wanted = self._requested_outputs(output_names)
+        requested_names = self._requested_outputs(output_names)
         self._check_feed(input_feed)
         inputs = [*self._described_inputs(), *self._described_overridable()]
         described = {description[0]: description for description in inputs}
@@ -515,7 +515,10 @@ class InferenceSession:
                 feeds[name] = [native_value(tensor) for tensor in value]
             else:
                 feeds[name] = self._input_value(value, described[name]) if name in described else native_value(value)
-        return [_arrays(value) for value in self._run_native(feeds, wanted, run_options, is_restricted(run_options))]
+        return [
+            _arrays(value)
+            for value in self._run_native(feeds, requested_names, run_options, is_restricted(run_options))
+        ]
 
     def run_with_ort_values(
         self,
@@ -539,7 +542,7 @@ class InferenceSession:
 
         """
         check_begin(run_options)
-        wanted = self._requested_outputs(output_names)
+        requested_names = self._requested_outputs(output_names)
         self._check_feed(input_dict_ort_values)
         for name, value in input_dict_ort_values.items():
             if not is_ortvalue(value):
@@ -547,7 +550,7 @@ class InferenceSession:
                     f"the value for {name!r} must be an OrtValue, got {type(value).__name__}; run accepts arrays"
                 )
         feeds: dict[str, Native] = {name: native_value(value) for name, value in input_dict_ort_values.items()}
-        found = self._run_native(feeds, wanted, run_options, is_restricted(run_options))
+        found = self._run_native(feeds, requested_names, run_options, is_restricted(run_options))
         tensors = [value for value in found if not isinstance(value, list)]
         if len(tensors) == len(found) and feeds:
             return outputs_like_inputs(tensors, list(input_dict_ort_values.values()))
@@ -602,8 +605,8 @@ class InferenceSession:
             raise InvalidArgumentError("no output is bound; call bind_output first")
         names = self._requested_outputs([name for name, _ in outputs])
         self._check_feed(binding._inputs)
-        made = self._run_native_into(dict(binding._inputs), outputs, run_options)
-        for name, value in zip(names, made, strict=True):
+        results = self._run_native_into(dict(binding._inputs), outputs, run_options)
+        for name, value in zip(names, results, strict=True):
             if isinstance(value, list):
                 raise InvalidArgumentError(f"output {name!r} is a sequence of tensors, which only run returns")
             binding._values[name] = value
@@ -645,21 +648,24 @@ class InferenceSession:
         check_begin(run_options)
         if isinstance(feed_names, str) or isinstance(fetch_names, str):
             raise TypeError("feed_names and fetch_names must be lists of names, got one name")
-        given, wanted = list(feed_names), self._requested_outputs(list(fetch_names))
-        for count, names, what in ((len(feeds), given, "feeds"), (len(fetch_devices), wanted, "fetch_devices")):
+        input_names, output_names = list(feed_names), self._requested_outputs(list(fetch_names))
+        for count, names, what in (
+            (len(feeds), input_names, "feeds"),
+            (len(fetch_devices), output_names, "fetch_devices"),
+        ):
             if count != len(names):
                 raise InvalidArgumentError(f"expected {len(names)} values in {what}, got {count}")
-        for name in given:
-            if given.count(name) > 1:
+        for name in input_names:
+            if input_names.count(name) > 1:
                 raise InvalidArgumentError(f"input {name!r} is given twice")
         for device in fetch_devices:
             check_device(device)
-        there: list[_ortrain.OrtValue | None] = list(fetches) or [None] * len(wanted)
-        if len(there) != len(wanted):
-            raise InvalidArgumentError(f"expected {len(wanted)} values in fetches, got {len(there)}")
-        values: dict[str, Native] = dict(zip(given, feeds, strict=True))
+        there: list[_ortrain.OrtValue | None] = list(fetches) or [None] * len(output_names)
+        if len(there) != len(output_names):
+            raise InvalidArgumentError(f"expected {len(output_names)} values in fetches, got {len(there)}")
+        values: dict[str, Native] = dict(zip(input_names, feeds, strict=True))
         self._check_feed(values)
-        found = self._run_native_into(values, list(zip(wanted, there, strict=True)), run_options)
+        found = self._run_native_into(values, list(zip(output_names, there, strict=True)), run_options)
         if any(isinstance(value, list) for value in found):
             raise InvalidArgumentError("an output is a sequence of tensors, which only run returns")
         fetches._fill([value for value in found if not isinstance(value, list)])
@@ -669,29 +675,29 @@ class InferenceSession:
         if isinstance(output_names, str):
             raise TypeError("output_names must be a list of names, got one name")
         outputs = [description[0] for description in self._described_outputs()]
-        wanted = list(output_names) if output_names else outputs
-        for name in wanted:
+        requested_names = list(output_names) if output_names else outputs
+        for name in requested_names:
             if name not in outputs:
                 near = hint(name, outputs)
                 raise InvalidArgumentError(f"the model has no output {name!r}; it has {', '.join(outputs)}{near}")
-        return wanted
+        return requested_names
 
     def _check_feed(self, feed: Mapping[str, object]) -> None:
         """Check that every input has a value. The error for an unknown name suggests a similar missing input."""
         inputs = [name for name, *_ in self._described_inputs()]
         missing = [name for name in inputs if name not in feed]
         overridable = [name for name, *_ in self._described_overridable()]
-        for given in feed:
-            if given in inputs or given in overridable:
+        for feed_name in feed:
+            if feed_name in inputs or feed_name in overridable:
                 continue
-            near = hint(given, missing)
+            near = hint(feed_name, missing)
             if near:
                 there = ", ".join(inputs)
-                raise InvalidArgumentError(f'the model has no input "{given}"; it has {there}{near}')
+                raise InvalidArgumentError(f'the model has no input "{feed_name}"; it has {there}{near}')
         if missing:
-            given_names = ", ".join(f'"{name}"' for name in feed)
+            feed_names = ", ".join(f'"{name}"' for name in feed)
             names = ", ".join(f'"{name}"' for name in missing)
-            beside = f"values were given for {given_names}" if given_names else "none was given"
+            beside = f"values were given for {feed_names}" if feed_names else "none was given"
             raise InvalidArgumentError(f"no value was given for input{'s' * (len(missing) > 1)} {names}; {beside}")
 
 

@@ -190,13 +190,13 @@ class SessionIOBinding:
         return [value.array() for value in self._output_values()]
 
     def _output_values(self) -> list[_ortrain.OrtValue]:
-        made = []
-        for name, place in self._outputs.items():
-            value = place if place is not None else self._values.get(name)
+        values = []
+        for name, memory in self._outputs.items():
+            value = memory if memory is not None else self._values.get(name)
             if value is None:
                 raise OrtrainError(f"output {name!r} has no value yet: call run_with_iobinding first")
-            made.append(value)
-        return made
+            values.append(value)
+        return values
 
     def _bind_output(self, name: str, value: _ortrain.OrtValue | None) -> None:
         if not isinstance(name, str):

@@ -318,21 +318,21 @@ def _is_representable(value: npt.NDArray[Any] | np.generic) -> bool:
 def _fitting(what: str, described: Described, value: Any, sizes: dict[str, tuple[int, str]]) -> Any:
     """Convert a value to a jax array and check it against the model. ``sizes`` has the known sizes of named axes."""
     name, _, shape = described
-    wanted = _dtype_of(described)
+    target = _dtype_of(described)
     if isinstance(value, (np.ndarray, np.generic)) and not _is_representable(value):
         raise InvalidArgumentError(
             f'{what} "{name}" has values outside the range of {_in_jax(value.dtype)}: {_WITHOUT_64_BITS}'
         )
     try:
         array = jnp.asarray(value)
-        given = np.dtype(array.dtype)
+        dtype = np.dtype(array.dtype)
     except (TypeError, ValueError) as error:
         raise TypeError(f'{what} "{name}" must be an array, got {type(value).__name__} ({error})') from error
-    if given != wanted and getattr(array, "weak_type", False) and _is_float(given) and _is_float(wanted):
+    if dtype != target and getattr(array, "weak_type", False) and _is_float(dtype) and _is_float(target):
         # A Python number has no type of its own.
-        array = array.astype(wanted)
-    elif given != wanted and not (given.kind in "iu" and wanted.kind in "iu" and np.can_cast(given, wanted)):
-        advice = f"the element types differ; to convert it, pass .astype(jnp.{_in_jax(wanted)})"
+        array = array.astype(target)
+    elif dtype != target and not (dtype.kind in "iu" and target.kind in "iu" and np.can_cast(dtype, target)):
+        advice = f"the element types differ; to convert it, pass .astype(jnp.{_in_jax(target)})"
         raise InvalidArgumentError(_mismatch(what, described, array) + advice)
     if array.ndim != len(shape):
         raise InvalidArgumentError(_mismatch(what, described, array) + "the numbers of axes differ")
@@ -424,7 +424,7 @@ class _Model:
             ) from error
         # jax drops computations of empty results, so elements that appear in a run would go unnoticed.
         for shape, (name, _, _) in zip(found, self.outputs, strict=True):
-            if 0 in shape and not any(0 in given for given in shapes):
+            if 0 in shape and not any(0 in input_shape for input_shape in shapes):
                 raise UnsupportedError(
                     f'"{name}" is empty, {list(shape)}, for inputs of zeros; the shape of a result in jax cannot '
                     "depend on values"
@@ -433,36 +433,36 @@ class _Model:
 
     def pullback(self, moved: Sequence[bool]) -> _Pullback | None:
         """Return the pullback for the perturbed values; ``None`` if no perturbed value has a gradient."""
-        names = (name for (name, _, _), wanted in zip(self.values, moved, strict=True) if wanted)
-        wanted = tuple(name for name in names if name in self._differentiable)
-        if wanted and wanted not in self._pullbacks:
-            self._pullbacks.setdefault(wanted, self._new_pullback(wanted))
-        return self._pullbacks.get(wanted)
+        names = (name for (name, _, _), perturbed in zip(self.values, moved, strict=True) if perturbed)
+        requested = tuple(name for name in names if name in self._differentiable)
+        if requested and requested not in self._pullbacks:
+            self._pullbacks.setdefault(requested, self._new_pullback(requested))
+        return self._pullbacks.get(requested)
 
-    def _new_pullback(self, wanted: tuple[str, ...]) -> _Pullback:
-        inputs = [name for name, _, _ in self.inputs if name in wanted]
-        if len(wanted) == len(inputs) + len(self._weights):
+    def _new_pullback(self, requested: tuple[str, ...]) -> _Pullback:
+        inputs = [name for name, _, _ in self.inputs if name in requested]
+        if len(requested) == len(inputs) + len(self._weights):
             return _Pullback(self, self._opened(self._source, self._weights, inputs))
         # Some weights are constant for jax, so here all weights are inputs.
         plain = self._native.evaluation_model()
         model = _Model(plain, self._opened(plain, [], None), self._opened)
-        return _Pullback(model, self._opened(plain, [], list(wanted)))
+        return _Pullback(model, self._opened(plain, [], list(requested)))
 
-    def derivative(self, of: list[str], wanted: list[str]) -> tuple[_Model, tuple[str, ...]]:
+    def derivative(self, of: list[str], requested: list[str]) -> tuple[_Model, tuple[str, ...]]:
         """Return the model of the gradients and the names of its gradients. ``of`` become additional inputs."""
         if self._of_gradients:
             raise UnsupportedError(
                 "third-order gradients are not supported: ortrain differentiates a model at most twice"
             )
         try:
-            source = _ortrain.vjp(self._native.evaluation_model(), of, wanted, True)
+            source = _ortrain.vjp(self._native.evaluation_model(), of, requested, True)
             model = _Model(source, self._opened(source, [], None), self._opened, of_gradients=True)
         except OrtrainError as error:
             raise UnsupportedError(f"this gradient has no gradient: {error}") from error
         # The gradients follow the other outputs, sorted by the names of their values.
         added = [name for name, _, _ in model.outputs][len(self.outputs) :]
-        names = dict(zip(sorted(wanted), added, strict=True))
-        return model, tuple(names[name] for name in wanted)
+        names = dict(zip(sorted(requested), added, strict=True))
+        return model, tuple(names[name] for name in requested)
 
 
 class _Pullback:
@@ -471,20 +471,20 @@ class _Pullback:
     def __init__(self, model: _Model, native: _ortrain.ForwardBackward) -> None:
         self.model, self._native = model, native
         self.of = native.differentiable_outputs()
-        self.wanted = [*native.differentiable_inputs(), *native.weight_names()]
+        self.requested = [*native.differentiable_inputs(), *native.weight_names()]
         self._count = len(model.values)
         self._kinds = {name: kind for name, kind, _ in model.outputs}
-        places = {name: at for at, (name, _, _) in enumerate(model.values)}
-        self._places = [places[name] for name in self.wanted]
+        positions = {name: at for at, (name, _, _) in enumerate(model.values)}
+        self._positions = [positions[name] for name in self.requested]
         callback = _Callback(native.gradient_names(), self._pulled, self._types_of)
         self.call = _differentiable(callback, lambda: self._derivative)
 
     @functools.cached_property
     def _derivative(self) -> tuple[_Model, tuple[str, ...]]:
-        return self.model.derivative(self.of, self.wanted)
+        return self.model.derivative(self.of, self.requested)
 
     def _types_of(self, values: Sequence[Any]) -> list[Any]:
-        return [jax.ShapeDtypeStruct(values[at].shape, values[at].dtype) for at in self._places]
+        return [jax.ShapeDtypeStruct(values[at].shape, values[at].dtype) for at in self._positions]
 
     def _pulled(self, values: Sequence[npt.NDArray[Any]]) -> list[npt.NDArray[Any]]:
         """Run both passes: jax may call this method again, or in another order than the evaluation."""
@@ -509,10 +509,10 @@ class _Backward:
         if self.pullback is None:
             return (None,) * len(values)
         model = self.pullback.model
-        given = dict(zip(self.names, cotangents, strict=True))
+        cotangents_by_name = dict(zip(self.names, cotangents, strict=True))
         types = dict(zip([name for name, _, _ in model.outputs], model.types_of(values), strict=True))
-        seeds = [_seed(given.get(name), types[name]) for name in self.pullback.of]
-        gradients = dict(zip(self.pullback.wanted, self.pullback.call(*values, *seeds), strict=True))
+        seeds = [_seed(cotangents_by_name.get(name), types[name]) for name in self.pullback.of]
+        gradients = dict(zip(self.pullback.requested, self.pullback.call(*values, *seeds), strict=True))
         return tuple(gradients.get(name) for name, _, _ in model.values)
 
 
@@ -575,9 +575,9 @@ def _called(names: Sequence[str], host: _Host, types: tuple[Any, ...]) -> Callab
     def returned(*values: Any) -> tuple[npt.NDArray[Any], ...]:
         return tuple(checked(values))
 
-    def filled(_: Any, rooms: Sequence[Any], *values: Any) -> None:
-        for room, value in zip(rooms, checked(values), strict=True):
-            np.asarray(room)[...] = value
+    def filled(_: Any, buffers: Sequence[Any], *values: Any) -> None:
+        for buffer, value in zip(buffers, checked(values), strict=True):
+            np.asarray(buffer)[...] = value
 
     def anywhere(*values: Any) -> Any:
         return jax.pure_callback(returned, types, *values, vmap_method="sequential")

@@ -601,13 +601,13 @@ def _from_text(text: str, function: Factor | None) -> Schedule:
     return schedule
 
 
-def _schedule(given: Any, what: str) -> Schedule:
-    if isinstance(given, Schedule):
-        return given
-    if isinstance(given, type) or not callable(given):
-        shown = given.__name__ if isinstance(given, type) else type(given).__name__
+def _schedule(value: Any, what: str) -> Schedule:
+    if isinstance(value, Schedule):
+        return value
+    if isinstance(value, type) or not callable(value):
+        shown = value.__name__ if isinstance(value, type) else type(value).__name__
         raise TypeError(f"{what} must be a schedule or a function from steps to a factor, got {shown}")
-    return Function(given)
+    return Function(value)
 
 
 def _check_optimizer(optimizer: object) -> None:

@@ -212,20 +212,20 @@ class TrainingSession:
     def _step(
         self, inputs: Sequence[Any], outputs: Sequence[npt.NDArray[Any]] | None, *, training: bool
     ) -> list[Any] | None:
-        given = _collection("inputs", inputs)
+        arguments = _collection("inputs", inputs)
         described = self._native.inputs(training)
-        if len(described) == len(given):
-            values = list(map(input_value, given, described))
+        if len(described) == len(arguments):
+            values = list(map(input_value, arguments, described))
         else:
             # The core reports the expected number of inputs.
-            values = [native_value(value) for value in given]
+            values = [native_value(value) for value in arguments]
         if outputs is None:
-            return outputs_like_inputs(self._native.step(values, training), given)
-        rooms = list(_collection("outputs", outputs))
-        for at, room in enumerate(rooms):
-            if not isinstance(room, np.ndarray):
-                raise TypeError(f"outputs[{at}] must be a NumPy array, got {type(room).__name__}")
-        self._native.step_into(values, rooms, training)
+            return outputs_like_inputs(self._native.step(values, training), arguments)
+        buffers = list(_collection("outputs", outputs))
+        for at, buffer in enumerate(buffers):
+            if not isinstance(buffer, np.ndarray):
+                raise TypeError(f"outputs[{at}] must be a NumPy array, got {type(buffer).__name__}")
+        self._native.step_into(values, buffers, training)
         return None
 
     def lazy_reset_grad(self) -> None:
@@ -322,13 +322,13 @@ class TrainingSession:
         # Sessions without schedules do not import this module.
         from ortrain import schedules
 
-        made = schedules._schedule(schedule, "schedule")
+        lr_schedule = schedules._schedule(schedule, "schedule")
         rate = self.get_learning_rate() if lr is None else lr
-        decided = schedules._value_for(made, None, self._native.step_count())
-        self._native.register_lr_scheduler(made._native, rate)
+        decided = schedules._value_for(lr_schedule, None, self._native.step_count())
+        self._native.register_lr_scheduler(lr_schedule._native, rate)
         if decided is not None:
             self._native.scheduler_step(decided)
-        self._schedule = made
+        self._schedule = lr_schedule
 
     def resume_lr_scheduler(self, function: Factor | None = None) -> None:
         """Register the schedule that the checkpoint was saved with, including its complete state.

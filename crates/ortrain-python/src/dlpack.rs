@@ -436,7 +436,7 @@ fn export_with_layout<'py, M: Layout>(
     };
     let managed = M::new(header, memory.is_read_only());
     let exported = Box::into_raw(Box::new(ExportedTensor { managed, _memory: memory, axes }));
-    // SAFETY: this function owns the box until the capsule owns it, and `Given` outlives the pointers to its
+    // SAFETY: this function owns the box until the capsule owns it, and `ExportedTensor` outlives the pointers to its
     // contents.
     let managed = unsafe {
         let axes = (*exported).axes.as_mut_ptr();

@@ -750,7 +750,7 @@ impl InferenceSession {
         for (k, (feed, copy)) in feeds.iter().zip(&copies).enumerate() {
             match (feed, copy) {
                 (_, Some(tensor)) => tensors.push(RunInput::from(tensor)),
-                (Feed::Given(input), None) => tensors.push(*input),
+                (Feed::Tensor(input), None) => tensors.push(*input),
                 (Feed::Lent(value), None) => {
                     key.lent.push((k, value.dims.to_vec()));
                     lent.push(&**value.memory);
@@ -1130,7 +1130,7 @@ fn check_feeds(variant: &mut Variant, feeds: &[Feed<'_>]) -> Result<()> {
                 }
             }
             _ if info.sequence => return refuse(feed.describe(), "a tensor is no sequence"),
-            Feed::Given(_) | Feed::Lent(_) => {}
+            Feed::Tensor(_) | Feed::Lent(_) => {}
         }
     }
     variant.signature.check_described(describe_feeds(feeds).into_iter())

@@ -23,7 +23,7 @@ use crate::{Lent, Result, Value};
 #[derive(Clone, Copy, Debug)]
 pub enum Feed<'a> {
     /// A tensor, or bytes of the caller.
-    Given(RunInput<'a>),
+    Tensor(RunInput<'a>),
     /// Shared memory that others may write to. Floats may be read in place during the run. Other types are
     /// copied at the start of the run, since indices are checked before use.
     Lent(Lent<'a>),
@@ -33,7 +33,7 @@ pub enum Feed<'a> {
 
 impl<'a> From<RunInput<'a>> for Feed<'a> {
     fn from(input: RunInput<'a>) -> Feed<'a> {
-        Feed::Given(input)
+        Feed::Tensor(input)
     }
 }
 
@@ -46,7 +46,7 @@ impl<'a> From<Lent<'a>> for Feed<'a> {
 impl<'a> From<&'a Value> for Feed<'a> {
     fn from(value: &'a Value) -> Feed<'a> {
         match value {
-            Value::Tensor(tensor) => Feed::Given(RunInput::from(tensor)),
+            Value::Tensor(tensor) => Feed::Tensor(RunInput::from(tensor)),
             Value::Sequence(tensors) => Feed::Sequence(tensors),
         }
     }
@@ -57,7 +57,7 @@ impl Feed<'_> {
     pub(crate) fn describe(&self) -> String {
         let tensor = |dtype: DType, dims: &[usize]| format!("{dtype}{dims:?}");
         match self {
-            Feed::Given(input) => tensor(input.dtype, input.dims),
+            Feed::Tensor(input) => tensor(input.dtype, input.dims),
             Feed::Lent(lent) => tensor(lent.dtype, lent.dims),
             Feed::Sequence(several) => format!("a sequence of {}", several.len()),
         }
@@ -103,7 +103,7 @@ pub(crate) fn output_spans<'a>(fetches: &'a [Fetch<'_>]) -> impl Iterator<Item =
 /// Copies a tensor. Returns `None` for a sequence.
 pub(crate) fn copy_tensor(feed: &Feed<'_>) -> Result<Option<Tensor>> {
     let (dtype, dims, bytes) = match feed {
-        Feed::Given(input) => (input.dtype, input.dims, input.bytes.to_vec()),
+        Feed::Tensor(input) => (input.dtype, input.dims, input.bytes.to_vec()),
         Feed::Lent(lent) => {
             let Ok(bytes) = byte_length(lent.dtype, lent.dims) else { return Ok(None) };
             (lent.dtype, lent.dims, lent.memory.to_vec(0, bytes)?)
@@ -116,7 +116,7 @@ pub(crate) fn copy_tensor(feed: &Feed<'_>) -> Result<Option<Tensor>> {
 /// Returns the element type, shape and number of bytes of each tensor.
 pub(crate) fn describe_feeds<'a>(feeds: &[Feed<'a>]) -> Vec<(DType, &'a [usize], usize)> {
     let of = |feed: &Feed<'a>| match feed {
-        Feed::Given(input) => Some((input.dtype, input.dims, input.bytes.len())),
+        Feed::Tensor(input) => Some((input.dtype, input.dims, input.bytes.len())),
         Feed::Lent(lent) => {
             let (have, need) = (lent.memory.len(), byte_length(lent.dtype, lent.dims).unwrap_or(usize::MAX));
             Some((lent.dtype, lent.dims, have.min(need)))

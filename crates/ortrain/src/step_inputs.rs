@@ -35,7 +35,7 @@ pub(crate) fn split_inputs<'a>(
     for (k, (feed, copy)) in feeds.iter().zip(copies).enumerate() {
         match (feed, copy) {
             (_, Some(tensor)) => copied.push(RunInput::from(tensor)),
-            (Feed::Given(value), None) => copied.push(*value),
+            (Feed::Tensor(value), None) => copied.push(*value),
             (Feed::Lent(value), None) => lent.push((k, *value)),
             (Feed::Sequence(_), None) => {}
         }

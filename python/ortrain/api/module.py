@@ -140,9 +140,9 @@ class Module:
         True
 
         """
-        given = self._in_order(user_inputs, named_inputs)
-        outputs = self._native.step(self._values(given), self.training)
-        results = outputs_like_inputs(outputs, given)
+        inputs = self._in_order(user_inputs, named_inputs)
+        outputs = self._native.step(self._values(inputs), self.training)
+        results = outputs_like_inputs(outputs, inputs)
         if len(results) == 1:
             return results[0]
         # Cached: reading the names again would wait for another thread that uses the state.
@@ -152,11 +152,11 @@ class Module:
 
     def _in_order(self, positional: tuple[Any, ...], named: Mapping[str, Any]) -> list[Any]:
         """Return the inputs of a step in the model's order. A ``None`` by position is ignored."""
-        given = [value for value in positional if value is not None]
+        inputs = [value for value in positional if value is not None]
         if not named:
-            return given
+            return inputs
         names = self.input_names()
-        rest = names[len(given) :]
+        rest = names[len(inputs) :]
         for name in named:
             if name not in rest:
                 none = f"is not one of {', '.join(names)}{hint(name, names)}"
@@ -165,16 +165,16 @@ class Module:
         missing = [name for name in rest if name not in named]
         if missing:
             raise InvalidArgumentError(f"no value was given for input {', '.join(map(repr, missing))}")
-        return given + [named[name] for name in rest]
+        return inputs + [named[name] for name in rest]
 
-    def _values(self, given: list[Any]) -> list[_ortrain.OrtValue]:
+    def _values(self, inputs: list[Any]) -> list[_ortrain.OrtValue]:
         if self.training not in self._inputs:
             self._inputs[self.training] = self._native.inputs(self.training)
         described = self._inputs[self.training]
         # The core reports the expected number of inputs.
-        if len(given) != len(described):
-            return [native_value(value) for value in given]
-        return list(map(input_value, given, described))
+        if len(inputs) != len(described):
+            return [native_value(value) for value in inputs]
+        return list(map(input_value, inputs, described))
 
     def profile(self, *user_inputs: Any, steps: int = 10, warmup: int = 1, **named_inputs: Any) -> Profile:
         """Run steps on these inputs, as a call does, and measure the time of each instruction.

@@ -91,9 +91,9 @@ class Outputs(tuple[Tensor, ...], Generic[Tensor]):
     """Names of the outputs."""
 
     def __new__(cls, values: Sequence[Tensor], names: Sequence[str]) -> Outputs[Tensor]:  # noqa: D102
-        made = super().__new__(cls, values)
-        made.names = tuple(names)
-        return made
+        outputs = super().__new__(cls, values)
+        outputs.names = tuple(names)
+        return outputs
 
     # The type of the key is Any, because a tuple does not accept names.
     def __getitem__(self, key: Any) -> Any:

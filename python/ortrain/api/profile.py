@@ -140,7 +140,7 @@ class Profile:
         half = steps[len(steps) // 2] * 1e3
         summary = f"{len(steps)} steps, {half:.3f} ms per step (median); {self.memory:,} bytes of memory"
         heads = ["node", "kind", "shapes", "calls", "ms/step", "share of time", "share of the machine's limit"]
-        whole = max(sum(instruction.total for instruction in self.instructions), 1e-12)
+        total_time = max(sum(instruction.total for instruction in self.instructions), 1e-12)
         rows = [
             (
                 instruction.node,
@@ -148,7 +148,7 @@ class Profile:
                 instruction.shapes,
                 instruction.calls,
                 f"{instruction.total / len(steps) * 1e3:.3f}",
-                f"{instruction.total / whole:.1%}",
+                f"{instruction.total / total_time:.1%}",
                 f"{instruction.share:.0%}" if instruction.bound else "",
             )
             for instruction in sorted(self.instructions, key=lambda instruction: -instruction.total)

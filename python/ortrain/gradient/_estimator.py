@@ -74,12 +74,12 @@ class Estimator(Parameters):
         True
 
         """
-        whole = {name: value for name, value in params.items() if "__" not in name}
-        super().set_params(**whole)
-        if whole:
+        constructor_params = {name: value for name, value in params.items() if "__" not in name}
+        super().set_params(**constructor_params)
+        if constructor_params:
             # The constructor converts names to objects.
             type(self).__init__(self, **self.get_params())
-        super().set_params(**{name: value for name, value in params.items() if name not in whole})
+        super().set_params(**{name: value for name, value in params.items() if name not in constructor_params})
         self.build_onnx_function()
         return self
 
@@ -113,9 +113,9 @@ class Estimator(Parameters):
 
     def __getstate__(self) -> dict[str, Any]:
         # Stores the parameters and the learned state. Functions are built again on load.
-        kept = {name: value for name, value in vars(self).items() if not name.endswith("_") and name != "_logger"}
-        kept |= {name: vars(self)[name] for name in ("train_losses_", "validation_losses_") if name in vars(self)}
-        return kept | {"device": ort_device_to_string(self.device), "learned": self._learned()}
+        state = {name: value for name, value in vars(self).items() if not name.endswith("_") and name != "_logger"}
+        state |= {name: vars(self)[name] for name in ("train_losses_", "validation_losses_") if name in vars(self)}
+        return state | {"device": ort_device_to_string(self.device), "learned": self._learned()}
 
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update({name: value for name, value in state.items() if name != "learned"})
@@ -157,13 +157,13 @@ class Estimator(Parameters):
         return (number + 1) % self.validation_every == 0
 
     def _with_initializers(self, model: onnx.ModelProto | None, values: Mapping[str, OrtValue]) -> onnx.ModelProto:
-        given = self.model_onnx if model is None else model
-        names = {entry.name for entry in given.graph.initializer}
+        source_model = self.model_onnx if model is None else model
+        names = {entry.name for entry in source_model.graph.initializer}
         for name in values:
             if name not in names:
                 raise OrtrainError(f"weight {name!r} was trained, but the model has no initializer of this name")
-        made = _ortrain.with_initializers(given.SerializeToString(), list(values.items()))
-        return onnx.load_from_string(made)
+        serialized = _ortrain.with_initializers(source_model.SerializeToString(), list(values.items()))
+        return onnx.load_from_string(serialized)
 
 
 def random_like(shape: list[int], dtype: npt.DTypeLike) -> npt.NDArray[Any]:

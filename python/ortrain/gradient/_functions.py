@@ -48,8 +48,8 @@ class OnnxFunction:
 
     def write(self, outputs: Mapping[str, OrtValue], **feeds: OrtValue) -> None:
         """Writes outputs into existing values, which may also be inputs of the function."""
-        places = [(self._outputs.index(name), value) for name, value in outputs.items()]
-        self._session.run_into(dict(feeds), places)
+        indexed_outputs = [(self._outputs.index(name), value) for name, value in outputs.items()]
+        self._session.run_into(dict(feeds), indexed_outputs)
 
 
 def _loaded(model: bytes) -> OnnxFunction:
@@ -70,24 +70,24 @@ class Typed:
         self.model = self._build_model(np.float32)
 
     def _build_model(self, dtype: Any) -> onnx.ModelProto:
-        made = function_onnx_graph(self._name, dtype=dtype, **self._settings)
-        return made if self._change is None else self._change(made)
+        model = function_onnx_graph(self._name, dtype=dtype, **self._settings)
+        return model if self._change is None else self._change(model)
 
-    def of(self, value: OrtValue, whole: bool = False) -> OnnxFunction:
-        """Returns the function for the element type of a value; ``whole`` if the call passes inputs with a default.
+    def of(self, value: OrtValue, overrides: bool = False) -> OnnxFunction:
+        """Returns the function for the element type of a value; ``overrides`` if the call passes inputs with a default.
 
         Raises:
             InvalidArgumentError: for element types other than float32 and float64.
 
         """
-        key = (value.element_type(), whole)
+        key = (value.element_type(), overrides)
         if key not in self._functions:
             model = self._build_model(proto_type_to_dtype(key[0]))
-            if whole:
-                given = {entry.name for entry in model.graph.input}
-                kept = [entry for entry in model.graph.initializer if entry.name not in given]
+            if overrides:
+                input_names = {entry.name for entry in model.graph.input}
+                constants = [entry for entry in model.graph.initializer if entry.name not in input_names]
                 del model.graph.initializer[:]
-                model.graph.initializer.extend(kept)
+                model.graph.initializer.extend(constants)
             self._functions[key] = OnnxFunction(model)
         return self._functions[key]
 

@@ -252,9 +252,9 @@ class GraphInfo:
         self.initializer_grad_names_to_train = native.gradient_names()[len(self.user_input_grad_names) :]
         self.user_output_names = outputs
         self.module_output_gradient_name = [f"{name}_grad" for name in differentiable]
-        places = range(len(outputs))
-        self.output_grad_indices_non_differentiable = [at for at in places if outputs[at] not in differentiable]
-        self.output_grad_indices_require_full_shape = [at for at in places if outputs[at] in differentiable]
+        indices = range(len(outputs))
+        self.output_grad_indices_non_differentiable = [at for at in indices if outputs[at] not in differentiable]
+        self.output_grad_indices_require_full_shape = [at for at in indices if outputs[at] in differentiable]
         self.module_output_indices_requires_save_for_backward: list[int] = []
         self.cached_node_arg_names: list[str] = []
         self.frontier_node_arg_map: dict[str, str] = {}
@@ -335,11 +335,11 @@ class OrtModuleGraphBuilder:
         """
         if self._source is None:
             raise OrtrainError("there is no model to build from: call initialize first")
-        wanted = self._config.input_names_require_grad
+        input_names = self._config.input_names_require_grad
         self._native = _ortrain.ForwardBackward(
             self._source,
             _names(self._config.initializer_names_to_train),
-            None if wanted is None else _names(wanted),
+            None if input_names is None else _names(input_names),
             training=None,
             seed=0,
             device=self._device,

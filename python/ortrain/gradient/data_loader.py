@@ -121,8 +121,8 @@ class OrtDataLoader:
         return f"OrtDataLoader(..., ..., batch_size={self.batch_size!r}, device={ort_device_to_string(self.device)!r})"
 
     def __getstate__(self) -> dict[str, Any]:
-        kept = ("X_np", "y_np", "w_np", "batch_size", "random_iter")
-        return {name: getattr(self, name) for name in kept} | {"device": ort_device_to_string(self.device)}
+        attribute_names = ("X_np", "y_np", "w_np", "batch_size", "random_iter")
+        return {name: getattr(self, name) for name in attribute_names} | {"device": ort_device_to_string(self.device)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)

@@ -143,8 +143,8 @@ def onnx_derivative(
     checked_model(onx)
     if options == DerivativeOptions.Loss:
         return _of_loss(onx, weights, inputs, loss, label, path_name)
-    given = {"loss": loss, "label": label, "path_name": path_name}
-    for argument, value in given.items():
+    loss_arguments = {"loss": loss, "label": label, "path_name": path_name}
+    for argument, value in loss_arguments.items():
         if value is not None:
             raise InvalidArgumentError(f"{argument} requires DerivativeOptions.Loss, got {options!r}")
     if options & DerivativeOptions.KeepYieldOp and options != DerivativeOptions.KeepYieldOp:
@@ -167,27 +167,29 @@ def onnx_derivative(
 def _of_outputs(onx: onnx.ModelProto, native: _ortrain.ForwardBackward, options: DerivativeOptions) -> onnx.ModelProto:
     """Builds the derivative with the gradients of the outputs as inputs, or as ones."""
     weights, outputs = native.weight_names(), native.differentiable_outputs()
-    wanted = [*native.differentiable_inputs(), *weights]
-    made = onnx.load_from_string(vjp(_with_inputs(onx, weights), of=outputs, wrt=wanted))
-    graph = made.graph
+    variables = [*native.differentiable_inputs(), *weights]
+    model = onnx.load_from_string(vjp(_with_inputs(onx, weights), of=outputs, wrt=variables))
+    graph = model.graph
     if options & DerivativeOptions.FillGrad:
-        _fill(made, outputs)
+        _fill(model, outputs)
     found = {entry.name: entry for entry in graph.output}
-    kept = [found[f"{name}_grad"] for name in wanted]
+    results = [found[f"{name}_grad"] for name in variables]
     if options & DerivativeOptions.KeepOutputs:
-        kept += [found[entry.name] for entry in onx.graph.output]
-    nodes, needed = needed_nodes(_without_identities(graph, {entry.name for entry in kept}), (o.name for o in kept))
+        results += [found[entry.name] for entry in onx.graph.output]
+    nodes, needed = needed_nodes(
+        _without_identities(graph, {entry.name for entry in results}), (o.name for o in results)
+    )
     graph = onnx.GraphProto(
         name=graph.name,
         doc_string=graph.doc_string,
         node=nodes,
         input=graph.input,
-        output=kept,
+        output=results,
         initializer=[entry for entry in graph.initializer if entry.name in needed],
         sparse_initializer=[entry for entry in graph.sparse_initializer if entry.values.name in needed],
         value_info=[entry for entry in graph.value_info if entry.name in needed],
     )
-    return model_like(made, graph)
+    return model_like(model, graph)
 
 
 def _with_inputs(onx: onnx.ModelProto, weights: list[str]) -> onnx.ModelProto:
@@ -213,11 +215,11 @@ def _fill(model: onnx.ModelProto, outputs: list[str]) -> None:
         )
     graph = model.graph
     gradients = {f"{name}_grad": name for name in outputs}
-    taken, ones = names_of(graph), []
+    existing_names, ones = names_of(graph), []
     for entry in graph.input:
         if entry.name not in gradients:
             continue
-        shape = unique_name(taken, f"{gradients[entry.name]}_shape")
+        shape = unique_name(existing_names, f"{gradients[entry.name]}_shape")
         one = helper.make_tensor("value", entry.type.tensor_type.elem_type, [1], [1])
         ones.append(helper.make_node("Shape", [gradients[entry.name]], [shape]))
         ones.append(helper.make_node("ConstantOfShape", [shape], [entry.name], value=one))
@@ -279,8 +281,8 @@ def _of_loss(
             for entry in onx.graph.input
             if entry.type.tensor_type.elem_type in FLOATS and entry.name in reached
         ]
-    wanted = [name for name in _some(inputs, "inputs") if name not in results]
-    builder = GradientGraphBuilder(onx.SerializeToString(), results, wanted, loss)
+    variables = [name for name in _some(inputs, "inputs") if name not in results]
+    builder = GradientGraphBuilder(onx.SerializeToString(), results, variables, loss)
     builder.build()
     builder.save(path_name)
     return onnx.load_from_string(builder.get_model())

@@ -178,10 +178,10 @@ support; use OrtGradientForwardBackwardOptimizer
 
         """
         inputs = [entry.name for entry in self.model_onnx.graph.input]
-        wanted = 2 if sample_weight is None else 3
-        if len(inputs) != wanted:
+        array_count = 2 if sample_weight is None else 3
+        if len(inputs) != array_count:
             raise OrtrainError(
-                f"expected {len(inputs)} inputs ({', '.join(inputs)}), got {wanted}: features, "
+                f"expected {len(inputs)} inputs ({', '.join(inputs)}), got {array_count}: features, "
                 f"labels{'' if sample_weight is None else ', weights of rows'}"
             )
         if self.batch_size < 1:
@@ -376,18 +376,18 @@ def _save_gradient(model: onnx.ModelProto, weights: list[str], loss: str, path: 
     """Writes the model with its gradients, and a second model that also has the updates of the weights."""
     gradients = grad(model, of=loss, wrt=weights)
     _files.write(path, gradients)
-    whole = onnx.load_from_string(gradients)
-    types = {entry.name: entry.data_type for entry in whole.graph.initializer}
+    update_model = onnx.load_from_string(gradients)
+    types = {entry.name: entry.data_type for entry in update_model.graph.initializer}
     kinds = {types[name] for name in weights}
     element = kinds.pop() if len(kinds) == 1 else onnx.TensorProto.FLOAT
-    whole.graph.input.append(onnx.helper.make_tensor_value_info(_RATE, element, [1]))
+    update_model.graph.input.append(onnx.helper.make_tensor_value_info(_RATE, element, [1]))
     for name in weights:
         rate = _RATE
         if types[name] != element:
             rate = f"{name}_{_RATE}"
-            whole.graph.node.append(onnx.helper.make_node("Cast", [_RATE], [rate], to=types[name]))
-        whole.graph.node.append(onnx.helper.make_node("Mul", [rate, f"{name}_grad"], [f"{name}_step"]))
-        whole.graph.node.append(onnx.helper.make_node("Sub", [name, f"{name}_step"], [f"{name}_updated"]))
-        value = next(entry for entry in whole.graph.initializer if entry.name == name)
-        whole.graph.output.append(onnx.helper.make_tensor_value_info(f"{name}_updated", types[name], value.dims))
-    _files.write(f"{path}.training.onnx", whole.SerializeToString())
+            update_model.graph.node.append(onnx.helper.make_node("Cast", [_RATE], [rate], to=types[name]))
+        update_model.graph.node.append(onnx.helper.make_node("Mul", [rate, f"{name}_grad"], [f"{name}_step"]))
+        update_model.graph.node.append(onnx.helper.make_node("Sub", [name, f"{name}_step"], [f"{name}_updated"]))
+        value = next(entry for entry in update_model.graph.initializer if entry.name == name)
+        update_model.graph.output.append(onnx.helper.make_tensor_value_info(f"{name}_updated", types[name], value.dims))
+    _files.write(f"{path}.training.onnx", update_model.SerializeToString())

@@ -236,10 +236,10 @@ class OrtGradientForwardBackwardOptimizer(Estimator):
         for name, value in zip(self.weights_to_train, values[1:], strict=True):
             if value is None or name not in initial:
                 continue
-            wanted, found = initial[name][0], value.numpy()
-            if (wanted.dtype, wanted.shape) != (found.dtype, found.shape):
+            expected, found = initial[name][0], value.numpy()
+            if (expected.dtype, expected.shape) != (found.dtype, found.shape):
                 raise InvalidArgumentError(
-                    f"weight {name!r} is {wanted.dtype}{list(wanted.shape)}, but the value is "
+                    f"weight {name!r} is {expected.dtype}{list(expected.shape)}, but the value is "
                     f"{found.dtype}{list(found.shape)}"
                 )
         setattr(self, _attribute(kind), values)

@@ -222,7 +222,7 @@ or pass ordered=False
         trained, evaluated = builder.get_gradient_model(), builder.get_forward_model()
         inputs = [name for name, _, _ in native.inputs()]
         outputs = [name for name, _, _ in native.outputs()]
-        given, gradients = [*inputs, *self.weights_to_train], native.gradient_names()
+        argument_names, gradients = [*inputs, *self.weights_to_train], native.gradient_names()
         session = InferenceSession(trained, self.sess_options, providers=self.providers)
         cpu = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)
         own = type(self.onnx_model)
@@ -236,12 +236,12 @@ or pass ordered=False
             "_sess": session,
             "_sess_eval": InferenceSession(evaluated, self.sess_options, providers=self.providers),
             "_training_agent": TrainingAgent(
-                session, given, [cpu] * len(outputs), gradients, [cpu] * len(gradients), 0
+                session, argument_names, [cpu] * len(outputs), gradients, [cpu] * len(gradients), 0
             ),
             "_cache": OrtValueCache(),
             "_logger": self._logger,
             "_input_names": inputs,
-            "_grad_input_names": given,
+            "_grad_input_names": argument_names,
             "_output_names": outputs,
             "_bw_fetches_names": gradients,
             "_fw_outputs_device_info": [cpu] * len(outputs),
@@ -252,9 +252,9 @@ or pass ordered=False
             "_trained_onnx": to_caller(trained),
             "_optimized_pre_grad_model": to_caller(evaluated),
             "_graph_builder": builder,
-            "_devices": [cpu] * len(given),
+            "_devices": [cpu] * len(argument_names),
             "_debug": self.debug,
-            "_onx_inp": given,
+            "_onx_inp": argument_names,
             "_onx_out": gradients,
             "_native": native,
             "_models": {"_trained_onnx": trained, "_optimized_pre_grad_model": evaluated},
@@ -351,8 +351,8 @@ or pass ordered=False
         return {name: getattr(self, name) for name in names} | {"run_options": None, "graph_builder_config": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        wanted = {"class_name", "onnx_model", "weights_to_train"}
-        if not isinstance(state, dict) or not wanted <= state.keys():
+        required_keys = {"class_name", "onnx_model", "weights_to_train"}
+        if not isinstance(state, dict) or not required_keys <= state.keys():
             raise InvalidArgumentError(
                 "the state is not a pickled OrtGradientForwardBackward: it has no model or no weights"
             )
@@ -374,10 +374,10 @@ def _native(
     return _ortrain.ForwardBackward(source, weights, inputs, training=None, seed=0, device="cpu", **options)
 
 
-def _listed(given: Sequence[str] | None, found: list[str], what: str) -> list[str]:
-    if given is None:
+def _listed(requested_names: Sequence[str] | None, found: list[str], what: str) -> list[str]:
+    if requested_names is None:
         return found
-    names = list(given)
+    names = list(requested_names)
     for name in names:
         if name not in found:
             raise InvalidArgumentError(f"{what}: the model has no {name!r}{hint(str(name), found)}")
@@ -505,9 +505,9 @@ class OrtGradientForwardBackwardFunction:
             if len(vector) != len(devices):
                 raise OrtrainError(f"expected one value for each of {len(devices)} devices, got {len(vector)}")
             for at, device in enumerate(devices):
-                there, wanted = vector[at].device_name(), OrtGradientForwardBackwardFunction.device_name(device)
-                if there != wanted:
-                    raise OrtrainError(f"value {at} is on {there}, but must be on {wanted}")
+                there, expected = vector[at].device_name(), OrtGradientForwardBackwardFunction.device_name(device)
+                if there != expected:
+                    raise OrtrainError(f"value {at} is on {there}, but must be on {expected}")
         return vector
 
     @property
@@ -665,13 +665,13 @@ class OrtGradientForwardBackwardFunction:
         """
         if folder is bytes:
             return dict(cls._models)
-        place = os.fspath(folder)  # type: ignore[arg-type]
-        if not os.path.isdir(place):  # noqa: PTH112  (pathlib would be all that it is imported for)
-            raise NoSuchFileError(f"there is no folder {place}")
+        directory = os.fspath(folder)  # type: ignore[arg-type]
+        if not os.path.isdir(directory):  # noqa: PTH112  (pathlib would be all that it is imported for)
+            raise NoSuchFileError(f"there is no folder {directory}")
         paths = {}
         for name in _MODELS:
             file = f"{prefix or ''}{cls.__name__}{suffix or ''}.{name}.onnx"
-            path = os.path.join(place, file)  # noqa: PTH118
+            path = os.path.join(directory, file)  # noqa: PTH118
             if os.path.exists(path):  # noqa: PTH110
                 warnings.warn(f"{path} is overwritten", UserWarning, stacklevel=2)
             _files.write(path, cls._models[name])
@@ -701,10 +701,10 @@ def _without_others(
     cls: type[OrtGradientForwardBackwardFunction], gradients: OrtValueVector | Sequence[Any]
 ) -> OrtValueVector | Sequence[Any]:
     """Removes the gradients of outputs without a gradient."""
-    wanted = cls._native.differentiable_outputs()
-    if len(wanted) == len(cls._output_names) or len(gradients) != len(cls._output_names):
+    differentiable = cls._native.differentiable_outputs()
+    if len(differentiable) == len(cls._output_names) or len(gradients) != len(cls._output_names):
         return gradients
-    return [gradients[at] for at, name in enumerate(cls._output_names) if name in wanted]
+    return [gradients[at] for at, name in enumerate(cls._output_names) if name in differentiable]
 
 
 def _gradient_buffers(cache: OrtValueVector | None, native: _ortrain.ForwardBackward) -> list[_ortrain.OrtValue] | None:
@@ -713,12 +713,12 @@ def _gradient_buffers(cache: OrtValueVector | None, native: _ortrain.ForwardBack
     if not cache or len(cache) != len(names):
         return None
     first = len(names) - len(native.weight_names())
-    rooms = list(cache)[first:]
+    buffers = list(cache)[first:]
     fits = [
-        room.element_type() == weight.element_type() and room.shape() == weight.shape()
-        for room, weight in zip(rooms, native.initial_weights(), strict=True)
+        buffer.element_type() == weight.element_type() and buffer.shape() == weight.shape()
+        for buffer, weight in zip(buffers, native.initial_weights(), strict=True)
     ]
-    return rooms if all(fits) else None
+    return buffers if all(fits) else None
 
 
 def _filled(cache: OrtValueVector | None, values: list[_ortrain.OrtValue], name: str) -> OrtValueVector:

@@ -51,8 +51,8 @@ def optimizer_model(
     """Build the optimizer model of a block for the parameters of a model."""
     model = _read(source)
     trained, frozen = (
-        [tensor for tensor in model.graph.initializer if tensor.name in wanted]
-        for wanted in (set(requires_grad), set(frozen_params))
+        [tensor for tensor in model.graph.initializer if tensor.name in names]
+        for names in (set(requires_grad), set(frozen_params))
     )
     # Optimizers in plain ONNX need operators that older opsets do not have.
     version = max(opset_of(model), _OPTIMIZER_OPSET) if isinstance(optimizer, Optimizer) else opset_of(model)

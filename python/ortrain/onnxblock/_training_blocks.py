@@ -30,9 +30,9 @@ def register_outputs(model: onnx.ModelProto, names: tuple[str, ...]) -> None:
         outputs.append(entry)
     del graph.output[:]
     graph.output.extend(outputs)
-    kept = [entry for entry in graph.value_info if entry.name not in names]
+    remaining = [entry for entry in graph.value_info if entry.name not in names]
     del graph.value_info[:]
-    graph.value_info.extend(kept)
+    graph.value_info.extend(remaining)
 
 
 def _inferred(model: onnx.ModelProto, names: list[str]) -> list[onnx.ValueInfoProto]:
@@ -168,10 +168,10 @@ class TrainingBlock(ForwardBlock):
 
         """
         initializers = self._proto().graph.initializer
-        wanted = self._requires_grad
+        requires_grad = self._requires_grad
         return (
-            [tensor for tensor in initializers if wanted.get(tensor.name) is True],
-            [tensor for tensor in initializers if wanted.get(tensor.name) is False],
+            [tensor for tensor in initializers if requires_grad.get(tensor.name) is True],
+            [tensor for tensor in initializers if requires_grad.get(tensor.name) is False],
         )
 
     def to_model_proto(self) -> tuple[onnx.ModelProto, onnx.ModelProto]:  # type: ignore[override]
@@ -196,12 +196,12 @@ class TrainingBlock(ForwardBlock):
         model = self._proto()
         initializers = {tensor.name for tensor in model.graph.initializer}
         inputs = {entry.name for entry in model.graph.input} - initializers
-        wanted = self._requires_grad
+        requires_grad = self._requires_grad
         training, evaluation = _ortrain.training_models(
             with_operators(model.SerializeToString(), self._operators),
-            requires_grad=[name for name, trained in wanted.items() if trained and name not in inputs],
-            input_gradients=[name for name, trained in wanted.items() if trained and name in inputs],
-            frozen_params=[name for name, trained in wanted.items() if not trained and name not in inputs],
+            requires_grad=[name for name, trained in requires_grad.items() if trained and name not in inputs],
+            input_gradients=[name for name, trained in requires_grad.items() if trained and name in inputs],
+            frozen_params=[name for name, trained in requires_grad.items() if not trained and name not in inputs],
             additional_output_names=[entry.name for entry in model.graph.output[1:]],
             batch_norm=self._batch_norm,
         )

@@ -433,7 +433,7 @@ class LabelEncoder(Block):
         values_strings: Sequence[str] | None = None,
     ) -> None:
         super().__init__()
-        given = {
+        attributes = {
             "default_float": default_float,
             "default_int64": default_int64,
             "default_string": default_string,
@@ -444,7 +444,7 @@ class LabelEncoder(Block):
             "values_int64s": values_int64s,
             "values_strings": values_strings,
         }
-        self._attributes = {name: value for name, value in given.items() if value is not None}
+        self._attributes = {name: value for name, value in attributes.items() if value is not None}
 
     def build(self, label_encoder_input_name: str) -> str:
         """Return the name of the result.

@@ -115,7 +115,7 @@ class _Optimizer(Block):
         accessor = current()
         graph = self.base.graph
         gradients = "gradients" if self._clip_grad is None else self._clip_grad("gradients")
-        made, accessor.last_number = _ortrain.optimizer_model(
+        model_bytes, accessor.last_number = _ortrain.optimizer_model(
             self._kind,
             betas=self._betas,
             epsilon=self._eps,
@@ -125,7 +125,7 @@ class _Optimizer(Block):
             opset=accessor.opset(),
             last=accessor.last_number,
         )
-        added = onnx.ModelProto.FromString(made).graph
+        added = onnx.ModelProto.FromString(model_bytes).graph
         for node in added.node:
             node.input[:] = [gradients if name == "gradients" else name for name in node.input]
         added.ClearField("name")
@@ -234,10 +234,10 @@ class Optimizer(Block):
         trained = parameters[0]
         names = [tensor.name for tensor in trained]
 
-        def select(argument: str, wanted: str | Sequence[str] | Callable[..., Any]) -> list[str]:
-            if callable(wanted):
+        def select(argument: str, selection: str | Sequence[str] | Callable[..., Any]) -> list[str]:
+            if callable(selection):
                 raise InvalidArgumentError(f"{argument}: a block accepts names and patterns, not a callable")
-            patterns = [wanted] if isinstance(wanted, str) else wanted
+            patterns = [selection] if isinstance(selection, str) else selection
             for pattern in patterns:
                 if not fnmatch.filter(names, pattern):
                     near = near_to_pattern(pattern, names)
@@ -249,10 +249,10 @@ class Optimizer(Block):
 
         spec = self._config._for(names, select, layers)
         dtypes = list(dict.fromkeys(tensor.data_type for tensor in trained))
-        made, accessor.last_number = _ortrain.described_optimizer(
+        model_bytes, accessor.last_number = _ortrain.described_optimizer(
             spec, self._config._own, dtypes or [TensorProto.FLOAT], accessor.opset(), accessor.last_number
         )
-        model = onnx.ModelProto.FromString(made)
+        model = onnx.ModelProto.FromString(model_bytes)
         needed = next(entry.version for entry in model.opset_import if not entry.domain)
         if needed > accessor.opset():
             raise InvalidArgumentError(

@@ -182,11 +182,11 @@ class OptimizerConfig:
         if accumulation not in ("sum", "mean"):
             raise InvalidArgumentError(f"accumulation must be 'sum' or 'mean', got {accumulation!r}")
         options = {"max_norm_per_tensor": max_norm_per_tensor, "max_value": max_value, "ema_decay": ema_decay}
-        given = {name: value for name, value in options.items() if value is not None}
+        specified = {name: value for name, value in options.items() if value is not None}
         optimizer = type(self).__name__
         unbounded = bounds(optimizer)
         numbers = {
-            name: number(name, value, bound=name in unbounded) for name, value in (joined(settings) | given).items()
+            name: number(name, value, bound=name in unbounded) for name, value in (joined(settings) | specified).items()
         }
         spec: dict[str, Any] = {
             "optimizer": optimizer,
@@ -331,8 +331,8 @@ def _described(
     at: int, group: Group | Mapping[str, Any], settings: Mapping[str, float], unbounded: set[str]
 ) -> dict[str, Any]:
     """Return a group in the format of the core, without its parameters."""
-    given = joined({name: value for name, value in group.items() if name not in _OF_GROUPS})
-    unknown = next((name for name in given if name not in settings), None)
+    overrides = joined({name: value for name, value in group.items() if name not in _OF_GROUPS})
+    unknown = next((name for name in overrides if name not in settings), None)
     if unknown is not None:
         known = [*_OF_GROUPS, *settings]
         raise InvalidArgumentError(
@@ -348,7 +348,7 @@ def _described(
         "lr_factor": number(f"lr_factor of group {at}", 1.0 if lr_factor is None else lr_factor),
         "frozen_steps": frozen,
         "settings": {
-            name: number(f"{name} of group {at}", value, bound=name in unbounded) for name, value in given.items()
+            name: number(f"{name} of group {at}", value, bound=name in unbounded) for name, value in overrides.items()
         },
     }
     return found if lr is None else found | {"lr": number(f"lr of group {at}", lr)}

@@ -371,7 +371,7 @@ def register(
 
     """
     if function is None:
-        return lambda given: register(given, lr=lr, settings=settings, starts=starts)
+        return lambda decorated: register(decorated, lr=lr, settings=settings, starts=starts)
     if inspect.isfunction(function):
         if settings is not None:
             raise InvalidArgumentError("the settings of a Python function are its keyword arguments; omit settings")
@@ -385,10 +385,10 @@ def register(
             )
         proto, defaults = function, {name: number(name, value) for name, value in (settings or {}).items()}
     options = [p for p in inspect.signature(OwnOptimizer).parameters.values() if p.name not in ("lr", "settings")]
-    taken = next((name for name in defaults if name in ("lr", *(option.name for option in options))), None)
-    if taken is not None:
+    conflict = next((name for name in defaults if name in ("lr", *(option.name for option in options))), None)
+    if conflict is not None:
         raise InvalidArgumentError(
-            f"the optimizer {proto.name}: {taken!r} is an option of every optimizer; rename the setting"
+            f"the optimizer {proto.name}: {conflict!r} is an option of every optimizer; rename the setting"
         )
     own = _ortrain.OwnOptimizer(proto.SerializeToString(), defaults, float(lr), dict(starts or {}))
     keyword = inspect.Parameter.KEYWORD_ONLY

@@ -23,55 +23,56 @@ _FINITE = "ensure_all_finite" if tuple(map(int, sklearn.__version__.split(".")[:
 _ROWS_IN_MESSAGES = 5
 
 
-def validated(estimator: BaseEstimator, X: Any, *, allow_nan: bool, **given: Any) -> Any:
+def validated(estimator: BaseEstimator, X: Any, *, allow_nan: bool, **options: Any) -> Any:
     """Validate X, or X and y, with scikit-learn; X may have more than two axes, for example images."""
-    given |= {"allow_nd": True, _FINITE: "allow-nan" if allow_nan else True}
+    options |= {"allow_nd": True, _FINITE: "allow-nan" if allow_nan else True}
     # Before scikit-learn 1.6, the check is a method.
     check = getattr(validation, "validate_data", None)
-    return estimator._validate_data(X, **given) if check is None else check(estimator, X, **given)
+    return estimator._validate_data(X, **options) if check is None else check(estimator, X, **options)
 
 
-def rows_of(X: Array, wanted: Input) -> Array:
+def rows_of(X: Array, model_input: Input) -> Array:
     """Convert rows to the element type and the shape of the model input."""
-    given = X.shape[1:]
-    row = wanted.row
-    if row is None or _fits(given, row):
-        shape = given
+    sizes = X.shape[1:]
+    row = model_input.row
+    if row is None or _fits(sizes, row):
+        shape = sizes
     else:
-        count = math.prod(given)
+        count = math.prod(sizes)
         known = math.prod(size for size in row if size is not None)
         unknown = row.count(None)
-        fits = unknown <= 1 and len(given) == 1 and known > 0 and count % known == 0 and (unknown or count == known)
+        fits = unknown <= 1 and len(sizes) == 1 and known > 0 and count % known == 0 and (unknown or count == known)
         if not fits:
             names = ", ".join("?" if size is None else str(size) for size in row)
             raise InvalidArgumentError(
-                f'X has rows of shape {list(given)}, but the input "{wanted.name}" of the model has rows of shape '
+                f'X has rows of shape {list(sizes)}, but the input "{model_input.name}" of the model has rows of shape '
                 f"[{names}]; pass rows of that shape, or flat rows of equal size"
             )
         shape = tuple(count // known if size is None else size for size in row)
-    return np.ascontiguousarray(_converted(X, wanted).reshape(len(X), *shape))
+    return np.ascontiguousarray(_converted(X, model_input).reshape(len(X), *shape))
 
 
-def _fits(given: tuple[int, ...], row: tuple[int | None, ...]) -> bool:
-    return len(row) == len(given) and all(size in (None, there) for size, there in zip(row, given, strict=True))
+def _fits(sizes: tuple[int, ...], row: tuple[int | None, ...]) -> bool:
+    return len(row) == len(sizes) and all(size in (None, there) for size, there in zip(row, sizes, strict=True))
 
 
-def _converted(X: Array, wanted: Input) -> Array:
+def _converted(X: Array, model_input: Input) -> Array:
     """Convert X to the element type of the input; a conversion that changes a value is an error."""
-    if X.dtype == wanted.dtype:
+    if X.dtype == model_input.dtype:
         return X
     with np.errstate(over="ignore", invalid="ignore"):
-        converted = X.astype(wanted.dtype)
-    if wanted.dtype.kind == "f":
+        converted = X.astype(model_input.dtype)
+    if model_input.dtype.kind == "f":
         lost = np.isinf(converted) & np.isfinite(X)
-        what = f"is too large for {wanted.dtype}"
+        what = f"is too large for {model_input.dtype}"
     else:
         lost = converted != X
-        what = f"cannot be represented in {wanted.dtype}"
+        what = f"cannot be represented in {model_input.dtype}"
     if lost.any():
         at = tuple(int(index) for index in np.argwhere(lost)[0])
         raise InvalidArgumentError(
-            f'X has {X[at]} at {list(at)}, which {what}, the element type of the input "{wanted.name}" of the model'
+            f'X has {X[at]} at {list(at)}, which {what}, the element type of the input "{model_input.name}" of the '
+            "model"
         )
     return converted
 

@@ -173,25 +173,25 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
                     "the first call of partial_fit requires classes, because a batch need not have every label"
                 )
             return self._fitted_partially(X, y, sample_weight)
-        given, order = _sorted_classes(classes)
+        labels, order = _sorted_classes(classes)
         if known or self.classes is not None:
             there, order = (self.classes_, order) if known else _sorted_classes(self.classes)
-            if not np.array_equal(given, there):
+            if not np.array_equal(labels, there):
                 raise InvalidArgumentError(
-                    f"classes must not change: they are {_checks.listed(given)} here, but {_checks.listed(there)} "
+                    f"classes must not change: they are {_checks.listed(labels)} here, but {_checks.listed(there)} "
                     + ("before" if known else "in the constructor")
                 )
         else:
             # The order of the classes has no meaning here, like in scikit-learn.
-            order = np.arange(len(given))
-        return self._fitted_partially(X, y, sample_weight, _targets(given, order))
+            order = np.arange(len(labels))
+        return self._fitted_partially(X, y, sample_weight, _targets(labels, order))
 
     def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
         rows, labels = _checks.validated(self, X, y=y, allow_nan=self.allow_nan, reset=reset)
         check_classification_targets(labels)
         return rows, labels
 
-    def _seen(self, y: Array) -> Targets:
+    def _new_targets(self, y: Array) -> Targets:
         if self.classes is not None:
             return _targets(*_sorted_classes(self.classes))
         found = np.unique(y)
@@ -205,12 +205,12 @@ class OnnxClassifier(ClassifierMixin, OnnxEstimator):  # type: ignore[misc]
     def _previous_targets(self) -> Targets:
         return _targets(self.classes_, self._column_of)
 
-    def _check_columns(self, network: Network, seen: Targets) -> None:
-        if max(network.columns, 2) != seen.outputs:
+    def _check_columns(self, network: Network, targets: Targets) -> None:
+        if max(network.columns, 2) != targets.outputs:
             raise InvalidArgumentError(
-                f"there are {seen.outputs} classes, {_checks.listed(seen.attributes['classes_'])}, but the output "
-                f'"{network.shown}" has the shape {network.shape}; name the class of each column in classes, or '
-                f"replace the head: artifacts.replace_head(model, {seen.outputs})"
+                f"there are {targets.outputs} classes, {_checks.listed(targets.attributes['classes_'])}, but the "
+                f'output "{network.shown}" has the shape {network.shape}; name the class of each column in classes, or '
+                f"replace the head: artifacts.replace_head(model, {targets.outputs})"
             )
 
     def _loss(self, network: Network) -> str:

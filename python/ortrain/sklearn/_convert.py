@@ -54,7 +54,7 @@ def converted(fitted: Any, X: Any, train: Selection, *, classifier: bool) -> Con
     proto = _converted(fitted, rows)
     if predicted.ndim > 1:
         _without_reshape(proto)
-    given = _graphs.input_of(proto)
+    model_input = _graphs.input_of(proto)
 
     def network(output: str | None) -> Network:
         return _networks.network(proto, classifier=classifier, output=output, train=train, rows=rows)
@@ -70,7 +70,7 @@ def converted(fitted: Any, X: Any, train: Selection, *, classifier: bool) -> Con
             found = network(output)
     except InvalidArgumentError as error:
         raise UnsupportedError(f"{type(fitted).__name__} cannot be trained: {error}") from error
-    return Converted(proto.SerializeToString(), output, given, found, rows, predicted)
+    return Converted(proto.SerializeToString(), output, model_input, found, rows, predicted)
 
 
 def _converted(fitted: Any, rows: Array) -> ModelProto:
@@ -90,10 +90,10 @@ def _converted(fitted: Any, rows: Array) -> ModelProto:
         with warnings.catch_warnings():
             # Ignore warnings of packages that the converter uses.
             warnings.simplefilter("ignore")
-            made: ModelProto = skl2onnx.convert_sklearn(
+            proto: ModelProto = skl2onnx.convert_sklearn(
                 fitted, initial_types=[(_INPUT, kind([None, rows.shape[1]]))], **options
             )
-        return made
+        return proto
 
     try:
         try:

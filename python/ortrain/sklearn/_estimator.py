@@ -109,7 +109,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
     def _validated(self, X: Any, y: Any, *, reset: bool) -> tuple[Array, Array]:
         raise NotImplementedError
 
-    def _seen(self, y: Array) -> Targets:
+    def _new_targets(self, y: Array) -> Targets:
         """Inspect the targets before the training starts."""
         raise NotImplementedError
 
@@ -117,7 +117,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         """Return the properties of the targets of the previous training."""
         raise NotImplementedError
 
-    def _check_columns(self, network: Network, seen: Targets) -> None:
+    def _check_columns(self, network: Network, targets: Targets) -> None:
         """Raise an error if the model has a different number of outputs."""
         raise NotImplementedError
 
@@ -192,11 +192,13 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
             X, y, weights = _counting(X, y, sample_weight)
             rng = check_random_state(self.random_state)
             warm = self.warm_start and self.__sklearn_is_fitted__()
-            self._start(X, rng, self._previous_targets() if warm else self._seen(y), self._training if warm else None)
+            self._start(
+                X, rng, self._previous_targets() if warm else self._new_targets(y), self._training if warm else None
+            )
             validation: tuple[Batches, Array] | None = None
             if self.early_stopping:
-                X, X_held, y, y_held, weights, held = self._split(X, y, weights, rng)
-                validation = self._batches(X_held, y_held, held), y_held
+                X, X_holdout, y, y_holdout, weights, holdout_weights = self._split(X, y, weights, rng)
+                validation = self._batches(X_holdout, y_holdout, holdout_weights), y_holdout
             batches = self._batches(X, y, weights)
         if validation is not None:
             self.validation_scores_ = []
@@ -214,21 +216,23 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
             self.__dict__.update(before)
             raise
 
-    def _start(self, X: Array, rng: np.random.RandomState, seen: Targets, earlier: Training | None = None) -> None:
+    def _start(self, X: Array, rng: np.random.RandomState, targets: Targets, earlier: Training | None = None) -> None:
         """Create the training from the model, or from the weights of an earlier training."""
         if earlier is None:
-            proto = _graphs.read_model(self.model, math.prod(X.shape[1:]), seen.outputs)
-            given = _graphs.input_of(proto)
-            rows = _checks.rows_of(X[:1], given)
+            proto = _graphs.read_model(self.model, math.prod(X.shape[1:]), targets.outputs)
+            model_input = _graphs.input_of(proto)
+            rows = _checks.rows_of(X[:1], model_input)
             network = _networks.network(
                 proto, classifier=self._classifies, output=self.output, train=self.train, rows=rows
             )
         else:
-            given, network = self._input, _networks.with_weights(earlier.network, earlier.values(), self.train)
-        self._begin(given, network, seen, rng)
+            model_input, network = self._input, _networks.with_weights(earlier.network, earlier.values(), self.train)
+        self._begin(model_input, network, targets, rng)
 
-    def _begin(self, given: _graphs.Input, network: Network, seen: Targets, rng: np.random.RandomState) -> None:
-        self._check_columns(network, seen)
+    def _begin(
+        self, model_input: _graphs.Input, network: Network, targets: Targets, rng: np.random.RandomState
+    ) -> None:
+        self._check_columns(network, targets)
         self._training = Training(
             network,
             loss=self._loss(network),
@@ -236,11 +240,11 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
             num_threads=self.num_threads,
             seed=int(rng.randint(np.iinfo(np.int32).max)),
         )
-        self._input, self._rng = given, rng
+        self._input, self._rng = model_input, rng
         self.n_iter_ = 0
         self.loss_curve_ = []
         self.validation_scores_ = self.best_validation_score_ = None
-        self.__dict__.update(seen.attributes)
+        self.__dict__.update(targets.attributes)
 
     def _loss(self, network: Network) -> str:
         """Return the name of the loss; an unknown loss is an error."""
@@ -291,8 +295,8 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
                 if validation is not None:
                     self.best_validation_score_ = quality
                     best_values = self._training.values()
-            told_to_stop = self.on_epoch is not None and self.on_epoch(self) is True
-            if told_to_stop or waited >= self.n_iter_no_change:
+            stop_requested = self.on_epoch is not None and self.on_epoch(self) is True
+            if stop_requested or waited >= self.n_iter_no_change:
                 break
         if best_values is not None:
             self._training.restore(best_values)
@@ -303,16 +307,16 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         self.n_iter_ += 1
         self.loss_curve_.append(loss)
 
-    def _validation_score(self, held: Batches, y: Array) -> float:
-        size = self._training.block(self.batch_size, held.rows.shape[1:])
-        scores = self._training.scores(held, size)
+    def _validation_score(self, batches: Batches, y: Array) -> float:
+        size = self._training.block(self.batch_size, batches.rows.shape[1:])
+        scores = self._training.scores(batches, size)
         if not np.isfinite(scores).all():
             # No score is worse. The next pass reports the non-finite loss as an error.
             return -math.inf
-        return self._scored(y, self._decided(scores), held.weights[:, 0])
+        return self._scored(y, self._decided(scores), batches.weights[:, 0])
 
     def _fitted_partially(
-        self: Estimator, X: Any, y: Any, sample_weight: Any, seen: Targets | None = None
+        self: Estimator, X: Any, y: Any, sample_weight: Any, targets: Targets | None = None
     ) -> Estimator:
         with self._as_it_was():
             _checks.check_parameters(self)
@@ -325,7 +329,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
             X, y = self._validated(X, y, reset=first)
             X, y, weights = _counting(X, y, sample_weight)
             if first:
-                self._start(X, check_random_state(self.random_state), seen or self._seen(y))
+                self._start(X, check_random_state(self.random_state), targets or self._new_targets(y))
             batches = self._batches(X, y, weights)
         self._pass(batches, self._rng)
         return self
@@ -418,7 +422,7 @@ class OnnxEstimator(BaseEstimator):  # type: ignore[misc]
         if hasattr(fitted, "feature_names_in_"):
             estimator.feature_names_in_ = fitted.feature_names_in_
         rng = check_random_state(estimator.random_state)
-        estimator._begin(found.input, found.network, estimator._seen(found.predicted), rng)
+        estimator._begin(found.input, found.network, estimator._new_targets(found.predicted), rng)
         return estimator
 
     @classmethod

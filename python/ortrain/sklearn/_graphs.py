@@ -72,13 +72,13 @@ def _decoded(read: Callable[[], ModelProto], label: str) -> ModelProto:
 def input_info(proto: ModelProto) -> ValueInfoProto:
     """Return the declaration of the only input that is not an initializer."""
     constants = {tensor.name for tensor in proto.graph.initializer}
-    given: list[ValueInfoProto] = [info for info in proto.graph.input if info.name not in constants]
-    if len(given) != 1:
-        names = ", ".join(f'"{info.name}"' for info in given)
+    inputs: list[ValueInfoProto] = [info for info in proto.graph.input if info.name not in constants]
+    if len(inputs) != 1:
+        names = ", ".join(f'"{info.name}"' for info in inputs)
         raise InvalidArgumentError(
-            f"expected a model with one input, the matrix X, got {len(given)}" + (f": {names}" if names else "")
+            f"expected a model with one input, the matrix X, got {len(inputs)}" + (f": {names}" if names else "")
         )
-    return given[0]
+    return inputs[0]
 
 
 def input_of(proto: ModelProto) -> Input:
@@ -117,21 +117,21 @@ def _reads(node: NodeProto) -> Iterator[str]:
 def pruned(proto: ModelProto, outputs: Iterable[ValueInfoProto], also: Iterable[str] = ()) -> ModelProto:
     """Return the model with these outputs, without the nodes that neither the outputs nor `also` depend on."""
     outputs = list(outputs)
-    wanted = {info.name for info in outputs} | set(also)
-    kept: list[NodeProto] = []
+    required = {info.name for info in outputs} | set(also)
+    retained: list[NodeProto] = []
     # Nodes are in topological order: consumers follow the producer of a value.
     for node in reversed(proto.graph.node):
-        if wanted.intersection(node.output):
-            kept.append(node)
-            wanted.update(_reads(node))
-    made = {name for node in kept for name in node.output}
+        if required.intersection(node.output):
+            retained.append(node)
+            required.update(_reads(node))
+    produced = {name for node in retained for name in node.output}
     cut = ModelProto()
     cut.CopyFrom(proto)
     graph = cut.graph
     replaced: list[tuple[Any, Iterable[Any]]] = [
-        (graph.node, reversed(kept)),
-        (graph.initializer, [tensor for tensor in proto.graph.initializer if tensor.name in wanted]),
-        (graph.value_info, [info for info in proto.graph.value_info if info.name in made]),
+        (graph.node, reversed(retained)),
+        (graph.initializer, [tensor for tensor in proto.graph.initializer if tensor.name in required]),
+        (graph.value_info, [info for info in proto.graph.value_info if info.name in produced]),
         (graph.output, outputs),
     ]
     for field, entries in replaced:
@@ -153,9 +153,9 @@ def is_float(info: ValueInfoProto) -> bool:
 
 def unused(graph: GraphProto, name: str) -> str:
     """Return a name that no value of the graph has."""
-    taken = {value for node in graph.node for value in (*node.input, *node.output)}
-    taken.update(info.name for info in (*graph.input, *graph.initializer))
-    while name in taken:
+    used_names = {value for node in graph.node for value in (*node.input, *node.output)}
+    used_names.update(info.name for info in (*graph.input, *graph.initializer))
+    while name in used_names:
         name += "_"
     return name
 

@@ -110,10 +110,10 @@ class _Part:
     trained: tuple[str, ...]
 
 
-def _generate(train: Selection, model: ModelProto, **given: Any) -> None:
+def _generate(train: Selection, model: ModelProto, **options: Any) -> None:
     """Generate artifacts; errors name the parameter ``train``."""
     try:
-        artifacts.generate_artifacts(model, **given, **_trained_by(train))
+        artifacts.generate_artifacts(model, **options, **_trained_by(train))
     except InvalidArgumentError as error:
         sentence = str(error).replace("requires_grad", "train").replace("last must be", "train must be")
         raise InvalidArgumentError(sentence) from error
@@ -135,19 +135,19 @@ def _written_out(
             additional_output_names=[info.name for info in outputs if _is_number(proto.graph, info)],
             artifact_directory=folder,
         )
-        made = onnx.load(os.path.join(folder, "eval_model.onnx"))  # noqa: PTH118
+        eval_model = onnx.load(os.path.join(folder, "eval_model.onnx"))  # noqa: PTH118
         state = CheckpointState.load_checkpoint(os.path.join(folder, "checkpoint"))  # noqa: PTH118
     if scores is None:
-        node = maker(made.graph, made.graph.output[0].name)
+        node = maker(eval_model.graph, eval_model.graph.output[0].name)
         assert node is not None
         scores = node.input[0]
-    whole = ModelProto()
-    whole.CopyFrom(made)
-    whole.producer_name, whole.producer_version = proto.producer_name, proto.producer_version
-    whole.doc_string, whole.domain, whole.model_version = proto.doc_string, proto.domain, proto.model_version
-    del whole.metadata_props[:]
-    whole.metadata_props.extend(proto.metadata_props)
-    graph = whole.graph
+    model = ModelProto()
+    model.CopyFrom(eval_model)
+    model.producer_name, model.producer_version = proto.producer_name, proto.producer_version
+    model.doc_string, model.domain, model.model_version = proto.doc_string, proto.domain, proto.model_version
+    del model.metadata_props[:]
+    model.metadata_props.extend(proto.metadata_props)
+    graph = model.graph
     del graph.input[:]
     graph.input.append(input_info(proto))
     for name, parameter in state.parameters:
@@ -155,7 +155,7 @@ def _written_out(
     trained = tuple(name for name, parameter in state.parameters if parameter.requires_grad)
     if not trained:
         raise InvalidArgumentError("the model has no trained parameters; name parameters in train")
-    return _Part(pruned(whole, outputs, [scores]), scores, trained)
+    return _Part(pruned(model, outputs, [scores]), scores, trained)
 
 
 def _of_parts(proto: ModelProto, output: str, train: Selection) -> _Part:
@@ -207,9 +207,9 @@ def network(proto: ModelProto, *, classifier: bool, output: str | None, train: S
         part = _of_parts(proto, shown, train)
     else:
         part = _written_out(proto, artifacts.LossType.MSELoss, scores, train, outputs)
-        made = _measured(part, shown, classifier, rows)
-        if how != "Sigmoid" or made.columns == 1:
-            return made
+        measured = _measured(part, shown, classifier, rows)
+        if how != "Sigmoid" or measured.columns == 1:
+            return measured
         # Several sigmoids are independent classes; each probability is a sigmoid divided by their sum. The softmax of
         # the logarithms of the sigmoids computes the same.
         part = replace(part, scores=_logarithm_of_sigmoid(part.model, scores))

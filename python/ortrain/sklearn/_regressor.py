@@ -113,22 +113,22 @@ class OnnxRegressor(RegressorMixin, OnnxEstimator):  # type: ignore[misc]
         """
         return self._fitted_partially(X, y, sample_weight)
 
-    def _seen(self, y: Array) -> Targets:
+    def _new_targets(self, y: Array) -> Targets:
         return Targets(1 if y.ndim == 1 else int(y.shape[1]), {"_single": y.ndim == 1})
 
     def _previous_targets(self) -> Targets:
         return Targets(self._training.network.columns, {"_single": self._single})
 
-    def _check_columns(self, network: Network, seen: Targets) -> None:
-        if network.columns != seen.outputs:
+    def _check_columns(self, network: Network, targets: Targets) -> None:
+        if network.columns != targets.outputs:
             raise InvalidArgumentError(
-                f"y has {seen.outputs} number{'' if seen.outputs == 1 else 's'} for each row, but the output "
+                f"y has {targets.outputs} number{'' if targets.outputs == 1 else 's'} for each row, but the output "
                 f'"{network.shown}" has the shape {network.shape}'
             )
 
     def _targets(self, y: Array) -> Array:
         dtype = self._training.network.dtype
-        self._check_columns(self._training.network, self._seen(y))
+        self._check_columns(self._training.network, self._new_targets(y))
         with np.errstate(over="ignore"):
             targets = np.asarray(y, dtype).reshape(len(y), -1)
         if not np.isfinite(targets).all():

@@ -163,8 +163,8 @@ class Training:
             model = _graphs.with_values(_losses.prediction_model(self.network), self.values())
             self._session = InferenceSession(model, self._options())
         session = self._session
-        (given,) = session.get_inputs()
-        blocks = [session.run(None, {given.name: rows[at : at + size]}) for at in range(0, len(rows), size)]
+        (model_input,) = session.get_inputs()
+        blocks = [session.run(None, {model_input.name: rows[at : at + size]}) for at in range(0, len(rows), size)]
         return tuple(np.concatenate(parts) for parts in zip(*blocks, strict=True))
 
     def to_onnx(self) -> bytes:

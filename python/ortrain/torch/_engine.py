@@ -38,15 +38,15 @@ class Settings:
         inputs: list[str] | None,
         *,
         training: bool = False,
-        place: int = 0,
+        seed_offset: int = 0,
     ) -> _ortrain.ForwardBackward:
-        """Builds passes of the engine. Passes with another ``place`` draw other random numbers."""
+        """Builds passes of the engine. Passes with another ``seed_offset`` draw other random numbers."""
         return _ortrain.ForwardBackward(
             source,
             weights,
             inputs,
             training=self.batch_norm if training else None,
-            seed=self.seed + place,
+            seed=self.seed + seed_offset,
             device="cpu",
             **native_options(self.options),
         )
@@ -85,12 +85,12 @@ class Engine:
     def __init__(self, plan: Plan) -> None:
         self.plan = plan
         # Every initializer that may change between calls is a weight of these passes.
-        self.whole = plan.settings.native(plan.source, [*plan.weights, *plan.evaluated], None)
-        self.inputs = self.whole.inputs()
-        self.outputs = self.whole.outputs()
+        self.full_passes = plan.settings.native(plan.source, [*plan.weights, *plan.evaluated], None)
+        self.inputs = self.full_passes.inputs()
+        self.outputs = self.full_passes.outputs()
         self.output_types = [dtype_of(f"output {name!r}", kind) for name, kind, _ in self.outputs]
-        self.reached = self.whole.differentiable_inputs()
-        types = dict(zip(self.whole.weight_names(), self.whole.initial_weights(), strict=True))
+        self.reached = self.full_passes.differentiable_inputs()
+        types = dict(zip(self.full_passes.weight_names(), self.full_passes.initial_weights(), strict=True))
         self.given = [
             *(Argument("input", name, kind) for name, kind, _ in self.inputs),
             *(Argument("parameter", name, types[name].data_type()) for name in plan.weights),
@@ -98,17 +98,17 @@ class Engine:
         ]
         # Input tensors differ at each call, and ``run`` has checked them already.
         count = len(self.inputs)
-        self._read = [value_of] * count + [given.value for given in self.given[count:]]
-        self.at = {given.name: place for place, given in enumerate(self.given)}
-        self._evaluated = [self.at[name] for name in self.whole.weight_names()]
+        self._read = [value_of] * count + [argument.value for argument in self.given[count:]]
+        self.at = {argument.name: index for index, argument in enumerate(self.given)}
+        self._evaluated = [self.at[name] for name in self.full_passes.weight_names()]
         self.known: dict[tuple[bool, Needs], Passes] = {}
-        self._made = 0
+        self._pass_count = 0
         self._gradients: dict[Needs, Gradient] = {}
 
-    def values(self, places: Sequence[int], tensors: Sequence[torch.Tensor]) -> list[_ortrain.OrtValue]:
-        """Returns the engine's values for the tensors at ``places``."""
+    def values(self, indices: Sequence[int], tensors: Sequence[torch.Tensor]) -> list[_ortrain.OrtValue]:
+        """Returns the engine's values for the tensors at ``indices``."""
         read = self._read
-        return [read[at](tensors[at]) for at in places]
+        return [read[at](tensors[at]) for at in indices]
 
     def run(self, training: bool, tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
         """Runs the model. Gradients flow from the outputs back to the tensors.
@@ -131,7 +131,7 @@ class Engine:
                 _, values = self.passes(True, needs).forward(tensors)
             else:
                 inputs = self.values(range(len(self.inputs)), tensors)
-                values = self.whole.evaluate(inputs, self.values(self._evaluated, tensors))
+                values = self.full_passes.evaluate(inputs, self.values(self._evaluated, tensors))
         return tuple(map(tensor_of, values))
 
     def passes(self, training: bool, needs: Needs) -> Passes:
@@ -140,8 +140,8 @@ class Engine:
         if found is None:
             while len(self.known) >= _PASSES:
                 del self.known[next(iter(self.known))]
-            found = self.known[training, needs] = Passes(self, training, needs, self._made)
-            self._made += 1
+            found = self.known[training, needs] = Passes(self, training, needs, self._pass_count)
+            self._pass_count += 1
         return found
 
     def gradient(self, needs: Needs) -> Gradient:
@@ -154,7 +154,9 @@ class Engine:
     def named(self, needs: Needs) -> list[str]:
         """Returns the names of the tensors that require a gradient and have one."""
         reached = {*self.reached, *self.plan.weights}
-        return [given.name for given, need in zip(self.given, needs, strict=True) if need and given.name in reached]
+        return [
+            argument.name for argument, need in zip(self.given, needs, strict=True) if need and argument.name in reached
+        ]
 
 
 class Passes:
@@ -164,23 +166,23 @@ class Passes:
     running statistics that are not updated, may change between calls too: they become additional inputs.
     """
 
-    def __init__(self, engine: Engine, training: bool, needs: Needs, place: int) -> None:
+    def __init__(self, engine: Engine, training: bool, needs: Needs, seed_offset: int) -> None:
         self.engine = engine
         self.training = training
-        plan, wanted = engine.plan, set(engine.named(needs))
-        inputs = [name for name in engine.reached if name in wanted]
-        weights = [name for name in plan.weights if name in wanted]
-        if not wanted:
+        plan, requested = engine.plan, set(engine.named(needs))
+        inputs = [name for name in engine.reached if name in requested]
+        weights = [name for name in plan.weights if name in requested]
+        if not requested:
             # A forward pass without gradients. The engine needs at least one gradient to build passes.
             inputs, weights = (engine.reached, []) if engine.reached else ([], plan.weights)
         rest = [name for name in plan.weights if name not in weights]
         if training:
-            native = self._native(rest, weights, inputs, place)
+            native = self._native(rest, weights, inputs, seed_offset)
             updated = {name for name, _ in native.statistics()}
             still = [name for name in plan.evaluated if name not in updated]
         else:
             still = plan.evaluated
-        self.native = native if training and not still else self._native([*rest, *still], weights, inputs, place)
+        self.native = native if training and not still else self._native([*rest, *still], weights, inputs, seed_offset)
         names = [name for name, _, _ in self.native.inputs()]
         self._inputs = [engine.at[name] for name in names]
         self._weights = [engine.at[name] for name in self.native.weight_names()]
@@ -190,15 +192,19 @@ class Passes:
         self.gradients = [engine.at[name] for name in self.native.differentiable_inputs()] + self._weights
         outputs = [name for name, _, _ in self.native.outputs()]
         self.differentiable = [outputs.index(name) for name in self.native.differentiable_outputs()]
-        self.others = [place for place in range(len(outputs)) if place not in self.differentiable]
+        self.others = [index for index in range(len(outputs)) if index not in self.differentiable]
         # Gradient buffers that a later backward pass overwrites once no tensor uses them.
-        self._rooms: list[list[_ortrain.OrtValue]] = []
+        self._gradient_buffers: list[list[_ortrain.OrtValue]] = []
 
-    def _native(self, given: list[str], weights: list[str], inputs: list[str], place: int) -> _ortrain.ForwardBackward:
-        """Builds passes of the model in which the initializers ``given`` are inputs."""
+    def _native(
+        self, extra_inputs: list[str], weights: list[str], inputs: list[str], seed_offset: int
+    ) -> _ortrain.ForwardBackward:
+        """Builds passes of the model in which the initializers ``extra_inputs`` are inputs."""
         plan = self.engine.plan
-        source = plan.settings.native(plan.source, given, None).evaluation_model() if given else plan.source
-        return plan.settings.native(source, weights, inputs, training=self.training, place=place)
+        source = (
+            plan.settings.native(plan.source, extra_inputs, None).evaluation_model() if extra_inputs else plan.source
+        )
+        return plan.settings.native(source, weights, inputs, training=self.training, seed_offset=seed_offset)
 
     def forward(
         self, tensors: Sequence[torch.Tensor], *, again: bool = False
@@ -232,20 +238,20 @@ class Passes:
         """Runs a backward pass and returns the gradients of inputs, then of weights."""
         try:
             # Removed from the list, so that no other thread uses the same buffers.
-            rooms: list[_ortrain.OrtValue] | None = [_writable(room) for room in self._rooms.pop()]
+            buffers: list[_ortrain.OrtValue] | None = [_writable(buffer) for buffer in self._gradient_buffers.pop()]
         except IndexError:
-            rooms = None
-        results = self.native.backward(live, seeds, rooms)
+            buffers = None
+        results = self.native.backward(live, seeds, buffers)
         tensors = list(map(tensor_of, results))
-        self._rooms.append(results[self._of_inputs :] if rooms is None else rooms)
+        self._gradient_buffers.append(results[self._of_inputs :] if buffers is None else buffers)
         return tensors
 
 
-def _writable(room: _ortrain.OrtValue) -> _ortrain.OrtValue:
+def _writable(buffer: _ortrain.OrtValue) -> _ortrain.OrtValue:
     """Returns the same buffer if no tensor shares it, and a new buffer of the same size otherwise."""
-    if not room.is_shared():
-        return room
-    return _ortrain.OrtValue.ortvalue_from_shape_and_type(room.shape(), room.element_type(), _CPU)
+    if not buffer.is_shared():
+        return buffer
+    return _ortrain.OrtValue.ortvalue_from_shape_and_type(buffer.shape(), buffer.element_type(), _CPU)
 
 
 class Gradient:
@@ -258,12 +264,12 @@ class Gradient:
                 "third-order gradients are not supported; remove create_graph=True from the last backward pass"
             )
         names = engine.named(needs)
-        source = engine.whole.evaluation_model() if plan.weights or plan.evaluated else plan.source
-        self._given = [engine.at[name] for name, _, _ in engine.inputs] + engine._evaluated
+        source = engine.full_passes.evaluation_model() if plan.weights or plan.evaluated else plan.source
+        self._argument_positions = [engine.at[name] for name, _, _ in engine.inputs] + engine._evaluated
         try:
-            self._of = _depending(source, engine.whole.differentiable_outputs(), names)
-            made = _ortrain.vjp(source, self._of, names, True)
-            self._engine = Engine(Plan(made, plan.settings, [], {}, [], trains_otherwise=False, is_gradient=True))
+            self._of = _depending(source, engine.full_passes.differentiable_outputs(), names)
+            model = _ortrain.vjp(source, self._of, names, True)
+            self._engine = Engine(Plan(model, plan.settings, [], {}, [], trains_otherwise=False, is_gradient=True))
         except OrtrainError as error:
             raise _no_second_order(str(error)) from error
         # The gradients follow the outputs of the model, sorted by name.
@@ -272,9 +278,9 @@ class Gradient:
 
     def run(self, tensors: dict[int, torch.Tensor], seeds: dict[str, torch.Tensor]) -> dict[int, torch.Tensor]:
         """Returns the gradients by the indices of their tensors. The result can be differentiated again."""
-        given = [tensors[at] for at in self._given] + [seeds[name] for name in self._of]
+        arguments = [tensors[at] for at in self._argument_positions] + [seeds[name] for name in self._of]
         try:
-            found = self._engine.run(False, given)
+            found = self._engine.run(False, arguments)
         except UnsupportedError as error:
             raise _no_second_order(str(error)) from error
         return {at: found[k] for at, k in self._results.items()}
@@ -335,7 +341,7 @@ class _Run(torch.autograd.Function):  # type: ignore[misc]
                 raise _no_second_order(
                     "in training mode the model drops elements, or uses the statistics of the batch; call eval() first"
                 )
-            named = dict(zip(engine.whole.differentiable_outputs(), seeds, strict=True))
+            named = dict(zip(engine.full_passes.differentiable_outputs(), seeds, strict=True))
             found = engine.gradient(ctx.needs_input_grad[2:]).run(dict(zip(passes.used, saved, strict=True)), named)
             for at, gradient in found.items():
                 results[at] = gradient

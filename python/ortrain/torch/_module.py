@@ -76,7 +76,7 @@ class OnnxModule(_Group):
         self._plan = plan
         self._engine: Engine | None = engine
         self._closed = False
-        for name, value in zip(engine.whole.weight_names(), engine.whole.initial_weights(), strict=True):
+        for name, value in zip(engine.full_passes.weight_names(), engine.full_passes.initial_weights(), strict=True):
             if name not in plan.statistics:
                 group, key = self._slot(name)
                 group._parameters[key] = torch.nn.Parameter(torch.from_dlpack(value))
@@ -154,8 +154,8 @@ class OnnxModule(_Group):
 
     def _computed(self, inputs: tuple[torch.Tensor, ...], by_name: dict[str, torch.Tensor]) -> Any:
         engine = self._engine or self._running()
-        whole = not by_name and len(inputs) == len(engine.inputs)
-        tensors = list(inputs) if whole else in_order([name for name, _, _ in engine.inputs], inputs, by_name)
+        all_positional = not by_name and len(inputs) == len(engine.inputs)
+        tensors = list(inputs) if all_positional else in_order([name for name, _, _ in engine.inputs], inputs, by_name)
         if torch.is_autocast_enabled("cpu"):
             tensors = [_cast(tensor, known.dtype) for tensor, known in zip(tensors, engine.given, strict=False)]
         for group, name in self._slots:
@@ -193,10 +193,10 @@ class OnnxModule(_Group):
         """
         engine = self._running()
         values = []
-        for given, (group, name) in zip(engine.given[len(engine.inputs) :], self._slots, strict=True):
+        for argument, (group, name) in zip(engine.given[len(engine.inputs) :], self._slots, strict=True):
             tensor = group._tensor(name)
-            given.check(tensor)
-            values.append((given.name, value_of(tensor)))
+            argument.check(tensor)
+            values.append((argument.name, value_of(tensor)))
         return trained_model(self._plan.source, values, path)
 
     def close(self) -> None:
@@ -267,9 +267,9 @@ class OnnxModule(_Group):
         """
         return self._named(target, "buffer", "_buffers")
 
-    def _named(self, target: str, what: str, kept: str) -> Any:
+    def _named(self, target: str, what: str, attribute: str) -> Any:
         path, _, name = target.rpartition(".")
-        found = getattr(self.get_submodule(path), kept).get(name)
+        found = getattr(self.get_submodule(path), attribute).get(name)
         if found is None:
             known = dict(self.named_parameters() if what == "parameter" else self.named_buffers())
             raise AttributeError(f"the module has no {what} {target!r}{hint(target, known)}")

@@ -90,22 +90,22 @@ def load(path: PathLike, key: str | None = None) -> Any:
     b'Adam'
 
     """
-    place = Path(os.fspath(path))
+    location = Path(os.fspath(path))
     names = [part for part in (key or "").split("/") if part]
     try:
-        found = place.stat()
+        found = location.stat()
     except (FileNotFoundError, NotADirectoryError) as error:
-        raise NoCheckpointError(f"there is no file {place}") from error
+        raise NoCheckpointError(f"there is no file {location}") from error
     if not stat.S_ISREG(found.st_mode):
-        raise InvalidArgumentError(f"{place} is not an HDF5 file, but a folder, a pipe or a device")
-    with place.open("rb") as file:
+        raise InvalidArgumentError(f"{location} is not an HDF5 file, but a folder, a pipe or a device")
+    with location.open("rb") as file:
         try:
             return _hdf5.read(file, os.fstat(file.fileno()).st_size, names)
         except _hdf5.UnreadableError as error:
-            raise InvalidArgumentError(f"{place} {error}") from error
+            raise InvalidArgumentError(f"{location} {error}") from error
         except KeyError as error:
             missing, there = error.args
-            raise KeyError(f"{place} has no {key!r}{hint(missing, there)}") from None
+            raise KeyError(f"{location} has no {key!r}{hint(missing, there)}") from None
 
 
 def to_serialized_hex(user_dict: Any) -> str:
@@ -174,10 +174,10 @@ def from_serialized_hex(serialized_hex: str | bytes, *, allow_pickle: bool = Fal
 # Conversion of the values to save.
 
 
-def _tree(given: Mapping[str, Any]) -> dict[str, Any]:
+def _tree(nested_dict: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the groups and leaves of a dict after checks. A name with ``/`` becomes nested groups."""
     tree: dict[str, Any] = {}
-    for path, value in _members(given, ()):
+    for path, value in _members(nested_dict, ()):
         group = tree
         for part in path[:-1]:
             group = _group(group, part, path)
@@ -201,9 +201,9 @@ def _group(above: dict[str, Any], name: str, path: tuple[str, ...]) -> dict[str,
     return group
 
 
-def _members(given: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _members(nested_dict: Mapping[str, Any], above: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
     """Yields each path in a dict with its leaf or its dict. A dict precedes its members."""
-    for name, value in given.items():
+    for name, value in nested_dict.items():
         path = (*above, *_parts(name))
         if len(path) > _hdf5.DEEPEST:
             raise InvalidArgumentError(f"a checkpoint can have at most {_hdf5.DEEPEST} nested dicts")

@@ -71,13 +71,13 @@ def add_types(description: _ORTTrainerModelDesc, model: ModelProto) -> None:
         ("output", description.outputs, model.graph.output, description.add_type_to_output_description),
     ):
         types = {value.name: value.type.tensor_type.elem_type for value in values}
-        for place, value in enumerate(list(described)):
+        for index, value in enumerate(list(described)):
             if not types.get(value.name):
                 raise AssertionError(
                     f"ONNX model with unknown {kind} type ({value.name}); it has {', '.join(types)}"
                     f"{hint(value.name, types)}"
                 )
-            add(place, _numpy_type(types[value.name]))
+            add(index, _numpy_type(types[value.name]))
 
 
 def _numpy_type(element_type: int) -> np.dtype[Any]:
@@ -96,17 +96,18 @@ def shapes_of_losses(description: _ORTTrainerModelDesc, session: TrainingSession
     }
 
 
-def check_shape(name: str, shape: Sequence[int | str], given: Sequence[int], sizes: dict[str, int]) -> None:
+def check_shape(name: str, shape: Sequence[int | str], actual: Sequence[int], sizes: dict[str, int]) -> None:
     """Checks the shape of an input against the description. ``sizes`` holds the known named sizes and is extended."""
-    if len(given) != len(shape):
+    if len(actual) != len(shape):
         raise InvalidArgumentError(
-            f"input {name!r} has the shape {list(given)}, but {list(shape)} in model_desc: the numbers of axes differ"
+            f"input {name!r} has the shape {list(actual)}, but {list(shape)} in model_desc: the numbers of axes differ"
         )
-    for size, wanted in zip(given, shape, strict=True):
-        if isinstance(wanted, str):
-            if sizes.setdefault(wanted, size) != size:
+    for size, expected in zip(actual, shape, strict=True):
+        if isinstance(expected, str):
+            if sizes.setdefault(expected, size) != size:
                 raise AssertionError(
-                    f"Mismatch in dynamic shape {wanted}: {sizes[wanted]} in an earlier input, {size} in input {name!r}"
+                    f"Mismatch in dynamic shape {expected}: {sizes[expected]} in an earlier input, "
+                    f"{size} in input {name!r}"
                 )
-        elif size != wanted:
-            raise InvalidArgumentError(f"input {name!r} has the shape {list(given)}, but {list(shape)} in model_desc")
+        elif size != expected:
+            raise InvalidArgumentError(f"input {name!r} has the shape {list(actual)}, but {list(shape)} in model_desc")

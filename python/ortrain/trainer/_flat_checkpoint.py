@@ -294,7 +294,7 @@ class _CombineZeroCheckpoint:
 
     def merged(self) -> Arrays:
         """Returns the merged state of all processes: arrays by name."""
-        whole: Arrays = {}
+        merged: Arrays = {}
         pieces: dict[str, list[npt.NDArray[Any]]] = {}
         for file in self.checkpoint_files:
             state, others = _torch_load(file, self.allow_pickle)
@@ -305,17 +305,17 @@ class _CombineZeroCheckpoint:
                 view = _VIEW.fullmatch(name)
                 array = np.array(as_array(value))
                 if view is None or name.startswith(PREFIXES[2]):
-                    add_undivided(whole, name if view is None else view[1], array, f"Value mismatch for state {name}")
+                    add_undivided(merged, name if view is None else view[1], array, f"Value mismatch for state {name}")
                 else:
                     pieces.setdefault(view[1], []).append(array)
         # The shape of a weight is the shape of any complete value of the weight, such as its float16 copy.
-        shapes = {_weight_of(name): value.shape for name, value in whole.items() if not name.startswith(PREFIXES[2])}
+        shapes = {_weight_of(name): value.shape for name, value in merged.items() if not name.startswith(PREFIXES[2])}
         for name, found in pieces.items():
             shape = shapes.get(_weight_of(name))
             if shape is None:
                 raise InvalidArgumentError(f"the shape of {name!r} is unknown: the files have only parts of it")
-            whole[name] = shaped(np.concatenate([piece.reshape(-1) for piece in found]), shape, repr(name))
-        return whole
+            merged[name] = shaped(np.concatenate([piece.reshape(-1) for piece in found]), shape, repr(name))
+        return merged
 
 
 def _weight_of(name: str) -> str:
@@ -358,9 +358,9 @@ def _load_flat(trainer: ORTTrainer, state: Mapping[str, Any], strict: bool) -> N
     optimizer: dict[str, Arrays] = {}
     unknown: list[str] = []
     for name, value in state.items():
-        place = _place_of(name, weights)
-        if place is not None:
-            optimizer.setdefault(place[0], {})[place[1]] = as_array(value)
+        slot = _slot_of(name, weights)
+        if slot is not None:
+            optimizer.setdefault(slot[0], {})[slot[1]] = as_array(value)
         elif name in weights:
             full[name] = as_array(value)
         elif name.removesuffix(HALF) not in weights:
@@ -368,13 +368,13 @@ def _load_flat(trainer: ORTTrainer, state: Mapping[str, Any], strict: bool) -> N
     if strict and unknown:
         near = hint(unknown[0], weights) or "."
         raise InvalidArgumentError(f"Checkpoint tensor: {unknown[0]} is not present in the model{near}")
-    given = {MODEL: {FULL: full}, OPTIMIZER: optimizer}
+    nested_state = {MODEL: {FULL: full}, OPTIMIZER: optimizer}
     trainer.load_state_dict(
-        given | {name: there[name] for name in (OPTIONS, INFO, RANDOM) if name in there}, strict=False
+        nested_state | {name: there[name] for name in (OPTIONS, INFO, RANDOM) if name in there}, strict=False
     )
 
 
-def _place_of(name: str, weights: set[str]) -> tuple[str, str] | None:
+def _slot_of(name: str, weights: set[str]) -> tuple[str, str] | None:
     """Returns the weight and the state name of an optimizer value, or None for another value."""
     if name in weights:
         return None

@@ -160,11 +160,11 @@ class _Reading:
         except ValueError as error:
             raise UnreadableError("is damaged: an array has too many elements") from error
         if size:
-            place = array.reshape(-1).view(np.uint8)
+            buffer = array.reshape(-1).view(np.uint8)
             if within is None:
-                self.parts.fill(place, address)
+                self.parts.fill(buffer, address)
             else:
-                place[:] = np.frombuffer(within, np.uint8)
+                buffer[:] = np.frombuffer(within, np.uint8)
         if dtype == np.bool_ and (array.view(np.uint8) > 1).any():
             damaged("a boolean is neither 0 nor 1")
         return array[()]

@@ -73,10 +73,10 @@ class _Heap:
         self.parts.spend(len(data))
         return data
 
-    def managed(self, place: bytes) -> bytes:
+    def managed(self, location: bytes) -> bytes:
         """Returns the object at an offset in a block."""
-        offset = int.from_bytes(place[: self.offset_size], "little")
-        length = int.from_bytes(place[self.offset_size : self.offset_size + self.length_size], "little")
+        offset = int.from_bytes(location[: self.offset_size], "little")
+        length = int.from_bytes(location[self.offset_size : self.offset_size + self.length_size], "little")
         # Descends from the root to the direct block. Each block has an offset in the heap, a size, and rows if it is
         # indirect.
         address, at, size, rows = self.root, 0, self.start, self.rows
@@ -124,11 +124,11 @@ class _Heap:
             self.blocks[at] = data
         return self.blocks[at]
 
-    def start_of_block(self, data: bytes, wanted: bytes, at: int) -> None:
+    def start_of_block(self, data: bytes, signature: bytes, at: int) -> None:
         """Checks the prefix of a block: its type, its heap, and its offset in the heap."""
         magic, version, heap = struct.unpack_from("<4sBQ", data)
         found = int.from_bytes(data[13 : 13 + self.offset_size], "little")
-        if (magic, version, heap, found) != (wanted, 0, self.address, at):
+        if (magic, version, heap, found) != (signature, 0, self.address, at):
             damaged("a block of a heap has a wrong header")
 
     def huge_object(self, number: int) -> bytes:
@@ -165,15 +165,15 @@ def _levels(node_size: int, size: int, depth: int) -> list[tuple[int, int, int]]
     field is the number of the node's records, the second the number of all records below.
     """
     # A node has ten bytes besides records and pointers.
-    most = total = (node_size - 10) // size
-    count_size = _encoded_size(most)
-    levels = [(most, count_size, 0)]
+    max_records = total = (node_size - 10) // size
+    count_size = _encoded_size(max_records)
+    levels = [(max_records, count_size, 0)]
     for _ in range(depth):
         pointer = 8 + count_size + levels[-1][2]
-        most = (node_size - 10 - pointer) // (size + pointer)
-        total = (most + 1) * total + most
-        levels.append((most, count_size, _encoded_size(total)))
-    if any(most < 1 for most, _, _ in levels):
+        max_records = (node_size - 10 - pointer) // (size + pointer)
+        total = (max_records + 1) * total + max_records
+        levels.append((max_records, count_size, _encoded_size(total)))
+    if any(max_records < 1 for max_records, _, _ in levels):
         damaged("the nodes of a tree are too small")
     return levels
 
@@ -184,10 +184,10 @@ def _below(
     """Yields the records of a node and of the nodes below. ``node`` is an address, a record count and a level."""
     address, count, level = node
     parts.once(address)
-    most = levels[level][0]
+    max_records = levels[level][0]
     _, count_size, total_size = levels[level - 1] if level else (0, 0, 0)
     pointer = 8 + count_size + total_size if level else 0
-    if count > most:
+    if count > max_records:
         damaged("a node of a tree has too many records")
     pointers = 6 + count * size
     data = parts.checked(address, pointers + (count + 1) * pointer + 4)
@@ -201,6 +201,6 @@ def _below(
         yield from _below(parts, (child, within, level - 1), kind, size, levels)
 
 
-def _encoded_size(most: int) -> int:
-    """Returns the number of bytes that encode values up to ``most``."""
-    return (max(most, 1).bit_length() - 1) // 8 + 1
+def _encoded_size(maximum: int) -> int:
+    """Returns the number of bytes that encode values up to ``maximum``."""
+    return (max(maximum, 1).bit_length() - 1) // 8 + 1

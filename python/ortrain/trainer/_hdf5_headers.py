@@ -114,10 +114,10 @@ def _bound(size: int) -> None:
         raise UnreadableError(f"has a header of more than {_LARGEST} bytes, which ORTTrainer does not write")
 
 
-def _take(header: Header, block: bytes, form: struct.Struct, most: int, blocks: list[tuple[int, int]]) -> int:
+def _take(header: Header, block: bytes, form: struct.Struct, limit: int, blocks: list[tuple[int, int]]) -> int:
     """Reads the messages of a block and returns their number. Appends continuation blocks to ``blocks``."""
     count = at = 0
-    while count < most and at + form.size <= len(block):
+    while count < limit and at + form.size <= len(block):
         kind, width, flags = form.unpack_from(block, at)
         data = block[at + form.size : at + form.size + width]
         at += form.size + width

@@ -75,7 +75,7 @@ class Parts:
         self.file, self.size = file, size
         self.left = 2 * size + SMALLEST_COLLECTION
         self.unchecked = MAX_CHECKED
-        self.seen: set[int] = set()
+        self.visited: set[int] = set()
 
     def part(self, address: int, count: int) -> bytes:
         """Returns some bytes of the file."""
@@ -92,18 +92,18 @@ class Parts:
         self.verify(found[:-4], found[-4:])
         return found[:-4]
 
-    def verify(self, data: bytes, wanted: bytes) -> None:
+    def verify(self, data: bytes, expected: bytes) -> None:
         """Raises an error if the checksum of the bytes is wrong."""
         self.unchecked -= len(data)
         if self.unchecked < 0:
             raise UnreadableError(f"has more than {MAX_CHECKED} bytes of names, which ORTTrainer does not write")
-        if checksum(data) != int.from_bytes(wanted, "little"):
+        if checksum(data) != int.from_bytes(expected, "little"):
             damaged("a checksum is wrong")
 
-    def fill(self, place: npt.NDArray[np.uint8], address: int) -> None:
+    def fill(self, buffer: npt.NDArray[np.uint8], address: int) -> None:
         """Reads bytes that were checked before into an array."""
         self.file.seek(address)
-        if self.file.readinto(place.data) != place.size:
+        if self.file.readinto(buffer.data) != buffer.size:
             damaged("the file became shorter during the read")
 
     def check(self, address: int, count: int) -> None:
@@ -120,9 +120,9 @@ class Parts:
 
     def once(self, address: int) -> None:
         """Raises an error for a part that was read before: a part with two parents, or a cycle."""
-        if address in self.seen:
+        if address in self.visited:
             damaged("two references have the same address")
-        self.seen.add(address)
+        self.visited.add(address)
 
 
 def checksum(data: bytes) -> int:
@@ -135,8 +135,8 @@ def checksum(data: bytes) -> int:
     mask = 0xFFFFFFFF
     a = b = c = (0xDEADBEEF + len(data)) & mask
     # Full blocks of twelve bytes. The last 1 to 12 bytes are separate.
-    whole = (len(data) - 1) // 12 * 12
-    for x, y, z in struct.iter_unpack("<3I", memoryview(data)[:whole]):
+    full_size = (len(data) - 1) // 12 * 12
+    for x, y, z in struct.iter_unpack("<3I", memoryview(data)[:full_size]):
         a, b, c = a + x & mask, b + y & mask, c + z & mask
         a = (a - c & mask) ^ (c << 4 & mask | c >> 28)
         c = c + b & mask
@@ -150,7 +150,7 @@ def checksum(data: bytes) -> int:
         a = a + c & mask
         c = (c - b & mask) ^ (b << 4 & mask | b >> 28)
         b = b + a & mask
-    x, y, z = struct.unpack("<3I", data[whole:].ljust(12, b"\0"))
+    x, y, z = struct.unpack("<3I", data[full_size:].ljust(12, b"\0"))
     a, b, c = a + x & mask, b + y & mask, c + z & mask
     c = (c ^ b) - (b << 14 & mask | b >> 18) & mask
     a = (a ^ c) - (c << 11 & mask | c >> 21) & mask

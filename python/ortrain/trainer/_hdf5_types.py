@@ -70,27 +70,27 @@ def holds(dtype: np.dtype[Any]) -> bool:
 def dtype_of(kind: bytes) -> np.dtype[Any]:
     """Returns the NumPy type of a datatype message."""
     first, size = struct.unpack_from("<B3xI", kind)
-    version, told = first >> 4, _of_version_1(kind)
+    version, normalized = first >> 4, _of_version_1(kind)
     for message, dtype in _TYPES.items():
-        if told.startswith(_NEWER_BOOLEAN if dtype.kind == "b" and version > 2 else message):
+        if normalized.startswith(_NEWER_BOOLEAN if dtype.kind == "b" and version > 2 else message):
             return dtype
     raise UnreadableError(f"has an array of a type that ORTTrainer does not write: {first & 15:#x} of {size} bytes")
 
 
 def is_text(kind: bytes) -> bool:
     """Returns true if a datatype message describes a variable-length text."""
-    told = _of_version_1(kind)
-    return told[:2] == b"\x19\x01" and told[3:20] == b"\0" + _TEXT
+    message = _of_version_1(kind)
+    return message[:2] == b"\x19\x01" and message[3:20] == b"\0" + _TEXT
 
 
 def _of_version_1(kind: bytes) -> bytes:
     """Rewrites a message of versions 2 to 5 as version 1, which describes numbers and texts identically."""
-    told = bytearray(kind)
+    message = bytearray(kind)
     # A text or boolean type contains a base type after its eight bytes.
     for at in (0, 8) if kind[:1] and kind[0] & 15 in (8, 9) else (0,):
-        if at < len(told) and told[at] >> 4 in range(1, 6):
-            told[at] = told[at] & 15 | 0x10
-    return bytes(told)
+        if at < len(message) and message[at] >> 4 in range(1, 6):
+            message[at] = message[at] & 15 | 0x10
+    return bytes(message)
 
 
 def shape_of(space: bytes) -> tuple[int, ...]:

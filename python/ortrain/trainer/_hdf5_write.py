@@ -63,7 +63,7 @@ class Plan:
         self.parts: list[tuple[int, bytes | npt.NDArray[Any]]] = []
         self.end = SUPERBLOCK.size
 
-    def place(self, part: bytes | npt.NDArray[Any]) -> int:
+    def append(self, part: bytes | npt.NDArray[Any]) -> int:
         """Appends a part to the file and returns its address."""
         address = padded(self.end)
         self.parts.append((address, part))
@@ -90,7 +90,7 @@ class Plan:
             text = name.encode() + b"\0"
             texts += text.ljust(padded(len(text)), b"\0")
         # Offset 1 of the free list means that the heap has no free space.
-        heap = self.place(b"HEAP" + struct.pack("<B3x3Q", 0, len(texts), 1, self.place(bytes(texts))))
+        heap = self.append(b"HEAP" + struct.pack("<B3x3Q", 0, len(texts), 1, self.append(bytes(texts))))
         tree = self.tree([ENTRY.pack(*entry, 0, 0, 0, 0) for entry in zip(offsets, addresses, strict=True)], offsets)
         return self.header([(TABLE, struct.pack("<2Q", tree, heap))]), tree, heap
 
@@ -107,7 +107,7 @@ class Plan:
             some = entries[start : start + width]
             leaf = b"SNOD" + struct.pack("<BxH", 1, len(some)) + b"".join(some)
             last = offsets[start + len(some) - 1]
-            children.append((self.place(leaf.ljust(8 + width * ENTRY.size, b"\0")), last))
+            children.append((self.append(leaf.ljust(8 + width * ENTRY.size, b"\0")), last))
         level = 0
         while True:
             children = self.level(children, level)
@@ -131,7 +131,7 @@ class Plan:
             node = b"TREE" + struct.pack("<2BH3Q", 0, level, len(some), left, right, before)
             node += b"".join(struct.pack("<2Q", *child) for child in some)
             before = some[-1][1] if some else 0
-            placed.append((self.place(node.ljust(size, b"\0")), before))
+            placed.append((self.append(node.ljust(size, b"\0")), before))
         return placed
 
     def dataset(self, value: Leaf) -> int:
@@ -145,7 +145,7 @@ class Plan:
         else:
             kind, data, shape, fill = type_message(value.dtype), value, value.shape, b"\x02\x02\x02\x01"
         size = len(data) if isinstance(data, bytes) else data.nbytes
-        layout = struct.pack("<2B2Q", 3, 1, self.place(data) if size else NOWHERE, size)
+        layout = struct.pack("<2B2Q", 3, 1, self.append(data) if size else NOWHERE, size)
         return self.header([(SPACE, shape_message(shape)), (TYPE, kind), (FILL, fill + bytes(4)), (LAYOUT, layout)])
 
     def collection(self, text: bytes) -> int:
@@ -154,7 +154,7 @@ class Plan:
         size = max(used + 16, SMALLEST_COLLECTION)
         heap = b"GCOL" + struct.pack("<B3xQ", 1, size) + struct.pack("<2H4xQ", 1, 1, len(text))
         free = struct.pack("<2H4xQ", 0, 0, size - used)
-        return self.place((heap + text.ljust(padded(len(text)), b"\0") + free).ljust(size, b"\0"))
+        return self.append((heap + text.ljust(padded(len(text)), b"\0") + free).ljust(size, b"\0"))
 
     def header(self, messages: list[tuple[int, bytes]]) -> int:
         """Places the header of an object. Returns its address."""
@@ -162,4 +162,4 @@ class Plan:
         for kind, data in messages:
             data = data.ljust(padded(len(data)), b"\0")
             packed += MESSAGE.pack(kind, len(data), kind in (TYPE, FILL)) + data
-        return self.place(struct.pack("<BxHII4x", 1, len(messages), 1, len(packed)) + packed)
+        return self.append(struct.pack("<BxHII4x", 1, len(messages), 1, len(packed)) + packed)

@@ -20,17 +20,17 @@ if TYPE_CHECKING:
     from ortrain.iobinding import IOBinding
     from ortrain.trainer.model_desc_validation import _ORTTrainerModelDesc
 
-__all__ = ["ALL_FINITE", "GATHERED", "Given", "Results", "Runner", "inputs_by_name"]
+__all__ = ["ALL_FINITE", "GATHERED", "Inputs", "Results", "Runner", "inputs_by_name"]
 
 GATHERED, ALL_FINITE = "Group_Accumulated_Gradients", "all_gradients_finite"
 
-Given = dict[str, Any]
+Inputs = dict[str, Any]
 Results = dict[str, _ortrain.OrtValue]
 
 
 def inputs_by_name(
     names: Sequence[str], args: Sequence[Any], kwargs: Mapping[str, Any], *, fetching: bool = False
-) -> Given:
+) -> Inputs:
     """Returns the inputs by name, from positional and keyword values. Without ``fetching`` every input is required."""
     if len(args) == 1 and isinstance(args[0], list):
         args = args[0]
@@ -51,7 +51,7 @@ class Runner:
     def __init__(self, session: TrainingSession, description: _ORTTrainerModelDesc) -> None:
         self.session, self.description = session, description
         self.outputs = [output.name for output in description.outputs]
-        self.whole, self.gathering, self.evaluating = RunOptions(), RunOptions(), RunOptions()
+        self.updating, self.gathering, self.evaluating = RunOptions(), RunOptions(), RunOptions()
         self.gathering.only_execute_path_to_fetches = True
         self.evaluating.only_execute_path_to_fetches = True
         self.evaluating.training_mode = False
@@ -60,10 +60,10 @@ class Runner:
         self._kinds: dict[str, Described] = {kind[0]: kind for kind in described}
         self._shapes = shapes_of_losses(description, session)
         # A loss is one number, so its shape need not match the description.
-        self._wanted = {output.name: output.shape for output in description.outputs if not output.is_loss}
+        self._described_shapes = {output.name: output.shape for output in description.outputs if not output.is_loss}
         # Outputs with shapes that depend on values: a run must compute them to know the shape.
         self._by_values: set[str] = set()
-        self._made: dict[str, Described] = {kind[0]: kind for kind in session._described_outputs()}
+        self._session_outputs: dict[str, Described] = {kind[0]: kind for kind in session._described_outputs()}
         named = {size for _, shape in self._inputs for size in shape}
         # Named sizes of outputs that no input has. A run cannot determine these sizes.
         self._unknown = {
@@ -85,14 +85,14 @@ class Runner:
             raise InvalidArgumentError(f"fetches has an output twice: {', '.join(fetches)}")
         return [name for name in self.outputs if name in fetches]
 
-    def inputs_by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any], fetching: bool) -> Given:
+    def inputs_by_name(self, args: Sequence[Any], kwargs: Mapping[str, Any], fetching: bool) -> Inputs:
         """Returns the inputs by name, from positional and keyword values."""
         return inputs_by_name([name for name, _ in self._inputs], args, kwargs, fetching=fetching)
 
     def run(
         self,
         binding: IOBinding,
-        given: Given,
+        inputs: Inputs,
         numbers: Mapping[str, float],
         outputs: Sequence[str],
         options: RunOptions,
@@ -101,9 +101,9 @@ class Runner:
         feeds: dict[str, _ortrain.OrtValue] = {}
         sizes: dict[str, int] = {}
         for name, shape in self._inputs:
-            if name not in given:
+            if name not in inputs:
                 continue
-            feed = self._native(name, given[name])
+            feed = self._native(name, inputs[name])
             check_shape(name, shape, feed.shape(), sizes)
             # An input that no node reads may be missing from the session.
             if name in self._kinds:
@@ -113,29 +113,29 @@ class Runner:
                 raise KeyError(f"{self._unknown[name][0]}: no input in model_desc has this size of output {name!r}")
         for name, number in numbers.items():
             feeds[name] = native_value(np.array([number], np.float32))
-        rooms = self._rooms(outputs, feeds, sizes)
+        buffers = self._output_buffers(outputs, feeds, sizes)
         inside = binding._iobinding
-        inside._inputs, inside._outputs, inside._values = feeds, {name: rooms.get(name) for name in outputs}, {}
+        inside._inputs, inside._outputs, inside._values = feeds, {name: buffers.get(name) for name in outputs}, {}
         try:
             self.session.run_with_iobinding(binding, options)
         except InvalidArgumentError as error:
             unfit = error.output
-            if unfit is None or unfit not in rooms:
+            if unfit is None or unfit not in buffers:
                 raise
             # The session reports this error before it runs anything.
-            wanted = rooms[unfit].shape()
+            expected = buffers[unfit].shape()
             found = self._foreseen(unfit, self._own_sizes(feeds)) if error.shape is None else list(error.shape)
-            if error.shape is None and _may_be(found, wanted):
+            if error.shape is None and _may_be(found, expected):
                 self._by_values.add(unfit)
-                return self.run(binding, given, numbers, outputs, options)
+                return self.run(binding, inputs, numbers, outputs, options)
             sizes_found = ", ".join("?" if size is None else str(size) for size in found)
             raise InvalidArgumentError(
-                f"output {unfit!r} has the shape {list(self._wanted[unfit])} in model_desc, {list(wanted)} for these "
-                f"inputs, but the model computes [{sizes_found}]"
+                f"output {unfit!r} has the shape {list(self._described_shapes[unfit])} in model_desc, "
+                f"{list(expected)} for these inputs, but the model computes [{sizes_found}]"
             ) from error
-        return inside._values | rooms
+        return inside._values | buffers
 
-    def _rooms(
+    def _output_buffers(
         self, outputs: Sequence[str], feeds: Mapping[str, _ortrain.OrtValue], sizes: Mapping[str, int]
     ) -> dict[str, _ortrain.OrtValue]:
         """Allocates outputs with a described shape that differs from the session's predicted shape.
@@ -143,19 +143,19 @@ class Runner:
         The session refuses memory of another shape before any weight changes.
         """
         own = self._own_sizes(feeds)
-        rooms: dict[str, _ortrain.OrtValue] = {}
+        buffers: dict[str, _ortrain.OrtValue] = {}
         for name in outputs:
-            if name not in self._wanted:
+            if name not in self._described_shapes:
                 continue
-            wanted = [sizes.get(size) if isinstance(size, str) else size for size in self._wanted[name]]
-            known = [size for size in wanted if size is not None]
-            if len(known) < len(wanted):
+            expected = [sizes.get(size) if isinstance(size, str) else size for size in self._described_shapes[name]]
+            known = [size for size in expected if size is not None]
+            if len(known) < len(expected):
                 # Without the input that defines a named size, a fetch has no size to check.
                 continue
             foreseen = self._foreseen(name, own)
             if known != foreseen and not (name in self._by_values and _may_be(foreseen, known)):
-                rooms[name] = _room(known, self._made[name][1])
-        return rooms
+                buffers[name] = _new_buffer(known, self._session_outputs[name][1])
+        return buffers
 
     def _own_sizes(self, feeds: Mapping[str, _ortrain.OrtValue]) -> dict[int | str | None, int]:
         """Returns the sizes of the inputs by the session's names for the sizes."""
@@ -168,16 +168,16 @@ class Runner:
 
     def _foreseen(self, name: str, own: Mapping[int | str | None, int]) -> list[int | None]:
         """Returns the predicted shape of an output. A size that does not follow from the inputs is ``None``."""
-        return [size if isinstance(size, int) else own.get(size) for size in self._made[name][2]]
+        return [size if isinstance(size, int) else own.get(size) for size in self._session_outputs[name][2]]
 
     def _native(self, name: str, value: Any) -> _ortrain.OrtValue:
         if is_torch_tensor(value):
             return native_of_torch(name, value)
         return self.session._input_value(value, self._kinds[name]) if name in self._kinds else native_value(value)
 
-    def answer(self, names: Sequence[str], results: Results, given: Given) -> Any:
+    def answer(self, names: Sequence[str], results: Results, inputs: Inputs) -> Any:
         """Converts results to the kind of the inputs: a single result is returned alone, several as a list."""
-        torch = torch_of(given.values())
+        torch = torch_of(inputs.values())
         answers: list[Any] = []
         for name in names:
             value = results[name]
@@ -193,7 +193,7 @@ def _may_be(foreseen: Sequence[int | None], shape: Sequence[int]) -> bool:
     )
 
 
-def _room(shape: Sequence[int], kind: str) -> _ortrain.OrtValue:
+def _new_buffer(shape: Sequence[int], kind: str) -> _ortrain.OrtValue:
     """Allocates a tensor of a shape and of a type such as ``tensor(float)``."""
     from onnx import TensorProto
 

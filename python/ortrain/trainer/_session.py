@@ -102,11 +102,11 @@ def providers_of(options: ORTTrainerOptions) -> list[tuple[str, dict[Any, Any]]]
             object.
 
     """
-    given = options._validated_opts["provider_options"]
-    for name, settings in given.items():
+    provider_options = options._validated_opts["provider_options"]
+    for name, settings in provider_options.items():
         if settings is not None and not isinstance(settings, Mapping):
             raise InvalidArgumentError(f"provider_options[{name!r}] must be a dict of settings, got {settings!r}")
-    named = [(name, dict(settings or {})) for name, settings in given.items()]
+    named = [(name, dict(settings or {})) for name, settings in provider_options.items()]
     device = options.device.id
     if device == _DEFAULT_DEVICE and not _is_chosen(options):
         last = _CPU
@@ -141,8 +141,8 @@ def _provider_of(device: Any) -> str:
 def _is_chosen(options: ORTTrainerOptions) -> bool:
     """Returns true if the user's dictionary has a device, or the user has set the attribute."""
     device = dict(options._original_opts).get("device")
-    is_given = isinstance(device, Mapping) and device.get("id") is not None
-    return is_given or "device" in options._assigned or "id" in getattr(options.device, "_assigned", ())
+    has_id = isinstance(device, Mapping) and device.get("id") is not None
+    return has_id or "device" in options._assigned or "id" in getattr(options.device, "_assigned", ())
 
 
 def make_session(

@@ -175,11 +175,11 @@ def checked(
         sections[OPTIMIZER] = _joined(sections[OPTIMIZER], current[OPTIMIZER], of_dicts=True)
     if strict:
         divided = trainer.options.distributed.deepspeed_zero_optimization.stage > 0
-        for name, given in sections.items():
+        for name, loaded in sections.items():
             reason = _another_optimizer(state, trainer) if name == OPTIMIZER else ""
-            _check_names(current[name], given, f"state_dict[{name}]", divided, reason)
+            _check_names(current[name], loaded, f"state_dict[{name}]", divided, reason)
             for key, there in current[name].items():
-                _check_names(there, given[key], f"state_dict[{name}][{key}]", divided, reason)
+                _check_names(there, loaded[key], f"state_dict[{name}][{key}]", divided, reason)
     weights = _weights(sections.get(MODEL, {}).get(FULL, {}), session, model, strict)
     optimizer: dict[str, Arrays] = session.get_optimizer_state()
     if OPTIMIZER in sections:
@@ -283,22 +283,22 @@ def is_divided(options: Any) -> bool:
 
 
 def _check_names(
-    there: Mapping[str, Any], given: Mapping[str, Any], where: str, divided: bool, reason: str = ""
+    there: Mapping[str, Any], loaded: Mapping[str, Any], where: str, divided: bool, reason: str = ""
 ) -> None:
-    missing = [name for name in there if name not in given]
+    missing = [name for name in there if name not in loaded]
     if missing:
         raise InvalidArgumentError(f"Missing keys: {missing} in {where}{reason}")
-    unexpected = [name for name in given if name not in there]
+    unexpected = [name for name in loaded if name not in there]
     if unexpected and not divided:
         near = reason or hint(unexpected[0], there)
         raise InvalidArgumentError(f"Unexpected keys: {unexpected} in {where}{near}")
 
 
-def _weights(given: Mapping[str, Any], session: TrainingSession, model: ModelProto, strict: bool) -> Arrays:
+def _weights(loaded: Mapping[str, Any], session: TrainingSession, model: ModelProto, strict: bool) -> Arrays:
     """Returns the trained weights, replaced and extended by the weights of the state."""
     weights: Arrays = session.get_model_state()[FULL]
     initializers = {tensor.name: tensor for tensor in model.graph.initializer}
-    for name, value in given.items():
+    for name, value in loaded.items():
         if name not in initializers:
             if strict:
                 raise InvalidArgumentError(
@@ -342,12 +342,12 @@ def _check_optimizer(state: Mapping[str, Any], trainer: ORTTrainer) -> None:
         raise AssertionError(f"Optimizer mismatch: expected {trainer.optim_config.name}, got {found}")
 
 
-def _optimizer(there: dict[str, Arrays], given: Mapping[str, Mapping[str, Any]]) -> dict[str, Arrays]:
+def _optimizer(there: dict[str, Arrays], loaded: Mapping[str, Mapping[str, Any]]) -> dict[str, Arrays]:
     """Returns the optimizer state, replaced by the values of the loaded state. Unknown names are ignored."""
     return {
         weight: {
-            name: _fitting(f"{name} of {weight!r}", given[weight][name], value)
-            if name in given.get(weight, {})
+            name: _fitting(f"{name} of {weight!r}", loaded[weight][name], value)
+            if name in loaded.get(weight, {})
             else value
             for name, value in own.items()
         }
@@ -359,35 +359,35 @@ def _random_numbers(
     state: Mapping[str, Any], session: TrainingSession, trainer: ORTTrainer, steps: tuple[int, int] | None
 ) -> tuple[int, int]:
     """Returns the seed and the run count for random numbers, from the state or else from the current values."""
-    given = state.get(RANDOM)
-    if given is None:
+    section = state.get(RANDOM)
+    if section is None:
         return trainer._seed, session._classic.train_steps() if steps is None else steps[0]
-    seed: Any = given.get("seed") if isinstance(given, Mapping) else None
+    seed: Any = section.get("seed") if isinstance(section, Mapping) else None
     if isinstance(seed, bool) or not hasattr(seed, "__index__") or int(seed) not in _SEEDS:
         raise InvalidArgumentError(f"state_dict[{RANDOM}][seed] must be a 64-bit integer, got {seed!r}")
-    return int(seed), _count(given, RANDOM, "train_steps")
+    return int(seed), _count(section, RANDOM, "train_steps")
 
 
 def _statistics(state: Mapping[str, Any], session: TrainingSession, weights: Arrays) -> Arrays:
     """Returns the running statistics, replaced by the values of the state. Frozen statistics come from the weights."""
     there = statistics_of(session)
     there |= {name: weights[name] for name in there if name in weights}
-    given = _joined(state.get(STATISTICS, {}), there)
-    strange = [name for name in given if name not in there]
+    section = _joined(state.get(STATISTICS, {}), there)
+    strange = [name for name in section if name not in there]
     if strange:
         raise InvalidArgumentError(f"Unexpected keys: {strange} in state_dict[{STATISTICS}]{hint(strange[0], there)}")
-    return there | {name: _fitting(f"{name!r}", value, there[name]) for name, value in given.items()}
+    return there | {name: _fitting(f"{name!r}", value, there[name]) for name, value in section.items()}
 
 
 def _gathered(state: Mapping[str, Any], weights: Arrays, session: TrainingSession) -> Arrays:
     """Returns the accumulated gradients of a state that was saved within an accumulation window."""
-    given = state.get(GATHERED)
-    if not given:
+    section = state.get(GATHERED)
+    if not section:
         return {}
     trained = session.get_model_state()[FULL]
-    given = _joined(given, trained)
-    _check_names(trained, given, f"state_dict[{GATHERED}]", False)
-    return {name: _fitting(f"the gradient of {name!r}", given[name], weights[name]) for name in trained}
+    section = _joined(section, trained)
+    _check_names(trained, section, f"state_dict[{GATHERED}]", False)
+    return {name: _fitting(f"the gradient of {name!r}", section[name], weights[name]) for name in trained}
 
 
 def _calls_in_window(state: Mapping[str, Any], trainer: ORTTrainer, steps: tuple[int, int] | None) -> int:
@@ -406,10 +406,10 @@ def _calls_in_window(state: Mapping[str, Any], trainer: ORTTrainer, steps: tuple
 
 
 def _scaler(state: Mapping[str, Any], trainer: ORTTrainer) -> tuple[float, int] | None:
-    given = state.get(SCALER)
-    if given is None or trainer._scaler is None:
+    section = state.get(SCALER)
+    if section is None or trainer._scaler is None:
         return None
-    value: Any = given.get("loss_scale") if isinstance(given, Mapping) else None
+    value: Any = section.get("loss_scale") if isinstance(section, Mapping) else None
     try:
         scale = float(np.asarray(value).reshape(()))
     except (TypeError, ValueError):
@@ -418,7 +418,7 @@ def _scaler(state: Mapping[str, Any], trainer: ORTTrainer) -> tuple[float, int] 
         raise InvalidArgumentError(
             f"state_dict[{SCALER}][loss_scale] must be a finite number above 0, got {value!r:.60}"
         )
-    return scale, _count(given, SCALER, "stable_steps")
+    return scale, _count(section, SCALER, "stable_steps")
 
 
 # Loading of a checked state.
@@ -445,9 +445,9 @@ def put_rest(session: TrainingSession, trainer: ORTTrainer, loaded: Loaded) -> N
 
 def copy_of(model: ModelProto) -> ModelProto:
     """Returns a copy of a model."""
-    made = type(model)()
-    made.CopyFrom(model)
-    return made
+    copied = type(model)()
+    copied.CopyFrom(model)
+    return copied
 
 
 @contextmanager
@@ -471,11 +471,11 @@ def put_weights(model: ModelProto, weights: Arrays) -> None:
 
     initializers = model.graph.initializer
     names = [tensor.name for tensor in initializers if tensor.name in weights]
-    kept = [tensor for tensor in initializers if tensor.name not in weights]
-    made = [numpy_helper.from_array(np.asarray(weights[name], order="C"), name) for name in names]
-    copies = [type(tensor).FromString(tensor.SerializeToString()) for tensor in kept]
+    retained = [tensor for tensor in initializers if tensor.name not in weights]
+    replacements = [numpy_helper.from_array(np.asarray(weights[name], order="C"), name) for name in names]
+    copies = [type(tensor).FromString(tensor.SerializeToString()) for tensor in retained]
     del initializers[:]
-    initializers.extend([*copies, *made])
+    initializers.extend([*copies, *replacements])
 
 
 def _array_of(tensor: TensorProto) -> npt.NDArray[Any]:

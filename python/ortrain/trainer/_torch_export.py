@@ -90,14 +90,14 @@ def state_of_module(module: nn.Module, weights: Mapping[str, torch.Tensor]) -> d
     outputs.
     """
     own = module.state_dict()
-    twins = {_place(value): weights[name] for name, value in own.items() if name in weights and value.numel()}
+    twins = {_storage_key(value): weights[name] for name, value in own.items() if name in weights and value.numel()}
     return {
-        name: weights[name] if name in weights else twins.get(_place(value), value).clone()
+        name: weights[name] if name in weights else twins.get(_storage_key(value), value).clone()
         for name, value in own.items()
     }
 
 
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+def _storage_key(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Returns a key that is equal for two names of the same tensor."""
     return tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride()
 
@@ -112,12 +112,12 @@ class _WithLoss(nn.Module):  # type: ignore[misc]
         super().__init__()
         self.model, self.loss_fn = model, loss_fn
         self._names = [value.name for value in description.inputs]
-        self._taken = _arguments(model, self._names, loss_fn is not None)
+        self._argument_names = _arguments(model, self._names, loss_fn is not None)
         self._count = len(description.outputs)
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        given = dict(zip(self._names, inputs, strict=True))
-        results = self.model(**{name: given[name] for name in self._taken})
+        named_inputs = dict(zip(self._names, inputs, strict=True))
+        results = self.model(**{name: named_inputs[name] for name in self._argument_names})
         losses = () if self.loss_fn is None else (self.loss_fn(results, inputs[-1]),)
         return (*losses, *_tensors(results))[: self._count]
 
@@ -167,11 +167,11 @@ def _samples(
 ) -> dict[str, torch.Tensor]:
     """Returns the inputs of the first step in the order of the description, as copies on the CPU."""
     names = [value.name for value in description.inputs]
-    given = inputs_by_name(names, args, kwargs)
+    inputs = inputs_by_name(names, args, kwargs)
     samples = {}
     sizes: dict[str, int] = {}
     for name, shape, *_ in description.inputs:
-        value = given[name]
+        value = inputs[name]
         is_tensor = isinstance(value, torch.Tensor)
         if is_tensor:
             check_dense(name, value)
@@ -331,9 +331,9 @@ def _name_as_modules(model: ModelProto) -> None:
     graph = model.graph
     others = {name for node in graph.node for name in node.output} | {value.name for value in graph.input}
     renamed = {tensor.name: tensor.name.removeprefix(_MODEL) for tensor in graph.initializer}
-    taken = others | {name for name, new in renamed.items() if name == new}
+    used_names = others | {name for name, new in renamed.items() if name == new}
     for name, new in renamed.items():
-        if name != new and new in taken:
+        if name != new and new in used_names:
             raise InvalidArgumentError(
                 f"the parameter or buffer {new!r} of the module has the name of another value: of an input or output "
                 "of model_desc, or of a weight of loss_fn; rename one of them"
@@ -405,9 +405,9 @@ def _check_export(
     for name, expected in zip(runner.outputs, outputs, strict=True):
         found = as_torch(torch, results[name]).reshape(expected.shape)
         if not torch.allclose(expected, found, RELATIVE, ABSOLUTE, equal_nan=True):
-            far = float((expected.double() - found.double()).abs().max())
+            difference = float((expected.double() - found.double()).abs().max())
             raise AssertionError(
-                f"the exported model differs from the module: by {far:.3g} in output {name!r}; set "
+                f"the exported model differs from the module: by {difference:.3g} in output {name!r}; set "
                 "debug.check_model_export = False to train anyway"
             )
 
@@ -416,9 +416,9 @@ def _add_types(
     description: _ORTTrainerModelDesc, samples: Mapping[str, torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> None:
     """Adds the PyTorch types of inputs and outputs to the description."""
-    for place, sample in enumerate(samples.values()):
-        description.add_type_to_input_description(place, sample.dtype)
-    for place, output in enumerate(outputs):
-        narrow = getattr(description.outputs[place], "dtype_amp", None)
+    for index, sample in enumerate(samples.values()):
+        description.add_type_to_input_description(index, sample.dtype)
+    for index, output in enumerate(outputs):
+        narrow = getattr(description.outputs[index], "dtype_amp", None)
         narrow = narrow if narrow is None else torch.float16 if narrow == np.float16 else torch.bfloat16
-        description.add_type_to_output_description(place, output.dtype, narrow)
+        description.add_type_to_output_description(index, output.dtype, narrow)

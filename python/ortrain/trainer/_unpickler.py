@@ -301,10 +301,10 @@ class _Checker:
     def make_tuple(self, parts: list[_Abstract]) -> None:
         """Pushes a tuple."""
         self.filled += 1
-        whole = _joined("tuple", parts)
+        value = _joined("tuple", parts)
         if len(parts) == 1 and _kind(parts[0]) in ("list", "dict"):
-            whole.only = parts[0]
-        self.push(whole, (_TUPLE_BYTES + 8 * len(parts)) if parts else 0)
+            value.only = parts[0]
+        self.push(value, (_TUPLE_BYTES + 8 * len(parts)) if parts else 0)
 
     def take_keys(self, keys: _Keys) -> None:
         """Subtracts the cost of hashing and comparing these keys from the limits."""
@@ -321,9 +321,9 @@ class _Checker:
 
     def fill(self, name: str, values: list[_Abstract]) -> None:
         """Adds values to the container at the top of the stack."""
-        place = self.top()
-        kind = _kind(place)
-        if kind not in _FILLED[name] or not isinstance(place, _Kind):
+        container = self.top()
+        kind = _kind(container)
+        if kind not in _FILLED[name] or not isinstance(container, _Kind):
             raise TypeError(f"the operation {name} is not supported for a {kind}")
         is_list = name in ("APPEND", "APPENDS")
         by_pairs = name in ("SETITEM", "SETITEMS")
@@ -332,9 +332,9 @@ class _Checker:
         keys = _Keys(values[::2] if by_pairs else values)
         if not is_list:
             self.take_keys(keys)
-        if place.keys is None:
-            place.keys = _Keys()
-        place.keys.add(keys)
+        if container.keys is None:
+            container.keys = _Keys()
+        container.keys.add(keys)
         if kind in _CHAINED:
             self.chained -= sum(_kind(value) in _CHAINED for value in values)
             if self.chained < 0:
@@ -351,9 +351,9 @@ class _Checker:
     def make_frozenset(self, values: list[_Abstract]) -> None:
         """Pushes a frozenset with values."""
         self.take_keys(_Keys(values))
-        whole = _joined("frozenset", values)
-        whole.numbers = 2
-        self.push(whole, _SET_BYTES + _SET_ITEM_BYTES * len(values))
+        value = _joined("frozenset", values)
+        value.numbers = 2
+        self.push(value, _SET_BYTES + _SET_ITEM_BYTES * len(values))
 
     def call(self) -> None:
         """Pushes the result of calling a class with a tuple of arguments."""
@@ -366,13 +366,13 @@ class _Checker:
         # The call hashes the items of a list or a dict again.
         again = arguments.only.keys if kind in _HASHED and isinstance(arguments.only, _Kind) else None
         work = _SCALAR_WORK if kind == "scalar" else 1 + arguments.work
-        made = _Kind(kind, 2, work, 1 + arguments.depth)
+        result = _Kind(kind, 2, work, 1 + arguments.depth)
         if again is not None:
             self.take_keys(again)
-            made.work += again.work
-            made.keys = _Keys()
-            made.keys.add(again)
-        self.push(made, size)
+            result.work += again.work
+            result.keys = _Keys()
+            result.keys.add(again)
+        self.push(result, size)
 
 
 def _pushed(argument: Any) -> _Abstract:
@@ -467,34 +467,34 @@ class _Maker(_Standin):
 class _Type(_Standin):
     """Stand-in for a dtype: its code, an optional state, and the dtype, which is built once."""
 
-    __slots__ = ("code", "made", "parts", "state")
+    __slots__ = ("cached_dtype", "code", "parts", "state")
     code: str
     state: tuple[Any, ...] | None
-    made: np.dtype[Any] | None
+    cached_dtype: np.dtype[Any] | None
     parts: int
 
     def __init__(self, code: str) -> None:
-        for name, value in (("code", code), ("state", None), ("made", None), ("parts", 1)):
+        for name, value in (("code", code), ("state", None), ("cached_dtype", None), ("parts", 1)):
             object.__setattr__(self, name, value)
 
     def __setstate__(self, state: Any) -> None:
-        if self.state is not None or self.made is not None or not isinstance(state, tuple):
+        if self.state is not None or self.cached_dtype is not None or not isinstance(state, tuple):
             raise TypeError("a dtype has two states")
         object.__setattr__(self, "state", state)
 
     def dtype(self, depth: int = 0) -> np.dtype[Any]:
         """Returns the dtype after a check of the whole description."""
-        if self.made is not None:
-            return self.made
+        if self.cached_dtype is not None:
+            return self.cached_dtype
         if depth > _MAX_TYPE_DEPTH:
             raise ValueError("too many nested dtypes")
-        made, code = self._dtype(depth), np.dtype(self.code)
-        if made.hasobject or made.itemsize != code.itemsize:
+        dtype, code = self._dtype(depth), np.dtype(self.code)
+        if dtype.hasobject or dtype.itemsize != code.itemsize:
             raise ValueError(
-                f"a dtype has {code.itemsize} bytes by its code, but {made.itemsize} bytes by its description"
+                f"a dtype has {code.itemsize} bytes by its code, but {dtype.itemsize} bytes by its description"
             )
-        object.__setattr__(self, "made", made)
-        return made
+        object.__setattr__(self, "cached_dtype", dtype)
+        return dtype
 
     def _dtype(self, depth: int) -> np.dtype[Any]:
         plain: np.dtype[Any] = np.dtype(self.code)
@@ -516,10 +516,10 @@ class _Type(_Standin):
             size = _size(rest[0])
             if any(at + kind.itemsize > size for at, kind in zip(offsets, formats, strict=True)):
                 raise ValueError("a field is outside of its dtype")
-            made: np.dtype[Any] = np.dtype(
+            structured: np.dtype[Any] = np.dtype(
                 {"names": list(names), "formats": formats, "offsets": offsets, "itemsize": size}
             )
-            return made
+            return structured
         if plain.kind in "mM":
             return np.dtype(f"{order}{plain.kind}8{_unit(rest[3][1])}")
         # The state of a text or bytes dtype only repeats the length.
@@ -528,11 +528,11 @@ class _Type(_Standin):
 
     def _inner(self, kind: Any, depth: int) -> np.dtype[Any]:
         """Returns the dtype of a field or of the elements of a subarray."""
-        made = _dtype_of(kind, depth)
+        dtype = _dtype_of(kind, depth)
         object.__setattr__(self, "parts", self.parts + kind.parts)
         if self.parts > _MAX_TYPE_PARTS:
             raise ValueError("a dtype has too many parts")
-        return made
+        return dtype
 
 
 class _Array(_Standin):
@@ -603,13 +603,13 @@ def _resolved(root: Any) -> Any:
 
     All containers except tuples change in place.
     """
-    seen: set[int] = set()
+    visited: set[int] = set()
     waiting, found = [root], []
     while waiting:
         value = waiting.pop()
-        if not isinstance(value, tuple | list | dict | collections.deque) or not value or id(value) in seen:
+        if not isinstance(value, tuple | list | dict | collections.deque) or not value or id(value) in visited:
             continue
-        seen.add(id(value))
+        visited.add(id(value))
         found.append(value)
         waiting.extend(value.values() if isinstance(value, dict) else value)
     # New tuples by the id of the old tuple, inner tuples first. Tuples cannot form a cycle without another container.
@@ -625,9 +625,9 @@ def _resolved(root: Any) -> Any:
                 branch.extend(part for part in last if isinstance(part, tuple) and part and not tuples.get(id(part)))
             else:
                 branch.pop()
-                made = tuple(_final(part, tuples) for part in last)
-                is_new = any(new is not part for new, part in zip(made, last, strict=True))
-                tuples[id(last)] = made if is_new else last
+                rebuilt = tuple(_final(part, tuples) for part in last)
+                is_new = any(new is not part for new, part in zip(rebuilt, last, strict=True))
+                tuples[id(last)] = rebuilt if is_new else last
     for value in found:
         if isinstance(value, dict):
             for key, part in value.items():
@@ -753,9 +753,9 @@ def _date(kind: Any) -> Callable[..., Any]:
         known = (int, float, bytes, str, datetime.timedelta, datetime.timezone)
         if not all(isinstance(argument, known) for argument in arguments):
             raise TypeError(f"a {kind.__name__} has wrong arguments")
-        made = kind(*arguments)
+        instance = kind(*arguments)
         # The constructor checks the bytes of a date only in part. ``replace`` checks all of them.
-        return made.replace() if hasattr(made, "replace") else made
+        return instance.replace() if hasattr(instance, "replace") else instance
 
     return make
 

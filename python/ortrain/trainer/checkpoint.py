@@ -133,18 +133,18 @@ def aggregate_checkpoints(paths: Sequence[PathLike], pytorch_format: bool = True
         # Files of the first data group of each stage.
         firsts = range(0, len(horizontal_groups), data)
         members = [pair for at in firsts for pair in zip(ordered["H"][at], horizontal_groups[at], strict=True)]
-        whole = _merged_files(members, _AggregationMode.Megatron, pytorch_format)
+        merged = _merged_files(members, _AggregationMode.Megatron, pytorch_format)
     else:
         parts = [
             _merged_files(zip(*group, strict=True), _AggregationMode.Zero, pytorch_format)
             for group in zip(ordered["D"], zero_groups, strict=True)
         ]
-        whole = parts[0]
+        merged = parts[0]
         if horizontal > 1:
-            whole = _Merged(_AggregationMode.Megatron, pytorch_format)
+            merged = _Merged(_AggregationMode.Megatron, pytorch_format)
             for part, paths_of_part in zip(parts, ordered["D"], strict=True):
-                whole.add(part.partition(horizontal), paths_of_part[0])
-    state = whole.finished()
+                merged.add(part.partition(horizontal), paths_of_part[0])
+    state = merged.finished()
     return _flat(state) if pytorch_format else state
 
 
@@ -318,15 +318,15 @@ class _Merged:
             "data_parallel_size": 1,
             "horizontal_parallel_size": 1,
         }
-        kept = {name: self.options[name] for name in ("mixed_precision", "optimizer_name")}
-        return self.state | {OPTIONS: kept | one}
+        retained = {name: self.options[name] for name in ("mixed_precision", "optimizer_name")}
+        return self.state | {OPTIONS: retained | one}
 
     def reshape(self, shape_of: Callable[[str, tuple[int, ...]], tuple[int, ...]]) -> None:
         """Reshapes merged values to their complete shapes."""
         weights = self.state.get(MODEL, {}).get(FULL, {})
         divided = self.mode is _AggregationMode.Megatron or bool(self.options["mixed_precision"])
-        for name, whole in self.shapes.items():
-            shape = shape_of(name, whole)
+        for name, full_shape in self.shapes.items():
+            shape = shape_of(name, full_shape)
             states = self.state.get(OPTIMIZER, {}).get(name, {})
             if divided and name in weights:
                 weights[name] = shaped(weights[name], shape, f"the weight {name!r}")

@@ -338,20 +338,22 @@ class ORTTrainer:
             self._config.params = [group for group in groups if group]
         return model
 
-    def _settings(self, weight: str, given: Mapping[str, float]) -> dict[str, Any] | None:
+    def _settings(self, weight: str, settings: Mapping[str, float]) -> dict[str, Any] | None:
         """Returns the settings of a weight as a group of the optimizer's config, or ``None`` for default settings."""
-        if not isinstance(given, Mapping):
-            raise ValueError(f"map_optimizer_attributes({weight!r}) must return a dict of settings, got {given!r:.60}")
-        for name, value in given.items():
+        if not isinstance(settings, Mapping):
+            raise ValueError(
+                f"map_optimizer_attributes({weight!r}) must return a dict of settings, got {settings!r:.60}"
+            )
+        for name, value in settings.items():
             if not isinstance(value, int | float | np.integer | np.floating):
                 raise ValueError(
                     f"map_optimizer_attributes({weight!r}): setting {name!r} must be a float or an int, got {value!r}"
                 )
-        if given and isinstance(self._config, SGDConfig):
+        if settings and isinstance(self._config, SGDConfig):
             raise ValueError(
-                f"map_optimizer_attributes({weight!r}) returned {given!r}, but SGDOptimizer has no settings"
+                f"map_optimizer_attributes({weight!r}) returned {settings!r}, but SGDOptimizer has no settings"
             )
-        group = {name: value.item() if isinstance(value, np.generic) else value for name, value in given.items()}
+        group = {name: value.item() if isinstance(value, np.generic) else value for name, value in settings.items()}
         if not group:
             return None
         try:

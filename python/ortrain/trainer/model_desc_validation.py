@@ -309,28 +309,28 @@ def _check_index(kind: str, index: object, descriptions: Sequence[object]) -> No
 # Validation rules. One error lists all invalid elements, each with all its problems.
 
 
-def _check_input(beside: Mapping[Any, Any], place: Any, value: Any) -> Iterator[str]:
+def _check_input(beside: Mapping[Any, Any], index: Any, value: Any) -> Iterator[str]:
     if not isinstance(value, tuple) or len(value) != 2:
         yield "must be a tuple with size 2"
-    yield from _check_name_and_shape(beside, place, value)
+    yield from _check_name_and_shape(beside, index, value)
 
 
-def _check_output(beside: Mapping[Any, Any], place: Any, value: Any) -> Iterator[str]:
+def _check_output(beside: Mapping[Any, Any], index: Any, value: Any) -> Iterator[str]:
     if not isinstance(value, tuple) or len(value) not in (2, 3):
         yield "must be a tuple with size 2 or 3"
     if isinstance(value, tuple) and len(value) == 3:
         if not isinstance(value[2], bool):
             yield "the third element of the tuple (aka is_loss) must be a boolean"
-        elif value[2] and any(_is_loss(beside[other]) for other in range(place)):
+        elif value[2] and any(_is_loss(beside[other]) for other in range(index)):
             yield "only one is_loss can bet set to True"
-    yield from _check_name_and_shape(beside, place, value)
+    yield from _check_name_and_shape(beside, index, value)
 
 
 def _is_loss(value: Any) -> bool:
     return isinstance(value, tuple) and len(value) == 3 and value[2] is True
 
 
-def _check_name_and_shape(beside: Mapping[Any, Any], place: Any, value: Any) -> Iterator[str]:
+def _check_name_and_shape(beside: Mapping[Any, Any], index: Any, value: Any) -> Iterator[str]:
     """Yields messages about the first two elements, if they exist."""
     if not isinstance(value, (tuple, list)):
         return
@@ -339,7 +339,7 @@ def _check_name_and_shape(beside: Mapping[Any, Any], place: Any, value: Any) -> 
             yield "the first element of the tuple (aka name) must be a string"
         elif not name:
             yield "the first element of the tuple (aka name) must not be an empty string"
-        elif any(_name_of(beside[other]) == name for other in range(place)):
+        elif any(_name_of(beside[other]) == name for other in range(index)):
             yield f"the name {name!r} is described twice"
     for shape in value[1:2]:
         if not isinstance(shape, list):

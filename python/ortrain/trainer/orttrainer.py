@@ -213,10 +213,10 @@ class ORTTrainer:
         self.model_desc.all_finite, self.model_desc.loss_scale_input = ALL_FINITE, scale
         if self._scaler is not None:
             self._scaler.input_name = scale
-        for place, output in enumerate(self.model_desc.outputs):
+        for index, output in enumerate(self.model_desc.outputs):
             is_wide = isinstance(output, OutputDescriptionTyped) and output.dtype == np.float32
             if is_wide and not session.is_output_fp32_node(output.name):
-                self.model_desc.add_type_to_output_description(place, np.float32, narrow_type(self._precision))
+                self.model_desc.add_type_to_output_description(index, np.float32, narrow_type(self._precision))
 
     @property
     def _scaler(self) -> LossScaler | None:
@@ -262,16 +262,16 @@ class ORTTrainer:
         fetches = info.fetches
         names = runner.fetched(fetches) if fetches else runner.outputs
         judged = self._precision is not None and updates and not fetches
-        wanted = [*names, ALL_FINITE] if judged else names if updates else [*names, GATHERED]
+        outputs = [*names, ALL_FINITE] if judged else names if updates else [*names, GATHERED]
         numbers = self._numbers(self._learning_rate())
-        given = runner.inputs_by_name(args, kwargs, bool(fetches))
-        results = runner.run(binding, given, numbers, wanted, runner.whole if updates else runner.gathering)
+        inputs = runner.inputs_by_name(args, kwargs, bool(fetches))
+        results = runner.run(binding, inputs, numbers, outputs, runner.updating if updates else runner.gathering)
         self._in_window = 0 if updates else self._in_window + 1
         if judged:
-            self._judge(runner.answer([ALL_FINITE], results, given).reshape(1))
+            self._judge(runner.answer([ALL_FINITE], results, inputs).reshape(1))
         elif updates:
             info.optimization_step += 1
-        return runner.answer(fetches or names, results, given)
+        return runner.answer(fetches or names, results, inputs)
 
     def eval_step(self, *args: Any, **kwargs: Any) -> Any:
         """Computes the outputs of a batch in inference mode, without training or counting.
@@ -288,9 +288,9 @@ class ORTTrainer:
         runner, binding = self._ready(self._eval_io_binding)
         fetches = self._train_step_info.fetches
         names = runner.fetched(fetches) if fetches else runner.outputs
-        given = runner.inputs_by_name(args, kwargs, bool(fetches))
-        results = runner.run(binding, given, self._numbers(0.0), names, runner.evaluating)
-        return runner.answer(names, results, given)
+        inputs = runner.inputs_by_name(args, kwargs, bool(fetches))
+        results = runner.run(binding, inputs, self._numbers(0.0), names, runner.evaluating)
+        return runner.answer(names, results, inputs)
 
     def _judge(self, finite: Any) -> None:
         """Reports to the loss scaler if the gradients of an update were finite, and counts the update if they were."""
@@ -348,8 +348,8 @@ class ORTTrainer:
             return
         if not isinstance(path, str):
             raise AssertionError(f"'path' must be a str, got {type(path).__name__}")
-        place = Path(path)
-        if not place.name or path.endswith("/") or not place.parent.is_dir() or place.is_dir():
+        destination = Path(path)
+        if not destination.name or path.endswith("/") or not destination.parent.is_dir() or destination.is_dir():
             warnings.warn("'path' is not valid or does not exist", stacklevel=2)
             return
         session = self._training_session

@@ -36,8 +36,8 @@ def add_name(model: ModelProto) -> ModelProto:
     >>> add_name(model).graph.node[1].name
     'Relu_1'
     """
-    for place, node in enumerate(model.graph.node):
-        node.name = f"{node.op_type}_{place}"
+    for index, node in enumerate(model.graph.node):
+        node.name = f"{node.op_type}_{index}"
     return model
 
 
@@ -143,10 +143,10 @@ def fix_expand_shape(model: ModelProto) -> ModelProto:
         like = inputs.get(_shape_source(graph, _maker(graph, node.input[1])) or "")
         if like is None:
             continue
-        made = graph.value_info.add()
-        made.name = node.output[0]
-        made.type.CopyFrom(like.type)
-        made.type.tensor_type.elem_type = _element_type(graph, node.input[0]) or like.type.tensor_type.elem_type
+        value_info = graph.value_info.add()
+        value_info.name = node.output[0]
+        value_info.type.CopyFrom(like.type)
+        value_info.type.tensor_type.elem_type = _element_type(graph, node.input[0]) or like.type.tensor_type.elem_type
     return model
 
 

@@ -310,7 +310,7 @@ impl ProductPlan {
         let as_they_are = micro.tiles.is_none();
         let dots = as_they_are && T::dots(isa).is_some();
         let skinny = if dots { SkinnyOperand::of((m, n, k), real, &a, &b) } else { None };
-        let thin = as_they_are
+        let has_small_m = as_they_are
             && skinny.is_none()
             && m <= small_m::MAX_ROWS
             && (b.line == 1 || b.depth == 1)
@@ -323,7 +323,7 @@ impl ProductPlan {
             if b.is_adjacent_along_k(real) { MIN_SWAP_RATIO_HALVES.0 } else { MIN_SWAP_RATIO_HALVES.1 };
         let swapped = as_they_are
             && skinny.is_none()
-            && !thin
+            && !has_small_m
             && !small
             && b.elements.are_stored_as(real)
             && (b.depth == 1 || b.line == 1)
@@ -339,21 +339,24 @@ impl ProductPlan {
             row_unit = mr;
         }
         let mut partition = BlockPartition::new(batch, m, n, k, (mr, nr), row_unit);
-        if !thin && small && partition.tasks() < partition.target_tasks {
+        if !has_small_m && small && partition.tasks() < partition.target_tasks {
             partition.parts = (partition.target_tasks / partition.tasks().max(1))
                 .min(k / MIN_SPLIT_K_DEPTH)
                 .min(MAX_PARTIAL_ELEMENTS / (batch * m * n).max(1))
                 .max(1);
         }
         if partition.parts == 1 {
-            let panels = skinny.is_none() && !thin;
+            let panels = skinny.is_none() && !has_small_m;
             if swapped {
                 partition.refine(true, false);
             } else if panels && !keeps(Side::A, partition.rows.div_ceil(2), k) {
                 partition.cols = even_block_size(n, WIDE_BLOCK_COLUMNS, nr);
                 partition.refine(true, false);
             } else {
-                partition.refine(!thin && skinny != Some(SkinnyOperand::A), skinny != Some(SkinnyOperand::B));
+                partition.refine(
+                    !has_small_m && skinny != Some(SkinnyOperand::A),
+                    skinny != Some(SkinnyOperand::B),
+                );
             }
         }
         // With few long sums, a chunk of both operands stays in the first-level cache.
@@ -374,12 +377,13 @@ impl ProductPlan {
         let small = (batch * m * n).saturating_mul(T::BYTES) <= MAX_SEPARATE_EPILOGUE_BYTES;
         // Length of a piece of a row of results, and of the row.
         let (piece, row) = if swapped { (rows, m) } else { (cols, n) };
-        let is_separate = parts > 1 || direct.is_none() && !thin && piece < row.min(NARROW_COLUMNS) && small;
+        let is_separate =
+            parts > 1 || direct.is_none() && !has_small_m && piece < row.min(NARROW_COLUMNS) && small;
         if is_separate {
             direct = None;
         }
         let strip = match skinny {
-            _ if thin => n.next_multiple_of(cols).max(cols),
+            _ if has_small_m => n.next_multiple_of(cols).max(cols),
             Some(skinny_side) => {
                 let operand = if skinny_side == SkinnyOperand::A { &mut a } else { &mut b };
                 if !operand.elements.are_stored_as(real) || operand.depth != 1 {
@@ -416,7 +420,7 @@ impl ProductPlan {
             bytes += (elements * T::BYTES).next_multiple_of(ALIGN);
             at
         };
-        if thin {
+        if has_small_m {
             a.at = reserve(m * k);
         } else {
             let (rows, cols) = (rows.next_multiple_of(mr), cols.next_multiple_of(nr));
@@ -438,7 +442,7 @@ impl ProductPlan {
             }
         }
         let partial_at = reserve_shared(if is_separate { parts * batch * m * n } else { 0 });
-        let block = if direct.is_some() && !thin { 0 } else { rows * cols };
+        let block = if direct.is_some() && !has_small_m { 0 } else { rows * cols };
         let block_at = reserve(if is_separate { tape.tile } else { block });
         let swapped_at = reserve(if swapped { rows * cols } else { 0 });
         let corner_at = reserve(mr * nr);
@@ -462,7 +466,7 @@ impl ProductPlan {
             buffers: 1 + nest.loads.len() + nest.stores.len(),
             epilogue: tape,
             direct,
-            has_small_m: thin,
+            has_small_m,
             skinny_operand: skinny,
             shared,
             partial_at,

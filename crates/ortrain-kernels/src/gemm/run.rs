@@ -245,7 +245,7 @@ impl<T: Real> Product<T> {
                 pack(tape.isa, a.elements, lines, 1, packed);
                 *packed_keys = key;
             }
-            let thin = SmallMBlock {
+            let small_block = SmallMBlock {
                 a: packed.cast_const(),
                 b: element_address(b, task.bases[b.slot], task.batch, cols.0, 0),
                 line: b.line,
@@ -255,7 +255,7 @@ impl<T: Real> Product<T> {
                 k: *k,
                 c: block,
             };
-            small_m::multiply(tape.isa, b.elements, thin);
+            small_m::multiply(tape.isa, b.elements, small_block);
             if direct.is_some() {
                 for i in 0..rows.1 {
                     let to = task.c.wrapping_offset(i as isize * task.c_row).cast::<u8>();

@@ -140,10 +140,10 @@ impl<S: Stored<Computed: Real>> Work for MultiplySmallM<S> {
 /// # Safety
 /// A and B are valid for reads, and C for writes, of the elements that sizes and steps address. No other thread
 /// accesses C. `elements` describes B, and its compute type is `T`.
-pub(super) unsafe fn multiply<T: Real>(isa: Isa, elements: Elements, thin: SmallMBlock<T>) {
+pub(super) unsafe fn multiply<T: Real>(isa: Isa, elements: Elements, small_block: SmallMBlock<T>) {
     macro_rules! go {
         ($s:ty, $t:ty) => {{
-            let SmallMBlock { a, b, line, depth, rows, cols, k, c } = thin;
+            let SmallMBlock { a, b, line, depth, rows, cols, k, c } = small_block;
             isa.run(MultiplySmallM::<$s>(SmallMBlock::<$t> {
                 a: a.cast(),
                 b,

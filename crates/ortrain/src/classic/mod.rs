@@ -522,7 +522,7 @@ impl TrainingSession {
             _ => None,
         };
         let value = match feed {
-            Feed::Given(input) => parse(input.dtype, input.dims, input.bytes),
+            Feed::Tensor(input) => parse(input.dtype, input.dims, input.bytes),
             Feed::Lent(lent) => {
                 parse(lent.dtype, lent.dims, &lent.memory.to_vec(0, lent.memory.len().min(4))?)
             }

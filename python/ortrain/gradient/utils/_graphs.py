@@ -46,7 +46,7 @@ def finite(value: object, argument: str) -> float:
     return float(value)
 
 
-def check_keywords(what: str, options: Iterable[str], given: Iterable[str]) -> None:
+def check_keywords(what: str, options: Iterable[str], keywords: Iterable[str]) -> None:
     """Checks that keywords are known options.
 
     Raises:
@@ -54,7 +54,7 @@ def check_keywords(what: str, options: Iterable[str], given: Iterable[str]) -> N
 
     """
     known = list(options)
-    for keyword in given:
+    for keyword in keywords:
         if keyword not in known:
             there = f"it takes {', '.join(known)}" if known else "it takes none"
             raise TypeError(f"{what} has no keyword argument {keyword!r}; {there}{hint(keyword, known)}")
@@ -81,11 +81,11 @@ class GraphWriter:
     Each result gets a unique name. Constants of the same value and the same name share one initializer.
     """
 
-    def __init__(self, opset: int, dtype: npt.DTypeLike, taken: set[str] | None = None) -> None:
+    def __init__(self, opset: int, dtype: npt.DTypeLike, existing_names: set[str] | None = None) -> None:
         self.opset = opset
         self.dtype = np.dtype(dtype)
         self.element_type = helper.np_dtype_to_tensor_dtype(self.dtype)
-        self.names: set[str] = set() if taken is None else taken
+        self.names: set[str] = set() if existing_names is None else existing_names
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: list[onnx.TensorProto] = []
         self._constants: dict[tuple[str, tuple[int, ...], tuple[float, ...]], str] = {}
@@ -119,9 +119,9 @@ class GraphWriter:
         """Reshapes weights, one for each row, to a column."""
         return self.op("Reshape", weights, self.sizes([-1, 1], "column_shape"), name=name)
 
-    def clip(self, value: str, least: float, most: float, name: str) -> str:
+    def clip(self, value: str, minimum: float, maximum: float, name: str) -> str:
         """Clips a value to two bounds."""
-        bounds = [self.number(least, "eps_name"), self.number(most, "eps1_name")]
+        bounds = [self.number(minimum, "eps_name"), self.number(maximum, "eps1_name")]
         # Before opset 12, the package onnxruntime clips only 32-bit floats.
         if self.opset >= 12:
             return self.op("Clip", value, *bounds, name=name)
@@ -185,12 +185,12 @@ def rename_in(node: onnx.NodeProto, new: Mapping[str, str]) -> None:
 
 def needed_nodes(nodes: Iterable[onnx.NodeProto], results: Iterable[str]) -> tuple[list[onnx.NodeProto], set[str]]:
     """Returns the nodes that results depend on, in their order, and all values that the results depend on."""
-    wanted, kept = set(results), []
+    needed, retained = set(results), []
     for node in reversed(list(nodes)):
-        if wanted.intersection(node.output):
-            kept.append(node)
-            wanted |= uses(node)
-    return kept[::-1], wanted
+        if needed.intersection(node.output):
+            retained.append(node)
+            needed |= uses(node)
+    return retained[::-1], needed
 
 
 def operators_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
@@ -203,10 +203,10 @@ def operators_of(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
 
 def model_like(model: onnx.ModelProto, graph: onnx.GraphProto) -> onnx.ModelProto:
     """Returns a copy of a model with another graph; versions, producer, metadata and functions are copied."""
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    made.graph.CopyFrom(graph)
-    return made
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.graph.CopyFrom(graph)
+    return copy
 
 
 def checked_model(model: object, argument: str = "onx") -> onnx.ModelProto:

@@ -439,5 +439,5 @@ def _update_penalty_elastic_error(f: _Function, l1: float = 1e-4, l2: float = 1e
     l1, l2 = finite(l1, "l1"), finite(l2, "l2")
     f.inputs(_ANY, "X")
     f.outputs(Y=_ANY)
-    kept = f.times("X", 1 - 2 * l2, "kept", "kept_part")
-    f.result("Sub", kept, f.times(f.op("Sign", "X", name="sign"), l1, "l1_step", "l1"), name="Y")
+    decayed_weight = f.times("X", 1 - 2 * l2, "kept", "kept_part")
+    f.result("Sub", decayed_weight, f.times(f.op("Sign", "X", name="sign"), l1, "l1_step", "l1"), name="Y")

@@ -62,11 +62,11 @@ def get_onnx_opset(onx: onnx.ModelProto, domain: str = "") -> int:
 
     """
     imported = {entry.domain or "ai.onnx": entry.version for entry in checked_model(onx).opset_import}
-    wanted = domain or "ai.onnx"
-    if wanted not in imported:
+    domain_name = domain or "ai.onnx"
+    if domain_name not in imported:
         there = ", ".join(map(repr, imported)) or "none"
-        raise InvalidArgumentError(f"the model imports no operators of domain {wanted!r}; it imports {there}")
-    return int(imported[wanted])
+        raise InvalidArgumentError(f"the model imports no operators of domain {domain_name!r}; it imports {there}")
+    return int(imported[domain_name])
 
 
 def proto_type_to_dtype(proto_type: int | str) -> type[np.float32] | type[np.float64]:
@@ -136,8 +136,8 @@ def onnx_rename_weights(onx: onnx.ModelProto) -> onnx.ModelProto:
     """
     graph = checked_model(onx).graph
     names = [entry.name for entry in graph.initializer]
-    taken, digits = names_of(graph), len(str(len(names)))
-    new = {name: unique_name(taken, f"I{at:0{digits}}_{name}") for at, name in enumerate(names)}
+    existing_names, digits = names_of(graph), len(str(len(names)))
+    new = {name: unique_name(existing_names, f"I{at:0{digits}}_{name}") for at, name in enumerate(names)}
     outputs = {entry.name for entry in graph.output}
     rename(graph, new)
     for entry in graph.output:
@@ -146,7 +146,7 @@ def onnx_rename_weights(onx: onnx.ModelProto) -> onnx.ModelProto:
     return onx
 
 
-def _place(model: onnx.ModelProto, name: str) -> int:
+def _initializer_index(model: onnx.ModelProto, name: str) -> int:
     names = [entry.name for entry in model.graph.initializer]
     if name not in names:
         raise InvalidArgumentError(
@@ -194,10 +194,10 @@ def add_initializer(model: onnx.ModelProto, name: str, value: _Tensor) -> onnx.M
     graph = checked_model(model, "model").graph
     if any(entry.name == name for entry in graph.initializer) or any(name in node.output for node in graph.node):
         raise InvalidArgumentError(f"the model already has a value {name!r}; choose another name for the initializer")
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    made.graph.initializer.append(_tensor(value, name))
-    return made
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    copy.graph.initializer.append(_tensor(value, name))
+    return copy
 
 
 def remove_initializer(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
@@ -223,15 +223,15 @@ def remove_initializer(model: onnx.ModelProto, name: str) -> onnx.ModelProto:
     [array([5.], dtype=float32)]
 
     """
-    at = _place(checked_model(model, "model"), name)
+    at = _initializer_index(checked_model(model, "model"), name)
     if not any(entry.name == name for entry in model.graph.input):
         raise InvalidArgumentError(
             f"initializer {name!r} is not an input of the model, so no run could supply its value"
         )
-    made = onnx.ModelProto()
-    made.CopyFrom(model)
-    del made.graph.initializer[at]
-    return made
+    copy = onnx.ModelProto()
+    copy.CopyFrom(model)
+    del copy.graph.initializer[at]
+    return copy
 
 
 def replace_initializers_into_onnx(model: onnx.ModelProto, results: Mapping[str, _Tensor]) -> onnx.ModelProto:
@@ -253,17 +253,17 @@ def replace_initializers_into_onnx(model: onnx.ModelProto, results: Mapping[str,
     array([1., 1., 1.], dtype=float32)
 
     """
-    made = onnx.ModelProto()
-    made.CopyFrom(checked_model(model, "model"))
+    copy = onnx.ModelProto()
+    copy.CopyFrom(checked_model(model, "model"))
     for name, value in results.items():
-        old = made.graph.initializer[_place(made, name)]
+        old = copy.graph.initializer[_initializer_index(copy, name)]
         new = _tensor(value, name)
         if (new.data_type, list(new.dims)) != (old.data_type, list(old.dims)):
             raise InvalidArgumentError(
                 f"initializer {name!r} is {_described(old)}, but its new value is {_described(new)}"
             )
         old.CopyFrom(new)
-    return made
+    return copy
 
 
 def _described(tensor: onnx.TensorProto) -> str:

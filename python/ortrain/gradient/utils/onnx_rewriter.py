@@ -73,23 +73,23 @@ def unreduced_onnx_loss(onx: onnx.ModelProto, output_name: str = "score") -> onn
             "ReduceSum and ReduceSumSquare are supported"
         )
     terms = reduction.input[0]
-    nodes, wanted = needed_nodes(graph.node, [terms])
-    name = unique_name(names_of(graph) - {output_name} | wanted, output_name)
+    nodes, needed = needed_nodes(graph.node, [terms])
+    name = unique_name(names_of(graph) - {output_name} | needed, output_name)
     if reduction.op_type == "ReduceSum":
         nodes.append(helper.make_node("Identity", [terms], [name]))
     else:
         nodes.append(helper.make_node("Mul", [terms, terms], [name]))
     element_type, columns = _terms(onx, terms)
-    made = helper.make_graph(
+    unreduced_graph = helper.make_graph(
         nodes,
         graph.name,
-        [entry for entry in graph.input if entry.name in wanted],
+        [entry for entry in graph.input if entry.name in needed],
         [helper.make_tensor_value_info(name, element_type, [None, columns])],
-        [entry for entry in graph.initializer if entry.name in wanted],
+        [entry for entry in graph.initializer if entry.name in needed],
         doc_string=graph.doc_string,
-        sparse_initializer=[entry for entry in graph.sparse_initializer if entry.values.name in wanted],
+        sparse_initializer=[entry for entry in graph.sparse_initializer if entry.values.name in needed],
     )
-    return model_like(onx, made)
+    return model_like(onx, unreduced_graph)
 
 
 def _terms(model: onnx.ModelProto, name: str) -> tuple[int, int]:
@@ -136,12 +136,12 @@ def onnx_rewrite_operator(
     [('Div', ['one', 'x'])]
 
     """
-    made = onnx.ModelProto()
-    made.CopyFrom(checked_model(onx))
-    imports = _imports(made, checked_model(sub_onx, "sub_onx"))
-    _replace(made.graph, op_type, sub_onx.graph, names_of(made.graph), recursive)
-    made.opset_import.extend(imports)
-    return made
+    copy = onnx.ModelProto()
+    copy.CopyFrom(checked_model(onx))
+    imports = _imports(copy, checked_model(sub_onx, "sub_onx"))
+    _replace(copy.graph, op_type, sub_onx.graph, names_of(copy.graph), recursive)
+    copy.opset_import.extend(imports)
+    return copy
 
 
 def _imports(model: onnx.ModelProto, sub: onnx.ModelProto) -> list[onnx.OperatorSetIdProto]:
@@ -171,25 +171,27 @@ def _since(node: onnx.NodeProto, version: int) -> int | None:
         return None
 
 
-def _replace(graph: onnx.GraphProto, op_type: str, sub: onnx.GraphProto, taken: set[str], recursive: bool) -> None:
+def _replace(
+    graph: onnx.GraphProto, op_type: str, sub: onnx.GraphProto, existing_names: set[str], recursive: bool
+) -> None:
     nodes: list[onnx.NodeProto] = []
     for node in graph.node:
         if recursive:
             for inner in subgraphs(node):
-                _replace(inner, op_type, sub, taken, recursive)
+                _replace(inner, op_type, sub, existing_names, recursive)
         if node.op_type != op_type:
             nodes.append(node)
             continue
-        initializers, replacement = _instance(node, sub, taken)
+        initializers, replacement = _instance(node, sub, existing_names)
         graph.initializer.extend(initializers)
         nodes.extend(replacement)
-    kept = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
+    copies = [onnx.NodeProto.FromString(node.SerializeToString()) for node in nodes]
     del graph.node[:]
-    graph.node.extend(kept)
+    graph.node.extend(copies)
 
 
 def _instance(
-    node: onnx.NodeProto, sub: onnx.GraphProto, taken: set[str]
+    node: onnx.NodeProto, sub: onnx.GraphProto, existing_names: set[str]
 ) -> tuple[list[onnx.TensorProto], list[onnx.NodeProto]]:
     """Returns the initializers and nodes of a graph that replace one node."""
     initializers = {entry.name for entry in sub.initializer}
@@ -200,12 +202,12 @@ def _instance(
     _same_number(node.output, outputs, f"{node.op_type} {label!r}", "outputs")
     # Omitted inputs and outputs of a node have an empty name.
     new = dict(zip(inputs, node.input, strict=True))
-    made = {name for inner in sub.node for name in inner.output}
+    node_outputs = {name for inner in sub.node for name in inner.output}
     results = {ours: theirs for ours, theirs in zip(outputs, node.output, strict=True) if theirs}
-    new |= {ours: theirs for ours, theirs in results.items() if ours in made}
+    new |= {ours: theirs for ours, theirs in results.items() if ours in node_outputs}
     for name in [*(entry.name for entry in sub.initializer), *sorted(names_of(sub))]:
         if name not in new:
-            new[name] = unique_name(taken, name)
+            new[name] = unique_name(existing_names, name)
     constants = [onnx.TensorProto.FromString(entry.SerializeToString()) for entry in sub.initializer]
     for constant in constants:
         constant.name = new[constant.name]
@@ -216,14 +218,16 @@ def _instance(
             inner.name = f"{label}/{inner.name}" if label else inner.name
     # Outputs that are also inputs or initializers of the replacement.
     nodes += [
-        helper.make_node("Identity", [new[ours]], [theirs]) for ours, theirs in results.items() if ours not in made
+        helper.make_node("Identity", [new[ours]], [theirs])
+        for ours, theirs in results.items()
+        if ours not in node_outputs
     ]
     return constants, nodes
 
 
-def _same_number(given: Iterable[str], wanted: list[str], label: str, what: str) -> None:
-    number = len(list(given))
-    if number != len(wanted):
+def _same_number(actual: Iterable[str], expected: list[str], label: str, what: str) -> None:
+    number = len(list(actual))
+    if number != len(expected):
         raise InvalidArgumentError(
-            f"node {label} has {number} {what}, but sub_onx has {len(wanted)} ({', '.join(wanted)})"
+            f"node {label} has {number} {what}, but sub_onx has {len(expected)} ({', '.join(expected)})"
         )

@@ -101,21 +101,21 @@ def penalty_loss_onnx(
     """
     writer = GraphWriter(DEFAULT_OPSET, dtype, existing_names)
     vector = writer.op("Reshape", name, writer.sizes([-1], f"shape_{name}"), name=f"reshaped_{name}")
-    wanted = {
+    coefficients = {
         kind: finite(coefficient, kind) for kind, coefficient in (("l1", l1), ("l2", l2)) if coefficient is not None
     }
-    wanted = {kind: coefficient for kind, coefficient in wanted.items() if coefficient != 0}
-    if not wanted:
+    coefficients = {kind: coefficient for kind, coefficient in coefficients.items() if coefficient != 0}
+    if not coefficients:
         raise InvalidArgumentError(f"the penalty of {name!r} requires l1 or l2, other than 0")
     parts = []
-    for kind, coefficient in wanted.items():
+    for kind, coefficient in coefficients.items():
         if kind == "l1":
             terms = writer.op("Abs", vector, name=f"absolute_{name}")
         else:
             terms = writer.op("Mul", vector, vector, name=f"square_{name}")
         total = writer.op("ReduceSum", terms, name=f"reduced_{name}", keepdims=1)
         factor = writer.number(coefficient, f"{kind}_weight_{name}")
-        part = f"penalty_{kind}_{name}" if len(wanted) > 1 else f"penalty_{name}"
+        part = f"penalty_{kind}_{name}" if len(coefficients) > 1 else f"penalty_{name}"
         parts.append(writer.op("Mul", total, factor, name=part))
     if len(parts) > 1:
         writer.op("Add", *parts, name=f"penalty_{name}")
@@ -285,8 +285,8 @@ def add_loss_output(
                 f"output {output.name!r} has shape {sizes}; the log loss requires probabilities of two columns"
             )
         label_type, sizes = onnx.TensorProto.INT64, [sizes[0] if sizes else None, 1]
-    taken = names_of(graph) | {loss_name, label_name} | ({weight_name} if weight_name is not None else set())
-    writer = GraphWriter(opset, helper.tensor_dtype_to_np_dtype(element_type), taken)
+    existing_names = names_of(graph) | {loss_name, label_name} | ({weight_name} if weight_name is not None else set())
+    writer = GraphWriter(opset, helper.tensor_dtype_to_np_dtype(element_type), existing_names)
     total = score(_Task(writer, output.name, label_name, sizes, weight_name), **kwargs)
     penalties = _penalties(writer, graph, penalty or {})
     if penalties is None:
@@ -311,16 +311,16 @@ def _with_loss(
 ) -> onnx.ModelProto:
     """Returns a model with the written nodes, without unused nodes and initializers."""
     graph = model.graph
-    nodes, wanted = needed_nodes([*graph.node, *writer.nodes], [entry.name for entry in outputs])
-    wanted |= {entry.name for entry in graph.input}
-    made = onnx.GraphProto(name=graph.name, doc_string=graph.doc_string)
-    made.node.extend(nodes)
-    made.input.extend([*graph.input, *inputs])
-    made.output.extend(outputs)
-    made.initializer.extend(entry for entry in [*graph.initializer, *writer.initializers] if entry.name in wanted)
-    made.sparse_initializer.extend(entry for entry in graph.sparse_initializer if entry.values.name in wanted)
-    made.value_info.extend(entry for entry in graph.value_info if entry.name in wanted)
-    return model_like(model, made)
+    nodes, needed = needed_nodes([*graph.node, *writer.nodes], [entry.name for entry in outputs])
+    needed |= {entry.name for entry in graph.input}
+    loss_graph = onnx.GraphProto(name=graph.name, doc_string=graph.doc_string)
+    loss_graph.node.extend(nodes)
+    loss_graph.input.extend([*graph.input, *inputs])
+    loss_graph.output.extend(outputs)
+    loss_graph.initializer.extend(entry for entry in [*graph.initializer, *writer.initializers] if entry.name in needed)
+    loss_graph.sparse_initializer.extend(entry for entry in graph.sparse_initializer if entry.values.name in needed)
+    loss_graph.value_info.extend(entry for entry in graph.value_info if entry.name in needed)
+    return model_like(model, loss_graph)
 
 
 def _selected(graph: onnx.GraphProto, output_index: int | str | None) -> onnx.ValueInfoProto:
@@ -411,8 +411,8 @@ def _penalties(
         initializers, nodes = penalty_loss_onnx(name, writer.dtype, existing_names=writer.names, **coefficients)
         writer.initializers.extend(initializers)
         writer.nodes.extend(nodes)
-        made = nodes[-1].output[0]
-        total = made if total is None else writer.op("Add", total, made, name="sumop")
+        term = nodes[-1].output[0]
+        total = term if total is None else writer.op("Add", total, term, name="sumop")
     return total
 
 
@@ -421,25 +421,27 @@ def _rewrite_op_no_grad(onx: onnx.ModelProto) -> onnx.ModelProto:
 
     Nodes in subgraphs and nodes of unknown types do not change.
     """
-    made = onnx.ModelProto()
-    made.CopyFrom(onx)
-    found = [node for node in made.graph.node if node.op_type == "Reciprocal" and node.domain in ("", "ai.onnx")]
+    copy = onnx.ModelProto()
+    copy.CopyFrom(onx)
+    found = [node for node in copy.graph.node if node.op_type == "Reciprocal" and node.domain in ("", "ai.onnx")]
     if not found:
-        return made
+        return copy
     inferred = shape_inference.infer_shapes(onx).graph
     types = {
         entry.name: entry.type.tensor_type.elem_type
         for entry in [*inferred.value_info, *inferred.input, *inferred.output]
     }
     types |= {entry.name: entry.data_type for entry in inferred.initializer}
-    taken, writers = names_of(made.graph), dict[int, GraphWriter]()
+    existing_names, writers = names_of(copy.graph), dict[int, GraphWriter]()
     for node in found:
         kind = types.get(node.input[0]) or types.get(node.output[0])
         if kind not in FLOATS:
             continue
-        writer = writers.setdefault(kind, GraphWriter(DEFAULT_OPSET, helper.tensor_dtype_to_np_dtype(kind), taken))
+        writer = writers.setdefault(
+            kind, GraphWriter(DEFAULT_OPSET, helper.tensor_dtype_to_np_dtype(kind), existing_names)
+        )
         node.op_type = "Div"
         node.input[:] = [writer.number(1, "one"), node.input[0]]
     for writer in writers.values():
-        made.graph.initializer.extend(writer.initializers)
-    return made
+        copy.graph.initializer.extend(writer.initializers)
+    return copy

@@ -97,15 +97,15 @@ class _OptimizerConfig:
             raise AssertionError(f"'params' of group {at} must be a list of names of weights, got {weights!r}")
         if len(group) == 1:
             raise AssertionError(f"group {at} of 'params' has no settings beside 'params'")
-        given = [key for key in group if key != "params"]
-        for key in given:
+        keys = [key for key in group if key != "params"]
+        for key in keys:
             setting = _setting(key, defaults)
             if setting not in defaults:
                 raise AssertionError(
                     f"group {at} of 'params' has the key {key!r}; the settings of this optimizer are "
                     f"{', '.join(defaults)}{hint(key, defaults)}"
                 )
-            if setting != key and setting in given:
+            if setting != key and setting in keys:
                 raise AssertionError(f"group {at} of 'params' has {setting!r} and {key!r}; one of them is enough")
 
 
@@ -136,7 +136,7 @@ class SGDConfig(_OptimizerConfig):
 class _Rule(NamedTuple):
     """Rule for the values of a setting of Adam or LAMB."""
 
-    wanted: str
+    requirement: str
     holds: Callable[[object], bool]
     # Groups accept plain numbers where an argument must have a special type (a bool, an enum member).
     in_group: Callable[[object], bool]
@@ -182,7 +182,7 @@ class _MomentsConfig(_OptimizerConfig):
         for key, value in defaults.items():
             rule = self._rules[key]
             if not rule.holds(value):
-                raise AssertionError(f"{_argument(key)!r} must be {rule.wanted}, got {value!r}")
+                raise AssertionError(f"{_argument(key)!r} must be {rule.requirement}, got {value!r}")
         super().__init__(name, [] if params is None else params, defaults)
 
     def _check_group(self, at: int, group: dict[str, Any], defaults: Mapping[str, Any]) -> None:
@@ -194,7 +194,7 @@ class _MomentsConfig(_OptimizerConfig):
                 continue
             rule = self._rules[_setting(key, defaults)]
             if not rule.in_group(value):
-                raise AssertionError(f"{key!r} of group {at} must be {rule.wanted}, got {value!r}")
+                raise AssertionError(f"{key!r} of group {at} must be {rule.requirement}, got {value!r}")
 
     @property
     def alpha(self) -> float:
