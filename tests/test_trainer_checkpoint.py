@@ -338,6 +338,14 @@ def test_groups_that_do_not_make_up_the_world(sizes: tuple[int, int, int]) -> No
         checkpoint._get_parallellism_groups(*sizes)
 
 
+def test_a_file_may_name_any_number_of_ranks(tmp_path: Path) -> None:
+    states = processes(state_of_one_process(False), 2, 1, 1)
+    for state in states:
+        state[OPTIONS]["world_size"] = 10**15
+    with pytest.raises(IndexError, match=r"^Expected number of files to aggregate: 1000000000000000, got 2$"):
+        checkpoint.aggregate_checkpoints(saved(states, tmp_path))
+
+
 def test_complete_checkpoints_are_not_aggregated(tmp_path: Path) -> None:
     assert checkpoint.aggregate_checkpoints(saved(processes(state_of_one_process(False), 2, 1, 0), tmp_path)) is None
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
+from collections.abc import Mapping
 
+from ortrain._stacklevel import level_of_user
 from ortrain.errors import UnsupportedError
 
-__all__ = ["check_launcher"]
+__all__ = ["check_launcher", "warn_of_no_effect"]
 
 # Variables with the number of processes: Open MPI; MPICH, Intel MPI and Cray MPICH; MVAPICH; a step of Slurm.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS")
@@ -39,3 +42,15 @@ def check_launcher() -> None:
             f"this process is rank {world.rank} of {world.size} in MPI, and each rank would train a model of its own, "
             "because ortrain trains in one process; start one process"
         )
+
+
+def warn_of_no_effect(settings: Mapping[str, object]) -> None:
+    """Warns of settings, by name, that are set but have no effect in one process.
+
+    Warns:
+        UserWarning: for each of these settings.
+
+    """
+    for name, value in settings.items():
+        if value:
+            warnings.warn(f"{name} has no effect in one process", UserWarning, stacklevel=level_of_user())

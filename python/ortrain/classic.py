@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import copy
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -33,9 +32,8 @@ from ortrain._inputs import Described, input_value, native_value
 from ortrain._model_source import model_source
 from ortrain._operators import with_operators
 from ortrain._options import RunOptions, SessionOptions, native_options, with_changes
-from ortrain._stacklevel import level_of_user
 from ortrain._suggest import hint
-from ortrain._world import check_launcher
+from ortrain._world import check_launcher, warn_of_no_effect
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.inference import InferenceSession, Native, ProviderLike
 
@@ -357,9 +355,7 @@ def _native_parameters(parameters: TrainingParameters) -> dict[str, Any]:
     if parameters.deepspeed_zero_stage not in (0, 1):
         raise UnsupportedError(f"deepspeed_zero_stage must be 0 or 1, got {parameters.deepspeed_zero_stage}")
     check_launcher()
-    for name in ("deepspeed_zero_stage", "enable_adasum"):
-        if getattr(parameters, name):
-            warnings.warn(f"{name} has no effect in one process", UserWarning, stacklevel=level_of_user())
+    warn_of_no_effect({name: getattr(parameters, name) for name in ("deepspeed_zero_stage", "enable_adasum")})
     if parameters.use_fp16_moments:
         raise UnsupportedError("use_fp16_moments=True is not supported: moments are always float32")
     paths = ("model_after_graph_transforms_path", "model_with_gradient_graph_path", "model_with_training_graph_path")

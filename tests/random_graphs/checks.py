@@ -201,6 +201,7 @@ class Checks:
         extra = trainable.outputs if self.case.asks_for_outputs else []
         made = self.artifacts(trainable, extra)
         if made is None:
+            self.report.count("no trained parameter")
             return
         first = {}
         for backend in BACKENDS:
@@ -236,7 +237,6 @@ class Checks:
                     self.report.count("gradient of an unknown rank refused")
                     return None
                 if self.case.stops and "nothing would be trained" in str(error):
-                    self.report.count("no trained parameter")
                     self.untrained += trainable.trained
                     return None
                 refused = re.search(r'"(\w+)" cannot be trained: ', str(error))
@@ -244,7 +244,6 @@ class Checks:
                     raise FailedError(f"refused by generate_artifacts: {signature(str(error))}", str(error)) from error
                 self.untrained.append(refused[1])
                 trainable.trained = [name for name in trainable.trained if name != refused[1]]
-        self.report.count("no trained parameter")
         return None
 
     def compare_loss(self, kind: str, loss: float, at: int, trainable: Trainable) -> None:

@@ -17,7 +17,7 @@ from ortrain._model_source import model_source
 from ortrain._options import SessionOptions
 from ortrain._stacklevel import level_of_user
 from ortrain._suggest import hint
-from ortrain._world import check_launcher
+from ortrain._world import check_launcher, warn_of_no_effect
 from ortrain.classic import TrainingParameters, TrainingSession
 from ortrain.errors import DeviceUnavailableError, InvalidArgumentError, UnsupportedError
 from ortrain.inference import InferenceSession
@@ -81,12 +81,12 @@ def check_world(options: ORTTrainerOptions) -> None:
             f"distributed.world_rank must be 0, got {distributed.world_rank}: ortrain trains in one process"
         )
     check_launcher()
-    for name, is_set in (
-        ("distributed.deepspeed_zero_optimization.stage", distributed.deepspeed_zero_optimization.stage != 0),
-        ("distributed.enable_adasum", distributed.enable_adasum),
-    ):
-        if is_set:
-            warnings.warn(f"{name} has no effect in one process", UserWarning, stacklevel=level_of_user())
+    warn_of_no_effect(
+        {
+            "distributed.deepspeed_zero_optimization.stage": distributed.deepspeed_zero_optimization.stage,
+            "distributed.enable_adasum": distributed.enable_adasum,
+        }
+    )
 
 
 def providers_of(options: ORTTrainerOptions) -> list[tuple[str, dict[Any, Any]]]:

@@ -60,6 +60,7 @@ from ortrain.trainer._state import (
     SCALER,
     STATISTICS,
 )
+from ortrain.trainer.distributed import Topology
 
 __all__ = [
     "aggregate_checkpoints",
@@ -123,6 +124,10 @@ def aggregate_checkpoints(paths: Sequence[PathLike], pytorch_format: bool = True
     data, horizontal, world = (
         int(options[name]) for name in ("data_parallel_size", "horizontal_parallel_size", "world_size")
     )
+    # Before the groups, which list all ranks: a damaged file may name any number.
+    if len(files) != world:
+        kind = IndexError if len(files) < world else AssertionError
+        raise kind(f"Expected number of files to aggregate: {world}, got {len(files)}")
     _, horizontal_groups = _get_parallellism_groups(data, horizontal, world)
     # Stages of a pipeline have different weights, so ZeRO divides them within one group.
     zero_groups, _ = _get_parallellism_groups(world // horizontal, horizontal, world)
@@ -165,10 +170,13 @@ def _get_parallellism_groups(
             f"world_size {world} must be a multiple of data_parallel_size {data} times horizontal_parallel_size "
             f"{horizontal}"
         )
-    stages = [range(start, start + data * horizontal) for start in range(0, world, data * horizontal)]
-    data_groups = [list(stage[x::horizontal]) for stage in stages for x in range(horizontal)]
-    horizontal_groups = [list(range(start, start + horizontal)) for start in range(0, world, horizontal)]
-    return data_groups, horizontal_groups
+    topology = Topology(world, horizontal, data, world // (data * horizontal))
+    # A group is listed at its first rank, which has the index 0 in the group.
+    coordinates = [topology.coordinates(rank) for rank in range(world)]
+    return (
+        [topology.data_group(rank) for rank, at in enumerate(coordinates) if at.data == 0],
+        [topology.horizontal_group(rank) for rank, at in enumerate(coordinates) if at.horizontal == 0],
+    )
 
 
 def _order_paths(
@@ -176,18 +184,8 @@ def _order_paths(
     data_groups: Sequence[Sequence[int]],
     horizontal_groups: Sequence[Sequence[int]],
 ) -> dict[str, list[list[str]]]:
-    """Returns the files of each data group (``"D"``) and of each horizontal group (``"H"``), in rank order.
-
-    Raises:
-        IndexError: if there are fewer files than ranks.
-        AssertionError: if there are more files than ranks.
-
-    """
+    """Returns the files of each data group (``"D"``) and of each horizontal group (``"H"``), in rank order."""
     ranked = sorted(((int(_options(path)["world_rank"]), path) for path in paths), key=lambda pair: pair[0])
-    count = 1 + max(rank for group in (*data_groups, *horizontal_groups) for rank in group)
-    if len(ranked) != count:
-        kind = IndexError if len(ranked) < count else AssertionError
-        raise kind(f"Expected number of files to aggregate: {count}, got {len(ranked)}")
     by_rank = [path for _, path in ranked]
     return {
         name: [[by_rank[rank] for rank in group] for group in groups]

@@ -142,8 +142,7 @@ pipeline_parallel_size, got 6 for 4 * 1
         [1, 3]
 
         """
-        at = self.coordinates(rank)
-        return [self._rank(at._replace(data=index)) for index in range(self.data_parallel_size)]
+        return self._group(rank, "data")
 
     def horizontal_group(self, rank: int) -> list[int]:
         """Returns the ranks that share each tensor with a rank, in rising order.
@@ -157,8 +156,7 @@ pipeline_parallel_size, got 6 for 4 * 1
         [2, 3]
 
         """
-        at = self.coordinates(rank)
-        return [self._rank(at._replace(horizontal=index)) for index in range(self.horizontal_parallel_size)]
+        return self._group(rank, "horizontal")
 
     def pipeline_group(self, rank: int) -> list[int]:
         """Returns the ranks of a pipeline with a rank, in the order of the stages.
@@ -172,11 +170,15 @@ pipeline_parallel_size, got 6 for 4 * 1
         [1, 3]
 
         """
-        at = self.coordinates(rank)
-        return [self._rank(at._replace(pipeline=index)) for index in range(self.pipeline_parallel_size)]
+        return self._group(rank, "pipeline")
 
-    def _rank(self, at: Coordinates) -> int:
-        return at.horizontal + self.horizontal_parallel_size * (at.data + self.data_parallel_size * at.pipeline)
+    def _group(self, rank: int, axis: str) -> list[int]:
+        """Returns the ranks that differ from a rank in one coordinate only."""
+        sizes = (self.horizontal_parallel_size, self.data_parallel_size, self.pipeline_parallel_size)
+        at = Coordinates._fields.index(axis)
+        step = math.prod(sizes[:at])
+        first = operator.index(rank) - step * self.coordinates(rank)[at]
+        return list(range(first, first + step * sizes[at], step))
 
 
 @dataclass(frozen=True)
