@@ -31,9 +31,9 @@ from ortrain import _ortrain, _seeds
 from ortrain._inputs import Described, input_value, native_value
 from ortrain._model_source import model_source
 from ortrain._operators import with_operators
-from ortrain._options import RunOptions, SessionOptions, native_options, with_changes
+from ortrain._options import RunOptions, SessionOptions, is_restricted, native_options, with_changes
 from ortrain._suggest import hint
-from ortrain._world import check_launcher, warn_of_no_effect
+from ortrain._world import World, open_world, reporting, warn_of_no_effect
 from ortrain.errors import InvalidArgumentError, UnsupportedError
 from ortrain.inference import InferenceSession, Native, ProviderLike
 
@@ -232,16 +232,16 @@ class TrainingParameters:
     """Stored without an effect: memory is planned before the first run."""
 
     allreduce_post_accumulation = _setting_flag(False)
-    """Stored without an effect: training runs in one process."""
+    """False to sum gradients of several processes while the backward pass still computes others."""
 
     world_rank = _setting_integer(0)
-    """Index of the process; must be 0."""
+    """Index of the process. MPI sets it."""
 
     world_size = _setting_integer(1)
-    """Number of training processes; must be 1."""
+    """Number of training processes. MPI sets it."""
 
     data_parallel_size = _setting_integer(1)
-    """Must be 1."""
+    """Number of processes that each train on their own part of a batch. MPI sets it."""
 
     horizontal_parallel_size = _setting_integer(1)
     """Must be 1."""
@@ -331,11 +331,8 @@ class TrainingParameters:
         self._states = copies
 
 
-# Required values of the settings for several processes, because ortrain trains in one process.
+# Settings of a division of the model, which ortrain does not support, with their required values.
 _REQUIRED_VALUES: dict[str, Any] = {
-    "world_size": 1,
-    "world_rank": 0,
-    "data_parallel_size": 1,
     "horizontal_parallel_size": 1,
     "pipeline_parallel_size": 1,
     "num_pipeline_micro_batches": 1,
@@ -344,18 +341,37 @@ _REQUIRED_VALUES: dict[str, Any] = {
     "sliced_axes": {},
     "sliced_tensor_names": [],
 }
+_RANKS = ("world_rank", "world_size", "data_parallel_size")
+
+
+def _open_world(parameters: TrainingParameters) -> World | None:
+    """Returns the ranks that train together, and sets the parameters to the values of MPI."""
+    world = open_world({name: getattr(parameters, name) for name in _RANKS})
+    for name, required in _REQUIRED_VALUES.items():
+        value = getattr(parameters, name)
+        if value != required:
+            raise UnsupportedError(
+                f"{name} must be {required!r}, got {value!r}: ortrain does not divide a model among processes"
+            )
+    if parameters.deepspeed_zero_stage not in (0, 1):
+        raise UnsupportedError(f"deepspeed_zero_stage must be 0 or 1, got {parameters.deepspeed_zero_stage}")
+    if world is None:
+        warn_of_no_effect({name: getattr(parameters, name) for name in ("deepspeed_zero_stage", "enable_adasum")})
+    else:
+        for name in _RANKS:
+            setattr(parameters, name, world.sizes()[name])
+    return world
+
+
+def _strategy(parameters: TrainingParameters) -> str:
+    """Returns the use of the gradients of several processes. ZeRO has precedence over Adasum."""
+    if parameters.deepspeed_zero_stage:
+        return "zero"
+    return "adasum" if parameters.enable_adasum else "all-reduce"
 
 
 def _native_parameters(parameters: TrainingParameters) -> dict[str, Any]:
     """Convert the parameters for the core."""
-    for name, required in _REQUIRED_VALUES.items():
-        value = getattr(parameters, name)
-        if value != required:
-            raise UnsupportedError(f"{name} must be {required!r}, got {value!r}: ortrain trains in one process")
-    if parameters.deepspeed_zero_stage not in (0, 1):
-        raise UnsupportedError(f"deepspeed_zero_stage must be 0 or 1, got {parameters.deepspeed_zero_stage}")
-    check_launcher()
-    warn_of_no_effect({name: getattr(parameters, name) for name in ("deepspeed_zero_stage", "enable_adasum")})
     if parameters.use_fp16_moments:
         raise UnsupportedError("use_fp16_moments=True is not supported: moments are always float32")
     paths = ("model_after_graph_transforms_path", "model_with_gradient_graph_path", "model_with_training_graph_path")
@@ -440,7 +456,15 @@ class TrainingSession(InferenceSession):
             raise TypeError(f"parameters must be a TrainingParameters, got {type(parameters).__name__}")
         if path_or_bytes == b"":
             raise InvalidArgumentError("the model is empty; expected an ONNX model")
-        options = self._set_up(sess_options, providers, provider_options)
+        self._world = _open_world(parameters)
+        with reporting(self._world):
+            self._create(path_or_bytes, parameters, self._set_up(sess_options, providers, provider_options))
+        self._begin_profile()
+
+    def _create(
+        self, path_or_bytes: str | bytes | os.PathLike[str], parameters: TrainingParameters, options: SessionOptions
+    ) -> None:
+        """Create the session of the core."""
         settings = _native_parameters(parameters)
         if options.optimized_model_filepath:
             # This file has the complete training graph: forward pass, gradients and updates.
@@ -452,15 +476,18 @@ class TrainingSession(InferenceSession):
                 )
             settings["model_with_training_graph_path"] = options.optimized_model_filepath
         self._optimizer_name: str = settings["training_optimizer_name"]
+        native = native_options(options, of_session=True)
+        if self._world is not None and native["num_threads"] == 0:
+            native["num_threads"] = self._world.threads
         self._classic = _ortrain.ClassicSession(
             with_changes(with_operators(model_source(path_or_bytes), None), options),
             settings,
             _seeds.of_process(),
             device=self._device,
             detect_anomaly=options.detect_anomaly,
-            **native_options(options, of_session=True),
+            ranks=None if self._world is None else self._world.session_ranks(_strategy(parameters)),
+            **native,
         )
-        self._begin_profile()
 
     def __reduce__(self) -> Any:
         raise TypeError("a TrainingSession cannot be pickled; get_state() returns its weights and optimizer state")
@@ -551,7 +578,7 @@ class TrainingSession(InferenceSession):
                 raise InvalidArgumentError(f"input {name!r} must be a tensor, got a sequence of {len(value)}")
             tensors[name] = value
         names = [name for name, *_ in self._described_outputs()]
-        restricted = run_options is not None and run_options.only_execute_path_to_fetches
+        restricted = is_restricted(run_options)
         mode = False if run_options is not None and not getattr(run_options, "training_mode", True) else None
         found = self._classic.run(
             tensors,
@@ -593,12 +620,20 @@ class TrainingSession(InferenceSession):
         return {name: _arrays(states[name]) for name in sorted(states)}
 
     def get_partition_info_map(self) -> dict[str, dict[str, list[int]]]:
-        """Return the division of weights among processes: an empty dict, because ortrain trains in one process.
+        """Return the shapes of weights with an optimizer state that ZeRO divides among several processes.
+
+        Returns:
+            for each of these weights ``{"original_dim": shape, "megatron_row_partition": [-1]}``. The weights with a
+            part on this process are listed. An empty dict without ZeRO.
 
         >>> classic_session.get_partition_info_map()
         {}
+
         """
-        return {}
+        shapes = self._classic.shared_weights()
+        return {
+            name: {"original_dim": shapes[name], "megatron_row_partition": [-1]} for name in sorted(shapes)
+        }
 
     def load_state(self, dict: Mapping[str, npt.ArrayLike], strict: bool = False) -> None:  # noqa: A002
         """Set some or all values of :meth:`get_state`. With ``strict`` an unknown name is an error.

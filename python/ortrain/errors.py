@@ -23,6 +23,7 @@ __all__ = [
     "NoSuchFileError",
     "OrtrainError",
     "OutOfRangeError",
+    "RankError",
     "TrainingWarning",
     "UnsupportedError",
 ]
@@ -94,6 +95,17 @@ class NoSuchFileError(OrtrainError, FileNotFoundError):
     """
 
     _code = (3, "NO_SUCHFILE")
+
+
+class RankError(OrtrainError):
+    """Failure of another rank of a distributed training, or ranks that do not make the same step.
+
+    All ranks raise an error, and no rank has changed. If all ranks handle the error, they can train on.
+
+    >>> from ortrain.errors import RankError
+    >>> issubclass(RankError, ortrain.OrtrainError)
+    True
+    """
 
 
 class InvalidModelError(OrtrainError):

@@ -13,8 +13,8 @@ use crate::interrupt::Watch;
 use crate::run_error::{LargeBuffer, MemoryNeed, OverLimit};
 use crate::target::Target;
 use crate::{
-    AllocationError, Bindings, Buffer, BufferId, GradientMode, HOST, HostMemory, Interrupt, Memory, Program,
-    RunError, RunPart, is_work,
+    AllocationError, Bindings, Buffer, BufferId, CommitGate, GradientMode, HOST, HostMemory, Interrupt,
+    Memory, Program, RunError, RunPart, is_work,
 };
 
 /// Scalars that are constant during a run.
@@ -96,6 +96,11 @@ impl Workspace {
     pub fn interrupt(mut self, interrupt: Option<Interrupt>) -> Workspace {
         self.watch = Watch::new(interrupt);
         self
+    }
+
+    /// Sets the gate of the next run. A later run has no gate.
+    pub fn set_gate(&mut self, gate: Option<Box<dyn CommitGate>>) {
+        self.watch.set_gate(gate);
     }
 
     /// Marks planes without needed content if the next run fails: they are then cleared to zero.

@@ -72,6 +72,28 @@ pub fn interruptible<T, E: From<RunError>>(
     }
 }
 
+/// Callback before the first write of a run to state.
+pub trait CommitGate: Send {
+    /// Allows or refuses the changes of the run.
+    ///
+    /// # Errors
+    /// [`RunError::Refused`]. The run then ends, and no state has changed.
+    fn before_commit(&mut self) -> Result<(), RunError>;
+}
+
+/// Gate of the next run, and true if the run has passed the gate.
+#[derive(Default)]
+struct Gate {
+    gate: Option<Box<dyn CommitGate>>,
+    is_passed: bool,
+}
+
+impl fmt::Debug for Gate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Gate(is_passed: {})", self.is_passed)
+    }
+}
+
 impl fmt::Debug for Interrupt {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Interrupt")
@@ -123,6 +145,9 @@ impl InterruptPoints {
     ) -> Result<(), RunError> {
         let InterruptPoint { ticks, writes, .. } = &self.0[at];
         watch.check(*ticks)?;
+        if !writes.is_empty() {
+            watch.pass_gate()?;
+        }
         for (plane, bytes) in writes {
             watch.before_write(bindings, *plane, bytes.clone())?;
         }
@@ -169,6 +194,7 @@ pub struct Watch {
     max_saved_bytes: Option<usize>,
     pub(crate) disposable: Range<usize>,
     wrote_disposable: bool,
+    gate: Gate,
 }
 
 impl Watch {
@@ -183,11 +209,26 @@ impl Watch {
         self.start = self.interrupt.is_some().then(Instant::now);
     }
 
+    /// Sets the gate of the next run.
+    pub(crate) fn set_gate(&mut self, gate: Option<Box<dyn CommitGate>>) {
+        self.gate = Gate { gate, is_passed: false };
+    }
+
+    /// Asks the gate once, before the first write to state. A run that has passed its gate is not interrupted.
+    fn pass_gate(&mut self) -> Result<(), RunError> {
+        let Gate { gate: Some(gate), is_passed: false } = &mut self.gate else { return Ok(()) };
+        gate.before_commit()?;
+        self.gate.is_passed = true;
+        self.is_committed = true;
+        Ok(())
+    }
+
     /// Ends a run. Restores the planes if the run failed.
     pub(crate) fn end(&mut self, bindings: &Bindings<'_>, broke_off: bool) -> Result<(), DeviceError> {
         let saved = std::mem::take(&mut self.saved);
         let disposable = std::mem::take(&mut self.disposable);
         self.start = None;
+        self.gate = Gate::default();
         if !broke_off || self.is_committed {
             return Ok(());
         }
@@ -310,6 +351,32 @@ mod tests {
         watch.end(&bindings, true).unwrap();
         assert_eq!(planes[0].to_vec(0, 64).unwrap(), [[7; 32], [0; 32]].concat());
         assert_eq!(planes[1].to_vec(0, 64).unwrap(), [0; 64], "what nobody needs is zero");
+    }
+
+    /// A gate that refuses the first run.
+    struct RefuseFirst(Arc<AtomicBool>);
+
+    impl CommitGate for RefuseFirst {
+        fn before_commit(&mut self) -> Result<(), RunError> {
+            match self.0.swap(true, Ordering::Relaxed) {
+                false => Err(RunError::Refused("another rank failed".into())),
+                true => Ok(()),
+            }
+        }
+    }
+
+    #[test]
+    fn gate_is_asked_once_and_ends_interrupts() {
+        let (mut watch, flag) = watch();
+        let was_asked = Arc::new(AtomicBool::new(false));
+        watch.set_gate(Some(Box::new(RefuseFirst(was_asked.clone()))));
+        watch.begin(None);
+        assert_eq!(watch.pass_gate(), Err(RunError::Refused("another rank failed".into())));
+        assert_eq!(watch.pass_gate(), Ok(()));
+        was_asked.store(false, Ordering::Relaxed);
+        assert_eq!(watch.pass_gate(), Ok(()), "a gate is passed once");
+        flag.store(true, Ordering::Relaxed);
+        assert_eq!(wait(&mut watch), Ok(()));
     }
 
     #[test]

@@ -53,7 +53,7 @@ pub use instructions::{
     Attention, AttentionGradients, AttentionPass, Conv, MatMul, NestGroup, ScatterAdd, Window, WindowIndex,
     Yield,
 };
-pub use interrupt::{Interrupt, InterruptPoints, Watch, interruptible};
+pub use interrupt::{CommitGate, Interrupt, InterruptPoints, Watch, interruptible};
 pub use operand::{Load, Nest, Operand, Use};
 pub use ortrain_expr::{Precision, UnknownPrecision, index_of};
 pub use ortrain_memory::{

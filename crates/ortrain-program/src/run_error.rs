@@ -194,6 +194,9 @@ pub enum RunError {
     /// The caller interrupted the run.
     #[error("the run was interrupted; nothing has changed")]
     Interrupted,
+    /// The gate of the run refused its changes: see [`CommitGate`](crate::CommitGate).
+    #[error("{0}")]
+    Refused(String),
     /// A run takes a branch that is invalid for its inputs.
     #[error("{node} takes its {branch}, which cannot be run on these inputs: {message}")]
     Branch {

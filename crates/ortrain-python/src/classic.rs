@@ -11,6 +11,7 @@ use std::sync::Arc;
 
 use crate::error::{detached, raise};
 use crate::gil::Exclusive;
+use crate::ranks::{Ranks, data_parallel};
 use crate::tools::{SessionInput, Source, module_options};
 use crate::value::{OrtValue, describe_info};
 
@@ -108,7 +109,7 @@ impl ClassicSession {
     #[new]
     #[pyo3(signature = (
         model, parameters, seed, *, device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback,
-        detect_anomaly
+        detect_anomaly, ranks
     ))]
     fn new(
         py: Python<'_>,
@@ -122,6 +123,7 @@ impl ClassicSession {
         precision: &str,
         bf16_fallback: &str,
         detect_anomaly: bool,
+        ranks: Option<Ranks<'_>>,
     ) -> PyResult<ClassicSession> {
         let options = module_options(
             device,
@@ -133,8 +135,10 @@ impl ClassicSession {
             detect_anomaly,
         )?;
         let parameters = parameters.read()?;
+        let ranks = ranks.map(data_parallel).transpose()?;
         let session = detached(py, || {
-            let mut session = ortrain::classic::TrainingSession::new(model.0, &parameters, options)?;
+            let mut session =
+                ortrain::classic::TrainingSession::on_ranks(model.0, &parameters, options, ranks)?;
             if let Some(seed) = seed {
                 session.set_seed(seed);
             }
@@ -258,6 +262,17 @@ impl ClassicSession {
 
     fn model_state(&self, py: Python<'_>, include_mixed_precision_weights: bool) -> PyResult<States> {
         self.session.enter(py, |session| session.model_state(include_mixed_precision_weights)).map(to_states)
+    }
+
+    /// Returns the shapes of weights with an optimizer state on several ranks.
+    fn shared_weights(&self, py: Python<'_>) -> PyResult<BTreeMap<String, Vec<usize>>> {
+        self.session.enter(py, |session| session.shared_weights())
+    }
+
+    /// Returns the range of elements of a weight that this rank updates.
+    fn updated_elements(&self, py: Python<'_>, weight: &str) -> PyResult<(usize, usize)> {
+        let range = self.session.enter(py, |session| Ok(session.updated_elements(weight)))?;
+        Ok((range.start, range.end))
     }
 
     fn optimizer_state(&self, py: Python<'_>) -> PyResult<States> {

@@ -16,6 +16,7 @@ import_exception!(ortrain.errors, InvalidModelError);
 import_exception!(ortrain.errors, MemoryLimitError);
 import_exception!(ortrain.errors, NoSuchFileError);
 import_exception!(ortrain.errors, OrtrainError);
+import_exception!(ortrain.errors, RankError);
 import_exception!(ortrain.errors, UnsupportedError);
 
 /// Returns an interrupt for pending signals. A run calls their handlers, and ends if a handler raises an
@@ -88,6 +89,7 @@ pub(crate) fn raise(error: Error) -> PyErr {
         ErrorKind::NoSuchFile => NoSuchFileError::new_err(text),
         ErrorKind::MemoryLimit => MemoryLimitError::new_err(text),
         ErrorKind::NotImplemented => UnsupportedError::new_err(text),
+        ErrorKind::Rank => RankError::new_err(text),
         _ => OrtrainError::new_err(text),
     }
 }

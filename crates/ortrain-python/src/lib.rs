@@ -11,6 +11,7 @@ mod gil;
 mod gradient;
 mod lent;
 mod optim;
+mod ranks;
 mod schedule;
 mod session;
 mod state;
@@ -35,6 +36,8 @@ mod _ortrain {
     use crate::gradient::{GradientGraph, grad, vjp};
     #[pymodule_export]
     use crate::optim::{OwnOptimizer, described_optimizer, optimizer_spec, optimizer_table};
+    #[pymodule_export]
+    use crate::ranks::RankControl;
     #[pymodule_export]
     use crate::schedule::{LrScheduler, Schedule, curve_steps, draw_curve, schedule_kinds};
     #[pymodule_export]

@@ -49,6 +49,8 @@ pub enum ErrorKind {
     /// A step produced NaN or infinities, and `detect_anomaly` was set. Other data or a lower learning rate
     /// help.
     Anomaly,
+    /// Another rank of a distributed training has failed or left, or the ranks do not make the same step.
+    Rank,
     /// Another failure: the disk, a damaged checkpoint, a call out of order.
     Fail,
 }
@@ -320,6 +322,43 @@ pub enum Error {
         /// Actual number of elements.
         found: usize,
     },
+    /// Another rank has failed in a step of a distributed training; no rank has changed.
+    #[error("rank {rank} of {size} failed in this step, so no rank has changed: {sentence}")]
+    OtherRank {
+        /// Index of the failed rank.
+        rank: usize,
+        /// Number of ranks.
+        size: usize,
+        /// Error of the failed rank.
+        sentence: String,
+    },
+    /// A rank of a distributed training has ended, and this rank still trains.
+    #[error(
+        "rank {rank} of {size} has left the training: its script has ended, so the other ranks cannot continue"
+    )]
+    RankLeft {
+        /// Index of the rank that has ended.
+        rank: usize,
+        /// Number of ranks.
+        size: usize,
+    },
+    /// The ranks of a distributed training do not make the same step; no rank has changed.
+    #[error("{0}")]
+    RanksDiffer(String),
+    /// The library for messages between ranks has failed.
+    #[error("the ranks cannot communicate: {0}")]
+    Communication(String),
+    /// Several ranks train on a device that their communicator does not reach.
+    #[error(
+        "{size} ranks cannot train on {device}: they exchange gradients in host memory only; train on the CPU, or \
+         start one process"
+    )]
+    Unreachable {
+        /// Device of the planes.
+        device: String,
+        /// Number of ranks.
+        size: usize,
+    },
     /// Memory for the values of a state cannot be allocated; the state remains on its device.
     #[error("the parameters do not fit into memory: {0}")]
     StateAllocation(AllocationError),
@@ -381,7 +420,9 @@ impl Error {
             | Error::NominalState
             | Error::NoEvalModel { .. }
             | Error::WrongFile { .. }
+            | Error::Communication(_)
             | Error::NoOptimizer(_) => ErrorKind::Fail,
+            Error::OtherRank { .. } | Error::RankLeft { .. } | Error::RanksDiffer(_) => ErrorKind::Rank,
             Error::Checkpoint(error) => match error.content() {
                 ortrain_checkpoint::Error::Missing { .. }
                 | ortrain_checkpoint::Error::ExternalMissing { .. } => ErrorKind::NoSuchFile,
@@ -397,9 +438,10 @@ impl Error {
                 }
                 _ => ErrorKind::InvalidModel,
             },
-            Error::Unsupported(_) | Error::Precision(_) | Error::TrainableWithout { .. } => {
-                ErrorKind::NotImplemented
-            }
+            Error::Unsupported(_)
+            | Error::Precision(_)
+            | Error::Unreachable { .. }
+            | Error::TrainableWithout { .. } => ErrorKind::NotImplemented,
             Error::Onnx(_) | Error::Mismatch { .. } | Error::WrongModel { .. } => ErrorKind::InvalidModel,
             Error::Obstacles { kind, .. } => *kind,
             Error::Model { source, .. } => kind_of_op_error(source, ErrorKind::InvalidModel),

@@ -5,6 +5,7 @@
 //! - [`Module`], [`Optimizer`], [`LrScheduler`] with a [`Schedule`], [`LinearLRScheduler`]: the training
 //!   loop.
 //! - [`TrainingSession`]: the same loop in one value, like onnxruntime-training's session in C, C++ and C#.
+//! - [`distributed`]: training on several ranks.
 //! - [`InferenceSession`]: runs any model.
 //! - [`Module::profile`], [`Profile`]: the time of each instruction of a step.
 //! - [`inspect`]: trained and frozen constants of a model, with the reasons.
@@ -77,6 +78,7 @@ mod class_axis;
 pub mod classic;
 mod classifier_scores;
 mod computed_parameters;
+pub mod distributed;
 mod dump;
 mod error;
 mod executable_cache;
@@ -530,6 +532,16 @@ pub use ortrain_program::Memory;
 /// ```
 #[doc(inline)]
 pub use ortrain_program::HostMemory;
+
+/// Name of the device that is the memory of this process.
+///
+/// ```
+/// use ortrain::{HOST, Memory};
+///
+/// assert_eq!(Memory::new(64).device(), HOST);
+/// ```
+#[doc(inline)]
+pub use ortrain_program::HOST;
 
 /// Memory on a device. Its backend allocates it; this process accesses it by copies.
 ///

@@ -13,9 +13,9 @@ use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written_inputs, versions::upgrade};
 use ortrain_ops::training::{classes_last_note, with_classes_last};
 use ortrain_program::{
-    ALIGNMENT, Backend, Bf16Fallback, Bindings, Deliver, Delivered, GradientMode as ProgramEntry, HOST,
-    ITERATION_LIMIT, Interrupt, LargeBuffer, Memory, MemoryNeed, OverLimit, PlaneId, Precision, RunContext,
-    RunError, RunInput, Scalars, Schedule, Workspace,
+    ALIGNMENT, Backend, Bf16Fallback, Bindings, CommitGate, Deliver, Delivered, GradientMode as ProgramEntry,
+    HOST, ITERATION_LIMIT, Interrupt, LargeBuffer, Memory, MemoryNeed, OverLimit, PlaneId, Precision,
+    RunContext, RunError, RunInput, Scalars, Schedule, Workspace,
 };
 
 use crate::anomaly::{self, Anomaly, Replay};
@@ -151,6 +151,10 @@ impl ModuleOptions {
     }
 }
 
+/// Difference between the random seeds of two neighboring ranks: the odd number closest to 2^64 divided by the golden
+/// ratio, so that seeds of different ranks and small seeds of users differ.
+const RANK_SEED_STEP: u64 = 0x9e37_79b9_7f4a_7c15;
+
 /// Capacity of the cache of programs for inputs that are read in place.
 const MAX_IN_PLACE_VARIANTS: usize = 32;
 
@@ -224,6 +228,8 @@ pub struct Module {
     detect_anomaly: bool,
     /// Sentences that [`Module::take_notes`] has returned.
     returned_notes: Vec<String>,
+    /// Index of the rank in a distributed training, which selects the random numbers.
+    pub(crate) rank: u64,
     /// Trace of steps, if enabled.
     pub(crate) trace: Option<Trace>,
 }
@@ -545,6 +551,7 @@ impl Module {
             updates_frozen,
             detect_anomaly: options.detect_anomaly,
             returned_notes: Vec::new(),
+            rank: 0,
             trace: None,
         })
     }
@@ -623,6 +630,48 @@ impl Module {
             .map_err(|error| self.explain_with_copies(error, inputs, true))?;
         self.count_train_step(state);
         Ok(())
+    }
+
+    /// Runs [`Module::train_step_on`]. The gate is asked before the step changes state. If it refuses, nothing has changed.
+    pub(crate) fn train_step_gated(
+        &mut self,
+        state: &mut CheckpointState,
+        inputs: StepInputs<'_>,
+        deliver: &mut Deliver<'_>,
+        mut gate: Box<dyn CommitGate>,
+    ) -> Result<()> {
+        if self.commits_within_run(inputs)? {
+            self.work.set_gate(Some(gate));
+            let run = self.train_step_on(state, inputs, deliver);
+            self.work.set_gate(None);
+            return run;
+        }
+        // Later segments of the run may fail, so the gate is asked after the run.
+        let written_planes = || self.gradients.iter().chain(state.frozen_planes());
+        let copy = |plane: &Arc<Memory>| Ok((plane.clone(), plane.to_vec(0, plane.len())?));
+        let before: Vec<(Arc<Memory>, Vec<u8>)> = written_planes().map(copy).collect::<Result<_>>()?;
+        let run = self
+            .run_train(state, inputs, deliver)
+            .map_err(|error| self.explain_with_copies(error, inputs, true))
+            .and_then(|()| Ok(gate.before_commit()?));
+        if run.is_err() {
+            before.iter().try_for_each(|(plane, bytes)| plane.write(0, bytes))?;
+            return run;
+        }
+        self.count_train_step(state);
+        Ok(())
+    }
+
+    /// Returns true if nothing can fail in a step after its first write to state.
+    fn commits_within_run(&mut self, inputs: StepInputs<'_>) -> Result<bool> {
+        if self.detect_anomaly {
+            return Ok(false);
+        }
+        let planes = self.layout.trainable.len() + self.layout.frozen.len() + self.gradients.len();
+        let runners = self.train.executables_for(inputs, planes, &self.backend);
+        let executor = runners.executor(&self.work, inputs.copied_values);
+        let executor = executor.map_err(|error| self.explain_with_copies(error, inputs, true))?;
+        Ok(executor.schedule().single_program().is_some())
     }
 
     /// Returns the training or the evaluation phase.
@@ -739,7 +788,7 @@ impl Module {
         let mut planes = parameter_binding::planes(state, &self.gradients);
         let gradients = planes.len() - self.gradients.len()..planes.len();
         self.work.disposable_planes(if accumulates { 0..0 } else { gradients });
-        let scalars = scalars(state);
+        let scalars = scalars(state, self.rank);
         if !self.detect_anomaly {
             let (how, trace) = ((entry, scalars), self.trace.as_mut());
             let runners = self.train.executables_for(inputs, planes.len(), &self.backend);
@@ -902,7 +951,7 @@ impl Module {
     ) -> Result<()> {
         let eval = self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?;
         let mut planes = parameter_binding::planes(state, &self.gradients);
-        let (entry, scalars) = (ProgramEntry::Accumulate, scalars(state));
+        let (entry, scalars) = (ProgramEntry::Accumulate, scalars(state, self.rank));
         if !self.detect_anomaly {
             let (how, trace) = ((entry, scalars), self.trace.as_mut());
             let runners = eval.executables_for(inputs, planes.len(), &self.backend);
@@ -1078,7 +1127,7 @@ impl Module {
         }
         let bindings = Bindings { planes: &planes };
         let runner = phase.executables.executor(&self.work, inputs)?;
-        let scalars = scalars(state);
+        let scalars = scalars(state, self.rank);
         for _ in 0..options.warmup {
             let turn = RunContext::new(&bindings, &mut self.work, entry, scalars);
             runner.run(turn, inputs, &mut |_, _, _, _| Ok(()))?;
@@ -1220,6 +1269,11 @@ impl Module {
 
     pub(crate) fn layout(&self) -> &Arc<StateLayout> {
         &self.layout
+    }
+
+    /// Returns true if a training step updates frozen parameters: running statistics.
+    pub(crate) fn updates_frozen(&self) -> bool {
+        self.updates_frozen
     }
 
     pub(crate) fn backend(&self) -> &Arc<dyn Backend> {
@@ -1676,6 +1730,7 @@ fn check_packable(entry: &Entry) -> Result<()> {
     )))
 }
 
-fn scalars(state: &CheckpointState) -> Scalars {
-    Scalars { seed: state.seed().cast_unsigned(), train_step: state.train_step_count() }
+fn scalars(state: &CheckpointState, rank: u64) -> Scalars {
+    let seed = state.seed().cast_unsigned().wrapping_add(rank.wrapping_mul(RANK_SEED_STEP));
+    Scalars { seed, train_step: state.train_step_count() }
 }

@@ -1,12 +1,14 @@
 //! Optimizer steps on the parameters of a state.
 
+mod divided;
+
 use std::sync::Arc;
 
 use ortrain_graph::{DType, Graph, ValueId, ValueType};
 use ortrain_onnx::LoadedModel;
 use ortrain_ops::Role;
 use ortrain_ops::optimizers::{
-    BoundInputs, OptimizerSpec, SlotShape, SlotSpec, bind, bound_inputs, expand_sequences,
+    BoundInputs, OptimizerSpec, SlotShape, SlotSpec, bind, bound_inputs, expand_sequences, given_sum,
     is_elementwise as elementwise, read_description,
 };
 use ortrain_ops::passes::infer::infer;
@@ -14,15 +16,17 @@ use ortrain_ops::passes::versions::upgrade;
 use ortrain_ops::training::{
     check_sequences, clips_gradients, moment_count, onnxruntime_optimizer, uses_onnxruntime_optimizer,
 };
-use ortrain_program::{GradientMode, PlaneId, RunInput, Scalars, Workspace};
+use ortrain_program::{Deliver, GradientMode, PlaneId, RunInput, Scalars, Workspace};
 use rustc_hash::FxHashMap;
 
+use crate::distributed::OwnedPlane;
 use crate::executable_cache::ExecutableCache;
 use crate::module::graph_of;
-use crate::parameter_binding::{Planes, sequence_role};
+use crate::parameter_binding::{Planes, owned_role, sequence_role};
 use crate::slots::RequiredSlots;
 use crate::state::{OptimizerNeeds, OptimizerState, PlaneLayout, StateLayout, TensorLayout};
 use crate::{CheckpointState, Error, FileKind, ModelSource, Module, Result};
+pub(crate) use divided::DividedOptimizer;
 
 /// Inputs of ONNX Runtime's optimizer models: two scalars, then sequences.
 const SCALAR_INPUTS: [&str; 2] = ["learning_rate", "step"];
@@ -43,16 +47,19 @@ enum NumberInput {
     LossScale,
     /// Table of settings, float64: a row for each parameter.
     Settings,
+    /// Norm of the gradients on all ranks, float64, if the state is divided among ranks.
+    GradientNorm,
 }
 
 impl NumberInput {
-    const ALL: [(&'static str, NumberInput, DType); 6] = [
+    const ALL: [(&'static str, NumberInput, DType); 7] = [
         ("learning_rate", NumberInput::LearningRate, DType::F32),
         ("step", NumberInput::Step, DType::I64),
         ("gathered_steps", NumberInput::GatheredSteps, DType::I64),
         ("max_norm", NumberInput::MaxNorm, DType::F64),
         ("loss_scale", NumberInput::LossScale, DType::F32),
         ("settings", NumberInput::Settings, DType::F64),
+        ("gradient_norm", NumberInput::GradientNorm, DType::F64),
     ];
 
     /// Returns the input with this name.
@@ -72,6 +79,8 @@ enum Column {
     SkippedSteps,
     /// A setting.
     Setting(String),
+    /// A sum over the parameter on all ranks, by its number, if the state is divided among ranks.
+    GivenSum(usize),
 }
 
 /// Settings table of a step.
@@ -101,18 +110,32 @@ struct Table {
 #[derive(Debug)]
 pub struct Optimizer {
     layout: Arc<StateLayout>,
-    runners: ExecutableCache,
+    program: StepProgram,
     work: Workspace,
     /// Name, settings and groups in the model.
     spec: OptimizerSpec,
     /// True if the settings are constants of the model: ONNX Runtime's optimizers.
     in_model: bool,
     slots: Vec<RequiredSlots>,
-    /// Inputs of the model that are no sequences.
-    numbers: Vec<NumberInput>,
-    table: Table,
     /// True if an ONNX Runtime optimizer clips the gradients by their norm.
     clips: bool,
+}
+
+/// Program of a step, and the inputs that are no sequences.
+#[derive(Debug)]
+struct StepProgram {
+    runners: ExecutableCache,
+    numbers: Vec<NumberInput>,
+    table: Table,
+}
+
+/// Values of a step that follow from the values of all ranks.
+#[derive(Clone, Debug, Default)]
+struct GivenSums {
+    /// L2 norm of all gradients together.
+    gradient_norm: f64,
+    /// Sums over parameters: a row for each row of the settings.
+    rows: Vec<Vec<f64>>,
 }
 
 /// Metadata of the gradients of a step.
@@ -202,6 +225,10 @@ impl Optimizer {
         if state.shared_layout().is_none_or(|state_layout| *state_layout != layout) {
             return Err(Error::OtherState { what: "module" });
         }
+        if columns.iter().any(|column| matches!(column, Column::GivenSum(_))) && state.owned().is_none() {
+            let reason = "it needs sums of other ranks, but the state is not divided among ranks".into();
+            return Err(Error::WrongModel { model: label, reason });
+        }
         let declared = |id: &&ValueId| graph.name_of(**id) == "params";
         let declared = graph.inputs.iter().find(declared).and_then(|&id| graph.value(id).ty.dtype());
         if let (Some(declared), false) = (declared, in_model)
@@ -224,7 +251,10 @@ impl Optimizer {
         let build_optimizer = || {
             let optimizer = state.optimizer().ok_or(Error::OtherState { what: "optimizer" })?;
             let (roles, numbers) = match is_spread {
-                false => roles_of_planes(&graph, &layout, optimizer, &slots, in_model)?,
+                false => {
+                    let owned = state.owned().map(|owned| owned.as_slice());
+                    roles_of_planes(&graph, &layout, owned, optimizer, &slots, in_model)?
+                }
                 true => roles_of_tensors(&label, &mut graph, &layout, optimizer, &slots)?,
             };
             let runners = ExecutableCache::new(graph, roles, module.backend().clone());
@@ -233,8 +263,8 @@ impl Optimizer {
             let work = Workspace::new(module.backend().clone());
             let parameters = optimizer.groups.len();
             let table = Table { columns, ..Table::default() };
-            let new_optimizer =
-                Optimizer { layout, runners, work, spec, in_model, slots, numbers, table, clips };
+            let program = StepProgram { runners, numbers, table };
+            let new_optimizer = Optimizer { layout, program, work, spec, in_model, slots, clips };
             new_optimizer.check(&label, parameters)?;
             Ok(new_optimizer)
         };
@@ -252,11 +282,16 @@ impl Optimizer {
             return Ok(());
         }
         let wrong = |reason: String| Error::WrongModel { model: label.to_owned(), reason };
-        let table = [parameters, self.table.columns.len()];
-        let dims: Vec<&[usize]> = (self.numbers.iter())
+        // A rank without a part of the parameters runs nothing.
+        if parameters == 0 && !self.layout.trainable.is_empty() {
+            return Ok(());
+        }
+        let StepProgram { runners, numbers, table } = &self.program;
+        let table = [parameters, table.columns.len()];
+        let dims: Vec<&[usize]> = (numbers.iter())
             .map(|number| if *number == NumberInput::Settings { &table[..] } else { &[1][..] })
             .collect();
-        match self.runners.plan(&self.work, &dims) {
+        match runners.plan(&self.work, &dims) {
             Ok(_) => Ok(()),
             Err(Error::Shapes(source)) => Err(wrong(format!("it does not fit the parameters: {source}"))),
             Err(error) => Err(error),
@@ -309,46 +344,17 @@ impl Optimizer {
         let norm = self.clips.then(|| module.gradient_norm(state)).transpose()?;
         let optimizer = optimizer_state(state)?;
         let step = optimizer.step.saturating_add(1);
-        if !self.in_model {
-            self.table.fill(optimizer, step)?;
-        }
-        let rate = optimizer.learning_rate.to_le_bytes();
-        let max_norm =
-            optimizer.spec.as_ref().and_then(|spec| spec.max_norm).unwrap_or(f64::MAX).to_le_bytes();
-        let (step_bytes, accumulated) = (step.to_le_bytes(), gradients.accumulated_steps.to_le_bytes());
-        let loss_scale = gradients.loss_scale.to_le_bytes();
-        let table_dims = [optimizer.groups.len(), self.table.columns.len()];
-        let run_inputs: smallvec::SmallVec<[RunInput<'_>; NumberInput::ALL.len()]> = (self.numbers.iter())
-            .map(|number| {
-                let scalar_dims: &[usize] = &[1];
-                let (dtype, dims, bytes): (DType, &[usize], &[u8]) = match number {
-                    NumberInput::LearningRate => (DType::F32, scalar_dims, &rate),
-                    NumberInput::Step => (DType::I64, scalar_dims, &step_bytes),
-                    NumberInput::GatheredSteps => (DType::I64, scalar_dims, &accumulated),
-                    NumberInput::MaxNorm => (DType::F64, scalar_dims, &max_norm),
-                    NumberInput::LossScale => (DType::F32, scalar_dims, &loss_scale),
-                    NumberInput::Settings => (DType::F64, &table_dims, &self.table.bytes),
-                };
-                RunInput { dtype, dims, bytes }
-            })
-            .collect();
-        let slots = self.slots.iter().flat_map(|slot| optimizer.slot_planes(&slot.slot.name));
-        let planes: Planes<'_> = state
-            .trainable_planes()
-            .iter()
-            .chain(module.gradient_planes())
-            .chain(slots)
-            .map(|plane| &**plane)
-            .collect();
+        let planes = self.planes(state, module, optimizer);
         let mut updated = [1_u8];
         let mut norm_bytes = [0_u8; 8];
         let mut has_norm = false;
-        self.runners.run(
+        let settings = (!self.in_model).then_some(optimizer);
+        self.program.run(
             &mut self.work,
             &planes,
-            GradientMode::Accumulate,
-            Scalars::default(),
-            &run_inputs,
+            (optimizer, settings, step),
+            gradients,
+            &GivenSums::default(),
             &mut |_, dtype, dims, value| match (dtype, dims.iter().product::<usize>()) {
                 (DType::Bool, 1) => value.copy_to(&mut updated),
                 (DType::F64, 1) => {
@@ -363,14 +369,22 @@ impl Optimizer {
         let total_norm = has_norm.then(|| f64::from_le_bytes(norm_bytes));
         let updated =
             updated[0] != 0 && !(self.spec.loss_scale && total_norm.is_some_and(|norm| !norm.is_finite()));
-        if let (Some(optimizer), true) = (state.optimizer_mut(), updated) {
-            optimizer.step = step;
-            if let Some(spec) = &mut optimizer.spec {
-                let frozen = spec.groups.iter_mut().filter(|group| step <= group.frozen_steps);
-                frozen.for_each(|group| group.skipped_steps = group.skipped_steps.saturating_add(1));
-            }
+        if updated {
+            count_step(state, step);
         }
         Ok(StepOutcome { norm: norm.or(total_norm), updated })
+    }
+
+    /// Returns the planes of a step: parameters, gradients, then each slot.
+    fn planes<'a>(
+        &self,
+        state: &'a CheckpointState,
+        module: &'a Module,
+        optimizer: &'a OptimizerState,
+    ) -> Planes<'a> {
+        let slots = self.slots.iter().flat_map(|slot| optimizer.slot_planes(&slot.slot.name));
+        let chain = state.trainable_planes().iter().chain(module.gradient_planes()).chain(slots);
+        chain.map(|plane| &**plane).collect()
     }
 
     /// Returns the planes of a slot in a state.
@@ -494,8 +508,8 @@ impl Optimizer {
     #[must_use]
     pub fn dump(&self) -> String {
         let schedules: String =
-            self.runners.schedules().map(|schedule| schedule.to_string() + "\n").collect();
-        format!("{}\n{schedules}", self.runners.graph())
+            self.program.runners.schedules().map(|schedule| schedule.to_string() + "\n").collect();
+        format!("{}\n{schedules}", self.program.runners.graph())
     }
 }
 
@@ -518,13 +532,65 @@ fn is_sequence(graph: &Graph, id: ortrain_graph::ValueId) -> bool {
     matches!(graph.value(id).ty, ValueType::Sequence(_))
 }
 
+/// Counts a step that has updated the parameters.
+fn count_step(state: &mut CheckpointState, step: i64) {
+    let Some(optimizer) = state.optimizer_mut() else { return };
+    optimizer.step = step;
+    if let Some(spec) = &mut optimizer.spec {
+        let frozen = spec.groups.iter_mut().filter(|group| step <= group.frozen_steps);
+        frozen.for_each(|group| group.skipped_steps = group.skipped_steps.saturating_add(1));
+    }
+}
+
+impl StepProgram {
+    /// Runs the program. `settings` is the optimizer state with the settings, unless they are in the model.
+    fn run(
+        &mut self,
+        work: &mut Workspace,
+        planes: &Planes<'_>,
+        (optimizer, settings, step): (&OptimizerState, Option<&OptimizerState>, i64),
+        gradients: GradientInfo,
+        given: &GivenSums,
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
+        if let Some(settings) = settings {
+            self.table.fill(settings, step, given)?;
+        }
+        let rate = optimizer.learning_rate.to_le_bytes();
+        let max_norm =
+            optimizer.spec.as_ref().and_then(|spec| spec.max_norm).unwrap_or(f64::MAX).to_le_bytes();
+        let (step_bytes, accumulated) = (step.to_le_bytes(), gradients.accumulated_steps.to_le_bytes());
+        let (loss_scale, gradient_norm) =
+            (gradients.loss_scale.to_le_bytes(), given.gradient_norm.to_le_bytes());
+        let table_dims = [optimizer.groups.len(), self.table.columns.len()];
+        let run_inputs: smallvec::SmallVec<[RunInput<'_>; NumberInput::ALL.len()]> = (self.numbers.iter())
+            .map(|number| {
+                let scalar_dims: &[usize] = &[1];
+                let (dtype, dims, bytes): (DType, &[usize], &[u8]) = match number {
+                    NumberInput::LearningRate => (DType::F32, scalar_dims, &rate),
+                    NumberInput::Step => (DType::I64, scalar_dims, &step_bytes),
+                    NumberInput::GatheredSteps => (DType::I64, scalar_dims, &accumulated),
+                    NumberInput::MaxNorm => (DType::F64, scalar_dims, &max_norm),
+                    NumberInput::LossScale => (DType::F32, scalar_dims, &loss_scale),
+                    NumberInput::Settings => (DType::F64, &table_dims, &self.table.bytes),
+                    NumberInput::GradientNorm => (DType::F64, scalar_dims, &gradient_norm),
+                };
+                RunInput { dtype, dims, bytes }
+            })
+            .collect();
+        let scalars = Scalars::default();
+        self.runners.run(work, planes, GradientMode::Accumulate, scalars, &run_inputs, deliver)
+    }
+}
+
 impl Table {
     /// Writes the settings of a step.
-    fn fill(&mut self, optimizer: &OptimizerState, step: i64) -> Result<()> {
+    fn fill(&mut self, optimizer: &OptimizerState, step: i64, given: &GivenSums) -> Result<()> {
         let spec = optimizer.spec.as_ref().ok_or(Error::OtherState { what: "optimizer" })?;
         let width = self.columns.len() * size_of::<f64>();
         self.bytes.resize(optimizer.groups.len() * width, 0);
-        for (row, group) in self.bytes.chunks_exact_mut(width.max(1)).zip(&optimizer.groups) {
+        let rows = self.bytes.chunks_exact_mut(width.max(1)).zip(&optimizer.groups);
+        for (index, (row, group)) in rows.enumerate() {
             let group_spec = group.and_then(|group| spec.groups.get(group));
             for (cell, column) in row.as_chunks_mut::<8>().0.iter_mut().zip(&self.columns) {
                 let value = match column {
@@ -543,6 +609,7 @@ impl Table {
                     Column::Setting(name) => spec.setting_of(*group, name).ok_or_else(|| {
                         Error::State(format!("the optimizer of the state has no setting {name:?}"))
                     })?,
+                    Column::GivenSum(sum) => given.rows.get(index).map_or(0.0, |sums| sums[*sum]),
                 };
                 *cell = value.to_le_bytes();
             }
@@ -582,6 +649,7 @@ fn sequence_position(name: &str, slots: &[RequiredSlots]) -> Option<usize> {
 fn roles_of_planes(
     graph: &Graph,
     layout: &StateLayout,
+    owned: Option<&[OwnedPlane]>,
     optimizer: &OptimizerState,
     slots: &[RequiredSlots],
     in_model: bool,
@@ -600,7 +668,11 @@ fn roles_of_planes(
         let at = if in_model { Some(sequences) } else { sequence_position(name, slots) };
         let at = at.ok_or(Error::OtherState { what: "optimizer" })?;
         let (planes, first) = planes_of_sequence(layout, optimizer, slots, at)?;
-        roles.push(sequence_role(planes, first));
+        roles.push(match owned {
+            // Slots have memory for the owned part alone.
+            Some(owned) => owned_role(owned, planes, at >= 2, first),
+            None => sequence_role(planes, first),
+        });
         sequences += 1;
     }
     Ok((roles, numbers))
@@ -726,17 +798,7 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<ParsedOptimizer> {
     if spec.max_norm.is_none() && graph.inputs.iter().any(|&id| graph.name_of(id) == "max_norm") {
         return Err(wrong("it has an input \"max_norm\", but its description has no value for it".into()));
     }
-    let columns = bound.columns.iter().map(|name| match name.as_str() {
-        "lr" => Ok(Column::Lr),
-        "lr_factor" => Ok(Column::LrFactor),
-        "skipped_steps" => Ok(Column::SkippedSteps),
-        name if spec.settings.contains_key(name) => Ok(Column::Setting(name.to_owned())),
-        name => Err(wrong(format!(
-            "input {name:?} is unknown: it is neither a slot (there is no output \"updated_{name}\") nor a setting \
-             of its description"
-        ))),
-    });
-    let columns = columns.collect::<Result<Vec<Column>>>()?;
+    let columns = columns_of(label, &spec, &bound)?;
     let slots = bound.slots.iter().map(|name| {
         let id = graph.find(name).ok_or_else(|| wrong(format!("it has no input {name:?}")))?;
         let slot = spec.slots.iter().find(|slot| slot.name == *name).cloned();
@@ -758,6 +820,24 @@ fn read_optimizer(label: &str, model: &LoadedModel) -> Result<ParsedOptimizer> {
         graph = bound_graph;
     }
     Ok(ParsedOptimizer { graph, spec, in_model: false, is_spread: !is_elementwise, slots, columns })
+}
+
+/// Returns the columns of the settings table of a model.
+fn columns_of(label: &str, spec: &OptimizerSpec, bound: &BoundInputs) -> Result<Vec<Column>> {
+    let columns = bound.columns.iter().map(|name| match name.as_str() {
+        "lr" => Ok(Column::Lr),
+        "lr_factor" => Ok(Column::LrFactor),
+        "skipped_steps" => Ok(Column::SkippedSteps),
+        name if spec.settings.contains_key(name) => Ok(Column::Setting(name.to_owned())),
+        name => given_sum(name).map(Column::GivenSum).ok_or_else(|| Error::WrongModel {
+            model: label.to_owned(),
+            reason: format!(
+                "input {name:?} is unknown: it is neither a slot (there is no output \"updated_{name}\") nor a \
+                 setting of its description"
+            ),
+        }),
+    });
+    columns.collect()
 }
 
 /// Returns a description for an optimizer model without one.

@@ -10,6 +10,7 @@ use ortrain_program::{Memory, PlaneId};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
+use crate::distributed::OwnedPlane;
 use crate::state::{Entry, PlaneLayout, StateLayout, TensorLayout};
 use crate::{CheckpointState, Error, Result};
 
@@ -81,6 +82,23 @@ pub(crate) fn sequence_role(layout: &[PlaneLayout], first: usize) -> Role {
         tensors: plane.tensors.iter().map(|tensor| element_range(tensor, plane.dtype)).collect(),
     };
     Role::Planes(layout.iter().enumerate().map(part).collect())
+}
+
+/// Returns the role of a sequence input with the parts of planes that a rank owns. With `is_slot` the planes have only
+/// these parts. The ids of the planes start at `first`.
+pub(crate) fn owned_role(owned: &[OwnedPlane], layout: &[PlaneLayout], is_slot: bool, first: usize) -> Role {
+    let part = |(k, (own, plane)): (usize, (&OwnedPlane, &PlaneLayout))| {
+        let (dtype, of_parameters) = (plane.dtype, own.layout.dtype);
+        let len = own.layout.bytes / of_parameters.size();
+        (len > 0).then(|| PlanePart {
+            dtype,
+            plane: PlaneId((first + k) as u32),
+            offset: if is_slot { 0 } else { own.start * dtype.size() },
+            len,
+            tensors: own.layout.tensors.iter().map(|tensor| element_range(tensor, of_parameters)).collect(),
+        })
+    };
+    Role::Planes(owned.iter().zip(layout).enumerate().filter_map(part).collect())
 }
 
 /// Binding of a graph's inputs to a state.

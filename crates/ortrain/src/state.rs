@@ -1,6 +1,7 @@
 //! State of a training, and its memory planes.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -15,6 +16,7 @@ use ortrain_program::{Backend, Memory, align};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::backend::prefault;
+use crate::distributed::OwnedPlane;
 use crate::file_kind::{add_file_kind, add_kind_of_bytes};
 use crate::placement::Placement;
 use crate::scheduler::LINEAR_KIND as LINEAR;
@@ -281,6 +283,8 @@ pub struct CheckpointState {
     /// Gradient planes of the newest module.
     gradients: Vec<Arc<Memory>>,
     optimizer: Option<OptimizerState>,
+    /// Parts of the trainable planes whose optimizer slots this rank has, if ranks divide the slots.
+    owned: Option<Arc<Vec<OwnedPlane>>>,
     /// Other optimizer groups of a file, which optimizers do not use.
     other_groups: Vec<OptimizerGroup>,
     properties: BTreeMap<String, Property>,
@@ -417,6 +421,7 @@ impl CheckpointState {
             frozen: Vec::new(),
             generation: 0,
             gradients: Vec::new(),
+            owned: None,
             optimizer,
             other_groups,
             properties,
@@ -1157,6 +1162,29 @@ impl CheckpointState {
         self.optimizer.as_mut()
     }
 
+    /// Returns the parts of the trainable planes whose optimizer slots this rank has.
+    pub(crate) fn owned(&self) -> Option<&Arc<Vec<OwnedPlane>>> {
+        self.owned.as_ref()
+    }
+
+    /// Returns the range of elements of a parameter that this rank updates.
+    pub(crate) fn owned_range(&self, name: &str) -> Range<usize> {
+        let Some(entry) = self.entry(name) else { return 0..0 };
+        let Some(owned) = &self.owned else { return 0..entry.elements() };
+        let part = owned.get(entry.plane).and_then(|plane| {
+            let tensor = plane.layout.tensors.iter().find(|tensor| tensor.name == entry.name)?;
+            let size = plane.layout.dtype.size();
+            let start = plane.start + tensor.offset / size - entry.offset / size;
+            Some(start..start + tensor.dims.iter().product::<usize>())
+        });
+        part.unwrap_or_default()
+    }
+
+    /// Restricts the slots of a new optimizer to parts of the trainable planes.
+    pub(crate) fn set_owned(&mut self, owned: Option<Arc<Vec<OwnedPlane>>>) {
+        self.owned = owned;
+    }
+
     pub(crate) fn scheduler(&self) -> Option<&Scheduler> {
         self.scheduler.as_ref()
     }
@@ -1171,7 +1199,11 @@ impl CheckpointState {
     /// # Errors
     /// If the state has another optimizer, or a slot of the file is missing or has another shape.
     pub(crate) fn prepare_optimizer(&mut self, needs: &OptimizerNeeds<'_>, replace: bool) -> Result<()> {
-        let layout = self.layout.clone().ok_or(Error::NominalState)?;
+        let mut layout = self.layout.clone().ok_or(Error::NominalState)?;
+        if let Some(owned) = &self.owned {
+            let trainable = owned.iter().map(|plane| plane.layout.clone()).collect();
+            layout = Arc::new(StateLayout { trainable, frozen: Vec::new() });
+        }
         let unstarted = self.nominal;
         let Some(existing) = &self.optimizer else {
             let ground = SlotStorage {

@@ -17,7 +17,7 @@ from ortrain._model_source import model_source
 from ortrain._options import SessionOptions
 from ortrain._stacklevel import level_of_user
 from ortrain._suggest import hint
-from ortrain._world import check_launcher, warn_of_no_effect
+from ortrain._world import World, open_world, warn_of_no_effect
 from ortrain.classic import TrainingParameters, TrainingSession
 from ortrain.errors import DeviceUnavailableError, InvalidArgumentError, UnsupportedError
 from ortrain.inference import InferenceSession
@@ -45,48 +45,53 @@ _CHOICES = ("do_bias_correction", "weight_decay_mode")
 _OF_GROUPS = ("params", "lr")
 
 
-def check_world(options: ORTTrainerOptions) -> None:
-    """Checks that the options describe a training in one process, and that the script runs in one process.
+_RANKS = ("world_rank", "local_rank", "world_size", "data_parallel_size")
+
+
+def check_world(options: ORTTrainerOptions) -> World | None:
+    """Returns the ranks that train together, and sets the options to the values of MPI; ``None`` for one process.
 
     Raises:
-        UnsupportedError: for a size above 1, a rank above 0, or settings of a pipeline; for several processes of a
-            launcher (``mpiexec``, ``srun``).
+        UnsupportedError: for sizes above 1 in one process, and for settings that divide a model among processes; for
+            several processes of a launcher (``mpiexec``, ``srun``) that cannot form one training.
 
     Warns:
-        UserWarning: for ZeRO or Adasum, which have no effect in one process.
+        UserWarning: for options that differ from MPI, and for ZeRO or Adasum in one process.
 
     """
     distributed: Any = options.distributed
     pipeline = distributed.pipeline_parallel
+    world = open_world({name: getattr(distributed, name) for name in _RANKS}, "distributed.")
     sizes = {
-        "distributed.world_size": distributed.world_size,
-        "distributed.data_parallel_size": distributed.data_parallel_size,
         "distributed.horizontal_parallel_size": distributed.horizontal_parallel_size,
         "distributed.pipeline_parallel.pipeline_parallel_size": pipeline.pipeline_parallel_size,
         "distributed.pipeline_parallel.num_pipeline_micro_batches": pipeline.num_pipeline_micro_batches,
     }
     for name, size in sizes.items():
         if size != 1:
-            raise UnsupportedError(f"{name} must be 1, got {size}: ortrain trains in one process")
+            raise UnsupportedError(
+                f"{name} must be 1, got {size}: ortrain does not divide a model among processes"
+            )
     for name in ("pipeline_cut_info_string", "sliced_schema", "sliced_axes", "sliced_tensor_names"):
         value = getattr(pipeline, name)
         # A dictionary in the options is wrapped in an object with the attribute ``_validated_opts``.
         if getattr(value, "_validated_opts", value):
             raise UnsupportedError(
-                f"distributed.pipeline_parallel.{name} must not be set: it splits a model across processes, but "
-                "ortrain trains in one process"
+                f"distributed.pipeline_parallel.{name} must not be set: it divides a model among processes, which "
+                "ortrain does not support"
             )
-    if distributed.world_rank != 0:
-        raise UnsupportedError(
-            f"distributed.world_rank must be 0, got {distributed.world_rank}: ortrain trains in one process"
+    if world is None:
+        distributed.data_parallel_size = 1
+        warn_of_no_effect(
+            {
+                "distributed.deepspeed_zero_optimization.stage": distributed.deepspeed_zero_optimization.stage,
+                "distributed.enable_adasum": distributed.enable_adasum,
+            }
         )
-    check_launcher()
-    warn_of_no_effect(
-        {
-            "distributed.deepspeed_zero_optimization.stage": distributed.deepspeed_zero_optimization.stage,
-            "distributed.enable_adasum": distributed.enable_adasum,
-        }
-    )
+    else:
+        for name in _RANKS:
+            setattr(distributed, name, world.sizes()[name])
+    return world
 
 
 def providers_of(options: ORTTrainerOptions) -> list[tuple[str, dict[Any, Any]]]:
@@ -213,6 +218,12 @@ def _parameters(
     parameters.gradient_accumulation_steps = options.batch.gradient_accumulation_steps
     parameters.enable_grad_norm_clip = options.utils.grad_norm_clip
     parameters.use_memory_efficient_gradient = options.utils.memory_efficient_gradient
+    distributed = options.distributed
+    # In one process, ``check_world`` has warned of options for several processes.
+    if distributed.world_size > 1:
+        for name in ("world_rank", "world_size", "data_parallel_size", "allreduce_post_accumulation", "enable_adasum"):
+            setattr(parameters, name, getattr(distributed, name))
+        parameters.deepspeed_zero_stage = distributed.deepspeed_zero_optimization.stage
     transforms = options.graph_transformer
     parameters.attn_dropout_recompute = transforms.attn_dropout_recompute
     parameters.gelu_recompute = transforms.gelu_recompute

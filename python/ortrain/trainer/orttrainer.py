@@ -30,6 +30,7 @@ import numpy as np
 from ortrain import _files, _seeds
 from ortrain._model_source import PathLike
 from ortrain._suggest import hint
+from ortrain._world import reporting
 from ortrain.classic import TrainingSession
 from ortrain.errors import InvalidArgumentError, OrtrainError
 from ortrain.iobinding import IOBinding
@@ -130,8 +131,7 @@ class ORTTrainer:
         self.model_desc = _ORTTrainerModelDesc(model_desc)
         self.optim_config = optim_config
         self.options: Any = ORTTrainerOptions() if options is None else options
-        check_world(self.options)
-        self.options.distributed.data_parallel_size = 1
+        self._world = check_world(self.options)
         self._providers = providers_of(self.options)
         scaler = self.options.mixed_precision.loss_scaler
         self._precision = precision_of(self.options, mixed_precision_dtype)
@@ -145,7 +145,7 @@ class ORTTrainer:
         self._accumulated, self._in_window, self._seed = 1, 0, 0
         if self._torch_model is None:
             try:
-                with _state.restored_nodes(model):
+                with reporting(self._world), _state.restored_nodes(model):
                     self._init_onnx_model(model)
             except BaseException:
                 self.options.mixed_precision.loss_scaler = scaler
@@ -254,6 +254,11 @@ class ORTTrainer:
         ((), (8, 10))
 
         """
+        with reporting(self._world):
+            return self._train(args, kwargs)
+
+    def _train(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Trains on a batch."""
         self._export(args, kwargs)
         runner, binding = self._ready(self._train_io_binding)
         info = self._train_step_info

@@ -9,7 +9,9 @@ use ortrain_graph::{DType, Dim, Graph, Tensor, ValueId, ValueType, tensor_to_pro
 use ortrain_onnx::{
     DataFile, EXTERNAL_FROM, ExternalData, LARGEST_MESSAGE, LoadedModel, ModelProto, ToWrite, stage,
 };
-use ortrain_ops::optimizers::{Group, Optimizer, OptimizerSpec, Range, optimizer_model};
+use ortrain_ops::optimizers::{
+    DividedModels, Group, Optimizer, OptimizerSpec, Range, divided_models, optimizer_model,
+};
 use ortrain_ops::passes::{
     differentiate::differentiate, functions::unwrap_nodes, infer::infer, mixed_precision::mixed_precision,
     versions::upgrade,
@@ -27,6 +29,7 @@ use crate::artifacts::{
     to_self_contained, training_message, updated_statistics,
 };
 use crate::computed_parameters::make_initializers;
+use crate::distributed::{DataParallel, Strategy};
 use crate::file_kind::check_forward;
 use crate::parameter_binding::parameter_of_gradient;
 use crate::suggest::hint;
@@ -61,15 +64,37 @@ pub(super) struct SessionParts {
     pub(super) outputs: Vec<String>,
     /// Optional inputs of the model with their default values.
     pub(super) defaults: Vec<(String, Tensor)>,
-    /// Optimizer and the model of its step, if any.
-    pub(super) optimizer: Option<(OptimizerSpec, ModelProto)>,
+    /// Models of the optimizer's step, if there is an optimizer.
+    pub(super) optimizer: Option<OptimizerModels>,
     /// Node outputs with their types.
     pub(super) node_outputs: BTreeMap<String, DType>,
     pub(super) meta: ModelMeta,
 }
 
-/// Reads a model and builds the graphs of its training.
-pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Result<SessionParts> {
+/// Models of an optimizer's step.
+pub(super) enum OptimizerModels {
+    /// Every rank updates all parameters.
+    Full(ModelProto),
+    /// Each rank updates a part of the parameters.
+    Divided(Box<DividedModels>),
+}
+
+impl OptimizerModels {
+    /// Returns the model of the update.
+    pub(super) fn update(&self) -> &ModelProto {
+        match self {
+            OptimizerModels::Full(model) => model,
+            OptimizerModels::Divided(models) => &models.update,
+        }
+    }
+}
+
+/// Reads a model and builds the graphs of its training, on one rank or several.
+pub(super) fn build(
+    source: ModelSource,
+    parameters: &TrainingParameters,
+    ranks: Option<&DataParallel>,
+) -> Result<SessionParts> {
     let label = source.label("the model");
     let model = source.load_for_gradients()?;
     if let Ok(graph) = Graph::from_model(&model) {
@@ -155,7 +180,7 @@ pub(super) fn build(source: ModelSource, parameters: &TrainingParameters) -> Res
     let produced = (graph.nodes.iter().flat_map(ortrain_graph::Node::present_outputs))
         .filter_map(|id| Some((graph.name_of(id).to_owned(), graph.value(id).ty.dtype()?)))
         .collect();
-    let optimizer = build_optimizer(parameters, &weights, &values)?;
+    let optimizer = build_optimizer(parameters, &weights, &values, ranks)?;
     write_model_files(
         &label,
         parameters,
@@ -528,11 +553,12 @@ fn build_optimizer(
     parameters: &TrainingParameters,
     weights: &[String],
     values: &[Value],
-) -> Result<Option<(OptimizerSpec, ModelProto)>> {
+    ranks: Option<&DataParallel>,
+) -> Result<Option<OptimizerModels>> {
     let Some(row) = find_node_optimizer(&parameters.training_optimizer_name) else { return Ok(None) };
     let clips = parameters.enable_grad_norm_clip;
     let mut spec = OptimizerSpec::of_row(row);
-    spec.mean_of_gathered = parameters.gradient_accumulation_steps > 1;
+    spec.mean_of_gathered = parameters.gradient_accumulation_steps > 1 || ranks.is_some();
     spec.loss_scale = parameters.mixed_precision.is_some();
     spec.tells_norm = clips;
     if clips && !row.settings.is_empty() {
@@ -566,8 +592,12 @@ fn build_optimizer(
         values.iter().filter(|(_, trained, _)| *trained).map(|(_, _, value)| value.dtype()).collect();
     dtypes.sort_unstable();
     dtypes.dedup();
-    let model = optimizer_model(&spec, &dtypes).map_err(argument)?;
-    Ok(Some((spec, model)))
+    Ok(Some(match ranks.map(DataParallel::strategy) {
+        Some(Strategy::Zero) => {
+            OptimizerModels::Divided(Box::new(divided_models(row, &spec, &dtypes).map_err(argument)?))
+        }
+        _ => OptimizerModels::Full(optimizer_model(&spec, &dtypes).map_err(argument)?),
+    }))
 }
 
 /// Returns the original bound: the largest number represents infinity.

@@ -1,13 +1,15 @@
 //! State of a training in one session, as dictionaries.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use ortrain_graph::{DType, Tensor};
 use ortrain_ops::optimizers::Optimizer as Row;
 use ortrain_ops::training::{find_node_optimizer, has_shared_counter};
 
+use super::TrainingSession;
 use super::graphs::LOW_PRECISION_SUFFIX;
-use super::{TrainingSession, is_same_type};
 use crate::state::OptimizerState;
 use crate::suggest::hint;
 use crate::{Error, Result};
@@ -40,11 +42,24 @@ pub type StatesByWeight = BTreeMap<String, BTreeMap<String, Tensor>>;
 
 impl TrainingSession {
     fn optimizer_row(&self) -> Option<&'static Row> {
-        find_node_optimizer(self.optimizer.as_ref()?.name())
+        find_node_optimizer(self.optimizer.as_ref()?.optimizer().name())
     }
 
-    /// Returns every value of the state by its name in [`TrainingSession::state`].
+    /// Returns every value of the state by its name in [`TrainingSession::state`]. Of a divided optimizer state, these
+    /// are the values of this rank.
     fn state_values(&self) -> BTreeMap<String, StateValue> {
+        let mut values = self.state_values_of_all_ranks();
+        values.retain(|_, value| match value {
+            StateValue::Slot(weight, _) | StateValue::Count(Some(weight)) => {
+                !self.checkpoint.owned_range(weight).is_empty()
+            }
+            _ => true,
+        });
+        values
+    }
+
+    /// Returns every value of the state on all ranks together, by its name.
+    fn state_values_of_all_ranks(&self) -> BTreeMap<String, StateValue> {
         let mut entries = BTreeMap::new();
         let row = self.optimizer_row();
         for weight in &self.weights {
@@ -97,6 +112,60 @@ impl TrainingSession {
                 Ok(Tensor::i64(&[1], &[count_of(optimizer, weight.as_deref())]))
             }
         }
+    }
+
+    /// Returns the type and the shape of a value for all ranks together.
+    fn type_of(&self, value: &StateValue) -> Result<(DType, Vec<usize>)> {
+        match value {
+            StateValue::Slot(weight, slot) => {
+                let weight = self.checkpoint.parameter(weight)?;
+                let slot = self.optimizer_state()?.slots.get(slot);
+                let plane = self.checkpoint.entry(&weight.name).map_or(0, |entry| entry.plane);
+                let dtype = slot.and_then(|slot| slot.layout.get(plane)).map(|layout| layout.dtype);
+                Ok((dtype.ok_or(Error::OtherState { what: "optimizer" })?, weight.dims))
+            }
+            _ => {
+                let value = self.value_of(value)?;
+                Ok((value.dtype(), value.dims().to_vec()))
+            }
+        }
+    }
+
+    /// Returns the shape of each weight that several ranks share: it has a part of the optimizer state on each of them.
+    /// Empty if the optimizer state is not divided.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// assert!(session.shared_weights()?.is_empty());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If the state is damaged.
+    pub fn shared_weights(&self) -> Result<BTreeMap<String, Vec<usize>>> {
+        let mut shared = BTreeMap::new();
+        for weight in &self.weights {
+            let (owned, dims) =
+                (self.checkpoint.owned_range(weight), self.checkpoint.parameter(weight)?.dims);
+            if !owned.is_empty() && owned.len() < dims.iter().product() {
+                shared.insert(weight.clone(), dims);
+            }
+        }
+        Ok(shared)
+    }
+
+    /// Returns the range of elements of a weight that this rank updates: all elements, if the optimizer state is not
+    /// divided.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// assert_eq!(session.updated_elements("fc2.bias"), 0..10);
+    /// ```
+    #[must_use]
+    pub fn updated_elements(&self, weight: &str) -> Range<usize> {
+        self.checkpoint.owned_range(weight)
     }
 
     fn optimizer_state(&self) -> Result<&OptimizerState> {
@@ -165,7 +234,7 @@ impl TrainingSession {
     /// # Errors
     /// If a name is unknown, or a value has another type or shape. Then nothing has changed.
     pub fn load_state(&mut self, values: &BTreeMap<String, Tensor>, strict: bool) -> Result<()> {
-        let mut entries = self.state_values();
+        let mut entries = self.state_values_of_all_ranks();
         if let Some(unknown) = values.keys().find(|name| strict && !entries.contains_key(*name)) {
             let suggestion = hint(unknown, entries.keys().map(String::as_str));
             return Err(Error::State(format!("the session has no state {unknown:?}{suggestion}")));
@@ -177,12 +246,14 @@ impl TrainingSession {
                 .iter()
                 .map(|(name, state_value, value)| (name.as_str(), state_value, *value))
                 .collect::<Vec<_>>(),
-        )
+        )?;
+        self.count_load();
+        Ok(())
     }
 
     /// Sets the optimizer state, in the format of [`TrainingSession::optimizer_states`].
     pub(super) fn start_from(&mut self, states: &StatesByWeight) -> Result<()> {
-        let mut entries = self.state_values();
+        let mut entries = self.state_values_of_all_ranks();
         let mut selected: Vec<(String, StateValue, &Tensor)> = Vec::new();
         for (outer, state) in states {
             for (inner, value) in state {
@@ -210,12 +281,12 @@ impl TrainingSession {
     fn set_values(&mut self, assignments: &[(&str, &StateValue, &Tensor)]) -> Result<()> {
         let mut counts: BTreeMap<Option<String>, i64> = BTreeMap::new();
         for (name, state_value, value) in assignments {
-            let now = self.value_of(state_value)?;
-            if !is_same_type(&now, value) {
+            let (dtype, dims) = self.type_of(state_value)?;
+            let is_part = matches!(state_value, StateValue::Slot(weight, _)
+                if value.dims() == [self.checkpoint.owned_range(weight).len()]);
+            if dtype != value.dtype() || (dims != value.dims() && !is_part) {
                 return Err(Error::State(format!(
-                    "{name:?} is {}{:?}, but a value of {}{:?} was given",
-                    now.dtype(),
-                    now.dims(),
+                    "{name:?} is {dtype}{dims:?}, but a value of {}{:?} was given",
                     value.dtype(),
                     value.dims()
                 )));
@@ -255,7 +326,8 @@ impl TrainingSession {
                         .entry(weight)
                         .ok_or_else(|| self.checkpoint.unknown_parameter(weight))?;
                     if let Some(slot) = self.optimizer_state()?.slots.get(slot) {
-                        slot.write(entry, value)?;
+                        let owned = self.checkpoint.owned_range(weight);
+                        slot.write(entry, &part_of(value, &owned))?;
                     }
                 }
                 StateValue::Copy(_) | StateValue::Count(_) => {}
@@ -266,6 +338,16 @@ impl TrainingSession {
         }
         Ok(())
     }
+}
+
+/// Returns a range of elements of a value; the value itself if it has no other elements.
+fn part_of<'a>(value: &'a Tensor, range: &Range<usize>) -> Cow<'a, Tensor> {
+    if value.dims().iter().product::<usize>() == range.len() {
+        return Cow::Borrowed(value);
+    }
+    let size = value.dtype().size();
+    let data = value.data().slice(range.start * size..range.end * size);
+    Cow::Owned(Tensor::new(value.dtype(), vec![range.len()], data).expect("the range has this many elements"))
 }
 
 /// Returns the counter of a weight, or the shared one: the number of steps plus one.

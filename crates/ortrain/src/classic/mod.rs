@@ -7,7 +7,9 @@
 mod graphs;
 mod layout;
 mod parameters;
+mod ranks;
 mod resume;
+mod update;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,17 +22,19 @@ use ortrain_program::{Deliver, Delivered, Memory, RunInput};
 pub use layout::StatesByWeight;
 pub use parameters::TrainingParameters;
 
+use crate::distributed::{DataParallel, StepKind};
 use crate::inference_session::{check_output_buffer, check_output_buffers};
 use crate::io_binding::output_spans;
-use crate::optimizer::{GradientInfo, check_rate};
+use crate::optimizer::check_rate;
 use crate::step_inputs::{StepInputs, split_inputs};
 use crate::suggest::hint;
 use crate::trace::Trace;
 use crate::{
-    CheckpointState, Error, Feed, Fetch, ModelMeta, ModelSource, Module, ModuleOptions, Optimizer, Result,
-    ValueInfo,
+    CheckpointState, Error, Feed, Fetch, ModelMeta, ModelSource, Module, ModuleOptions, Result, ValueInfo,
 };
-use graphs::{GRADIENT_SUFFIX, SessionParts};
+use graphs::{GRADIENT_SUFFIX, OptimizerModels, SessionParts};
+use ranks::{Fingerprints, Loads, train_once};
+use update::SessionOptimizer;
 
 /// Options of one run.
 ///
@@ -84,7 +88,7 @@ enum FetchSource {
 pub struct TrainingSession {
     checkpoint: CheckpointState,
     module: Module,
-    optimizer: Option<Optimizer>,
+    optimizer: Option<SessionOptimizer>,
     /// Trained weights, sorted.
     weights: Vec<String>,
     /// Optional inputs with their default values.
@@ -110,6 +114,9 @@ pub struct TrainingSession {
     frozen_before_window: Option<Vec<Vec<u8>>>,
     /// True during an accumulation window.
     in_window: bool,
+    /// Ranks of a distributed training.
+    ranks: Option<DataParallel>,
+    loads: Loads,
 }
 
 /// Returns true if two tensors have the same type and shape.
@@ -144,6 +151,45 @@ impl TrainingSession {
         parameters: &TrainingParameters,
         options: ModuleOptions,
     ) -> Result<TrainingSession> {
+        TrainingSession::on_ranks(model, parameters, options, None)
+    }
+
+    /// Creates a session that trains together with the sessions of other ranks: each update uses the mean of the
+    /// gradients of all ranks. All ranks pass the same model and parameters.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// use std::sync::Arc;
+    ///
+    /// use ortrain::ModuleOptions;
+    /// use ortrain::classic::{RunOptions, TrainingParameters, TrainingSession};
+    /// use ortrain::distributed::{Control, DataParallel, ThreadCommunicator};
+    ///
+    /// fn train(control: ThreadCommunicator, data: ThreadCommunicator) -> ortrain::Result<Vec<u8>> {
+    ///     let ranks = DataParallel::new(Arc::new(Control::new(Arc::new(control))), Arc::new(data), 0);
+    ///     let parameters = TrainingParameters::new("loss").optimizer("SGDOptimizer").train(["fc2.bias"]);
+    ///     let (model, options) = (setup::model_with_loss().unwrap(), ModuleOptions::default());
+    ///     let mut session = TrainingSession::on_ranks(model, &parameters, options, Some(ranks))?;
+    ///     let batch = setup::batch();
+    ///     let rate = ortrain::Tensor::f32(&[1], &[0.1]);
+    ///     let feeds = [("x", (&batch[0]).into()), ("labels", (&batch[1]).into()), ("Learning_Rate", (&rate).into())];
+    ///     session.run_tensors(&feeds, &["loss"], RunOptions::default())?;
+    ///     Ok(session.state()?["fc2.bias"].data().to_vec())
+    /// }
+    /// let (control, data) = (ThreadCommunicator::create(2), ThreadCommunicator::create(2));
+    /// let threads: Vec<_> = control.into_iter().zip(data).map(|(a, b)| std::thread::spawn(|| train(a, b))).collect();
+    /// let weights: Vec<_> = threads.into_iter().map(|thread| thread.join().unwrap().unwrap()).collect();
+    /// assert_eq!(weights[0], weights[1]);
+    /// ```
+    ///
+    /// # Errors
+    /// As [`TrainingSession::new`]; also if the ranks cannot exchange the gradients of the weights.
+    pub fn on_ranks(
+        model: ModelSource,
+        parameters: &TrainingParameters,
+        options: ModuleOptions,
+        ranks: Option<DataParallel>,
+    ) -> Result<TrainingSession> {
         let SessionParts {
             train,
             eval,
@@ -154,16 +200,17 @@ impl TrainingSession {
             optimizer,
             node_outputs,
             meta,
-        } = graphs::build(model, parameters)?;
+        } = graphs::build(model, parameters, ranks.as_ref())?;
+        let optimizer_model = optimizer.as_ref().map(OptimizerModels::update);
+        let fingerprints = (ranks.is_some())
+            .then(|| Fingerprints::new(&train, parameters, &options, optimizer_model))
+            .transpose()?;
         let mut checkpoint = CheckpointState::from_checkpoint(checkpoint)?;
         let (train, eval) = (ModelSource::from_proto(&train)?, ModelSource::from_proto(&eval)?);
         let module = Module::new(train, &mut checkpoint, Some(eval), options)?;
-        let optimizer = match &optimizer {
-            Some((_, model)) => {
-                Some(Optimizer::new(ModelSource::from_proto(model)?, &mut checkpoint, &module)?)
-            }
-            None => None,
-        };
+        let optimizer = optimizer
+            .map(|models| SessionOptimizer::new(&models, &mut checkpoint, &module, ranks.as_ref()))
+            .transpose()?;
         let rate = parameters.lr_params_feed_name.clone();
         let is_default = |name: &str| defaults.iter().any(|(known, _)| known == name);
         let (overridable, mut inputs): (Vec<ValueInfo>, Vec<ValueInfo>) =
@@ -195,9 +242,12 @@ impl TrainingSession {
             meta,
             frozen_before_window: None,
             in_window: false,
+            ranks,
+            loads: Loads::default(),
         };
         session.list_outputs(outputs.len(), parameters.enable_grad_norm_clip);
         session.start_from(&parameters.initial_optimizer_state)?;
+        session.join_ranks(fingerprints.as_ref())?;
         Ok(session)
     }
 
@@ -331,8 +381,8 @@ impl TrainingSession {
     /// Returns the graphs and the programs compiled so far, as text.
     #[must_use]
     pub fn dump(&self) -> String {
-        let optimizer = self.optimizer.as_ref().map(Optimizer::dump).unwrap_or_default();
-        self.module.dump() + &optimizer
+        let optimizer = self.optimizer.as_ref().map(|optimizer| optimizer.optimizer().dump());
+        self.module.dump() + &optimizer.unwrap_or_default()
     }
 
     /// Runs the model, its gradients and the update of the weights. Passes the results with these names to
@@ -369,8 +419,10 @@ impl TrainingSession {
         options: RunOptions,
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
-        let output_indices = self.fetch_indices(fetches)?;
-        self.run_fetches(&to_feeds(feeds), &[], &output_indices, options, deliver)
+        self.report_failure(options, |session| {
+            let output_indices = session.fetch_indices(fetches)?;
+            session.run_fetches(&to_feeds(feeds), &[], &output_indices, options, deliver)
+        })
     }
 
     /// Runs like [`TrainingSession::run`], and returns the results as tensors.
@@ -435,6 +487,15 @@ impl TrainingSession {
     /// As [`TrainingSession::run`]; also if a result has another type or shape than its memory, or two
     /// results overlap. Then nothing has changed.
     pub fn run_bound(
+        &mut self,
+        feeds: &[(&str, Feed<'_>)],
+        fetches: &[Fetch<'_>],
+        options: RunOptions,
+    ) -> Result<Vec<Option<Tensor>>> {
+        self.report_failure(options, |session| session.run_into(feeds, fetches, options))
+    }
+
+    fn run_into(
         &mut self,
         feeds: &[(&str, Feed<'_>)],
         fetches: &[Fetch<'_>],
@@ -622,7 +683,9 @@ impl TrainingSession {
                 true => copy_planes(self.module.gradient_planes())?,
                 false => Vec::new(),
             };
-            let run = self.module.train_step_on(&mut self.checkpoint, inputs, &mut give);
+            let parts = (&mut self.module, &mut self.checkpoint);
+            let call = (StepKind::Separate, rate, loss_scale);
+            let run = train_once((self.ranks.as_ref(), &mut self.loads), parts, inputs, &mut give, call);
             restore_planes(self.module.gradient_planes(), &sums)?;
             return run;
         }
@@ -632,8 +695,17 @@ impl TrainingSession {
             self.frozen_before_window =
                 self.low_precision.map(|_| copy_planes(self.checkpoint.frozen_planes())).transpose()?;
         }
-        self.module.train_step_on(&mut self.checkpoint, inputs, &mut give)?;
-        let (norm, finite) = if restricted || self.optimizer.is_none() {
+        let updates = !restricted && self.optimizer.is_some();
+        let kind = if updates { StepKind::Update } else { StepKind::Accumulate };
+        let parts = (&mut self.module, &mut self.checkpoint);
+        train_once(
+            (self.ranks.as_ref(), &mut self.loads),
+            parts,
+            inputs,
+            &mut give,
+            (kind, rate, loss_scale),
+        )?;
+        let (norm, finite) = if !updates {
             self.in_window = self.runs_per_update > 1;
             let wants_norm =
                 fetches.iter().any(|fetch| matches!(fetch, FetchSource::Norm | FetchSource::AllFinite));
@@ -655,21 +727,6 @@ impl TrainingSession {
             deliver(k, value.dtype(), value.dims(), Delivered::Tensor(&value))?;
         }
         Ok(())
-    }
-
-    /// Updates the weights. Returns the norm of the gradients, and true if they are finite.
-    fn update(&mut self, rate: f32, loss_scale: f32) -> Result<(Option<f64>, bool)> {
-        let Some(optimizer) = &mut self.optimizer else { return Ok((None, true)) };
-        optimizer.set_learning_rate(&mut self.checkpoint, rate)?;
-        let gradients = GradientInfo { accumulated_steps: self.runs_per_update, loss_scale };
-        let stepped = optimizer.step_with(&mut self.checkpoint, &self.module, gradients)?;
-        if !stepped.updated
-            && let Some(before) = self.frozen_before_window.take()
-        {
-            restore_planes(self.checkpoint.frozen_planes(), &before)?;
-        }
-        // The reported norm includes the loss scale.
-        Ok((stepped.norm.map(|norm| norm * f64::from(loss_scale)), stepped.updated))
     }
 }
 

@@ -12,6 +12,8 @@ pub(super) struct FormulaBuilder {
     element: Type,
     /// Values that are summed over a parameter. The sum of value `k` is reduction `k`.
     sums: Vec<Reg>,
+    /// First input with a sum, if the sums are inputs: the input of sum `k` follows `k` inputs later.
+    first_given_sum: Option<usize>,
 }
 
 /// Number in a formula: one for each element of a parameter, or one for the whole parameter.
@@ -111,7 +113,13 @@ impl<'a> Number<'a> {
         let ty = tape.builder.ty(self.reg);
         tape.sums.push(self.reg);
         let k = tape.sums.len() - 1;
-        let reg = tape.builder.reduced(k, ty);
+        let reg = match tape.first_given_sum {
+            Some(first) => {
+                let reg = tape.builder.load(first + k, Type::F64);
+                tape.builder.convert(reg, ty)
+            }
+            None => tape.builder.reduced(k, ty),
+        };
         drop(tape);
         Number { reg, ..self }
     }
@@ -231,14 +239,20 @@ pub(super) struct Formula {
 
 impl Formula {
     /// Builds a formula. `write` computes the results from the inputs. `element` is the type of a parameter's elements.
+    /// With `first_given_sum` the sums are inputs, from this one on.
     pub(super) fn build(
         element: Type,
+        first_given_sum: Option<usize>,
         write: impl for<'a> FnOnce(FormulaInputs<'a>) -> Vec<Number<'a>>,
     ) -> Formula {
-        let tape = RefCell::new(FormulaBuilder { builder: Builder::new(), element, sums: Vec::new() });
+        let builder = Builder::new();
+        let tape = RefCell::new(FormulaBuilder { builder, element, sums: Vec::new(), first_given_sum });
         let results: Vec<Reg> =
             write(FormulaInputs { formula: &tape }).iter().map(|number| number.reg).collect();
-        let FormulaBuilder { builder, sums, .. } = tape.into_inner();
+        let FormulaBuilder { builder, mut sums, .. } = tape.into_inner();
+        if first_given_sum.is_some() {
+            sums.clear();
+        }
         let (expr, sums) = builder.finish_keeping(&results, &sums);
         Formula { expr, sums }
     }
@@ -260,6 +274,20 @@ impl<'a> FormulaInputs<'a> {
     /// Returns input `k`, a setting in `f64`.
     pub(super) fn setting(&self, k: usize) -> Number<'a> {
         self.load(k, Type::F64)
+    }
+
+    /// Returns the sums over the elements of the parameter that were computed so far.
+    pub(super) fn sums(&self) -> Vec<Number<'a>> {
+        let mut tape = self.formula.borrow_mut();
+        let FormulaBuilder { builder, sums, .. } = &mut *tape;
+        let regs: Vec<Reg> = (sums.iter().enumerate())
+            .map(|(k, &value)| {
+                let ty = builder.ty(value);
+                builder.reduced(k, ty)
+            })
+            .collect();
+        drop(tape);
+        regs.into_iter().map(|reg| Number { formula: self.formula, reg }).collect()
     }
 
     /// Returns an `f64` constant, the type of settings.

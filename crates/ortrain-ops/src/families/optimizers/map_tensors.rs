@@ -71,6 +71,12 @@ pub(super) fn overwritten_inputs(graph: &Graph) -> Result<FxHashMap<ValueId, Val
 /// # Errors
 /// Returns an error if an output sequence does not overwrite an input.
 pub fn bound_inputs(graph: &Graph) -> Result<BoundInputs, Error> {
+    bound_inputs_with_slots(graph, &[])
+}
+
+/// Returns the slots and settings of an optimizer model. The sequences in `read_slots` are slots too, even if the model
+/// does not update them.
+fn bound_inputs_with_slots(graph: &Graph, read_slots: &[&str]) -> Result<BoundInputs, Error> {
     let overwritten = overwritten_inputs(graph)?;
     let mut bound = BoundInputs::default();
     for &id in graph.inputs.iter().filter(|&&id| is_sequence(graph, id)) {
@@ -78,7 +84,7 @@ pub fn bound_inputs(graph: &Graph) -> Result<BoundInputs, Error> {
         if name == "params" || name == "gradients" {
             continue;
         }
-        let is_slot = overwritten.values().any(|&input| input == id);
+        let is_slot = overwritten.values().any(|&input| input == id) || read_slots.contains(&name.as_str());
         if is_slot { bound.slots.push(name) } else { bound.columns.push(name) }
     }
     Ok(bound)
@@ -129,12 +135,20 @@ impl ValueKind {
 /// # Errors
 /// Returns an error if an output sequence does not overwrite an input, or an input is read after it was overwritten.
 pub fn bind(graph: &mut Graph) -> Result<Option<BoundInputs>, Error> {
+    bind_with_slots(graph, &[])
+}
+
+/// Binds a model as [`bind`]. The sequences in `read_slots` are slots too, even if the model does not update them.
+///
+/// # Errors
+/// As [`bind`].
+pub fn bind_with_slots(graph: &mut Graph, read_slots: &[&str]) -> Result<Option<BoundInputs>, Error> {
     let is_map = |node: &Node| node.domain.is_empty() && &*node.op == "SequenceMap";
     if !graph.nodes.iter().any(is_map) {
         return Ok(None);
     }
     let overwritten = overwritten_inputs(graph)?;
-    let bound = bound_inputs(graph)?;
+    let bound = bound_inputs_with_slots(graph, read_slots)?;
     let columns: FxHashMap<ValueId, usize> = (bound.columns.iter().enumerate())
         .filter_map(|(column, name)| Some((graph.find(name)?, column)))
         .collect();

@@ -14,6 +14,7 @@ mod adamax;
 mod adamw;
 pub mod formula;
 mod function;
+mod given_sums;
 mod lamb;
 mod lamb_optimizer;
 mod lars;
@@ -39,7 +40,8 @@ use ortrain_graph::ValueId;
 use tensors::TensorBuilder;
 
 pub use function::OptimizerFunction;
-pub use map_tensors::{BoundInputs, bind, bound_inputs, is_elementwise};
+pub use given_sums::{DividedModels, divided_models, given_sum};
+pub use map_tensors::{BoundInputs, bind, bind_with_slots, bound_inputs, is_elementwise};
 pub(crate) use map_tensors::{DOMAIN, definitions};
 pub(crate) use model::description_entry;
 pub use model::{optimizer_model, optimizer_model_of_function, optimizer_model_of_row, read_description};

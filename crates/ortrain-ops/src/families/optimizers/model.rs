@@ -48,9 +48,11 @@ const GATHERED_STEPS: &str = "gathered_steps";
 /// Input with the scale of the loss, which the gradients contain.
 const LOSS_SCALE: &str = "loss_scale";
 /// Global norm of the gradients, before clipping by this norm.
-const GRADIENT_NORM: &str = "gradient_norm";
+pub(super) const GRADIENT_NORM: &str = "gradient_norm";
 /// Inputs of the model with one number for all parameters. Their rank is 1.
 const SHARED_INPUTS: [&str; 4] = ["learning_rate", "step", GATHERED_STEPS, LOSS_SCALE];
+/// Prefix of the settings with sums over a parameter that the step does not compute itself, with their numbers.
+pub(super) const GIVEN_SUM: &str = "sum_over_parameter.";
 /// Exponent of the power of two that divides gradients if their squares overflow float32.
 const OVERFLOW_SCALE_EXPONENT: i32 = 80;
 
@@ -61,20 +63,20 @@ fn gradient_divisors(spec: &OptimizerSpec) -> impl Iterator<Item = &'static str>
 }
 
 /// Returns the names of the shared inputs that a step needs.
-fn shared_inputs(spec: &OptimizerSpec) -> impl Iterator<Item = String> {
+pub(super) fn shared_inputs(spec: &OptimizerSpec) -> impl Iterator<Item = String> {
     SHARED_INPUTS[..2].iter().copied().chain(gradient_divisors(spec)).map(String::from)
 }
 
 /// Inputs of a step by name.
-struct StepInputs<'a> {
-    sheet: FormulaInputs<'a>,
+pub(super) struct StepInputs<'a> {
+    pub(super) sheet: FormulaInputs<'a>,
     /// Inputs with a value for each element, and slots.
     elements: Vec<String>,
     settings: Vec<String>,
 }
 
 impl<'a> StepInputs<'a> {
-    fn get(&self, name: &str) -> Number<'a> {
+    pub(super) fn get(&self, name: &str) -> Number<'a> {
         let at = |list: &[String]| list.iter().position(|known| known == name);
         match at(&self.elements) {
             Some(k) => self.sheet.element(k),
@@ -115,14 +117,16 @@ fn clip_factor<'a>(max_norm: Number<'a>, norm: Number<'a>) -> Number<'a> {
 
 /// Builds the graph of a formula for one parameter. The first inputs have the element type, the others are scalar
 /// settings.
-fn build_formula_graph(
+pub(super) fn build_formula_graph(
     name: &str,
     (elements, settings): (Vec<String>, Vec<String>),
     outputs: &[String],
     (element, casts): (DType, bool),
     write: impl for<'a> FnOnce(&StepInputs<'a>) -> Vec<Number<'a>>,
 ) -> Result<Graph, OpError> {
-    let formula = Formula::build(Type::of(element), |sheet| {
+    let first_given_sum =
+        settings.iter().position(|name| name.starts_with(GIVEN_SUM)).map(|k| elements.len() + k);
+    let formula = Formula::build(Type::of(element), first_given_sum, |sheet| {
         write(&StepInputs { sheet, elements: elements.clone(), settings: settings.clone() })
     });
     let mut graph = Graph::new(name);
@@ -162,7 +166,11 @@ fn build_formula_graph(
 }
 
 /// Returns the inputs of a formula: clipped gradient, learning rate, step count, settings and slots.
-fn build_update<'a>(flags: &'static [Flag], spec: &OptimizerSpec, inputs: &StepInputs<'a>) -> Update<'a> {
+pub(super) fn build_update<'a>(
+    flags: &'static [Flag],
+    spec: &OptimizerSpec,
+    inputs: &StepInputs<'a>,
+) -> Update<'a> {
     let mut gradient = inputs.locally_clipped_gradient();
     if inputs.has("clip_factor") {
         gradient = gradient * inputs.get("clip_factor");
@@ -184,28 +192,38 @@ fn build_update<'a>(flags: &'static [Flag], spec: &OptimizerSpec, inputs: &StepI
     }
 }
 
+/// Computes the new parameter and the new slots by the formula of a row.
+pub(super) fn update_elements<'a>(
+    (flags, formula): (&'static [Flag], fn(&mut Update<'a>) -> Number<'a>),
+    spec: &OptimizerSpec,
+    slots: &[String],
+    inputs: &StepInputs<'a>,
+) -> Vec<Number<'a>> {
+    let mut update = build_update(flags, spec, inputs);
+    let new = formula(&mut update);
+    if let Some(&average) = update.slots.get(EMA) {
+        update.store_slot(EMA, average.blend(inputs.get(EMA_DECAY), new));
+    }
+    // A frozen parameter does not change.
+    let mut active = update.step.greater_than(0.0);
+    if spec.loss_scale {
+        active = active.and(inputs.get(GRADIENT_NORM).less_than(f64::INFINITY));
+    }
+    let mut results = vec![active.select(new, update.parameter)];
+    for name in slots {
+        let old = update.slots[name];
+        results.push(update.new_slots.get(name).map_or(old, |&new| active.select(new, old)));
+    }
+    results
+}
+
 /// Builds the graph of the step of a row.
 fn build_step(row: &'static Optimizer, spec: &OptimizerSpec, types: (DType, bool)) -> Result<Graph, OpError> {
     let (slots, elements, settings, outputs) = step_ports(spec);
     let (numbers, step) = match row.update {
         Rule::Elements(formula) => {
             return build_formula_graph(row.name, (elements, settings), &outputs, types, |inputs| {
-                let mut update = build_update(row.flags, spec, inputs);
-                let new = formula(&mut update);
-                if let Some(&average) = update.slots.get(EMA) {
-                    update.store_slot(EMA, average.blend(inputs.get(EMA_DECAY), new));
-                }
-                // A frozen parameter does not change.
-                let mut active = update.step.greater_than(0.0);
-                if spec.loss_scale {
-                    active = active.and(inputs.get(GRADIENT_NORM).less_than(f64::INFINITY));
-                }
-                let mut results = vec![active.select(new, update.parameter)];
-                for name in &slots {
-                    let old = update.slots[name];
-                    results.push(update.new_slots.get(name).map_or(old, |&new| active.select(new, old)));
-                }
-                results
+                update_elements((row.flags, formula), spec, &slots, inputs)
             });
         }
         Rule::Tensors { numbers, step } => (numbers, step),
@@ -285,7 +303,7 @@ fn build_function_step(
 
 /// Returns the names of slots, inputs with a value for each element, scalar inputs, and outputs of the step of one
 /// parameter.
-fn step_ports(spec: &OptimizerSpec) -> (Vec<String>, Vec<String>, Vec<String>, Vec<String>) {
+pub(super) fn step_ports(spec: &OptimizerSpec) -> (Vec<String>, Vec<String>, Vec<String>, Vec<String>) {
     let slots: Vec<String> = spec.slots.iter().map(|slot| slot.name.clone()).collect();
     let elements: Vec<String> =
         ["parameter", "gradient"].into_iter().map(String::from).chain(slots.iter().cloned()).collect();
@@ -390,12 +408,12 @@ fn prefix_names(graph: &mut Graph, prefix: &str, captures: usize) {
 }
 
 /// Model under construction.
-struct ModelBuilder {
-    graph: Graph,
+pub(super) struct ModelBuilder {
+    pub(super) graph: Graph,
 }
 
 impl ModelBuilder {
-    fn input(&mut self, name: &str, ty: ValueType) -> ValueId {
+    pub(super) fn input(&mut self, name: &str, ty: ValueType) -> ValueId {
         let id = self.graph.add_value(name, ty);
         self.graph.inputs.push(id);
         id
@@ -405,14 +423,14 @@ impl ModelBuilder {
         self.graph.add_constant("constant", Tensor::from_f64(DType::F64, vec![1], &[value]))
     }
 
-    fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
+    pub(super) fn emit(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
         let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
         self.graph.emit(op, &inputs, attrs)
     }
 
     /// Adds a `SequenceMap` that applies a graph to every parameter. `inputs` has a value for each input name of the
     /// graph. Returns the outputs, with these names and types.
-    fn add_map(
+    pub(super) fn add_map(
         &mut self,
         mut body: Graph,
         inputs: &BTreeMap<String, ValueId>,
@@ -437,6 +455,32 @@ impl ModelBuilder {
         let attrs = Attrs::new().with("body", body);
         self.graph.nodes.push(Node::new("", "SequenceMap", &ports(&arguments), &ports(&results), attrs));
         results
+    }
+
+    /// Adds the updates of parameters and slots by a step, as outputs.
+    pub(super) fn add_updates(
+        &mut self,
+        step: Graph,
+        spec: &OptimizerSpec,
+        inputs: &BTreeMap<String, ValueId>,
+        (element, _): (DType, bool),
+    ) {
+        let stored = self.graph.value(inputs["parameter"]).ty.dtype().unwrap_or(element);
+        let mut results = vec![("updated_params".to_owned(), stored)];
+        results.extend(spec.slots.iter().map(|slot| (format!("updated_{}", slot.name), element)));
+        self.graph.outputs = self.add_map(step, inputs, &results);
+    }
+
+    /// Returns the model, with the description of the optimizer.
+    pub(super) fn to_model(&self, spec: &OptimizerSpec) -> ModelProto {
+        ModelProto {
+            ir_version: IR_VERSION,
+            producer_name: "ortrain".into(),
+            opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPSET }],
+            graph: Some(self.graph.to_proto()),
+            metadata_props: vec![description_entry(spec)],
+            ..ModelProto::default()
+        }
     }
 }
 
@@ -544,6 +588,31 @@ fn build_model(
     dtypes: &[DType],
     step: impl FnOnce((DType, bool)) -> Result<Graph, OpError>,
 ) -> Result<ModelProto, OpError> {
+    let (mut w, mut inputs, types, max_norm) = start_model(spec, dtypes);
+    let norm = spec.needs_norm().then(|| add_gradient_norm(&mut w, spec, &inputs, types)).transpose()?;
+    if let Some(norm) = norm {
+        let scalar = w.emit("Squeeze", &[norm], Attrs::new());
+        inputs.insert(GRADIENT_NORM.into(), scalar);
+    }
+    if let (Some(norm), Some(max_norm)) = (norm, max_norm) {
+        let (epsilon, max_factor) = (w.constant(CLIP_EPSILON), w.constant(1.0));
+        let safe = w.emit("Add", &[norm, epsilon], Attrs::new());
+        let ratio = w.emit("Div", &[max_norm, safe], Attrs::new());
+        let factor = w.emit("Min", &[ratio, max_factor], Attrs::new());
+        inputs.insert("clip_factor".into(), w.emit("Squeeze", &[factor], Attrs::new()));
+    }
+    let stepped = step(types)?;
+    w.add_updates(stepped, spec, &inputs, types);
+    w.graph.outputs.extend(norm);
+    Ok(w.to_model(spec))
+}
+
+/// Returns a model with the inputs of an optimizer, the inputs by their names in a step, the element type with true if
+/// parameters are cast to it, and the input with the maximum norm.
+pub(super) fn start_model(
+    spec: &OptimizerSpec,
+    dtypes: &[DType],
+) -> (ModelBuilder, BTreeMap<String, ValueId>, (DType, bool), Option<ValueId>) {
     let element = if dtypes.contains(&DType::F64) { DType::F64 } else { DType::F32 };
     let stored = match dtypes {
         [first, others @ ..] if others.iter().all(|dtype| dtype == first) => *first,
@@ -570,30 +639,5 @@ fn build_model(
     for name in spec.columns() {
         inputs.insert(name.into(), w.input(name, ValueType::Sequence(DType::F64)));
     }
-    let norm = spec.needs_norm().then(|| add_gradient_norm(&mut w, spec, &inputs, types)).transpose()?;
-    if let Some(norm) = norm {
-        let scalar = w.emit("Squeeze", &[norm], Attrs::new());
-        inputs.insert(GRADIENT_NORM.into(), scalar);
-    }
-    if let (Some(norm), Some(max_norm)) = (norm, max_norm) {
-        let (epsilon, max_factor) = (w.constant(CLIP_EPSILON), w.constant(1.0));
-        let safe = w.emit("Add", &[norm, epsilon], Attrs::new());
-        let ratio = w.emit("Div", &[max_norm, safe], Attrs::new());
-        let factor = w.emit("Min", &[ratio, max_factor], Attrs::new());
-        inputs.insert("clip_factor".into(), w.emit("Squeeze", &[factor], Attrs::new()));
-    }
-    let stepped = step(types)?;
-    let mut results = vec![("updated_params".to_owned(), stored)];
-    results.extend(spec.slots.iter().map(|slot| (format!("updated_{}", slot.name), element)));
-    let results = w.add_map(stepped, &inputs, &results);
-    w.graph.outputs = results;
-    w.graph.outputs.extend(norm);
-    Ok(ModelProto {
-        ir_version: IR_VERSION,
-        producer_name: "ortrain".into(),
-        opset_import: vec![OperatorSetIdProto { domain: String::new(), version: OPSET }],
-        graph: Some(w.graph.to_proto()),
-        metadata_props: vec![description_entry(spec)],
-        ..ModelProto::default()
-    })
+    (w, inputs, types, max_norm)
 }

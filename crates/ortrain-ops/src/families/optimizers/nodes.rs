@@ -110,7 +110,7 @@ fn add_step(
     let numbers = [shared.rate, shared.step, shared.loss_scale, shared.norm];
     let numbers: Vec<Option<ValueId>> =
         numbers.map(|value| value.map(|value| scalar_f64(rw, value))).to_vec();
-    let written = Formula::build(Type::of(element), |sheet: FormulaInputs<'_>| {
+    let written = Formula::build(Type::of(element), None, |sheet: FormulaInputs<'_>| {
         let scalar = |k: usize| numbers[k].map(|_| sheet.setting(elements.len() + k));
         let one = sheet.constant(1.0);
         let constants: BTreeMap<String, Number<'_>> =

@@ -1,0 +1,189 @@
+//! Training in one session on several ranks.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hasher};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use ortrain_onnx::{ModelProto, encode};
+use ortrain_program::{CommitGate, Deliver, RunError};
+
+use super::{RunOptions, StatesByWeight, TrainingParameters, TrainingSession};
+use crate::distributed::{Control, DataParallel, StepCall, StepKind};
+use crate::step_inputs::StepInputs;
+use crate::{CheckpointState, Error, Module, ModuleOptions, Result};
+
+/// Name of the weights in error messages.
+const WEIGHTS: &str = "weights";
+
+/// Gate of a training step that waits until all ranks are ready for the step.
+struct RankGate {
+    control: Arc<Control>,
+    call: StepCall,
+    /// Fingerprint of the weights after a state was loaded.
+    weights: Option<u64>,
+    /// Error of the exchange: the gate of a run returns only its text.
+    error: Arc<Mutex<Option<Error>>>,
+}
+
+/// Fingerprints of the parts of a session that must be equal on all ranks.
+#[derive(Debug)]
+pub(super) struct Fingerprints {
+    model: u64,
+    options: u64,
+    optimizer: u64,
+}
+
+impl Fingerprints {
+    /// Computes the fingerprints of the training model, the options of a session, and the optimizer model.
+    pub(super) fn new(
+        model: &ModelProto,
+        parameters: &TrainingParameters,
+        options: &ModuleOptions,
+        optimizer: Option<&ModelProto>,
+    ) -> Result<Fingerprints> {
+        // Ranks may write models to different files, and continue from different parts of an optimizer state. The
+        // optimizer model has the settings of the optimizer.
+        let parameters = TrainingParameters {
+            model_after_graph_transforms_path: None,
+            model_with_gradient_graph_path: None,
+            model_with_training_graph_path: None,
+            initial_optimizer_state: StatesByWeight::new(),
+            training_optimizer_name: String::new(),
+            optimizer_attributes_map: BTreeMap::new(),
+            optimizer_int_attributes_map: BTreeMap::new(),
+            ..parameters.clone()
+        };
+        let numerics = (options.precision, options.detect_anomaly);
+        Ok(Fingerprints {
+            model: hash_of_bytes(&encode(model)?),
+            options: hash_of_bytes(format!("{parameters:?} {numerics:?}").as_bytes()),
+            optimizer: optimizer.map_or(Ok(0), |model| Ok::<u64, Error>(hash_of_bytes(&encode(model)?)))?,
+        })
+    }
+}
+
+fn hash_of_bytes(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(bytes);
+    hasher.finish()
+}
+
+/// Bytes of a plane that are hashed at once.
+const HASHED_BYTES: usize = 1 << 20;
+
+/// Returns the hash of the parameters of a state.
+fn hash_of_parameters(state: &CheckpointState) -> Result<u64> {
+    let mut hasher = DefaultHasher::new();
+    for plane in state.trainable_planes().iter().chain(state.frozen_planes()) {
+        for start in (0..plane.len()).step_by(HASHED_BYTES) {
+            hasher.write(&plane.to_vec(start, HASHED_BYTES.min(plane.len() - start))?);
+        }
+    }
+    Ok(hasher.finish())
+}
+
+impl CommitGate for RankGate {
+    fn before_commit(&mut self) -> std::result::Result<(), RunError> {
+        let mut agreed = self.control.ready(&self.call);
+        if let (Ok(()), Some(weights)) = (&agreed, self.weights) {
+            agreed = self.control.check_equal(&[(WEIGHTS, weights)]);
+        }
+        agreed.map_err(|error| {
+            let refused = RunError::Refused(error.to_string());
+            *self.error.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            refused
+        })
+    }
+}
+
+impl TrainingSession {
+    /// Returns the ranks of a distributed training.
+    #[must_use]
+    pub fn ranks(&self) -> Option<&DataParallel> {
+        self.ranks.as_ref()
+    }
+
+    /// Checks that the ranks can exchange the planes of the session and start alike, and selects the random numbers of
+    /// this rank.
+    pub(super) fn join_ranks(&mut self, fingerprints: Option<&Fingerprints>) -> Result<()> {
+        let Some(ranks) = &self.ranks else { return Ok(()) };
+        let planes = &self.module.layout().trainable;
+        ranks.check(self.module.backend().device(), planes.iter().map(|plane| plane.dtype))?;
+        self.module.rank = ranks.rank() as u64;
+        let Some(Fingerprints { model, options, optimizer }) = fingerprints else { return Ok(()) };
+        let weights = hash_of_parameters(&self.checkpoint)?;
+        let call = StepCall {
+            session: ranks.session(),
+            kind: StepKind::Start,
+            train_step: 0,
+            learning_rate: 0.0,
+            loss_scale: 1.0,
+            loads: 0,
+        };
+        ranks.control().ready(&call)?;
+        let parts =
+            [("models", *model), ("options", *options), ("optimizers", *optimizer), (WEIGHTS, weights)];
+        ranks.control().check_equal(&parts)
+    }
+
+    /// Records that a state was loaded. The next step checks that all ranks have loaded the same weights.
+    pub(super) fn count_load(&mut self) {
+        self.loads.count += 1;
+        self.loads.is_unchecked = self.ranks.is_some();
+    }
+
+    /// Runs work of a training step. If the work fails before the ranks have agreed on the step, all ranks receive the
+    /// error.
+    pub(super) fn report_failure<T>(
+        &mut self,
+        options: RunOptions,
+        work: impl FnOnce(&mut TrainingSession) -> Result<T>,
+    ) -> Result<T> {
+        let control = match &self.ranks {
+            Some(ranks) if !options.only_execute_path_to_fetches => ranks.control().clone(),
+            _ => return work(self),
+        };
+        let before = control.exchange_count();
+        let result = work(self);
+        if let Err(error) = &result
+            && control.exchange_count() == before
+        {
+            control.failed(&error.to_string())?;
+        }
+        result
+    }
+}
+
+/// States that a session has loaded.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Loads {
+    count: u64,
+    /// True if the ranks have not yet compared the weights since the last load.
+    is_unchecked: bool,
+}
+
+/// Runs a training step. On several ranks, the step changes state after all ranks have agreed on the step.
+pub(super) fn train_once(
+    (ranks, loads): (Option<&DataParallel>, &mut Loads),
+    (module, state): (&mut Module, &mut CheckpointState),
+    inputs: StepInputs<'_>,
+    deliver: &mut Deliver<'_>,
+    (kind, learning_rate, loss_scale): (StepKind, f32, f32),
+) -> Result<()> {
+    let Some(ranks) = ranks else { return module.train_step_on(state, inputs, deliver) };
+    let learning_rate = if kind == StepKind::Update { learning_rate } else { 0.0 };
+    let train_step = state.train_step_count();
+    let session = ranks.session();
+    let call = StepCall { session, kind, train_step, learning_rate, loss_scale, loads: loads.count };
+    let error = Arc::default();
+    let weights = if loads.is_unchecked { Some(hash_of_parameters(state)?) } else { None };
+    let gate = RankGate { control: ranks.control().clone(), call, weights, error: Arc::clone(&error) };
+    let run = module.train_step_gated(state, inputs, deliver, Box::new(gate));
+    match error.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        Some(error) => Err(error),
+        None => {
+            loads.is_unchecked &= run.is_err();
+            run
+        }
+    }
+}

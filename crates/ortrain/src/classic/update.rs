@@ -1,0 +1,190 @@
+//! Update of the weights by the gradients of one rank or several.
+
+use std::sync::Arc;
+
+use bytemuck::Pod;
+use ortrain_graph::{DType, Tensor};
+use ortrain_program::Memory;
+
+use super::graphs::OptimizerModels;
+use super::{TrainingSession, copy_planes, restore_planes};
+use crate::distributed::{DataParallel, Strategy, adasum_in_place, owned_planes, zero_ranges};
+use crate::optimizer::{DividedOptimizer, GradientInfo, StepOutcome};
+use crate::{CheckpointState, ModelSource, Module, Optimizer, Result};
+
+/// Optimizer of a session.
+#[derive(Debug)]
+pub(super) enum SessionOptimizer {
+    /// The optimizer updates all weights.
+    Full(Optimizer),
+    /// The optimizer updates the part of the weights that belongs to this rank.
+    Divided(DividedOptimizer),
+}
+
+impl SessionOptimizer {
+    pub(super) fn new(
+        models: &OptimizerModels,
+        state: &mut CheckpointState,
+        module: &Module,
+        ranks: Option<&DataParallel>,
+    ) -> Result<SessionOptimizer> {
+        match models {
+            OptimizerModels::Full(model) => {
+                Ok(SessionOptimizer::Full(Optimizer::new(ModelSource::from_proto(model)?, state, module)?))
+            }
+            OptimizerModels::Divided(models) => {
+                let (rank, size) = ranks.map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
+                let layout = module.layout();
+                state.set_owned(Some(owned_planes(layout, &zero_ranges(layout, size)[rank])));
+                Ok(SessionOptimizer::Divided(DividedOptimizer::new(models, state, module)?))
+            }
+        }
+    }
+
+    /// Returns the optimizer that updates the weights of this rank.
+    pub(super) fn optimizer(&self) -> &Optimizer {
+        match self {
+            SessionOptimizer::Full(optimizer) => optimizer,
+            SessionOptimizer::Divided(optimizer) => optimizer.update(),
+        }
+    }
+
+    fn optimizer_mut(&mut self) -> &mut Optimizer {
+        match self {
+            SessionOptimizer::Full(optimizer) => optimizer,
+            SessionOptimizer::Divided(optimizer) => optimizer.update_mut(),
+        }
+    }
+}
+
+impl TrainingSession {
+    /// Updates the weights. Returns the norm of the gradients, and true if they are finite.
+    pub(super) fn update(&mut self, rate: f32, loss_scale: f32) -> Result<(Option<f64>, bool)> {
+        let strategy = self.ranks.as_ref().map(DataParallel::strategy);
+        let Some(optimizer) = &mut self.optimizer else { return Ok((None, true)) };
+        optimizer.optimizer_mut().set_learning_rate(&mut self.checkpoint, rate)?;
+        let stepped = match strategy {
+            Some(Strategy::Adasum) => self.step_by_adasum(loss_scale)?,
+            _ => self.step_by_sum(loss_scale)?,
+        };
+        match self.frozen_before_window.take().filter(|_| !stepped.updated) {
+            Some(before) => restore_planes(self.checkpoint.frozen_planes(), &before)?,
+            None => self.average_statistics_of_ranks()?,
+        }
+        // The reported norm includes the loss scale.
+        Ok((stepped.norm.map(|norm| norm * f64::from(loss_scale)), stepped.updated))
+    }
+
+    /// Steps with the mean of the gradients of all ranks.
+    fn step_by_sum(&mut self, loss_scale: f32) -> Result<StepOutcome> {
+        let mut gradients = GradientInfo { accumulated_steps: self.runs_per_update, loss_scale };
+        if let Some(ranks) = &self.ranks {
+            let planes = self.module.gradient_planes().iter().zip(&self.module.layout().trainable);
+            planes.into_iter().try_for_each(|(plane, layout)| ranks.sum(plane, layout.dtype))?;
+            gradients.accumulated_steps = self.runs_per_update.saturating_mul(ranks.size() as i64);
+        }
+        match (&mut self.optimizer, &self.ranks) {
+            (Some(SessionOptimizer::Divided(optimizer)), Some(ranks)) => {
+                let sum = |values: &mut [f64]| ranks.sum_numbers(values);
+                let stepped = optimizer.step(&mut self.checkpoint, &self.module, gradients, &sum)?;
+                if stepped.updated {
+                    let layout = self.module.layout();
+                    let ranges = zero_ranges(layout, ranks.size());
+                    for (k, plane) in self.checkpoint.trainable_planes().iter().enumerate() {
+                        let counts = ranges.iter().map(|of_rank| of_rank[k].len()).collect();
+                        ranks.gather(plane, layout.trainable[k].dtype, counts)?;
+                    }
+                }
+                Ok(stepped)
+            }
+            (Some(optimizer), _) => {
+                let optimizer = optimizer.optimizer_mut();
+                optimizer.step_with(&mut self.checkpoint, &self.module, gradients)
+            }
+            (None, _) => Ok(StepOutcome { norm: None, updated: true }),
+        }
+    }
+
+    /// Steps with the Adasum of the changes that the ranks compute from their own gradients. The moments of each rank
+    /// follow its own gradients.
+    fn step_by_adasum(&mut self, loss_scale: f32) -> Result<StepOutcome> {
+        let (Some(ranks), Some(optimizer)) = (&self.ranks, &mut self.optimizer) else {
+            return Ok(StepOutcome { norm: None, updated: true });
+        };
+        let gradients = GradientInfo { accumulated_steps: self.runs_per_update, loss_scale };
+        let is_gated = self.low_precision.is_some();
+        if is_gated {
+            let norm = self.module.gradient_norm(&self.checkpoint)?;
+            if !ranks.all(norm.is_finite())? {
+                let divisor = self.runs_per_update as f64 * f64::from(loss_scale);
+                return Ok(StepOutcome { norm: Some(norm / divisor), updated: false });
+            }
+        }
+        let planes = self.checkpoint.trainable_planes().to_vec();
+        let layouts = self.module.layout().clone();
+        let before = copy_planes(&planes)?;
+        let optimizer = optimizer.optimizer_mut();
+        let mut stepped = optimizer.step_with(&mut self.checkpoint, &self.module, gradients)?;
+        // The step has used the gradients, so their planes can hold the changes.
+        let changes = self.module.gradient_planes();
+        for (((plane, change), old), layout) in
+            planes.iter().zip(changes).zip(&before).zip(&layouts.trainable)
+        {
+            let new = plane.to_vec(0, plane.len())?;
+            change.write(0, &zip_elements(layout.dtype, &new, old, |new, old| new - old))?;
+            let received = Arc::new(Memory::new(change.len()));
+            let mut distance = 1;
+            while distance < ranks.size() {
+                ranks.exchange(change, &received, layout.dtype, ranks.rank() ^ distance)?;
+                adasum_in_place(layout, change, &received)?;
+                distance *= 2;
+            }
+        }
+        let mut is_finite = true;
+        if is_gated {
+            is_finite = self.module.gradient_norm(&self.checkpoint)?.is_finite();
+        }
+        for (((plane, change), old), layout) in
+            planes.iter().zip(changes).zip(&before).zip(&layouts.trainable)
+        {
+            if is_finite {
+                let change = change.to_vec(0, change.len())?;
+                plane.write(0, &zip_elements(layout.dtype, old, &change, |old, change| old + change))?;
+            } else {
+                plane.write(0, old)?;
+            }
+        }
+        stepped.updated &= is_finite;
+        Ok(stepped)
+    }
+
+    /// Replaces the running statistics by their means over all ranks.
+    fn average_statistics_of_ranks(&mut self) -> Result<()> {
+        let Some(ranks) = self.ranks.as_ref().filter(|_| self.module.updates_frozen()) else { return Ok(()) };
+        let mut statistics = self.running_statistics()?;
+        statistics.retain(|_, value| value.dtype().is_float());
+        let means = ranks.mean(statistics.values().flat_map(Tensor::to_f64).collect())?;
+        let mut rest = means.as_slice();
+        for (name, value) in &statistics {
+            let (own, others) = rest.split_at(value.dims().iter().product());
+            rest = others;
+            let mean = Tensor::from_f64(value.dtype(), value.dims().to_vec(), own);
+            self.checkpoint.set_parameter(name, &mean)?;
+        }
+        Ok(())
+    }
+}
+
+/// Combines the elements of two planes of float32 or float64.
+fn zip_elements(dtype: DType, a: &[u8], b: &[u8], combine: impl Fn(f64, f64) -> f64) -> Vec<u8> {
+    fn zip<T: Pod>(a: &[u8], b: &[u8], combine: impl Fn(T, T) -> T) -> Vec<u8> {
+        let [a, b]: [Vec<T>; 2] = [a, b].map(bytemuck::pod_collect_to_vec);
+        let combined: Vec<T> = a.into_iter().zip(b).map(|(a, b)| combine(a, b)).collect();
+        bytemuck::cast_slice(&combined).to_vec()
+    }
+    match dtype {
+        DType::F64 => zip::<f64>(a, b, combine),
+        // Sums and differences of float32 in float64 are exact, or rounded as in float32 after the conversion.
+        _ => zip::<f32>(a, b, |a, b| combine(f64::from(a), f64::from(b)) as f32),
+    }
+}

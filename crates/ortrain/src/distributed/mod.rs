@@ -1,0 +1,22 @@
+//! Training on several ranks, with one process or thread for each.
+//!
+//! - [`Communicator`]: interface to a library for messages between ranks, for example MPI. This crate contains no such
+//!   library.
+//! - [`ThreadCommunicator`]: ranks that are threads of one process.
+//! - [`Control`]: agreement of all ranks before each step.
+//! - [`DataParallel`]: ranks with a copy of the model and a part of each batch, for
+//!   [`classic::TrainingSession`](crate::classic::TrainingSession).
+
+mod adasum;
+mod communicator;
+mod control;
+mod data_parallel;
+mod threads;
+mod zero;
+
+pub(crate) use adasum::adasum_in_place;
+pub use communicator::{Collective, Communicator, Operand, Pending, Reduction};
+pub use control::{Control, StepCall, StepKind};
+pub use data_parallel::{DataParallel, Strategy};
+pub use threads::ThreadCommunicator;
+pub(crate) use zero::{OwnedPlane, owned_planes, zero_ranges};

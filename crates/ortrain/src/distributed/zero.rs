@@ -1,0 +1,109 @@
+//! Division of the optimizer state among ranks: ZeRO stage 1.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use ortrain_graph::DType;
+
+use crate::state::{PlaneLayout, StateLayout, TensorLayout};
+
+/// The part of each rank has a multiple of this number of elements.
+const ALIGNMENT: usize = 32;
+
+/// Part of a trainable plane that one rank updates.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct OwnedPlane {
+    /// First element in the plane.
+    pub(crate) start: usize,
+    /// Layout of the part. A tensor across a boundary has one axis, with its elements in the part.
+    pub(crate) layout: PlaneLayout,
+}
+
+/// Trained tensor in the order of names.
+struct NamedTensor<'a> {
+    plane: usize,
+    dtype: DType,
+    tensor: &'a TensorLayout,
+    /// Number of the first element, counted over all tensors without gaps.
+    first: usize,
+    elements: usize,
+}
+
+/// Returns the trained tensors in the order of names, and the number of elements of each rank.
+fn named_tensors(layout: &StateLayout, ranks: usize) -> (Vec<NamedTensor<'_>>, usize) {
+    let mut tensors: Vec<NamedTensor<'_>> = (layout.trainable.iter().enumerate())
+        .flat_map(|(plane, of)| {
+            of.tensors.iter().map(move |tensor| NamedTensor {
+                plane,
+                dtype: of.dtype,
+                tensor,
+                first: 0,
+                elements: tensor.dims.iter().product(),
+            })
+        })
+        .collect();
+    tensors.sort_by(|a, b| a.tensor.name.cmp(&b.tensor.name));
+    let mut total = 0;
+    for tensor in &mut tensors {
+        tensor.first = total;
+        total += tensor.elements;
+    }
+    let block = ALIGNMENT * ranks;
+    (tensors, (total + block - total % block) / ranks)
+}
+
+/// Returns the ranges of elements of each plane that each rank updates: by rank, then by plane. The ranges of all ranks
+/// cover the planes, gaps included.
+///
+/// Source: `ZeROOptimizerGraphBuilder` of onnxruntime-training 1.15, which divides the elements without gaps.
+pub(crate) fn zero_ranges(layout: &StateLayout, ranks: usize) -> Vec<Vec<Range<usize>>> {
+    let (tensors, chunk) = named_tensors(layout, ranks);
+    // Start of each rank's part: the first element of the plane whose number is in the part, or the end of the plane.
+    let start = |rank: usize, plane: usize| -> usize {
+        let dtype = layout.trainable[plane].dtype;
+        let end = layout.trainable[plane].bytes / dtype.size();
+        let boundary = rank * chunk;
+        if rank == 0 {
+            return 0;
+        }
+        let of_plane = tensors.iter().filter(|tensor| tensor.plane == plane);
+        let next = of_plane.into_iter().find(|tensor| tensor.first + tensor.elements > boundary);
+        next.map_or(end, |tensor| {
+            tensor.tensor.offset / tensor.dtype.size() + boundary.saturating_sub(tensor.first)
+        })
+    };
+    let planes = 0..layout.trainable.len();
+    (0..ranks)
+        .map(|rank| {
+            planes
+                .clone()
+                .map(|plane| {
+                    let end = layout.trainable[plane].bytes / layout.trainable[plane].dtype.size();
+                    let stop = if rank + 1 == ranks { end } else { start(rank + 1, plane) };
+                    start(rank, plane)..stop
+                })
+                .collect()
+        })
+        .collect()
+}
+
+/// Returns the parts of the planes in these ranges, with their tensors.
+pub(crate) fn owned_planes(layout: &StateLayout, ranges: &[Range<usize>]) -> Arc<Vec<OwnedPlane>> {
+    let owned = |(plane, range): (&PlaneLayout, &Range<usize>)| {
+        let size = plane.dtype.size();
+        let tensors = plane.tensors.iter().filter_map(|tensor| {
+            let first = tensor.offset / size;
+            let elements: usize = tensor.dims.iter().product();
+            let (start, stop) = (first.max(range.start), (first + elements).min(range.end));
+            (start < stop).then(|| TensorLayout {
+                name: tensor.name.clone(),
+                dims: if stop - start == elements { tensor.dims.clone() } else { vec![stop - start] },
+                offset: (start - range.start) * size,
+            })
+        });
+        let layout =
+            PlaneLayout { dtype: plane.dtype, bytes: range.len() * size, tensors: tensors.collect() };
+        OwnedPlane { start: range.start, layout }
+    };
+    Arc::new(layout.trainable.iter().zip(ranges).map(owned).collect())
+}
