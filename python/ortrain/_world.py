@@ -37,6 +37,8 @@ class World:
     data: Any
     """Communicator of the data."""
     control: _ortrain.RankControl
+    run: int
+    """Random number of this job, the same on all ranks."""
     _sessions: int = field(default=0)
 
     def sizes(self) -> dict[str, int]:
@@ -48,15 +50,25 @@ class World:
             "data_parallel_size": self.size,
         }
 
-    def session_ranks(self, strategy: str) -> tuple[_ortrain.RankControl, Any, int, str]:
+    def session_ranks(self, strategy: str, overlaps: bool) -> tuple[_ortrain.RankControl, Any, int, str, bool]:
         """Returns the ranks of a new session for the core. All ranks create their sessions in the same order.
 
         Args:
             strategy: ``"all-reduce"``, ``"zero"`` or ``"adasum"``.
+            overlaps: true to sum gradients while the backward pass still computes others.
+
+        Warns:
+            UserWarning: if MPI allows no second thread, so that nothing overlaps.
 
         """
+        if overlaps and strategy != "adasum" and not self.data.allows_threads:
+            warnings.warn(
+                "MPI allows one thread only, so gradients are summed after the backward pass, not during it",
+                UserWarning,
+                stacklevel=level_of_user(),
+            )
         self._sessions += 1
-        return self.control, self.data, self._sessions - 1, strategy
+        return self.control, self.data, self._sessions - 1, strategy, overlaps
 
 
 # Settings of ranks and sizes, with their values in one process.
@@ -167,6 +179,7 @@ def _connected() -> World | None:
         connection.threads(),
         connection.data,
         control,
+        connection.run,
     )
 
 

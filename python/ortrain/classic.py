@@ -363,11 +363,12 @@ def _open_world(parameters: TrainingParameters) -> World | None:
     return world
 
 
-def _strategy(parameters: TrainingParameters) -> str:
-    """Returns the use of the gradients of several processes. ZeRO has precedence over Adasum."""
-    if parameters.deepspeed_zero_stage:
-        return "zero"
-    return "adasum" if parameters.enable_adasum else "all-reduce"
+def _session_ranks(world: World | None, parameters: TrainingParameters) -> tuple[_ortrain.RankControl, Any, int, str, bool] | None:
+    """Returns the ranks of a new session for the core. ZeRO has precedence over Adasum."""
+    if world is None:
+        return None
+    strategy = "zero" if parameters.deepspeed_zero_stage else "adasum" if parameters.enable_adasum else "all-reduce"
+    return world.session_ranks(strategy, not parameters.allreduce_post_accumulation)
 
 
 def _native_parameters(parameters: TrainingParameters) -> dict[str, Any]:
@@ -485,7 +486,7 @@ class TrainingSession(InferenceSession):
             _seeds.of_process(),
             device=self._device,
             detect_anomaly=options.detect_anomaly,
-            ranks=None if self._world is None else self._world.session_ranks(_strategy(parameters)),
+            ranks=_session_ranks(self._world, parameters),
             **native,
         )
 

@@ -72,13 +72,19 @@ pub fn interruptible<T, E: From<RunError>>(
     }
 }
 
-/// Callback before the first write of a run to state.
+/// Callback before the first write of a run to state, and before all later instructions.
 pub trait CommitGate: Send {
     /// Allows or refuses the changes of the run.
     ///
     /// # Errors
     /// [`RunError::Refused`]. The run then ends, and no state has changed.
     fn before_commit(&mut self) -> Result<(), RunError>;
+
+    /// Follows a run after its first write to state: all instructions before the position `at` have ended. On a device
+    /// that runs instructions later, they have been submitted.
+    fn follow(&mut self, at: usize, points: &InterruptPoints) {
+        let _ = (at, points);
+    }
 }
 
 /// Gate of the next run, and true if the run has passed the gate.
@@ -148,10 +154,22 @@ impl InterruptPoints {
         if !writes.is_empty() {
             watch.pass_gate()?;
         }
+        if let Gate { gate: Some(gate), is_passed: true } = &mut watch.gate {
+            gate.follow(at, self);
+        }
         for (plane, bytes) in writes {
             watch.before_write(bindings, *plane, bytes.clone())?;
         }
         Ok(())
+    }
+
+    /// Returns the position of the last instruction that writes some of these bytes of a plane.
+    #[must_use]
+    pub fn last_write(&self, plane: usize, bytes: &Range<usize>) -> Option<usize> {
+        let overlaps = |(other, written): &(usize, Range<usize>)| {
+            *other == plane && written.start < bytes.end && bytes.start < written.end
+        };
+        self.0.iter().rposition(|point| point.writes.iter().any(overlaps))
     }
 
     /// Returns the poll function during the instruction at `at`; `None` for a short instruction, and for a run that can

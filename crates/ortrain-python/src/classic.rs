@@ -264,6 +264,13 @@ impl ClassicSession {
         self.session.enter(py, |session| session.model_state(include_mixed_precision_weights)).map(to_states)
     }
 
+    /// Returns the number of updates, and the seconds of the sums of gradients: in total, and without computations at the
+    /// same time.
+    fn communication_time(&self, py: Python<'_>) -> PyResult<(u64, f64, f64)> {
+        let time = self.session.enter(py, |session| Ok(session.communication_time()))?;
+        Ok((time.updates, time.total.as_secs_f64(), time.waited.as_secs_f64()))
+    }
+
     /// Returns the shapes of weights with an optimizer state on several ranks.
     fn shared_weights(&self, py: Python<'_>) -> PyResult<BTreeMap<String, Vec<usize>>> {
         self.session.enter(py, |session| session.shared_weights())

@@ -16,6 +16,7 @@ struct PyCommunicator {
     object: Py<PyAny>,
     rank: usize,
     size: usize,
+    allows_threads: bool,
 }
 
 impl fmt::Debug for PyCommunicator {
@@ -28,7 +29,8 @@ impl PyCommunicator {
     fn new(object: &Bound<'_, PyAny>) -> PyResult<PyCommunicator> {
         let rank = object.getattr("rank")?.extract()?;
         let size = object.getattr("size")?.extract()?;
-        Ok(PyCommunicator { object: object.clone().unbind(), rank, size })
+        let allows_threads = object.getattr("allows_threads")?.extract()?;
+        Ok(PyCommunicator { object: object.clone().unbind(), rank, size, allows_threads })
     }
 }
 
@@ -58,6 +60,10 @@ impl Communicator for PyCommunicator {
 
     fn reaches(&self, device: &str) -> bool {
         device == HOST
+    }
+
+    fn allows_threads(&self) -> bool {
+        self.allows_threads
     }
 
     fn start(&self, collective: Collective) -> Result<Box<dyn Pending>> {
@@ -160,17 +166,20 @@ impl RankControl {
     }
 }
 
-/// Ranks of a session, as Python passes them: the control, the communicator of the data, the number of the session, and
-/// the use of the gradients.
-pub(crate) type Ranks<'py> = (Bound<'py, RankControl>, Bound<'py, PyAny>, u32, String);
+/// Ranks of a session, as Python passes them: the control, the communicator of the data, the number of the session, the
+/// use of the gradients, and true if sums overlap with the backward pass.
+pub(crate) type Ranks<'py> = (Bound<'py, RankControl>, Bound<'py, PyAny>, u32, String, bool);
 
 /// Converts the ranks of a session.
-pub(crate) fn data_parallel((control, data, session, strategy): Ranks<'_>) -> PyResult<DataParallel> {
+pub(crate) fn data_parallel(
+    (control, data, session, strategy, overlaps): Ranks<'_>,
+) -> PyResult<DataParallel> {
     let data = Arc::new(PyCommunicator::new(&data)?);
     let strategy = match strategy.as_str() {
         "zero" => Strategy::Zero,
         "adasum" => Strategy::Adasum,
         _ => Strategy::AllReduce,
     };
-    DataParallel::new(control.get().control.clone(), data, session).with_strategy(strategy).map_err(raise)
+    let ranks = DataParallel::new(control.get().control.clone(), data, session).overlapping(overlaps);
+    ranks.with_strategy(strategy).map_err(raise)
 }

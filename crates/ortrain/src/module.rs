@@ -25,7 +25,7 @@ use crate::executable_cache::{ExecutableCache, interruptible};
 use crate::inputs::Signature;
 use crate::io_binding::{copy_tensor, describe_feeds, is_read_in_place};
 use crate::outputs::{OutputWriter, check_destinations};
-use crate::parameter_binding::{self, bind, is_gradient};
+use crate::parameter_binding::{self, UPDATED_SUFFIX, bind, is_gradient, parameter_of_gradient};
 use crate::placement::Placement;
 use crate::profile::{Collector, ProductMode};
 use crate::state::{Entry, PlaneLayout, StateLayout};
@@ -1269,6 +1269,21 @@ impl Module {
 
     pub(crate) fn layout(&self) -> &Arc<StateLayout> {
         &self.layout
+    }
+
+    /// Returns the position of the node that computes the gradient of a parameter in the training graph.
+    pub(crate) fn gradient_position(&self, name: &str) -> usize {
+        let graph = self.train.executables.graph();
+        let completes = |node: &ortrain_graph::Node| {
+            node.present_outputs().any(|id| {
+                let output = graph.name_of(id);
+                output.ends_with(UPDATED_SUFFIX) && parameter_of_gradient(output) == Some(name)
+            })
+        };
+        // The node that adds the gradient to the sum so far may be at the end of the graph.
+        let Some(adds) = graph.nodes.iter().find(|node| completes(node)) else { return graph.nodes.len() };
+        let is_input = |id| adds.present_inputs().any(|input| input == id);
+        graph.nodes.iter().rposition(|node| node.present_outputs().any(is_input)).unwrap_or(0)
     }
 
     /// Returns true if a training step updates frozen parameters: running statistics.

@@ -72,6 +72,7 @@ class Communicator:
         self._comm = comm
         self.rank: int = comm.rank
         self.size: int = comm.size
+        self.allows_threads: bool = MPI.Query_thread() >= MPI.THREAD_SERIALIZED
 
     def all_reduce(self, operand: Operand, reduction: str) -> _Blocking:
         operation = _REDUCTIONS[reduction]
@@ -132,6 +133,7 @@ class Connection:
         self.size: int = world.size
         if self.size > 1:
             self.control, self.data = Communicator(world.Dup()), Communicator(world.Dup())
+            self.run: int = world.bcast(int.from_bytes(os.urandom(8)) >> 1)
             with_memory: Any = world.Split_type(MPI.COMM_TYPE_SHARED)
             self.local_rank: int = with_memory.rank
             self._cores_of_node: list[frozenset[int]] = with_memory.allgather(_usable_cores())

@@ -16,24 +16,27 @@ import numpy.typing as npt
 from ortrain._inputs import native_value
 from ortrain._stacklevel import level_of_user
 from ortrain._suggest import hint
-from ortrain.errors import InvalidArgumentError, OutOfRangeError
+from ortrain.errors import InvalidArgumentError, OutOfRangeError, UnsupportedError
 from ortrain.trainer._values import as_array
 
 if TYPE_CHECKING:
     from onnx import ModelProto, NodeProto, TensorProto
 
     from ortrain._ortrain import OrtValue
+    from ortrain._world import World
     from ortrain.classic import TrainingSession
     from ortrain.trainer.orttrainer import ORTTrainer
 
 __all__ = [
     "Loaded",
+    "check_ranks",
     "checked",
     "copy_of",
     "draws_random_numbers",
     "is_divided",
     "model_state",
     "named_for_files",
+    "parts_of_rank",
     "put_rest",
     "put_weights",
     "restored_nodes",
@@ -49,6 +52,8 @@ PARTITION, GATHERED, SCALER = "partition_info", "accumulated_gradients", "loss_s
 STATISTICS, RANDOM = "running_statistics", "random_numbers"
 # Key of the number of calls in the current accumulation window. Stored only together with accumulated gradients.
 IN_WINDOW = "accumulated_steps"
+# Options in files of several processes: number of the job; true if the moments of the processes differ.
+RUN, ADASUM = "run", "adasum"
 # Range of a seed: a signed 64-bit integer.
 _SEEDS = range(-(2**63), 2**63)
 # Index of the Dropout input that turns dropping on.
@@ -111,6 +116,10 @@ def state_of(session: TrainingSession, model: ModelProto, trainer: ORTTrainer) -
         },
         INFO: {"optimization_step": int(info.optimization_step), "step": int(info.step)},
     }
+    if trainer._world is not None:
+        state[OPTIONS][RUN] = trainer._world.run
+        if distributed.enable_adasum and not stage:
+            state[OPTIONS][ADASUM] = True
     if stage > 0 or distributed.horizontal_parallel_size > 1:
         state[PARTITION] = session.get_partition_info_map()
     scaler = options.mixed_precision.loss_scaler
@@ -124,6 +133,51 @@ def state_of(session: TrainingSession, model: ModelProto, trainer: ORTTrainer) -
     if draws_random_numbers(model):
         state[RANDOM] = {"seed": trainer._seed, "train_steps": session._classic.train_steps()}
     return state
+
+
+def parts_of_rank(state: dict[str, Any], session: TrainingSession) -> dict[str, Any]:
+    """Returns a state for the file of this process. ZeRO in mixed precision saves weights where they are updated."""
+    options = state[OPTIONS]
+    if not (options["zero_stage"] and options["mixed_precision"] and options["world_size"] > 1):
+        return state
+    weights: Arrays = {}
+    trained = session.get_model_state()[FULL]
+    for name, value in state[MODEL][FULL].items():
+        start, stop = session._classic.updated_elements(name) if name in trained else (0, value.size)
+        if stop - start == value.size:
+            weights[name] = value
+        elif start < stop:
+            weights[name] = value.reshape(-1)[start:stop]
+    return {**state, MODEL: {FULL: weights}}
+
+
+def check_ranks(state: Mapping[str, Any], world: World | None, path: str) -> None:
+    """Raises an error for a file with values of one process that this process cannot continue from.
+
+    Raises:
+        UnsupportedError: for moments of Adasum, and for accumulated gradients, of another rank or another number of
+            ranks.
+
+    """
+    options = state.get(OPTIONS)
+    if not isinstance(options, Mapping):
+        return
+    rank, size = (0, 1) if world is None else (world.rank, world.size)
+    saved = tuple(int(options.get(name, default)) for name, default in (("world_rank", 0), ("world_size", 1)))
+    if saved == (rank, size) or saved[1] == 1:
+        return
+    here = f"rank {rank} of {size}" if size > 1 else "one process"
+    if options.get(ADASUM) and OPTIMIZER in state:
+        raise UnsupportedError(
+            f"{path} has the moments of rank {saved[0]} of {saved[1]}. With Adasum the moments of each rank differ, so "
+            f"{here} cannot continue from them: start {saved[1]} ranks and load the file of each rank, or save with "
+            "include_optimizer_states=False"
+        )
+    if state.get(GATHERED):
+        raise UnsupportedError(
+            f"{path} has the accumulated gradients of rank {saved[0]} of {saved[1]}, which {here} cannot use: save "
+            "after an update of the weights"
+        )
 
 
 def statistics_of(session: TrainingSession) -> Arrays:
@@ -184,7 +238,7 @@ def checked(
     optimizer: dict[str, Arrays] = session.get_optimizer_state()
     if OPTIMIZER in sections:
         _check_optimizer(state, trainer)
-        optimizer = _optimizer(optimizer, sections[OPTIMIZER])
+        optimizer = _optimizer(optimizer, sections[OPTIMIZER], session)
     seed, train_steps = _random_numbers(state, session, trainer, steps)
     gathered = _gathered(state, weights, session)
     return Loaded(
@@ -342,13 +396,27 @@ def _check_optimizer(state: Mapping[str, Any], trainer: ORTTrainer) -> None:
         raise AssertionError(f"Optimizer mismatch: expected {trainer.optim_config.name}, got {found}")
 
 
-def _optimizer(there: dict[str, Arrays], loaded: Mapping[str, Mapping[str, Any]]) -> dict[str, Arrays]:
-    """Returns the optimizer state, replaced by the values of the loaded state. Unknown names are ignored."""
+def _optimizer(
+    there: dict[str, Arrays], loaded: Mapping[str, Mapping[str, Any]], session: TrainingSession
+) -> dict[str, Arrays]:
+    """Returns the optimizer state, replaced by the values of the loaded state. Unknown names are ignored.
+
+    With ZeRO, a process takes its own parts out of complete values.
+    """
+    parts = session._classic.updated_elements
+
+    def fitted(weight: str, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        found = as_array(loaded[weight][name])
+        start, stop = parts(weight)
+        if found.dtype == value.dtype and value.shape == (stop - start,) and found.size > value.size:
+            complete = session._classic.model_state(False)[FULL][weight].shape()
+            if list(found.shape) == complete:
+                return found.reshape(-1)[start:stop]
+        return _fitting(f"{name} of {weight!r}", found, value)
+
     return {
         weight: {
-            name: _fitting(f"{name} of {weight!r}", loaded[weight][name], value)
-            if name in loaded.get(weight, {})
-            else value
+            name: fitted(weight, name, value) if name in loaded.get(weight, {}) else value
             for name, value in own.items()
         }
         for weight, own in there.items()

@@ -29,7 +29,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -57,10 +57,14 @@ from ortrain.trainer._state import (
     OPTIONS,
     PARTITION,
     RANDOM,
+    RUN,
     SCALER,
     STATISTICS,
 )
 from ortrain.trainer.distributed import Topology
+
+if TYPE_CHECKING:
+    from ortrain._world import World
 
 __all__ = [
     "aggregate_checkpoints",
@@ -151,6 +155,26 @@ def aggregate_checkpoints(paths: Sequence[PathLike], pytorch_format: bool = True
                 merged.add(part.partition(horizontal), paths_of_part[0])
     state = merged.finished()
     return _flat(state) if pytorch_format else state
+
+
+def whole_file(paths: Sequence[PathLike], world: World | None) -> str:
+    """Returns the file to load out of complete files of all processes: the own file, or the file of rank 0.
+
+    Raises:
+        AssertionError: for several files that are not the complete files of one run, one for each rank.
+
+    """
+    files = [os.fspath(path) for path in paths]
+    if len(files) == 1:
+        return files[0]
+    options = [_options(path) for path in files]
+    ranks = {int(found["world_rank"]): path for path, found in zip(files, options, strict=True)}
+    size = int(options[0]["world_size"])
+    if size != len(files):
+        raise AssertionError(f"Expected number of files to load: 1, got {len(files)}")
+    if sorted(ranks) != list(range(size)) or len({(int(found["world_size"]), found.get(RUN)) for found in options}) > 1:
+        raise AssertionError(f"the {size} files are not the files of {size} ranks of one run")
+    return ranks[world.rank if world is not None and world.size == size else 0]
 
 
 def _get_parallellism_groups(
@@ -285,6 +309,8 @@ class _Merged:
                 raise AssertionError(f"Missing information: {OPTIONS}/{name}. File: {path}")
             if self.options.setdefault(name, options[name]) != options[name]:
                 raise AssertionError(f"{words} mismatch among checkpoint files. File: {path}")
+        if self.options.setdefault(RUN, options.get(RUN)) != options.get(RUN):
+            raise AssertionError(f"Files of two different runs cannot be merged. File: {path}")
         self.options.setdefault("world_rank", options["world_rank"])
 
     def partition(self, horizontal: int) -> dict[str, Any]:

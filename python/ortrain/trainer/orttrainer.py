@@ -19,6 +19,7 @@ True
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Callable, Mapping, Sequence
@@ -469,14 +470,23 @@ class ORTTrainer:
         """
         if self._training_session is None or self._onnx_model is None:
             raise OrtrainError("the trainer has no state to save yet: run train_step or eval_step first")
-        state = _state.named_for_files(self.state_dict())
+        state = _state.named_for_files(_state.parts_of_rank(self.state_dict(), self._training_session))
         if user_dict:
             state["user_dict"] = _checkpoint_storage.to_serialized_hex(user_dict)
             if not allow_pickle:
                 _checkpoint_storage.check_readable(state["user_dict"])
         if not include_optimizer_states:
             state.pop("optimizer", None)
-        _checkpoint_storage.save(state, path)
+        try:
+            _checkpoint_storage.save(state, path)
+        except FileExistsError as error:
+            if self._world is None:
+                raise
+            name = Path(os.fspath(path))
+            proposed = name.with_name(f"{name.stem}{self._world.rank}{name.suffix}")
+            raise FileExistsError(
+                f"{error}; each of the {self._world.size} ranks needs a file of its own, for example {proposed}"
+            ) from error
 
     def load_checkpoint(self, *paths: PathLike, strict: bool = True, allow_pickle: bool = False) -> Any:
         """Restores the state in files of :meth:`save_checkpoint`.
@@ -510,10 +520,10 @@ class ORTTrainer:
             aggregated = checkpoint.aggregate_checkpoints(paths, pytorch_format=False)
             assert aggregated is not None, "the files are parts of a state"
             state = aggregated
-        elif len(paths) != 1:
-            raise AssertionError(f"Expected number of files to load: 1, got {len(paths)}")
         else:
-            state = _checkpoint_storage.load(paths[0])
+            path = checkpoint.whole_file(paths, self._world)
+            state = _checkpoint_storage.load(path)
+            _state.check_ranks(state, self._world, path)
         hexadecimal = state.pop("user_dict", None)
         user_dict: Any = {}
         if hexadecimal is not None:

@@ -22,7 +22,7 @@ use ortrain_program::{Deliver, Delivered, Memory, RunInput};
 pub use layout::StatesByWeight;
 pub use parameters::TrainingParameters;
 
-use crate::distributed::{DataParallel, StepKind};
+use crate::distributed::{CommunicationTime, DataParallel, StepKind};
 use crate::inference_session::{check_output_buffer, check_output_buffers};
 use crate::io_binding::output_spans;
 use crate::optimizer::check_rate;
@@ -33,7 +33,7 @@ use crate::{
     CheckpointState, Error, Feed, Fetch, ModelMeta, ModelSource, Module, ModuleOptions, Result, ValueInfo,
 };
 use graphs::{GRADIENT_SUFFIX, OptimizerModels, SessionParts};
-use ranks::{Fingerprints, Loads, train_once};
+use ranks::{Fingerprints, GradientSums, Loads, train_once};
 use update::SessionOptimizer;
 
 /// Options of one run.
@@ -117,6 +117,9 @@ pub struct TrainingSession {
     /// Ranks of a distributed training.
     ranks: Option<DataParallel>,
     loads: Loads,
+    /// Sums of gradients over the ranks.
+    sums: Option<Arc<GradientSums>>,
+    communication_time: CommunicationTime,
 }
 
 /// Returns true if two tensors have the same type and shape.
@@ -244,6 +247,8 @@ impl TrainingSession {
             in_window: false,
             ranks,
             loads: Loads::default(),
+            sums: None,
+            communication_time: CommunicationTime::default(),
         };
         session.list_outputs(outputs.len(), parameters.enable_grad_norm_clip);
         session.start_from(&parameters.initial_optimizer_state)?;
@@ -685,7 +690,13 @@ impl TrainingSession {
             };
             let parts = (&mut self.module, &mut self.checkpoint);
             let call = (StepKind::Separate, rate, loss_scale);
-            let run = train_once((self.ranks.as_ref(), &mut self.loads), parts, inputs, &mut give, call);
+            let run = train_once(
+                (self.ranks.as_ref(), &mut self.loads, self.sums.as_ref()),
+                parts,
+                inputs,
+                &mut give,
+                call,
+            );
             restore_planes(self.module.gradient_planes(), &sums)?;
             return run;
         }
@@ -699,7 +710,7 @@ impl TrainingSession {
         let kind = if updates { StepKind::Update } else { StepKind::Accumulate };
         let parts = (&mut self.module, &mut self.checkpoint);
         train_once(
-            (self.ranks.as_ref(), &mut self.loads),
+            (self.ranks.as_ref(), &mut self.loads, self.sums.as_ref()),
             parts,
             inputs,
             &mut give,

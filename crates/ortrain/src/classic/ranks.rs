@@ -2,18 +2,100 @@
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
 
 use ortrain_onnx::{ModelProto, encode};
-use ortrain_program::{CommitGate, Deliver, RunError};
+use ortrain_program::{CommitGate, Deliver, InterruptPoints, Memory, RunError};
 
 use super::{RunOptions, StatesByWeight, TrainingParameters, TrainingSession};
-use crate::distributed::{Control, DataParallel, StepCall, StepKind};
+use crate::distributed::{
+    Bucket, CommunicationQueue, CommunicationTime, Communicator, Control, DataParallel, StepCall, StepKind,
+    buckets,
+};
 use crate::step_inputs::StepInputs;
 use crate::{CheckpointState, Error, Module, ModuleOptions, Result};
 
 /// Name of the weights in error messages.
 const WEIGHTS: &str = "weights";
+
+/// Sums of gradients over the ranks, in buckets.
+#[derive(Debug)]
+pub(super) struct GradientSums {
+    pub(super) buckets: Vec<Bucket>,
+    /// Thread of sums during the backward pass; `None` if the sums follow the backward pass.
+    pub(super) queue: Option<CommunicationQueue>,
+    /// Number of buckets of the current update whose sums have started.
+    started: AtomicUsize,
+    /// First error of a start in the backward pass.
+    failure: Mutex<Option<Error>>,
+}
+
+impl GradientSums {
+    /// Starts the sums of further buckets, up to the first one for which `is_final` is false.
+    fn start(&self, planes: &[Arc<Memory>], is_final: &dyn Fn(usize) -> bool) -> Result<()> {
+        let Some(queue) = &self.queue else { return Ok(()) };
+        let mut next = self.started.load(Ordering::Relaxed);
+        while next < self.buckets.len() && is_final(next) {
+            queue.start(self.buckets[next].sum(planes)?)?;
+            next += 1;
+            self.started.store(next, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Starts the sums that have not started yet, and waits for all of them. Adds the time.
+    pub(super) fn finish(
+        &self,
+        data: &dyn Communicator,
+        planes: &[Arc<Memory>],
+        time: &mut CommunicationTime,
+    ) -> Result<()> {
+        let start = Instant::now();
+        if let Some(error) = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            return Err(error);
+        }
+        time.updates += 1;
+        match &self.queue {
+            Some(queue) => {
+                self.start(planes, &|_| true)?;
+                self.started.store(0, Ordering::Relaxed);
+                time.total += queue.wait()?;
+            }
+            None => {
+                self.buckets.iter().try_for_each(|bucket| data.run(bucket.sum(planes)?))?;
+                time.total += start.elapsed();
+            }
+        }
+        time.waited += start.elapsed();
+        Ok(())
+    }
+}
+
+/// Follower of a backward pass that starts the sum of each bucket when its gradients are final.
+struct Overlap {
+    sums: Arc<GradientSums>,
+    planes: Vec<Arc<Memory>>,
+    /// Index of the first gradient plane among the planes of the program.
+    first_plane: usize,
+    /// Position of the last instruction that writes to each bucket.
+    last_writes: Vec<Option<usize>>,
+}
+
+impl Overlap {
+    /// Starts the sums of the buckets that are final before the instruction at `at`.
+    fn follow(&mut self, at: usize, points: &InterruptPoints) {
+        if self.last_writes.is_empty() {
+            let last = |bucket: &Bucket| points.last_write(self.first_plane + bucket.plane, &bucket.bytes());
+            self.last_writes = self.sums.buckets.iter().map(last).collect();
+        }
+        let is_final = |bucket: usize| self.last_writes[bucket].is_none_or(|last| last < at);
+        if let Err(error) = self.sums.start(&self.planes, &is_final) {
+            self.sums.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+        }
+    }
+}
 
 /// Gate of a training step that waits until all ranks are ready for the step.
 struct RankGate {
@@ -23,6 +105,8 @@ struct RankGate {
     weights: Option<u64>,
     /// Error of the exchange: the gate of a run returns only its text.
     error: Arc<Mutex<Option<Error>>>,
+    /// Sums during the backward pass.
+    overlap: Option<Overlap>,
 }
 
 /// Fingerprints of the parts of a session that must be equal on all ranks.
@@ -94,6 +178,12 @@ impl CommitGate for RankGate {
             refused
         })
     }
+
+    fn follow(&mut self, at: usize, points: &InterruptPoints) {
+        if let Some(overlap) = &mut self.overlap {
+            overlap.follow(at, points);
+        }
+    }
 }
 
 impl TrainingSession {
@@ -110,6 +200,13 @@ impl TrainingSession {
         let planes = &self.module.layout().trainable;
         ranks.check(self.module.backend().device(), planes.iter().map(|plane| plane.dtype))?;
         self.module.rank = ranks.rank() as u64;
+        let queue = (ranks.overlaps()).then(|| CommunicationQueue::new(ranks.data().clone())).transpose()?;
+        self.sums = Some(Arc::new(GradientSums {
+            buckets: buckets(self.module.layout(), &|name| self.module.gradient_position(name)),
+            queue,
+            started: AtomicUsize::new(0),
+            failure: Mutex::default(),
+        }));
         let Some(Fingerprints { model, options, optimizer }) = fingerprints else { return Ok(()) };
         let weights = hash_of_parameters(&self.checkpoint)?;
         let call = StepCall {
@@ -124,6 +221,19 @@ impl TrainingSession {
         let parts =
             [("models", *model), ("options", *options), ("optimizers", *optimizer), (WEIGHTS, weights)];
         ranks.control().check_equal(&parts)
+    }
+
+    /// Returns the time of the communication so far.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// assert!(session.communication_time().total.is_zero(), "there is one process");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn communication_time(&self) -> CommunicationTime {
+        self.communication_time
     }
 
     /// Records that a state was loaded. The next step checks that all ranks have loaded the same weights.
@@ -164,7 +274,7 @@ pub(super) struct Loads {
 
 /// Runs a training step. On several ranks, the step changes state after all ranks have agreed on the step.
 pub(super) fn train_once(
-    (ranks, loads): (Option<&DataParallel>, &mut Loads),
+    (ranks, loads, sums): (Option<&DataParallel>, &mut Loads, Option<&Arc<GradientSums>>),
     (module, state): (&mut Module, &mut CheckpointState),
     inputs: StepInputs<'_>,
     deliver: &mut Deliver<'_>,
@@ -177,7 +287,14 @@ pub(super) fn train_once(
     let call = StepCall { session, kind, train_step, learning_rate, loss_scale, loads: loads.count };
     let error = Arc::default();
     let weights = if loads.is_unchecked { Some(hash_of_parameters(state)?) } else { None };
-    let gate = RankGate { control: ranks.control().clone(), call, weights, error: Arc::clone(&error) };
+    let overlap = sums.filter(|sums| kind == StepKind::Update && sums.queue.is_some()).map(|sums| Overlap {
+        sums: Arc::clone(sums),
+        planes: module.gradient_planes().to_vec(),
+        first_plane: module.layout().trainable.len() + module.layout().frozen.len(),
+        last_writes: Vec::new(),
+    });
+    let gate =
+        RankGate { control: ranks.control().clone(), call, weights, error: Arc::clone(&error), overlap };
     let run = module.train_step_gated(state, inputs, deliver, Box::new(gate));
     match error.lock().unwrap_or_else(PoisonError::into_inner).take() {
         Some(error) => Err(error),

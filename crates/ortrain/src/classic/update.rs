@@ -78,9 +78,8 @@ impl TrainingSession {
     /// Steps with the mean of the gradients of all ranks.
     fn step_by_sum(&mut self, loss_scale: f32) -> Result<StepOutcome> {
         let mut gradients = GradientInfo { accumulated_steps: self.runs_per_update, loss_scale };
-        if let Some(ranks) = &self.ranks {
-            let planes = self.module.gradient_planes().iter().zip(&self.module.layout().trainable);
-            planes.into_iter().try_for_each(|(plane, layout)| ranks.sum(plane, layout.dtype))?;
+        if let (Some(ranks), Some(sums)) = (&self.ranks, &self.sums) {
+            sums.finish(&**ranks.data(), self.module.gradient_planes(), &mut self.communication_time)?;
             gradients.accumulated_steps = self.runs_per_update.saturating_mul(ranks.size() as i64);
         }
         match (&mut self.optimizer, &self.ranks) {

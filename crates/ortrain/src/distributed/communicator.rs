@@ -274,6 +274,9 @@ pub trait Communicator: Send + Sync + Debug {
     /// [`Memory::device`].
     fn reaches(&self, device: &str) -> bool;
 
+    /// Returns true if collectives may run on another thread than the thread of the caller, one at a time.
+    fn allows_threads(&self) -> bool;
+
     /// Starts a collective. Its operands may not be read or written before [`Pending::wait`] returns.
     ///
     /// # Errors

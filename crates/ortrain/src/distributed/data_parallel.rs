@@ -50,6 +50,7 @@ pub struct DataParallel {
     data: Arc<dyn Communicator>,
     session: u32,
     strategy: Strategy,
+    overlaps: bool,
 }
 
 impl DataParallel {
@@ -57,7 +58,7 @@ impl DataParallel {
     /// on all ranks.
     #[must_use]
     pub fn new(control: Arc<Control>, data: Arc<dyn Communicator>, session: u32) -> DataParallel {
-        DataParallel { control, data, session, strategy: Strategy::default() }
+        DataParallel { control, data, session, strategy: Strategy::default(), overlaps: false }
     }
 
     /// Sets the use of the gradients.
@@ -80,6 +81,24 @@ impl DataParallel {
             return Err(Error::Argument(format!("Adasum needs 2, 4, 8, ... ranks, got {}", self.size())));
         }
         Ok(DataParallel { strategy, ..self })
+    }
+
+    /// Selects if gradients are summed while the backward pass still computes others. The results have the same bits. The
+    /// selection has no effect with Adasum, and if the communicator allows no threads.
+    #[must_use]
+    pub fn overlapping(self, overlaps: bool) -> DataParallel {
+        DataParallel { overlaps, ..self }
+    }
+
+    /// Returns true if gradients are summed while the backward pass still computes others.
+    #[must_use]
+    pub fn overlaps(&self) -> bool {
+        self.overlaps && self.strategy != Strategy::Adasum && self.data.allows_threads()
+    }
+
+    /// Returns the communicator of the gradients.
+    pub(crate) fn data(&self) -> &Arc<dyn Communicator> {
+        &self.data
     }
 
     /// Returns the use of the gradients.

@@ -8,15 +8,20 @@
 //!   [`classic::TrainingSession`](crate::classic::TrainingSession).
 
 mod adasum;
+mod buckets;
 mod communicator;
 mod control;
 mod data_parallel;
+mod queue;
 mod threads;
 mod zero;
 
 pub(crate) use adasum::adasum_in_place;
+pub(crate) use buckets::{Bucket, buckets};
 pub use communicator::{Collective, Communicator, Operand, Pending, Reduction};
 pub use control::{Control, StepCall, StepKind};
 pub use data_parallel::{DataParallel, Strategy};
+pub(crate) use queue::CommunicationQueue;
+pub use queue::CommunicationTime;
 pub use threads::ThreadCommunicator;
 pub(crate) use zero::{OwnedPlane, owned_planes, zero_ranges};

@@ -122,6 +122,10 @@ impl Communicator for ThreadCommunicator {
         device == HOST
     }
 
+    fn allows_threads(&self) -> bool {
+        true
+    }
+
     fn start(&self, collective: Collective) -> Result<Box<dyn Pending>> {
         collective.check(self.rank, self.shared.size)?;
         let device = collective.operand().memory().device();
