@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
+import subprocess
 import sys
-from types import SimpleNamespace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,12 +45,67 @@ FACES: dict[str, Any] = {
 }
 
 
-@pytest.mark.parametrize("face", FACES)
+# A script that prints the error of each face.
+ALL_FACES = """
+import sys, warnings
+if "without" in sys.argv:
+    sys.modules["mpi4py"] = None
+from test_distributed import FACES
+warnings.simplefilter("ignore")
+for make in FACES.values():
+    try:
+        make()
+    except Exception as error:
+        print(type(error).__name__, error)
+"""
+
+
+def errors_of_all_faces(name: str, size: str, *arguments: str) -> set[str]:
+    """Return the errors of all faces in a process with a variable of a launcher."""
+    command = [sys.executable, "-c", ALL_FACES, *arguments]
+    environment = {**os.environ, name: size, "PYTHONPATH": str(Path(__file__).parent)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=True, timeout=60)
+    found = done.stdout.splitlines()
+    assert len(found) == len(FACES), done.stdout + done.stderr
+    return set(found)
+
+
 @pytest.mark.parametrize("name", ["OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "SLURM_STEP_NUM_TASKS"])
-def test_processes_of_a_launcher_are_refused(name: str, face: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(name, "4")
-    with pytest.raises(ortrain.UnsupportedError, match=f"^{name} is 4: a launcher started 4 processes, and each would"):
-        FACES[face]()
+def test_processes_of_a_launcher_that_mpi_does_not_join_are_refused(name: str) -> None:
+    """The launcher of one MPI with the library of another one starts processes that are alone."""
+    assert errors_of_all_faces(name, "4") == {
+        f"UnsupportedError {name} is 4: a launcher started 4 processes, but MPI has 1 rank; use the launcher of the "
+        "MPI that mpi4py has loaded, or remove the variable from the environment of processes that train independently"
+    }
+
+
+def test_processes_of_a_launcher_need_mpi4py() -> None:
+    (error,) = errors_of_all_faces("PMI_SIZE", "4", "without")
+    assert error.startswith(
+        "UnsupportedError PMI_SIZE is 4: a launcher started 4 processes, but they cannot form one training without "
+        "mpi4py ("
+    )
+    assert "install ortrain[mpi]" in error
+
+
+def test_the_trainer_does_not_import_mpi4py() -> None:
+    check = "import sys, ortrain.trainer; print('mpi4py' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "count"), [("world_size", 4, 4), ("data_parallel_size", 2, 2), ("world_rank", 3, 4)]
+)
+def test_sizes_above_one_need_several_processes(name: str, value: int, count: int) -> None:
+    reason = f"but the script runs in 1 process: start it with mpiexec -n {count}, with ortrain\\[mpi\\] installed"
+    with pytest.raises(ortrain.UnsupportedError, match=f"^distributed.{name} is {value}, {reason}$"):
+        trainer_of(classifier(), options={"distributed": {name: value}})
+    parameters = TrainingParameters()
+    parameters.loss_output_name = "loss"
+    setattr(parameters, name, value)
+    with pytest.raises(ortrain.UnsupportedError, match=f"^{name} is {value}, {reason}$"):
+        TrainingSession(classifier().model.SerializeToString(), parameters)
 
 
 @pytest.mark.parametrize("text", ["1", "0", "", "four", "-4", "4.0", "\u0664", "9" * 5000])
@@ -56,25 +113,6 @@ def test_other_values_are_of_no_launcher(text: str, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PMI_SIZE", text)
     for make in FACES.values():
         make()
-
-
-def world_of(size: int, *, initialized: bool = True, finalized: bool = False) -> SimpleNamespace:
-    """Return a module with the functions of ``mpi4py.MPI`` that tell the number of ranks."""
-    return SimpleNamespace(
-        Is_initialized=lambda: initialized,
-        Is_finalized=lambda: finalized,
-        COMM_WORLD=SimpleNamespace(size=size, rank=size - 1),
-    )
-
-
-@pytest.mark.parametrize("face", FACES)
-def test_ranks_of_mpi_are_refused(face: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mpi4py.MPI", world_of(4))  # type: ignore[arg-type]
-    with pytest.raises(ortrain.UnsupportedError, match=r"^this process is rank 3 of 4 in MPI, and each rank would"):
-        FACES[face]()
-    for alone in (world_of(1), world_of(4, initialized=False), world_of(4, finalized=True)):
-        monkeypatch.setitem(sys.modules, "mpi4py.MPI", alone)  # type: ignore[arg-type]
-        FACES[face]()
 
 
 @pytest.mark.parametrize(

@@ -115,7 +115,7 @@ def test_memory_limit(run: Run) -> None:
     need = run.module.profile(*batch(64), steps=1).memory
     loss = run.module(*batch(64))
     memory = run.module.memory()
-    assert memory.total == memory.parameters + memory.gradients + memory.work + memory.scratch <= need
+    assert memory.total - memory.moments == memory.parameters + memory.gradients + memory.work + memory.scratch <= need
     assert limited(run.folder, need)(*batch(64)) == loss
     # Recomputation of values needs less memory, down to a minimum. Constants of the program count as well.
     constants, least = need - memory.total, need

@@ -152,8 +152,9 @@ def _world() -> World | None:
         ) from error
     ranks = 1 if world is None else world.size
     if ranks < size:
+        count = "1 rank" if ranks == 1 else f"{ranks} ranks"
         raise UnsupportedError(
-            f"{name} is {size}: a launcher started {size} processes, but MPI has {ranks} ranks; use the launcher of "
+            f"{name} is {size}: a launcher started {size} processes, but MPI has {count}; use the launcher of "
             "the MPI that mpi4py has loaded, or remove the variable from the environment of processes that train "
             "independently"
         )

@@ -23,6 +23,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 import numpy as np
@@ -40,7 +41,9 @@ from ortrain.inference import InferenceSession, Native, ProviderLike
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-__all__ = ["TrainingParameters", "TrainingSession"]
+    from ortrain.api.profile import MemoryUse
+
+__all__ = ["CommunicationTime", "TrainingParameters", "TrainingSession"]
 
 T = TypeVar("T")
 
@@ -363,7 +366,9 @@ def _open_world(parameters: TrainingParameters) -> World | None:
     return world
 
 
-def _session_ranks(world: World | None, parameters: TrainingParameters) -> tuple[_ortrain.RankControl, Any, int, str, bool] | None:
+def _session_ranks(
+    world: World | None, parameters: TrainingParameters
+) -> tuple[_ortrain.RankControl, Any, int, str, bool] | None:
     """Returns the ranks of a new session for the core. ZeRO has precedence over Adasum."""
     if world is None:
         return None
@@ -400,6 +405,33 @@ def _native_parameters(parameters: TrainingParameters) -> dict[str, Any]:
         **{name: getattr(parameters, name) or None for name in paths},
         "initial_optimizer_state": states,
     }
+
+
+@dataclass(frozen=True)
+class CommunicationTime:
+    """Time of the exchange of gradients between processes.
+
+    >>> from ortrain.classic import CommunicationTime
+    >>> CommunicationTime(updates=10, total=2.0, waited=0.5).hidden_share
+    0.75
+    """
+
+    updates: int
+    """Number of updates of the weights."""
+    total: float
+    """Seconds of the sums of gradients, without the time until all processes have begun the step."""
+    waited: float
+    """Seconds in which the session waited for the sums, and computed nothing."""
+
+    @property
+    def hidden_share(self) -> float:
+        """Share of the time that computations hide, from 0 to 1.
+
+        >>> from ortrain.classic import CommunicationTime
+        >>> CommunicationTime(updates=0, total=0.0, waited=0.0).hidden_share
+        0.0
+        """
+        return max(0.0, 1.0 - self.waited / self.total) if self.total else 0.0
 
 
 # Suffix of the name of an updated weight, by optimizer.
@@ -632,9 +664,28 @@ class TrainingSession(InferenceSession):
 
         """
         shapes = self._classic.shared_weights()
-        return {
-            name: {"original_dim": shapes[name], "megatron_row_partition": [-1]} for name in sorted(shapes)
-        }
+        return {name: {"original_dim": shapes[name], "megatron_row_partition": [-1]} for name in sorted(shapes)}
+
+    def memory(self) -> MemoryUse:
+        """Return the bytes that the session holds now; after a run, these are all bytes of the run.
+
+        >>> memory = classic_session.memory()
+        >>> memory.parameters == memory.gradients, memory.moments == 2 * memory.gradients
+        (True, True)
+
+        """
+        from ortrain.api.profile import MemoryUse
+
+        return MemoryUse(*self._classic.memory())
+
+    def communication_time(self) -> CommunicationTime:
+        """Return the time that several processes have needed to exchange gradients.
+
+        >>> classic_session.communication_time()
+        CommunicationTime(updates=0, total=0.0, waited=0.0)
+
+        """
+        return CommunicationTime(*self._classic.communication_time())
 
     def load_state(self, dict: Mapping[str, npt.ArrayLike], strict: bool = False) -> None:  # noqa: A002
         """Set some or all values of :meth:`get_state`. With ``strict`` an unknown name is an error.

@@ -13,6 +13,7 @@ use crate::error::{detached, raise};
 use crate::gil::Exclusive;
 use crate::ranks::{Ranks, data_parallel};
 use crate::tools::{SessionInput, Source, module_options};
+use crate::training::memory_parts;
 use crate::value::{OrtValue, describe_info};
 
 /// Output values by weight, then by name.
@@ -262,6 +263,11 @@ impl ClassicSession {
 
     fn model_state(&self, py: Python<'_>, include_mixed_precision_weights: bool) -> PyResult<States> {
         self.session.enter(py, |session| session.model_state(include_mixed_precision_weights)).map(to_states)
+    }
+
+    /// Returns the memory use in bytes: parameters, gradients, moments, work, scratch.
+    fn memory(&self, py: Python<'_>) -> PyResult<[usize; 5]> {
+        self.session.enter(py, |session| Ok(memory_parts(session.memory())))
     }
 
     /// Returns the number of updates, and the seconds of the sums of gradients: in total, and without computations at the

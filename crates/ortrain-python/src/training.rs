@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ortrain::{Delivered, ProfileOptions};
+use ortrain::{Delivered, MemoryUse, ProfileOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -127,10 +127,9 @@ impl Module {
         self.with(py, |module, _| Ok((module.precision().name(), module.bf16_unit())))
     }
 
-    /// Returns the memory use in bytes: parameters, gradients, work, scratch.
-    fn memory(&self, py: Python<'_>) -> PyResult<(usize, usize, usize, usize)> {
-        let memory = self.with(py, |module, _| Ok(module.memory()))?;
-        Ok((memory.parameters, memory.gradients, memory.work, memory.scratch))
+    /// Returns the memory use in bytes: parameters, gradients, moments, work, scratch.
+    fn memory(&self, py: Python<'_>) -> PyResult<[usize; 5]> {
+        self.with(py, |module, state| Ok(memory_parts(module.memory(state))))
     }
 
     /// Returns the memory need of a step on these inputs, without running it.
@@ -139,12 +138,12 @@ impl Module {
         py: Python<'_>,
         inputs: Vec<Bound<'_, OrtValue>>,
         training: bool,
-    ) -> PyResult<(usize, usize, usize, usize)> {
+    ) -> PyResult<[usize; 5]> {
         let inputs = tensors(&inputs)?;
-        self.with(py, |module, _| {
+        self.with(py, |module, state| {
             let need = module.memory_need(&to_run_inputs(&inputs), training)?;
-            let memory = module.memory();
-            Ok((memory.parameters, memory.gradients, need.work, need.scratch))
+            let memory = MemoryUse { work: need.work, scratch: need.scratch, ..module.memory(state) };
+            Ok(memory_parts(memory))
         })
     }
 
@@ -376,4 +375,10 @@ impl LinearLRScheduler {
     fn step(&self, py: Python<'_>) -> PyResult<()> {
         self.state.enter(py, |state| self.scheduler.step(state))
     }
+}
+
+/// Returns the parts of the memory use for Python: parameters, gradients, moments, work, scratch.
+pub(crate) fn memory_parts(memory: MemoryUse) -> [usize; 5] {
+    let MemoryUse { parameters, gradients, moments, work, scratch } = memory;
+    [parameters, gradients, moments, work, scratch]
 }

@@ -221,10 +221,7 @@ fn device_memory_equals_the_module_count() {
         collect(|deliver| module.train_step(&mut state, &inputs, deliver)).expect("it runs");
         optimizer.step(&mut state, &module).expect("it runs");
     }
-    let counted = module.memory();
-    // The optimizer has two slots of the size of the trained parameters.
-    let counted =
-        counted.parameters + counted.gradients + counted.work + counted.scratch + 2 * counted.gradients;
+    let counted = module.memory(&state).total();
     let buffer_bytes = wgpu().counts().buffer_bytes - before;
     assert!(
         buffer_bytes >= counted as u64 && buffer_bytes <= counted as u64 + OVERHEAD_BYTES,

@@ -255,8 +255,9 @@ pub(crate) fn graph_to_run(label: &str, model: &LoadedModel) -> Result<Graph> {
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-/// let memory = module.memory();
+/// let memory = module.memory(&state);
 /// assert!(memory.parameters > memory.gradients, "the first layer is frozen");
+/// assert_eq!(memory.moments, 2 * memory.gradients, "AdamW has two moments");
 /// assert_eq!(memory.work, 0, "no step was made yet");
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -266,6 +267,8 @@ pub struct MemoryUse {
     pub parameters: usize,
     /// Gradients.
     pub gradients: usize,
+    /// Slots of the optimizer, which the state owns. With ZeRO these are the slots of this rank.
+    pub moments: usize,
     /// Arena for the values of a step, with the size for the largest step so far.
     pub work: usize,
     /// Scratch of kernels.
@@ -276,7 +279,7 @@ impl MemoryUse {
     /// Returns the sum.
     #[must_use]
     pub fn total(&self) -> usize {
-        self.parameters + self.gradients + self.work + self.scratch
+        self.parameters + self.gradients + self.moments + self.work + self.scratch
     }
 }
 
@@ -1611,13 +1614,14 @@ impl Module {
         export::inference_model(message, eval.executables.graph(), state, graph_output_names)
     }
 
-    /// Returns the current memory use of the module.
+    /// Returns the current memory use of the module and of the optimizer of its state.
     #[must_use]
-    pub fn memory(&self) -> MemoryUse {
+    pub fn memory(&self, state: &CheckpointState) -> MemoryUse {
         let bytes = |planes: &[PlaneLayout]| planes.iter().map(|plane| plane.bytes).sum::<usize>();
         MemoryUse {
             parameters: bytes(&self.layout.trainable) + bytes(&self.layout.frozen),
             gradients: bytes(&self.layout.trainable),
+            moments: state.slot_bytes(),
             work: self.work.arena().len(),
             scratch: self.work.scratch().len(),
         }

@@ -1162,6 +1162,15 @@ impl CheckpointState {
         self.optimizer.as_mut()
     }
 
+    /// Returns the bytes of the optimizer's slots in planes.
+    pub(crate) fn slot_bytes(&self) -> usize {
+        let slots = match self.optimizer.as_ref().map(|optimizer| &optimizer.slots) {
+            Some(Slots::Planes(slots)) => slots.as_slice(),
+            _ => &[],
+        };
+        slots.iter().flat_map(|slot| &slot.planes).map(|plane| plane.len()).sum()
+    }
+
     /// Returns the parts of the trainable planes whose optimizer slots this rank has.
     pub(crate) fn owned(&self) -> Option<&Arc<Vec<OwnedPlane>>> {
         self.owned.as_ref()

@@ -260,7 +260,7 @@ pub(crate) fn plan_step(artifacts: Artifacts, inputs: Vec<(String, Vec<usize>)>)
         let of = |program: &Arc<Program>| program.cost(GradientMode::Overwrite).flops;
         schedule.programs().into_iter().map(of).fold(0u64, u64::saturating_add)
     };
-    let memory = module.memory();
+    let memory = module.memory(&state);
     let cost = StepCost {
         forward_flops: flops(&forward),
         training_flops: flops(&step),

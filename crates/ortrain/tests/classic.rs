@@ -88,7 +88,7 @@ fn mixed_precision_needs_no_extra_memory() {
     let memory = |narrow: Option<DType>| {
         let mut session = session("AdamOptimizer", &WEIGHTS, narrow);
         run_steps(&mut session, 1024.0);
-        session.module().memory().total()
+        session.memory().total()
     };
     let (wide, narrow) = (memory(None), memory(Some(DType::F16)));
     assert!(narrow <= wide, "{narrow} bytes in float16, {wide} in float32");
@@ -156,7 +156,7 @@ fn run_reads_inputs_in_place() {
             for options in [RunOptions::default(), restricted, RunOptions::default()] {
                 outputs.extend(session.run_bound(&feeds, &fetches, options).expect("it runs"));
             }
-            let work = session.module().memory().work;
+            let work = session.memory().work;
             ((outputs, session.state().expect("it is whole")), work)
         };
         let ((results, work), (expected, with_copies)) = (run(true), run(false));

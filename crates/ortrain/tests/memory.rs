@@ -35,9 +35,9 @@ fn memory_limit_is_exact() {
     let mut state = state_of(CASE);
     let mut free = module(&mut state, None).unwrap();
     let need = free.memory_need(&inputs, true).unwrap();
-    assert_eq!(free.memory().work, 0, "nothing is allocated yet");
+    assert_eq!(free.memory(&state).work, 0, "nothing is allocated yet");
     let loss = train(&mut free, &mut state, &data);
-    let memory = free.memory();
+    let memory = free.memory(&state);
     assert_eq!(need.state, memory.parameters + memory.gradients);
     assert_eq!((need.work, need.scratch), (memory.work, memory.scratch));
     assert_eq!(need.total(), memory.total() + need.constants);
@@ -61,7 +61,7 @@ fn memory_limit_is_exact() {
     let refused = short.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()));
     let error = over_limit(refused);
     assert_eq!((error.limit, error.need.work), (min_limit.total() - 1, min_limit.work));
-    assert_eq!(short.memory().work, 0, "nothing was allocated");
+    assert_eq!(short.memory(&state).work, 0, "nothing was allocated");
     assert_eq!(state.train_step_count(), 0);
     // A smaller batch fits.
     train(&mut short, &mut state, &batch(8, 3));

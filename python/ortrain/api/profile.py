@@ -60,7 +60,7 @@ class Instruction:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """Bytes that a module holds.
+    """Bytes that a module and the optimizer of its state hold.
 
     >>> memory = module.memory()
     >>> memory.parameters, memory.gradients
@@ -71,6 +71,8 @@ class MemoryUse:
     """Bytes of the parameters, including frozen ones and running statistics; they belong to the state."""
     gradients: int
     """Bytes of the gradients."""
+    moments: int
+    """Bytes of the optimizer's state (moments and other slots), which belongs to the state."""
     work: int
     """Bytes of the arena for the values of a step, as required by the largest step so far."""
     scratch: int
@@ -81,10 +83,10 @@ class MemoryUse:
         """Sum of all parts.
 
         >>> memory = module.memory()
-        >>> memory.total == memory.parameters + memory.gradients + memory.work + memory.scratch
+        >>> memory.total == sum([memory.parameters, memory.gradients, memory.moments, memory.work, memory.scratch])
         True
         """
-        return self.parameters + self.gradients + self.work + self.scratch
+        return self.parameters + self.gradients + self.moments + self.work + self.scratch
 
 
 class Profile:

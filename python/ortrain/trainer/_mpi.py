@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -32,8 +33,8 @@ _TYPES: dict[str, tuple[MPI.Datatype, int]] = {
 _REDUCTIONS = {"sum": MPI.SUM, "max": MPI.MAX}
 # Elements of one call. MPI counts elements in 32 bits.
 _MAX_COUNT = 2**30
-# Time in seconds that a launcher needs to forward the last line of a process before the job ends. MPICH's launcher loses
-# lines of processes that end at once.
+# Seconds that a launcher needs to forward the last line of a process before the job ends. MPICH's launcher loses lines
+# of processes that end at once.
 _FORWARDING = 0.5
 
 ExceptionHook = Callable[[type[BaseException], BaseException, TracebackType | None], Any]
@@ -45,11 +46,12 @@ class _Blocking:
     MPI's nonblocking collectives make no progress while the process computes, so they would start here too.
     """
 
-    def __init__(self, run: Callable[[], object]) -> None:
-        self._run = run
+    def __init__(self, *calls: Callable[[], object]) -> None:
+        self._calls = calls
 
     def wait(self) -> None:
-        self._run()
+        for call in self._calls:
+            call()
 
 
 class _Started:
@@ -68,7 +70,7 @@ class Communicator:
     Every method returns a handle with a method ``wait``. The memory of the operands must exist until ``wait`` returns.
     """
 
-    def __init__(self, comm: MPI.Comm) -> None:
+    def __init__(self, comm: MPI.Intracomm) -> None:
         self._comm = comm
         self.rank: int = comm.rank
         self.size: int = comm.size
@@ -76,22 +78,20 @@ class Communicator:
 
     def all_reduce(self, operand: Operand, reduction: str) -> _Blocking:
         operation = _REDUCTIONS[reduction]
-        buffers = _pieces(operand)
         return _Blocking(
-            lambda: [self._comm.Allreduce(MPI.IN_PLACE, buffer, operation) for buffer in buffers],
+            *(partial(self._comm.Allreduce, MPI.IN_PLACE, buffer, operation) for buffer in _pieces(operand))
         )
 
     def reduce_scatter(self, operand: Operand, counts: Sequence[int], result: Operand) -> _Blocking:
         source, target = _buffer(operand), _buffer(result)
-        return _Blocking(lambda: self._comm.Reduce_scatter(source, target, list(counts), MPI.SUM))
+        return _Blocking(partial(self._comm.Reduce_scatter, source, target, list(counts), MPI.SUM))
 
     def all_gather(self, operand: Operand, counts: Sequence[int]) -> _Blocking:
         memory, _, kind = _buffer(operand)
-        return _Blocking(lambda: self._comm.Allgatherv(MPI.IN_PLACE, [memory, list(counts), kind]))
+        return _Blocking(partial(self._comm.Allgatherv, MPI.IN_PLACE, [memory, list(counts), kind]))
 
     def broadcast(self, operand: Operand, root: int) -> _Blocking:
-        buffers = _pieces(operand)
-        return _Blocking(lambda: [self._comm.Bcast(buffer, root) for buffer in buffers])
+        return _Blocking(*(partial(self._comm.Bcast, buffer, root) for buffer in _pieces(operand)))
 
     def send(self, operand: Operand, rank: int) -> _Started:
         return _Started([self._comm.Isend(buffer, rank) for buffer in _pieces(operand)])
@@ -133,7 +133,7 @@ class Connection:
         self.size: int = world.size
         if self.size > 1:
             self.control, self.data = Communicator(world.Dup()), Communicator(world.Dup())
-            self.run: int = world.bcast(int.from_bytes(os.urandom(8)) >> 1)
+            self.run: int = world.bcast(int.from_bytes(os.urandom(8), "little") >> 1)
             with_memory: Any = world.Split_type(MPI.COMM_TYPE_SHARED)
             self.local_rank: int = with_memory.rank
             self._cores_of_node: list[frozenset[int]] = with_memory.allgather(_usable_cores())
@@ -156,7 +156,8 @@ def _usable_cores() -> frozenset[int]:
 def end_job(sentence: str) -> None:
     """Shows a sentence, and ends all ranks of the job with the exit code 1."""
     sys.stdout.flush()
-    print(sentence, file=sys.stderr, flush=True)
+    sys.stderr.write(f"{sentence}\n")
+    sys.stderr.flush()
     time.sleep(_FORWARDING)
     MPI.COMM_WORLD.Abort(1)
 

@@ -21,6 +21,7 @@ from ortrain._world import World, open_world, warn_of_no_effect
 from ortrain.classic import TrainingParameters, TrainingSession
 from ortrain.errors import DeviceUnavailableError, InvalidArgumentError, UnsupportedError
 from ortrain.inference import InferenceSession
+from ortrain.trainer.distributed import Topology
 
 if TYPE_CHECKING:
     from onnx import ModelProto
@@ -52,6 +53,7 @@ def check_world(options: ORTTrainerOptions) -> World | None:
     """Returns the ranks that train together, and sets the options to the values of MPI; ``None`` for one process.
 
     Raises:
+        InvalidArgumentError: for sizes that do not fit the number of ranks.
         UnsupportedError: for sizes above 1 in one process, and for settings that divide a model among processes; for
             several processes of a launcher (``mpiexec``, ``srun``) that cannot form one training.
 
@@ -67,11 +69,16 @@ def check_world(options: ORTTrainerOptions) -> World | None:
         "distributed.pipeline_parallel.pipeline_parallel_size": pipeline.pipeline_parallel_size,
         "distributed.pipeline_parallel.num_pipeline_micro_batches": pipeline.num_pipeline_micro_batches,
     }
+    if world is not None:
+        # Sizes that do not fit the number of ranks are an error of their own.
+        Topology(
+            world.size,
+            distributed.horizontal_parallel_size,
+            pipeline_parallel_size=pipeline.pipeline_parallel_size,
+        )
     for name, size in sizes.items():
         if size != 1:
-            raise UnsupportedError(
-                f"{name} must be 1, got {size}: ortrain does not divide a model among processes"
-            )
+            raise UnsupportedError(f"{name} must be 1, got {size}: ortrain does not divide a model among processes")
     for name in ("pipeline_cut_info_string", "sliced_schema", "sliced_axes", "sliced_tensor_names"):
         value = getattr(pipeline, name)
         # A dictionary in the options is wrapped in an object with the attribute ``_validated_opts``.

@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
     from ortrain.api import CheckpointState
+    from ortrain.classic import CommunicationTime
 
 __all__ = ["ORTTrainer"]
 
@@ -324,6 +325,19 @@ class ORTTrainer:
         if scheduler is None:
             return float(self.optim_config.lr)
         return checked_rate(scheduler._step(self._train_step_info))
+
+    def communication_time(self) -> CommunicationTime:
+        """Returns the time that several processes have needed to exchange gradients, and the share that was hidden.
+
+        Raises:
+            OrtrainError: if there is no session yet.
+
+        >>> trainer.communication_time().hidden_share
+        0.0
+
+        """
+        runner, _ = self._ready(self._train_io_binding)
+        return runner.session.communication_time()
 
     # Files and state.
 

@@ -30,7 +30,8 @@ use crate::step_inputs::{StepInputs, split_inputs};
 use crate::suggest::hint;
 use crate::trace::Trace;
 use crate::{
-    CheckpointState, Error, Feed, Fetch, ModelMeta, ModelSource, Module, ModuleOptions, Result, ValueInfo,
+    CheckpointState, Error, Feed, Fetch, MemoryUse, ModelMeta, ModelSource, Module, ModuleOptions, Result,
+    ValueInfo,
 };
 use graphs::{GRADIENT_SUFFIX, OptimizerModels, SessionParts};
 use ranks::{Fingerprints, GradientSums, Loads, train_once};
@@ -381,6 +382,20 @@ impl TrainingSession {
     #[must_use]
     pub fn module(&self) -> &Module {
         &self.module
+    }
+
+    /// Returns the current memory use.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// let memory = session.memory();
+    /// assert_eq!(memory.moments, 2 * memory.gradients, "Adam has two moments");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn memory(&self) -> MemoryUse {
+        self.module.memory(&self.checkpoint)
     }
 
     /// Returns the graphs and the programs compiled so far, as text.

@@ -1,0 +1,227 @@
+"""Scripts of the ranks in ``test_ranks.py``: ``mpiexec -n N python rank_jobs.py JOB FOLDER SETTINGS``.
+
+A job is a function of this module. Each rank writes its results to ``rank<R>.npz`` in the folder.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import resource
+import signal
+import sys
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from classic_models import Feeds, Net, classifier
+from trainer_nets import normalizing, trainer_of
+
+from ortrain.trainer import ORTTrainer
+from ortrain.trainer.amp import DynamicLossScaler
+from ortrain.trainer.optim import AdamConfig, LambConfig, LinearWarmupLRScheduler, SGDConfig, _OptimizerConfig
+
+ROWS = 16
+UPDATES = 10
+SCHEDULED_STEPS = 40
+# Loss scale without overflow of float16 for the tests' networks.
+LOSS_SCALE = 128.0
+Arrays = dict[str, npt.NDArray[Any]]
+
+
+def config(name: str) -> _OptimizerConfig:
+    return {"sgd": SGDConfig(lr=0.1), "adam": AdamConfig(lr=0.01), "lamb": LambConfig(lr=0.01)}[name]
+
+
+def wide() -> Net:
+    """Return a network with several buckets of gradients."""
+    return classifier(512, 1024, 300)
+
+
+NETS: dict[str, Callable[[], Net]] = {
+    "classifier": classifier,
+    "wide": wide,
+    "normalizing": lambda: normalizing(drops=False),
+    "dropping": lambda: classifier(dropout=0.5, training_mode=True),
+}
+
+
+def trainer(settings: Mapping[str, Any]) -> ORTTrainer:
+    """Return the trainer of a job, or of the same training in one process."""
+    distributed: dict[str, Any] = {"allreduce_post_accumulation": not settings.get("overlap", True)}
+    if settings.get("strategy") == "zero":
+        distributed["deepspeed_zero_optimization"] = {"stage": 1}
+    if settings.get("strategy") == "adasum":
+        distributed["enable_adasum"] = True
+    options: dict[str, Any] = {
+        "batch": {"gradient_accumulation_steps": settings.get("window", 1)},
+        "utils": {"grad_norm_clip": settings.get("clip", False)},
+        "distributed": distributed,
+    }
+    if settings.get("schedule"):
+        options["lr_scheduler"] = LinearWarmupLRScheduler(SCHEDULED_STEPS, 0.3)
+    more = {}
+    precision = settings.get("precision")
+    if precision is not None:
+        scaler = DynamicLossScaler(loss_scale=LOSS_SCALE) if precision == "float16" else None
+        options["mixed_precision"] = {"enabled": True, "loss_scaler": scaler}
+        more["mixed_precision_dtype"] = precision
+    net = NETS[settings.get("net", "classifier")]()
+    return trainer_of(net, config(settings.get("optimizer", "adam")), options, **more)
+
+
+def batch(settings: Mapping[str, Any], step: int, rank: int = 0, size: int = 1) -> Feeds:
+    """Return the part of a rank in the batch of a step."""
+    rows = settings.get("rows")
+    net = NETS[settings.get("net", "classifier")]()
+    if rows is not None:
+        # Ranks with batches of different sizes.
+        return net.batch(100 * step + rank, rows[rank])
+    complete = net.batch(step, ROWS)
+    if settings.get("same_batches"):
+        return complete
+    return {name: value[rank * ROWS // size : (rank + 1) * ROWS // size] for name, value in complete.items()}
+
+
+def state_of(trained: ORTTrainer) -> Arrays:
+    """Return weights, moments and running statistics by name."""
+    state = trained.state_dict()
+    arrays = {f"weight/{name}": value for name, value in state["model"]["full_precision"].items()}
+    arrays |= {f"statistic/{name}": value for name, value in state.get("running_statistics", {}).items()}
+    for weight, values in state["optimizer"].items():
+        arrays |= {f"{name}/{weight}": value for name, value in values.items()}
+    return arrays
+
+
+def train(settings: Mapping[str, Any], rank: int = 0, size: int = 1) -> Arrays:
+    """Train some steps. Return the losses, the bytes of the weights after each update, and the final state."""
+    first, window = settings.get("first", 0), settings.get("window", 1)
+    trained = trainer(settings)
+    if "load" in settings:
+        trained.load_checkpoint(*settings["load"])
+    losses, weights = [], []
+    for step in range(first, first + settings.get("updates", UPDATES) * window):
+        results = trained.train_step(*batch(settings, step, rank, size).values())
+        losses.append(float(results[0]))
+        if settings.get("every_update") and (step + 1) % window == 0:
+            full = trained.state_dict()["model"]["full_precision"]
+            weights.append(np.concatenate([full[name].reshape(-1) for name in sorted(full)]))
+    if "save" in settings:
+        trained.save_checkpoint(f"{settings['save']}{rank}.ortcp", {"rank": rank})
+    assert trained._training_session is not None
+    extra = {"losses": np.array(losses), "weights": np.array(weights)}
+    extra["partition"] = np.array(sorted(trained._training_session.get_partition_info_map()))
+    extra["counts"] = np.array([trained._train_step_info.step, trained._train_step_info.optimization_step])
+    extra["moments"] = np.array(trained._training_session.memory().moments)
+    return extra | state_of(trained)
+
+
+def trainings(settings: Mapping[str, Any], rank: int, size: int) -> Arrays:
+    """Run several trainings, one after the other."""
+    results: Arrays = {}
+    for index, each in enumerate(settings["trainings"]):
+        results |= {f"{index}/{name}": value for name, value in train(each, rank, size).items()}
+    return results
+
+
+def failing(settings: Mapping[str, Any], rank: int, size: int) -> Arrays:
+    """Train with a fault of rank 1: at the start, or at step 3."""
+    kind = settings["kind"]
+    faulty = rank == 1
+    net = classifier()
+    if faulty and kind == "weights":
+        values = np.frombuffer(net.model.graph.initializer[0].raw_data, np.float32).copy()
+        values[0] += 1
+        net.model.graph.initializer[0].raw_data = values.tobytes()
+    options = {"utils": {"grad_norm_clip": not (faulty and kind == "options")}}
+    trained = trainer_of(net, AdamConfig(lr=0.01, alpha=0.8 if faulty and kind == "optimizer" else 0.9), options)
+    if kind == "load" and rank == 0:
+        state = trained.state_dict()
+        state["model"]["full_precision"]["fc1.b"] += 1
+        assert trained._training_session is not None
+        trained._training_session.load_state(state["model"]["full_precision"])
+    messages = []
+    for step in range(6):
+        feeds = batch({}, step, rank, size)
+        if faulty and step == 3:
+            if kind == "raise":
+                raise ValueError("there is no more data")
+            if kind == "exit":
+                sys.exit(settings["code"])
+            if kind == "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            if kind == "label":
+                feeds["labels"] = feeds["labels"] + 100
+            if kind == "shape":
+                feeds["x"] = feeds["x"][:, :3]
+            if kind == "rate":
+                trained.optim_config.lr = 0.5
+        if settings.get("caught"):
+            try:
+                trained.train_step(*feeds.values())
+            except Exception as error:
+                messages.append(f"{type(error).__name__}: {error}")
+        else:
+            trained.train_step(*feeds.values())
+    if kind == "evaluate" and rank == 0:
+        time.sleep(settings["seconds"])
+        trained.eval_step(*batch({}, 0, rank, size).values())
+    return state_of(trained) | {"messages": np.array(messages)}
+
+
+def start(settings: Mapping[str, Any], rank: int, size: int) -> Arrays:
+    """Create trainers with options that name other sizes, and return their warnings and their options."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        trained = trainer_of(classifier(), options={"distributed": settings["options"]})
+    own = [str(warning.message) for warning in caught if warning.category is UserWarning]
+    distributed = trained.options.distributed
+    names = ("world_rank", "world_size", "local_rank", "data_parallel_size")
+    return {"warnings": np.array(own), "sizes": np.array([getattr(distributed, name) for name in names])}
+
+
+def checkpoint_at_one_path(settings: Mapping[str, Any], rank: int, size: int) -> Arrays:
+    """Save the checkpoints of all ranks at one path, and return the errors."""
+    from mpi4py import MPI
+
+    trained, message = trainer({}), ""
+    for turn in range(size):
+        if turn == rank:
+            try:
+                trained.save_checkpoint(settings["path"])
+            except FileExistsError as error:
+                message = str(error)
+        MPI.COMM_WORLD.Barrier()
+    return {"message": np.array(message)}
+
+
+def resident(settings: Mapping[str, Any], rank: int, size: int) -> Arrays:
+    """Train a large network. Return the bytes of its moments, and the resident set of the process."""
+    net = classifier(4096, settings["hidden"], 10)
+    options = {"deepspeed_zero_optimization": {"stage": 1}} if settings["zero"] else {}
+    trained = trainer_of(net, AdamConfig(lr=0.01), {"distributed": options})
+    for step in range(2):
+        trained.train_step(*net.batch(step, 4).values())
+    assert trained._training_session is not None
+    moments = trained._training_session.memory().moments
+    gc.collect()
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return {"moments": np.array(moments), "resident": np.array(pages * resource.getpagesize())}
+
+
+def main(job: str, folder: str, settings: str) -> None:
+    from mpi4py import MPI
+
+    warnings.filterwarnings("ignore", "ORTTrainer", FutureWarning)
+    world = MPI.COMM_WORLD
+    results: Arrays = globals()[job](json.loads(settings), world.rank, world.size)
+    np.savez(Path(folder) / f"rank{world.rank}.npz", **results)  # type: ignore[arg-type]
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
