@@ -1682,7 +1682,7 @@ fn norm(entry: &Entry, plane: &Memory) -> Result<f64> {
     /// Chunk size in bytes; a multiple of every element size.
     const CHUNK_BYTES: usize = 1 << 16;
     let bytes = entry.elements() * entry.dtype.size();
-    let mut part = vec![0; CHUNK_BYTES.min(bytes)];
+    let mut part = [0; CHUNK_BYTES];
     let mut sum = 0.0;
     for at in (0..bytes).step_by(CHUNK_BYTES) {
         let part = &mut part[..CHUNK_BYTES.min(bytes - at)];

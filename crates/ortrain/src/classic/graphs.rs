@@ -74,7 +74,7 @@ pub(super) struct SessionParts {
 /// Models of an optimizer's step.
 pub(super) enum OptimizerModels {
     /// Every rank updates all parameters.
-    Full(ModelProto),
+    Full(Box<ModelProto>),
     /// Each rank updates a part of the parameters.
     Divided(Box<DividedModels>),
 }
@@ -596,7 +596,7 @@ fn build_optimizer(
         Some(Strategy::Zero) => {
             OptimizerModels::Divided(Box::new(divided_models(row, &spec, &dtypes).map_err(argument)?))
         }
-        _ => OptimizerModels::Full(optimizer_model(&spec, &dtypes).map_err(argument)?),
+        _ => OptimizerModels::Full(Box::new(optimizer_model(&spec, &dtypes).map_err(argument)?)),
     }))
 }
 

@@ -439,7 +439,9 @@ impl TrainingSession {
         options: RunOptions,
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
-        self.report_failure(options, |session| {
+        let position = |name: &&str| self.outputs.iter().position(|output| output.name == **name);
+        let known: Vec<usize> = fetches.iter().filter_map(position).collect();
+        self.report_failure(options, known.into_iter(), |session| {
             let output_indices = session.fetch_indices(fetches)?;
             session.run_fetches(&to_feeds(feeds), &[], &output_indices, options, deliver)
         })
@@ -468,9 +470,9 @@ impl TrainingSession {
         fetches: &[&str],
         options: RunOptions,
     ) -> Result<Vec<Tensor>> {
-        let output_indices = self.fetch_indices(fetches)?;
-        let mut results: Vec<Option<Tensor>> = vec![None; output_indices.len()];
-        self.run_fetches(&to_feeds(feeds), &[], &output_indices, options, &mut |at, dtype, dims, value| {
+        let count = if fetches.is_empty() { self.outputs.len() } else { fetches.len() };
+        let mut results: Vec<Option<Tensor>> = vec![None; count];
+        self.run(feeds, fetches, options, &mut |at, dtype, dims, value| {
             results[at] = Some(value.to_tensor(dtype, dims)?);
             Ok(())
         })?;
@@ -512,7 +514,8 @@ impl TrainingSession {
         fetches: &[Fetch<'_>],
         options: RunOptions,
     ) -> Result<Vec<Option<Tensor>>> {
-        self.report_failure(options, |session| session.run_into(feeds, fetches, options))
+        let outputs = fetches.iter().map(|fetch| fetch.output);
+        self.report_failure(options, outputs, |session| session.run_into(feeds, fetches, options))
     }
 
     fn run_into(

@@ -9,7 +9,7 @@ use std::time::Instant;
 use ortrain_onnx::{ModelProto, encode};
 use ortrain_program::{CommitGate, Deliver, InterruptPoints, Memory, RunError};
 
-use super::{RunOptions, StatesByWeight, TrainingParameters, TrainingSession};
+use super::{FetchSource, RunOptions, StatesByWeight, TrainingParameters, TrainingSession};
 use crate::distributed::{
     Bucket, CommunicationQueue, CommunicationTime, Communicator, Control, DataParallel, StepCall, StepKind,
     buckets,
@@ -90,6 +90,10 @@ impl Overlap {
             let last = |bucket: &Bucket| points.last_write(self.first_plane + bucket.plane, &bucket.bytes());
             self.last_writes = self.sums.buckets.iter().map(last).collect();
         }
+        self.start_final_buckets(at);
+    }
+
+    fn start_final_buckets(&mut self, at: usize) {
         let is_final = |bucket: usize| self.last_writes[bucket].is_none_or(|last| last < at);
         if let Err(error) = self.sums.start(&self.planes, &is_final) {
             self.sums.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
@@ -243,14 +247,19 @@ impl TrainingSession {
     }
 
     /// Runs work of a training step. If the work fails before the ranks have agreed on the step, all ranks receive the
-    /// error.
+    /// error. `outputs` are the indices of the fetched outputs, as far as they exist.
     pub(super) fn report_failure<T>(
         &mut self,
         options: RunOptions,
+        mut outputs: impl Iterator<Item = usize>,
         work: impl FnOnce(&mut TrainingSession) -> Result<T>,
     ) -> Result<T> {
+        let is_training = !options.only_execute_path_to_fetches
+            || outputs.any(|at| {
+                self.fetch_sources.get(at).is_some_and(|fetch| !matches!(fetch, FetchSource::Output(_)))
+            });
         let control = match &self.ranks {
-            Some(ranks) if !options.only_execute_path_to_fetches => ranks.control().clone(),
+            Some(ranks) if is_training => ranks.control().clone(),
             _ => return work(self),
         };
         let before = control.exchange_count();
@@ -302,5 +311,113 @@ pub(super) fn train_once(
             loads.is_unchecked &= run.is_err();
             run
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc::{Receiver, Sender, channel};
+    use std::time::Duration;
+
+    use ortrain_graph::DType;
+
+    use super::*;
+    use crate::distributed::{Collective, Pending};
+
+    /// Network that finishes a collective when the test allows it.
+    #[derive(Debug)]
+    struct Delayed {
+        allowed: Mutex<Receiver<()>>,
+        finished: Sender<usize>,
+    }
+
+    struct Finished;
+
+    impl Pending for Finished {
+        fn wait(self: Box<Self>) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    impl Communicator for Delayed {
+        fn rank(&self) -> usize {
+            0
+        }
+
+        fn size(&self) -> usize {
+            2
+        }
+
+        fn reaches(&self, _: &str) -> bool {
+            true
+        }
+
+        fn allows_threads(&self) -> bool {
+            true
+        }
+
+        fn start(&self, collective: Collective) -> Result<Box<dyn Pending>> {
+            self.allowed.lock().unwrap().recv().map_err(|error| Error::Communication(error.to_string()))?;
+            self.finished.send(collective.operand().offset()).unwrap();
+            Ok(Box::new(Finished))
+        }
+
+        fn group(&self, _: &[usize]) -> Result<Arc<dyn Communicator>> {
+            Err(Error::Communication("there are no groups".into()))
+        }
+
+        fn abort(&self, _: &str) {}
+    }
+
+    /// Buckets start in their order when they are final, and a slow network delays no instruction.
+    #[test]
+    fn buckets_start_when_they_are_final() {
+        let (allow, allowed) = channel();
+        let (sender, finished) = channel();
+        let network: Arc<dyn Communicator> =
+            Arc::new(Delayed { allowed: Mutex::new(allowed), finished: sender });
+        let part = |elements| Bucket { plane: 0, dtype: DType::F32, elements };
+        let sums = Arc::new(GradientSums {
+            buckets: vec![part(4..8), part(0..4), part(8..16)],
+            queue: Some(CommunicationQueue::new(network.clone()).unwrap()),
+            started: AtomicUsize::new(0),
+            failure: Mutex::default(),
+        });
+        let planes = vec![Arc::new(Memory::new(64))];
+        let last_writes = vec![Some(5), Some(2), Some(7)];
+        let mut overlap = Overlap { sums: sums.clone(), planes: planes.clone(), first_plane: 0, last_writes };
+        let mut started = Vec::new();
+        for at in 0..8 {
+            overlap.start_final_buckets(at);
+            started.push(sums.started.load(Ordering::Relaxed));
+        }
+        // The second bucket is final after instruction 2, and waits for the first one. The third one is final after the
+        // last instruction.
+        assert_eq!(started, [0, 0, 0, 0, 0, 0, 2, 2]);
+        assert!(finished.try_recv().is_err(), "no sum has finished");
+        (0..3).for_each(|_| allow.send(()).unwrap());
+        let mut time = CommunicationTime::default();
+        sums.finish(&*network, &planes, &mut time).unwrap();
+        assert_eq!(finished.try_iter().collect::<Vec<usize>>(), [16, 0, 32]);
+        assert_eq!((sums.started.load(Ordering::Relaxed), time.updates), (0, 1));
+        assert!(time.waited >= Duration::ZERO && time.hidden_share() <= 1.0);
+    }
+
+    #[test]
+    fn failure_of_the_network_is_an_error_of_the_update() {
+        let (allow, allowed) = channel();
+        let (sender, _finished) = channel();
+        drop(allow);
+        let network: Arc<dyn Communicator> =
+            Arc::new(Delayed { allowed: Mutex::new(allowed), finished: sender });
+        let sums = GradientSums {
+            buckets: vec![Bucket { plane: 0, dtype: DType::F32, elements: 0..4 }],
+            queue: Some(CommunicationQueue::new(network.clone()).unwrap()),
+            started: AtomicUsize::new(0),
+            failure: Mutex::default(),
+        };
+        let planes = [Arc::new(Memory::new(64))];
+        let failed = sums.finish(&*network, &planes, &mut CommunicationTime::default());
+        assert!(matches!(failed, Err(Error::Communication(_))));
     }
 }

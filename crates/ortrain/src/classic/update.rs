@@ -18,7 +18,7 @@ pub(super) enum SessionOptimizer {
     /// The optimizer updates all weights.
     Full(Optimizer),
     /// The optimizer updates the part of the weights that belongs to this rank.
-    Divided(DividedOptimizer),
+    Divided(Box<DividedOptimizer>),
 }
 
 impl SessionOptimizer {
@@ -36,7 +36,7 @@ impl SessionOptimizer {
                 let (rank, size) = ranks.map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
                 let layout = module.layout();
                 state.set_owned(Some(owned_planes(layout, &zero_ranges(layout, size)[rank])));
-                Ok(SessionOptimizer::Divided(DividedOptimizer::new(models, state, module)?))
+                Ok(SessionOptimizer::Divided(Box::new(DividedOptimizer::new(models, state, module)?)))
             }
         }
     }

@@ -409,7 +409,8 @@ mod tests {
 
     #[test]
     fn different_steps_are_errors_on_all_ranks() {
-        let changes: [(fn(&mut StepCall), &str); 7] = [
+        type Change = fn(&mut StepCall);
+        let changes: [(Change, &str); 7] = [
             (|call| call.loads = 2, "rank 2 has loaded 2 states, but rank 0 has loaded 0 states"),
             (|call| call.kind = StepKind::Start, "rank 2 creates a session, but rank 0 updates the weights"),
             (|call| call.session = 1, "rank 2 trains with session 1, but rank 0 trains with session 0"),

@@ -195,3 +195,19 @@ impl DataParallel {
         Ok(values.into_iter().map(|sum| sum / self.size() as f64).collect())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::distributed::ThreadCommunicator;
+
+    #[test]
+    fn weights_of_half_precision_are_refused() {
+        let rank = Arc::new(ThreadCommunicator::create(1).remove(0));
+        let ranks = DataParallel::new(Arc::new(Control::new(rank.clone())), rank, 0);
+        ranks.check("cpu", [DType::F32, DType::F64]).unwrap();
+        let error = ranks.check("cpu", [DType::F32, DType::BF16]).unwrap_err().to_string();
+        assert!(error.starts_with("weights of bfloat16 cannot be trained on 1 ranks"), "{error}");
+        assert!(error.ends_with("train float32 weights with mixed precision"), "{error}");
+    }
+}

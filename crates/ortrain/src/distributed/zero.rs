@@ -107,3 +107,80 @@ pub(crate) fn owned_planes(layout: &StateLayout, ranges: &[Range<usize>]) -> Arc
     };
     Arc::new(layout.trainable.iter().zip(ranges).map(owned).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Layout with planes of float32 and float64, whose names alternate.
+    fn layout(sizes: &[usize]) -> StateLayout {
+        let mut planes =
+            [DType::F32, DType::F64].map(|dtype| PlaneLayout { dtype, bytes: 0, tensors: vec![] });
+        for (k, &size) in sizes.iter().enumerate() {
+            let plane = &mut planes[k % 2];
+            let tensor =
+                TensorLayout { name: format!("{k:03}").into(), dims: vec![size], offset: plane.bytes };
+            plane.bytes += (size * plane.dtype.size()).next_multiple_of(256);
+            plane.tensors.push(tensor);
+        }
+        StateLayout { trainable: planes.into(), frozen: vec![] }
+    }
+
+    /// Returns the rank of each element of a tensor: its number among the elements of all tensors, divided by the part
+    /// of a rank.
+    fn owners(sizes: &[usize], ranks: usize) -> Vec<Vec<usize>> {
+        let total: usize = sizes.iter().sum();
+        let chunk = (total / (32 * ranks) + 1) * 32;
+        let mut numbers = 0..;
+        sizes
+            .iter()
+            .map(|&size| numbers.by_ref().take(size).map(|number: usize| number / chunk).collect())
+            .collect()
+    }
+
+    #[test]
+    fn each_element_has_the_owner_of_its_number() {
+        let cases: [&[usize]; 6] =
+            [&[100], &[64, 0, 32], &[1, 1, 1], &[1000, 7, 500, 3, 64], &[5, 4000, 1], &[96, 32, 64, 64]];
+        for sizes in cases {
+            for ranks in 1..6 {
+                let layout = layout(sizes);
+                let (ranges, owners) = (zero_ranges(&layout, ranks), owners(sizes, ranks));
+                for (plane, of) in layout.trainable.iter().enumerate() {
+                    // The ranges cover the plane without gaps.
+                    let mut end = 0;
+                    for range in ranges.iter().map(|of_rank| &of_rank[plane]) {
+                        assert_eq!(range.start, end, "{sizes:?} on {ranks} ranks");
+                        end = range.end;
+                    }
+                    assert_eq!(end, of.bytes / of.dtype.size());
+                }
+                for (rank, of_rank) in ranges.iter().enumerate() {
+                    for (plane, own) in owned_planes(&layout, of_rank).iter().enumerate() {
+                        for tensor in &own.layout.tensors {
+                            let k: usize = tensor.name.parse().unwrap();
+                            let of = &layout.trainable[plane];
+                            let complete = of.tensors.iter().find(|other| other.name == tensor.name).unwrap();
+                            let size = of.dtype.size();
+                            let start = own.start + tensor.offset / size - complete.offset / size;
+                            let elements = start..start + tensor.dims[0];
+                            let expected = owners[k].iter().enumerate().filter(|(_, owner)| **owner == rank);
+                            let expected: Vec<usize> = expected.map(|(element, _)| element).collect();
+                            assert_eq!(
+                                elements.collect::<Vec<usize>>(),
+                                expected,
+                                "{sizes:?}, {rank}/{ranks}"
+                            );
+                        }
+                        let missing = owners.iter().enumerate().filter(|(k, of)| {
+                            k % 2 == plane
+                                && of.contains(&rank)
+                                && !own.layout.tensors.iter().any(|tensor| *tensor.name == *format!("{k:03}"))
+                        });
+                        assert_eq!(missing.count(), 0, "{sizes:?}, {rank}/{ranks}");
+                    }
+                }
+            }
+        }
+    }
+}

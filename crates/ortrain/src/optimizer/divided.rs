@@ -82,7 +82,7 @@ impl DividedOptimizer {
             let divisor = gradients.accumulated_steps as f64 * f64::from(gradients.loss_scale);
             given.gradient_norm = module.gradient_norm(state)? / divisor;
         }
-        let updated = !(is_scaled && !given.gradient_norm.is_finite());
+        let updated = !is_scaled || given.gradient_norm.is_finite();
         if updated {
             let Optimizer { program, work, .. } = &mut self.update;
             let slots = self.slots.iter().flat_map(|slot| optimizer.slot_planes(slot));
