@@ -190,7 +190,7 @@ fn failed_step_changes_no_rank() {
             for attempt in 0..2 {
                 let (x, mut labels) = batch(step, rank, 2);
                 if attempt == 0 && rank == 1 {
-                    labels = Tensor::i64(labels.dims(), &vec![99; ROWS / 2]);
+                    labels = Tensor::i64(labels.dims(), &[99; ROWS / 2]);
                 }
                 let before = (session.state().unwrap(), session.accumulated_gradients().unwrap());
                 let ran = run(&mut session, &(x, labels), step % 2 == 1);

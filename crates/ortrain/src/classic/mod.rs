@@ -35,7 +35,7 @@ use crate::{
 };
 use graphs::{GRADIENT_SUFFIX, OptimizerModels, SessionParts};
 use ranks::{Fingerprints, GradientSums, Loads, train_once};
-use update::SessionOptimizer;
+use update::{AdasumCopies, SessionOptimizer};
 
 /// Options of one run.
 ///
@@ -121,6 +121,8 @@ pub struct TrainingSession {
     /// Sums of gradients over the ranks.
     sums: Option<Arc<GradientSums>>,
     communication_time: CommunicationTime,
+    /// Memory of updates by Adasum.
+    adasum_copies: Option<AdasumCopies>,
 }
 
 /// Returns true if two tensors have the same type and shape.
@@ -250,6 +252,7 @@ impl TrainingSession {
             loads: Loads::default(),
             sums: None,
             communication_time: CommunicationTime::default(),
+            adasum_copies: None,
         };
         session.list_outputs(outputs.len(), parameters.enable_grad_norm_clip);
         session.start_from(&parameters.initial_optimizer_state)?;

@@ -2,23 +2,44 @@
 
 use std::sync::Arc;
 
-use bytemuck::Pod;
-use ortrain_graph::{DType, Tensor};
+use ortrain_graph::Tensor;
 use ortrain_program::Memory;
 
 use super::graphs::OptimizerModels;
-use super::{TrainingSession, copy_planes, restore_planes};
-use crate::distributed::{DataParallel, Strategy, adasum_in_place, owned_planes, zero_ranges};
+use super::{TrainingSession, restore_planes};
+use crate::distributed::{
+    DataParallel, Strategy, adasum_in_place, combine_planes, owned_planes, zero_ranges,
+};
 use crate::optimizer::{DividedOptimizer, GradientInfo, StepOutcome};
-use crate::{CheckpointState, ModelSource, Module, Optimizer, Result};
+use crate::{CheckpointState, Error, ModelSource, Module, Optimizer, Result};
 
 /// Optimizer of a session.
 #[derive(Debug)]
 pub(super) enum SessionOptimizer {
     /// The optimizer updates all weights.
-    Full(Optimizer),
+    Full(Box<Optimizer>),
     /// The optimizer updates the part of the weights that belongs to this rank.
     Divided(Box<DividedOptimizer>),
+}
+
+/// Memory of the updates by Adasum, of the size of the trainable planes.
+#[derive(Debug)]
+pub(super) struct AdasumCopies {
+    /// Weights before an update.
+    before: Vec<Memory>,
+    /// Changes of another rank.
+    received: Vec<Arc<Memory>>,
+}
+
+impl AdasumCopies {
+    fn new(planes: &[Arc<Memory>]) -> Result<AdasumCopies> {
+        let copy = |plane: &Arc<Memory>| {
+            Memory::try_new(plane.len()).map_err(|source| Error::StateAllocation(source.into()))
+        };
+        let before = planes.iter().map(copy).collect::<Result<_>>()?;
+        let received = planes.iter().map(|plane| Ok(Arc::new(copy(plane)?))).collect::<Result<_>>()?;
+        Ok(AdasumCopies { before, received })
+    }
 }
 
 impl SessionOptimizer {
@@ -30,7 +51,8 @@ impl SessionOptimizer {
     ) -> Result<SessionOptimizer> {
         match models {
             OptimizerModels::Full(model) => {
-                Ok(SessionOptimizer::Full(Optimizer::new(ModelSource::from_proto(model)?, state, module)?))
+                let optimizer = Optimizer::new(ModelSource::from_proto(model)?, state, module)?;
+                Ok(SessionOptimizer::Full(Box::new(optimizer)))
             }
             OptimizerModels::Divided(models) => {
                 let (rank, size) = ranks.map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
@@ -120,38 +142,33 @@ impl TrainingSession {
             }
         }
         let planes = self.checkpoint.trainable_planes().to_vec();
-        let layouts = self.module.layout().clone();
-        let before = copy_planes(&planes)?;
+        let layouts = &self.module.layout().clone().trainable;
+        let copies = match &mut self.adasum_copies {
+            Some(copies) => copies,
+            none => none.insert(AdasumCopies::new(&planes)?),
+        };
+        for ((plane, old), layout) in planes.iter().zip(&copies.before).zip(layouts) {
+            combine_planes(layout.dtype, (plane, plane), old, |value, _| value)?;
+        }
         let optimizer = optimizer.optimizer_mut();
         let mut stepped = optimizer.step_with(&mut self.checkpoint, &self.module, gradients)?;
         // The step has used the gradients, so their planes can hold the changes.
         let changes = self.module.gradient_planes();
-        for (((plane, change), old), layout) in
-            planes.iter().zip(changes).zip(&before).zip(&layouts.trainable)
-        {
-            let new = plane.to_vec(0, plane.len())?;
-            change.write(0, &zip_elements(layout.dtype, &new, old, |new, old| new - old))?;
-            let received = Arc::new(Memory::new(change.len()));
+        for (k, layout) in layouts.iter().enumerate() {
+            let (old, received, change) = (&copies.before[k], &copies.received[k], &changes[k]);
+            combine_planes(layout.dtype, (&planes[k], old), change, |new, old| new - old)?;
             let mut distance = 1;
             while distance < ranks.size() {
-                ranks.exchange(change, &received, layout.dtype, ranks.rank() ^ distance)?;
-                adasum_in_place(layout, change, &received)?;
+                ranks.exchange(change, received, layout.dtype, ranks.rank() ^ distance)?;
+                adasum_in_place(layout, change, received)?;
                 distance *= 2;
             }
         }
-        let mut is_finite = true;
-        if is_gated {
-            is_finite = self.module.gradient_norm(&self.checkpoint)?.is_finite();
-        }
-        for (((plane, change), old), layout) in
-            planes.iter().zip(changes).zip(&before).zip(&layouts.trainable)
-        {
-            if is_finite {
-                let change = change.to_vec(0, change.len())?;
-                plane.write(0, &zip_elements(layout.dtype, old, &change, |old, change| old + change))?;
-            } else {
-                plane.write(0, old)?;
-            }
+        let is_finite = !is_gated || self.module.gradient_norm(&self.checkpoint)?.is_finite();
+        for (k, layout) in layouts.iter().enumerate() {
+            combine_planes(layout.dtype, (&copies.before[k], &changes[k]), &planes[k], |old, change| {
+                if is_finite { old + change } else { old }
+            })?;
         }
         stepped.updated &= is_finite;
         Ok(stepped)
@@ -171,19 +188,5 @@ impl TrainingSession {
             self.checkpoint.set_parameter(name, &mean)?;
         }
         Ok(())
-    }
-}
-
-/// Combines the elements of two planes of float32 or float64.
-fn zip_elements(dtype: DType, a: &[u8], b: &[u8], combine: impl Fn(f64, f64) -> f64) -> Vec<u8> {
-    fn zip<T: Pod>(a: &[u8], b: &[u8], combine: impl Fn(T, T) -> T) -> Vec<u8> {
-        let [a, b]: [Vec<T>; 2] = [a, b].map(bytemuck::pod_collect_to_vec);
-        let combined: Vec<T> = a.into_iter().zip(b).map(|(a, b)| combine(a, b)).collect();
-        bytemuck::cast_slice(&combined).to_vec()
-    }
-    match dtype {
-        DType::F64 => zip::<f64>(a, b, combine),
-        // Sums and differences of float32 in float64 are exact, or rounded as in float32 after the conversion.
-        _ => zip::<f32>(a, b, |a, b| combine(f64::from(a), f64::from(b)) as f32),
     }
 }

@@ -2,43 +2,78 @@
 //!
 //! Source: Maleki et al., Scaling Distributed Training with Adaptive Summation, 2021.
 
-use bytemuck::{AnyBitPattern, NoUninit};
 use ortrain_graph::DType;
 use ortrain_program::Memory;
 
 use crate::Result;
 use crate::state::PlaneLayout;
 
-/// Bytes of two planes that are combined at once.
-const CHUNK_BYTES: usize = 1 << 16;
+/// Elements of a plane that are read at once. They fit into a cache.
+const CHUNK: usize = 1 << 12;
 
 /// Squared norm below which a vector counts as zero: the square root of the smallest normal `f64`.
 const ZERO_NORM: f64 = 1.491_668_146_240_041_3e-154;
 
-/// Element of a plane.
-trait Element: NoUninit + AnyBitPattern {
-    fn to_f64(self) -> f64;
-    fn from_f64(value: f64) -> Self;
+/// Elements of a chunk of a plane of float32 or float64.
+struct Chunk {
+    values: [f64; CHUNK],
+    /// Elements of a float32 plane.
+    narrow: [f32; CHUNK],
 }
 
-impl Element for f32 {
-    fn to_f64(self) -> f64 {
-        f64::from(self)
+impl Chunk {
+    fn new() -> Chunk {
+        Chunk { values: [0.0; CHUNK], narrow: [0.0; CHUNK] }
     }
 
-    fn from_f64(value: f64) -> f32 {
-        value as f32
+    /// Reads elements.
+    fn read(&mut self, memory: &Memory, dtype: DType, offset: usize, count: usize) -> Result<&[f64]> {
+        let Chunk { values, narrow } = self;
+        if dtype == DType::F32 {
+            memory.read(offset, bytemuck::cast_slice_mut(&mut narrow[..count]))?;
+            values.iter_mut().zip(&narrow[..count]).for_each(|(value, &narrow)| *value = f64::from(narrow));
+        } else {
+            memory.read(offset, bytemuck::cast_slice_mut(&mut values[..count]))?;
+        }
+        Ok(&values[..count])
+    }
+
+    /// Writes elements, rounded to the type of the plane.
+    fn write(&mut self, memory: &Memory, dtype: DType, offset: usize, count: usize) -> Result<()> {
+        let Chunk { values, narrow } = self;
+        if dtype == DType::F32 {
+            narrow.iter_mut().zip(&values[..count]).for_each(|(narrow, &value)| *narrow = value as f32);
+            memory.write(offset, bytemuck::cast_slice(&narrow[..count]))?;
+        } else {
+            memory.write(offset, bytemuck::cast_slice(&values[..count]))?;
+        }
+        Ok(())
     }
 }
 
-impl Element for f64 {
-    fn to_f64(self) -> f64 {
-        self
-    }
+/// Returns the offset and the number of elements of each chunk of a part of a plane.
+fn chunks(offset: usize, elements: usize, dtype: DType) -> impl Iterator<Item = (usize, usize)> {
+    let chunk = move |first: usize| (offset + first * dtype.size(), CHUNK.min(elements - first));
+    (0..elements).step_by(CHUNK).map(chunk)
+}
 
-    fn from_f64(value: f64) -> f64 {
-        value
+/// Combines the elements of two planes of float32 or float64, and writes the results to a plane.
+///
+/// Sums and differences of float32 elements in `f64` are rounded once, as in float32.
+pub(crate) fn combine_planes(
+    dtype: DType,
+    (a, b): (&Memory, &Memory),
+    result: &Memory,
+    combine: impl Fn(f64, f64) -> f64,
+) -> Result<()> {
+    let (mut first, mut second) = (Chunk::new(), Chunk::new());
+    for (offset, count) in chunks(0, result.len() / dtype.size(), dtype) {
+        first.read(a, dtype, offset, count)?;
+        let second = second.read(b, dtype, offset, count)?;
+        first.values.iter_mut().zip(second).for_each(|(a, b)| *a = combine(*a, *b));
+        first.write(result, dtype, offset, count)?;
     }
+    Ok(())
 }
 
 /// Replaces the tensors of a plane by their Adasum with the tensors of another plane. Two ranks that exchange their
@@ -46,39 +81,29 @@ impl Element for f64 {
 ///
 /// The Adasum of `a` and `b` is `(1 - a.b / (2 a.a)) a + (1 - a.b / (2 b.b)) b`, computed in `f64`.
 pub(crate) fn adasum_in_place(layout: &PlaneLayout, plane: &Memory, other: &Memory) -> Result<()> {
+    let dtype = layout.dtype;
+    let (mut own, mut others) = (Chunk::new(), Chunk::new());
     for tensor in &layout.tensors {
-        let bytes = tensor.dims.iter().product::<usize>() * layout.dtype.size();
-        let range = (tensor.offset, bytes);
-        match layout.dtype {
-            DType::F64 => combine_tensor::<f64>(range, plane, other)?,
-            _ => combine_tensor::<f32>(range, plane, other)?,
+        let elements = tensor.dims.iter().product::<usize>();
+        let (mut dot, mut own_norm, mut other_norm) = (0.0, 0.0, 0.0);
+        for (offset, count) in chunks(tensor.offset, elements, dtype) {
+            let own = own.read(plane, dtype, offset, count)?;
+            for (own, other) in own.iter().zip(others.read(other, dtype, offset, count)?) {
+                dot += own * other;
+                own_norm += own * own;
+                other_norm += other * other;
+            }
         }
-    }
-    Ok(())
-}
-
-fn combine_tensor<T: Element>((offset, bytes): (usize, usize), plane: &Memory, other: &Memory) -> Result<()> {
-    let chunks = || (0..bytes).step_by(CHUNK_BYTES).map(|at| (offset + at, CHUNK_BYTES.min(bytes - at)));
-    let read = |memory: &Memory, (at, len): (usize, usize)| -> Result<Vec<T>> {
-        Ok(bytemuck::pod_collect_to_vec(&memory.to_vec(at, len)?))
-    };
-    let (mut dot, mut own_norm, mut other_norm) = (0.0, 0.0, 0.0);
-    for chunk in chunks() {
-        for (own, other) in read(plane, chunk)?.into_iter().zip(read(other, chunk)?) {
-            let (own, other) = (own.to_f64(), other.to_f64());
-            dot += own * other;
-            own_norm += own * own;
-            other_norm += other * other;
+        let factor = |norm: f64| if norm < ZERO_NORM { 1.0 } else { 1.0 - dot / (2.0 * norm) };
+        let (own_factor, other_factor) = (factor(own_norm), factor(other_norm));
+        for (offset, count) in chunks(tensor.offset, elements, dtype) {
+            own.read(plane, dtype, offset, count)?;
+            let others = others.read(other, dtype, offset, count)?;
+            for (own, other) in own.values.iter_mut().zip(others) {
+                *own = own_factor * *own + other_factor * other;
+            }
+            own.write(plane, dtype, offset, count)?;
         }
-    }
-    let factor = |norm: f64| if norm < ZERO_NORM { 1.0 } else { 1.0 - dot / (2.0 * norm) };
-    let (own_factor, other_factor) = (factor(own_norm), factor(other_norm));
-    for chunk in chunks() {
-        let mut combined = read(plane, chunk)?;
-        for (own, other) in combined.iter_mut().zip(read(other, chunk)?) {
-            *own = T::from_f64(own_factor * own.to_f64() + other_factor * other.to_f64());
-        }
-        plane.write(chunk.0, bytemuck::cast_slice(&combined))?;
     }
     Ok(())
 }

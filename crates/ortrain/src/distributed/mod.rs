@@ -16,7 +16,7 @@ mod queue;
 mod threads;
 mod zero;
 
-pub(crate) use adasum::adasum_in_place;
+pub(crate) use adasum::{adasum_in_place, combine_planes};
 pub(crate) use buckets::{Bucket, buckets};
 pub use communicator::{Collective, Communicator, Operand, Pending, Reduction};
 pub use control::{Control, StepCall, StepKind};
