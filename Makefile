@@ -11,6 +11,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := $(CURDIR)/.venv
 BIN := $(VENV)/bin
 DEMO := $(CURDIR)/.venv-demo
+OPENMPI := $(CURDIR)/.venv-openmpi
 PACKAGING := $(CURDIR)/build/packaging
 # On Linux zig is the linker, so that the wheel runs with the C library of 2014 and later.
 MANYLINUX := $(if $(filter Linux,$(shell uname -s)),--zig --compatibility manylinux2014)
@@ -72,7 +73,7 @@ compare: build/demo.stamp ## the release wheel's step, memory and start beside o
 	$(if $(ARGUMENTS),,$(DEMO)/bin/python benches/optimizers.py)
 
 .PHONY: conform
-conform: build/wheel.stamp build/demo.stamp build/nextest.stamp $(if $(UPSTREAM)$(ONNXCUSTOM),build/upstream.stamp) ## recorded runs, node tests, onnxruntime-training, jax, PyTorch, architectures of transformers and timm, Keras, trained models out of packages, 24 000 changed files, 2 GB checkpoints and models, 10 000 random graphs with the release wheel, functions over all f32, the Rust tests without each optional pass; UPSTREAM=FOLDER: the tests of onnxruntime-training; ONNXCUSTOM=FOLDER: those of onnxcustom
+conform: build/wheel.stamp build/demo.stamp build/openmpi.stamp build/nextest.stamp $(if $(UPSTREAM)$(ONNXCUSTOM),build/upstream.stamp) ## recorded runs, node tests, onnxruntime-training, jax, PyTorch, architectures of transformers and timm, Keras, trained models out of packages, 24 000 changed files, ranks on Open MPI, 2 GB checkpoints and models, 10 000 random graphs with the release wheel, functions over all f32, the Rust tests without each optional pass; UPSTREAM=FOLDER: the tests of onnxruntime-training; ONNXCUSTOM=FOLDER: those of onnxcustom
 	$(BIN)/python -m pytest tests/test_replay.py tests/test_oracle.py tests/test_optimizer_exchange.py tests/test_nodes.py
 	ORTRAIN_CONFORM=1 $(BIN)/python -m pytest tests/test_trainer_schedules.py tests/test_trainer_scalers.py tests/test_trainer_checkpoint_storage.py tests/test_writers.py tests/test_half_gradients.py
 	$(BIN)/python -m pytest -rP --durations=0 tests/conform
@@ -148,7 +149,7 @@ internals: build/wheel.stamp ## the printed stages and the drawings of docs/inte
 
 .PHONY: clean
 clean: ## remove environments, build/ and dist/ (not target/)
-	rm -rf build dist $(VENV) $(DEMO)
+	rm -rf build dist $(VENV) $(DEMO) $(OPENMPI)
 
 build/venv.stamp: constraints.txt
 	@mkdir -p build
@@ -213,4 +214,11 @@ build/release.stamp: constraints.txt $(RUST_SOURCES) $(PY_SOURCES)
 build/demo.stamp: build/release.stamp
 	$(DEMO)/bin/python -m pip install "$$(echo build/wheels/*.whl)[demo,trainer]"
 	$(DEMO)/bin/python -m pip install --no-deps --force-reinstall build/wheels/*.whl
+	touch $@
+
+# The test environment has MPICH.
+build/openmpi.stamp: build/release.stamp
+	[ -x $(OPENMPI)/bin/python ] || $(PYTHON) -m venv $(OPENMPI)
+	$(OPENMPI)/bin/python -m pip install openmpi scikit-learn "$$(echo build/wheels/*.whl)[trainer,mpi]"
+	$(OPENMPI)/bin/python -m pip install --no-deps --force-reinstall build/wheels/*.whl
 	touch $@

@@ -3,8 +3,8 @@
     mpiexec -n N python benches/ranks.py [NAME ...] [--steps N] [--strategy data|zero|adasum]
 
 Each rank trains on a batch of the size of the workload, on the usable cores divided by the ranks, or on `--threads`.
-Printed are medians over the steps of rank 0: the time of a step, of the sums of gradients in MPI, and of the wait for these
-sums; the share of the sums that computations hide; and the time of an exchange of control words, measured alone.
+Prints medians over the steps of rank 0: the time of a step, of the sums of gradients in MPI, and of the wait for these
+sums. Also prints the share of the sums that computations hide, and the time of an exchange of control words.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
 PAGES = [README, *sorted((ROOT / "docs").glob("*.md"))]
 # Folders of a checkout with files of others or with build outputs.
-NOT_OURS = {".git", ".venv", ".venv-demo", "build", "dist", "node_modules", "target"}
+NOT_OURS = {".git", ".venv", ".venv-demo", ".venv-openmpi", "build", "dist", "node_modules", "target"}
 
 
 def blocks_of(page: Path, language: str = "python") -> list[str]:

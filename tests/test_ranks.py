@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shlex
 import subprocess
 import sys
@@ -18,6 +19,7 @@ import numpy as np
 import pytest
 import rank_jobs
 from rank_jobs import Arrays
+from test_pages import blocks_of
 
 from ortrain.trainer import checkpoint
 from ortrain.trainer.distributed import adasum
@@ -44,15 +46,19 @@ def launcher() -> list[str]:
     return shlex.split(given) if given else [str(Path(sys.executable).parent / "mpiexec")]
 
 
+def start(ranks: int, script: Sequence[str], folder: Path, limit: float = LIMIT) -> subprocess.CompletedProcess[str]:
+    """Run a script on some ranks."""
+    command = [*launcher(), "-n", str(ranks), os.environ.get("ORTRAIN_RANKS_PYTHON", sys.executable), *script]
+    return subprocess.run(command, capture_output=True, text=True, timeout=limit, cwd=folder, check=False)
+
+
 def launch(
     ranks: int, job: str, folder: Path, settings: Mapping[str, Any], limit: float = LIMIT
 ) -> subprocess.CompletedProcess[str]:
-    """Run a job on some ranks, with one thread for each."""
+    """Run a job on some ranks."""
     folder.mkdir(exist_ok=True)
     script = [str(TESTS / "rank_jobs.py"), job, str(folder), json.dumps(settings)]
-    command = [*launcher(), "-n", str(ranks), os.environ.get("ORTRAIN_RANKS_PYTHON", sys.executable), *script]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, timeout=limit, env=environment, check=False)
+    return start(ranks, script, folder, limit)
 
 
 def run(ranks: int, job: str, folder: Path, settings: Mapping[str, Any]) -> list[Arrays]:
@@ -140,7 +146,7 @@ def test_ranks_with_batches_of_different_sizes(rows: tuple[int, int], tmp_path: 
 
 
 def test_an_update_uses_the_mean_over_ranks(tmp_path: Path) -> None:
-    """Each rank has the same weight, whatever the number of its rows."""
+    """Each rank has the same weight, with more rows or fewer."""
     settings = {"optimizer": "sgd", "rows": (12, 4), "updates": 1}
     found = run(2, "train", tmp_path, settings)[0]
     changes = []
@@ -394,3 +400,24 @@ def test_divisions_of_a_model_are_refused(options: dict[str, Any], error: str, t
     done = launch(2, "start", tmp_path, {"options": options}, FAILURE_LIMIT)
     assert done.returncode != 0
     assert error in done.stderr
+
+
+# Documentation.
+
+
+@pytest.mark.parametrize("arguments", [[], ["--zero"]])
+def test_the_example(arguments: list[str], tmp_path: Path) -> None:
+    script = [str(TESTS.parent / "examples" / "digits_on_ranks.py"), str(tmp_path), *arguments]
+    done = start(2, script, tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.fullmatch(r"ranks: 2; accuracy: 9\d\.\d\d%; hidden communication: \d+%", done.stdout.splitlines()[-1])
+    assert sorted(path.name for path in tmp_path.glob("*.ortcp")) == ["checkpoint0.ortcp", "checkpoint1.ortcp"]
+
+
+def test_the_example_of_the_page(tmp_path: Path) -> None:
+    """The script of the page leaves the same weights on all ranks."""
+    (block,) = blocks_of(TESTS.parent / "docs" / "distributed.md")
+    check = "assert len(set(comm.allgather(state.trainable_planes()[0].tobytes()))) == 1"
+    (tmp_path / "page.py").write_text(f"{block}\n{check}\n")
+    done = start(2, ["page.py"], tmp_path)
+    assert done.returncode == 0, done.stderr

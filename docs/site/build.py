@@ -27,6 +27,7 @@ CHAPTERS = {
         "batch-normalization",
         "checkpoints",
         "gpus",
+        "distributed",
         "buffers",
         "gradients",
         "scikit-learn",

@@ -8,8 +8,8 @@ use ortrain_graph::{DType, Graph, ValueId, ValueType};
 use ortrain_onnx::LoadedModel;
 use ortrain_ops::Role;
 use ortrain_ops::optimizers::{
-    BoundInputs, OptimizerSpec, SlotShape, SlotSpec, bind, bound_inputs, expand_sequences, given_sum,
-    is_elementwise as elementwise, read_description,
+    BoundInputs, OptimizerSpec, SlotShape, SlotSpec, bind, bound_inputs, expand_sequences,
+    is_elementwise as elementwise, read_description, sum_input,
 };
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::passes::versions::upgrade;
@@ -80,7 +80,7 @@ enum Column {
     /// A setting.
     Setting(String),
     /// A sum over the parameter on all ranks, by its number, if the state is divided among ranks.
-    GivenSum(usize),
+    Sum(usize),
 }
 
 /// Settings table of a step.
@@ -131,7 +131,7 @@ struct StepProgram {
 
 /// Values of a step that follow from the values of all ranks.
 #[derive(Clone, Debug, Default)]
-struct GivenSums {
+struct RankSums {
     /// L2 norm of all gradients together.
     gradient_norm: f64,
     /// Sums over parameters: a row for each row of the settings.
@@ -225,7 +225,7 @@ impl Optimizer {
         if state.shared_layout().is_none_or(|state_layout| *state_layout != layout) {
             return Err(Error::OtherState { what: "module" });
         }
-        if columns.iter().any(|column| matches!(column, Column::GivenSum(_))) && state.owned().is_none() {
+        if columns.iter().any(|column| matches!(column, Column::Sum(_))) && state.owned().is_none() {
             let reason = "it needs sums of other ranks, but the state is not divided among ranks".into();
             return Err(Error::WrongModel { model: label, reason });
         }
@@ -354,7 +354,7 @@ impl Optimizer {
             &planes,
             (optimizer, settings, step),
             gradients,
-            &GivenSums::default(),
+            &RankSums::default(),
             &mut |_, dtype, dims, value| match (dtype, dims.iter().product::<usize>()) {
                 (DType::Bool, 1) => value.copy_to(&mut updated),
                 (DType::F64, 1) => {
@@ -550,18 +550,18 @@ impl StepProgram {
         planes: &Planes<'_>,
         (optimizer, settings, step): (&OptimizerState, Option<&OptimizerState>, i64),
         gradients: GradientInfo,
-        given: &GivenSums,
+        rank_sums: &RankSums,
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         if let Some(settings) = settings {
-            self.table.fill(settings, step, given)?;
+            self.table.fill(settings, step, rank_sums)?;
         }
         let rate = optimizer.learning_rate.to_le_bytes();
         let max_norm =
             optimizer.spec.as_ref().and_then(|spec| spec.max_norm).unwrap_or(f64::MAX).to_le_bytes();
         let (step_bytes, accumulated) = (step.to_le_bytes(), gradients.accumulated_steps.to_le_bytes());
         let (loss_scale, gradient_norm) =
-            (gradients.loss_scale.to_le_bytes(), given.gradient_norm.to_le_bytes());
+            (gradients.loss_scale.to_le_bytes(), rank_sums.gradient_norm.to_le_bytes());
         let table_dims = [optimizer.groups.len(), self.table.columns.len()];
         let run_inputs: smallvec::SmallVec<[RunInput<'_>; NumberInput::ALL.len()]> = (self.numbers.iter())
             .map(|number| {
@@ -585,7 +585,7 @@ impl StepProgram {
 
 impl Table {
     /// Writes the settings of a step.
-    fn fill(&mut self, optimizer: &OptimizerState, step: i64, given: &GivenSums) -> Result<()> {
+    fn fill(&mut self, optimizer: &OptimizerState, step: i64, rank_sums: &RankSums) -> Result<()> {
         let spec = optimizer.spec.as_ref().ok_or(Error::OtherState { what: "optimizer" })?;
         let width = self.columns.len() * size_of::<f64>();
         self.bytes.resize(optimizer.groups.len() * width, 0);
@@ -609,7 +609,7 @@ impl Table {
                     Column::Setting(name) => spec.setting_of(*group, name).ok_or_else(|| {
                         Error::State(format!("the optimizer of the state has no setting {name:?}"))
                     })?,
-                    Column::GivenSum(sum) => given.rows.get(index).map_or(0.0, |sums| sums[*sum]),
+                    Column::Sum(sum) => rank_sums.rows.get(index).map_or(0.0, |sums| sums[*sum]),
                 };
                 *cell = value.to_le_bytes();
             }
@@ -829,7 +829,7 @@ fn columns_of(label: &str, spec: &OptimizerSpec, bound: &BoundInputs) -> Result<
         "lr_factor" => Ok(Column::LrFactor),
         "skipped_steps" => Ok(Column::SkippedSteps),
         name if spec.settings.contains_key(name) => Ok(Column::Setting(name.to_owned())),
-        name => given_sum(name).map(Column::GivenSum).ok_or_else(|| Error::WrongModel {
+        name => sum_input(name).map(Column::Sum).ok_or_else(|| Error::WrongModel {
             model: label.to_owned(),
             reason: format!(
                 "input {name:?} is unknown: it is neither a slot (there is no output \"updated_{name}\") nor a \

@@ -283,7 +283,7 @@ pub struct CheckpointState {
     /// Gradient planes of the newest module.
     gradients: Vec<Arc<Memory>>,
     optimizer: Option<OptimizerState>,
-    /// Parts of the trainable planes whose optimizer slots this rank has, if ranks divide the slots.
+    /// Parts of the trainable planes with optimizer slots on this rank, if ranks divide the slots.
     owned: Option<Arc<Vec<OwnedPlane>>>,
     /// Other optimizer groups of a file, which optimizers do not use.
     other_groups: Vec<OptimizerGroup>,
@@ -1171,7 +1171,7 @@ impl CheckpointState {
         slots.iter().flat_map(|slot| &slot.planes).map(|plane| plane.len()).sum()
     }
 
-    /// Returns the parts of the trainable planes whose optimizer slots this rank has.
+    /// Returns the parts of the trainable planes with optimizer slots on this rank.
     pub(crate) fn owned(&self) -> Option<&Arc<Vec<OwnedPlane>>> {
         self.owned.as_ref()
     }

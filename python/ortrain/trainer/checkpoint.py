@@ -157,7 +157,7 @@ def aggregate_checkpoints(paths: Sequence[PathLike], pytorch_format: bool = True
     return _flat(state) if pytorch_format else state
 
 
-def whole_file(paths: Sequence[PathLike], world: World | None) -> str:
+def complete_file(paths: Sequence[PathLike], world: World | None) -> str:
     """Returns the file to load out of complete files of all processes: the own file, or the file of rank 0.
 
     Raises:

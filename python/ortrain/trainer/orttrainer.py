@@ -535,7 +535,7 @@ class ORTTrainer:
             assert aggregated is not None, "the files are parts of a state"
             state = aggregated
         else:
-            path = checkpoint.whole_file(paths, self._world)
+            path = checkpoint.complete_file(paths, self._world)
             state = _checkpoint_storage.load(path)
             _state.check_ranks(state, self._world, path)
         hexadecimal = state.pop("user_dict", None)

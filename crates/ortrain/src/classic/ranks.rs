@@ -26,7 +26,7 @@ pub(super) struct GradientSums {
     pub(super) buckets: Vec<Bucket>,
     /// Thread of sums during the backward pass; `None` if the sums follow the backward pass.
     pub(super) queue: Option<CommunicationQueue>,
-    /// Number of buckets of the current update whose sums have started.
+    /// Number of started sums of the current update.
     started: AtomicUsize,
     /// First error of a start in the backward pass.
     failure: Mutex<Option<Error>>,

@@ -191,8 +191,8 @@ impl Collective {
     /// Checks counts and ranks for a communicator of this size.
     ///
     /// # Errors
-    /// If there is not one count for each rank, the counts do not sum to the number of elements, the result has another
-    /// length, or a rank does not exist.
+    /// - If there is not one count for each rank, or the counts do not sum to the number of elements.
+    /// - If the result has another length, or a rank does not exist.
     pub fn check(&self, rank: usize, size: usize) -> Result<()> {
         let wrong = |reason: String| Err(Error::Argument(format!("the {} {reason}", self.name())));
         match self {

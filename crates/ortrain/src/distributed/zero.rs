@@ -58,7 +58,7 @@ fn named_tensors(layout: &StateLayout, ranks: usize) -> (Vec<NamedTensor<'_>>, u
 /// Source: `ZeROOptimizerGraphBuilder` of onnxruntime-training 1.15, which divides the elements without gaps.
 pub(crate) fn zero_ranges(layout: &StateLayout, ranks: usize) -> Vec<Vec<Range<usize>>> {
     let (tensors, chunk) = named_tensors(layout, ranks);
-    // Start of each rank's part: the first element of the plane whose number is in the part, or the end of the plane.
+    // The part of a rank starts at the first element with a number in the part, or at the end of the plane.
     let start = |rank: usize, plane: usize| -> usize {
         let dtype = layout.trainable[plane].dtype;
         let end = layout.trainable[plane].bytes / dtype.size();
@@ -112,7 +112,7 @@ pub(crate) fn owned_planes(layout: &StateLayout, ranges: &[Range<usize>]) -> Arc
 mod tests {
     use super::*;
 
-    /// Layout with planes of float32 and float64, whose names alternate.
+    /// Returns a layout with alternating tensors of float32 and float64.
     fn layout(sizes: &[usize]) -> StateLayout {
         let mut planes =
             [DType::F32, DType::F64].map(|dtype| PlaneLayout { dtype, bytes: 0, tensors: vec![] });

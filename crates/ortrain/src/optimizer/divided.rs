@@ -7,7 +7,7 @@ use ortrain_ops::passes::infer::infer;
 use ortrain_ops::passes::versions::upgrade;
 
 use super::{
-    GivenSums, GradientInfo, Optimizer, StepOutcome, StepProgram, Table, columns_of, count_step,
+    GradientInfo, Optimizer, RankSums, StepOutcome, StepProgram, Table, columns_of, count_step,
     optimizer_state, roles_of_planes,
 };
 use crate::distributed::OwnedPlane;
@@ -34,7 +34,7 @@ pub(crate) struct DividedOptimizer {
 }
 
 impl DividedOptimizer {
-    /// Creates the optimizer on a state whose owned parts are set.
+    /// Creates the optimizer on a state with owned parts.
     pub(crate) fn new(
         models: &DividedModels,
         state: &mut CheckpointState,
@@ -77,12 +77,12 @@ impl DividedOptimizer {
         let step = optimizer.step.saturating_add(1);
         let spec = optimizer.spec.as_ref().ok_or(Error::OtherState { what: "optimizer" })?;
         let (needs_norm, is_scaled) = (spec.needs_norm(), spec.loss_scale);
-        let mut given = GivenSums::default();
+        let mut rank_sums = RankSums::default();
         if needs_norm {
             let divisor = gradients.accumulated_steps as f64 * f64::from(gradients.loss_scale);
-            given.gradient_norm = module.gradient_norm(state)? / divisor;
+            rank_sums.gradient_norm = module.gradient_norm(state)? / divisor;
         }
-        let updated = !is_scaled || given.gradient_norm.is_finite();
+        let updated = !is_scaled || rank_sums.gradient_norm.is_finite();
         if updated {
             let Optimizer { program, work, .. } = &mut self.update;
             let slots = self.slots.iter().flat_map(|slot| optimizer.slot_planes(slot));
@@ -97,24 +97,25 @@ impl DividedOptimizer {
                 let mut totals = vec![0.0; self.tensors * count];
                 if !self.rows.is_empty() {
                     let rows = &self.rows;
-                    sums.run(work, &planes, of_step, gradients, &given, &mut |k, dtype, dims, value| {
+                    sums.run(work, &planes, of_step, gradients, &rank_sums, &mut |k, dtype, dims, value| {
                         let values = value.to_tensor(dtype, dims)?.to_f64();
                         rows.iter().zip(values).for_each(|(row, value)| totals[row * count + k] = value);
                         Ok(())
                     })?;
                 }
                 sum(&mut totals)?;
-                given.rows = self.rows.iter().map(|row| totals[row * count..][..count].to_vec()).collect();
+                rank_sums.rows =
+                    self.rows.iter().map(|row| totals[row * count..][..count].to_vec()).collect();
             }
             if !self.rows.is_empty() {
-                program.run(work, &planes, of_step, gradients, &given, &mut |_, _, _, _| Ok(()))?;
+                program.run(work, &planes, of_step, gradients, &rank_sums, &mut |_, _, _, _| Ok(()))?;
             }
         }
         module.mark_gradients_used();
         if updated {
             count_step(state, step);
         }
-        Ok(StepOutcome { norm: needs_norm.then_some(given.gradient_norm), updated })
+        Ok(StepOutcome { norm: needs_norm.then_some(rank_sums.gradient_norm), updated })
     }
 }
 

@@ -13,7 +13,7 @@ pub(super) struct FormulaBuilder {
     /// Values that are summed over a parameter. The sum of value `k` is reduction `k`.
     sums: Vec<Reg>,
     /// First input with a sum, if the sums are inputs: the input of sum `k` follows `k` inputs later.
-    first_given_sum: Option<usize>,
+    first_sum_input: Option<usize>,
 }
 
 /// Number in a formula: one for each element of a parameter, or one for the whole parameter.
@@ -113,7 +113,7 @@ impl<'a> Number<'a> {
         let ty = tape.builder.ty(self.reg);
         tape.sums.push(self.reg);
         let k = tape.sums.len() - 1;
-        let reg = match tape.first_given_sum {
+        let reg = match tape.first_sum_input {
             Some(first) => {
                 let reg = tape.builder.load(first + k, Type::F64);
                 tape.builder.convert(reg, ty)
@@ -239,18 +239,18 @@ pub(super) struct Formula {
 
 impl Formula {
     /// Builds a formula. `write` computes the results from the inputs. `element` is the type of a parameter's elements.
-    /// With `first_given_sum` the sums are inputs, from this one on.
+    /// With `first_sum_input` the sums are inputs, from this one on.
     pub(super) fn build(
         element: Type,
-        first_given_sum: Option<usize>,
+        first_sum_input: Option<usize>,
         write: impl for<'a> FnOnce(FormulaInputs<'a>) -> Vec<Number<'a>>,
     ) -> Formula {
         let builder = Builder::new();
-        let tape = RefCell::new(FormulaBuilder { builder, element, sums: Vec::new(), first_given_sum });
+        let tape = RefCell::new(FormulaBuilder { builder, element, sums: Vec::new(), first_sum_input });
         let results: Vec<Reg> =
             write(FormulaInputs { formula: &tape }).iter().map(|number| number.reg).collect();
         let FormulaBuilder { builder, mut sums, .. } = tape.into_inner();
-        if first_given_sum.is_some() {
+        if first_sum_input.is_some() {
             sums.clear();
         }
         let (expr, sums) = builder.finish_keeping(&results, &sums);

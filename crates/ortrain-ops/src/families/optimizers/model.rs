@@ -52,7 +52,7 @@ pub(super) const GRADIENT_NORM: &str = "gradient_norm";
 /// Inputs of the model with one number for all parameters. Their rank is 1.
 const SHARED_INPUTS: [&str; 4] = ["learning_rate", "step", GATHERED_STEPS, LOSS_SCALE];
 /// Prefix of the settings with sums over a parameter that the step does not compute itself, with their numbers.
-pub(super) const GIVEN_SUM: &str = "sum_over_parameter.";
+pub(super) const SUM_INPUT: &str = "sum_over_parameter.";
 /// Exponent of the power of two that divides gradients if their squares overflow float32.
 const OVERFLOW_SCALE_EXPONENT: i32 = 80;
 
@@ -124,9 +124,9 @@ pub(super) fn build_formula_graph(
     (element, casts): (DType, bool),
     write: impl for<'a> FnOnce(&StepInputs<'a>) -> Vec<Number<'a>>,
 ) -> Result<Graph, OpError> {
-    let first_given_sum =
-        settings.iter().position(|name| name.starts_with(GIVEN_SUM)).map(|k| elements.len() + k);
-    let formula = Formula::build(Type::of(element), first_given_sum, |sheet| {
+    let first_sum_input =
+        settings.iter().position(|name| name.starts_with(SUM_INPUT)).map(|k| elements.len() + k);
+    let formula = Formula::build(Type::of(element), first_sum_input, |sheet| {
         write(&StepInputs { sheet, elements: elements.clone(), settings: settings.clone() })
     });
     let mut graph = Graph::new(name);
@@ -607,8 +607,8 @@ fn build_model(
     Ok(w.to_model(spec))
 }
 
-/// Returns a model with the inputs of an optimizer, the inputs by their names in a step, the element type with true if
-/// parameters are cast to it, and the input with the maximum norm.
+/// Returns a model with the inputs of an optimizer, and these inputs by their names in a step. Also returns the element
+/// type, with true if parameters are cast to this type, and the input with the maximum norm.
 pub(super) fn start_model(
     spec: &OptimizerSpec,
     dtypes: &[DType],

@@ -1,20 +1,20 @@
-//! Optimizer models whose sums over parameters are inputs.
+//! Optimizer models for a state that is divided among ranks.
 //!
-//! With ZeRO a rank updates only a part of the elements. Sums over a parameter, and the norm of all gradients, then
-//! follow from the values of all ranks. One model computes the sums over the elements of a rank, and another one updates
-//! these elements with the sums of all ranks.
+//! With ZeRO a rank updates only a part of the elements. Sums over a parameter, and the norm of all gradients, follow from
+//! the values of all ranks. One model computes the sums over the elements of a rank. Another model updates these elements,
+//! with the sums of all ranks as inputs.
 
 use ortrain_graph::{Attrs, DType, ValueType};
 use ortrain_onnx::ModelProto;
 
 use super::model::{
-    GIVEN_SUM, GRADIENT_NORM, ModelBuilder, build_formula_graph, start_model, step_ports, update_elements,
+    GRADIENT_NORM, ModelBuilder, SUM_INPUT, build_formula_graph, start_model, step_ports, update_elements,
 };
 use super::spec::MAX_NORM_PER_TENSOR;
 use super::{Optimizer, OptimizerSpec, Rule};
 use crate::OpError;
 
-/// Models of an optimizer whose sums are inputs.
+/// Models of a step of an optimizer with a divided state.
 #[derive(Clone, Debug)]
 pub struct DividedModels {
     /// Model of the update. The norm of the gradients is the input `gradient_norm`, and each sum a sequence of settings.
@@ -24,14 +24,14 @@ pub struct DividedModels {
 }
 
 /// Names of the settings with sums over a parameter.
-fn given_sums(count: usize) -> Vec<String> {
-    (0..count).map(|k| format!("{GIVEN_SUM}{k}")).collect()
+fn sum_inputs(count: usize) -> Vec<String> {
+    (0..count).map(|k| format!("{SUM_INPUT}{k}")).collect()
 }
 
 /// Returns the number of a sum, from the name of its setting in [`DividedModels::update`].
 #[must_use]
-pub fn given_sum(name: &str) -> Option<usize> {
-    name.strip_prefix(GIVEN_SUM)?.parse().ok()
+pub fn sum_input(name: &str) -> Option<usize> {
+    name.strip_prefix(SUM_INPUT)?.parse().ok()
 }
 
 /// Builds the models of a row of element-wise formulas.
@@ -61,7 +61,7 @@ pub fn divided_models(
     let (mut w, mut inputs, types, _) = start_model(spec, dtypes);
     add_norm_input(&mut w, &mut inputs, spec);
     let mut count = 0;
-    let names: Vec<String> = given_sums(MAX_SUMS);
+    let names: Vec<String> = sum_inputs(MAX_SUMS);
     let step = build_formula_graph(row.name, (elements.clone(), settings.clone()), &names, types, |step| {
         update_elements((row.flags, formula), spec, &slots, step);
         let sums = step.sheet.sums();
@@ -70,7 +70,7 @@ pub fn divided_models(
     })?;
     let sums = (count > 0).then(|| {
         let sequences: Vec<(String, DType)> =
-            (0..count).map(|k| (format!("{GIVEN_SUM}{k}"), types.0)).collect();
+            (0..count).map(|k| (format!("{SUM_INPUT}{k}"), types.0)).collect();
         let sequences = w.add_map(step, &inputs, &sequences);
         w.graph.outputs = sequences
             .into_iter()
@@ -92,7 +92,7 @@ pub fn divided_models(
     }
     add_norm_input(&mut w, &mut inputs, spec);
     let mut settings = settings;
-    for name in given_sums(count) {
+    for name in sum_inputs(count) {
         inputs.insert(name.clone(), w.input(&name, ValueType::Sequence(DType::F64)));
         settings.push(name);
     }
