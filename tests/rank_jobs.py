@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from classic_models import Feeds, Net, classifier
+from classic_models import Feeds, Net, classifier, fed
+from classic_models import session as session_of
+from test_trainer_legacy import legacy_of
 from trainer_nets import normalizing, trainer_of
 
 from ortrain.trainer import ORTTrainer
@@ -172,6 +174,34 @@ def failing(settings: Mapping[str, Any], rank: int, size: int) -> Arrays:
         time.sleep(settings["seconds"])
         trained.eval_step(*batch({}, 0, rank, size).values())
     return state_of(trained) | {"messages": np.array(messages)}
+
+
+def faces(settings: Mapping[str, Any], rank: int = 0, size: int = 1) -> Arrays:
+    """Train with the classic session and the legacy trainer. Return their weights, and the errors of a bad batch."""
+    session = session_of(classifier(), "AdamOptimizer")
+    legacy = legacy_of(classifier())
+    errors = []
+    for step in range(4):
+        feeds = batch({}, step, rank, size)
+        if step == 2 and rank == 1:
+            # The first error is found before a run, the second one during the run.
+            for name, fault in (("y", feeds["x"]), ("labels", feeds["labels"] + 100)):
+                try:
+                    session.run(["loss"], fed({**feeds, name: fault}, 0.01))
+                except RuntimeError as error:
+                    errors.append(f"{type(error).__name__}: {error}")
+        elif step == 2 and size > 1:
+            for _ in range(2):
+                try:
+                    session.run(["loss"], fed(feeds, 0.01))
+                except RuntimeError as error:
+                    errors.append(f"{type(error).__name__}: {error}")
+        session.run(["loss"], fed(feeds, 0.01))
+        legacy.train_step(*feeds.values(), 0.01)
+    weights = {f"weight/classic/{name}": value for name, value in session.get_model_state()["full_precision"].items()}
+    trained = legacy._trainer.state_dict()["model"]["full_precision"]
+    weights |= {f"weight/legacy/{name}": value for name, value in trained.items()}
+    return weights | {"errors": np.array(errors), "sizes": np.array([legacy.world_rank, legacy.world_size])}
 
 
 def start(settings: Mapping[str, Any], rank: int, size: int) -> Arrays:

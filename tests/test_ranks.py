@@ -184,6 +184,35 @@ def test_each_rank_drops_other_elements(tmp_path: Path) -> None:
     assert abs(first["losses"][0] - second["losses"][0]) > SUMS
 
 
+def test_all_faces_train_on_ranks(tmp_path: Path) -> None:
+    """The classic session and the legacy trainer train like one process, after errors that the ranks handle."""
+    results = run(2, "faces", tmp_path, {})
+    expected = rank_jobs.faces({})
+    for rank, found in enumerate(results):
+        close(found, expected, ["weight/"], SUMS)
+        np.testing.assert_array_equal(found["sizes"], [rank, 2])
+    first, second = (found["errors"].tolist() for found in results)
+    assert second[0].startswith('InvalidArgumentError: the model has no input "y"')
+    assert second[1].startswith("InvalidArgumentError: node")
+    for found, error in zip(first, second, strict=True):
+        reason = error.partition(": ")[2]
+        assert found == f"RankError: rank 1 of 2 failed in this step, so no rank has changed: {reason}"
+
+
+def test_mpi_without_threads_sums_after_the_backward_pass(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = {"net": "wide", "updates": 2}
+    expected = run(2, "train", tmp_path / "threads", settings)
+    monkeypatch.setenv("MPI4PY_RC_THREAD_LEVEL", "single")
+    found = run(2, "train", tmp_path / "one", settings)
+    for rank in range(2):
+        for name, value in expected[rank].items():
+            np.testing.assert_array_equal(found[rank][name], value, err_msg=name)
+    for rank in run(2, "start", tmp_path / "warnings", {"options": {}}):
+        assert rank["warnings"].tolist() == [
+            "MPI allows one thread only, so gradients are summed after the backward pass, not during it"
+        ]
+
+
 # ZeRO.
 
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
@@ -490,6 +491,8 @@ class TrainingSession(InferenceSession):
         if path_or_bytes == b"":
             raise InvalidArgumentError("the model is empty; expected an ONNX model")
         self._world = _open_world(parameters)
+        # True if a trainer runs the session and tells other ranks about its errors.
+        self._has_trainer = False
         with reporting(self._world):
             self._create(path_or_bytes, parameters, self._set_up(sess_options, providers, provider_options))
         self._begin_profile()
@@ -586,6 +589,9 @@ class TrainingSession(InferenceSession):
                 "a TrainingSession cannot change its device; create another session and call load_state"
             )
 
+    def _reporting(self, run_options: RunOptions | None) -> AbstractContextManager[None]:
+        return reporting(None if is_restricted(run_options) else self._world)
+
     def _run_native(
         self, feeds: dict[str, Native], requested_names: list[str], run_options: RunOptions | None, restricted: bool
     ) -> list[Native]:
@@ -613,12 +619,15 @@ class TrainingSession(InferenceSession):
         names = [name for name, *_ in self._described_outputs()]
         restricted = is_restricted(run_options)
         mode = False if run_options is not None and not getattr(run_options, "training_mode", True) else None
-        found = self._classic.run(
-            tensors,
-            [(names.index(name), buffer) for name, buffer in outputs],
-            restricted=restricted,
-            training_mode=mode,
-        )
+        indices = [names.index(name) for name, _ in outputs]
+        trains = not restricted or max(indices, default=0) >= self._classic.model_output_count()
+        with reporting(self._world if trains and not self._has_trainer else None):
+            found = self._classic.run(
+                tensors,
+                [(index, buffer) for index, (_, buffer) in zip(indices, outputs, strict=True)],
+                restricted=restricted,
+                training_mode=mode,
+            )
         results: list[Native] = []
         for (_, buffer), returned in zip(outputs, found, strict=True):
             result = buffer if returned is None else returned

@@ -13,6 +13,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -503,6 +504,20 @@ class InferenceSession:
         ortrain.errors.InvalidArgumentError: the model has no output 'hidden'; it has logits
 
         """
+        with self._reporting(run_options):
+            return self._run_arrays(output_names, input_feed, run_options)
+
+    def _reporting(self, run_options: RunOptions | None) -> AbstractContextManager[None]:
+        """Return the context of a run; other ranks of a distributed training receive its exceptions."""
+        return nullcontext()
+
+    def _run_arrays(
+        self,
+        output_names: Sequence[str] | None,
+        input_feed: Mapping[str, npt.ArrayLike | OrtValue | Sequence[npt.ArrayLike | OrtValue]],
+        run_options: RunOptions | None,
+    ) -> list[npt.NDArray[Any]]:
+        """Run as :meth:`run`."""
         check_begin(run_options)
         requested_names = self._requested_outputs(output_names)
         self._check_feed(input_feed)
@@ -541,6 +556,16 @@ class InferenceSession:
         [OrtValue(tensor(float), shape=[8, 10])]
 
         """
+        with self._reporting(run_options):
+            return self._run_values(output_names, input_dict_ort_values, run_options)
+
+    def _run_values(
+        self,
+        output_names: Sequence[str] | None,
+        input_dict_ort_values: Mapping[str, OrtValue],
+        run_options: RunOptions | None,
+    ) -> list[OrtValue]:
+        """Run as :meth:`run_with_ort_values`."""
         check_begin(run_options)
         requested_names = self._requested_outputs(output_names)
         self._check_feed(input_dict_ort_values)
@@ -594,6 +619,11 @@ class InferenceSession:
         True
 
         """
+        with self._reporting(run_options):
+            self._run_bound(iobinding, run_options)
+
+    def _run_bound(self, iobinding: IOBinding | SessionIOBinding, run_options: RunOptions | None) -> None:
+        """Run as :meth:`run_with_iobinding`."""
         check_begin(run_options)
         binding = iobinding._iobinding if isinstance(iobinding, IOBinding) else iobinding
         if not isinstance(binding, SessionIOBinding):

@@ -217,7 +217,7 @@ impl ClassicSession {
                 .collect();
             let feeds: Vec<(&str, Feed<'_>)> =
                 owned_feeds.iter().map(|(name, input)| (*name, input.feed())).collect();
-            session.run_bound(&feeds, &fetches, options)
+            session.run_bound_unreported(&feeds, &fetches, options)
         })?;
         Ok(results.into_iter().map(|tensor| tensor.map(OrtValue::of)).collect())
     }
@@ -263,6 +263,11 @@ impl ClassicSession {
 
     fn model_state(&self, py: Python<'_>, include_mixed_precision_weights: bool) -> PyResult<States> {
         self.session.enter(py, |session| session.model_state(include_mixed_precision_weights)).map(to_states)
+    }
+
+    /// Returns the number of outputs of the model itself.
+    fn model_output_count(&self, py: Python<'_>) -> PyResult<usize> {
+        self.session.enter(py, |session| Ok(session.model_output_count()))
     }
 
     /// Returns the memory use in bytes: parameters, gradients, moments, work, scratch.

@@ -334,7 +334,13 @@ def _flat_state(trainer: ORTTrainer, include_optimizer_state: bool) -> dict[str,
             stacklevel=3,
         )
         return dict(trainer._state_dict)
-    values = session.get_state() | model_state(session, model, trainer.options) | statistics_of(session)
+    own = session.get_state()
+    for weight in session.get_partition_info_map():
+        # A part of a moment has the number of the part: 0 if the part is the first one of the weight, else 1.
+        start, _ = session._classic.updated_elements(weight)
+        for prefix in PREFIXES[:2]:
+            own[f"{prefix}{weight}_view_{int(start > 0)}"] = own.pop(f"{prefix}{weight}")
+    values = own | model_state(session, model, trainer.options) | statistics_of(session)
     initializers = {tensor.name for tensor in model.graph.initializer}
     return {
         name: torch.from_numpy(value)
@@ -381,8 +387,14 @@ def _slot_of(name: str, weights: set[str]) -> tuple[str, str] | None:
     if name == STEP:
         return SHARED_STATE, STEP
     for prefix in PREFIXES:
-        if name.startswith(prefix) and name[len(prefix) :] in weights:
-            return name[len(prefix) :], prefix[:-1]
+        if name.startswith(prefix):
+            weight = name[len(prefix) :]
+            view = _VIEW.fullmatch(weight)
+            if weight not in weights and view is not None:
+                # The part of this process in a weight that ZeRO divides.
+                weight = view[1]
+            if weight in weights:
+                return weight, prefix[:-1]
     return None
 
 

@@ -27,6 +27,7 @@ import numpy as np
 
 from ortrain._model_source import PathLike
 from ortrain._suggest import hint
+from ortrain._world import reporting
 from ortrain.errors import InvalidArgumentError, OutOfRangeError, UnsupportedError
 from ortrain.trainer import _flat_checkpoint, _state
 from ortrain.trainer._arguments import is_onnx_model
@@ -185,14 +186,14 @@ class ORTTrainer:
         learning_rate_description: the description of the learning rate. Its name is a keyword of ``train_step``.
         device: the device of the training, for example ``"cpu"``.
         gradient_accumulation_steps: the number of calls for each update.
-        world_rank: must be 0.
-        world_size: must be 1.
+        world_rank: index of the process, which MPI sets.
+        world_size: number of processes, which MPI sets.
         use_mixed_precision: if true, the model computes in float16.
-        allreduce_post_accumulation: no effect in one process.
+        allreduce_post_accumulation: if false, gradients of several processes are summed during the backward pass.
         global_step: the first value of ``global_step_``.
         get_lr_this_step: a function from ``global_step_`` to the learning rate.
         loss_scaler: computes the loss scale in mixed precision.
-        deepspeed_zero_stage: 0 or 1; 1 has no effect in one process, with a warning.
+        deepspeed_zero_stage: 0 or 1; 1 divides the moments among several processes. In one process 1 gives a warning.
         enable_grad_norm_clip: if true, Adam and LAMB clip gradients by their norm.
         frozen_weights: names of weights that are not trained.
         _opset_version: the opset of the export of a module, 12 to 14.
@@ -201,7 +202,7 @@ class ORTTrainer:
         _use_deterministic_compute: no effect: results are always reproducible.
         use_memory_efficient_gradient: no effect.
         run_symbolic_shape_infer: as the option ``utils.run_symbolic_shape_infer``.
-        enable_adasum: no effect in one process, with a warning.
+        enable_adasum: if true, changes of several processes are combined by Adasum; in one process with a warning.
         optimized_model_filepath: a file for the optimized training graph; empty to write no file.
 
     Raises:
@@ -324,6 +325,9 @@ class ORTTrainer:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)
             self._trainer = _NewORTTrainer(model, description, self._config, _of_two(loss_fn), self._options)
+        # MPI has set the ranks of the options.
+        distributed = self._options.distributed
+        self.world_rank, self.world_size = distributed.world_rank, distributed.world_size
         self.global_step_ = global_step
 
     def _complete(self, model: Any) -> Any:
@@ -507,9 +511,10 @@ class ORTTrainer:
 
         """
         fetches = list(kwargs.pop("fetches", None) or [])
-        inputs = self._step_inputs(args, kwargs)
-        self._scale.is_all_finite = None
-        results = self._run(self._trainer.train_step, fetches, [inputs], {})
+        with reporting(self._trainer._world):
+            inputs = self._step_inputs(args, kwargs)
+            self._scale.is_all_finite = None
+            results = self._run(self._trainer.train_step, fetches, [inputs], {})
         if self._scale.is_all_finite is None:
             return results
         if self.loss_scaler_ is None:

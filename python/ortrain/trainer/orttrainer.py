@@ -200,6 +200,7 @@ class ORTTrainer:
     def _use(self, session: TrainingSession) -> None:
         """Makes this session the session of all further steps."""
         self._training_session = session
+        session._has_trainer = True
         self._accumulated = int(self.options.batch.gradient_accumulation_steps)
         self._runner = Runner(session, self.model_desc)
         self._train_io_binding, self._eval_io_binding = session.io_binding(), session.io_binding()

@@ -518,10 +518,16 @@ impl TrainingSession {
         options: RunOptions,
     ) -> Result<Vec<Option<Tensor>>> {
         let outputs = fetches.iter().map(|fetch| fetch.output);
-        self.report_failure(options, outputs, |session| session.run_into(feeds, fetches, options))
+        self.report_failure(options, outputs, |session| session.run_bound_unreported(feeds, fetches, options))
     }
 
-    fn run_into(
+    /// Runs as [`TrainingSession::run_bound`], but other ranks do not learn of an error: the caller reports it, or makes
+    /// another attempt.
+    ///
+    /// # Errors
+    /// As [`TrainingSession::run_bound`].
+    #[doc(hidden)]
+    pub fn run_bound_unreported(
         &mut self,
         feeds: &[(&str, Feed<'_>)],
         fetches: &[Fetch<'_>],
@@ -568,8 +574,17 @@ impl TrainingSession {
         fetches.iter().map(position).collect()
     }
 
-    /// Returns the number of outputs of the model itself.
-    fn model_output_count(&self) -> usize {
+    /// Returns the number of outputs of the model itself. The outputs of the training follow.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let session = setup::classic()?;
+    /// let names: Vec<&str> = session.outputs().iter().map(|output| output.name.as_str()).collect();
+    /// assert_eq!(names[..session.model_output_count()], ["loss", "logits"]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn model_output_count(&self) -> usize {
         self.fetch_sources.iter().filter(|fetch| matches!(fetch, FetchSource::Output(_))).count()
     }
 
