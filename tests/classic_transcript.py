@@ -65,7 +65,7 @@ DECIDED = {
         there=None,
         here=("refused: UnsupportedError",),
         reason="small moments are lost in float16; ortrain keeps them in float32",
-        page="`use_fp16_moments`, several processes, pipelines and partitions are refused when the session is made",
+        page="`use_fp16_moments`, pipelines and horizontal partitions are refused when the session is made",
     ),
     "message about a missing loss": Decided(
         chapter="errors of the constructor",

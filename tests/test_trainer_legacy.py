@@ -505,7 +505,7 @@ ARGUMENTS: dict[str, tuple[dict[str, Any], type[Exception], str]] = {
     "an optimizer": ({"training_optimizer_name": "AdamOptimiser"}, ValueError, "did you mean 'AdamOptimizer'"),
     "a new scaler": ({"loss_scaler": DynamicLossScaler()}, TypeError, "LossScaler of ortrain.trainer.legacy"),
     "a device": ({"device": "cuda"}, ortrain.DeviceUnavailableError, "device.id is 'cuda'"),
-    "two processes": ({"world_size": 2}, ortrain.UnsupportedError, "world_size must be 1, got 2"),
+    "two processes": ({"world_size": 2}, ortrain.UnsupportedError, "world_size is 2, but the script runs in 1 process"),
     "a window of 0": ({"gradient_accumulation_steps": 0}, ValueError, "min value is 1"),
     "an opset": ({"_opset_version": 9}, ValueError, "min value is 12"),
     "a negative step": ({"global_step": -1}, ValueError, "global_step"),

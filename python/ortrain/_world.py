@@ -97,6 +97,9 @@ def open_world(settings: Mapping[str, int], prefix: str = "") -> World | None:
         if value in (actual[name], _IN_ONE_PROCESS[name]):
             continue
         if world is None:
+            if name == "local_rank":
+                # The index on a machine chooses nothing in one process.
+                continue
             count = value if name.endswith("size") else value + 1
             raise UnsupportedError(
                 f"{prefix}{name} is {value}, but the script runs in 1 process: start it with mpiexec -n {count}, with "

@@ -590,7 +590,9 @@ class TrainingSession(InferenceSession):
             )
 
     def _reporting(self, run_options: RunOptions | None) -> AbstractContextManager[None]:
-        return reporting(None if is_restricted(run_options) else self._world)
+        # The run checks the type of the options.
+        restricted = getattr(run_options, "only_execute_path_to_fetches", False)
+        return reporting(None if restricted or self._has_trainer else self._world)
 
     def _run_native(
         self, feeds: dict[str, Native], requested_names: list[str], run_options: RunOptions | None, restricted: bool

@@ -276,7 +276,7 @@ pub struct MemoryUse {
 }
 
 impl MemoryUse {
-    /// Returns the sum.
+    /// Returns the sum. [`ModuleOptions::memory_limit`] limits the sum without the moments.
     #[must_use]
     pub fn total(&self) -> usize {
         self.parameters + self.gradients + self.moments + self.work + self.scratch

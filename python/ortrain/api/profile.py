@@ -80,7 +80,7 @@ class MemoryUse:
 
     @property
     def total(self) -> int:
-        """Sum of all parts.
+        """Sum of all parts. ``SessionOptions.memory_limit`` limits the sum without ``moments``.
 
         >>> memory = module.memory()
         >>> memory.total == sum([memory.parameters, memory.gradients, memory.moments, memory.work, memory.scratch])
