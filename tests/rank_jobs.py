@@ -70,7 +70,8 @@ def trainer(settings: Mapping[str, Any]) -> ORTTrainer:
     more = {}
     precision = settings.get("precision")
     if precision is not None:
-        scaler = DynamicLossScaler(loss_scale=LOSS_SCALE) if precision == "float16" else None
+        scale = settings.get("loss_scale", LOSS_SCALE)
+        scaler = DynamicLossScaler(loss_scale=scale) if precision == "float16" else None
         options["mixed_precision"] = {"enabled": True, "loss_scaler": scaler}
         more["mixed_precision_dtype"] = precision
     net = NETS[settings.get("net", "classifier")]()

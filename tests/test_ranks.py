@@ -265,6 +265,21 @@ def test_adasum_combines_the_changes_of_lone_trainers(optimizer: str, ranks: int
         weights = {name: value.reshape(weights[name].shape) for name, value in zip(sorted(weights), parts, strict=True)}
 
 
+@pytest.mark.parametrize("strategy", ["data", "zero", "adasum"])
+def test_all_ranks_skip_an_update_that_is_not_finite(strategy: str, tmp_path: Path) -> None:
+    """Gradients overflow float16 at this loss scale. The scale falls until the gradients are finite on all ranks."""
+    settings = {"strategy": strategy, "precision": "float16", "loss_scale": 2.0**22, "updates": 8}
+    settings["every_update"] = True
+    first, second = run(2, "train", tmp_path, settings)
+    for name in ("weights", "counts"):
+        np.testing.assert_array_equal(first[name], second[name])
+    steps, updates = first["counts"]
+    assert 0 < updates < steps == 8
+    np.testing.assert_array_equal(first["weights"][0], first["weights"][7 - updates])
+    assert np.isfinite(first["weights"]).all()
+    assert np.abs(first["weights"][7] - first["weights"][0]).max() > SUMS
+
+
 def test_adasum_needs_a_power_of_two(tmp_path: Path) -> None:
     done = launch(3, "train", tmp_path, {"strategy": "adasum"}, FAILURE_LIMIT)
     assert done.returncode != 0

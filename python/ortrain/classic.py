@@ -459,11 +459,13 @@ class TrainingSession(InferenceSession):
         NoSuchFileError, InvalidModelError: if the model cannot be read.
         InvalidArgumentError, OrtrainError: if the parameters name something that the model does not have, or the bytes
             are empty.
-        UnsupportedError: for parameters that need several processes, for several processes of a launcher (``mpiexec``,
-            ``srun``), and for an operator without a gradient.
+        UnsupportedError: for sizes above 1 in one process, for parameters that divide the model, for several processes
+            of a launcher (``mpiexec``, ``srun``) that cannot form one training, and for an operator without a gradient.
+        RankError: on several ranks, if model, parameters or weights differ, or another rank fails here.
 
     Warns:
-        UserWarning: for ``deepspeed_zero_stage`` and ``enable_adasum``, which have no effect in one process.
+        UserWarning: for ``deepspeed_zero_stage`` and ``enable_adasum``, which have no effect in one process, and for
+            parameters that differ from MPI.
 
     >>> from ortrain.classic import TrainingParameters, TrainingSession
     >>> parameters = TrainingParameters()

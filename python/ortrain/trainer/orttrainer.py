@@ -84,13 +84,14 @@ class ORTTrainer:
         AssertionError: for an argument of the wrong type, a description with names that the model does not have, or a
             description without exactly one loss.
         ValueError: if ``model`` is not a model, or for a description or options that are invalid.
-        UnsupportedError: for an unavailable device, for distributed sizes above 1, and for several processes of a
-            launcher (``mpiexec``, ``srun``).
+        UnsupportedError: for an unavailable device, for distributed sizes above 1 in one process, for several processes
+            of a launcher (``mpiexec``, ``srun``) that cannot form one training, and for several ranks on a GPU.
+        RankError: on several ranks, if model, options, optimizer or weights differ, or another rank fails here.
         InvalidArgumentError, OrtrainError: as ``ortrain.classic.TrainingSession``.
 
     Warns:
         FutureWarning: always. The class exists for scripts that already use it.
-        UserWarning: for ZeRO and Adasum, which have no effect in one process.
+        UserWarning: for ZeRO and Adasum, which have no effect in one process, and for options that differ from MPI.
 
     >>> import warnings
     >>> from ortrain.trainer import ORTTrainer, ORTTrainerOptions
@@ -251,6 +252,7 @@ class ORTTrainer:
             KeyError: for an output with a named size that no input has.
             InvalidArgumentError: for inputs of another type or shape, ``fetches`` that are not outputs, or a scheduler
                 that does not return one finite number. In this case no weight is changed.
+            RankError: if another rank fails in its call, or the ranks do not make the same step. No weight is changed.
 
         >>> loss, logits = trainer.train_step(x, labels=labels)
         >>> loss.shape, logits.shape
@@ -476,7 +478,7 @@ class ORTTrainer:
         Raises:
             OrtrainError: before the first step of a ``torch.nn.Module``. Nothing is written.
             InvalidArgumentError: for a ``user_dict`` that :meth:`load_checkpoint` would refuse. Nothing is written.
-            OSError: if the file exists already or cannot be written.
+            OSError: if the file exists already or cannot be written. Each rank needs a file of its own.
 
         >>> trainer.save_checkpoint("checkpoint0.ortcp", {"epoch": 3})
         >>> trainer.load_checkpoint("checkpoint0.ortcp")
@@ -507,7 +509,8 @@ class ORTTrainer:
         """Restores the state in files of :meth:`save_checkpoint`.
 
         Args:
-            *paths: one file, or the files of all processes if several processes divided the state. The order is free.
+            *paths: one file, or the files of all ranks. The order is free. Of complete files, a rank reads its own one,
+                or else the file of rank 0.
             strict: as in :meth:`load_state_dict`.
             allow_pickle: if true, the user's own values may be objects of any class. Reading them runs code of the
                 file's author. If false, only numbers, texts, containers, arrays and dates are read.
@@ -516,7 +519,8 @@ class ORTTrainer:
             the ``user_dict`` of :meth:`save_checkpoint`, or ``{}`` if the file has none.
 
         Raises:
-            AssertionError: for several files from a training in one process.
+            AssertionError: for several files from a training in one process, and for files of different runs.
+            UnsupportedError: for moments of Adasum, or accumulated gradients, of another rank.
             IndexError: if no path is passed.
             ValueError: for a file that is not HDF5.
             RuntimeError, AssertionError, KeyError: as in :meth:`load_state_dict`.

@@ -162,6 +162,7 @@ impl TrainingSession {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let session = setup::classic()?;
     /// assert_eq!(session.updated_elements("fc2.bias"), 0..10);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
     pub fn updated_elements(&self, weight: &str) -> Range<usize> {

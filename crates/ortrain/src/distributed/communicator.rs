@@ -33,6 +33,17 @@ pub struct Operand {
 impl Operand {
     /// Creates an operand of a range of elements.
     ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use ortrain::distributed::Operand;
+    /// use ortrain::{DType, Memory};
+    ///
+    /// let operand = Operand::new(&Arc::new(Memory::new(64)), DType::F64, 0..8)?;
+    /// assert_eq!(operand.bytes(), 64);
+    /// # Ok::<(), ortrain::Error>(())
+    /// ```
+    ///
     /// # Errors
     /// If the range is not inside the memory.
     pub fn new(memory: &Arc<Memory>, dtype: DType, elements: Range<usize>) -> Result<Operand> {
@@ -232,6 +243,21 @@ impl Collective {
 }
 
 /// Handle of a started collective.
+///
+/// ```
+/// use ortrain::distributed::Pending;
+///
+/// /// Handle of a collective that has already ended.
+/// struct Ended;
+///
+/// impl Pending for Ended {
+///     fn wait(self: Box<Self>) -> ortrain::Result<()> {
+///         Ok(())
+///     }
+/// }
+/// Box::new(Ended).wait()?;
+/// # Ok::<(), ortrain::Error>(())
+/// ```
 pub trait Pending: Send {
     /// Waits until the collective has ended. Its operands may be read and written again afterwards.
     ///
@@ -255,8 +281,8 @@ pub trait Pending: Send {
 ///     let bytes = memory.to_vec(0, 8)?;
 ///     Ok::<f64, ortrain::Error>(f64::from_le_bytes(bytes.try_into().unwrap()))
 /// };
+/// let ranks = ThreadCommunicator::create(2);
 /// std::thread::scope(|scope| {
-///     let ranks = ThreadCommunicator::create(2);
 ///     let threads: Vec<_> = ranks.iter().map(|rank| scope.spawn(move || sum(rank))).collect();
 ///     for thread in threads {
 ///         assert_eq!(thread.join().unwrap().unwrap(), 3.0);

@@ -153,6 +153,15 @@ struct Exchanged {
 
 impl Control {
     /// Creates the control of a communicator, which must not be used for anything else.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use ortrain::distributed::{Control, ThreadCommunicator};
+    ///
+    /// let control = Control::new(Arc::new(ThreadCommunicator::create(4).remove(3)));
+    /// assert_eq!((control.rank(), control.size(), control.exchange_count()), (3, 4, 0));
+    /// ```
     #[must_use]
     pub fn new(communicator: Arc<dyn Communicator>) -> Control {
         let word = Mutex::new(Arc::new(Memory::new(WORD * size_of::<i64>())));

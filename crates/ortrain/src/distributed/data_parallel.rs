@@ -56,6 +56,16 @@ pub struct DataParallel {
 impl DataParallel {
     /// Creates the ranks of a session. `session` is the number of the session in the order of creation, which is the same
     /// on all ranks.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use ortrain::distributed::{Control, DataParallel, Strategy, ThreadCommunicator};
+    ///
+    /// let [control, data] = [0, 0].map(|rank| Arc::new(ThreadCommunicator::create(2).remove(rank)));
+    /// let ranks = DataParallel::new(Arc::new(Control::new(control)), data, 0);
+    /// assert_eq!((ranks.strategy(), ranks.overlaps()), (Strategy::AllReduce, false));
+    /// ```
     #[must_use]
     pub fn new(control: Arc<Control>, data: Arc<dyn Communicator>, session: u32) -> DataParallel {
         DataParallel { control, data, session, strategy: Strategy::default(), overlaps: false }

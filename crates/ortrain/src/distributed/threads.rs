@@ -82,6 +82,12 @@ impl fmt::Debug for ThreadCommunicator {
 
 impl ThreadCommunicator {
     /// Creates the communicators of all ranks, one for each thread.
+    ///
+    /// ```
+    /// use ortrain::distributed::ThreadCommunicator;
+    ///
+    /// assert_eq!(ThreadCommunicator::create(2).len(), 2);
+    /// ```
     #[must_use]
     pub fn create(size: usize) -> Vec<ThreadCommunicator> {
         let shared = Shared::new(size);
