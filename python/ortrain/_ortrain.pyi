@@ -28,6 +28,7 @@ __all__ = [
     "OrtValueVector",
     "OwnOptimizer",
     "Profile",
+    "RankControl",
     "Schedule",
     "TrainingSession",
     "__version__",
@@ -512,6 +513,7 @@ class RankControl:
     def failed(self, sentence: str) -> None: ...
     def leave(self) -> None: ...
 
+@final
 class ClassicSession:
     def __new__(
         cls,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import functools
 import os
 import sys
 import warnings
@@ -164,8 +163,19 @@ def _world() -> World | None:
     return world
 
 
-@functools.cache
+# Ranks of MPI after the first connection: an empty list for one rank.
+_connections: list[list[World]] = []
+
+
 def _connected() -> World | None:
+    """Returns the ranks of MPI, which the first call connects; ``None`` for one rank."""
+    if not _connections:
+        world = _connect()
+        _connections.append([] if world is None else [world])
+    return next(iter(_connections[0]), None)
+
+
+def _connect() -> World | None:
     """Connects this process to the other ranks of MPI; ``None`` for one rank."""
     from ortrain.trainer import _mpi
 

@@ -459,8 +459,8 @@ class TrainingSession(InferenceSession):
         NoSuchFileError, InvalidModelError: if the model cannot be read.
         InvalidArgumentError, OrtrainError: if the parameters name something that the model does not have, or the bytes
             are empty.
-        UnsupportedError: for sizes above 1 in one process, for parameters that divide the model, for several processes
-            of a launcher (``mpiexec``, ``srun``) that cannot form one training, and for an operator without a gradient.
+        UnsupportedError: for an operator without a gradient, and for parameters that divide the model. Also for sizes
+            above 1 in one process, and for processes of ``mpiexec`` or ``srun`` that cannot form one training.
         RankError: on several ranks, if model, parameters or weights differ, or another rank fails here.
 
     Warns:
