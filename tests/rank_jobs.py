@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-from classic_models import Feeds, Net, classifier, fed
+from classic_models import Feeds, Graph, Net, classifier, fed, softmax_net
 from classic_models import session as session_of
 from test_trainer_legacy import legacy_of
 from trainer_nets import normalizing, trainer_of
@@ -45,7 +45,16 @@ def wide() -> Net:
     return classifier(512, 1024, 300)
 
 
+def segmented() -> Net:
+    """Return a perceptron of sorted inputs: TopK runs on the host, before a second program."""
+    graph = Graph()
+    graph.nodes_of("TopK", ["x", graph.constant("count", [12], np.int64)], ["sorted", "order"], axis=1)
+    hidden = graph.node("Relu", [graph.linear("fc1", "sorted", 12, 16)], "active")
+    return softmax_net(graph, graph.linear("fc2", hidden, 16, 10), [12], 10)
+
+
 NETS: dict[str, Callable[[], Net]] = {
+    "segmented": segmented,
     "classifier": classifier,
     "wide": wide,
     "normalizing": lambda: normalizing(drops=False),
@@ -136,12 +145,14 @@ def failing(settings: Mapping[str, Any], rank: int, size: int) -> Arrays:
     """Train with a fault of rank 1: at the start, or at step 3."""
     kind = settings["kind"]
     faulty = rank == 1
-    net = classifier()
+    net = NETS[settings.get("net", "classifier")]()
     if faulty and kind == "weights":
         values = np.frombuffer(net.model.graph.initializer[0].raw_data, np.float32).copy()
         values[0] += 1
         net.model.graph.initializer[0].raw_data = values.tobytes()
-    options = {"utils": {"grad_norm_clip": not (faulty and kind == "options")}}
+    options: dict[str, Any] = {"utils": {"grad_norm_clip": not (faulty and kind == "options")}}
+    if kind == "frozen":
+        options["utils"]["frozen_weights"] = [tensor.name for tensor in net.model.graph.initializer]
     trained = trainer_of(net, AdamConfig(lr=0.01, alpha=0.8 if faulty and kind == "optimizer" else 0.9), options)
     if kind == "load" and rank == 0:
         state = trained.state_dict()
@@ -213,7 +224,12 @@ def start(settings: Mapping[str, Any], rank: int, size: int) -> Arrays:
     own = [str(warning.message) for warning in caught if warning.category is UserWarning]
     distributed = trained.options.distributed
     names = ("world_rank", "world_size", "local_rank", "data_parallel_size")
-    return {"warnings": np.array(own), "sizes": np.array([getattr(distributed, name) for name in names])}
+    world = trained._world
+    return {
+        "warnings": np.array(own),
+        "sizes": np.array([getattr(distributed, name) for name in names]),
+        "threads": np.array(0 if world is None else world.threads),
+    }
 
 
 def checkpoint_at_one_path(settings: Mapping[str, Any], rank: int, size: int) -> Arrays:

@@ -388,6 +388,7 @@ def test_one_path_for_all_ranks_is_an_error(tmp_path: Path) -> None:
         ({"kind": "shape"}, "no rank has changed: input 'x' has the shape [8, 3], but ['N', 12] in model_desc"),
         ({"kind": "rate"}, "rank 1 has the learning rate 0.5, but rank 0 has the learning rate 0.01"),
         ({"kind": "load"}, "rank 1 has loaded 0 states, but rank 0 has loaded 1 states"),
+        ({"kind": "frozen"}, "the model has no weight to train"),
     ],
     ids=lambda value: "-".join(map(str, value.values())) if isinstance(value, dict) else "",
 )
@@ -397,8 +398,10 @@ def test_a_failure_of_one_rank_ends_the_job(settings: dict[str, Any], sentence: 
     assert sentence in done.stderr + done.stdout
 
 
-def test_ranks_continue_after_an_error_that_they_handle(tmp_path: Path) -> None:
-    first, second = run(2, "failing", tmp_path, {"kind": "label", "caught": True})
+@pytest.mark.parametrize("net", ["classifier", "segmented"])
+def test_ranks_continue_after_an_error_that_they_handle(net: str, tmp_path: Path) -> None:
+    """In the segmented network the label is found in a later program, after the first one has run."""
+    first, second = run(2, "failing", tmp_path, {"kind": "label", "caught": True, "net": net})
     assert len(first["messages"]) == len(second["messages"]) == 1
     assert first["messages"][0].startswith("RankError: rank 1 of 2 failed in this step, so no rank has changed: node")
     assert second["messages"][0].startswith("InvalidArgumentError: node")
@@ -426,6 +429,8 @@ def test_sizes_of_mpi_override_options(tmp_path: Path) -> None:
         assert found["warnings"].tolist() == expected
     for found in run(2, "start", tmp_path, {"options": {}}):
         assert found["warnings"].tolist() == []
+        # The ranks share the cores of this machine.
+        assert found["threads"] == max(1, len(os.sched_getaffinity(0)) // 2)
 
 
 @pytest.mark.parametrize(
