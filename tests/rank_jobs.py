@@ -216,6 +216,35 @@ def faces(settings: Mapping[str, Any], rank: int = 0, size: int = 1) -> Arrays:
     return weights | {"errors": np.array(errors), "sizes": np.array([legacy.world_rank, legacy.world_size])}
 
 
+def collectives(settings: Mapping[str, Any], rank: int, size: int) -> Arrays:
+    """Run the operations of the communicator that no strategy uses, on arrays of this rank."""
+    from mpi4py import MPI
+
+    from ortrain.trainer._mpi import Communicator, Operand
+
+    def operand(array: npt.NDArray[Any]) -> Operand:
+        return array.ctypes.data, array.size, str(array.dtype)
+
+    communicator = Communicator(MPI.COMM_WORLD.Dup())
+    counts = [rank + 1 for rank in range(size)]
+    values, own = np.arange(sum(counts), dtype=np.float32) + rank, np.zeros(counts[rank], np.float32)
+    communicator.reduce_scatter(operand(values), counts, operand(own)).wait()
+    group = communicator.group([size - 1, 0]) if rank in (0, size - 1) else None
+    largest = np.array([rank], np.int64)
+    if group is not None:
+        group.all_reduce(operand(largest), "max").wait()
+    root = np.full(3, rank, np.float64)
+    communicator.broadcast(operand(root), 1).wait()
+    errors = []
+    for array in (np.zeros(2, np.float16), np.zeros(2, bool)):
+        try:
+            communicator.all_reduce(operand(array), "sum")
+        except TypeError as error:
+            errors.append(str(error))
+    groups = [-1, -1] if group is None else [group.rank, group.size]
+    return {"own": own, "largest": largest, "root": root, "group": np.array(groups), "errors": np.array(errors)}
+
+
 def start(settings: Mapping[str, Any], rank: int, size: int) -> Arrays:
     """Create trainers with options that name other sizes, and return their warnings and their options."""
     with warnings.catch_warnings(record=True) as caught:

@@ -213,6 +213,19 @@ def test_mpi_without_threads_sums_after_the_backward_pass(tmp_path: Path, monkey
         ]
 
 
+def test_operations_of_the_communicator(tmp_path: Path) -> None:
+    results = run(3, "collectives", tmp_path, {})
+    sums = 3 * np.arange(6, dtype=np.float32) + 3
+    for rank, expected in enumerate((sums[:1], sums[1:3], sums[3:])):
+        np.testing.assert_array_equal(results[rank]["own"], expected)
+        np.testing.assert_array_equal(results[rank]["root"], [1, 1, 1])
+        assert results[rank]["errors"].tolist() == [
+            f"MPI cannot combine elements of {name}" for name in ("float16", "bool")
+        ]
+    assert [found["largest"].tolist() for found in results] == [[2], [1], [2]]
+    assert [found["group"].tolist() for found in results] == [[1, 2], [-1, -1], [0, 2]]
+
+
 # ZeRO.
 
 
