@@ -163,16 +163,15 @@ def _world() -> World | None:
     return world
 
 
-# Ranks of MPI after the first connection: an empty list for one rank.
-_connections: list[list[World]] = []
+# Result of the first connection, under the key "MPI".
+_connections: dict[str, World | None] = {}
 
 
 def _connected() -> World | None:
     """Returns the ranks of MPI, which the first call connects; ``None`` for one rank."""
-    if not _connections:
-        world = _connect()
-        _connections.append([] if world is None else [world])
-    return next(iter(_connections[0]), None)
+    if "MPI" not in _connections:
+        _connections["MPI"] = _connect()
+    return _connections["MPI"]
 
 
 def _connect() -> World | None:

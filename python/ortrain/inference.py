@@ -479,6 +479,10 @@ class InferenceSession:
 
     # Runs.
 
+    def _reporting(self, run_options: RunOptions | None) -> AbstractContextManager[None]:
+        """Return the context of a run; other ranks of a distributed training receive its exceptions."""
+        return nullcontext()
+
     def run(
         self,
         output_names: Sequence[str] | None,
@@ -505,35 +509,24 @@ class InferenceSession:
 
         """
         with self._reporting(run_options):
-            return self._run_arrays(output_names, input_feed, run_options)
-
-    def _reporting(self, run_options: RunOptions | None) -> AbstractContextManager[None]:
-        """Return the context of a run; other ranks of a distributed training receive its exceptions."""
-        return nullcontext()
-
-    def _run_arrays(
-        self,
-        output_names: Sequence[str] | None,
-        input_feed: Mapping[str, npt.ArrayLike | OrtValue | Sequence[npt.ArrayLike | OrtValue]],
-        run_options: RunOptions | None,
-    ) -> list[npt.NDArray[Any]]:
-        """Run as :meth:`run`."""
-        check_begin(run_options)
-        requested_names = self._requested_outputs(output_names)
-        self._check_feed(input_feed)
-        inputs = [*self._described_inputs(), *self._described_overridable()]
-        described = {description[0]: description for description in inputs}
-        sequences = {name for name, kind, _ in inputs if kind.startswith("seq(")}
-        feeds: dict[str, Native] = {}
-        for name, value in input_feed.items():
-            if name in sequences and isinstance(value, list | tuple):
-                feeds[name] = [native_value(tensor) for tensor in value]
-            else:
-                feeds[name] = self._input_value(value, described[name]) if name in described else native_value(value)
-        return [
-            _arrays(value)
-            for value in self._run_native(feeds, requested_names, run_options, is_restricted(run_options))
-        ]
+            check_begin(run_options)
+            requested_names = self._requested_outputs(output_names)
+            self._check_feed(input_feed)
+            inputs = [*self._described_inputs(), *self._described_overridable()]
+            described = {description[0]: description for description in inputs}
+            sequences = {name for name, kind, _ in inputs if kind.startswith("seq(")}
+            feeds: dict[str, Native] = {}
+            for name, value in input_feed.items():
+                if name in sequences and isinstance(value, list | tuple):
+                    feeds[name] = [native_value(tensor) for tensor in value]
+                else:
+                    feeds[name] = (
+                        self._input_value(value, described[name]) if name in described else native_value(value)
+                    )
+            return [
+                _arrays(value)
+                for value in self._run_native(feeds, requested_names, run_options, is_restricted(run_options))
+            ]
 
     def run_with_ort_values(
         self,
@@ -557,32 +550,24 @@ class InferenceSession:
 
         """
         with self._reporting(run_options):
-            return self._run_values(output_names, input_dict_ort_values, run_options)
-
-    def _run_values(
-        self,
-        output_names: Sequence[str] | None,
-        input_dict_ort_values: Mapping[str, OrtValue],
-        run_options: RunOptions | None,
-    ) -> list[OrtValue]:
-        """Run as :meth:`run_with_ort_values`."""
-        check_begin(run_options)
-        requested_names = self._requested_outputs(output_names)
-        self._check_feed(input_dict_ort_values)
-        for name, value in input_dict_ort_values.items():
-            if not is_ortvalue(value):
-                raise TypeError(
-                    f"the value for {name!r} must be an OrtValue, got {type(value).__name__}; run accepts arrays"
-                )
-        feeds: dict[str, Native] = {name: native_value(value) for name, value in input_dict_ort_values.items()}
-        found = self._run_native(feeds, requested_names, run_options, is_restricted(run_options))
-        tensors = [value for value in found if not isinstance(value, list)]
-        if len(tensors) == len(found) and feeds:
-            return outputs_like_inputs(tensors, list(input_dict_ort_values.values()))
-        wrapped: list[Any] = [
-            [OrtValue(tensor) for tensor in value] if isinstance(value, list) else OrtValue(value) for value in found
-        ]
-        return wrapped
+            check_begin(run_options)
+            requested_names = self._requested_outputs(output_names)
+            self._check_feed(input_dict_ort_values)
+            for name, value in input_dict_ort_values.items():
+                if not is_ortvalue(value):
+                    raise TypeError(
+                        f"the value for {name!r} must be an OrtValue, got {type(value).__name__}; run accepts arrays"
+                    )
+            feeds: dict[str, Native] = {name: native_value(value) for name, value in input_dict_ort_values.items()}
+            found = self._run_native(feeds, requested_names, run_options, is_restricted(run_options))
+            tensors = [value for value in found if not isinstance(value, list)]
+            if len(tensors) == len(found) and feeds:
+                return outputs_like_inputs(tensors, list(input_dict_ort_values.values()))
+            wrapped: list[Any] = [
+                [OrtValue(tensor) for tensor in value] if isinstance(value, list) else OrtValue(value)
+                for value in found
+            ]
+            return wrapped
 
     def io_binding(self) -> IOBinding:
         """Return a binding of this session's inputs and outputs to memory of the caller.
@@ -620,26 +605,22 @@ class InferenceSession:
 
         """
         with self._reporting(run_options):
-            self._run_bound(iobinding, run_options)
-
-    def _run_bound(self, iobinding: IOBinding | SessionIOBinding, run_options: RunOptions | None) -> None:
-        """Run as :meth:`run_with_iobinding`."""
-        check_begin(run_options)
-        binding = iobinding._iobinding if isinstance(iobinding, IOBinding) else iobinding
-        if not isinstance(binding, SessionIOBinding):
-            raise TypeError(f"expected a binding from io_binding() of the session, got {type(iobinding).__name__}")
-        if binding._session is not self:
-            raise InvalidArgumentError("the binding belongs to another session; call io_binding() of this session")
-        outputs = list(binding._outputs.items())
-        if not outputs:
-            raise InvalidArgumentError("no output is bound; call bind_output first")
-        names = self._requested_outputs([name for name, _ in outputs])
-        self._check_feed(binding._inputs)
-        results = self._run_native_into(dict(binding._inputs), outputs, run_options)
-        for name, value in zip(names, results, strict=True):
-            if isinstance(value, list):
-                raise InvalidArgumentError(f"output {name!r} is a sequence of tensors, which only run returns")
-            binding._values[name] = value
+            check_begin(run_options)
+            binding = iobinding._iobinding if isinstance(iobinding, IOBinding) else iobinding
+            if not isinstance(binding, SessionIOBinding):
+                raise TypeError(f"expected a binding from io_binding() of the session, got {type(iobinding).__name__}")
+            if binding._session is not self:
+                raise InvalidArgumentError("the binding belongs to another session; call io_binding() of this session")
+            outputs = list(binding._outputs.items())
+            if not outputs:
+                raise InvalidArgumentError("no output is bound; call bind_output first")
+            names = self._requested_outputs([name for name, _ in outputs])
+            self._check_feed(binding._inputs)
+            results = self._run_native_into(dict(binding._inputs), outputs, run_options)
+            for name, value in zip(names, results, strict=True):
+                if isinstance(value, list):
+                    raise InvalidArgumentError(f"output {name!r} is a sequence of tensors, which only run returns")
+                binding._values[name] = value
 
     def run_with_ortvaluevector(
         self,
@@ -675,30 +656,31 @@ class InferenceSession:
         [8, 10]
 
         """
-        check_begin(run_options)
-        if isinstance(feed_names, str) or isinstance(fetch_names, str):
-            raise TypeError("feed_names and fetch_names must be lists of names, got one name")
-        input_names, output_names = list(feed_names), self._requested_outputs(list(fetch_names))
-        for count, names, what in (
-            (len(feeds), input_names, "feeds"),
-            (len(fetch_devices), output_names, "fetch_devices"),
-        ):
-            if count != len(names):
-                raise InvalidArgumentError(f"expected {len(names)} values in {what}, got {count}")
-        for name in input_names:
-            if input_names.count(name) > 1:
-                raise InvalidArgumentError(f"input {name!r} is given twice")
-        for device in fetch_devices:
-            check_device(device)
-        there: list[_ortrain.OrtValue | None] = list(fetches) or [None] * len(output_names)
-        if len(there) != len(output_names):
-            raise InvalidArgumentError(f"expected {len(output_names)} values in fetches, got {len(there)}")
-        values: dict[str, Native] = dict(zip(input_names, feeds, strict=True))
-        self._check_feed(values)
-        found = self._run_native_into(values, list(zip(output_names, there, strict=True)), run_options)
-        if any(isinstance(value, list) for value in found):
-            raise InvalidArgumentError("an output is a sequence of tensors, which only run returns")
-        fetches._fill([value for value in found if not isinstance(value, list)])
+        with self._reporting(run_options):
+            check_begin(run_options)
+            if isinstance(feed_names, str) or isinstance(fetch_names, str):
+                raise TypeError("feed_names and fetch_names must be lists of names, got one name")
+            input_names, output_names = list(feed_names), self._requested_outputs(list(fetch_names))
+            for count, names, what in (
+                (len(feeds), input_names, "feeds"),
+                (len(fetch_devices), output_names, "fetch_devices"),
+            ):
+                if count != len(names):
+                    raise InvalidArgumentError(f"expected {len(names)} values in {what}, got {count}")
+            for name in input_names:
+                if input_names.count(name) > 1:
+                    raise InvalidArgumentError(f"input {name!r} is given twice")
+            for device in fetch_devices:
+                check_device(device)
+            there: list[_ortrain.OrtValue | None] = list(fetches) or [None] * len(output_names)
+            if len(there) != len(output_names):
+                raise InvalidArgumentError(f"expected {len(output_names)} values in fetches, got {len(there)}")
+            values: dict[str, Native] = dict(zip(input_names, feeds, strict=True))
+            self._check_feed(values)
+            found = self._run_native_into(values, list(zip(output_names, there, strict=True)), run_options)
+            if any(isinstance(value, list) for value in found):
+                raise InvalidArgumentError("an output is a sequence of tensors, which only run returns")
+            fetches._fill([value for value in found if not isinstance(value, list)])
 
     def _requested_outputs(self, output_names: Sequence[str] | None) -> list[str]:
         """Return the requested output names, or all output names."""

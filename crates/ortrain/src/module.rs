@@ -650,9 +650,7 @@ impl Module {
             return run;
         }
         // Later segments of the run may fail, so the gate is asked after the run.
-        let written_planes = || self.gradients.iter().chain(state.frozen_planes());
-        let copy = |plane: &Arc<Memory>| Ok((plane.clone(), plane.to_vec(0, plane.len())?));
-        let before: Vec<(Arc<Memory>, Vec<u8>)> = written_planes().map(copy).collect::<Result<_>>()?;
+        let before = self.copy_written_planes(state)?;
         let run = self
             .run_train(state, inputs, deliver)
             .map_err(|error| self.explain_with_copies(error, inputs, true))
@@ -663,6 +661,12 @@ impl Module {
         }
         self.count_train_step(state);
         Ok(())
+    }
+
+    /// Copies the planes that a training step writes: gradients and frozen parameters.
+    fn copy_written_planes(&self, state: &CheckpointState) -> Result<Vec<(Arc<Memory>, Vec<u8>)>> {
+        let copy = |plane: &Arc<Memory>| Ok((plane.clone(), plane.to_vec(0, plane.len())?));
+        self.gradients.iter().chain(state.frozen_planes()).map(copy).collect()
     }
 
     /// Returns true if nothing can fail in a step after its first write to state.
@@ -728,22 +732,14 @@ impl Module {
         let sure = (self.train.check_outputs(&self.work, inputs, outputs))
             .map_err(|error| self.add_sufficient_limit(error, inputs, true))?;
         // Data-dependent shapes are known after the step; if they do not fit, written memory is restored.
-        let written_planes = || self.gradients.iter().chain(state.frozen_planes());
-        let before: Vec<(Arc<Memory>, Vec<u8>)> = if sure {
-            Vec::new()
-        } else {
-            let copy = |plane: &Arc<Memory>| Ok((plane.clone(), plane.to_vec(0, plane.len())?));
-            written_planes().map(copy).collect::<Result<_>>()?
-        };
+        let before = if sure { Vec::new() } else { self.copy_written_planes(state)? };
         let mut fill = OutputWriter::new(outputs);
         self.run_train(state, StepInputs::all_copied(inputs), &mut |k, dtype, dims, value| {
             fill.write(k, dtype, dims, value)
         })
         .map_err(|error| self.add_sufficient_limit(error, inputs, true))?;
         if let Err(error) = fill.finish(&self.train.outputs) {
-            for (plane, bytes) in &before {
-                plane.write(0, bytes)?;
-            }
+            before.iter().try_for_each(|(plane, bytes)| plane.write(0, bytes))?;
             return Err(error);
         }
         self.count_train_step(state);

@@ -344,7 +344,7 @@ impl Optimizer {
         let norm = self.clips.then(|| module.gradient_norm(state)).transpose()?;
         let optimizer = optimizer_state(state)?;
         let step = optimizer.step.saturating_add(1);
-        let planes = self.planes(state, module, optimizer);
+        let planes = planes_of_step(&self.slots, (state, optimizer), module);
         let mut updated = [1_u8];
         let mut norm_bytes = [0_u8; 8];
         let mut has_norm = false;
@@ -373,18 +373,6 @@ impl Optimizer {
             count_step(state, step);
         }
         Ok(StepOutcome { norm: norm.or(total_norm), updated })
-    }
-
-    /// Returns the planes of a step: parameters, gradients, then each slot.
-    fn planes<'a>(
-        &self,
-        state: &'a CheckpointState,
-        module: &'a Module,
-        optimizer: &'a OptimizerState,
-    ) -> Planes<'a> {
-        let slots = self.slots.iter().flat_map(|slot| optimizer.slot_planes(&slot.slot.name));
-        let chain = state.trainable_planes().iter().chain(module.gradient_planes()).chain(slots);
-        chain.map(|plane| &**plane).collect()
     }
 
     /// Returns the planes of a slot in a state.
@@ -530,6 +518,17 @@ fn optimizer_state(state: &CheckpointState) -> Result<&OptimizerState> {
 
 fn is_sequence(graph: &Graph, id: ortrain_graph::ValueId) -> bool {
     matches!(graph.value(id).ty, ValueType::Sequence(_))
+}
+
+/// Returns the planes of a step: parameters, gradients, then each slot.
+fn planes_of_step<'a>(
+    slots: &[RequiredSlots],
+    (state, optimizer): (&'a CheckpointState, &'a OptimizerState),
+    module: &'a Module,
+) -> Planes<'a> {
+    let slots = slots.iter().flat_map(|slot| optimizer.slot_planes(&slot.slot.name));
+    let planes = state.trainable_planes().iter().chain(module.gradient_planes()).chain(slots);
+    planes.map(|plane| &**plane).collect()
 }
 
 /// Counts a step that has updated the parameters.

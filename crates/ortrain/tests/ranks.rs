@@ -257,6 +257,10 @@ fn moments_of_zero_are_parts_of_complete_moments() {
         run(&mut lone, &batch(step, 0, 1), true).unwrap();
     }
     let state = lone.state().unwrap();
+    // One process has complete moments only: a flat one is refused.
+    let flat = Tensor::f32(&[960], &state["Moment_1_fc2.weight"].to_vec::<f32>());
+    let flat = [("Moment_1_fc2.weight".to_owned(), flat)].into();
+    assert!(lone.load_state(&flat, true).unwrap_err().to_string().contains("but a value of float32[960]"));
     let results = on_ranks(3, |ranks| {
         let rank = ranks.rank();
         let mut session = settings.session(Some(ranks.with_strategy(Strategy::Zero).unwrap()));

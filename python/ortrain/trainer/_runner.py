@@ -117,8 +117,7 @@ class Runner:
         inside = binding._iobinding
         inside._inputs, inside._outputs, inside._values = feeds, {name: buffers.get(name) for name in outputs}, {}
         try:
-            # The trainer reports its errors to other ranks, after a second attempt.
-            self.session._run_bound(binding, options)
+            self.session.run_with_iobinding(binding, options)
         except InvalidArgumentError as error:
             unfit = error.output
             if unfit is None or unfit not in buffers:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import operator
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -54,6 +54,8 @@ STATISTICS, RANDOM = "running_statistics", "random_numbers"
 IN_WINDOW = "accumulated_steps"
 # Options in files of several processes: number of the job; true if the moments of the processes differ.
 RUN, ADASUM = "run", "adasum"
+# Name of the number of updates in the state of a weight. Other values have the shape of the weight.
+COUNT = "Update_Count"
 # Range of a seed: a signed 64-bit integer.
 _SEEDS = range(-(2**63), 2**63)
 # Index of the Dropout input that turns dropping on.
@@ -135,15 +137,14 @@ def state_of(session: TrainingSession, model: ModelProto, trainer: ORTTrainer) -
     return state
 
 
-def parts_of_rank(state: dict[str, Any], session: TrainingSession) -> dict[str, Any]:
+def parts_of_rank(state: dict[str, Any], session: TrainingSession, frozen: Sequence[str]) -> dict[str, Any]:
     """Returns a state for the file of this process. ZeRO in mixed precision saves weights where they are updated."""
     options = state[OPTIONS]
     if not (options["zero_stage"] and options["mixed_precision"] and options["world_size"] > 1):
         return state
     weights: Arrays = {}
-    trained = session.get_model_state()[FULL]
     for name, value in state[MODEL][FULL].items():
-        start, stop = session._classic.updated_elements(name) if name in trained else (0, value.size)
+        start, stop = (0, value.size) if name in frozen else session._classic.updated_elements(name)
         if stop - start == value.size:
             weights[name] = value
         elif start < stop:
@@ -403,15 +404,13 @@ def _optimizer(
 
     With ZeRO, a process takes its own parts out of complete values.
     """
-    parts = session._classic.updated_elements
+    shared = session.get_partition_info_map()
 
     def fitted(weight: str, name: str, value: npt.NDArray[Any]) -> npt.NDArray[Any]:
         found = as_array(loaded[weight][name])
-        start, stop = parts(weight)
-        if found.dtype == value.dtype and value.shape == (stop - start,) and found.size > value.size:
-            complete = session._classic.model_state(False)[FULL][weight].shape()
-            if list(found.shape) == complete:
-                return found.reshape(-1)[start:stop]
+        if weight in shared and name != COUNT and list(found.shape) == shared[weight]["original_dim"]:
+            start, stop = session._classic.updated_elements(weight)
+            found = found.reshape(-1)[start:stop]
         return _fitting(f"{name} of {weight!r}", found, value)
 
     return {

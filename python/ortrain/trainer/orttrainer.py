@@ -487,7 +487,8 @@ class ORTTrainer:
         """
         if self._training_session is None or self._onnx_model is None:
             raise OrtrainError("the trainer has no state to save yet: run train_step or eval_step first")
-        state = _state.named_for_files(_state.parts_of_rank(self.state_dict(), self._training_session))
+        frozen = self.options.utils.frozen_weights
+        state = _state.named_for_files(_state.parts_of_rank(self.state_dict(), self._training_session, frozen))
         if user_dict:
             state["user_dict"] = _checkpoint_storage.to_serialized_hex(user_dict)
             if not allow_pickle:

@@ -283,8 +283,10 @@ impl TrainingSession {
         let mut counts: BTreeMap<Option<String>, i64> = BTreeMap::new();
         for (name, state_value, value) in assignments {
             let (dtype, dims) = self.type_of(state_value)?;
+            let elements = dims.iter().product();
             let is_part = matches!(state_value, StateValue::Slot(weight, _)
-                if value.dims() == [self.checkpoint.owned_range(weight).len()]);
+                if value.dims() == [self.checkpoint.owned_range(weight).len()]
+                    && self.checkpoint.owned_range(weight).len() < elements);
             if dtype != value.dtype() || (dims != value.dims() && !is_part) {
                 return Err(Error::State(format!(
                     "{name:?} is {dtype}{dims:?}, but a value of {}{:?} was given",

@@ -18,8 +18,9 @@ use crate::{CheckpointState, Error, ModelSource, Module, Optimizer, Result};
 pub(super) enum SessionOptimizer {
     /// The optimizer updates all weights.
     Full(Box<Optimizer>),
-    /// The optimizer updates the part of the weights that belongs to this rank.
-    Divided(Box<DividedOptimizer>),
+    /// The optimizer updates the part of the weights that belongs to this rank. The numbers of elements of each rank
+    /// follow, by plane.
+    Divided(Box<DividedOptimizer>, Vec<Vec<usize>>),
 }
 
 /// Memory of the updates by Adasum, of the size of the trainable planes.
@@ -57,8 +58,12 @@ impl SessionOptimizer {
             OptimizerModels::Divided(models) => {
                 let (rank, size) = ranks.map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
                 let layout = module.layout();
-                state.set_owned(Some(owned_planes(layout, &zero_ranges(layout, size)[rank])));
-                Ok(SessionOptimizer::Divided(Box::new(DividedOptimizer::new(models, state, module)?)))
+                let ranges = zero_ranges(layout, size);
+                state.set_owned(Some(owned_planes(layout, &ranges[rank])));
+                let counts = |plane: usize| ranges.iter().map(|of_rank| of_rank[plane].len()).collect();
+                let counts = (0..layout.trainable.len()).map(counts).collect();
+                let optimizer = DividedOptimizer::new(models, state, module)?;
+                Ok(SessionOptimizer::Divided(Box::new(optimizer), counts))
             }
         }
     }
@@ -67,14 +72,14 @@ impl SessionOptimizer {
     pub(super) fn optimizer(&self) -> &Optimizer {
         match self {
             SessionOptimizer::Full(optimizer) => optimizer,
-            SessionOptimizer::Divided(optimizer) => optimizer.update(),
+            SessionOptimizer::Divided(optimizer, _) => optimizer.update(),
         }
     }
 
     fn optimizer_mut(&mut self) -> &mut Optimizer {
         match self {
             SessionOptimizer::Full(optimizer) => optimizer,
-            SessionOptimizer::Divided(optimizer) => optimizer.update_mut(),
+            SessionOptimizer::Divided(optimizer, _) => optimizer.update_mut(),
         }
     }
 }
@@ -105,15 +110,14 @@ impl TrainingSession {
             gradients.accumulated_steps = self.runs_per_update.saturating_mul(ranks.size() as i64);
         }
         match (&mut self.optimizer, &self.ranks) {
-            (Some(SessionOptimizer::Divided(optimizer)), Some(ranks)) => {
+            (Some(SessionOptimizer::Divided(optimizer, counts)), Some(ranks)) => {
                 let sum = |values: &mut [f64]| ranks.sum_numbers(values);
                 let stepped = optimizer.step(&mut self.checkpoint, &self.module, gradients, &sum)?;
                 if stepped.updated {
-                    let layout = self.module.layout();
-                    let ranges = zero_ranges(layout, ranks.size());
-                    for (k, plane) in self.checkpoint.trainable_planes().iter().enumerate() {
-                        let counts = ranges.iter().map(|of_rank| of_rank[k].len()).collect();
-                        ranks.gather(plane, layout.trainable[k].dtype, counts)?;
+                    let planes =
+                        self.checkpoint.trainable_planes().iter().zip(&self.module.layout().trainable);
+                    for ((plane, layout), counts) in planes.zip(counts) {
+                        ranks.gather(plane, layout.dtype, counts.clone())?;
                     }
                 }
                 Ok(stepped)

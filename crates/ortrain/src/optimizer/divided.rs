@@ -8,11 +8,10 @@ use ortrain_ops::passes::versions::upgrade;
 
 use super::{
     GradientInfo, Optimizer, RankSums, StepOutcome, StepProgram, Table, columns_of, count_step,
-    optimizer_state, roles_of_planes,
+    optimizer_state, planes_of_step, roles_of_planes,
 };
 use crate::distributed::OwnedPlane;
 use crate::executable_cache::ExecutableCache;
-use crate::parameter_binding::Planes;
 use crate::{CheckpointState, Error, ModelSource, Module, Result};
 
 /// Function that replaces numbers by their sums over all ranks.
@@ -25,8 +24,6 @@ pub(crate) struct DividedOptimizer {
     update: Optimizer,
     /// Program of the sums over parameters, if the update needs sums.
     sums: Option<StepProgram>,
-    /// Names of the slots.
-    slots: Vec<String>,
     /// Row of each owned tensor among all trained tensors.
     rows: Vec<usize>,
     /// Number of trained tensors.
@@ -49,8 +46,7 @@ impl DividedOptimizer {
         let rows =
             owned.iter().flat_map(|plane| &plane.layout.tensors).map(|tensor| row(tensor.name.clone()));
         let (rows, tensors) = (rows.collect(), names().count());
-        let slots = update.slots.iter().map(|slot| slot.slot.name.clone()).collect();
-        Ok(DividedOptimizer { update, sums, slots, rows, tensors })
+        Ok(DividedOptimizer { update, sums, rows, tensors })
     }
 
     /// Returns the optimizer that updates the elements of this rank.
@@ -84,13 +80,8 @@ impl DividedOptimizer {
         }
         let updated = !is_scaled || rank_sums.gradient_norm.is_finite();
         if updated {
-            let Optimizer { program, work, .. } = &mut self.update;
-            let slots = self.slots.iter().flat_map(|slot| optimizer.slot_planes(slot));
-            let planes: Planes<'_> = (state.trainable_planes().iter())
-                .chain(module.gradient_planes())
-                .chain(slots)
-                .map(|plane| &**plane)
-                .collect();
+            let Optimizer { program, work, slots, .. } = &mut self.update;
+            let planes = planes_of_step(slots, (state, optimizer), module);
             let of_step = (optimizer, Some(optimizer), step);
             if let Some(sums) = &mut self.sums {
                 let count = sums.runners.graph().outputs.len();
