@@ -1,20 +1,20 @@
 //! Attention kernels: first the statistics of each row of scores, then every result. A moderate number of scores is
 //! stored between launches; otherwise each kernel recomputes them.
 
-use ortrain_expr::{DType, Precision, ReduceOp};
+use ortrain_expr::{Precision, ReduceOp, Scalar};
 use ortrain_program::{Attention, AttentionGradients, AttentionPass, Nest, Operand};
 
 use crate::dialect::Repr;
-use crate::expr::{AnalyzedNest, Point, position};
+use crate::expr::{AnalyzedNest, Point, position, type_of};
 use crate::inner_product::{LEFT, MatmulOperands, are_terms_adjacent};
-use crate::kernel::{Kernel, Value, float64_message};
+use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::row_reduction::Row;
 use crate::split_k::MatmulOutput;
 use crate::thread_reduction::combine;
 use crate::workgroup_reduce::StageArrays;
-use crate::{matmul_strategy, tiled};
+use crate::{matmul_strategy, nest, tiled};
 
 /// Number of statistics per row: largest score, sum of exponentials, and sum for the gradient of the softmax.
 const STATISTICS_PER_ROW: usize = 3;
@@ -45,6 +45,8 @@ struct ResultProduct<'p, 'n> {
 /// Attention with its analyzed nests.
 struct Printer<'n> {
     a: &'n Attention,
+    /// Type of scores and weights.
+    repr: Repr,
     scores: AnalyzedNest<'n>,
     weights: AnalyzedNest<'n>,
     gradient_nests: Option<GradientNests<'n>>,
@@ -71,14 +73,12 @@ struct GradientNests<'n> {
 }
 
 pub(crate) fn launches(cx: &Context<'_>, a: &Attention) -> Result<Vec<Launch>, String> {
-    if a.q.access.dtype == DType::F64 {
-        return Err(float64_message());
-    }
-    let mut printer = Printer::new(a)?;
+    let mut printer = Printer::new(cx, a)?;
     let rows = a.batch.iter().product::<usize>() * a.queries;
-    cx.reserve_permanently(rows * STATISTICS_PER_ROW);
+    let is_double = printer.repr == Repr::F64;
+    cx.reserve_permanently(rows * STATISTICS_PER_ROW * if is_double { 2 } else { 1 });
     let mut launches = Vec::new();
-    if rows * a.keys <= MAX_STORED_SCORES && a.size.max(a.width) <= MAX_STORED_SIZE {
+    if !is_double && rows * a.keys <= MAX_STORED_SCORES && a.size.max(a.width) <= MAX_STORED_SIZE {
         let scores = cx.reserve_permanently(rows * a.keys);
         let products =
             if printer.gradient_nests.is_some() { cx.reserve_permanently(rows * a.keys) } else { 0 };
@@ -88,9 +88,11 @@ pub(crate) fn launches(cx: &Context<'_>, a: &Attention) -> Result<Vec<Launch>, S
     launches.push(printer.statistics(cx)?);
     let mut finish = |nest: &Nest, kind: ResultKind| {
         let sum = ResultProduct { printer: &printer, kind };
-        launches.extend(matmul_strategy::launches(cx, &sum, nest, &|kernel, at| {
-            Ok(vec![sum.single_element(kernel, at)?])
-        })?);
+        let plain = |kernel: &mut Kernel<'_>, at: &[String]| Ok(vec![sum.single_element(kernel, at)?]);
+        launches.extend(match is_double {
+            true => nest::launches(cx, nest, &plain)?,
+            false => matmul_strategy::launches(cx, &sum, nest, &plain)?,
+        });
         Ok::<(), String>(())
     };
     match &a.pass {
@@ -168,7 +170,7 @@ impl MatmulOperands for PairProducts<'_, '_> {
     ) -> Result<(), String> {
         let (batch, i, j) = split(&at);
         let value = match self.are_scores {
-            true => Printer::apply_nest(kernel, scores, batch, [i, j], vec![product])?,
+            true => self.printer.apply_nest(kernel, scores, batch, [i, j], vec![product])?,
             false => product,
         };
         let offset = self.printer.stored_offset(self.first, batch, i, j);
@@ -259,18 +261,19 @@ impl MatmulOperands for ResultProduct<'_, '_> {
 }
 
 impl<'n> Printer<'n> {
-    fn new(a: &'n Attention) -> Result<Printer<'n>, String> {
+    fn new(cx: &Context<'_>, a: &'n Attention) -> Result<Printer<'n>, String> {
+        let repr = cx.float_repr(a.q.access.dtype)?;
         let gradient_nests = match &a.pass {
             AttentionPass::Output(_) => None,
             AttentionPass::Gradients(gradients) => Some(GradientNests {
                 gradients,
-                weights: AnalyzedNest::new(&gradients.weights)?,
-                softmax: AnalyzedNest::new(&gradients.softmax)?,
-                scores: AnalyzedNest::new(&gradients.scores)?,
+                weights: AnalyzedNest::new(cx, &gradients.weights)?,
+                softmax: AnalyzedNest::new(cx, &gradients.softmax)?,
+                scores: AnalyzedNest::new(cx, &gradients.scores)?,
             }),
         };
-        let (scores, weights) = (AnalyzedNest::new(&a.scores)?, AnalyzedNest::new(&a.weights)?);
-        Ok(Printer { a, scores, weights, gradient_nests, stored_offsets: None })
+        let (scores, weights) = (AnalyzedNest::new(cx, &a.scores)?, AnalyzedNest::new(cx, &a.weights)?);
+        Ok(Printer { a, repr, scores, weights, gradient_nests, stored_offsets: None })
     }
 
     /// Returns the launches that compute the stored values.
@@ -292,14 +295,14 @@ impl<'n> Printer<'n> {
             of([&gradient_nests.gradients.output_gradient, v], *width, products, false)
         }));
         let launches =
-            |pairs: &PairProducts<'_, '_>| tiled::launches(cx, &MatmulOutput::new(pairs, &self.a.scores)?);
+            |pairs: &PairProducts<'_, '_>| tiled::launches(cx, &MatmulOutput::new(cx, pairs, &self.a.scores)?);
         stored.iter().map(launches).collect::<Result<Vec<_>, String>>().map(|launches| launches.concat())
     }
 
     /// Returns the index of a row.
     fn row_index(&self, batch: &[String], i: &str) -> String {
         let batch = batch.iter().zip(&self.a.batch);
-        let head = batch.fold(String::from("0i"), |head, (at, size)| format!("({head} * {size} + {at})"));
+        let head = batch.fold(String::from("0"), |head, (at, size)| format!("({head} * {size} + {at})"));
         format!("({head} * {} + {i})", self.a.queries)
     }
 
@@ -315,11 +318,12 @@ impl<'n> Printer<'n> {
         count: usize,
         factors: impl Fn(&mut Kernel<'_>, &str) -> Result<[Value; 2], String>,
     ) -> Result<Value, String> {
-        let total = kernel.variable(&Value::new("0.0f", Repr::F32));
+        let total = kernel.constant(Scalar::F64(0.0).convert(type_of(self.repr)), self.repr);
+        let total = kernel.variable(&total);
         let depth = kernel.depth();
         let at = kernel.begin_loop("0", &count.to_string());
         let [x, y] = factors(kernel, &at)?;
-        kernel.assign(&total, &Value::new(format!("{} + {} * {}", total.text, x.text, y.text), Repr::F32));
+        kernel.assign(&total, &Value::new(format!("{} + {} * {}", total.text, x.text, y.text), self.repr));
         kernel.close_to(depth);
         Ok(total)
     }
@@ -340,6 +344,7 @@ impl<'n> Printer<'n> {
 
     /// Prints the result of a nest at a point of the scores, from the values of its accumulators.
     fn apply_nest(
+        &self,
         kernel: &mut Kernel<'_>,
         known: &AnalyzedNest<'_>,
         batch: &[String],
@@ -348,7 +353,7 @@ impl<'n> Printer<'n> {
     ) -> Result<Value, String> {
         let point = Point { at: with(batch, at), accumulators, ..Point::default() };
         let values = known.print(kernel, &point, &[known.nest.expr.outputs()[0]])?;
-        Ok(kernel.as_repr(&values[0], Repr::F32))
+        Ok(kernel.as_repr(&values[0], self.repr))
     }
 
     fn score(&self, kernel: &mut Kernel<'_>, batch: &[String], i: &str, j: &str) -> Result<Value, String> {
@@ -357,7 +362,7 @@ impl<'n> Printer<'n> {
             return Ok(kernel.define(stored));
         }
         let product = self.product(kernel, batch, [(&self.a.q, i), (&self.a.k, j)], self.a.size)?;
-        Printer::apply_nest(kernel, &self.scores, batch, [i, j], vec![product])
+        self.apply_nest(kernel, &self.scores, batch, [i, j], vec![product])
     }
 
     /// Returns the scratch offset of a statistic of a row.
@@ -365,23 +370,24 @@ impl<'n> Printer<'n> {
         format!("{} * {STATISTICS_PER_ROW} + {statistic}", self.row_index(batch, i))
     }
 
-    fn power(kernel: &mut Kernel<'_>, score: &Value, row_max: &Value) -> Value {
-        kernel.define(Value::new(format!("exp_f32({} - {})", score.text, row_max.text), Repr::F32))
+    fn power(&self, kernel: &mut Kernel<'_>, score: &Value, row_max: &Value) -> Value {
+        let name = if self.repr == Repr::F64 { "exp_f64" } else { "exp_f32" };
+        kernel.define(Value::new(format!("{name}({} - {})", score.text, row_max.text), self.repr))
     }
 
     /// Prints an element of the softmax.
     fn softmax(&self, kernel: &mut Kernel<'_>, batch: &[String], i: &str, j: &str) -> Result<Value, String> {
         let score = self.score(kernel, batch, i, j)?;
-        let row_max = kernel.scratch(&self.statistic_offset(batch, i, 0), Repr::F32);
-        let total = kernel.scratch(&self.statistic_offset(batch, i, 1), Repr::F32).text;
-        let power = Printer::power(kernel, &score, &row_max);
-        Ok(kernel.define(Value::new(format!("{} / {total}", power.text), Repr::F32)))
+        let row_max = kernel.scratch(&self.statistic_offset(batch, i, 0), self.repr);
+        let total = kernel.scratch(&self.statistic_offset(batch, i, 1), self.repr).text;
+        let power = self.power(kernel, &score, &row_max);
+        Ok(kernel.define(Value::new(format!("{} / {total}", power.text), self.repr)))
     }
 
     /// Prints the weight of a value.
     fn weight(&self, kernel: &mut Kernel<'_>, batch: &[String], i: &str, j: &str) -> Result<Value, String> {
         let softmax = self.softmax(kernel, batch, i, j)?;
-        Printer::apply_nest(kernel, &self.weights, batch, [i, j], vec![softmax])
+        self.apply_nest(kernel, &self.weights, batch, [i, j], vec![softmax])
     }
 
     /// Prints the gradient of an element of the softmax, and the softmax factor of the gradient.
@@ -403,9 +409,9 @@ impl<'n> Printer<'n> {
             }
         };
         let arguments = vec![of_weight, softmax.clone()];
-        let of_softmax = Printer::apply_nest(kernel, &gradient_nests.weights, batch, [i, j], arguments)?;
+        let of_softmax = self.apply_nest(kernel, &gradient_nests.weights, batch, [i, j], arguments)?;
         let softmax_value =
-            Printer::apply_nest(kernel, &gradient_nests.softmax, batch, [i, j], vec![softmax.clone()])?;
+            self.apply_nest(kernel, &gradient_nests.softmax, batch, [i, j], vec![softmax.clone()])?;
         Ok([of_softmax, softmax_value])
     }
 
@@ -421,10 +427,10 @@ impl<'n> Printer<'n> {
         let softmax = self.softmax(kernel, batch, i, j)?;
         let [of_softmax, softmax_value] =
             self.softmax_gradient(kernel, gradient_nests, (batch, i, j), &softmax)?;
-        let total = kernel.scratch(&self.statistic_offset(batch, i, 2), Repr::F32).text;
+        let total = kernel.scratch(&self.statistic_offset(batch, i, 2), self.repr).text;
         let of_score = format!("{} * ({} - {total})", softmax_value.text, of_softmax.text);
-        let of_score = kernel.define(Value::new(of_score, Repr::F32));
-        Printer::apply_nest(kernel, &gradient_nests.scores, batch, [i, j], vec![of_score])
+        let of_score = kernel.define(Value::new(of_score, self.repr));
+        self.apply_nest(kernel, &gradient_nests.scores, batch, [i, j], vec![of_score])
     }
 
     /// Returns the launch that computes the statistics of every row. Several invocations of a group share a row.
@@ -439,7 +445,7 @@ impl<'n> Printer<'n> {
             |kernel: &mut Kernel<'_>,
              op: ReduceOp,
              of: &dyn Fn(&mut Kernel<'_>, &str) -> Result<Value, String>| {
-                let neutral = kernel.constant(op.neutral(ortrain_expr::Type::F32), Repr::F32);
+                let neutral = kernel.constant(op.neutral(type_of(self.repr)), self.repr);
                 let total = kernel.variable(&neutral);
                 let depth = kernel.depth();
                 let j = row.span.begin_loop(kernel);
@@ -452,19 +458,19 @@ impl<'n> Printer<'n> {
         let row_max = over_row(&mut kernel, ReduceOp::Max, &|kernel, j| self.score(kernel, batch, i, j))?;
         let total = over_row(&mut kernel, ReduceOp::Sum, &|kernel, j| {
             let score = self.score(kernel, batch, i, j)?;
-            Ok(Printer::power(kernel, &score, &row_max))
+            Ok(self.power(kernel, &score, &row_max))
         })?;
         let mut statistics = vec![row_max.clone(), total.clone()];
         if let Some(gradient_nests) = &self.gradient_nests {
             statistics.push(over_row(&mut kernel, ReduceOp::Sum, &|kernel, j| {
                 let score = self.score(kernel, batch, i, j)?;
-                let power = Printer::power(kernel, &score, &row_max);
+                let power = self.power(kernel, &score, &row_max);
                 let softmax = format!("{} / {}", power.text, total.text);
-                let softmax = kernel.define(Value::new(softmax, Repr::F32));
+                let softmax = kernel.define(Value::new(softmax, self.repr));
                 let [of_softmax, softmax_value] =
                     self.softmax_gradient(kernel, gradient_nests, (batch, i, j), &softmax)?;
                 Ok(kernel
-                    .define(Value::new(format!("{} * {}", of_softmax.text, softmax_value.text), Repr::F32)))
+                    .define(Value::new(format!("{} * {}", of_softmax.text, softmax_value.text), self.repr)))
             })?);
         }
         let depth = kernel.depth();

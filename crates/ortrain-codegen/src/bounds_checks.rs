@@ -134,7 +134,7 @@ fn record_failure(
             kernel.begin_if(&format!("{below} || {above}"));
             let axes = nest.dims.iter().zip(at);
             let point =
-                axes.fold(String::from("0i"), |linear, (dim, at)| format!("({linear} * {dim} + {at})"));
+                axes.fold(String::from("0"), |linear, (dim, at)| format!("({linear} * {dim} + {at})"));
             kernel.min_fault_word(1, &format!("bits_of_int({point})"));
         }
         Step::Report => {

@@ -5,7 +5,7 @@ use ortrain_program::{Conv, Operand};
 
 use crate::dialect::Repr;
 use crate::expr::position;
-use crate::inner_product::{InnerProduct, LEFT, MatmulOperands, reject_doubles};
+use crate::inner_product::{InnerProduct, LEFT, MatmulOperands};
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
@@ -17,19 +17,25 @@ use crate::thread_index::define_coordinates;
 const MAX_PLAIN_CHANNELS: usize = 4;
 
 pub(crate) fn launches(cx: &Context<'_>, c: &Conv) -> Result<Vec<Launch>, String> {
-    reject_doubles([&c.a, &c.b])?;
-    let plain = |kernel: &mut Kernel<'_>, at: &[String]| Ok(vec![direct_element(kernel, c, at)?]);
+    let repr = cx.float_repr(c.a.access.dtype)?;
+    let plain = |kernel: &mut Kernel<'_>, at: &[String]| Ok(vec![direct_element(kernel, c, repr, at)?]);
     let ConvShape { pass, groups, channels_in, channels_out, .. } = c.shape;
     // The gradient of a filter has long sums in any case.
-    if groups > 1 && channels_in.max(channels_out) <= MAX_PLAIN_CHANNELS && pass != ConvPass::FilterGradient {
+    let is_narrow = groups > 1 && channels_in.max(channels_out) <= MAX_PLAIN_CHANNELS;
+    if repr == Repr::F64 || (is_narrow && pass != ConvPass::FilterGradient) {
         return nest::launches(cx, &c.epilogue, &plain);
     }
     matmul_strategy::launches(cx, &ConvOperands(c), &c.epilogue, &plain)
 }
 
 /// Prints a single element of the result. Products with elements outside of the input are skipped.
-fn direct_element(kernel: &mut Kernel<'_>, c: &Conv, at: &[String]) -> Result<Value, String> {
-    let sum = InnerProduct::new(kernel, c.precision);
+fn direct_element(
+    kernel: &mut Kernel<'_>,
+    c: &Conv,
+    repr: Repr,
+    at: &[String],
+) -> Result<Value, String> {
+    let sum = InnerProduct::with_repr(kernel, c.precision, repr);
     let depth = kernel.depth();
     let [a, b] = start_product_loops(kernel, &c.shape, at);
     let a = element(kernel, &c.a, &a)?;
@@ -248,7 +254,7 @@ impl MatmulOperands for ConvOperands<'_> {
         let product = kernel.variable(&product);
         let depth = kernel.depth();
         kernel.begin_if(&format!("is_nan({})", product.text));
-        let direct_value = direct_element(kernel, self.0, at)?;
+        let direct_value = direct_element(kernel, self.0, Repr::F32, at)?;
         kernel.assign(&product, &direct_value);
         kernel.close_to(depth);
         Ok(product)
@@ -274,7 +280,7 @@ impl MatmulOperands for ConvOperands<'_> {
 /// Defines input positions, and starts a block for positions inside of the input.
 fn when_inside(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], positions: Vec<String>) -> Vec<String> {
     let defined: Vec<String> = positions.into_iter().map(|position| kernel.int(position)).collect();
-    let inside = axes.iter().zip(&defined).map(|(axis, at)| format!("{at} >= 0i && {at} < {}i", axis.input));
+    let inside = axes.iter().zip(&defined).map(|(axis, at)| format!("{at} >= 0 && {at} < {}", axis.input));
     let inside: Vec<String> = inside.collect();
     if !inside.is_empty() {
         kernel.begin_if(&inside.join(" && "));
@@ -289,7 +295,7 @@ fn when_existing(kernel: &mut Kernel<'_>, axes: &[SlidingAxis], starts: Vec<Stri
     for (SlidingAxis { output, stride, .. }, start) in axes.iter().zip(starts) {
         let shifted = kernel.int(start);
         let at = kernel.int(format!("{shifted} / {stride}"));
-        exists.push(format!("{shifted} >= 0i && {at} * {stride} == {shifted} && {at} < {output}i"));
+        exists.push(format!("{shifted} >= 0 && {at} * {stride} == {shifted} && {at} < {output}"));
         indices.push(at);
     }
     if !exists.is_empty() {

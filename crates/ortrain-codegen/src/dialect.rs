@@ -2,6 +2,8 @@
 
 use ortrain_expr::Scalar;
 
+use crate::launch::KernelSource;
+
 /// Type of a printed value. Storage-only types are not included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Repr {
@@ -13,11 +15,11 @@ pub enum Repr {
     U32,
     /// Boolean.
     Bool,
-    /// 64-bit signed integer: a pair of words.
+    /// 64-bit signed integer: a pair of words in a language without it. Library functions compute with it.
     I64,
-    /// 64-bit unsigned integer: a pair of words.
+    /// 64-bit unsigned integer, like [`Repr::I64`].
     U64,
-    /// 64-bit float: a pair of words with its bits. Library functions compute with it.
+    /// 64-bit float: a pair of words with its bits in a language without it. Library functions compute with it.
     F64,
     /// Two 32-bit floats, `NAME.x` and `NAME.y`. Sums, and products with a float, are written as for scalars.
     F32x2,
@@ -49,7 +51,7 @@ impl Repr {
         }
     }
 
-    /// Returns true for an integer that is a pair of words.
+    /// Returns true for an integer of 64 bits.
     #[must_use]
     pub fn is_pair(self) -> bool {
         matches!(self, Repr::I64 | Repr::U64)
@@ -59,13 +61,19 @@ impl Repr {
 /// Language for kernels. It covers the differences between languages; calls and operators are the same in all
 /// languages.
 ///
-/// Functions that are called by name (`exp_f32`, `add_pair`, …) are defined in [`Dialect::prelude`].
+/// Functions that are called by name (`exp_f32`, `add_pair`, …) are defined in [`Dialect::library`].
 pub trait Dialect: std::fmt::Debug + Sync {
+    /// Returns true if the language has 64-bit floats. All instructions then support them.
+    fn has_float64(&self) -> bool;
+
     /// Returns the name of a type.
     fn type_name(&self, repr: Repr) -> &'static str;
 
     /// Returns the literal of a constant, from a scalar of the type.
     fn constant(&self, value: Scalar, repr: Repr) -> String;
+
+    /// Returns a value of 64 bits, from its two words.
+    fn two_words(&self, repr: Repr, low: &str, high: &str) -> String;
 
     /// Returns a vector of floats, from one part per float or from one part for all.
     fn floats(&self, repr: Repr, parts: &[String]) -> String;
@@ -113,20 +121,29 @@ pub trait Dialect: std::fmt::Debug + Sync {
     /// Returns a barrier that also covers accesses to bindings.
     fn binding_barrier(&self) -> String;
 
-    /// Returns the functions that kernels may call.
-    fn prelude(&self) -> &str;
+    /// Returns the source that precedes kernels: the functions that they call.
+    fn library(&self, kernels: &[&KernelSource]) -> String;
 
-    /// Returns a kernel with one invocation for each `id` below `points`. `row` is the number of groups of [`GROUP`]
-    /// invocations per row of groups.
-    fn kernel(&self, bindings: &[DeclaredBinding], body: &str, points: u64, row: u32) -> String;
+    /// Returns the source of kernels with their library, as a compiler expects it.
+    ///
+    /// [`KernelSource::name`] is the name of the entry point of a kernel. A module of [`Wgsl`](crate::Wgsl) has one
+    /// kernel, because its bindings belong to the module.
+    fn module(&self, kernels: &[&KernelSource]) -> String {
+        kernels.iter().fold(self.library(kernels), |module, kernel| module + &kernel.text)
+    }
 
-    /// Returns a kernel of `groups` whole groups of [`GROUP`] invocations, with `row` groups per row of groups.
+    /// Returns a kernel with one invocation for each `id` below `points`. `row` is the number of groups of
+    /// [`GROUP_SIZE`] invocations per row of groups.
+    fn kernel(&self, name: &str, bindings: &[DeclaredBinding], body: &str, points: u64, row: u32) -> String;
+
+    /// Returns a kernel of `groups` whole groups of [`GROUP_SIZE`] invocations, with `row` groups per row of groups.
     ///
     /// In the body, `group` is the index of the group: an unsigned integer that is uniform in the group. `lane` is the
     /// index of the invocation in its group, a signed integer. Elements of a shared array are written `NAME[INDEX]`;
     /// their initial value is undefined.
     fn kernel_of_groups(
         &self,
+        name: &str,
         bindings: &[DeclaredBinding],
         shared: &[SharedArray],
         body: &str,

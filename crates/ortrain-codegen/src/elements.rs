@@ -70,7 +70,7 @@ impl Kernel<'_> {
             DType::I64 | DType::U64 | DType::F64 => {
                 let repr = repr_of(Type::of(dtype));
                 let (low, high) = (word(&format!("2 * ({at})")), word(&format!("2 * ({at}) + 1")));
-                Value::new(format!("pair({low}, {high})"), repr)
+                Value::new(self.dialect.two_words(repr, &low, &high), repr)
             }
             _ => {
                 let index = self.define(Value::new(at, Repr::I32)).text;

@@ -5,6 +5,7 @@ use ortrain_program::{Load, Nest, Operand};
 
 use crate::dialect::Repr;
 use crate::kernel::{Kernel, Value};
+use crate::lower::Context;
 use crate::ranges::{Range, ranges};
 
 /// Nest with the ranges of its registers.
@@ -41,9 +42,9 @@ pub(crate) fn position(operand: &Operand, at: &[String]) -> String {
 }
 
 impl<'n> AnalyzedNest<'n> {
-    pub(crate) fn new(nest: &'n Nest) -> Result<AnalyzedNest<'n>, String> {
+    pub(crate) fn new(cx: &Context<'_>, nest: &'n Nest) -> Result<AnalyzedNest<'n>, String> {
         let refused = nest.expr.insts().iter().find_map(|&(inst, ty)| unsupported_double(inst, ty));
-        if let Some(name) = refused {
+        if let Some(name) = refused.filter(|_| !cx.has_float64()) {
             return Err(format!(
                 "it computes {name} in float64, which this device does not support; use float32 or the cpu backend"
             ));
@@ -138,7 +139,7 @@ impl<'n> AnalyzedNest<'n> {
         let index = kernel.define(index.clone());
         let text = &index.text;
         let inside = match index.repr {
-            Repr::I32 => format!("{text} >= 0i && {text} < {len}i"),
+            Repr::I32 => format!("{text} >= 0 && {text} < {len}"),
             Repr::U32 => format!("{text} < {len}u"),
             _ => format!("high({text}) == 0u && low({text}) < {len}u"),
         };
@@ -297,12 +298,15 @@ pub(crate) fn double_binary(op: BinaryOp, a: &Value, b: &Value) -> Value {
         BinaryOp::Div => "div",
         BinaryOp::Min => "min",
         BinaryOp::Max => "max",
-        _ => unreachable!("{op:?} of float64 is rejected before printing"),
+        BinaryOp::Rem => "rem",
+        BinaryOp::Pow => "pow",
+        _ => unreachable!("{op:?} is no operation of floats"),
     };
     Value::new(format!("{name}_f64({}, {})", a.text, b.text), Repr::F64)
 }
 
-/// Returns the name of a function that is not supported in 64-bit floats, because it would need its own tables.
+/// Returns the name of a function that a language without 64-bit floats does not support, because it would need its own
+/// tables.
 fn unsupported_double(inst: Inst, ty: Type) -> Option<&'static str> {
     match inst {
         _ if ty != Type::F64 => None,

@@ -14,6 +14,8 @@ use ortrain_program::{
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::dialect::Dialect;
+
 /// Host part of a program, which runs before the device part.
 #[derive(Debug)]
 pub struct HostPart {
@@ -27,10 +29,12 @@ pub struct HostPart {
     pub checked: Vec<usize>,
 }
 
-/// Splits a program into a device part without float64 and a host part; returns `None` if the host has nothing to do.
-/// The device part keeps all buffers of the program, followed by buffers for the results of the host.
+/// Splits a program into a device part and a host part; returns `None` if the host has nothing to do. In a language
+/// without float64, the host part also computes numbers in float64. The device part keeps all buffers of the program,
+/// followed by buffers for the results of the host.
 #[must_use]
-pub fn split_host_part(program: &Program) -> Option<(Program, HostPart)> {
+pub fn split_host_part(program: &Program, dialect: &dyn Dialect) -> Option<(Program, HostPart)> {
+    let moves_float64 = !dialect.has_float64();
     let writes = program.instructions.iter().flat_map(|scheduled| scheduled.instruction.writes());
     let mut host = HostBuilder { written: writes.collect(), ..HostBuilder::default() };
     let mut rest = program.clone();
@@ -39,7 +43,7 @@ pub fn split_host_part(program: &Program) -> Option<(Program, HostPart)> {
     let mut is_host_computed = true;
     for scheduled in program.instructions.iter().flat_map(ScheduledInstruction::split_group) {
         let mut device_part = scheduled.clone();
-        if let Some(nest) = scheduled.instruction.nest().filter(|nest| uses_float64(nest)) {
+        if let Some(nest) = scheduled.instruction.nest().filter(|nest| moves_float64 && uses_float64(nest)) {
             if matches!(scheduled.instruction, Instruction::Nest(_)) && host.can_compute(program, nest) {
                 host.move_nest(program, &mut rest, nest, &scheduled.node)?;
                 continue;

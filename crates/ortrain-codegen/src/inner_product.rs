@@ -1,11 +1,10 @@
 //! Inner products, and the interface of instructions that are matrix products.
 
-use ortrain_expr::{DType, Precision, Scalar};
-use ortrain_program::Operand;
+use ortrain_expr::{Precision, Scalar};
 
 use crate::dialect::Repr;
 use crate::expr::AnalyzedNest;
-use crate::kernel::{Kernel, Value, float64_message};
+use crate::kernel::{Kernel, Value};
 use crate::nest;
 
 /// Returns true if adjacent elements in memory are terms of one line of a factor. The arguments are its strides between
@@ -41,9 +40,14 @@ impl InnerProduct {
         InnerProduct::with_repr(kernel, precision, Repr::F32)
     }
 
-    /// Creates several inner products of one left factor with vectors of right factors.
+    /// Creates an inner product of another type than 32-bit floats. A vector has several inner products, of one left
+    /// factor and several right factors. In 64-bit floats, factors are not split.
     pub(crate) fn with_repr(kernel: &mut Kernel<'_>, precision: Precision, repr: Repr) -> InnerProduct {
-        let zero = kernel.constant(Scalar::F32(0.0), repr);
+        let (zero, precision) = match repr {
+            Repr::F64 => (Scalar::F64(0.0), Precision::F32),
+            _ => (Scalar::F32(0.0), precision),
+        };
+        let zero = kernel.constant(zero, repr);
         let total = kernel.variable(&zero);
         let first = (precision.terms() > 1).then(|| kernel.variable(&zero));
         InnerProduct { precision, total, first }
@@ -95,7 +99,7 @@ impl InnerProduct {
             None => total.clone(),
             Some(first) => kernel.select(&format!("is_nan({total})"), &first.text, total),
         };
-        Value::new(text, Repr::F32)
+        Value::new(text, self.total.repr)
     }
 }
 
@@ -199,9 +203,4 @@ pub(crate) fn element_if(
     kernel.assign(&value, &loaded);
     kernel.close_to(depth);
     Ok(value)
-}
-
-pub(crate) fn reject_doubles(factors: [&Operand; 2]) -> Result<(), String> {
-    let is_double = |factor: &&Operand| factor.access.dtype == DType::F64;
-    if factors.iter().any(is_double) { Err(float64_message()) } else { Ok(()) }
 }

@@ -9,7 +9,7 @@ use ortrain_program::{BufferId, align};
 use crate::bindings::{Region, Regions};
 use crate::dialect::{DeclaredBinding, Dialect, GROUP_SIZE, MAX_SHARED_BYTES, Repr, SharedArray};
 use crate::elements::word_of;
-use crate::launch::{Binding, Caps, Launch, MemoryId};
+use crate::launch::{Binding, Caps, KernelSource, Launch, MemoryId};
 
 /// Printed value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -194,11 +194,11 @@ impl<'a> Kernel<'a> {
         let converted = match (value.repr, to) {
             (Repr::F64, _) | (_, Repr::F64) => self.as_double(value, to),
             (Repr::Bool, Repr::F32) => self.select(text, "1.0f", "0.0f"),
-            (Repr::Bool, Repr::I32) => self.select(text, "1i", "0i"),
+            (Repr::Bool, Repr::I32) => self.select(text, "1", "0"),
             (Repr::Bool, Repr::U32) => self.select(text, "1u", "0u"),
             (Repr::Bool, Repr::I64 | Repr::U64) => format!("pair_of_u32({})", self.select(text, "1u", "0u")),
             (Repr::F32, Repr::Bool) => format!("is_not_zero({text})"),
-            (Repr::I32, Repr::Bool) => format!("({text} != 0i)"),
+            (Repr::I32, Repr::Bool) => format!("({text} != 0)"),
             (Repr::U32, Repr::Bool) => format!("({text} != 0u)"),
             (Repr::I64 | Repr::U64, Repr::Bool) => format!("(!is_zero_pair({text}))"),
             (Repr::F32, Repr::I32) => format!("i32_of_f32({text})"),
@@ -223,7 +223,10 @@ impl<'a> Kernel<'a> {
     /// Returns the text of a conversion to or from a 64-bit float.
     fn as_double(&self, Value { text, repr }: &Value, to: Repr) -> String {
         match (repr, to) {
-            (Repr::Bool, _) => self.select(text, "pair(0u, 1072693248u)", "pair(0u, 0u)"),
+            (Repr::Bool, _) => {
+                let [yes, no] = [1.0, 0.0].map(|value| self.constant(Scalar::F64(value), Repr::F64).text);
+                self.select(text, &yes, &no)
+            }
             (Repr::F32, _) => format!("f64_of_f32({text})"),
             (Repr::I32, _) => format!("f64_of_i32({text})"),
             (Repr::U32, _) => format!("f64_of_u32({text})"),
@@ -243,7 +246,7 @@ impl<'a> Kernel<'a> {
     pub(crate) fn run_scalar(&mut self, index: usize) -> Value {
         let run = self.binding(Source::Run, false);
         let words = [2 * index, 2 * index + 1].map(|at| self.dialect.word(&run, &at.to_string()));
-        Value::new(format!("pair({}, {})", words[0], words[1]), Repr::U64)
+        Value::new(self.dialect.two_words(Repr::U64, &words[0], &words[1]), Repr::U64)
     }
 
     /// Returns a word of a table.
@@ -252,9 +255,14 @@ impl<'a> Kernel<'a> {
         Value::new(format!("int_of({})", self.dialect.word(&table, at)), Repr::I32)
     }
 
-    /// Returns a value of one word that an earlier launch of the instruction stored.
+    /// Returns a value that an earlier launch of the instruction stored. `at` is its index among values of the type.
     pub(crate) fn scratch(&mut self, at: &str, repr: Repr) -> Value {
         let scratch = self.binding(Source::Scratch, false);
+        if repr == Repr::F64 {
+            let [low, high] =
+                ["", " + 1"].map(|half| self.dialect.word(&scratch, &format!("2 * ({at}){half}")));
+            return Value::new(self.dialect.two_words(repr, &low, &high), repr);
+        }
         let word = self.dialect.word(&scratch, at);
         let text = match repr {
             Repr::F32 => format!("float_of({word})"),
@@ -264,9 +272,17 @@ impl<'a> Kernel<'a> {
         Value::new(text, repr)
     }
 
-    /// Stores a value of one word for a later launch of the instruction.
+    /// Stores a value for a later launch of the instruction, at an index as in [`Kernel::scratch`].
     pub(crate) fn set_scratch(&mut self, at: &str, value: &Value) {
         let scratch = self.binding(Source::Scratch, false);
+        if value.repr == Repr::F64 {
+            for (half, part) in [("", "low"), (" + 1", "high")] {
+                let word = format!("{part}({})", value.text);
+                let line = self.dialect.set_word(&scratch, &format!("2 * ({at}){half}"), &word);
+                self.line(&line);
+            }
+            return;
+        }
         let word = word_of(value);
         let line = self.dialect.set_word(&scratch, at, &word);
         self.line(&line);
@@ -345,12 +361,12 @@ impl<'a> Kernel<'a> {
         if points > u64::from(u32::MAX) - u64::from(GROUP_SIZE) || column > u64::from(self.caps.groups) {
             return Err(format!("it has {points} points, more than a dispatch can have"));
         }
-        let source = match extent {
-            Extent::Points(points) => self.dialect.kernel(&self.declared, &self.body, points, row),
+        let kernel = KernelSource::new(|name| match extent {
+            Extent::Points(points) => self.dialect.kernel(name, &self.declared, &self.body, points, row),
             Extent::Groups(groups) => {
-                self.dialect.kernel_of_groups(&self.declared, &self.shared, &self.body, groups, row)
+                self.dialect.kernel_of_groups(name, &self.declared, &self.shared, &self.body, groups, row)
             }
-        };
+        });
         let binding = |source: Source| match source {
             Source::Region(k) => {
                 let Region { memory: home, start, end, .. } = self.regions.regions[k];
@@ -362,15 +378,10 @@ impl<'a> Kernel<'a> {
             Source::Table(words) => Binding::Table(words),
         };
         Ok(Launch {
-            source: source.into(),
+            kernel,
             groups: [row, column as u32, 1],
             bindings: self.sources.into_iter().map(binding).collect(),
             instruction: instruction as u32,
         })
     }
-}
-
-/// Returns the reason why an instruction does not support 64-bit floats.
-pub(crate) fn float64_message() -> String {
-    "it computes with float64, which this device does not support; use float32 or the cpu backend".into()
 }

@@ -4,11 +4,35 @@ use std::sync::Arc;
 
 use ortrain_program::PlaneId;
 
+/// Kernel in a language, without the library functions that it calls.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct KernelSource {
+    /// Name: `k`, and 16 hexadecimal digits that depend on the text. Equal kernels have equal names.
+    pub name: Arc<str>,
+    /// Text.
+    pub text: Arc<str>,
+}
+
+impl KernelSource {
+    /// Creates a kernel from a function that prints its text for a name.
+    pub(crate) fn new(print: impl Fn(&str) -> String) -> KernelSource {
+        let name = format!("k{:016x}", fnv1a(print("").as_bytes()));
+        KernelSource { text: print(&name).into(), name: name.into() }
+    }
+}
+
+/// Returns the 64-bit hash FNV-1a (Fowler, Noll and Vo), which is the same on every machine.
+fn fnv1a(bytes: &[u8]) -> u64 {
+    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+    })
+}
+
 /// Kernel with its bindings. An instruction can have several launches, which run in order.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Launch {
-    /// Source of the kernel. Equal sources are one kernel.
-    pub source: Arc<str>,
+    /// Kernel.
+    pub kernel: KernelSource,
     /// Number of groups, by axis.
     pub groups: [u32; 3],
     /// Memory of the kernel: item `k` is binding `k` of the source.
@@ -103,7 +127,7 @@ impl Caps {
 pub struct Lowered {
     /// Launches, in order.
     pub launches: Vec<Launch>,
-    /// Bytes of [`Home::Scratch`].
+    /// Bytes of [`MemoryId::Scratch`].
     pub scratch: usize,
 }
 

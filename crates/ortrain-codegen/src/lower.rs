@@ -2,6 +2,7 @@
 
 use std::cell::Cell;
 
+use ortrain_expr::DType;
 use ortrain_program::{BufferId, BufferLocation, Instruction, Program, ScheduledInstruction};
 
 use crate::bindings::Regions;
@@ -30,6 +31,27 @@ pub(crate) struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
+    /// Returns true if the language has 64-bit floats.
+    pub(crate) fn has_float64(&self) -> bool {
+        self.dialect.has_float64()
+    }
+
+    /// Returns the type in which an instruction on elements of a type computes.
+    ///
+    /// # Errors
+    /// For float64 in a language without it.
+    pub(crate) fn float_repr(&self, dtype: DType) -> Result<Repr, String> {
+        match dtype {
+            DType::F64 if self.has_float64() => Ok(Repr::F64),
+            DType::F64 => {
+                let message = "it computes with float64, which this device does not support; use float32 or the cpu \
+                               backend";
+                Err(message.to_owned())
+            }
+            _ => Ok(Repr::F32),
+        }
+    }
+
     /// Returns an empty kernel.
     pub(crate) fn plain_kernel(&'a self) -> Kernel<'a> {
         Kernel::new(self.dialect, &self.regions, self.caps)
@@ -111,10 +133,10 @@ pub fn lower(
     let mut can_fail = false;
     for (at, scheduled) in program.instructions.iter().enumerate() {
         let ScheduledInstruction { instruction, node, .. } = scheduled;
-        if instruction.is_empty() {
+        let checks = instruction.can_fail() && !checked.contains(&at);
+        if instruction.is_empty() || (!checks && stores_nothing(instruction)) {
             continue;
         }
-        let checks = instruction.can_fail() && !checked.contains(&at);
         can_fail |= checks;
         let in_plane = |id: &BufferId| matches!(program.buffer(*id).location, BufferLocation::Plane(..));
         let guarded = checks || (can_fail && instruction.writes().iter().any(in_plane));
@@ -131,6 +153,11 @@ pub fn lower(
         }
     }
     Ok(lowered)
+}
+
+/// Returns true for a nest without stores: only its guards have an effect.
+fn stores_nothing(instruction: &Instruction) -> bool {
+    matches!(instruction, Instruction::Nest(nest) if nest.stores.is_empty())
 }
 
 fn lower_instruction(

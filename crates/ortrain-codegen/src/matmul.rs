@@ -5,17 +5,17 @@ use ortrain_program::{MatMul, Operand};
 
 use crate::dialect::Repr;
 use crate::expr::position;
-use crate::inner_product::{InnerProduct, LEFT, MatmulOperands, are_terms_adjacent, reject_doubles};
+use crate::inner_product::{InnerProduct, LEFT, MatmulOperands, are_terms_adjacent};
 use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
-use crate::matmul_strategy;
+use crate::{matmul_strategy, nest};
 
 pub(crate) fn launches(cx: &Context<'_>, m: &MatMul) -> Result<Vec<Launch>, String> {
-    reject_doubles([&m.a, &m.b])?;
-    matmul_strategy::launches(cx, &StridedFactors(m), &m.epilogue, &|kernel, at| {
+    let repr = cx.float_repr(m.a.access.dtype)?;
+    let plain = |kernel: &mut Kernel<'_>, at: &[String]| {
         let (batch, position) = at.split_at(m.batch.len());
-        let sum = InnerProduct::new(kernel, m.precision);
+        let sum = InnerProduct::with_repr(kernel, m.precision, repr);
         let depth = kernel.depth();
         let l = kernel.begin_loop("0", &m.k.to_string());
         let with =
@@ -25,7 +25,11 @@ pub(crate) fn launches(cx: &Context<'_>, m: &MatMul) -> Result<Vec<Launch>, Stri
         sum.add(kernel, a, b);
         kernel.close_to(depth);
         Ok(vec![sum.result(kernel)])
-    })
+    };
+    match repr {
+        Repr::F64 => nest::launches(cx, &m.epilogue, &plain),
+        _ => matmul_strategy::launches(cx, &StridedFactors(m), &m.epilogue, &plain),
+    }
 }
 
 /// Prints an element of a factor at a point of its space, rounded if required.
@@ -36,6 +40,7 @@ fn factor_element(
     to: Option<DType>,
 ) -> Result<Value, String> {
     let value = kernel.load(from.buffer, &position(from, at));
+    let to = to.filter(|_| value.repr == Repr::F32);
     Ok(match to.and_then(UnaryOp::rounding_to) {
         Some(UnaryOp::ToF16) => Value::new(format!("to_f16({})", value.text), Repr::F32),
         Some(_) => Value::new(format!("to_bf16({})", value.text), Repr::F32),

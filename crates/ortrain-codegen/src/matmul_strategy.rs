@@ -45,7 +45,7 @@ fn group_launches(
     if k <= if is_skinny { MAX_UNSHARED_TERMS } else { MAX_PLAIN_TERMS } || epilogue.segments.is_some() {
         return Ok(None);
     }
-    let target = MatmulOutput::new(factors, epilogue)?;
+    let target = MatmulOutput::new(cx, factors, epilogue)?;
     let mut launches = guard_launches(cx, target.known(), plain)?;
     launches.extend(match is_skinny {
         true => skinny::launches(cx, &target)?,

@@ -18,7 +18,7 @@ pub(crate) fn launches(
     nest: &Nest,
     accumulate: Accumulate<'_>,
 ) -> Result<Vec<Launch>, String> {
-    let known = AnalyzedNest::new(nest)?;
+    let known = AnalyzedNest::new(cx, nest)?;
     let mut launches = guard_launches(cx, &known, accumulate)?;
     match group_launches(cx, &known) {
         Some(launches_of_nest) => launches.extend(launches_of_nest),

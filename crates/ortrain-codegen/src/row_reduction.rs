@@ -56,7 +56,7 @@ impl Row {
 
     /// Starts a block for the first invocation of an existing row.
     pub(crate) fn when_first(&self, kernel: &mut Kernel<'_>) {
-        let is_first = [Some(format!("{} == 0i", self.slot)), self.exists.clone()];
+        let is_first = [Some(format!("{} == 0", self.slot)), self.exists.clone()];
         kernel.begin_if_live(Some(is_first.into_iter().flatten().collect::<Vec<_>>().join(" && ")));
     }
 }
@@ -76,7 +76,7 @@ pub(crate) fn launch(cx: &Context<'_>, known: &AnalyzedNest<'_>) -> Result<Launc
             &row.slices(),
         ));
     }
-    let first = vec![String::from("0i"); nest.inner];
+    let first = vec![String::from("0"); nest.inner];
     let at = row.at.iter().cloned().chain(first).collect();
     let point = Point { at, reduced, ..Point::default() };
     finish(&mut kernel, known, &point, &row)?;

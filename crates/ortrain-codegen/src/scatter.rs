@@ -5,7 +5,7 @@ use ortrain_expr::{DType, ReduceOp};
 use ortrain_program::ScatterAdd;
 
 use crate::dialect::Repr;
-use crate::kernel::{Kernel, Value, float64_message};
+use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::thread_index::define_coordinates;
@@ -15,9 +15,7 @@ use crate::thread_reduction::combine;
 const MAX_UNCHAINED_INDICES: usize = 32;
 
 pub(crate) fn launches(cx: &Context<'_>, s: &ScatterAdd) -> Result<Vec<Launch>, String> {
-    if s.target.access.dtype == DType::F64 {
-        return Err(float64_message());
-    }
+    cx.float_repr(s.target.access.dtype)?;
     match s.count <= MAX_UNCHAINED_INDICES {
         true => Ok(vec![plain_launch(cx, s)?]),
         false => Chains { s, first: cx.reserve(s.rows + s.count) }.launches(cx),
@@ -32,13 +30,13 @@ fn target_row(kernel: &mut Kernel<'_>, s: &ScatterAdd, j: &str) -> Result<String
     let low = kernel.as_repr(&index, Repr::I32).text;
     let low = kernel.int(low);
     // Negative indices count from the end.
-    let row = kernel.select(&format!("{low} < 0i"), &format!("({low} + {rows})"), &low);
+    let row = kernel.select(&format!("{low} < 0"), &format!("({low} + {rows})"), &low);
     let row = kernel.int(row);
-    let mut is_row = format!("{row} >= 0i && {row} < {rows}i");
+    let mut is_row = format!("{row} >= 0 && {row} < {rows}");
     if index.repr.is_pair() {
         is_row += &format!(" && eq_pair({}, pair_of_i32({low}))", index.text);
     }
-    let row = kernel.select(&format!("({is_row})"), &row, "-1i");
+    let row = kernel.select(&format!("({is_row})"), &row, "-1");
     Ok(kernel.int(row))
 }
 
@@ -119,7 +117,7 @@ impl Chains<'_> {
     fn clear(&self, cx: &Context<'_>) -> Result<Launch, String> {
         let mut kernel = cx.kernel();
         let row = kernel.int("int_of(id)".into());
-        kernel.set_scratch(&self.head_offset(&row), &Value::new(format!("{}i", self.s.count), Repr::I32));
+        kernel.set_scratch(&self.head_offset(&row), &Value::new(self.s.count.to_string(), Repr::I32));
         cx.finish(kernel, self.s.rows as u64)
     }
 
@@ -131,7 +129,7 @@ impl Chains<'_> {
         let j = kernel.int("int_of(id)".into());
         let row = target_row(&mut kernel, self.s, &j)?;
         let is_first = kernel.variable(&Value::new("true", Repr::Bool));
-        let next = kernel.variable(&Value::new(format!("{count}i"), Repr::I32));
+        let next = kernel.variable(&Value::new(count.to_string(), Repr::I32));
         let depth = kernel.depth();
         let k = kernel.begin_loop("0", &count.to_string());
         let other = target_row(&mut kernel, self.s, &k)?;
@@ -142,7 +140,7 @@ impl Chains<'_> {
         kernel.assign(&next, &Value::new(k, Repr::I32));
         kernel.close_to(depth);
         kernel.set_scratch(&self.next_offset(&j), &next);
-        kernel.begin_if(&format!("{} && {row} >= 0i", is_first.text));
+        kernel.begin_if(&format!("{} && {row} >= 0", is_first.text));
         kernel.set_scratch(&self.head_offset(&row), &Value::new(j, Repr::I32));
         cx.finish(kernel, count as u64)
     }
@@ -153,7 +151,7 @@ impl Chains<'_> {
             let head = kernel.scratch(&self.head_offset(&at[1]), Repr::I32);
             let j = kernel.variable(&head);
             kernel.begin_loop("0", &self.s.count.to_string());
-            kernel.line(&format!("if ({} >= {}i) {{ break; }}", j.text, self.s.count));
+            kernel.line(&format!("if ({} >= {}) {{ break; }}", j.text, self.s.count));
             add_source(kernel, self.s, at, &j.text, total)?;
             let next = kernel.scratch(&self.next_offset(&j.text), Repr::I32);
             kernel.assign(&j, &next);

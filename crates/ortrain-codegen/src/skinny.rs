@@ -92,7 +92,7 @@ impl Printer<'_> {
         let large_line = factors.define_line(kernel, self.large_side, &group.batch, &line);
         let sides = factors.sides();
         let others: Vec<Vec<String>> = (0..sides[self.small_side])
-            .map(|k| factors.define_line(kernel, self.small_side, &group.batch, &format!("{k}i")))
+            .map(|k| factors.define_line(kernel, self.small_side, &group.batch, &k.to_string()))
             .collect();
         let precision = factors.precision();
         let sums: Vec<InnerProduct> = others.iter().map(|_| InnerProduct::new(kernel, precision)).collect();

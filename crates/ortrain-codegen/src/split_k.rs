@@ -52,10 +52,11 @@ pub(crate) struct MatmulOutput<'t> {
 
 impl<'t> MatmulOutput<'t> {
     pub(crate) fn new(
+        cx: &Context<'_>,
         factors: &'t dyn MatmulOperands,
         epilogue: &'t Nest,
     ) -> Result<MatmulOutput<'t>, String> {
-        Ok(MatmulOutput { factors, first: Cell::new(0), known: AnalyzedNest::new(epilogue)? })
+        Ok(MatmulOutput { factors, first: Cell::new(0), known: AnalyzedNest::new(cx, epilogue)? })
     }
 
     pub(crate) fn known(&self) -> &AnalyzedNest<'t> {
@@ -89,7 +90,7 @@ impl<'t> MatmulOutput<'t> {
     /// Defines a kernel variable with the row-major index of a point, and returns its name.
     fn point_index(&self, kernel: &mut Kernel<'_>, at: &[String]) -> String {
         let axes = self.known.nest.dims.iter().zip(at);
-        let index = axes.fold(String::from("0i"), |index, (dim, at)| format!("({index} * {dim} + {at})"));
+        let index = axes.fold(String::from("0"), |index, (dim, at)| format!("({index} * {dim} + {at})"));
         kernel.int(index)
     }
 

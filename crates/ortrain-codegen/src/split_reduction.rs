@@ -111,7 +111,7 @@ impl Printer<'_> {
         let exists = (!self.rows.is_multiple_of(width)).then(|| format!("{index} < {}", self.rows));
         let row = match &exists {
             Some(exists) => {
-                let last = kernel.select(exists, &index, &format!("{}i", self.rows - 1));
+                let last = kernel.select(exists, &index, &(self.rows - 1).to_string());
                 kernel.int(last)
             }
             None => index,
@@ -216,7 +216,7 @@ impl Printer<'_> {
 
     /// Returns the condition that is true for one invocation of each row.
     fn first_condition(&self, row: &GroupRow) -> String {
-        let conditions = [Some(format!("{} == 0i", row.slice)), row.exists.clone()];
+        let conditions = [Some(format!("{} == 0", row.slice)), row.exists.clone()];
         conditions.into_iter().flatten().collect::<Vec<_>>().join(" && ")
     }
 
@@ -242,7 +242,7 @@ impl Printer<'_> {
         let roots: Vec<Reg> = self.row_stores.iter().map(|&k| nest.expr.outputs()[k]).collect();
         let mut reduced = self.load_reduced(kernel, stage.start, &roots, &row.row);
         reduced.extend(values);
-        let first = std::iter::repeat_n(String::from("0i"), nest.inner);
+        let first = std::iter::repeat_n(String::from("0"), nest.inner);
         let at = row.outer.iter().cloned().chain(first).collect();
         store(kernel, self.known, &Point { at, reduced, ..Point::default() }, &self.row_stores)
     }
@@ -257,7 +257,7 @@ impl Printer<'_> {
         let (at, row) = match is_once {
             true => {
                 let outer = define_coordinates(&mut kernel, "id", nest.outer_dims());
-                let first = std::iter::repeat_n(String::from("0i"), nest.inner);
+                let first = std::iter::repeat_n(String::from("0"), nest.inner);
                 (outer.into_iter().chain(first).collect(), kernel.int("int_of(id)".into()))
             }
             false => {

@@ -5,21 +5,22 @@ use std::fmt::Write;
 use ortrain_program::Program;
 use rustc_hash::FxHashMap;
 
-use crate::launch::{Binding, Lowered, MemoryId};
+use crate::dialect::Dialect;
+use crate::launch::{Binding, KernelSource, Lowered, MemoryId};
 
 impl Lowered {
-    /// Formats the launches of `program`, followed by the source of each kernel once.
+    /// Formats the launches of `program`, followed by the library functions and the kernels, each once.
     ///
     /// A launch has the index of its kernel, its groups by axis, the position and the node of its instruction, and its
     /// bindings.
     #[must_use]
-    pub fn text(&self, program: &Program) -> String {
-        let mut numbers: FxHashMap<&str, usize> = FxHashMap::default();
-        let mut sources: Vec<&str> = Vec::new();
+    pub fn text(&self, program: &Program, dialect: &dyn Dialect) -> String {
+        let mut numbers: FxHashMap<&KernelSource, usize> = FxHashMap::default();
+        let mut sources: Vec<&KernelSource> = Vec::new();
         let mut launches = String::new();
         for (k, launch) in self.launches.iter().enumerate() {
-            let kernel = *numbers.entry(&launch.source).or_insert_with(|| {
-                sources.push(&launch.source);
+            let kernel = *numbers.entry(&launch.kernel).or_insert_with(|| {
+                sources.push(&launch.kernel);
                 sources.len() - 1
             });
             let position = launch.instruction as usize;
@@ -40,13 +41,20 @@ impl Lowered {
             sources.len(),
             self.scratch
         );
-        for (kernel, source) in sources.iter().enumerate() {
-            let _ = writeln!(text, "kernel {kernel}");
-            source.trim_end().lines().for_each(|line| {
-                let _ = writeln!(text, "{}", format!("  {line}").trim_end());
-            });
+        text += "library\n";
+        push_indented(&mut text, &dialect.library(&sources));
+        for (number, kernel) in sources.iter().enumerate() {
+            let _ = writeln!(text, "kernel {number}: {}", kernel.name);
+            push_indented(&mut text, &kernel.text);
         }
         text
+    }
+}
+
+/// Adds the lines of a source.
+fn push_indented(text: &mut String, source: &str) {
+    for line in source.trim_end().lines() {
+        let _ = writeln!(text, "{}", format!("  {line}").trim_end());
     }
 }
 

@@ -12,7 +12,7 @@ use crate::kernel::{Kernel, Value};
 /// Defines the coordinates of the point with a row-major index.
 pub(crate) fn define_coordinates(kernel: &mut Kernel<'_>, index: &str, dims: &[usize]) -> Vec<String> {
     let mut rest = index.to_owned();
-    let mut at = vec![String::from("0i"); dims.len()];
+    let mut at = vec![String::from("0"); dims.len()];
     let lead = dims.iter().position(|&dim| dim > 1).unwrap_or(0);
     for (axis, &dim) in dims.iter().enumerate().rev() {
         if dim <= 1 {
@@ -48,8 +48,8 @@ pub(crate) fn define_point(kernel: &mut Kernel<'_>, nest: &Nest, index: &str) ->
     let Some(segments) = &nest.segments else { return define_coordinates(kernel, index, &nest.dims) };
     let (table, count) = (segment_table(segments), segments.len());
     // Binary search for the last segment that starts at or before the index.
-    let low = kernel.variable(&Value::new("0i", Repr::I32));
-    let high = kernel.variable(&Value::new(format!("{count}i"), Repr::I32));
+    let low = kernel.variable(&Value::new("0", Repr::I32));
+    let high = kernel.variable(&Value::new(count.to_string(), Repr::I32));
     let depth = kernel.depth();
     kernel.begin_loop("0", &usize::BITS.saturating_sub(count.leading_zeros()).to_string());
     let middle = kernel.define(Value::new(format!("({} + {}) / 2", low.text, high.text), Repr::I32));

@@ -94,7 +94,7 @@ pub(crate) fn reduce(kernel: &mut Kernel<'_>, known: &AnalyzedNest<'_>) -> Resul
     let (row_stores, each) = split_stores(nest);
     // A store per row may overwrite the bytes of the row: it comes last.
     let first = match &row {
-        Row::Full => vec![String::from("0i"); nest.inner],
+        Row::Full => vec![String::from("0"); nest.inner],
         Row::Segment(start, _) => vec![start.clone()],
     };
     let at = |inner: Vec<String>| outer.iter().cloned().chain(inner).collect();

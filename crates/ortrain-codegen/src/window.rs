@@ -6,7 +6,7 @@ use ortrain_program::{Window, WindowIndex};
 use crate::conv::window_inputs;
 use crate::dialect::Repr;
 use crate::expr::{compare, repr_of};
-use crate::kernel::{Kernel, Value, float64_message};
+use crate::kernel::{Kernel, Value};
 use crate::launch::Launch;
 use crate::lower::Context;
 use crate::thread_index::define_coordinates;
@@ -14,9 +14,7 @@ use crate::thread_reduction::combine;
 
 pub(crate) fn launches(cx: &Context<'_>, w: &Window) -> Result<Vec<Launch>, String> {
     let WindowShape { pass, planes, ref axes } = w.shape;
-    if Type::of(w.target.access.dtype) == Type::F64 {
-        return Err(float64_message());
-    }
+    cx.float_repr(w.target.access.dtype)?;
     let by_output = matches!(pass, WindowPass::Max | WindowPass::Sum);
     let size = |axis: &SlidingAxis| if by_output { axis.output } else { axis.input };
     let dims: Vec<usize> = [planes].into_iter().chain(axes.iter().map(size)).collect();
@@ -61,7 +59,7 @@ fn print_max(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), S
     let ty = Type::of(dtype);
     let maximum = define_total(kernel, w, Scalar::lowest_value_of(dtype, ty))?;
     let is_cell = w.index.as_ref().is_some_and(|index| index.kind == IndexKind::Cell);
-    let first = if is_cell { "0i".to_owned() } else { format!("{} * {}", at[0], w.shape.plane_inputs()) };
+    let first = if is_cell { "0".to_owned() } else { format!("{} * {}", at[0], w.shape.plane_inputs()) };
     let index = kernel.variable(&Value::new(first, Repr::I32));
     let is_found = kernel.variable(&Value::new("false", Repr::Bool));
     let depth = kernel.depth();
@@ -73,11 +71,12 @@ fn print_max(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Result<(), S
     let less = compare(kernel, CompareOp::Lt, ty, [maximum.clone(), new.clone()]).text;
     let larger = match ty {
         Type::F32 => format!("(!is_nan({}) && (is_nan({}) || {less}))", maximum.text, new.text),
+        Type::F64 => format!("(!is_nan_f64({}) && (is_nan_f64({}) || {less}))", maximum.text, new.text),
         _ => less,
     };
     kernel.begin_if(&format!("!{} || {larger}", is_found.text));
     kernel.assign(&maximum, &new);
-    let cell = if is_cell { element_index("0i", &cells, axes.iter().map(|axis| axis.kernel)) } else { input };
+    let cell = if is_cell { element_index("0", &cells, axes.iter().map(|axis| axis.kernel)) } else { input };
     kernel.assign(&index, &Value::new(cell, Repr::I32));
     kernel.assign(&is_found, &Value::new("true", Repr::Bool));
     kernel.close_to(depth);
@@ -120,17 +119,17 @@ fn begin_covering_loops(
         let SlidingAxis { output, kernel: size, stride, dilation, padding_before: before, .. } = axis;
         let shifted = kernel.define(Value::new(format!("{i} + ({before})"), Repr::I32)).text;
         let reach = size.saturating_sub(1) * dilation;
-        let from = format!("max(0i, ({shifted} - {reach} + {}) / {stride})", stride - 1);
+        let from = format!("max(0, ({shifted} - {reach} + {}) / {stride})", stride - 1);
         let from = kernel.define(Value::new(from, Repr::I32)).text;
         let to = kernel.select(
-            &format!("{shifted} < 0i"),
-            "0i",
-            &format!("min({output}i, {shifted} / {stride} + 1)"),
+            &format!("{shifted} < 0"),
+            "0",
+            &format!("min({output}, {shifted} / {stride} + 1)"),
         );
         let to = kernel.define(Value::new(to, Repr::I32)).text;
         let o = kernel.begin_loop(&from, &to);
         let rest = kernel.define(Value::new(format!("{shifted} - {o} * {stride}"), Repr::I32)).text;
-        covered.push(format!("{rest} >= 0i && {rest} % {dilation} == 0i && {rest} / {dilation} < {size}i"));
+        covered.push(format!("{rest} >= 0 && {rest} % {dilation} == 0 && {rest} / {dilation} < {size}"));
         cells.push(format!("{rest} / {dilation}"));
         outputs.push(o);
     }
@@ -179,7 +178,7 @@ fn print_max_gradient(kernel: &mut Kernel<'_>, w: &Window, at: &[String]) -> Res
             format!("eq_pair({}, pair_of_i32({to}))", kernel.as_repr(&index, Repr::I64).text)
         }
         IndexKind::Cell => {
-            let cell = element_index("0i", &cells, axes.iter().map(|axis| axis.kernel));
+            let cell = element_index("0", &cells, axes.iter().map(|axis| axis.kernel));
             format!("{} == {cell}", kernel.as_repr(&index, Repr::I32).text)
         }
     };

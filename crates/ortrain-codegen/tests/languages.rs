@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use naga::back::{hlsl, msl};
 use naga::proc::BoundsCheckPolicies;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
-use ortrain_codegen::{Caps, Wgsl, lower};
+use ortrain_codegen::{Caps, Dialect as _, Launch, Wgsl, lower};
 use ortrain_expr::{BinaryOp, Builder, CompareOp, DType, Precision, Reg, Type, UnaryOp};
 use ortrain_program::{
     Backend, Bf16Fallback, Executable, GradientModes, Instruction, Load, Nest, Operand, Program,
@@ -25,7 +25,7 @@ use programs::products;
 /// Backend that prints kernels and computes like the reference evaluator. Its copies for other precisions print to the
 /// same set.
 #[derive(Clone, Debug, Default)]
-struct Printing(Arc<Mutex<HashSet<Arc<str>>>>);
+struct Printing(Arc<Mutex<HashSet<String>>>);
 
 const CAPS: Caps = Caps { binding_bytes: 128 << 20, bindings: 16, groups: 65_535 };
 
@@ -58,9 +58,14 @@ impl Backend for Printing {
             reason: unsupported.reason,
         })?;
         let mut sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        sources.extend(lowered.launches.into_iter().map(|launch| launch.source));
+        sources.extend(lowered.launches.iter().map(module));
         Reference.compile(program)
     }
+}
+
+/// Returns the module of a launch.
+fn module(launch: &Launch) -> String {
+    Wgsl.module(&[&launch.kernel])
 }
 
 /// Translates a kernel to both languages.
@@ -77,7 +82,7 @@ fn translate(source: &str) -> Result<(), String> {
         .collect();
     let entry = msl::EntryPointResources { resources, sizes_buffer: Some(30), ..Default::default() };
     let options = msl::Options {
-        per_entry_point_map: [("main".to_owned(), entry)].into_iter().collect(),
+        per_entry_point_map: [(module.entry_points[0].name.clone(), entry)].into_iter().collect(),
         fake_missing_bindings: false,
         ..Default::default()
     };
@@ -125,10 +130,10 @@ fn kernels_of_all_suites_translate() {
 /// Group kernels of programs that are too large for execution here, at every precision.
 #[test]
 fn group_kernels_translate() {
-    let mut sources: HashSet<Arc<str>> = HashSet::new();
+    let mut sources: HashSet<String> = HashSet::new();
     let mut add = |program: &Program| {
         let lowered = lower(program, &[], &CAPS, &Wgsl).expect("it can be lowered");
-        sources.extend(lowered.launches.into_iter().map(|launch| launch.source));
+        sources.extend(lowered.launches.iter().map(module));
     };
     for precision in Precision::ALL {
         for sides in [[1024, 1000, 65], [100, 70, 4096], [65, 31, 100], [2, 333, 700], [513, 7, 40]] {
@@ -137,7 +142,7 @@ fn group_kernels_translate() {
         let kinds = Kinds { jumps: false, size: Size::Large, ..Kinds::ALL };
         (0..150).for_each(|seed| add(&RandomProgram::new(seed, kinds).precision(precision).finish(true)));
     }
-    let shares = |source: &&Arc<str>| source.contains("var<workgroup>");
+    let shares = |source: &&String| source.contains("var<workgroup>");
     let count = sources.iter().filter(shares).count();
     let failures: Vec<String> = sources.iter().filter_map(|source| translate(source).err()).collect();
     assert!(failures.is_empty(), "{} kernels: {}", failures.len(), failures[0]);
@@ -179,9 +184,9 @@ fn doubles() -> Program {
 fn functions_of_doubles_translate() {
     let caps = Caps { bindings: 64, ..CAPS };
     let lowered = lower(&doubles(), &[], &caps, &Wgsl).expect("it can be lowered");
-    let source = &lowered.launches[0].source;
+    let source = module(&lowered.launches[0]);
     for head in include_str!("../src/wgsl/doubles.wgsl").lines().filter(|line| line.starts_with("fn ")) {
         assert!(source.contains(head), "nothing calls {head}");
     }
-    translate(source).unwrap_or_else(|error| panic!("{error}"));
+    translate(&source).unwrap_or_else(|error| panic!("{error}"));
 }

@@ -2,7 +2,7 @@
 
 mod programs;
 
-use ortrain_codegen::{Binding, Caps, Launch, Lowered, MemoryId, Wgsl, lower, split_host_part};
+use ortrain_codegen::{Binding, Caps, Dialect as _, Launch, Lowered, MemoryId, Wgsl, lower, split_host_part};
 use ortrain_expr::{Access, BinaryOp, Builder, DType, Precision, ReduceOp, Reduction, Type, UnaryOp};
 use ortrain_graph::Tensor;
 use ortrain_program::{
@@ -36,6 +36,11 @@ fn launches(program: &Program) -> Lowered {
     lower(program, &[], &CAPS, &Wgsl).expect("it can be lowered")
 }
 
+/// Returns the module of a launch.
+fn module(launch: &Launch) -> String {
+    Wgsl.module(&[&launch.kernel])
+}
+
 #[test]
 fn equal_layers_share_a_kernel() {
     let lowered = launches(&exponentials(5, DType::F32, 1000));
@@ -44,7 +49,7 @@ fn equal_layers_share_a_kernel() {
     // once.
     let (in_place, others) = lowered.launches.split_first().expect("there are five");
     assert_eq!(in_place.bindings.len(), 1);
-    let same = |launch: &Launch| launch.source == others[0].source && launch.groups == [4, 1, 1];
+    let same = |launch: &Launch| launch.kernel == others[0].kernel && launch.groups == [4, 1, 1];
     assert!(others.iter().all(same));
     let starts: Vec<&Binding> = others.iter().map(|launch| &launch.bindings[1]).collect();
     assert!(starts.windows(2).all(|pair| pair[0] != pair[1]), "{starts:?}");
@@ -56,7 +61,7 @@ fn equal_layers_share_a_kernel() {
 #[test]
 fn kernels_include_called_functions() {
     let lowered = launches(&exponentials(1, DType::F32, 10));
-    let source = &lowered.launches[0].source;
+    let source = module(&lowered.launches[0]);
     assert!(source.contains("fn exp_f32(") && source.contains("fn exp2_int("), "{source}");
     assert!(!source.contains("fn log_f32("), "{source}");
 }
@@ -82,7 +87,8 @@ fn groups_form_rows() {
 fn long_maps_are_vectorized() {
     let lowered = |dtype, len| {
         let launch = launches(&exponentials(1, dtype, len)).launches.remove(0);
-        (launch.groups[0], launch.source.contains("array<vec4<u32>>"), launch.source.contains("atomicAnd"))
+        let text = &launch.kernel.text;
+        (launch.groups[0], text.contains("array<vec4<u32>>"), text.contains("atomicAnd"))
     };
     assert_eq!(lowered(DType::F32, 1 << 16), (64, true, false));
     assert_eq!(lowered(DType::F32, (1 << 16) - 4), (256, false, false));
@@ -138,21 +144,21 @@ fn buffers_that_are_larger_than_a_binding_are_named() {
 #[test]
 fn launches_as_text() {
     let program = exponentials(3, DType::F32, 1000);
-    let text = launches(&program).text(&program);
+    let text = launches(&program).text(&program, &Wgsl);
     let lines: Vec<&str> = text.lines().collect();
     assert_eq!(lines[0], "3 launches, 2 kernels, 0 bytes of scratch");
     assert_eq!(
         lines[2],
         "  launch 1: kernel 1 in [4, 1, 1] groups, of instruction 1 Map (work 0..4000, work 4096..8096)  # a layer"
     );
-    assert_eq!(text.matches("fn main(").count(), 2);
+    assert_eq!(text.matches("@compute").count(), 2);
     assert_eq!(lines.iter().filter(|line| line.starts_with("kernel ")).count(), 2);
 }
 
 /// Returns the groups of the launches of a product, and for each launch true if it uses shared memory.
 fn groups_of(sides: [usize; 3]) -> Vec<(u32, bool)> {
     let launches = launches(&products(1, sides, Precision::F32)).launches;
-    launches.iter().map(|launch| (launch.groups[0], launch.source.contains("var<workgroup>"))).collect()
+    launches.iter().map(|launch| (launch.groups[0], launch.kernel.text.contains("var<workgroup>"))).collect()
 }
 
 /// The tiles are 128x128 for very large products, 64x64 for large products, and 32x32 with a short side. Products with
@@ -175,7 +181,7 @@ fn products_are_computed_by_groups() {
 #[test]
 fn products_of_equal_shape_are_one_kernel() {
     let lowered = launches(&products(3, [100, 70, 600], Precision::F32));
-    let sources: Vec<&str> = lowered.launches.iter().map(|launch| &*launch.source).collect();
+    let sources: Vec<&str> = lowered.launches.iter().map(|launch| &*launch.kernel.text).collect();
     assert_eq!(sources.len(), 6);
     assert!(sources.chunks(2).all(|pair| pair == &sources[..2]));
 }
@@ -222,7 +228,7 @@ fn sums([rows, size]: [usize; 2], by_columns: bool, with_rows: bool) -> Program 
 fn reductions_are_computed_by_groups() {
     let groups = |sizes, by_columns, with_rows| -> Vec<(u32, bool)> {
         let launches = launches(&sums(sizes, by_columns, with_rows)).launches;
-        launches.iter().map(|launch| (launch.groups[0], launch.source.contains("var<workgroup>"))).collect()
+        launches.iter().map(|launch| (launch.groups[0], launch.kernel.text.contains("var<workgroup>"))).collect()
     };
     assert_eq!(groups([1000, 32], false, false), [(4, false)]);
     assert_eq!(groups([1000, 100], false, false), [(125, true)]);
@@ -305,7 +311,7 @@ fn steps_of_a_sequence_are_one_kernel() {
     let program = b.finish_unfused(vec![sequence], vec![sequence]).expect("it can be planned");
     let lowered = launches(&program);
     assert_eq!(lowered.launches.len(), STEPS - 1);
-    assert!(lowered.launches.iter().all(|launch| launch.source == lowered.launches[0].source));
+    assert!(lowered.launches.iter().all(|launch| launch.kernel == lowered.launches[0].kernel));
 }
 
 /// A nest multiplies its elements by a float64 number. The host computes the number, a power that no device supports,
@@ -333,8 +339,8 @@ fn host_computes_unsupported_float64_numbers() {
     let program = b.finish(vec![x, step], vec![y]).expect("it can be planned");
     let error = lower(&program, &[], &CAPS, &Wgsl).expect_err("it has no powers");
     assert!(error.reason.starts_with("it computes pow in float64"), "{error}");
-    let (rest, host) = split_host_part(&program).expect("the host computes the power");
+    let (rest, host) = split_host_part(&program, &Wgsl).expect("the host computes the power");
     assert_eq!((host.inputs.as_slice(), host.results.len()), ([step].as_slice(), 1));
     let lowered = launches(&rest);
-    assert!(lowered.launches[0].source.contains("fn mul_f64("), "{}", lowered.text(&rest));
+    assert!(module(&lowered.launches[0]).contains("fn mul_f64("), "{}", lowered.text(&rest, &Wgsl));
 }

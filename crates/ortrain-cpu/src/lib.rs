@@ -13,7 +13,7 @@ use ortrain_kernels::{Bf16Unit, Isa, Pool, limits, prefer_large_pages};
 pub use ortrain_kernels::{UnknownIsa, memory_bytes};
 use ortrain_program::{
     AllocationError, Backend, Bf16Fallback, Executable, HostMemory, Limits, Memory, OutOfMemory, Precision,
-    Program, Target, UnsupportedOnBackend, UnsupportedPrecision,
+    Program, Reference, Target, UnsupportedOnBackend, UnsupportedPrecision,
 };
 
 /// Backend that runs programs on the CPU.
@@ -54,6 +54,16 @@ impl Cpu {
     #[must_use]
     pub fn num_threads() -> usize {
         Pool::global().num_threads()
+    }
+}
+
+/// Returns the backend for the host part of a program on another device: the processor, or the reference evaluator if
+/// `ORTRAIN_ISA` names no level.
+#[must_use]
+pub fn host_backend() -> Arc<dyn Backend> {
+    match Cpu::new() {
+        Ok(cpu) => Arc::new(cpu),
+        Err(_) => Arc::new(Reference),
     }
 }
 

@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use ortrain_codegen::{Caps, Lowered, Wgsl, lower};
+use ortrain_codegen::{Caps, Dialect as _, KernelSource, Lowered, Wgsl, lower};
 use ortrain_graph::Tensor;
 use ortrain_program::{DeviceError, Program, UnsupportedOnBackend};
 
@@ -50,7 +50,7 @@ pub(crate) struct Device {
     /// First error that no call has returned.
     failure: Arc<Mutex<Option<String>>>,
     /// Kernels by source.
-    kernels: Mutex<HashMap<Arc<str>, wgpu::ComputePipeline>>,
+    kernels: Mutex<HashMap<KernelSource, wgpu::ComputePipeline>>,
     /// Staging buffer for reads.
     pub(crate) staging: Mutex<Option<wgpu::Buffer>>,
     /// Buffers of dropped results, for reuse.
@@ -164,7 +164,7 @@ impl Device {
     ///
     /// # Errors
     /// The message of the driver.
-    pub(crate) fn kernel(&self, source: &Arc<str>) -> Result<wgpu::ComputePipeline, String> {
+    pub(crate) fn kernel(&self, source: &KernelSource) -> Result<wgpu::ComputePipeline, String> {
         let mut kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(kernel) = kernels.get(source) {
             return Ok(kernel.clone());
@@ -172,13 +172,13 @@ impl Device {
         let scope = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
         let module = self.device.create_shader_module(wgpu::ShaderModuleDescriptor {
             label: None,
-            source: wgpu::ShaderSource::Wgsl((&**source).into()),
+            source: wgpu::ShaderSource::Wgsl(Wgsl.module(&[source]).into()),
         });
         let kernel = self.device.create_compute_pipeline(&wgpu::ComputePipelineDescriptor {
             label: None,
             layout: None,
             module: &module,
-            entry_point: Some("main"),
+            entry_point: Some(&*source.name),
             compilation_options: wgpu::PipelineCompilationOptions {
                 zero_initialize_workgroup_memory: false,
                 ..Default::default()

@@ -4,12 +4,11 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
-use ortrain_codegen::{Fault, HostPart, Launch, Lowered, split_host_part};
-use ortrain_cpu::Cpu;
+use ortrain_codegen::{Fault, HostExecutable, Launch, Lowered, Wgsl, split_host_part};
 use ortrain_expr::OutOfRange;
 use ortrain_program::{
-    Backend, Bindings, BufferId, BufferLocation, Executable, GradientMode, InterruptPoints, Observer,
-    Program, Reference, RunError, RunPart, Scalars, UnsupportedOnBackend, Workspace,
+    Bindings, BufferId, Executable, GradientMode, InterruptPoints, Observer, Program, RunError, RunPart, Scalars,
+    UnsupportedOnBackend, Workspace,
 };
 
 use crate::device::Device;
@@ -29,70 +28,6 @@ pub(crate) struct WgpuExecutable {
     host: Option<HostExecutable>,
     /// Buffers of the program on the device, created by the first run.
     resident: Mutex<Option<ResidentBuffers>>,
-}
-
-/// Host part of a program, which runs before the device.
-#[derive(Debug)]
-struct HostExecutable {
-    executable: Box<dyn Executable>,
-    inputs: Vec<BufferId>,
-    results: Vec<BufferId>,
-    /// Positions of instructions with guards that the host checks.
-    checked: Vec<usize>,
-    /// Workspace of the host part, for one run at a time.
-    work: Mutex<Workspace>,
-}
-
-impl HostExecutable {
-    fn new(part: HostPart) -> Result<HostExecutable, UnsupportedOnBackend> {
-        let backend: Arc<dyn Backend> = match Cpu::new() {
-            Ok(cpu) => Arc::new(cpu),
-            Err(_) => Arc::new(Reference),
-        };
-        let HostPart { program, inputs, results, checked } = part;
-        let executable = backend.compile(Arc::new(program))?;
-        Ok(HostExecutable { executable, inputs, results, checked, work: Mutex::new(Workspace::new(backend)) })
-    }
-
-    /// Computes the results of the host part, and writes them to the arena of a run. Inputs without a saved copy are
-    /// read from the arena.
-    fn run(
-        &self,
-        rest: &Program,
-        work: &Workspace,
-        saved_inputs: &[(BufferId, Vec<u8>)],
-        scalars: Scalars,
-    ) -> Result<(), RunError> {
-        let mut work_memory = self.work.lock().unwrap_or_else(PoisonError::into_inner);
-        let program = self.executable.program();
-        work_memory.prepare(program, self.executable.scratch_bytes(), 0)?;
-        for (&id, &input) in self.inputs.iter().zip(&program.inputs) {
-            let (BufferLocation::Work(from), BufferLocation::Work(to)) =
-                (rest.buffer(id).location, program.buffer(input).location)
-            else {
-                continue;
-            };
-            match saved_inputs.iter().find(|(known, _)| *known == id) {
-                Some((_, bytes)) => work_memory.arena().write(to, bytes)?,
-                None => {
-                    work_memory.arena().write(to, &work.arena().to_vec(from, rest.buffer(id).bytes())?)?;
-                }
-            }
-        }
-        self.executable.run(&Bindings { planes: &[] }, &mut work_memory, GradientMode::Overwrite, scalars)?;
-        for (&id, &output) in self.results.iter().zip(&program.outputs) {
-            let buffer = program.buffer(output);
-            let bytes = match buffer.location {
-                BufferLocation::Work(from) => work_memory.arena().to_vec(from, buffer.bytes())?,
-                BufferLocation::Constant(number) => program.constants[number].data().to_vec(),
-                BufferLocation::Plane(..) => continue,
-            };
-            if let BufferLocation::Work(to) = rest.buffer(id).location {
-                work.arena().write(to, &bytes)?;
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Minimum number of launches of a submission. A submission costs as much as the recording of some dozens of launches.
@@ -130,15 +65,15 @@ impl WgpuExecutable {
         program: Arc<Program>,
         device: Arc<Device>,
     ) -> Result<WgpuExecutable, UnsupportedOnBackend> {
-        let (program, host) = match split_host_part(&program) {
-            Some((rest, part)) => (Arc::new(rest), Some(HostExecutable::new(part)?)),
+        let (program, host) = match split_host_part(&program, &Wgsl) {
+            Some((rest, part)) => (Arc::new(rest), Some(HostExecutable::new(part, ortrain_cpu::host_backend())?)),
             None => (program, None),
         };
-        let checked = host.as_ref().map_or(&[][..], |host| &host.checked);
+        let checked = host.as_ref().map_or(&[][..], HostExecutable::checked);
         let lowered = device.lower(&program, checked)?;
         let kernel = |launch: &Launch| {
             let scheduled = &program.instructions[launch.instruction as usize];
-            device.kernel(&launch.source).map_err(|reason| UnsupportedOnBackend {
+            device.kernel(&launch.kernel).map_err(|reason| UnsupportedOnBackend {
                 backend: device.interface,
                 node: scheduled.node.to_string(),
                 instruction: scheduled.instruction.name(),
@@ -230,7 +165,7 @@ impl Executable for WgpuExecutable {
     }
 
     fn host_inputs(&self) -> &[BufferId] {
-        self.host.as_ref().map_or(&[], |host| &host.inputs)
+        self.host.as_ref().map_or(&[], HostExecutable::inputs)
     }
 
     fn run_observed(
@@ -269,7 +204,7 @@ impl Executable for WgpuExecutable {
             None => self.submit(groups, entry, &positions),
         }
         self.device.check()?;
-        let checked = self.host.as_ref().map_or(&[][..], |host| &host.checked);
+        let checked = self.host.as_ref().map_or(&[][..], HostExecutable::checked);
         let fault = match positions.into_iter().any(|at| {
             let scheduled = &self.program.instructions[at];
             scheduled.gradient_modes.contains(entry)

@@ -18,7 +18,7 @@ mod timing;
 
 use std::sync::Arc;
 
-use ortrain_codegen::split_host_part;
+use ortrain_codegen::{Dialect as _, Wgsl, split_host_part};
 use ortrain_program::{
     AllocationError, Backend, Bf16Fallback, Executable, Memory, Precision, Program, Target,
     UnsupportedOnBackend, UnsupportedPrecision,
@@ -65,18 +65,18 @@ impl Wgpu {
         self.device.counts()
     }
 
-    /// Returns the sources of the kernels that a program needs on this device, in order.
+    /// Returns the modules of the kernels that a program needs on this device, in order.
     ///
     /// # Errors
     /// When an instruction is not supported.
-    pub fn sources(&self, program: &Program) -> Result<Vec<Arc<str>>, UnsupportedOnBackend> {
-        let rest = split_host_part(program);
+    pub fn sources(&self, program: &Program) -> Result<Vec<String>, UnsupportedOnBackend> {
+        let rest = split_host_part(program, &Wgsl);
         let (program, checked) = match &rest {
             Some((rest, host)) => (rest, &host.checked[..]),
             None => (program, &[][..]),
         };
         let lowered = self.device.lower(program, checked)?;
-        Ok(lowered.launches.into_iter().map(|launch| launch.source).collect())
+        Ok(lowered.launches.iter().map(|launch| Wgsl.module(&[&launch.kernel])).collect())
     }
 }
 

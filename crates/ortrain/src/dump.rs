@@ -330,7 +330,7 @@ fn print_cpu_kernels(schedule: &Schedule) -> Result<String> {
 fn print_kernels(schedule: &Schedule) -> Result<String> {
     let mut text = String::new();
     for (k, program) in schedule.programs().into_iter().enumerate() {
-        let parts = split_host_part(program);
+        let parts = split_host_part(program, &Wgsl);
         let (bindings, checked) = match &parts {
             Some((rest, host)) => (rest, &host.checked[..]),
             None => (&**program, &[][..]),
@@ -342,7 +342,7 @@ fn print_kernels(schedule: &Schedule) -> Result<String> {
         if let Some((_, host)) = &parts {
             text += &format!("before program {k}, on the host: {}", host.program);
         }
-        text += &format!("program {k}: {}", lowered.text(bindings));
+        text += &format!("program {k}: {}", lowered.text(bindings, &Wgsl));
     }
     match text.is_empty() {
         true => Err(Error::Argument("there are no kernels: all programs are built during the run".into())),

@@ -7,23 +7,29 @@ use ortrain_expr::Scalar;
 
 use crate::dialect::{DeclaredBinding, Dialect, GROUP_SIZE, Repr, SharedArray};
 use crate::functions::functions;
-use crate::wgsl_library::Prelude;
+use crate::launch::KernelSource;
+use crate::library::{Library, split_functions};
 
 /// Shading language of WebGPU. No optional features are used: no 64-bit types, no subgroups, no narrow floats.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Wgsl;
 
-static PRELUDE: LazyLock<Prelude> = LazyLock::new(|| {
-    let texts = [
-        include_str!("integers.wgsl"),
-        include_str!("floats.wgsl"),
-        include_str!("doubles.wgsl"),
-        &functions(),
-    ];
-    Prelude::new(texts.iter().fold(String::from("\n"), |prelude_text, text| prelude_text + text + "\n"))
+/// Functions for 64-bit integers, for floats, and the elementary functions. Other languages get them by translation.
+pub(crate) fn shared_functions() -> Vec<(String, String)> {
+    let texts = [include_str!("integers.wgsl"), include_str!("floats.wgsl"), &functions()];
+    texts.into_iter().flat_map(|text| split_functions(text, "fn ")).collect()
+}
+
+static LIBRARY: LazyLock<Library> = LazyLock::new(|| {
+    let doubles = split_functions(include_str!("doubles.wgsl"), "fn ");
+    Library::new(shared_functions().into_iter().chain(doubles).collect())
 });
 
 impl Dialect for Wgsl {
+    fn has_float64(&self) -> bool {
+        false
+    }
+
     fn type_name(&self, repr: Repr) -> &'static str {
         match repr {
             Repr::F32 => "f32",
@@ -45,12 +51,19 @@ impl Dialect for Wgsl {
                 _ => format!("float_of({}u)", bits as u32),
             },
             Repr::I32 if bits as i32 == i32::MIN => "int_of(2147483648u)".to_owned(),
-            Repr::I32 => format!("{}i", bits as i32),
+            Repr::I32 => format!("{}", bits as i32),
             Repr::U32 => format!("{}u", bits as u32),
             Repr::Bool => if bits == 0 { "false" } else { "true" }.to_owned(),
-            Repr::I64 | Repr::U64 | Repr::F64 => format!("pair({}u, {}u)", bits as u32, (bits >> 32) as u32),
+            Repr::I64 | Repr::U64 | Repr::F64 => {
+                let [low, high] = [bits as u32, (bits >> 32) as u32].map(|word| format!("{word}u"));
+                self.two_words(repr, &low, &high)
+            }
             Repr::F32x2 | Repr::F32x4 => self.floats(repr, &[self.constant(value, Repr::F32)]),
         }
+    }
+
+    fn two_words(&self, _: Repr, low: &str, high: &str) -> String {
+        format!("pair({low}, {high})")
     }
 
     fn floats(&self, repr: Repr, parts: &[String]) -> String {
@@ -120,17 +133,16 @@ impl Dialect for Wgsl {
         "storageBarrier();".to_owned()
     }
 
-    fn prelude(&self) -> &str {
-        PRELUDE.text()
+    fn library(&self, kernels: &[&KernelSource]) -> String {
+        LIBRARY.needed_by(kernels.iter().map(|kernel| &*kernel.text)).concat()
     }
 
-    fn kernel(&self, bindings: &[DeclaredBinding], body: &str, points: u64, row: u32) -> String {
+    fn kernel(&self, name: &str, bindings: &[DeclaredBinding], body: &str, points: u64, row: u32) -> String {
         let mut text = binding_declarations(bindings);
-        text += &PRELUDE.needed_by(body);
         let _ = write!(
             text,
             "@compute @workgroup_size({GROUP_SIZE})
-fn main(@builtin(global_invocation_id) invocation: vec3<u32>) {{
+fn {name}(@builtin(global_invocation_id) invocation: vec3<u32>) {{
 let id: u32 = invocation.x + invocation.y * {}u;
 if (id >= {points}u) {{ return; }}
 {body}}}
@@ -142,6 +154,7 @@ if (id >= {points}u) {{ return; }}
 
     fn kernel_of_groups(
         &self,
+        name: &str,
         bindings: &[DeclaredBinding],
         shared: &[SharedArray],
         body: &str,
@@ -152,12 +165,11 @@ if (id >= {points}u) {{ return; }}
         for SharedArray { name, repr, len } in shared {
             let _ = writeln!(text, "var<workgroup> {name}: array<{}, {len}>;", self.type_name(*repr));
         }
-        text += &PRELUDE.needed_by(body);
         // Control flow must be uniform in a group: the last row of groups exits in whole groups.
         let _ = write!(
             text,
             "@compute @workgroup_size({GROUP_SIZE})
-fn main(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_index) invocation: u32) {{
+fn {name}(@builtin(workgroup_id) place: vec3<u32>, @builtin(local_invocation_index) invocation: u32) {{
 let group: u32 = place.x + place.y * {row}u;
 let lane: i32 = i32(invocation);
 if (group >= {groups}u) {{ return; }}

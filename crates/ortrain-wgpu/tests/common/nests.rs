@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ortrain_codegen::split_host_part;
+use ortrain_codegen::{Wgsl, split_host_part};
 use ortrain_expr::{Access, Builder, DType, ReduceOp, Reduction, Reg, Scalar, Segments, Type};
 use ortrain_program::{BufferId, GradientModes, Instruction, Load, Nest, Operand, Program, ProgramBuilder};
 
@@ -82,7 +82,7 @@ pub(crate) fn program(
     };
     b.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("the nest is valid");
     let program = b.finish(loaded, stored).expect("it can be planned");
-    assert!(split_host_part(&program).is_none(), "the host computes some of it");
+    assert!(split_host_part(&program, &Wgsl).is_none(), "the host computes some of it");
     Arc::new(program)
 }
 
