@@ -294,8 +294,9 @@ impl<'n> Printer<'n> {
         stored.extend(self.gradient_nests.as_ref().map(|gradient_nests| {
             of([&gradient_nests.gradients.output_gradient, v], *width, products, false)
         }));
-        let launches =
-            |pairs: &PairProducts<'_, '_>| tiled::launches(cx, &MatmulOutput::new(cx, pairs, &self.a.scores)?);
+        let launches = |pairs: &PairProducts<'_, '_>| {
+            tiled::launches(cx, &MatmulOutput::new(cx, pairs, &self.a.scores)?)
+        };
         stored.iter().map(launches).collect::<Result<Vec<_>, String>>().map(|launches| launches.concat())
     }
 

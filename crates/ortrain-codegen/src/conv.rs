@@ -29,12 +29,7 @@ pub(crate) fn launches(cx: &Context<'_>, c: &Conv) -> Result<Vec<Launch>, String
 }
 
 /// Prints a single element of the result. Products with elements outside of the input are skipped.
-fn direct_element(
-    kernel: &mut Kernel<'_>,
-    c: &Conv,
-    repr: Repr,
-    at: &[String],
-) -> Result<Value, String> {
+fn direct_element(kernel: &mut Kernel<'_>, c: &Conv, repr: Repr, at: &[String]) -> Result<Value, String> {
     let sum = InnerProduct::with_repr(kernel, c.precision, repr);
     let depth = kernel.depth();
     let [a, b] = start_product_loops(kernel, &c.shape, at);

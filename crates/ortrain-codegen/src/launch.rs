@@ -23,9 +23,9 @@ impl KernelSource {
 
 /// Returns the 64-bit hash FNV-1a (Fowler, Noll and Vo), which is the same on every machine.
 fn fnv1a(bytes: &[u8]) -> u64 {
-    bytes.iter().fold(0xcbf2_9ce4_8422_2325, |hash, &byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    })
+    bytes
+        .iter()
+        .fold(0xcbf2_9ce4_8422_2325, |hash, &byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3))
 }
 
 /// Kernel with its bindings. An instruction can have several launches, which run in order.

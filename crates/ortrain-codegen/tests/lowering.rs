@@ -228,7 +228,10 @@ fn sums([rows, size]: [usize; 2], by_columns: bool, with_rows: bool) -> Program 
 fn reductions_are_computed_by_groups() {
     let groups = |sizes, by_columns, with_rows| -> Vec<(u32, bool)> {
         let launches = launches(&sums(sizes, by_columns, with_rows)).launches;
-        launches.iter().map(|launch| (launch.groups[0], launch.kernel.text.contains("var<workgroup>"))).collect()
+        launches
+            .iter()
+            .map(|launch| (launch.groups[0], launch.kernel.text.contains("var<workgroup>")))
+            .collect()
     };
     assert_eq!(groups([1000, 32], false, false), [(4, false)]);
     assert_eq!(groups([1000, 100], false, false), [(125, true)]);

@@ -273,6 +273,18 @@ pub struct UnsupportedOnBackend {
     pub reason: String,
 }
 
+/// Error for a device name without a device.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("there is no device {device:?} here: {reason}; {remedy}")]
+pub struct NoDevice {
+    /// Name.
+    pub device: String,
+    /// Reason.
+    pub reason: String,
+    /// Remedy.
+    pub remedy: String,
+}
+
 /// Replacement for AMX in bfloat16 products. A replacement is used only on request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Bf16Fallback {

@@ -38,8 +38,8 @@ mod versions;
 mod weight;
 
 pub use backend::{
-    Backend, Bf16Fallback, Copied, Executable, ITERATION_LIMIT, Limits, MAX_GROWING_BYTES, Observer, Scalars,
-    UnknownFallback, UnsupportedOnBackend, UnsupportedPrecision, Workspace,
+    Backend, Bf16Fallback, Copied, Executable, ITERATION_LIMIT, Limits, MAX_GROWING_BYTES, NoDevice,
+    Observer, Scalars, UnknownFallback, UnsupportedOnBackend, UnsupportedPrecision, Workspace,
 };
 pub use bindings::Bindings;
 pub(crate) use buffer::is_work;

@@ -2,6 +2,8 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ortrain_program::NoDevice;
+
 use crate::device::Device;
 
 /// GPU interfaces by their prefix in device names, in order of preference.
@@ -55,18 +57,6 @@ pub struct AdapterInfo {
     pub buffer_bytes: u64,
     /// Maximum bytes of one tensor in a kernel.
     pub binding_bytes: u64,
-}
-
-/// Error for a device name without a device.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no device {device:?} here: {reason}; {remedy}")]
-pub struct NoDevice {
-    /// Name.
-    pub device: String,
-    /// Reason.
-    pub reason: String,
-    /// Remedy.
-    pub remedy: String,
 }
 
 /// Returns true for a valid device name on any system: `vulkan`, `metal`, `dx12`, with or without a number after a

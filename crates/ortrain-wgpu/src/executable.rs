@@ -7,8 +7,8 @@ use std::time::Instant;
 use ortrain_codegen::{Fault, HostExecutable, Launch, Lowered, Wgsl, split_host_part};
 use ortrain_expr::OutOfRange;
 use ortrain_program::{
-    Bindings, BufferId, Executable, GradientMode, InterruptPoints, Observer, Program, RunError, RunPart, Scalars,
-    UnsupportedOnBackend, Workspace,
+    Bindings, BufferId, Executable, GradientMode, InterruptPoints, Observer, Program, RunError, RunPart,
+    Scalars, UnsupportedOnBackend, Workspace,
 };
 
 use crate::device::Device;
@@ -66,7 +66,9 @@ impl WgpuExecutable {
         device: Arc<Device>,
     ) -> Result<WgpuExecutable, UnsupportedOnBackend> {
         let (program, host) = match split_host_part(&program, &Wgsl) {
-            Some((rest, part)) => (Arc::new(rest), Some(HostExecutable::new(part, ortrain_cpu::host_backend())?)),
+            Some((rest, part)) => {
+                (Arc::new(rest), Some(HostExecutable::new(part, ortrain_cpu::host_backend())?))
+            }
             None => (program, None),
         };
         let checked = host.as_ref().map_or(&[][..], HostExecutable::checked);

@@ -1,7 +1,7 @@
 //! Runs programs on GPUs through wgpu: Vulkan, Metal and Direct3D 12.
 //!
 //! - [`Wgpu`]: a device as a backend, with the kernels of `ortrain-codegen`.
-//! - [`adapters`]: the devices of the machine, by name; [`NoDevice`]: the error for an unknown name.
+//! - [`adapters`]: the devices of the machine, by name.
 //! - [`Made`]: counts of the objects on a device. A repeated run creates no objects.
 //!
 //! State and values are stored on the device. A plane in host memory is copied to the device for each run, and copied
@@ -20,11 +20,11 @@ use std::sync::Arc;
 
 use ortrain_codegen::{Dialect as _, Wgsl, split_host_part};
 use ortrain_program::{
-    AllocationError, Backend, Bf16Fallback, Executable, Memory, Precision, Program, Target,
+    AllocationError, Backend, Bf16Fallback, Executable, Memory, NoDevice, Precision, Program, Target,
     UnsupportedOnBackend, UnsupportedPrecision,
 };
 
-pub use adapter::{AdapterInfo, AdapterKind, NoDevice, adapters, is_adapter_name};
+pub use adapter::{AdapterInfo, AdapterKind, adapters, is_adapter_name};
 use device::Device;
 pub use device::DeviceCounts;
 use memory::WgpuMemory;

@@ -144,8 +144,8 @@ pub fn backend(device: &str, num_threads: usize) -> Result<Arc<dyn Backend>> {
 mod gpu {
     use std::sync::Arc;
 
-    use ortrain_program::Backend;
-    use ortrain_wgpu::{AdapterInfo, NoDevice, Wgpu, adapters};
+    use ortrain_program::{Backend, NoDevice};
+    use ortrain_wgpu::{AdapterInfo, Wgpu, adapters};
 
     pub(super) use ortrain_wgpu::is_adapter_name as is_name;
 

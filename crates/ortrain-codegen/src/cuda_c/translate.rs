@@ -157,7 +157,10 @@ mod tests {
     #[test]
     fn functions_are_translated() {
         let translations = [
-            ("fn f(a: vec2<u32>, b: i32) -> f32 { return 1.0; }", "DEVICE float f(uint2 a, int b) { return 1.0f; }\n"),
+            (
+                "fn f(a: vec2<u32>, b: i32) -> f32 { return 1.0; }",
+                "DEVICE float f(uint2 a, int b) { return 1.0f; }\n",
+            ),
             ("let x = 5i + 1e-3;", "const auto x = 5 + 1e-3f;\n"),
             ("var y: vec4<u32> = vec4<u32>(0u, 1u, 2u, 0x3u);", "uint4 y = make_uint4(0u, 1u, 2u, 0x3u);\n"),
             ("return bitcast<u32>(floor(x)) >> 2u;", "return as_u32(floorf(x)) >> 2u;\n"),

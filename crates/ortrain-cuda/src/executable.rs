@@ -1,0 +1,275 @@
+//! Executables: programs as launches on a device.
+
+use std::ops::Range;
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use ortrain_codegen::{
+    Caps, CudaC, Fault, HostExecutable, KernelSource, Launch, Lowered, lower, split_host_part,
+};
+use ortrain_expr::OutOfRange;
+use ortrain_program::{
+    Bindings, BufferId, Executable, GradientMode, InterruptPoints, Observer, Program, RunError, RunPart,
+    Scalars, UnsupportedOnBackend, Workspace,
+};
+
+use crate::device::Device;
+use crate::driver::{Call, Event, Function};
+use crate::kernels::KernelError;
+use crate::queue::Queue;
+use crate::resident::{Resident, RunMemories};
+
+/// Limits of kernels. Indices are 32-bit signed integers, which limits a binding to 2^31 words.
+const CAPS: Caps = Caps { binding_bytes: 4 * ((1 << 31) - 1), bindings: MAX_BINDINGS as u32, groups: 65_535 };
+/// Maximum number of bindings of a kernel.
+pub(crate) const MAX_BINDINGS: usize = 64;
+
+/// Name of the backend.
+pub(crate) const BACKEND: &str = "cuda";
+
+/// Program prepared for a device.
+#[derive(Debug)]
+pub(crate) struct CudaExecutable {
+    program: Arc<Program>,
+    device: Arc<Device>,
+    lowered: Lowered,
+    functions: Vec<Function>,
+    marks: InterruptPoints,
+    host: Option<HostExecutable>,
+    /// Memory of the program on the device, created by the first run.
+    resident: Mutex<Option<Resident>>,
+}
+
+/// Lowers a program to launches. Returns the device part with its launches, and the host part.
+pub(crate) fn lowered_parts(
+    program: Arc<Program>,
+) -> Result<(Arc<Program>, Lowered, Option<HostExecutable>), UnsupportedOnBackend> {
+    let (program, host) = match split_host_part(&program, &CudaC) {
+        Some((rest, part)) => (Arc::new(rest), Some(HostExecutable::new(part, ortrain_cpu::host_backend())?)),
+        None => (program, None),
+    };
+    let checked = host.as_ref().map_or(&[][..], HostExecutable::checked);
+    let lowered = lower(&program, checked, &CAPS, &CudaC).map_err(|unsupported| UnsupportedOnBackend {
+        backend: BACKEND,
+        node: unsupported.node,
+        instruction: unsupported.instruction,
+        reason: unsupported.reason,
+    })?;
+    Ok((program, lowered, host))
+}
+
+/// Launches of a run: those of some instructions in a gradient mode.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Selection {
+    pub(crate) entry: GradientMode,
+    pub(crate) positions: Range<usize>,
+}
+
+impl CudaExecutable {
+    pub(crate) fn new(
+        program: Arc<Program>,
+        device: Arc<Device>,
+    ) -> Result<CudaExecutable, UnsupportedOnBackend> {
+        let (program, lowered, host) = lowered_parts(program)?;
+        let refused = |at: usize, reason: String| {
+            let launch = lowered.launches.get(at).map_or(0, |launch| launch.instruction as usize);
+            let scheduled = program.instructions.get(launch);
+            UnsupportedOnBackend {
+                backend: BACKEND,
+                node: scheduled.map_or_else(String::new, |scheduled| scheduled.node.to_string()),
+                instruction: scheduled.map_or("", |scheduled| scheduled.instruction.name()),
+                reason,
+            }
+        };
+        let entered = device.enter().map_err(|error| refused(0, error.to_string()))?;
+        let kernels: Vec<&KernelSource> = lowered.launches.iter().map(|launch| &launch.kernel).collect();
+        let functions = device.kernels.functions(&kernels);
+        let functions = functions.map_err(|KernelError { kernel, reason }| refused(kernel, reason))?;
+        drop(entered);
+        let marks = InterruptPoints::from_program(&program);
+        Ok(CudaExecutable { program, device, lowered, functions, marks, host, resident: Mutex::new(None) })
+    }
+
+    /// Returns the positions of instructions with guards that the host checks.
+    fn checked(&self) -> &[usize] {
+        self.host.as_ref().map_or(&[], HostExecutable::checked)
+    }
+
+    /// Returns true if launches check a guard.
+    fn has_guards(&self, selection: &Selection) -> bool {
+        selection.positions.clone().any(|at| {
+            let scheduled = &self.program.instructions[at];
+            scheduled.gradient_modes.contains(selection.entry)
+                && scheduled.instruction.can_fail()
+                && !self.checked().contains(&at)
+        })
+    }
+
+    /// Returns the launches of a selection.
+    fn launches<'e>(&'e self, selection: &'e Selection) -> impl Iterator<Item = (&'e Launch, Function)> {
+        let functions = self.functions.iter().copied();
+        self.lowered.launches.iter().zip(functions).filter(move |(launch, _)| {
+            let at = launch.instruction as usize;
+            selection.positions.contains(&at)
+                && self.program.instructions[at].gradient_modes.contains(selection.entry)
+        })
+    }
+
+    /// Enqueues the launches of a selection.
+    fn enqueue(&self, queue: &Queue, resident: &Resident, selection: &Selection) -> Call<()> {
+        for (launch, function) in self.launches(selection) {
+            self.device.counters.launches.fetch_add(1, Ordering::Relaxed);
+            // SAFETY: the kernel was printed for these bindings, and accesses only them. Their memory is allocated;
+            // freeing waits for the work of the device.
+            unsafe { resident.launch(queue, &self.program, launch, function) }?;
+        }
+        Ok(())
+    }
+
+    /// Enqueues the work of a run that precedes its launches.
+    fn enqueue_preparation(&self, queue: &Queue, resident: &Resident) -> Call<()> {
+        // SAFETY: the writes are to the arena of the run, which is allocated.
+        unsafe { queue.distribute(&resident.key.writes) }?;
+        if self.has_guards(&resident.key.selection) { resident.reset_fault(queue) } else { Ok(()) }
+    }
+
+    /// Enqueues all work of a run behind its upload.
+    fn enqueue_run(&self, queue: &Queue, resident: &Resident) -> Call<()> {
+        self.enqueue_preparation(queue, resident)?;
+        self.enqueue(queue, resident, &resident.key.selection)
+    }
+
+    /// Submits a run: launch by launch for the first time with its key, as a recorded graph from then on.
+    fn submit(&self, queue: &mut Queue, resident: &mut Resident, scalars: &[u8]) -> Result<(), RunError> {
+        let failed = |error| self.device.fail(error, "a launch");
+        if !resident.has_run_before() {
+            self.upload(queue, scalars)?;
+            self.enqueue_run(queue, resident).map_err(failed)?;
+            return Ok(resident.remember_run());
+        }
+        if resident.graph().is_none() {
+            let recorded = queue.stream.capture(|| self.enqueue_run(queue, resident));
+            let graph = recorded.map_err(|error| self.device.refusal(error, "the recording of a graph"))?;
+            self.device.counters.graphs.fetch_add(1, Ordering::Relaxed);
+            resident.set_graph(graph);
+        }
+        self.upload(queue, scalars)?;
+        match resident.graph() {
+            // SAFETY: the graph accesses the memory of its key, which is the memory of this run.
+            Some(graph) => Ok(unsafe { queue.stream.replay(graph) }.map_err(failed)?),
+            None => Ok(()),
+        }
+    }
+
+    /// Enqueues the upload of a run: its scalars and the collected writes.
+    fn upload(&self, queue: &mut Queue, scalars: &[u8]) -> Result<(), RunError> {
+        self.device.counters.uploaded.fetch_add(scalars.len() as u64, Ordering::Relaxed);
+        Ok(queue.upload_block(scalars).map_err(|error| self.device.fail(error, "the upload of a run"))?)
+    }
+
+    /// Runs each instruction by itself, and notifies an observer with its times by the clock of the device.
+    fn run_timed(
+        &self,
+        queue: &mut Queue,
+        resident: &Resident,
+        scalars: &[u8],
+        observer: &mut dyn Observer,
+    ) -> Result<(), RunError> {
+        self.upload(queue, scalars)?;
+        let Selection { entry, positions } = resident.key.selection.clone();
+        let ran: Vec<usize> =
+            positions.filter(|&at| self.program.instructions[at].gradient_modes.contains(entry)).collect();
+        let start = Instant::now();
+        let times = self.time_instructions(queue, resident, &ran);
+        let times = times.map_err(|error| self.device.fail(error, "a timed launch"))?;
+        let instant =
+            |milliseconds: f32| start + Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3);
+        for (&at, pair) in ran.iter().zip(times.windows(2)) {
+            observer.instruction(&self.program, at, instant(pair[0]), instant(pair[1].max(pair[0])));
+        }
+        Ok(())
+    }
+
+    /// Runs instructions, and returns the milliseconds from the start to the start of each, and to the end of the last.
+    fn time_instructions(&self, queue: &Queue, resident: &Resident, ran: &[usize]) -> Call<Vec<f32>> {
+        self.enqueue_preparation(queue, resident)?;
+        let events = (0..=ran.len()).map(|_| Event::new(true)).collect::<Call<Vec<_>>>()?;
+        for (&at, event) in ran.iter().zip(&events) {
+            event.record(&queue.stream)?;
+            let selection = Selection { positions: at..at + 1, ..resident.key.selection };
+            self.enqueue(queue, resident, &selection)?;
+        }
+        if let Some(last) = events.last() {
+            last.record(&queue.stream)?;
+        }
+        queue.stream.wait()?;
+        let times = events.iter().map(|event| events[0].milliseconds_until(event)).collect();
+        events.into_iter().try_for_each(Event::destroy)?;
+        times
+    }
+}
+
+impl Executable for CudaExecutable {
+    fn program(&self) -> &Program {
+        &self.program
+    }
+
+    fn scratch_bytes(&self) -> usize {
+        self.lowered.scratch
+    }
+
+    fn host_inputs(&self) -> &[BufferId] {
+        self.host.as_ref().map_or(&[], HostExecutable::inputs)
+    }
+
+    fn run_observed(
+        &self,
+        bindings: &Bindings<'_>,
+        work: &mut Workspace,
+        entry: GradientMode,
+        part: RunPart,
+        scalars: Scalars,
+        observer: Option<&mut dyn Observer>,
+    ) -> Result<(), RunError> {
+        self.device.check()?;
+        let positions = self.program.part_positions(part)?;
+        self.program.check_bindings(bindings, part)?;
+        work.reserve(self.program.work_bytes, self.lowered.scratch)?;
+        // A run is submitted as a whole, so interrupts are checked only before.
+        let mut watch = work.take_watch();
+        let mut ran =
+            positions.clone().filter(|&at| self.program.instructions[at].gradient_modes.contains(entry));
+        let outcome = ran.try_for_each(|at| self.marks.check_before(at, bindings, &mut watch));
+        work.restore_watch(watch);
+        outcome?;
+        let saved_inputs = work.take_saved_inputs();
+        if let Some(host) = self.host.as_ref().filter(|_| part != RunPart::AfterYield) {
+            host.run(&self.program, work, &saved_inputs, scalars)?;
+        }
+        let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
+        let resident = match &mut *resident {
+            Some(resident) => resident,
+            none => none.insert(Resident::new(&self.device, &self.program, &self.lowered)?),
+        };
+        let memories = RunMemories { program: &self.program, lowered: &self.lowered, bindings, work };
+        resident.begin(&memories, Selection { entry, positions })?;
+        let words = [scalars.seed, scalars.train_step];
+        let _entered = self.device.enter()?;
+        let mut queue = self.device.lock_queue();
+        resident
+            .take_writes(&mut queue, &memories)
+            .map_err(|error| self.device.fail(error, "a copy to the device"))?;
+        match observer {
+            Some(observer) => self.run_timed(&mut queue, resident, bytemuck::cast_slice(&words), observer)?,
+            None => self.submit(&mut queue, resident, bytemuck::cast_slice(&words))?,
+        }
+        drop(queue);
+        let fault = if self.has_guards(&resident.key.selection) { resident.fault()? } else { None };
+        if let Some(Fault { instruction, point, index, bound }) = fault {
+            let scheduled = &self.program.instructions[instruction];
+            return Err(RunError::out_of_range(scheduled, OutOfRange { point, index, bound }));
+        }
+        Ok(resident.end(&memories)?)
+    }
+}

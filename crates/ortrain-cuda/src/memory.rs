@@ -1,0 +1,124 @@
+//! Memory on a device.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use ortrain_program::{AllocationError, DeviceError, DeviceMemory, Memory};
+
+use crate::device::{Allocation, AllocationFailure, Device};
+use crate::driver::Address;
+
+/// Range of memory on a device.
+#[derive(Debug)]
+pub(crate) struct CudaMemory {
+    device: Arc<Device>,
+    allocation: Option<Allocation>,
+    bytes: usize,
+    /// True for a copy of a result. Later results reuse its allocation.
+    is_result: bool,
+}
+
+impl AllocationFailure {
+    /// Returns the error of an allocation of `bytes` bytes.
+    pub(crate) fn error(self, device: &Device, bytes: usize) -> AllocationError {
+        match self {
+            AllocationFailure::OutOfMemory => {
+                AllocationError::OnDevice { device: device.name().to_owned(), bytes, max_bytes: None }
+            }
+            AllocationFailure::Device(error) => AllocationError::Device(error),
+        }
+    }
+}
+
+impl CudaMemory {
+    /// Allocates zeroed memory.
+    pub(crate) fn new(device: &Arc<Device>, bytes: usize) -> Result<CudaMemory, AllocationError> {
+        let allocation = device.allocate(bytes).map_err(|failure| failure.error(device, bytes))?;
+        let memory =
+            CudaMemory { device: device.clone(), allocation: Some(allocation), bytes, is_result: false };
+        memory.clear()?;
+        Ok(memory)
+    }
+
+    /// Allocates memory with undefined content for a result. It reuses the allocation of a dropped result of the same
+    /// size, if available.
+    fn for_result(device: &Arc<Device>, bytes: usize) -> Result<CudaMemory, AllocationError> {
+        device.check()?;
+        let allocation = match device.spare.take(bytes) {
+            Some(allocation) => allocation,
+            None => device.allocate(bytes).map_err(|failure| failure.error(device, bytes))?,
+        };
+        Ok(CudaMemory { device: device.clone(), allocation: Some(allocation), bytes, is_result: true })
+    }
+
+    /// Returns the allocation, which exists until the memory is dropped.
+    pub(crate) fn allocation(&self) -> &Allocation {
+        self.allocation.as_ref().expect("the allocation is taken by the drop alone")
+    }
+
+    fn address(&self, offset: usize) -> Address {
+        self.allocation().address + offset as u64
+    }
+
+    /// Returns the memory as memory on `device`; `None` for host memory, or for another device.
+    pub(crate) fn on<'m>(memory: &'m Memory, device: &Arc<Device>) -> Option<&'m CudaMemory> {
+        let Memory::Device(memory) = memory else { return None };
+        let memory = memory.as_any().downcast_ref::<CudaMemory>()?;
+        Arc::ptr_eq(&memory.device, device).then_some(memory)
+    }
+}
+
+impl DeviceMemory for CudaMemory {
+    fn device(&self) -> &str {
+        self.device.name()
+    }
+
+    fn size(&self) -> usize {
+        self.bytes
+    }
+
+    fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
+        self.device.write(self.address(offset), bytes)
+    }
+
+    fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
+        self.device.read(self.address(offset), bytes)
+    }
+
+    fn clear(&self) -> Result<(), DeviceError> {
+        let Allocation { address, bytes, .. } = *self.allocation();
+        self.device.on_queue("cuMemsetD8Async", |queue| {
+            queue.flush()?;
+            // SAFETY: the range is allocated; freeing waits for the work of the device.
+            unsafe { queue.stream.clear(address, bytes) }
+        })
+    }
+
+    fn copy(&self, offset: usize, bytes: usize) -> Result<Arc<dyn DeviceMemory>, AllocationError> {
+        let copy = CudaMemory::for_result(&self.device, bytes)?;
+        if bytes > 0 {
+            let (to, from) = (copy.address(0), self.address(offset));
+            self.device.on_queue("cuMemcpyDtoDAsync", |queue| {
+                queue.flush()?;
+                // SAFETY: both ranges are allocated; freeing waits for the work of the device.
+                unsafe { queue.stream.copy(to, from, bytes) }
+            })?;
+        }
+        Ok(Arc::new(copy))
+    }
+
+    fn as_any(&self) -> &dyn Any {
+        self
+    }
+}
+
+impl Drop for CudaMemory {
+    fn drop(&mut self) {
+        if self.is_result
+            && self.device.check().is_ok()
+            && let Some(allocation) = self.allocation.take()
+        {
+            self.device.spare.put(allocation);
+        }
+    }
+}

@@ -1,0 +1,173 @@
+//! Queue of a device: its stream, and pinned memory for copies.
+//!
+//! Small writes are collected. The next run takes them along with its scalars in one copy to a block on the device, and
+//! its first work distributes them. Any other work writes them first.
+
+use crate::driver::{Address, Call, Event, Pinned, Stream, allocate};
+
+/// Bytes of pinned memory for one copy.
+const SLOT_BYTES: usize = 2 << 20;
+/// Number of copies that can be under way at once. The host waits for the oldest if there are more.
+const SLOTS: usize = 4;
+/// Bytes at the start of a slot for the scalars of a run.
+pub(crate) const SCALAR_BYTES: usize = 256;
+/// Alignment of the writes in a slot.
+const WRITE_ALIGNMENT: usize = 16;
+
+/// Pinned memory for a copy to the device.
+#[derive(Debug)]
+struct Slot {
+    memory: Pinned,
+    /// Mark behind the copy.
+    copied: Event,
+    is_used: bool,
+}
+
+/// Collected write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Write {
+    pub(crate) to: Address,
+    /// Offset in the slot.
+    pub(crate) offset: usize,
+    pub(crate) bytes: usize,
+}
+
+/// Queue of a device.
+#[derive(Debug)]
+pub(crate) struct Queue {
+    pub(crate) stream: Stream,
+    slots: Vec<Slot>,
+    /// Index of the slot that collects writes.
+    current: usize,
+    /// Number of bytes that are used in the slot.
+    filled: usize,
+    writes: Vec<Write>,
+    readback: Pinned,
+    /// Memory on the device with the layout of a slot.
+    block: Address,
+}
+
+impl Queue {
+    pub(crate) fn new() -> Call<Queue> {
+        let slot =
+            |_| Ok(Slot { memory: Pinned::new(SLOT_BYTES)?, copied: Event::new(false)?, is_used: false });
+        Ok(Queue {
+            stream: Stream::new()?,
+            slots: (0..SLOTS).map(slot).collect::<Call<_>>()?,
+            current: 0,
+            filled: SCALAR_BYTES,
+            writes: Vec::new(),
+            readback: Pinned::new(SLOT_BYTES)?,
+            block: allocate(SLOT_BYTES)?,
+        })
+    }
+
+    /// Returns the address of the scalars of a run.
+    pub(crate) fn scalars(&self) -> Address {
+        self.block
+    }
+
+    /// Returns the collected writes.
+    pub(crate) fn writes(&self) -> &[Write] {
+        &self.writes
+    }
+
+    /// Waits until the current slot is free.
+    fn free_slot(&mut self) -> Call<&mut Slot> {
+        let slot = &mut self.slots[self.current];
+        if slot.is_used {
+            slot.copied.wait()?;
+            slot.is_used = false;
+        }
+        Ok(slot)
+    }
+
+    /// Begins to use the next slot, after the copies from this one.
+    fn next_slot(&mut self) -> Call<()> {
+        let slot = &mut self.slots[self.current];
+        slot.copied.record(&self.stream)?;
+        slot.is_used = true;
+        self.current = (self.current + 1) % SLOTS;
+        self.filled = SCALAR_BYTES;
+        self.writes.clear();
+        Ok(())
+    }
+
+    /// Writes bytes to an allocated range, in the order of calls.
+    ///
+    /// # Safety
+    /// The range is allocated when the write runs; [`Queue::forget_writes`] ends the collection.
+    pub(crate) unsafe fn write(&mut self, to: Address, bytes: &[u8]) -> Call<()> {
+        if self.filled + bytes.len() > SLOT_BYTES {
+            self.flush()?;
+        }
+        for (at, piece) in
+            (to..).step_by(SLOT_BYTES - SCALAR_BYTES).zip(bytes.chunks(SLOT_BYTES - SCALAR_BYTES))
+        {
+            let offset = self.filled;
+            self.free_slot()?.memory.bytes_mut()[offset..][..piece.len()].copy_from_slice(piece);
+            self.writes.push(Write { to: at, offset, bytes: piece.len() });
+            self.filled = (offset + piece.len()).next_multiple_of(WRITE_ALIGNMENT);
+            if self.filled >= SLOT_BYTES {
+                self.flush()?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Enqueues the collected writes.
+    pub(crate) fn flush(&mut self) -> Call<()> {
+        if self.writes.is_empty() {
+            return Ok(());
+        }
+        let memory = self.slots[self.current].memory.bytes();
+        for write in &self.writes {
+            // SAFETY: the slot is not used before the mark behind the copies is reached. The range is allocated by the
+            // contract of `write`.
+            unsafe { self.stream.upload(write.to, &memory[write.offset..][..write.bytes]) }?;
+        }
+        self.next_slot()
+    }
+
+    /// Forgets collected writes to a range that is about to be freed.
+    pub(crate) fn forget_writes(&mut self, start: Address, bytes: usize) {
+        self.writes.retain(|write| write.to < start || write.to >= start + bytes as u64);
+    }
+
+    /// Enqueues one copy of scalars and collected writes to the block on the device.
+    pub(crate) fn upload_block(&mut self, scalars: &[u8]) -> Call<()> {
+        self.free_slot()?.memory.bytes_mut()[..scalars.len()].copy_from_slice(scalars);
+        let used = if self.writes.is_empty() { scalars.len() } else { self.filled.min(SLOT_BYTES) };
+        let memory = self.slots[self.current].memory.bytes();
+        // SAFETY: the slot is not used before the mark behind the copy is reached; the block is never freed.
+        unsafe { self.stream.upload(self.block, &memory[..used]) }?;
+        self.next_slot()
+    }
+
+    /// Enqueues the distribution of writes from the block.
+    ///
+    /// # Safety
+    /// The ranges of the writes are allocated when the work runs.
+    pub(crate) unsafe fn distribute(&self, writes: &[Write]) -> Call<()> {
+        writes.iter().try_for_each(|write| {
+            // SAFETY: the contract of this function; the block is never freed.
+            unsafe { self.stream.copy(write.to, self.block + write.offset as u64, write.bytes) }
+        })
+    }
+
+    /// Copies an allocated range to the host, after all earlier work.
+    ///
+    /// # Safety
+    /// The range is allocated.
+    pub(crate) unsafe fn read(&mut self, from: Address, bytes: &mut [u8]) -> Call<()> {
+        self.flush()?;
+        for (at, piece) in (from..).step_by(SLOT_BYTES).zip(bytes.chunks_mut(SLOT_BYTES)) {
+            let memory = &mut self.readback.bytes_mut()[..piece.len()];
+            // SAFETY: the contract of this function. The memory is read after the stream has run.
+            unsafe { self.stream.download(memory, at) }?;
+            self.stream.wait()?;
+            piece.copy_from_slice(memory);
+        }
+        Ok(())
+    }
+}
