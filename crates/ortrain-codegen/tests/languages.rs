@@ -4,64 +4,18 @@
 mod programs;
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use naga::back::{hlsl, msl};
 use naga::proc::BoundsCheckPolicies;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use ortrain_codegen::{Caps, Dialect as _, Launch, Wgsl, lower};
 use ortrain_expr::{BinaryOp, Builder, CompareOp, DType, Precision, Reg, Type, UnaryOp};
-use ortrain_program::{
-    Backend, Bf16Fallback, Executable, GradientModes, Instruction, Load, Nest, Operand, Program,
-    ProgramBuilder, Reference, Target, UnsupportedOnBackend, UnsupportedPrecision,
-};
+use ortrain_program::{GradientModes, Instruction, Load, Nest, Operand, Program, ProgramBuilder};
+use ortrain_testkit::kernels::suite_kernels;
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size};
-use ortrain_testkit::suites::{
-    self, attention, attributes, captured, convolutions, groups, loops, narrowing, normalizations, panels,
-    poolings, precision, sequences,
-};
 use programs::products;
 
-/// Backend that prints kernels and computes like the reference evaluator. Its copies for other precisions print to the
-/// same set.
-#[derive(Clone, Debug, Default)]
-struct Printing(Arc<Mutex<HashSet<String>>>);
-
 const CAPS: Caps = Caps { binding_bytes: 128 << 20, bindings: 16, groups: 65_535 };
-
-impl Backend for Printing {
-    fn name(&self) -> &'static str {
-        "printing"
-    }
-
-    fn with_precision(
-        &self,
-        _: Precision,
-        _: Bf16Fallback,
-    ) -> Result<Arc<dyn Backend>, UnsupportedPrecision> {
-        Ok(Arc::new(self.clone()))
-    }
-
-    fn bf16_unit(&self) -> Option<&'static str> {
-        None
-    }
-
-    fn target(&self) -> Target {
-        Target::PLAIN
-    }
-
-    fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {
-        let lowered = lower(&program, &[], &CAPS, &Wgsl).map_err(|unsupported| UnsupportedOnBackend {
-            backend: "printing",
-            node: unsupported.node,
-            instruction: unsupported.instruction,
-            reason: unsupported.reason,
-        })?;
-        let mut sources = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        sources.extend(lowered.launches.iter().map(module));
-        Reference.compile(program)
-    }
-}
 
 /// Returns the module of a launch.
 fn module(launch: &Launch) -> String {
@@ -100,27 +54,8 @@ fn translate(source: &str) -> Result<(), String> {
 
 #[test]
 fn kernels_of_all_suites_translate() {
-    let printing = Printing::default();
-    let backend: Arc<dyn Backend> = Arc::new(printing.clone());
-    suites::cases(&backend).passes_without(DType::F64);
-    attention::agree(&backend).passes_without(DType::F64);
-    convolutions::agree(&backend, 16).passes_without(DType::F64);
-    poolings::agree(&backend, 24).passes_without(DType::F64);
-    normalizations::agree(&backend, 24).passes_without(DType::F64);
-    attributes::agree(&backend, 24).passes_without(DType::F64);
-    let others = [
-        captured::agree,
-        groups::agree,
-        loops::agree,
-        narrowing::agree,
-        panels::agree,
-        precision::agree,
-        sequences::agree,
-    ];
-    others.into_iter().for_each(|agree| agree(&backend).passes_without(DType::F64));
-    let kinds = Kinds::ALL;
-    suites::random_programs(&backend, Kinds { jumps: false, narrow: false, ..kinds }, 0..40).passes();
-    let sources = printing.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let kernels = suite_kernels(&Wgsl, CAPS, Some(DType::F64));
+    let sources: Vec<String> = kernels.iter().map(|kernel| Wgsl.module(&[kernel])).collect();
     let failures: Vec<String> = sources.iter().filter_map(|source| translate(source).err()).collect();
     let count = sources.len();
     assert!(failures.is_empty(), "{} of {count} kernels: {}", failures.len(), failures[0]);

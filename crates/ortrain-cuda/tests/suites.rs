@@ -1,5 +1,5 @@
-//! All suites of the test kit on the software driver, float64 included.
-//!
+//! All suites of the test kit on the software driver, float64 included. Every run is repeated as a graph, and with the
+//! lanes in falling order.
 
 mod common;
 
@@ -13,10 +13,11 @@ use ortrain_testkit::suites::{
     panels, poolings, precision, sequences,
 };
 
+use common::checked::Checked;
 use common::cuda;
 
 fn backend() -> Arc<dyn Backend> {
-    Arc::new(cuda().clone())
+    Arc::new(Checked(Arc::new(cuda().clone())))
 }
 
 /// Checks a report, and prints its counts.

@@ -6,6 +6,7 @@
 //! - [`check_standard`]: gradients against their decomposition into plain ONNX.
 //! - [`suites`]: functions of a backend that every backend's tests call.
 //! - [`Remote`]: a device without host pointers that can be made to fail.
+//! - [`kernels`]: kernels of the suites, for tests of their text.
 //! - [`programs`]: random programs, for fusion and the planner.
 #![forbid(unsafe_code)]
 
@@ -14,6 +15,7 @@ pub mod c_printer;
 mod case;
 mod cases;
 mod check;
+pub mod kernels;
 pub mod programs;
 mod remote;
 pub mod suites;

@@ -2,7 +2,7 @@
 //! checkpoint.
 
 mod common;
-#[path = "common/example.rs"]
+#[path = "../../ortrain-testkit/gpu/example.rs"]
 mod example;
 
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-#pragma nv_diag_suppress 177
+#pragma nv_diag_suppress 177, 550
 #define DEVICE __device__ __forceinline__
 DEVICE float as_f32(unsigned x) { return __uint_as_float(x); }
 DEVICE float as_f32(int x) { return __int_as_float(x); }

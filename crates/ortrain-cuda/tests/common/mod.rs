@@ -1,9 +1,14 @@
 //! Device of these tests.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+pub(crate) mod checked;
+pub(crate) mod software;
 
 use std::path::PathBuf;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use ortrain_cuda::Cuda;
+use ortrain_program::Backend;
 
 /// Environment variable with the name of another device for the tests.
 const DEVICE: &str = "ORTRAIN_TEST_DEVICE";
@@ -46,4 +51,9 @@ pub(crate) fn cuda() -> &'static Cuda {
         let name = std::env::var(DEVICE).unwrap_or_else(|_| "cuda".to_owned());
         Cuda::open(&name).unwrap_or_else(|error| panic!("{error}"))
     })
+}
+
+/// Returns the device as a backend.
+pub(crate) fn device() -> Arc<dyn Backend> {
+    Arc::new(cuda().clone())
 }

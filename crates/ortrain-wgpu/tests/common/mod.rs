@@ -1,7 +1,9 @@
 //! Device of these tests.
+#![allow(dead_code, reason = "each test file uses a part")]
 
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
+use ortrain_program::Backend;
 use ortrain_wgpu::{AdapterKind, Wgpu, adapters};
 
 /// Environment variable with the name of another device for the tests.
@@ -18,4 +20,9 @@ pub(crate) fn wgpu() -> &'static Wgpu {
         });
         Wgpu::open(&name, true).unwrap_or_else(|error| panic!("{error}"))
     })
+}
+
+/// Returns the device as a backend.
+pub(crate) fn device() -> Arc<dyn Backend> {
+    Arc::new(wgpu().clone())
 }

@@ -3,8 +3,8 @@
 use ortrain_expr::{Access, DType, Dims, Precision};
 use ortrain_program::{MatMul, Operand};
 
-use crate::epilogue::{EPILOGUES, Epilogue};
-use crate::test_program::{TestProgram, TestProgramBuilder};
+use super::epilogue::{EPILOGUES, Epilogue};
+use super::test_program::{TestProgram, TestProgramBuilder};
 
 /// Memory layout of a factor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

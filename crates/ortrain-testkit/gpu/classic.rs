@@ -1,6 +1,4 @@
-//! Training sessions on the software driver, compared with the CPU. Their optimizers clip by norms in float64.
-
-mod common;
+//! Training sessions on the device, compared with the CPU. Their optimizers clip by norms in float64.
 
 #[expect(dead_code, unreachable_pub, reason = "examples of the documentation use all of it")]
 mod setup {
@@ -42,7 +40,7 @@ fn trained(optimizer: &str, backend: Arc<dyn Backend>) -> Vec<f64> {
 fn classic_optimizers_step_as_on_the_processor() {
     for optimizer in ["SGDOptimizer", "AdamOptimizer", "LambOptimizer"] {
         let expected = trained(optimizer, backend("cpu", 1).expect("there is a processor"));
-        let got = trained(optimizer, Arc::new(common::wgpu().clone()));
+        let got = trained(optimizer, crate::common::device());
         assert_eq!(got.len(), expected.len());
         for (got, expected) in got.iter().zip(&expected) {
             assert!(

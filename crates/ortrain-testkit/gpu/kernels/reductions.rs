@@ -5,7 +5,7 @@ use ortrain_expr::{
 };
 use ortrain_program::{BufferId, Load, Nest, Operand};
 
-use crate::test_program::{TestProgramBuilder, random_numbers};
+use super::test_program::{TestProgramBuilder, random_numbers};
 
 /// Space with reduced trailing axes, and the strides of a tensor in it.
 #[derive(Clone, Debug)]

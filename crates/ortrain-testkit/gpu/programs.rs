@@ -7,12 +7,7 @@ use ortrain_program::{
     Workspace,
 };
 
-use crate::common::wgpu;
-
-/// Returns the device of these tests.
-pub(crate) fn device() -> Arc<dyn Backend> {
-    Arc::new(wgpu().clone())
-}
+pub(crate) use crate::common::device;
 
 /// Returns the device and the reference evaluator.
 pub(crate) fn both() -> [Arc<dyn Backend>; 2] {

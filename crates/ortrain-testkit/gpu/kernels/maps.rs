@@ -3,7 +3,7 @@
 use ortrain_expr::{Access, Builder, DType, Dims, Precision, Type};
 use ortrain_program::{BufferId, Load, Nest, Operand};
 
-use crate::test_program::TestProgramBuilder;
+use super::test_program::TestProgramBuilder;
 
 fn access(dtype: DType, dims: &[usize], offset: usize, strides: &[isize]) -> Access {
     let mut access = Access { dtype, offset, strides: strides.iter().copied().collect(), len: usize::MAX };

@@ -3,8 +3,8 @@
 use ortrain_expr::{Access, Builder, DType, Dims, Precision, ReduceOp, Reduction, Type};
 use ortrain_program::{Load, MatMul, Nest, Operand};
 
-use crate::epilogue::Epilogue;
-use crate::test_program::TestProgramBuilder;
+use super::epilogue::Epilogue;
+use super::test_program::TestProgramBuilder;
 
 /// Adds a load by indices, one of which is out of range.
 fn add_failing_guard(builder: &mut TestProgramBuilder) {

@@ -6,7 +6,7 @@ use ortrain_codegen::{Wgsl, split_host_part};
 use ortrain_expr::{Access, Builder, DType, ReduceOp, Reduction, Reg, Scalar, Segments, Type};
 use ortrain_program::{BufferId, GradientModes, Instruction, Load, Nest, Operand, Program, ProgramBuilder};
 
-use crate::programs::{both, run};
+use super::programs::{both, run};
 
 /// Shape of a nest: rows of adjacent elements, or the segments of one row.
 #[derive(Clone, Debug)]

@@ -1,20 +1,10 @@
-//! 64-bit floats on the software driver: bitwise equal to the reference evaluator.
-//!
-//! The device has no 64-bit floats, so kernels compute them with integer arithmetic.
+//! 64-bit floats on the device: bitwise equal to the reference evaluator, also if kernels compute them with integer
+//! arithmetic.
 
-mod common;
-#[path = "common/nests.rs"]
-mod nests;
-#[path = "common/programs.rs"]
-mod programs;
-
+use super::nests::{Results, Space, assert_agrees, differences, program};
 use ortrain_expr::{
     BinaryOp, Builder, CompareOp, DType, Inst, ReduceOp, Reg, Scalar, Segments, Type, UnaryOp,
 };
-use ortrain_program::UnsupportedOnBackend;
-
-use nests::{Results, Space, assert_agrees, differences, program};
-use programs::device;
 
 fn bytes_of(values: &[f64]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
@@ -321,38 +311,4 @@ fn elements_are_gathered() {
     assert_agrees(&program, &[bytes_of(&a), indices], |k, at| {
         format!("result {k} at {at}, of number {}", numbers[at])
     });
-}
-
-fn refusal(op: impl FnOnce(&mut Builder, Reg) -> Reg) -> UnsupportedOnBackend {
-    let program = program(&Space::one_segment(3), &[DType::F64], |e, regs| Results {
-        each: vec![(op(e, regs[0]), DType::F64)],
-        ..Results::default()
-    });
-    device().compile(program).expect_err("it needs a table")
-}
-
-/// The error names the function, and backends that support it.
-#[test]
-fn functions_with_tables_are_refused() {
-    let unary = [
-        (UnaryOp::Exp, "exp"),
-        (UnaryOp::Log, "log"),
-        (UnaryOp::Sin, "sin"),
-        (UnaryOp::Cos, "cos"),
-        (UnaryOp::Atan, "atan"),
-        (UnaryOp::Erf, "erf"),
-        (UnaryOp::Tanh, "tanh"),
-        (UnaryOp::Sigmoid, "sigmoid"),
-    ];
-    let sentence = |name: &str| {
-        format!(
-            "it computes {name} in float64, which this device does not support; use float32 or the cpu backend"
-        )
-    };
-    for (op, name) in unary {
-        assert_eq!(refusal(|e, x| e.unary(op, x)).reason, sentence(name));
-    }
-    for (op, name) in [(BinaryOp::Rem, "rem"), (BinaryOp::Pow, "pow")] {
-        assert_eq!(refusal(|e, x| e.binary(op, x, x)).reason, sentence(name));
-    }
 }

@@ -1,4 +1,4 @@
-//! Programs with input values, run on the software driver and on the reference evaluator.
+//! Programs with input values, run on the device and on the reference evaluator.
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,7 +17,7 @@ const WORKS: &str = "the device works";
 /// Returns the device with support for any precision.
 fn device() -> Arc<dyn Backend> {
     static DEVICE: OnceLock<Arc<dyn Backend>> = OnceLock::new();
-    let emulated = || common::wgpu().with_precision(Precision::Bf16x6, Bf16Fallback::Emulated);
+    let emulated = || common::device().with_precision(Precision::Bf16x6, Bf16Fallback::Emulated);
     DEVICE.get_or_init(|| emulated().expect("it rounds what it loads")).clone()
 }
 

@@ -3,7 +3,7 @@
 use ortrain_expr::{Access, Builder, DType, Dims, Type, UnaryOp};
 use ortrain_program::{BufferId, Load, Nest, Operand};
 
-use crate::test_program::TestProgramBuilder;
+use super::test_program::TestProgramBuilder;
 
 /// Epilogue of a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,7 +4,7 @@ use ortrain_expr::{DType, Precision};
 use ortrain_graph::Tensor;
 use ortrain_program::{Operand, ScatterAdd};
 
-use crate::test_program::TestProgramBuilder;
+use super::test_program::TestProgramBuilder;
 
 fn scatter([outer, rows, count, inner]: [usize; 4], indices: &[i64], last: bool) {
     for wide in [true, false] {

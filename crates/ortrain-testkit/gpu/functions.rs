@@ -1,8 +1,4 @@
-//! Functions, guards and special numbers on the software driver, compared with the reference evaluator.
-
-mod common;
-#[path = "common/programs.rs"]
-mod programs;
+//! Functions, guards and special numbers on the device, compared with the reference evaluator.
 
 use std::sync::Arc;
 
@@ -11,7 +7,7 @@ use ortrain_program::{
     Backend, BufferId, GradientModes, Instruction, Load, Nest, Operand, Program, ProgramBuilder, Reference,
 };
 
-use programs::{both, device, run};
+use super::programs::{both, device, run};
 
 /// Builds a program of one map over inputs of these types. The closure returns the results with their types.
 fn map(inputs: &[DType], len: usize, f: impl FnOnce(&mut Builder, &[Reg]) -> Vec<(Reg, DType)>) -> Program {

@@ -3,8 +3,8 @@
 use ortrain_expr::{ConvPass, ConvShape, DType, Precision, SlidingAxis};
 use ortrain_program::{Conv, Operand};
 
-use crate::epilogue::{EPILOGUES, Epilogue};
-use crate::test_program::TestProgramBuilder;
+use super::epilogue::{EPILOGUES, Epilogue};
+use super::test_program::TestProgramBuilder;
 
 /// Tests a convolution: the shape contains images, groups, and input and output channels per group.
 fn convolution(

@@ -1,0 +1,5 @@
+//! Tests of every GPU backend on the software driver.
+
+mod common;
+#[path = "../../ortrain-testkit/gpu/mod.rs"]
+mod gpu;
