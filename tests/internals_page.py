@@ -192,7 +192,7 @@ def cpu_kernels() -> str:
 
 def wgsl() -> str:
     """Return the shortest kernel with its launch."""
-    launches, *kernels = re.split(r"^kernel \d+\n", dump("kernels"), flags=re.MULTILINE)
+    launches, *kernels = re.split(r"^kernel \d+: .*\n", dump("kernels"), flags=re.MULTILINE)
     number = min(range(len(kernels)), key=lambda k: len(kernels[k].splitlines()))
     launch = next(line for line in launches.splitlines() if f": kernel {number} in" in line)
     return text_block([launch.strip(), f"kernel {number}", *kernels[number].splitlines()])
@@ -324,7 +324,7 @@ ROAD = {
         ("Module.step", "ortrain-python"),
         ("train_step", "ortrain"),
         ("executor", "ortrain-program"),
-        ("kernels run", "ortrain-cpu, -wgpu"),
+        ("kernels run", "ortrain-cpu, -wgpu, -cuda"),
     ],
 }
 

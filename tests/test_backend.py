@@ -61,7 +61,9 @@ def test_unsupported_devices_and_arguments() -> None:
 
 def test_the_tests_of_onnx_run() -> None:
     """A few tests of ONNX's suite run; tests/test_nodes.py covers all operators."""
-    runner = onnx.backend.test.BackendTest(backend, __name__)
+    # ONNX casts numbers beyond the range of float8 to make its cases.
+    with np.errstate(all="ignore"):
+        runner = onnx.backend.test.BackendTest(backend, __name__)
     runner.include(r"^test_(relu|matmul_2d|softmax_axis_0|gather_0|if|lstm_defaults)_cpu$")
     result = unittest.TestResult()
     runner.test_suite.run(result)

@@ -39,7 +39,7 @@ PASSES = (
     "horizontal_fusion",
     "memory_plan",
 )
-STAGES = ("onnx", "graph", "gradient", "lowered", "program", "memory", "cpu_kernels", "kernels", "passes")
+STAGES = ("onnx", "graph", "gradient", "lowered", "program", "memory", "cpu_kernels", "kernels", "cuda_kernels", "passes")
 REQUIRED = {"remove_unused", "choose_precision", "fallible_first", "memory_plan"}
 
 
@@ -54,8 +54,9 @@ REQUIRED = {"remove_unused", "choose_precision", "fallible_first", "memory_plan"
         ("program", ["MatMul", "bytes"]),
         (
             "kernels",
-            ["2 launches, 2 kernels", "of instruction 0 MatMul (work", '(Gemm) + node "relu" (Relu)', "fn main("],
+            ["2 launches, 2 kernels", "of instruction 0 MatMul (work", '(Gemm) + node "relu" (Relu)', "@compute"],
         ),
+        ("cuda_kernels", ["2 launches, 2 kernels", "of instruction 0 MatMul (work", "__global__", "library"]),
     ],
 )
 def test_stages(stage: str, words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -212,10 +213,16 @@ def test_kernels_of_a_device(device: str, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out == ortrain.dump(PERCEPTRON, "kernels", SHAPES)
 
 
+@pytest.mark.parametrize("device", ["cuda", "cuda:3"])
+def test_kernels_of_nvidia(device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["dump", str(PERCEPTRON), "--stage", "kernels", "--shape", "x=32,64", "--device", device]) == 0
+    assert capsys.readouterr().out == ortrain.dump(PERCEPTRON, "cuda_kernels", SHAPES)
+
+
 def test_devices_without_kernels(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["dump", str(PERCEPTRON), "--stage", "kernels", "--device", "cpu"]) == 1
     assert (
-        "device must be 'vulkan', 'metal', 'dx12' or 'webgpu' for the stage of kernels, got 'cpu'"
+        "device must be 'cuda', 'vulkan', 'metal', 'dx12' or 'webgpu' for the stage of kernels, got 'cpu'"
         in capsys.readouterr().err
     )
     with pytest.raises(ortrain.InvalidArgumentError, match='a device requires the stage "kernels"'):

@@ -342,8 +342,8 @@ def test_inference_session() -> None:
         with pytest.raises(ortrain.InvalidArgumentError) as error:
             session.run(names, feeds)
         assert str(error.value) == sentence
-    with pytest.raises(ortrain.UnsupportedError, match="unknown provider 'CUDAExecutionProvider'; expected one of"):
-        ortrain.InferenceSession(CASE / "forward.onnx", providers=["CUDAExecutionProvider"])
+    with pytest.raises(ortrain.UnsupportedError, match="unknown provider 'ROCMExecutionProvider'; expected one of"):
+        ortrain.InferenceSession(CASE / "forward.onnx", providers=["ROCMExecutionProvider"])
     with pytest.raises(ValueError, match="providers must be a list of names, got 'cpu'"):
         ortrain.InferenceSession(CASE / "forward.onnx", providers="cpu")
 

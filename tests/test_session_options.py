@@ -516,11 +516,11 @@ def test_invalid_providers(arguments: Any, sentence: str) -> None:
 
 
 def test_a_provider_that_is_not_here() -> None:
-    with pytest.raises(UnsupportedError, match="unknown provider 'CUDAExecutionProvider'; expected one of"):
-        session_on(["CUDAExecutionProvider", "CPUExecutionProvider"])
+    with pytest.raises(UnsupportedError, match="unknown provider 'ROCMExecutionProvider'; expected one of"):
+        session_on(["ROCMExecutionProvider", "CPUExecutionProvider"])
     session = session_on()
-    with pytest.raises(RuntimeError, match="unknown provider 'CUDAExecutionProvider'; expected one of"):
-        session.set_providers(["CUDAExecutionProvider"])
+    with pytest.raises(RuntimeError, match="unknown provider 'ROCMExecutionProvider'; expected one of"):
+        session.set_providers(["ROCMExecutionProvider"])
     assert session.run(None, {"x": X})[0].shape == (4, 10)
     with pytest.warns(UserWarning, match="provider 'reference' is named twice; the second entry is ignored"):
         session = session_on([("reference", {"a": 1}), "reference"])

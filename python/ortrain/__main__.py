@@ -129,7 +129,7 @@ def _run(arguments: list[str] | None) -> int:
         help="onnx: as read; graph: with the newest operators and all types; gradient: with its gradient; lowered: the "
         "program before the first pass; the name of a pass: the program after it; program: the program that runs; "
         "memory: its memory plan; cpu_kernels: the kernels of this processor; kernels: the launches of a GPU, and the "
-        "WGSL of their kernels",
+        "WGSL of their kernels; cuda_kernels: the same with CUDA C",
     )
     command.add_argument(
         "--passes",
@@ -146,7 +146,7 @@ def _run(arguments: list[str] | None) -> int:
         metavar="NAME=2,3",
         help="shape of an input; repeatable",
     )
-    command.add_argument("--device", help="GPU of the stage kernels: vulkan, metal, dx12 or webgpu")
+    command.add_argument("--device", help="GPU of the stage kernels: cuda, vulkan, metal, dx12 or webgpu")
     command = commands.add_parser(
         "inspect", help="report the kind of a file, the trained parameters, the obstacles, and the cost of a step"
     )

@@ -14,13 +14,20 @@ from ortrain import _ortrain
 
 __all__ = ["DeviceInfo", "devices"]
 
+CUDA_PROVIDER = "CUDAExecutionProvider"
 # Devices by the execution provider names of onnxruntime.
-_PROVIDERS = {"CPUExecutionProvider": "cpu", "WebGpuExecutionProvider": "webgpu"}
+_PROVIDERS = {
+    "CPUExecutionProvider": "cpu",
+    CUDA_PROVIDER: "cuda",
+    "WebGpuExecutionProvider": "webgpu",
+}
 
 # GPUs that run kernels in WGSL.
 _GPU = re.compile("webgpu|(vulkan|metal|dx12)(:[0-9]+)?")
+# GPUs that run kernels in CUDA C.
+_CUDA = re.compile("cuda(:[0-9]+)?")
 # All valid device names. A valid name without a device in this machine is a separate error.
-_NAMES = re.compile(f"cpu(:0)?|reference|auto|(cuda|rocm)(:[0-9]+)?|{_GPU.pattern}")
+_NAMES = re.compile(f"cpu(:0)?|reference|auto|rocm(:[0-9]+)?|{_CUDA.pattern}|{_GPU.pattern}")
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class DeviceInfo:
     driver: str
     """Driver with its version; empty without a driver."""
     memory: int | None
-    """Bytes of memory; ``None`` if unknown, because interfaces to GPUs do not report it."""
+    """Bytes of memory; ``None`` if unknown, because Vulkan, Metal and Direct3D 12 do not report it."""
     plane_bytes: int | None
     """Maximum bytes of all weights of one element type; ``None`` if only the memory limits them."""
     tensor_bytes: int | None
@@ -51,7 +58,9 @@ class DeviceInfo:
 
 
 def devices() -> list[DeviceInfo]:
-    """Return the devices: the processor, the reference evaluator, then the GPUs, the fastest kind first.
+    """Return the devices: the processor, the reference evaluator, then the GPUs.
+
+    GPUs through CUDA come first, then those of each other interface, the fastest kind first.
 
     Drivers that compute on the processor are included if the environment variable ``ORTRAIN_SOFTWARE_GPU`` is ``1``.
 
@@ -67,11 +76,21 @@ def is_gpu(name: str) -> bool:
     return _GPU.fullmatch(name) is not None
 
 
+def is_cuda(name: str) -> bool:
+    """Return True for the name of a GPU that runs kernels in CUDA C. This machine need not have the GPU."""
+    return _CUDA.fullmatch(name) is not None
+
+
 def provider_names() -> list[str]:
     """Return the names that a list of providers may contain."""
-    return [*_PROVIDERS, "auto", "cpu", "dx12", "metal", "reference", "vulkan", "webgpu"]
+    return [*_PROVIDERS, "auto", "cpu", "cuda", "dx12", "metal", "reference", "vulkan", "webgpu"]
 
 
-def device_of_provider(name: str) -> str | None:
-    """Return the device for a name in a list of providers; ``None`` if no device has the name."""
-    return _PROVIDERS.get(name) or (name if _NAMES.fullmatch(name) else None)
+def device_of_provider(name: str, device_id: object = 0) -> str | None:
+    """Return the device for a name in a list of providers; ``None`` if no device has the name.
+
+    ``device_id`` is the index of the GPU of ``CUDAExecutionProvider``.
+    """
+    device = _PROVIDERS.get(name) or (name if _NAMES.fullmatch(name) else None)
+    return f"{device}:{device_id}" if name == CUDA_PROVIDER and str(device_id) != "0" else device
+

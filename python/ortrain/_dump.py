@@ -31,15 +31,15 @@ def dump(
             program; ``"program"``: the schedule that runs (segments, instructions, offsets, peak bytes);
             ``"memory"``: the offset, the bytes and the live range of each buffer of the arena; ``"cpu_kernels"``: the
             kernel that this processor selects for each instruction; ``"kernels"``: each program as GPU launches, with
-            the WGSL of their kernels.
+            the WGSL of their kernels; ``"cuda_kernels"``: the same with CUDA C.
         shapes: sizes of inputs with open dimensions, by name, for the stages of programs. A dimension without a size
             is 1.
-        device: the GPU of the stage ``"kernels"``: ``"vulkan"``, ``"metal"``, ``"dx12"`` or ``"webgpu"``. All of them
-            run the same kernels, and this machine need not have the GPU.
+        device: the GPU of the stage ``"kernels"``: ``"vulkan"``, ``"metal"``, ``"dx12"`` or ``"webgpu"``, which run the
+            same kernels, or ``"cuda"``, which selects the stage ``"cuda_kernels"``. This machine need not have the GPU.
         operators: operators and gradients of your own.
 
     Raises:
-        InvalidArgumentError: for an unknown stage or input, a wrong rank, a device without WGSL kernels, and a device
+        InvalidArgumentError: for an unknown stage or input, a wrong rank, a device without kernels, and a device
             for another stage.
         InvalidModelError, UnsupportedError: if the model cannot be compiled up to the stage.
 
@@ -62,22 +62,28 @@ def dump(
     >>> before, after = (ortrain.dump(ortrain.examples.perceptron(), name) for name in passes)
     >>> before.count("Map"), after.count("Map")  # the activation is computed where the product is made
     (1, 0)
-    >>> "fn main(" in ortrain.dump(ortrain.examples.perceptron(), "kernels", {"x": [32, 64]})
+    >>> "@compute" in ortrain.dump(ortrain.examples.perceptron(), "kernels", {"x": [32, 64]})
+    True
+    >>> "__global__" in ortrain.dump(ortrain.examples.perceptron(), "kernels", {"x": [32, 64]}, device="cuda")
     True
 
     """
     if device is not None:
-        _check_device(device, stage)
+        stage = _stage_for(device, stage)
     input_shapes = {name: [int(size) for size in sizes] for name, sizes in (shapes or {}).items()}
     return _ortrain.dump(with_operators(model_source(model), operators), stage, input_shapes)
 
 
-def _check_device(device: str, stage: str) -> None:
-    from ortrain._devices import is_gpu
+def _stage_for(device: str, stage: str) -> str:
+    """Return the stage of kernels for a device."""
+    from ortrain._devices import is_cuda, is_gpu
 
     if stage != "kernels":
         raise InvalidArgumentError(f'a device requires the stage "kernels", got the stage {stage!r}')
+    if is_cuda(device):
+        return "cuda_kernels"
     if not is_gpu(device):
         raise InvalidArgumentError(
-            f"device must be 'vulkan', 'metal', 'dx12' or 'webgpu' for the stage of kernels, got {device!r}"
+            f"device must be 'cuda', 'vulkan', 'metal', 'dx12' or 'webgpu' for the stage of kernels, got {device!r}"
         )
+    return stage

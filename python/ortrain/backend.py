@@ -45,9 +45,9 @@ def _device_of(name: str) -> str:
     """Return the name of the device in the other modules."""
     # Device names have capital letters in this interface, and the first device of a kind may have the number 0.
     known = name.lower().removesuffix(":0")
-    if name != name.upper() or known.startswith(("cuda", "rocm")) or device_of_provider(known) is None:
+    if name != name.upper() or known.startswith("rocm") or device_of_provider(known) is None:
         raise UnsupportedError(
-            f"unknown device {name!r}; expected one of CPU, REFERENCE, AUTO, WEBGPU, VULKAN, METAL and DX12"
+            f"unknown device {name!r}; expected one of CPU, REFERENCE, AUTO, CUDA, WEBGPU, VULKAN, METAL and DX12"
         )
     return known
 
@@ -103,7 +103,7 @@ class OrtrainBackend(Backend):
     """Backend class; its methods are the functions of this module.
 
     >>> from ortrain import backend
-    >>> backend.OrtrainBackend.supports_device("CPU"), backend.OrtrainBackend.supports_device("CUDA:1")
+    >>> backend.OrtrainBackend.supports_device("CPU"), backend.OrtrainBackend.supports_device("CUDA:99")
     (True, False)
     """
 
@@ -111,7 +111,7 @@ class OrtrainBackend(Backend):
     def supports_device(cls, device: str) -> bool:
         """Return True if models run on a device: ``"CPU"``, ``"REFERENCE"``, ``"AUTO"``, or a GPU of this machine.
 
-        GPUs are ``"WEBGPU"`` for the best one, or ``"VULKAN"``, ``"METAL"`` and ``"DX12"``, optionally with a number.
+        GPUs are ``"CUDA"``, ``"WEBGPU"`` for the best one of another interface, or ``"VULKAN"``, ``"METAL"`` and ``"DX12"``, optionally with a number.
 
         >>> from ortrain import backend
         >>> backend.supports_device("CPU:0")
@@ -154,9 +154,9 @@ class OrtrainBackend(Backend):
         >>> import onnx
         >>> from ortrain import backend
         >>> prepared = backend.prepare(onnx.load(ortrain.examples.perceptron()), "REFERENCE")
-        >>> backend.prepare(onnx.load(ortrain.examples.perceptron()), "CUDA")
+        >>> backend.prepare(onnx.load(ortrain.examples.perceptron()), "TPU")
         Traceback (most recent call last):
-        ortrain.errors.UnsupportedError: unknown device 'CUDA'; expected one of CPU, REFERENCE, AUTO, WEBGPU, \
+        ortrain.errors.UnsupportedError: unknown device 'TPU'; expected one of CPU, REFERENCE, AUTO, CUDA, WEBGPU, \
 VULKAN, METAL and DX12
 
         """

@@ -94,10 +94,12 @@ def _level_of_log(level: int) -> None:
 
 def _available_providers() -> list[str]:
     """Return the names of the providers of this machine, the fastest first, as onnxruntime lists them."""
-    from ortrain._devices import devices
+    from ortrain._devices import devices, is_cuda, is_gpu
 
-    has_gpu = any(device.kind in ("discrete", "integrated") for device in devices())
-    return [*(["WebGpuExecutionProvider"] if has_gpu else []), "CPUExecutionProvider"]
+    gpus = [device.name for device in devices() if device.kind in ("discrete", "integrated")]
+    has_cuda, has_other = any(map(is_cuda, gpus)), any(map(is_gpu, gpus))
+    cuda = ["CUDAExecutionProvider"] if has_cuda else []
+    return [*cuda, *(["WebGpuExecutionProvider"] if has_other else []), "CPUExecutionProvider"]
 
 
 # Names that scripts import from onnxruntime itself, for machines without onnxruntime.

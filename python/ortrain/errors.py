@@ -142,10 +142,10 @@ class DeviceUnavailableError(OrtrainError):
 
     >>> import ortrain
     >>> try:
-    ...     session = ortrain.InferenceSession(ortrain.examples.perceptron(), providers=["cuda"])
+    ...     session = ortrain.InferenceSession(ortrain.examples.perceptron(), providers=["cuda:99"])
     ... except ortrain.DeviceUnavailableError as error:
-    ...     print(str(error).partition(";")[0])
-    there is no device "cuda" here: ortrain has no CUDA or ROCm backend
+    ...     print(str(error).partition(":99")[0])
+    there is no device "cuda
     """
 
     _code = (9, "NOT_IMPLEMENTED")

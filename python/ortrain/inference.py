@@ -120,11 +120,13 @@ class InferenceSession:
         path_or_bytes: a path, the bytes of a model, or an ``onnx.ModelProto``. Initializers are constants; a run may
             override an initializer that the model also lists as an input.
         sess_options: options for threads, memory, precision, profiling, and changes of the model.
-        providers: the provider to run on: ``["CPUExecutionProvider"]`` (the default), ``["WebGpuExecutionProvider"]``
-            for the best GPU, or a name of :func:`ortrain.devices`. The first entry is used. An unavailable provider is
-            an error, never a silent fallback.
-        provider_options: a dict for each of the providers, instead of pairs in ``providers``. The session stores them
-            (:meth:`get_provider_options`), but no provider has options that change a run.
+        providers: the provider to run on: ``["CPUExecutionProvider"]`` (the default), ``["CUDAExecutionProvider"]``
+            for a GPU of NVIDIA, ``["WebGpuExecutionProvider"]`` for the best GPU of another interface, or a name of
+            :func:`ortrain.devices`. The first entry is used. An unavailable provider is an error, never a silent
+            fallback.
+        provider_options: a dict for each of the providers, instead of pairs in ``providers``. ``device_id`` is the
+            index of the GPU of ``CUDAExecutionProvider``. The session stores other options
+            (:meth:`get_provider_options`), but they change no run.
         operators: operators of your own.
 
     Raises:
@@ -772,8 +774,8 @@ def _device_of(providers: dict[str, dict[str, str]]) -> str:
     """Return the device of the first provider."""
     from ortrain._devices import device_of_provider
 
-    name = next(iter(providers))
-    return _ortrain.device_name(device_of_provider(name) or name)
+    name, options = next(iter(providers.items()))
+    return _ortrain.device_name(device_of_provider(name, options.get("device_id", "0")) or name)
 
 
 def _arrays(value: Native) -> Any:

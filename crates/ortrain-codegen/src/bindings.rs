@@ -84,6 +84,15 @@ impl<'a> Regions<'a> {
                 !overlaps
             });
             let bytes = (new.end - new.start) as u64;
+            // Kernels count elements, and words, with 32-bit signed integers.
+            let count = bytes / buffer.dtype.size().min(4) as u64;
+            if count > i32::MAX as u64 {
+                return Err(format!(
+                    "{:?} needs a binding of {count} elements, but kernels count at most {}",
+                    buffer.label,
+                    i32::MAX
+                ));
+            }
             if bytes > caps.binding_bytes {
                 let limit = caps.binding_bytes;
                 return Err(format!(

@@ -9,7 +9,7 @@ use ortrain_program::{DeviceError, NoDevice};
 
 use crate::driver::{self, Address, Call, Context, DriverError, Entered, Ordinal, Properties};
 use crate::kernels::Kernels;
-use crate::libraries::{MissingLibrary, Nvidia, open as open_library};
+use crate::libraries::{self, MissingLibrary, Nvidia, open as open_library};
 use crate::queue::Queue;
 use crate::spare::Spare;
 
@@ -31,6 +31,8 @@ pub struct CudaInfo {
     pub driver: String,
     /// Bytes of memory.
     pub memory: u64,
+    /// True if the device shares the memory of the processor.
+    pub is_integrated: bool,
 }
 
 /// Counts of the objects created on a device so far, and of copied bytes.
@@ -356,6 +358,7 @@ pub fn cuda_devices() -> Vec<CudaInfo> {
             description: properties.name,
             driver: format!("CUDA {}", version_text(version)),
             memory: properties.memory,
+            is_integrated: properties.is_integrated,
         })
     };
     ordinals.into_iter().enumerate().filter_map(info).collect()
@@ -410,6 +413,10 @@ pub(crate) fn open(name: &str) -> Result<Arc<Device>, NoDevice> {
             ),
             "use \"vulkan\", which supports older GPUs".to_owned(),
         ));
+    }
+    // A compiler that the cache makes unnecessary is not opened.
+    if libraries::path_of(Nvidia::Nvrtc).is_none() {
+        open_library(Nvidia::Nvrtc).map_err(|MissingLibrary { reason, remedy }| missing(reason, remedy))?;
     }
     let known = if index == 0 { NAME.to_owned() } else { format!("{NAME}:{index}") };
     let device = Arc::new(Device::new(&known, ordinal, properties)?);

@@ -37,6 +37,8 @@ pub(crate) struct Properties {
     pub(crate) memory: u64,
     /// Compute capability: 90 for 9.0.
     pub(crate) capability: i32,
+    /// True if the device shares the memory of the processor.
+    pub(crate) is_integrated: bool,
 }
 
 /// Initializes the driver and returns its version: 13000 for 13.0.
@@ -65,6 +67,7 @@ impl Ordinal {
             // SAFETY: as above.
             memory: unsafe { result::device::total_mem(self.0) }? as u64,
             capability: 10 * major + minor,
+            is_integrated: attribute(Attribute::CU_DEVICE_ATTRIBUTE_INTEGRATED)? != 0,
         })
     }
 

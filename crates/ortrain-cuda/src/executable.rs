@@ -5,9 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ortrain_codegen::{
-    Caps, CudaC, Fault, HostExecutable, KernelSource, Launch, Lowered, lower, split_host_part,
-};
+use ortrain_codegen::{CudaC, Fault, HostExecutable, KernelSource, Launch, Lowered, lower, split_host_part};
 use ortrain_expr::OutOfRange;
 use ortrain_program::{
     Bindings, BufferId, Executable, GradientMode, InterruptPoints, Observer, Program, RunError, RunPart,
@@ -20,10 +18,10 @@ use crate::kernels::KernelError;
 use crate::queue::Queue;
 use crate::resident::{Resident, RunMemories};
 
-/// Limits of kernels. Indices are 32-bit signed integers, which limits a binding to 2^31 words.
-const CAPS: Caps = Caps { binding_bytes: 4 * ((1 << 31) - 1), bindings: MAX_BINDINGS as u32, groups: 65_535 };
+/// Maximum bytes of a tensor in a kernel.
+pub const TENSOR_BYTES: u64 = CudaC::CAPS.binding_bytes;
 /// Maximum number of bindings of a kernel.
-pub(crate) const MAX_BINDINGS: usize = 64;
+pub(crate) const MAX_BINDINGS: usize = CudaC::CAPS.bindings as usize;
 
 /// Name of the backend.
 pub(crate) const BACKEND: &str = "cuda";
@@ -50,12 +48,13 @@ pub(crate) fn lowered_parts(
         None => (program, None),
     };
     let checked = host.as_ref().map_or(&[][..], HostExecutable::checked);
-    let lowered = lower(&program, checked, &CAPS, &CudaC).map_err(|unsupported| UnsupportedOnBackend {
-        backend: BACKEND,
-        node: unsupported.node,
-        instruction: unsupported.instruction,
-        reason: unsupported.reason,
-    })?;
+    let lowered =
+        lower(&program, checked, &CudaC::CAPS, &CudaC).map_err(|unsupported| UnsupportedOnBackend {
+            backend: BACKEND,
+            node: unsupported.node,
+            instruction: unsupported.instruction,
+            reason: unsupported.reason,
+        })?;
     Ok((program, lowered, host))
 }
 

@@ -32,6 +32,7 @@ use ortrain_program::{
 
 use device::Device;
 pub use device::{CudaCounts, CudaInfo, cuda_devices, is_cuda_name};
+pub use executable::TENSOR_BYTES;
 use executable::{BACKEND, CudaExecutable, lowered_parts};
 pub use libraries::search_packages;
 use memory::CudaMemory;

@@ -7,11 +7,10 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-use ortrain_codegen::{Caps, CudaC, Dialect as _, KernelSource};
+use ortrain_codegen::{CudaC, Dialect as _, KernelSource};
 use ortrain_cuda::{compile_source, search_packages};
 use ortrain_testkit::kernels::suite_kernels;
 
-const CAPS: Caps = Caps { binding_bytes: 1 << 32, bindings: 64, groups: 65_535 };
 /// Number of kernels that are compiled together.
 const KERNELS_PER_MODULE: usize = 48;
 /// Maximum number of registers per thread of a kernel for tiles of products. Two blocks then run on a multiprocessor.
@@ -107,7 +106,7 @@ fn assert_compiles(kernels: &[KernelSource], architecture: &str) {
 #[test]
 fn every_kernel_of_the_suites_compiles() {
     search_environments();
-    let kernels = suite_kernels(&CudaC, CAPS, None);
+    let kernels = suite_kernels(&CudaC, CudaC::CAPS, None);
     assert!(kernels.len() > 1000, "{} kernels", kernels.len());
     assert_compiles(&kernels, "sm_90");
     let some: Vec<KernelSource> = kernels.iter().step_by(10).cloned().collect();

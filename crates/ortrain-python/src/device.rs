@@ -1,9 +1,11 @@
 //! Devices, and device memory.
 
-use std::sync::Arc;
+use std::path::PathBuf;
+use std::sync::{Arc, Once};
 
 use ortrain::{Backend, DType, DeviceInfo, Memory, ParameterView};
 use pyo3::exceptions::PyValueError;
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 
@@ -20,7 +22,22 @@ pub(crate) fn devices(py: Python<'_>) -> Vec<Row> {
         let DeviceInfo { name, kind, description, driver, memory, plane_bytes, tensor_bytes, .. } = device;
         (name, kind, description, driver, memory, plane_bytes, tensor_bytes)
     };
+    search_packages_for("cuda");
     py.detach(ortrain::devices).into_iter().map(row).collect()
+}
+
+/// Adds the folders of Python packages to the search for CUDA's libraries, if a device may need them.
+pub(crate) fn search_packages_for(device: &str) {
+    static SEARCHED: Once = Once::new();
+    let may_need_cuda = device.starts_with("cuda") || device == "auto";
+    if !may_need_cuda || SEARCHED.is_completed() {
+        return;
+    }
+    let folders = Python::attach(|py| -> PyResult<Vec<PathBuf>> {
+        py.import(intern!(py, "sys"))?.getattr(intern!(py, "path"))?.extract()
+    });
+    // A path that is no text names no folder of packages.
+    SEARCHED.call_once(|| ortrain::search_cuda_packages(folders.unwrap_or_default()));
 }
 
 /// Returns the name of a backend in Python.
@@ -31,6 +48,7 @@ fn backend_name(backend: &dyn Backend) -> &str {
 /// Returns the canonical name of a device.
 #[pyfunction]
 pub(crate) fn device_name(py: Python<'_>, device: &str) -> PyResult<String> {
+    search_packages_for(device);
     py.detach(|| Ok(backend_name(&*ortrain::backend(device, 0)?).to_owned())).map_err(raise)
 }
 

@@ -18,6 +18,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyTuple};
 
+use crate::device::search_packages_for;
 use crate::error::{InvalidArgumentError, detached, raise, signal_interrupt};
 use crate::gil::Exclusive;
 use crate::optim::{OwnOptimizer, spec_of};
@@ -121,6 +122,7 @@ impl<'py> FromPyObject<'_, 'py> for Source {
 
 /// Returns the backend of a device name.
 pub(crate) fn backend(device: &str, num_threads: usize) -> PyResult<Arc<dyn Backend>> {
+    search_packages_for(device);
     ortrain::backend(device, num_threads).map_err(raise)
 }
 

@@ -33,7 +33,7 @@ pub struct DeviceInfo {
     pub description: String,
     /// Driver with its version; empty without a driver.
     pub driver: String,
-    /// Bytes of device memory; `None` if unknown: the interfaces to GPUs do not report it.
+    /// Bytes of device memory; `None` if unknown: Vulkan, Metal and Direct3D 12 do not report it.
     pub memory: Option<u64>,
     /// Maximum total bytes of all weights of one element type; `None` if only the memory limits them.
     pub plane_bytes: Option<u64>,
@@ -41,10 +41,10 @@ pub struct DeviceInfo {
     pub tensor_bytes: Option<u64>,
 }
 
-/// Returns the devices of this machine: the processor, the reference evaluator, then the GPUs, the fastest
-/// kind first.
+/// Returns the devices of this machine: the processor, the reference evaluator, then the GPUs: those of CUDA
+/// first, then those of each other interface, the fastest kind first.
 ///
-/// GPUs require the feature `wgpu` of this crate. Drivers that compute on the processor are included if the
+/// GPUs require the features `cuda` and `wgpu` of this crate. Drivers that compute on the processor are included if the
 /// environment variable `ORTRAIN_SOFTWARE_GPU` is `1`.
 ///
 /// ```
@@ -67,6 +67,7 @@ pub fn devices() -> Vec<DeviceInfo> {
         host(HOST, "processor", level),
         host(REFERENCE, REFERENCE, "reference evaluator for tests".to_owned()),
     ];
+    available.extend(cuda::devices());
     available.extend(gpu::devices());
     available
 }
@@ -89,9 +90,14 @@ pub fn default_backend() -> Result<Arc<dyn Backend>> {
 /// - `"cpu"`: the processor. `num_threads` is the maximum number of threads for runs of this process; 0
 ///   leaves it unchanged. Results do not depend on it.
 /// - `"reference"`: the evaluator that defines the correct results; it is slow.
+/// - `"cuda"`: the first GPU of NVIDIA through CUDA, with the feature `cuda` of this crate; `"cuda:1"` is the
+///   second one.
 /// - `"vulkan"`, `"metal"`, `"dx12"`: a GPU through that interface, with the feature `wgpu` of this crate;
-///   `"vulkan:1"` is the second one. `"webgpu"` is the best GPU. All callers share a device.
-/// - `"auto"`: the best GPU, or the processor if there is no GPU; [`Backend::device`] names the choice.
+///   `"vulkan:1"` is the second one. `"webgpu"` is the best GPU.
+/// - `"auto"`: `"cuda"` if it is available, or else the best GPU, or else the processor; [`Backend::device`]
+///   names the choice.
+///
+/// All callers share a device.
 ///
 /// Drivers that compute on the processor are used only if the environment variable `ORTRAIN_SOFTWARE_GPU` is
 /// `1`, and never for `"auto"`.
@@ -102,7 +108,7 @@ pub fn default_backend() -> Result<Arc<dyn Backend>> {
 /// assert_eq!(backend("cpu", 2)?.name(), "cpu");
 /// assert_eq!(backend("reference", 0)?.name(), "reference");
 /// assert_eq!(backend("tpu", 0).unwrap_err().kind(), ErrorKind::InvalidArgument);
-/// assert_eq!(backend("cuda", 0).unwrap_err().kind(), ErrorKind::DeviceUnavailable);
+/// assert_eq!(backend("cuda:99", 0).unwrap_err().kind(), ErrorKind::DeviceUnavailable);
 /// # Ok::<(), ortrain::Error>(())
 /// ```
 ///
@@ -118,15 +124,16 @@ pub fn backend(device: &str, num_threads: usize) -> Result<Arc<dyn Backend>> {
             default_backend()
         }
         REFERENCE => Ok(Arc::new(Reference)),
-        AUTO => gpu::best().map_or_else(|| backend(HOST, num_threads), Ok),
-        gpu if gpu::is_name(gpu) => gpu::open(gpu),
-        _ if matches!(device.split(':').next(), Some("cuda" | "rocm")) => Err(Error::DeviceUnavailable {
+        AUTO => cuda::best().or_else(gpu::best).map_or_else(|| backend(HOST, num_threads), Ok),
+        name if cuda::is_name(name) => cuda::open(name),
+        name if gpu::is_name(name) => gpu::open(name),
+        _ if device.split(':').next() == Some("rocm") => Err(Error::DeviceUnavailable {
             device: device.to_owned(),
-            reason: "ortrain has no CUDA or ROCm backend".to_owned(),
+            reason: "ortrain has no ROCm backend".to_owned(),
             remedy: "use \"vulkan\", or \"webgpu\" for the best GPU".to_owned(),
         }),
         _ => {
-            let names = [HOST, REFERENCE, AUTO, "webgpu", "vulkan", "metal", "dx12"];
+            let names = [HOST, REFERENCE, AUTO, "cuda", "webgpu", "vulkan", "metal", "dx12"];
             let meant = if device.split(':').next().is_some_and(|name| name.eq_ignore_ascii_case("gpu")) {
                 format!("; did you mean {AUTO:?}, the best GPU?")
             } else {
@@ -134,10 +141,93 @@ pub fn backend(device: &str, num_threads: usize) -> Result<Arc<dyn Backend>> {
             };
             Err(Error::Argument(format!(
                 "there is no device {device:?} here; there are \"cpu\", \"reference\", \"auto\", and for GPUs \
-                 \"webgpu\", \"vulkan\", \"metal\" and \"dx12\"{meant}"
+                 \"cuda\", \"webgpu\", \"vulkan\", \"metal\" and \"dx12\"{meant}"
             )))
         }
     }
+}
+
+#[cfg(feature = "cuda")]
+mod cuda {
+    use std::sync::Arc;
+
+    use ortrain_cuda::{Cuda, CudaInfo, cuda_devices};
+    use ortrain_program::{Backend, NoDevice};
+
+    pub(super) use ortrain_cuda::is_cuda_name as is_name;
+
+    use super::DeviceInfo;
+    use crate::{Error, Result};
+
+    pub(super) fn devices() -> Vec<DeviceInfo> {
+        let described = |device: CudaInfo| DeviceInfo {
+            name: device.name,
+            kind: if device.is_integrated { "integrated" } else { "discrete" },
+            description: device.description,
+            driver: device.driver,
+            memory: Some(device.memory),
+            plane_bytes: None,
+            tensor_bytes: Some(ortrain_cuda::TENSOR_BYTES),
+        };
+        cuda_devices().into_iter().map(described).collect()
+    }
+
+    pub(super) fn open(device: &str) -> Result<Arc<dyn Backend>> {
+        match Cuda::open(device) {
+            Ok(backend) => Ok(Arc::new(backend)),
+            Err(NoDevice { device, reason, remedy }) => {
+                Err(Error::DeviceUnavailable { device, reason, remedy })
+            }
+        }
+    }
+
+    pub(super) fn best() -> Option<Arc<dyn Backend>> {
+        open("cuda").ok()
+    }
+}
+
+#[cfg(not(feature = "cuda"))]
+mod cuda {
+    use std::sync::Arc;
+
+    use ortrain_program::Backend;
+
+    use super::DeviceInfo;
+    use crate::{Error, Result};
+
+    pub(super) fn devices() -> Vec<DeviceInfo> {
+        Vec::new()
+    }
+
+    pub(super) fn is_name(name: &str) -> bool {
+        name.split(':').next() == Some("cuda")
+    }
+
+    pub(super) fn open(device: &str) -> Result<Arc<dyn Backend>> {
+        Err(Error::DeviceUnavailable {
+            device: device.to_owned(),
+            reason: "this build has no support for CUDA".to_owned(),
+            remedy: "build the crate ortrain with its feature \"cuda\"".to_owned(),
+        })
+    }
+
+    pub(super) fn best() -> Option<Arc<dyn Backend>> {
+        None
+    }
+}
+
+/// Adds folders to the search for the libraries of CUDA: the folders of Python packages.
+///
+/// The device `"cuda"` needs NVIDIA's compiler NVRTC. The search covers the environment variable
+/// `ORTRAIN_CUDA_LIBRARIES` (a folder that replaces the whole search), these folders, the active Python
+/// environment, conda, `CUDA_HOME`, and the system.
+///
+/// ```
+/// ortrain::search_cuda_packages(["/opt/venv/lib/python3.11/site-packages".into()]);
+/// ```
+#[cfg(feature = "cuda")]
+pub fn search_cuda_packages(folders: impl IntoIterator<Item = std::path::PathBuf>) {
+    ortrain_cuda::search_packages(folders);
 }
 
 #[cfg(feature = "wgpu")]

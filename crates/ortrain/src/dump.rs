@@ -1,6 +1,6 @@
 //! Text of every compilation stage from the file to its instructions.
 
-use ortrain_codegen::{Caps, Unsupported, Wgsl, lower, split_host_part};
+use ortrain_codegen::{Caps, CudaC, Dialect, Unsupported, Wgsl, lower, split_host_part};
 use ortrain_cpu::Cpu;
 use ortrain_graph::{DType, Dim, Graph, Tensor, ValueId, ValueType, byte_length, onnx_text};
 use ortrain_ops::passes::{differentiate::backpropagate, functions::unwrap_gradients, infer::infer};
@@ -47,6 +47,8 @@ pub enum Stage {
     /// Each program as GPU launches, and the WGSL of their kernels, with the limits that every device
     /// guarantees.
     Kernels,
+    /// Each program as launches of NVIDIA's GPUs, and the CUDA C of their kernels.
+    CudaKernels,
     /// Each program after the pass of this name. [`Stage::Passes`] lists them.
     Pass(&'static str),
     /// Description of each pass, and the number of its changes in each program.
@@ -55,7 +57,7 @@ pub enum Stage {
 
 impl Stage {
     /// Returns the stage of this name: `onnx`, `graph`, `gradient`, `lowered`, `program`, `memory`,
-    /// `cpu_kernels`, `kernels`, `passes`, or the name of a pass.
+    /// `cpu_kernels`, `kernels`, `cuda_kernels`, `passes`, or the name of a pass.
     ///
     /// ```
     /// use ortrain::Stage;
@@ -90,7 +92,7 @@ impl Stage {
 }
 
 /// Stages with a fixed name, in the order of compilation.
-const NAMED_STAGES: [(&str, Stage); 9] = [
+const NAMED_STAGES: [(&str, Stage); 10] = [
     ("onnx", Stage::Onnx),
     ("graph", Stage::Graph),
     ("gradient", Stage::Gradient),
@@ -99,6 +101,7 @@ const NAMED_STAGES: [(&str, Stage); 9] = [
     ("memory", Stage::Memory),
     ("cpu_kernels", Stage::CpuKernels),
     ("kernels", Stage::Kernels),
+    ("cuda_kernels", Stage::CudaKernels),
     ("passes", Stage::Passes),
 ];
 
@@ -306,7 +309,8 @@ fn print_program(
             Ok(plans.map(|(k, plan)| format!("program {k}: {plan}")).collect())
         }
         Stage::CpuKernels => print_cpu_kernels(&schedule),
-        Stage::Kernels => print_kernels(&schedule),
+        Stage::Kernels => print_kernels(&schedule, &Wgsl, &Caps::GUARANTEED, "webgpu"),
+        Stage::CudaKernels => print_kernels(&schedule, &CudaC, &CudaC::CAPS, "cuda"),
         _ => Ok(program),
     }
 }
@@ -326,23 +330,28 @@ fn print_cpu_kernels(schedule: &Schedule) -> Result<String> {
     Ok(text)
 }
 
-/// Prints the launches and kernels of the programs of a schedule.
-fn print_kernels(schedule: &Schedule) -> Result<String> {
+/// Prints the launches and kernels of the programs of a schedule, in a language for a backend.
+fn print_kernels(
+    schedule: &Schedule,
+    dialect: &dyn Dialect,
+    caps: &Caps,
+    backend: &'static str,
+) -> Result<String> {
     let mut text = String::new();
     for (k, program) in schedule.programs().into_iter().enumerate() {
-        let parts = split_host_part(program, &Wgsl);
+        let parts = split_host_part(program, dialect);
         let (bindings, checked) = match &parts {
             Some((rest, host)) => (rest, &host.checked[..]),
             None => (&**program, &[][..]),
         };
-        let lowered = lower(bindings, checked, &Caps::GUARANTEED, &Wgsl).map_err(|unsupported| {
+        let lowered = lower(bindings, checked, caps, dialect).map_err(|unsupported| {
             let Unsupported { node, instruction, reason } = unsupported;
-            UnsupportedOnBackend { backend: "webgpu", node, instruction, reason }
+            UnsupportedOnBackend { backend, node, instruction, reason }
         })?;
         if let Some((_, host)) = &parts {
             text += &format!("before program {k}, on the host: {}", host.program);
         }
-        text += &format!("program {k}: {}", lowered.text(bindings, &Wgsl));
+        text += &format!("program {k}: {}", lowered.text(bindings, dialect));
     }
     match text.is_empty() {
         true => Err(Error::Argument("there are no kernels: all programs are built during the run".into())),

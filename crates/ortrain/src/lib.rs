@@ -121,6 +121,8 @@ mod training_session;
 mod weights_io;
 
 pub use anomaly::{Anomaly, NotFinite};
+#[cfg(feature = "cuda")]
+pub use backend::search_cuda_packages;
 pub use backend::{DeviceInfo, backend, default_backend, devices};
 pub use dump::{Stage, dump};
 pub use error::{Error, ErrorKind, Result};

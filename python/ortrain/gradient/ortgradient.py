@@ -75,7 +75,7 @@ class OrtGradientForwardBackward:
         run_options: stored without effect.
         graph_builder_config: the inputs with gradients (``input_names_require_grad``). The default is all float inputs
             that the outputs depend on. Integer inputs have no gradient.
-        device_index: the index of the device, 0.
+        device_index: the index of the GPU of ``CUDAExecutionProvider``.
         enable_logging: True to log to the logger ``onnxcustom``.
         debug: True to check in each call that the number of values equals the number of devices.
         ordered: True to check the order of the weights. If False, any order is valid, and the gradients have the same
@@ -168,7 +168,8 @@ or pass ordered=False
         self._info("weights_to_train=%r", names)
         builder = OrtModuleGraphBuilder()
         builder._initialize(with_stops(source, self.stop_gradients), config, self.sess_options)
-        builder._device = _ortrain.device_name(device_of_provider(self.providers[0]) or self.providers[0])
+        provider = self.providers[0]
+        builder._device = _ortrain.device_name(device_of_provider(provider, self.device_index) or provider)
         builder.build()
         native = builder._native
         assert native is not None
@@ -394,9 +395,10 @@ def _providers(
     if providers is None or providers == "cpu":
         names = [_CPU]
     elif isinstance(providers, str):
-        device = providers.split(":")[0]
+        device, _, number = providers.partition(":")
         if device in ("cuda", "gpu"):
             names = [_CUDA]
+            index = int(number) if number.isdigit() else index
         elif device_of_provider(providers) is None:
             raise InvalidArgumentError(
                 f"unknown provider {providers!r}; expected 'cpu', {_CPU!r} or a name of ortrain.devices()"
@@ -410,8 +412,6 @@ def _providers(
     for name in names:
         if device_of_provider(name) is None:
             OrtGradientForwardBackward._provider_name_to_device_type(name)
-    if _CUDA in names:
-        raise UnsupportedError(f"{_CUDA} is not supported; use 'vulkan' for a GPU, or 'webgpu' for the best GPU")
     return names, [{} for _ in names] if options is None else list(options), int(index)
 
 

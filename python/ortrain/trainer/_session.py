@@ -110,8 +110,8 @@ def providers_of(options: ORTTrainerOptions) -> list[tuple[str, dict[Any, Any]]]
         DeviceUnavailableError: for a device that this machine does not have.
 
     Warns:
-        UserWarning: if the options choose no device. The default is a GPU, but the CPU trains. Shown once per options
-            object.
+        UserWarning: if the options choose no device, and the default, a GPU through CUDA, is not available. The CPU
+            trains. Shown once per options object.
 
     """
     provider_options = options._validated_opts["provider_options"]
@@ -120,19 +120,24 @@ def providers_of(options: ORTTrainerOptions) -> list[tuple[str, dict[Any, Any]]]
             raise InvalidArgumentError(f"provider_options[{name!r}] must be a dict of settings, got {settings!r}")
     named = [(name, dict(settings or {})) for name, settings in provider_options.items()]
     device = options.device.id
-    if device == _DEFAULT_DEVICE and not _is_chosen(options):
-        last = _CPU
-        if not named and not vars(options).get(_WARNED):
+    last = _default_provider(options, warns=not named) if not _is_chosen(options) else _provider_of(device)
+    return named if any(name == last for name, _ in named) else [*named, (last, {})]
+
+
+def _default_provider(options: ORTTrainerOptions, *, warns: bool) -> str:
+    """Returns the provider for the device of options that choose none: the first GPU through CUDA, or the CPU."""
+    try:
+        return _ortrain.device_name(_DEFAULT_DEVICE)
+    except DeviceUnavailableError as error:
+        if warns and not vars(options).get(_WARNED):
             vars(options)[_WARNED] = True
             warnings.warn(
-                "device.id is 'cuda' by default, but ortrain has no CUDA: this trainer runs on the CPU; set "
+                f"device.id is {_DEFAULT_DEVICE!r} by default, but {error}. This trainer runs on the CPU; set "
                 "ORTTrainerOptions({'device': {'id': 'cpu'}}) to avoid this warning, or 'auto' for a GPU",
                 UserWarning,
                 stacklevel=level_of_user(),
             )
-    else:
-        last = _provider_of(device)
-    return named if any(name == last for name, _ in named) else [*named, (last, {})]
+        return _CPU
 
 
 def _provider_of(device: Any) -> str:

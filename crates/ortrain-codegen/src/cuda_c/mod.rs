@@ -9,7 +9,7 @@ use ortrain_expr::Scalar;
 use rustc_hash::FxHashSet;
 
 use crate::dialect::{DeclaredBinding, Dialect, GROUP_SIZE, Repr, SharedArray};
-use crate::launch::KernelSource;
+use crate::launch::{Caps, KernelSource};
 use crate::library::{Library, called_names, split_functions};
 use crate::wgsl::shared_functions;
 use translate::translate;
@@ -20,6 +20,11 @@ use translate::translate;
 /// grid of two dimensions.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CudaC;
+
+impl CudaC {
+    /// Limits of kernels. Indices of words are 32-bit signed integers.
+    pub const CAPS: Caps = Caps { binding_bytes: 4 * ((1 << 31) - 1), bindings: 64, groups: 65_535 };
+}
 
 /// Types and operators that precede every library.
 const VECTORS: &str = include_str!("vectors.cuh");
