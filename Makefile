@@ -196,6 +196,8 @@ build/cuda.stamp: build/venv.stamp $(wildcard crates/ortrain-cuda/tests/driver/*
 	cd crates/ortrain-cuda/tests/driver && \
 	g++ $(SOFTWARE_CUDA) -Wl,-soname,libcuda.so driver.cpp lanes.cpp -ldl -o $(CURDIR)/build/cuda/libcuda.so.1 && \
 	g++ $(SOFTWARE_CUDA) -Wl,-soname,libnvrtc.so nvrtc.cpp -ldl -o $(CURDIR)/build/cuda/libnvrtc.so.13 && \
+	g++ $(SOFTWARE_CUDA) -Wl,-soname,libcublasLt.so cublaslt.cpp $(CURDIR)/build/cuda/libcuda.so.1 \
+	  -o $(CURDIR)/build/cuda/libcublasLt.so.13 && \
 	cp cuda_language.h $(CURDIR)/build/cuda/
 	$(BIN)/python -m pip install nvidia-cuda-nvrtc
 	touch $@

@@ -2,14 +2,16 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use ortrain_graph::Tensor;
 use ortrain_program::{DeviceError, NoDevice};
 
 use crate::driver::{self, Address, Call, Context, DriverError, Entered, Ordinal, Properties};
+use crate::failure::Failure;
 use crate::kernels::Kernels;
 use crate::libraries::{self, MissingLibrary, Nvidia, open as open_library};
+use crate::lt::Lt;
 use crate::queue::Queue;
 use crate::spare::Spare;
 
@@ -78,6 +80,8 @@ pub(crate) struct Device {
     /// First error that makes the device unusable.
     failure: Mutex<Option<String>>,
     pub(crate) kernels: Kernels,
+    /// Library for products, opened by the first product that it may compute.
+    lt: OnceLock<Option<Lt>>,
     /// Allocations of dropped results, for reuse.
     pub(crate) spare: Spare,
     pub(crate) counters: Counters,
@@ -152,6 +156,7 @@ impl Device {
             queue: Mutex::new(queue),
             failure: Mutex::default(),
             kernels,
+            lt: OnceLock::new(),
             spare: Spare::default(),
             counters: Counters::default(),
             constants: Mutex::default(),
@@ -179,6 +184,11 @@ impl Device {
         &self.properties.name
     }
 
+    /// Returns the library for products, if it is installed. The context of the device is current.
+    pub(crate) fn lt(&self) -> Option<&Lt> {
+        self.lt.get_or_init(Lt::open).as_ref()
+    }
+
     /// Returns the bytes of memory.
     pub(crate) fn memory(&self) -> u64 {
         self.properties.memory
@@ -198,18 +208,18 @@ impl Device {
     }
 
     /// Returns an error for a call that changed nothing. The device stays usable.
-    pub(crate) fn refusal(&self, error: DriverError, action: &str) -> DeviceError {
+    pub(crate) fn refusal(&self, error: impl Into<Failure>, action: &str) -> DeviceError {
         self.error(&format!(
             "{action} failed with {}; nothing has changed, try again",
-            driver::describe(error)
+            error.into().describe()
         ))
     }
 
     /// Returns an error for a call that failed, and makes the device unusable.
-    pub(crate) fn fail(&self, error: DriverError, action: &str) -> DeviceError {
+    pub(crate) fn fail(&self, error: impl Into<Failure>, action: &str) -> DeviceError {
         let reason = format!(
             "{action} failed with {}; load the last checkpoint, on this device or on \"cpu\"",
-            driver::describe(error)
+            error.into().describe()
         );
         let mut failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner);
         self.error(failure.get_or_insert(reason))

@@ -178,6 +178,11 @@ impl Stream {
         result::stream::create(result::stream::StreamKind::NonBlocking).map(Stream)
     }
 
+    /// Returns the handle, for other libraries of NVIDIA.
+    pub(crate) fn as_raw(&self) -> sys::CUstream {
+        self.0
+    }
+
     /// Waits for all work.
     pub(crate) fn wait(&self) -> Call<()> {
         // SAFETY: the stream is never destroyed.

@@ -5,16 +5,22 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use ortrain_codegen::{CudaC, Fault, HostExecutable, KernelSource, Launch, Lowered, lower, split_host_part};
+use ortrain_codegen::{
+    Binding, CudaC, Fault, HostExecutable, KernelSource, Launch, Lowered, MemoryId, Unsupported, lower,
+    split_host_part,
+};
 use ortrain_expr::OutOfRange;
 use ortrain_program::{
-    Bindings, BufferId, Executable, GradientMode, InterruptPoints, Observer, Program, RunError, RunPart,
-    Scalars, UnsupportedOnBackend, Workspace,
+    Bindings, BufferId, DeviceError, Executable, GradientMode, InterruptPoints, Observer, Program, RunError,
+    RunPart, Scalars, UnsupportedOnBackend, Workspace, align,
 };
 
 use crate::device::Device;
 use crate::driver::{Call, Event, Function};
+use crate::failure::Failure;
 use crate::kernels::KernelError;
+use crate::lt::{Operands, Plan};
+use crate::products::{Product, take_products};
 use crate::queue::Queue;
 use crate::resident::{Resident, RunMemories};
 
@@ -29,33 +35,62 @@ pub(crate) const BACKEND: &str = "cuda";
 /// Program prepared for a device.
 #[derive(Debug)]
 pub(crate) struct CudaExecutable {
-    program: Arc<Program>,
+    parts: Parts,
     device: Arc<Device>,
-    lowered: Lowered,
     functions: Vec<Function>,
     marks: InterruptPoints,
-    host: Option<HostExecutable>,
     /// Memory of the program on the device, created by the first run.
     resident: Mutex<Option<Resident>>,
 }
 
-/// Lowers a program to launches. Returns the device part with its launches, and the host part.
-pub(crate) fn lowered_parts(
+/// Program as launches and products.
+#[derive(Debug)]
+struct Parts {
+    /// Device part of the program.
     program: Arc<Program>,
-) -> Result<(Arc<Program>, Lowered, Option<HostExecutable>), UnsupportedOnBackend> {
-    let (program, host) = match split_host_part(&program, &CudaC) {
-        Some((rest, part)) => (Arc::new(rest), Some(HostExecutable::new(part, ortrain_cpu::host_backend())?)),
-        None => (program, None),
-    };
-    let checked = host.as_ref().map_or(&[][..], HostExecutable::checked);
-    let lowered =
-        lower(&program, checked, &CudaC::CAPS, &CudaC).map_err(|unsupported| UnsupportedOnBackend {
-            backend: BACKEND,
-            node: unsupported.node,
-            instruction: unsupported.instruction,
-            reason: unsupported.reason,
+    lowered: Lowered,
+    /// Products of the library for products, with their positions.
+    products: Vec<(Product, Plan)>,
+    /// Offset of the temporary memory of products in scratch memory.
+    workspace: usize,
+    host: Option<HostExecutable>,
+}
+
+impl Parts {
+    /// Splits a program, and lowers its device part. The library computes products of at least `least_product`
+    /// multiplications.
+    fn new(
+        program: Arc<Program>,
+        device: &Device,
+        least_product: u64,
+    ) -> Result<Parts, UnsupportedOnBackend> {
+        let (program, host) = match split_host_part(&program, &CudaC) {
+            Some((rest, part)) => {
+                (Arc::new(rest), Some(HostExecutable::new(part, ortrain_cpu::host_backend())?))
+            }
+            None => (program, None),
+        };
+        let checked = host.as_ref().map_or(&[][..], HostExecutable::checked);
+        let mut printed = (*program).clone();
+        let plan = |product: &Product| {
+            (product.multiplications() >= least_product).then(|| device.lt()?.plan(product)).flatten()
+        };
+        let products = take_products(&mut printed, checked, &plan);
+        let mut lowered = lower(&printed, checked, &CudaC::CAPS, &CudaC).map_err(|unsupported| {
+            let Unsupported { node, instruction, reason } = unsupported;
+            UnsupportedOnBackend { backend: BACKEND, node, instruction, reason }
         })?;
-    Ok((program, lowered, host))
+        let is_complete = |launch: &Launch| {
+            let at = launch.instruction as usize;
+            products.iter().any(|(product, _)| product.position == at && product.is_complete)
+        };
+        lowered.launches.retain(|launch| !is_complete(launch));
+        let workspace = align(lowered.scratch);
+        if let Some(bytes) = products.iter().map(|(_, plan)| plan.workspace).max() {
+            lowered.scratch = workspace + bytes;
+        }
+        Ok(Parts { program, lowered, products, workspace, host })
+    }
 }
 
 /// Launches of a run: those of some instructions in a gradient mode.
@@ -69,8 +104,17 @@ impl CudaExecutable {
     pub(crate) fn new(
         program: Arc<Program>,
         device: Arc<Device>,
+        least_product: u64,
     ) -> Result<CudaExecutable, UnsupportedOnBackend> {
-        let (program, lowered, host) = lowered_parts(program)?;
+        let refuse = |error: DeviceError| UnsupportedOnBackend {
+            backend: BACKEND,
+            node: program.instructions.first().map_or_else(String::new, |first| first.node.to_string()),
+            instruction: program.instructions.first().map_or("", |first| first.instruction.name()),
+            reason: error.to_string(),
+        };
+        let entered = device.enter().map_err(refuse)?;
+        let parts = Parts::new(program, &device, least_product)?;
+        let (program, lowered) = (&parts.program, &parts.lowered);
         let refused = |at: usize, reason: String| {
             let launch = lowered.launches.get(at).map_or(0, |launch| launch.instruction as usize);
             let scheduled = program.instructions.get(launch);
@@ -81,24 +125,23 @@ impl CudaExecutable {
                 reason,
             }
         };
-        let entered = device.enter().map_err(|error| refused(0, error.to_string()))?;
         let kernels: Vec<&KernelSource> = lowered.launches.iter().map(|launch| &launch.kernel).collect();
         let functions = device.kernels.functions(&kernels);
         let functions = functions.map_err(|KernelError { kernel, reason }| refused(kernel, reason))?;
         drop(entered);
-        let marks = InterruptPoints::from_program(&program);
-        Ok(CudaExecutable { program, device, lowered, functions, marks, host, resident: Mutex::new(None) })
+        let marks = InterruptPoints::from_program(program);
+        Ok(CudaExecutable { parts, device, functions, marks, resident: Mutex::new(None) })
     }
 
     /// Returns the positions of instructions with guards that the host checks.
     fn checked(&self) -> &[usize] {
-        self.host.as_ref().map_or(&[], HostExecutable::checked)
+        self.parts.host.as_ref().map_or(&[], HostExecutable::checked)
     }
 
     /// Returns true if launches check a guard.
     fn has_guards(&self, selection: &Selection) -> bool {
         selection.positions.clone().any(|at| {
-            let scheduled = &self.program.instructions[at];
+            let scheduled = &self.parts.program.instructions[at];
             scheduled.gradient_modes.contains(selection.entry)
                 && scheduled.instruction.can_fail()
                 && !self.checked().contains(&at)
@@ -108,22 +151,60 @@ impl CudaExecutable {
     /// Returns the launches of a selection.
     fn launches<'e>(&'e self, selection: &'e Selection) -> impl Iterator<Item = (&'e Launch, Function)> {
         let functions = self.functions.iter().copied();
-        self.lowered.launches.iter().zip(functions).filter(move |(launch, _)| {
+        self.parts.lowered.launches.iter().zip(functions).filter(move |(launch, _)| {
             let at = launch.instruction as usize;
             selection.positions.contains(&at)
-                && self.program.instructions[at].gradient_modes.contains(selection.entry)
+                && self.parts.program.instructions[at].gradient_modes.contains(selection.entry)
         })
     }
 
-    /// Enqueues the launches of a selection.
-    fn enqueue(&self, queue: &Queue, resident: &Resident, selection: &Selection) -> Call<()> {
+    /// Enqueues the products and the launches of a selection, in the order of instructions.
+    fn enqueue(&self, queue: &Queue, resident: &Resident, selection: &Selection) -> Result<(), Failure> {
+        let mut products = self.parts.products.iter().filter(|(product, _)| {
+            selection.positions.contains(&product.position)
+                && self.parts.program.instructions[product.position].gradient_modes.contains(selection.entry)
+        });
+        let mut next = products.next();
         for (launch, function) in self.launches(selection) {
+            while let Some((product, plan)) = next
+                && product.position <= launch.instruction as usize
+            {
+                self.enqueue_product(queue, resident, product, plan)?;
+                next = products.next();
+            }
             self.device.counters.launches.fetch_add(1, Ordering::Relaxed);
             // SAFETY: the kernel was printed for these bindings, and accesses only them. Their memory is allocated;
             // freeing waits for the work of the device.
-            unsafe { resident.launch(queue, &self.program, launch, function) }?;
+            unsafe { resident.launch(queue, &self.parts.program, launch, function) }?;
         }
-        Ok(())
+        next.into_iter()
+            .chain(products)
+            .try_for_each(|(product, plan)| self.enqueue_product(queue, resident, product, plan))
+    }
+
+    /// Enqueues a product of the library.
+    fn enqueue_product(
+        &self,
+        queue: &Queue,
+        resident: &Resident,
+        product: &Product,
+        plan: &Plan,
+    ) -> Result<(), Failure> {
+        let Some(lt) = self.device.lt() else { return Ok(()) };
+        self.device.counters.launches.fetch_add(1, Ordering::Relaxed);
+        let address = |binding: &Binding| resident.binding(queue, &self.parts.program, binding);
+        let workspace =
+            Binding::Bytes { memory: MemoryId::Scratch, start: self.parts.workspace, len: plan.workspace };
+        let operands = Operands {
+            a: address(&product.a.memory),
+            b: address(&product.b.memory),
+            d: address(&product.d.memory),
+            bias: product.bias.as_ref().map(address),
+            workspace: address(&workspace),
+        };
+        // SAFETY: the plan was made for the product, and its memory is allocated; freeing waits for the work of the
+        // device. The caller has locked the queue.
+        Ok(unsafe { lt.enqueue(&queue.stream, plan, &operands) }?)
     }
 
     /// Enqueues the work of a run that precedes its launches.
@@ -134,14 +215,14 @@ impl CudaExecutable {
     }
 
     /// Enqueues all work of a run behind its upload.
-    fn enqueue_run(&self, queue: &Queue, resident: &Resident) -> Call<()> {
+    fn enqueue_run(&self, queue: &Queue, resident: &Resident) -> Result<(), Failure> {
         self.enqueue_preparation(queue, resident)?;
         self.enqueue(queue, resident, &resident.key.selection)
     }
 
     /// Submits a run: launch by launch for the first time with its key, as a recorded graph from then on.
     fn submit(&self, queue: &mut Queue, resident: &mut Resident, scalars: &[u8]) -> Result<(), RunError> {
-        let failed = |error| self.device.fail(error, "a launch");
+        let failed = |error: Failure| self.device.fail(error, "a launch");
         if !resident.has_run_before() {
             self.upload(queue, scalars)?;
             self.enqueue_run(queue, resident).map_err(failed)?;
@@ -156,7 +237,7 @@ impl CudaExecutable {
         self.upload(queue, scalars)?;
         match resident.graph() {
             // SAFETY: the graph accesses the memory of its key, which is the memory of this run.
-            Some(graph) => Ok(unsafe { queue.stream.replay(graph) }.map_err(failed)?),
+            Some(graph) => Ok(unsafe { queue.stream.replay(graph) }.map_err(|error| failed(error.into()))?),
             None => Ok(()),
         }
     }
@@ -177,21 +258,27 @@ impl CudaExecutable {
     ) -> Result<(), RunError> {
         self.upload(queue, scalars)?;
         let Selection { entry, positions } = resident.key.selection.clone();
-        let ran: Vec<usize> =
-            positions.filter(|&at| self.program.instructions[at].gradient_modes.contains(entry)).collect();
+        let ran: Vec<usize> = positions
+            .filter(|&at| self.parts.program.instructions[at].gradient_modes.contains(entry))
+            .collect();
         let start = Instant::now();
         let times = self.time_instructions(queue, resident, &ran);
         let times = times.map_err(|error| self.device.fail(error, "a timed launch"))?;
         let instant =
             |milliseconds: f32| start + Duration::from_secs_f64(f64::from(milliseconds.max(0.0)) / 1e3);
         for (&at, pair) in ran.iter().zip(times.windows(2)) {
-            observer.instruction(&self.program, at, instant(pair[0]), instant(pair[1].max(pair[0])));
+            observer.instruction(&self.parts.program, at, instant(pair[0]), instant(pair[1].max(pair[0])));
         }
         Ok(())
     }
 
     /// Runs instructions, and returns the milliseconds from the start to the start of each, and to the end of the last.
-    fn time_instructions(&self, queue: &Queue, resident: &Resident, ran: &[usize]) -> Call<Vec<f32>> {
+    fn time_instructions(
+        &self,
+        queue: &Queue,
+        resident: &Resident,
+        ran: &[usize],
+    ) -> Result<Vec<f32>, Failure> {
         self.enqueue_preparation(queue, resident)?;
         let events = (0..=ran.len()).map(|_| Event::new(true)).collect::<Call<Vec<_>>>()?;
         for (&at, event) in ran.iter().zip(&events) {
@@ -203,23 +290,36 @@ impl CudaExecutable {
             last.record(&queue.stream)?;
         }
         queue.stream.wait()?;
-        let times = events.iter().map(|event| events[0].milliseconds_until(event)).collect();
+        let times = events.iter().map(|event| events[0].milliseconds_until(event)).collect::<Call<_>>();
         events.into_iter().try_for_each(Event::destroy)?;
-        times
+        Ok(times?)
     }
 }
 
 impl Executable for CudaExecutable {
     fn program(&self) -> &Program {
-        &self.program
+        &self.parts.program
     }
 
     fn scratch_bytes(&self) -> usize {
-        self.lowered.scratch
+        self.parts.lowered.scratch
+    }
+
+    fn kernels(&self) -> Vec<String> {
+        let describe = |at: usize| {
+            let product = self.parts.products.iter().find(|(product, _)| product.position == at);
+            let launches =
+                self.parts.lowered.launches.iter().filter(|launch| launch.instruction as usize == at);
+            let names: Vec<&str> = launches.map(|launch| &*launch.kernel.name).collect();
+            let parts = product.map(|(product, _)| product.describe()).into_iter();
+            let printed = (!names.is_empty()).then(|| format!("printed: {}", names.join(", ")));
+            parts.chain(printed).collect::<Vec<_>>().join("; ")
+        };
+        (0..self.parts.program.instructions.len()).map(describe).collect()
     }
 
     fn host_inputs(&self) -> &[BufferId] {
-        self.host.as_ref().map_or(&[], HostExecutable::inputs)
+        self.parts.host.as_ref().map_or(&[], HostExecutable::inputs)
     }
 
     fn run_observed(
@@ -232,26 +332,28 @@ impl Executable for CudaExecutable {
         observer: Option<&mut dyn Observer>,
     ) -> Result<(), RunError> {
         self.device.check()?;
-        let positions = self.program.part_positions(part)?;
-        self.program.check_bindings(bindings, part)?;
-        work.reserve(self.program.work_bytes, self.lowered.scratch)?;
+        let positions = self.parts.program.part_positions(part)?;
+        self.parts.program.check_bindings(bindings, part)?;
+        work.reserve(self.parts.program.work_bytes, self.parts.lowered.scratch)?;
         // A run is submitted as a whole, so interrupts are checked only before.
         let mut watch = work.take_watch();
-        let mut ran =
-            positions.clone().filter(|&at| self.program.instructions[at].gradient_modes.contains(entry));
+        let mut ran = positions
+            .clone()
+            .filter(|&at| self.parts.program.instructions[at].gradient_modes.contains(entry));
         let outcome = ran.try_for_each(|at| self.marks.check_before(at, bindings, &mut watch));
         work.restore_watch(watch);
         outcome?;
         let saved_inputs = work.take_saved_inputs();
-        if let Some(host) = self.host.as_ref().filter(|_| part != RunPart::AfterYield) {
-            host.run(&self.program, work, &saved_inputs, scalars)?;
+        if let Some(host) = self.parts.host.as_ref().filter(|_| part != RunPart::AfterYield) {
+            host.run(&self.parts.program, work, &saved_inputs, scalars)?;
         }
         let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
         let resident = match &mut *resident {
             Some(resident) => resident,
-            none => none.insert(Resident::new(&self.device, &self.program, &self.lowered)?),
+            none => none.insert(Resident::new(&self.device, &self.parts.program, &self.parts.lowered)?),
         };
-        let memories = RunMemories { program: &self.program, lowered: &self.lowered, bindings, work };
+        let memories =
+            RunMemories { program: &self.parts.program, lowered: &self.parts.lowered, bindings, work };
         resident.begin(&memories, Selection { entry, positions })?;
         let words = [scalars.seed, scalars.train_step];
         let _entered = self.device.enter()?;
@@ -266,7 +368,7 @@ impl Executable for CudaExecutable {
         drop(queue);
         let fault = if self.has_guards(&resident.key.selection) { resident.fault()? } else { None };
         if let Some(Fault { instruction, point, index, bound }) = fault {
-            let scheduled = &self.program.instructions[instruction];
+            let scheduled = &self.parts.program.instructions[instruction];
             return Err(RunError::out_of_range(scheduled, OutOfRange { point, index, bound }));
         }
         Ok(resident.end(&memories)?)

@@ -13,18 +13,20 @@
 mod device;
 mod driver;
 mod executable;
+mod failure;
 mod kernel_cache;
 mod kernels;
 mod libraries;
+mod lt;
 mod memory;
 mod nvrtc;
+mod products;
 mod queue;
 mod resident;
 mod spare;
 
 use std::sync::Arc;
 
-use ortrain_codegen::{CudaC, Dialect as _, KernelSource};
 use ortrain_program::{
     AllocationError, Backend, Bf16Fallback, Executable, Memory, NoDevice, Precision, Program, Target,
     UnsupportedOnBackend, UnsupportedPrecision,
@@ -33,7 +35,7 @@ use ortrain_program::{
 use device::Device;
 pub use device::{CudaCounts, CudaInfo, cuda_devices, is_cuda_name};
 pub use executable::TENSOR_BYTES;
-use executable::{BACKEND, CudaExecutable, lowered_parts};
+use executable::{BACKEND, CudaExecutable};
 pub use libraries::search_packages;
 use memory::CudaMemory;
 
@@ -43,7 +45,13 @@ pub struct Cuda {
     device: Arc<Device>,
     /// True if factors may be rounded in 32-bit arithmetic.
     emulates: bool,
+    /// Number of multiplications from which cuBLASLt computes a product.
+    least_product: u64,
 }
+
+/// Default number of multiplications from which cuBLASLt computes a product. Smaller products are faster together with
+/// their epilogues.
+pub const LEAST_PRODUCT: u64 = 1 << 22;
 
 impl Cuda {
     /// Opens the device of a name: `"cuda"` for the first GPU, `"cuda:1"` for the second. All users of a device share
@@ -52,7 +60,14 @@ impl Cuda {
     /// # Errors
     /// When no device has the name, with a remedy.
     pub fn open(name: &str) -> Result<Cuda, NoDevice> {
-        Ok(Cuda { device: device::open(name)?, emulates: false })
+        Ok(Cuda { device: device::open(name)?, emulates: false, least_product: LEAST_PRODUCT })
+    }
+
+    /// Returns the backend with another number of multiplications from which cuBLASLt computes a product, instead of
+    /// [`LEAST_PRODUCT`]: 0 for every product that the library supports, `u64::MAX` for none.
+    #[must_use]
+    pub fn with_least_product(self, multiplications: u64) -> Cuda {
+        Cuda { least_product: multiplications, ..self }
     }
 
     /// Makes the device unusable for all users, like a failing driver. Later calls report a lost device. Its name opens
@@ -78,21 +93,6 @@ impl Cuda {
     pub fn counts(&self) -> CudaCounts {
         self.device.counts()
     }
-}
-
-/// Returns the source of all kernels of a program, as it is compiled.
-///
-/// # Errors
-/// When an instruction is not supported.
-pub fn module_source(program: Arc<Program>) -> Result<String, UnsupportedOnBackend> {
-    let (_, lowered, _) = lowered_parts(program)?;
-    let mut kernels: Vec<&KernelSource> = Vec::new();
-    for launch in &lowered.launches {
-        if !kernels.contains(&&launch.kernel) {
-            kernels.push(&launch.kernel);
-        }
-    }
-    Ok(CudaC.module(&kernels))
 }
 
 /// Compiles a source for an architecture, for example `sm_90`, with NVRTC. A device is not needed. Returns the image and
@@ -129,7 +129,7 @@ impl Backend for Cuda {
                           bf16_fallback=\"emulated\" computes the same in float32 arithmetic, slower than \"f32\"";
             return Err(UnsupportedPrecision { precision, reason: reason.to_owned() });
         }
-        Ok(Arc::new(Cuda { device: self.device.clone(), emulates }))
+        Ok(Arc::new(Cuda { emulates, ..self.clone() }))
     }
 
     fn bf16_unit(&self) -> Option<&'static str> {
@@ -162,6 +162,6 @@ impl Backend for Cuda {
                 ),
             });
         }
-        Ok(Box::new(CudaExecutable::new(program, self.device.clone())?))
+        Ok(Box::new(CudaExecutable::new(program, self.device.clone(), self.least_product)?))
     }
 }

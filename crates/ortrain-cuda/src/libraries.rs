@@ -19,7 +19,12 @@ pub(crate) enum Nvidia {
     Driver,
     /// Compiler NVRTC.
     Nvrtc,
+    /// Library cuBLASLt for matrix products.
+    CublasLt,
 }
+
+/// Number of libraries.
+const COUNT: usize = 3;
 
 /// Functions of the driver that this crate calls.
 const DRIVER_FUNCTIONS: &[&str] = &[
@@ -73,6 +78,22 @@ const NVRTC_FUNCTIONS: &[&str] = &[
     "nvrtcGetErrorString",
 ];
 
+/// Functions of cuBLASLt that this crate calls.
+const CUBLASLT_FUNCTIONS: &[&str] = &[
+    "cublasLtCreate",
+    "cublasLtMatmulDescCreate",
+    "cublasLtMatmulDescDestroy",
+    "cublasLtMatmulDescSetAttribute",
+    "cublasLtMatrixLayoutCreate",
+    "cublasLtMatrixLayoutDestroy",
+    "cublasLtMatrixLayoutSetAttribute",
+    "cublasLtMatmulPreferenceCreate",
+    "cublasLtMatmulPreferenceDestroy",
+    "cublasLtMatmulPreferenceSetAttribute",
+    "cublasLtMatmulAlgoGetHeuristic",
+    "cublasLtMatmul",
+];
+
 /// Error for a library that is missing, or that lacks functions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct MissingLibrary {
@@ -86,6 +107,7 @@ impl Nvidia {
         match self {
             Nvidia::Driver => "cuda",
             Nvidia::Nvrtc => "nvrtc",
+            Nvidia::CublasLt => "cublasLt",
         }
     }
 
@@ -94,6 +116,7 @@ impl Nvidia {
         match self {
             Nvidia::Driver => "the CUDA driver",
             Nvidia::Nvrtc => "NVIDIA's compiler NVRTC",
+            Nvidia::CublasLt => "NVIDIA's library cuBLASLt",
         }
     }
 
@@ -101,13 +124,14 @@ impl Nvidia {
         match self {
             Nvidia::Driver => DRIVER_FUNCTIONS,
             Nvidia::Nvrtc => NVRTC_FUNCTIONS,
+            Nvidia::CublasLt => CUBLASLT_FUNCTIONS,
         }
     }
 
     fn remedy(self) -> &'static str {
         match self {
             Nvidia::Driver => "install NVIDIA's driver, version 570 or later",
-            Nvidia::Nvrtc => {
+            Nvidia::Nvrtc | Nvidia::CublasLt => {
                 "install it with the extra \"ortrain[cuda13]\", or \"ortrain[cuda12]\" for a driver before version 580"
             }
         }
@@ -132,7 +156,7 @@ pub fn search_packages(folders: impl IntoIterator<Item = PathBuf>) {
 }
 
 /// Paths of libraries that were opened by their path.
-static FOUND: [OnceLock<PathBuf>; 2] = [OnceLock::new(), OnceLock::new()];
+static FOUND: [OnceLock<PathBuf>; COUNT] = [const { OnceLock::new() }; COUNT];
 
 /// Opens a library and checks its functions. Later calls return the first success.
 ///
@@ -142,7 +166,7 @@ static FOUND: [OnceLock<PathBuf>; 2] = [OnceLock::new(), OnceLock::new()];
 /// # Errors
 /// When the library or one of its functions is missing.
 pub(crate) fn open(library: Nvidia) -> Result<(), MissingLibrary> {
-    static OPENED: [OnceLock<()>; 2] = [OnceLock::new(), OnceLock::new()];
+    static OPENED: [OnceLock<()>; COUNT] = [const { OnceLock::new() }; COUNT];
     let opened = &OPENED[library as usize];
     if opened.get().is_some() {
         return Ok(());
@@ -260,7 +284,7 @@ fn folders() -> Vec<PathBuf> {
         packages.extend(versions.filter_map(|entry| Some(entry.ok()?.path().join("site-packages"))));
     }
     // Packages of CUDA 13, then those of CUDA 12.
-    for part in ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"] {
+    for part in ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cublas/lib"] {
         folders.extend(packages.iter().map(|packages| packages.join(part)));
     }
     folders.extend(std::env::var_os("CONDA_PREFIX").map(|root| Path::new(&root).join("lib")));

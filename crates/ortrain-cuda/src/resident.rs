@@ -236,7 +236,7 @@ impl Resident {
     }
 
     /// Returns the address of a binding.
-    fn binding(&self, queue: &Queue, program: &Program, binding: &Binding) -> Address {
+    pub(crate) fn binding(&self, queue: &Queue, program: &Program, binding: &Binding) -> Address {
         match binding {
             &Binding::Bytes { memory, start, len } => {
                 let (address, bytes) = self.memory(program, memory);
