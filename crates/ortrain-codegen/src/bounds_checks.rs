@@ -146,6 +146,8 @@ fn record_failure(
                 kernel.set_fault_word(2 + 2 * k, &format!("low({value})"));
                 kernel.set_fault_word(3 + 2 * k, &format!("high({value})"));
             }
+            let run = kernel.run_number();
+            kernel.set_fault_word(6, &run);
             kernel.set_fault_word(0, &format!("{}u", cx.instruction + 1));
         }
     }

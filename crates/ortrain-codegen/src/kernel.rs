@@ -9,7 +9,7 @@ use ortrain_program::{BufferId, align};
 use crate::bindings::{Region, Regions};
 use crate::dialect::{DeclaredBinding, Dialect, GROUP_SIZE, MAX_SHARED_BYTES, Repr, SharedArray};
 use crate::elements::word_of;
-use crate::launch::{Binding, Caps, KernelSource, Launch, MemoryId};
+use crate::launch::{Binding, Caps, KernelSource, Launch, MemoryId, RUN_WORDS};
 
 /// Printed value.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -247,6 +247,12 @@ impl<'a> Kernel<'a> {
         let run = self.binding(Source::Run, false);
         let words = [2 * index, 2 * index + 1].map(|at| self.dialect.word(&run, &at.to_string()));
         Value::new(self.dialect.two_words(Repr::U64, &words[0], &words[1]), Repr::U64)
+    }
+
+    /// Returns the word with the number of the run.
+    pub(crate) fn run_number(&mut self) -> String {
+        let run = self.binding(Source::Run, false);
+        self.dialect.word(&run, &(RUN_WORDS - 1).to_string())
     }
 
     /// Returns a word of a table.

@@ -54,7 +54,8 @@ pub enum Binding {
         /// Number of bytes.
         len: usize,
     },
-    /// Scalars of the run, in words: seed, then number of train steps, each with its low word first.
+    /// Scalars of the run, in words: seed, then number of train steps, each with its low word first; then the number of
+    /// the run, which a fault repeats.
     Run,
     /// Words of [`Fault`].
     Fault,
@@ -78,6 +79,8 @@ pub enum MemoryId {
 /// First failed guard of a run, which launches record in words.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fault {
+    /// Number of the run.
+    pub run: u32,
     /// Position of the instruction.
     pub instruction: usize,
     /// Point of its nest, as a row-major index.
@@ -95,9 +98,10 @@ impl Fault {
     /// Reads the fault from the words after a run.
     #[must_use]
     pub fn read(words: [u32; 8]) -> Option<Fault> {
-        let [launch, point, index, index_high, bound, bound_high, ..] = words;
+        let [launch, point, index, index_high, bound, bound_high, run, _] = words;
         let pair = |low: u32, high: u32| (u64::from(high) << 32 | u64::from(low)) as i64;
         (launch != 0).then(|| Fault {
+            run,
             instruction: launch as usize - 1,
             point: point as usize,
             index: pair(index, index_high),
@@ -115,11 +119,18 @@ pub struct Caps {
     pub bindings: u32,
     /// Maximum number of groups along an axis.
     pub groups: u32,
+    /// True if a run can begin before the fault of an earlier run is read: all launches that write planes then do
+    /// nothing after a fault.
+    pub has_late_faults: bool,
 }
+
+/// Number of words of [`Binding::Run`].
+pub const RUN_WORDS: usize = 5;
 
 impl Caps {
     /// Minimum limits of every device: the defaults of WebGPU, section 3.6.2 of its specification.
-    pub const GUARANTEED: Caps = Caps { binding_bytes: 128 << 20, bindings: 8, groups: 65_535 };
+    pub const GUARANTEED: Caps =
+        Caps { binding_bytes: 128 << 20, bindings: 8, groups: 65_535, has_late_faults: false };
 }
 
 /// Program as launches.

@@ -58,6 +58,6 @@ pub use cuda_c::CudaC;
 pub use dialect::{DeclaredBinding, Dialect, GROUP_SIZE, MAX_SHARED_BYTES, Repr, SharedArray};
 pub use host_executable::HostExecutable;
 pub use host_prologue::{HostPart, split_host_part};
-pub use launch::{Binding, Caps, Fault, KernelSource, Launch, Lowered, MemoryId, Unsupported};
+pub use launch::{Binding, Caps, Fault, KernelSource, Launch, Lowered, MemoryId, RUN_WORDS, Unsupported};
 pub use lower::lower;
 pub use wgsl::Wgsl;

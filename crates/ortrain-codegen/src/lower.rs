@@ -130,7 +130,7 @@ pub fn lower(
     dialect: &dyn Dialect,
 ) -> Result<Lowered, Unsupported> {
     let mut lowered = Lowered::default();
-    let mut can_fail = false;
+    let mut can_fail = caps.has_late_faults;
     for (at, scheduled) in program.instructions.iter().enumerate() {
         let ScheduledInstruction { instruction, node, .. } = scheduled;
         let checks = instruction.can_fail() && !checked.contains(&at);

@@ -15,7 +15,7 @@ use ortrain_testkit::kernels::suite_kernels;
 use ortrain_testkit::programs::{Kinds, RandomProgram, Size};
 use programs::products;
 
-const CAPS: Caps = Caps { binding_bytes: 128 << 20, bindings: 16, groups: 65_535 };
+const CAPS: Caps = Caps { binding_bytes: 128 << 20, bindings: 16, groups: 65_535, has_late_faults: false };
 
 /// Returns the module of a launch.
 fn module(launch: &Launch) -> String {

@@ -10,7 +10,7 @@ use ortrain_program::{
 };
 use programs::products;
 
-const CAPS: Caps = Caps { binding_bytes: 128 << 20, bindings: 16, groups: 65_535 };
+const CAPS: Caps = Caps { binding_bytes: 128 << 20, bindings: 16, groups: 65_535, has_late_faults: false };
 
 /// Builds a chain of `count` exponential maps over `len` elements. All results are outputs, so that no map is fused.
 fn exponentials(count: usize, dtype: DType, len: usize) -> Program {

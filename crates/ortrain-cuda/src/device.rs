@@ -4,8 +4,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
+use ortrain_codegen::Fault;
+use ortrain_expr::OutOfRange;
 use ortrain_graph::Tensor;
-use ortrain_program::{DeviceError, NoDevice};
+use ortrain_program::{DeviceError, LateFault, NoDevice, Program, RunError};
 
 use crate::driver::{self, Address, Call, Context, DriverError, Entered, Ordinal, Properties};
 use crate::failure::Failure;
@@ -204,7 +206,7 @@ impl Device {
     }
 
     fn error(&self, reason: &str) -> DeviceError {
-        DeviceError { device: self.name.clone(), reason: format!("{}: {reason}", self.properties.name) }
+        DeviceError::new(&*self.name, format!("{}: {reason}", self.properties.name))
     }
 
     /// Returns an error for a call that changed nothing. The device stays usable.
@@ -287,8 +289,30 @@ impl Device {
     /// Copies bytes of an allocated range to the host, after all earlier work.
     pub(crate) fn read(&self, from: Address, bytes: &mut [u8]) -> Result<(), DeviceError> {
         self.counters.downloaded.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        // SAFETY: callers read ranges of their own allocations.
-        self.on_queue("a copy from the device", |queue| unsafe { queue.read(from, bytes) })
+        let fault = self.on_queue("a copy from the device", |queue| {
+            // SAFETY: callers read ranges of their own allocations.
+            unsafe { queue.read(from, bytes) }?;
+            queue.take_fault()
+        })?;
+        self.report(fault)
+    }
+
+    /// Returns the fault of earlier runs as an error.
+    fn report(&self, fault: Option<(Fault, Arc<Program>)>) -> Result<(), DeviceError> {
+        let Some((Fault { instruction, point, index, bound, .. }, program)) = fault else { return Ok(()) };
+        let Some(scheduled) = program.instructions.get(instruction) else { return Ok(()) };
+        let error = RunError::out_of_range(scheduled, OutOfRange { point, index, bound });
+        let mut failed = self.error(&error.to_string());
+        if let RunError::IndexOutOfRange { node, at, index, bound } = error {
+            failed.fault = Some(Box::new(LateFault { node, at, index, bound }));
+        }
+        Err(failed)
+    }
+
+    /// Waits for earlier runs, and reports their fault.
+    pub(crate) fn settle(&self) -> Result<(), DeviceError> {
+        let fault = self.on_queue("a copy from the device", Queue::take_fault)?;
+        self.report(fault)
     }
 
     /// Returns a constant of a program on the device. Programs share constants.

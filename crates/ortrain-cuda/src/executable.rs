@@ -6,10 +6,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use ortrain_codegen::{
-    Binding, CudaC, Fault, HostExecutable, KernelSource, Launch, Lowered, MemoryId, Unsupported, lower,
+    Binding, CudaC, HostExecutable, KernelSource, Launch, Lowered, MemoryId, RUN_WORDS, Unsupported, lower,
     split_host_part,
 };
-use ortrain_expr::OutOfRange;
 use ortrain_program::{
     Bindings, BufferId, DeviceError, Executable, GradientMode, InterruptPoints, Observer, Program, RunError,
     RunPart, Scalars, UnsupportedOnBackend, Workspace, align,
@@ -39,6 +38,8 @@ pub(crate) struct CudaExecutable {
     device: Arc<Device>,
     functions: Vec<Function>,
     marks: InterruptPoints,
+    /// True if a product of the library writes to a plane.
+    writes_unguarded: bool,
     /// Memory of the program on the device, created by the first run.
     resident: Mutex<Option<Resident>>,
 }
@@ -130,7 +131,8 @@ impl CudaExecutable {
         let functions = functions.map_err(|KernelError { kernel, reason }| refused(kernel, reason))?;
         drop(entered);
         let marks = InterruptPoints::from_program(program);
-        Ok(CudaExecutable { parts, device, functions, marks, resident: Mutex::new(None) })
+        let writes_unguarded = parts.products.iter().any(|(product, _)| product.writes_plane());
+        Ok(CudaExecutable { parts, device, functions, marks, writes_unguarded, resident: Mutex::new(None) })
     }
 
     /// Returns the positions of instructions with guards that the host checks.
@@ -210,8 +212,7 @@ impl CudaExecutable {
     /// Enqueues the work of a run that precedes its launches.
     fn enqueue_preparation(&self, queue: &Queue, resident: &Resident) -> Call<()> {
         // SAFETY: the writes are to the arena of the run, which is allocated.
-        unsafe { queue.distribute(&resident.key.writes) }?;
-        if self.has_guards(&resident.key.selection) { resident.reset_fault(queue) } else { Ok(()) }
+        unsafe { queue.distribute(&resident.key.writes) }
     }
 
     /// Enqueues all work of a run behind its upload.
@@ -296,6 +297,12 @@ impl CudaExecutable {
     }
 }
 
+/// Returns the words of [`Binding::Run`].
+fn run_words(scalars: Scalars, number: u32) -> [u32; RUN_WORDS] {
+    let Scalars { seed, train_step } = scalars;
+    [seed as u32, (seed >> 32) as u32, train_step as u32, (train_step >> 32) as u32, number]
+}
+
 impl Executable for CudaExecutable {
     fn program(&self) -> &Program {
         &self.parts.program
@@ -355,22 +362,29 @@ impl Executable for CudaExecutable {
         let memories =
             RunMemories { program: &self.parts.program, lowered: &self.parts.lowered, bindings, work };
         resident.begin(&memories, Selection { entry, positions })?;
-        let words = [scalars.seed, scalars.train_step];
+        let has_guards = self.has_guards(&resident.key.selection);
+        // Products of the library write even after a fault.
+        let must_settle = |queue: &Queue| {
+            (has_guards && queue.must_settle()) || (self.writes_unguarded && queue.may_have_failed())
+        };
+        if must_settle(&self.device.lock_queue()) {
+            self.device.settle()?;
+        }
         let _entered = self.device.enter()?;
         let mut queue = self.device.lock_queue();
         resident
             .take_writes(&mut queue, &memories)
             .map_err(|error| self.device.fail(error, "a copy to the device"))?;
+        let number = queue.number_run();
+        let words = run_words(scalars, number);
         match observer {
             Some(observer) => self.run_timed(&mut queue, resident, bytemuck::cast_slice(&words), observer)?,
             None => self.submit(&mut queue, resident, bytemuck::cast_slice(&words))?,
         }
-        drop(queue);
-        let fault = if self.has_guards(&resident.key.selection) { resident.fault()? } else { None };
-        if let Some(Fault { instruction, point, index, bound }) = fault {
-            let scheduled = &self.parts.program.instructions[instruction];
-            return Err(RunError::out_of_range(scheduled, OutOfRange { point, index, bound }));
+        if has_guards {
+            queue.remember_guards(number, &self.parts.program);
         }
+        drop(queue);
         Ok(resident.end(&memories)?)
     }
 }

@@ -48,6 +48,11 @@ impl Product {
         self.batch as u64 * self.d.rows as u64 * self.d.columns as u64 * inner as u64
     }
 
+    /// Returns true if the result is in a plane.
+    pub(crate) fn writes_plane(&self) -> bool {
+        matches!(self.d.memory, Binding::Bytes { memory: MemoryId::Plane(_), .. })
+    }
+
     /// Describes the product for dumps and profiles.
     pub(crate) fn describe(&self) -> String {
         let inner = if self.a.is_transposed { self.a.rows } else { self.a.columns };
@@ -72,8 +77,7 @@ pub(crate) fn take_products<P>(
         let found = complete(program, m, position).or_else(|| with_map(program, m, position));
         let Some((product, rest)) = found else { continue };
         // The library does not look at the fault.
-        let writes_plane = matches!(product.d.memory, Binding::Bytes { memory: MemoryId::Plane(_), .. });
-        if has_guards && writes_plane {
+        if has_guards && product.writes_plane() {
             continue;
         }
         let Some(plan) = plan(&product) else { continue };

@@ -3,6 +3,11 @@
 //! Small writes are collected. The next run takes them along with its scalars in one copy to a block on the device, and
 //! its first work distributes them. Any other work writes them first.
 
+use std::sync::Arc;
+
+use ortrain_codegen::Fault;
+use ortrain_program::Program;
+
 use crate::driver::{Address, Call, Event, Pinned, Stream, allocate};
 
 /// Bytes of pinned memory for one copy.
@@ -45,13 +50,25 @@ pub(crate) struct Queue {
     readback: Pinned,
     /// Memory on the device with the layout of a slot.
     block: Address,
+    /// Words of the first fault that no read has reported.
+    fault: Address,
+    /// Words of no fault.
+    no_fault: Address,
+    /// Runs with guards since the last read, by their numbers.
+    guarded_runs: Vec<(u32, Arc<Program>)>,
+    next_run: u32,
 }
+
+/// Maximum number of runs with guards between two reads. The next one waits for the device.
+const MAX_GUARDED_RUNS: usize = 256;
+/// Bytes of a fault.
+const FAULT_BYTES: usize = size_of_val(&Fault::NONE);
 
 impl Queue {
     pub(crate) fn new() -> Call<Queue> {
         let slot =
             |_| Ok(Slot { memory: Pinned::new(SLOT_BYTES)?, copied: Event::new(false)?, is_used: false });
-        Ok(Queue {
+        let mut queue = Queue {
             stream: Stream::new()?,
             slots: (0..SLOTS).map(slot).collect::<Call<_>>()?,
             current: 0,
@@ -59,7 +76,68 @@ impl Queue {
             writes: Vec::new(),
             readback: Pinned::new(SLOT_BYTES)?,
             block: allocate(SLOT_BYTES)?,
-        })
+            fault: allocate(FAULT_BYTES)?,
+            no_fault: allocate(FAULT_BYTES)?,
+            guarded_runs: Vec::with_capacity(MAX_GUARDED_RUNS),
+            next_run: 0,
+        };
+        for to in [queue.fault, queue.no_fault] {
+            // SAFETY: both were allocated above and are never freed.
+            unsafe { queue.write(to, bytemuck::cast_slice(&Fault::NONE)) }?;
+        }
+        Ok(queue)
+    }
+
+    /// Returns the address of the fault.
+    pub(crate) fn fault(&self) -> Address {
+        self.fault
+    }
+
+    /// Returns a number for a run.
+    pub(crate) fn number_run(&mut self) -> u32 {
+        self.next_run = self.next_run.wrapping_add(1);
+        self.next_run
+    }
+
+    /// Remembers a run with guards until a read.
+    pub(crate) fn remember_guards(&mut self, number: u32, program: &Arc<Program>) {
+        self.guarded_runs.push((number, program.clone()));
+    }
+
+    /// Returns true if a fault must be read before another run with guards.
+    pub(crate) fn must_settle(&self) -> bool {
+        self.guarded_runs.len() >= MAX_GUARDED_RUNS
+    }
+
+    /// Returns true if an earlier run may have failed.
+    pub(crate) fn may_have_failed(&self) -> bool {
+        !self.guarded_runs.is_empty()
+    }
+
+    /// Returns the fault of earlier runs with its program, after all work. It is reported once.
+    pub(crate) fn take_fault(&mut self) -> Call<Option<(Fault, Arc<Program>)>> {
+        if self.guarded_runs.is_empty() {
+            return Ok(None);
+        }
+        let mut words = Fault::NONE;
+        let bytes: &mut [u8] = bytemuck::cast_slice_mut(&mut words);
+        let memory = &mut self.readback.bytes_mut()[..FAULT_BYTES];
+        // SAFETY: the words are never freed. The memory is read after the stream has run.
+        unsafe { self.stream.download(memory, self.fault) }?;
+        self.stream.wait()?;
+        bytes.copy_from_slice(memory);
+        let fault = Fault::read(words);
+        let program = |fault: &Fault| {
+            let run = self.guarded_runs.iter().find(|(number, _)| *number == fault.run);
+            run.map(|(_, program)| program.clone())
+        };
+        let found = fault.and_then(|fault| program(&fault).map(|program| (fault, program)));
+        self.guarded_runs.clear();
+        if fault.is_some() {
+            // SAFETY: neither is ever freed.
+            unsafe { self.stream.copy(self.fault, self.no_fault, FAULT_BYTES) }?;
+        }
+        Ok(found)
     }
 
     /// Returns the address of the scalars of a run.

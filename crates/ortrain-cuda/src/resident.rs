@@ -4,7 +4,7 @@ use std::collections::HashMap;
 use std::ffi::c_void;
 use std::sync::Arc;
 
-use ortrain_codegen::{Binding, Fault, GROUP_SIZE, Launch, Lowered, MemoryId};
+use ortrain_codegen::{Binding, GROUP_SIZE, Launch, Lowered, MemoryId};
 use ortrain_program::{Bindings, DeviceError, GradientMode, Memory, Program, RunError, Workspace};
 
 use crate::device::{Allocation, AllocationFailure, Constant, Device};
@@ -13,8 +13,6 @@ use crate::executable::{MAX_BINDINGS, Selection};
 use crate::memory::CudaMemory;
 use crate::queue::{Queue, Write};
 
-/// Bytes of the fault.
-const FAULT_BYTES: usize = size_of_val(&Fault::NONE);
 /// Maximum number of recorded runs of a program.
 const MAX_RECORDED_RUNS: usize = 4;
 
@@ -77,9 +75,6 @@ pub(crate) struct Resident {
     device: Arc<Device>,
     constants: Vec<Option<Arc<Constant>>>,
     tables: HashMap<Arc<[u32]>, Allocation>,
-    fault: Allocation,
-    /// Words of no fault.
-    no_fault: Allocation,
     empty: Allocation,
     /// Device copies of host memory for a run, by the index of the memory.
     copies: HashMap<usize, Allocation>,
@@ -111,14 +106,10 @@ impl Resident {
                 tables.insert(words.clone(), device.allocate_with(bytes).map_err(failed(bytes.len()))?);
             }
         }
-        let fault_words = Fault::NONE;
-        let no_fault: &[u8] = bytemuck::cast_slice(&fault_words);
         Ok(Resident {
             device: device.clone(),
             constants,
             tables,
-            fault: device.allocate_with(no_fault).map_err(failed(FAULT_BYTES))?,
-            no_fault: device.allocate_with(no_fault).map_err(failed(FAULT_BYTES))?,
             empty: device.allocate_with(&[0; 256]).map_err(failed(256))?,
             copies: HashMap::new(),
             key: RunKey {
@@ -244,7 +235,7 @@ impl Resident {
                 if start + len <= bytes { address + start as u64 } else { self.empty.address }
             }
             Binding::Run => queue.scalars(),
-            Binding::Fault => self.fault.address,
+            Binding::Fault => queue.fault(),
             Binding::Table(words) => self.tables[words].address,
         }
     }
@@ -264,19 +255,6 @@ impl Resident {
                 at.map_or((0, 0), |at| known(2 + at))
             }
         }
-    }
-
-    /// Enqueues the reset of the fault.
-    pub(crate) fn reset_fault(&self, queue: &Queue) -> Call<()> {
-        // SAFETY: both are allocated as long as this value exists; freeing waits for the work of the device.
-        unsafe { queue.stream.copy(self.fault.address, self.no_fault.address, FAULT_BYTES) }
-    }
-
-    /// Returns the first failed guard. Waits for the end of the run.
-    pub(crate) fn fault(&self) -> Result<Option<Fault>, DeviceError> {
-        let mut words = Fault::NONE;
-        self.device.read(self.fault.address, bytemuck::cast_slice_mut(&mut words))?;
-        Ok(Fault::read(words))
     }
 
     /// Copies the changes of a run back to host memory.

@@ -9,4 +9,6 @@ mod host_memory;
 mod memory;
 
 pub use host_memory::{BorrowedMemory, HostMemory};
-pub use memory::{ALIGNMENT, AllocationError, DeviceError, DeviceMemory, HOST, Memory, OutOfMemory, align};
+pub use memory::{
+    ALIGNMENT, AllocationError, DeviceError, DeviceMemory, HOST, LateFault, Memory, OutOfMemory, align,
+};

@@ -62,6 +62,28 @@ pub struct DeviceError {
     pub device: String,
     /// Message of the device's driver.
     pub reason: String,
+    /// Index out of range in an earlier run, which the device reports with the next read. The device still works.
+    pub fault: Option<Box<LateFault>>,
+}
+
+/// Index out of range that a device reports after its run.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LateFault {
+    /// Node.
+    pub node: String,
+    /// Position of the index in the index tensor, by axis.
+    pub at: Vec<usize>,
+    /// Index.
+    pub index: i64,
+    /// Number of entries.
+    pub bound: i64,
+}
+
+impl DeviceError {
+    /// Creates the error of a device that failed.
+    pub fn new(device: impl Into<String>, reason: impl Into<String>) -> DeviceError {
+        DeviceError { device: device.into(), reason: reason.into(), fault: None }
+    }
 }
 
 /// Memory on a device, which this process can access only by copies.
@@ -81,10 +103,11 @@ pub trait DeviceMemory: Send + Sync + Debug {
     /// Fails if the device fails.
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError>;
 
-    /// Copies bytes out.
+    /// Copies bytes out. A device that checks indices itself reports the first index out of range of earlier runs
+    /// here, once: see [`DeviceError::fault`].
     ///
     /// # Errors
-    /// Fails if the device fails.
+    /// Fails if the device fails, or if an earlier run has failed.
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError>;
 
     /// Sets all bytes to zero.

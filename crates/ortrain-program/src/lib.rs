@@ -57,8 +57,8 @@ pub use interrupt::{CommitGate, Interrupt, InterruptPoints, Watch, interruptible
 pub use operand::{Load, Nest, Operand, Use};
 pub use ortrain_expr::{Precision, UnknownPrecision, index_of};
 pub use ortrain_memory::{
-    ALIGNMENT, AllocationError, BorrowedMemory, DeviceError, DeviceMemory, HOST, HostMemory, Memory,
-    OutOfMemory, align,
+    ALIGNMENT, AllocationError, BorrowedMemory, DeviceError, DeviceMemory, HOST, HostMemory, LateFault,
+    Memory, OutOfMemory, align,
 };
 pub use passes::{LOWERED, PASSES, Pass, PassLog, PassRecord};
 pub use program::{PlaneUse, Program, RunPart};

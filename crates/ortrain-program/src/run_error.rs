@@ -5,7 +5,7 @@ use std::fmt;
 use ortrain_expr::{DType, OutOfRange, index_of};
 
 use crate::scheduled::ScheduledInstruction;
-use crate::{AllocationError, DeviceError, OutOfMemory};
+use crate::{AllocationError, DeviceError, LateFault, OutOfMemory};
 
 /// Memory requirement of a run, in bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -151,7 +151,7 @@ pub enum RunError {
     Memory(AllocationError),
     /// The device of planes and values failed.
     #[error(transparent)]
-    Device(#[from] DeviceError),
+    Device(DeviceError),
     /// The plan exceeds the memory limit of the run. Nothing was allocated.
     #[error("{0}")]
     OverLimit(Box<OverLimit>),
@@ -241,11 +241,24 @@ impl RunError {
     }
 }
 
+impl From<DeviceError> for RunError {
+    /// Converts the error. A fault of an earlier run is an index out of range.
+    fn from(error: DeviceError) -> RunError {
+        match error.fault {
+            Some(fault) => {
+                let LateFault { node, at, index, bound } = *fault;
+                RunError::IndexOutOfRange { node, at, index, bound }
+            }
+            None => RunError::Device(error),
+        }
+    }
+}
+
 impl From<AllocationError> for RunError {
     /// Converts the error. The failure of a device is not a lack of memory.
     fn from(error: AllocationError) -> RunError {
         match error {
-            AllocationError::Device(failed) => RunError::Device(failed),
+            AllocationError::Device(failed) => failed.into(),
             lack => RunError::Memory(lack),
         }
     }

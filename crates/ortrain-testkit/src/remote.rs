@@ -78,7 +78,7 @@ impl RemoteMemory {
 
     fn bytes(&self) -> Result<MutexGuard<'_, Vec<u8>>, DeviceError> {
         match self.wire.is_lost.load(Ordering::Relaxed) {
-            true => Err(DeviceError { device: NAME.into(), reason: "the wire is cut".into() }),
+            true => Err(DeviceError::new(NAME, "the wire is cut")),
             false => Ok(self.bytes.lock().unwrap_or_else(PoisonError::into_inner)),
         }
     }

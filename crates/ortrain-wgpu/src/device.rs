@@ -143,6 +143,7 @@ impl Device {
             binding_bytes: limits.max_storage_buffer_binding_size,
             bindings: limits.max_storage_buffers_per_shader_stage,
             groups: limits.max_compute_workgroups_per_dimension,
+            has_late_faults: false,
         }
     }
 
@@ -281,7 +282,7 @@ impl Device {
 
     /// Returns an error about the device.
     pub(crate) fn error(&self, reason: &dyn Display) -> DeviceError {
-        DeviceError { device: self.name.clone(), reason: format!("{}: {reason}", self.description) }
+        DeviceError::new(&*self.name, format!("{}: {reason}", self.description))
     }
 
     /// Destroys the device.

@@ -216,7 +216,7 @@ impl Executable for WgpuExecutable {
             true => resident.fault(&self.device)?,
             false => None,
         };
-        if let Some(Fault { instruction, point, index, bound }) = fault {
+        if let Some(Fault { instruction, point, index, bound, .. }) = fault {
             let scheduled = &self.program.instructions[instruction];
             return Err(RunError::out_of_range(scheduled, OutOfRange { point, index, bound }));
         }

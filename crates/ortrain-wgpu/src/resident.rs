@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use ortrain_codegen::{Binding, Fault, Launch, Lowered, MemoryId};
+use ortrain_codegen::{Binding, Fault, Launch, Lowered, MemoryId, RUN_WORDS};
 use ortrain_program::{Bindings, DeviceError, Memory, Program, RunError, Scalars, Workspace};
 
 use crate::device::{Constant, Device};
@@ -65,7 +65,7 @@ impl ResidentBuffers {
             device: device.clone(),
             constants,
             tables,
-            run: device.buffer(16),
+            run: device.buffer(size_of::<u32>() * RUN_WORDS),
             fault: device.buffer(FAULT_BYTES),
             empty: device.buffer(0),
             copies: HashMap::new(),

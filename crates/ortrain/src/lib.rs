@@ -609,7 +609,7 @@ pub use ortrain_program::AllocationError;
 /// A failed call on a device.
 ///
 /// ```
-/// let error = ortrain::DeviceError { device: "vulkan".into(), reason: "the device is lost".into() };
+/// let error = ortrain::DeviceError::new("vulkan", "the device is lost");
 /// assert_eq!(error.to_string(), "the device \"vulkan\" failed: the device is lost");
 /// ```
 #[doc(inline)]

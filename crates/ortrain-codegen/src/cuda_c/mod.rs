@@ -23,7 +23,8 @@ pub struct CudaC;
 
 impl CudaC {
     /// Limits of kernels. Indices of words are 32-bit signed integers.
-    pub const CAPS: Caps = Caps { binding_bytes: 4 * ((1 << 31) - 1), bindings: 64, groups: 65_535 };
+    pub const CAPS: Caps =
+        Caps { binding_bytes: 4 * ((1 << 31) - 1), bindings: 64, groups: 65_535, has_late_faults: true };
 }
 
 /// Types and operators that precede every library.
