@@ -72,7 +72,10 @@ impl Kernels {
         for (part, image) in missing.chunks(KERNELS_PER_MODULE).zip(images) {
             let failed = |action: &str, error| KernelError {
                 kernel: kernels.iter().position(|&other| other == part[0]).unwrap_or(0),
-                reason: format!("{action} failed with {}", describe(error)),
+                reason: format!(
+                    "{action} failed with {}; install the latest driver of NVIDIA, or use \"vulkan\"",
+                    describe(error)
+                ),
             };
             // SAFETY: the image comes from the compiler, or from a cache entry whose checksum is correct.
             let module =
@@ -142,7 +145,11 @@ impl Kernels {
 fn compile_reason(error: CompileError) -> String {
     match error {
         CompileError::Missing(MissingLibrary { reason, remedy }) => format!("{reason}; {remedy}"),
-        CompileError::Refused(log) => format!("its kernel was rejected: {log}"),
+        CompileError::Refused(log) => {
+            format!(
+                "NVRTC rejected its kernel; install the latest version, or use \"vulkan\". NVRTC says {log}"
+            )
+        }
     }
 }
 

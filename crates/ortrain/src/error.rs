@@ -360,7 +360,9 @@ pub enum Error {
         size: usize,
     },
     /// Memory for the values of a state cannot be allocated; the state remains on its device.
-    #[error("the parameters do not fit into memory: {0}")]
+    #[error(
+        "the parameters do not fit into memory: {0}; end other programs that use the memory, or choose another device"
+    )]
     StateAllocation(AllocationError),
     /// A device is not available.
     #[error("there is no device {device:?} here: {reason}; {remedy}")]

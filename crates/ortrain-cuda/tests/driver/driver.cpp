@@ -63,13 +63,18 @@ static void read_failures(std::string text) {
     }
 }
 
-__attribute__((constructor)) static void start() {
+// Reads the environment, at the first call.
+static void start() {
+    static bool is_started = false;
+    if (is_started) { return; }
+    is_started = true;
     read_failures(software_setting("SOFTWARE_CUDA_FAIL", ""));
     is_logging = software_setting("SOFTWARE_CUDA_LOG", "") == "1";
 }
 
 extern "C" void software_cuda_set(const char* name, const char* value) {
     LOCKED
+    start();
     settings()[name] = value;
     if (!strcmp(name, "SOFTWARE_CUDA_FAIL")) { read_failures(value); }
     if (!strcmp(name, "SOFTWARE_CUDA_LOG")) { is_logging = !strcmp(value, "1"); }
@@ -84,6 +89,7 @@ extern "C" const char* software_cuda_log() {
 
 extern "C" int software_call_begins(const char* function) {
     LOCKED
+    start();
     if (is_logging) { calls_so_far += function + std::string("\n"); }
     for (Failure& failure : failures) {
         if (failure.function == function && --failure.calls == 0) { return failure.code; }

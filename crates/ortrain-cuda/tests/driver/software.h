@@ -8,6 +8,7 @@
 //   SOFTWARE_CUDA_DEVICES   number of devices
 //   SOFTWARE_CUDA_VERSION   version of the driver, 13000 for 13.0
 //   SOFTWARE_NVRTC_VERSION  version of the compiler, in the same form
+//   SOFTWARE_NVRTC_DROP_BARRIER  number of the barrier that each kernel loses: a mutant
 //   SOFTWARE_NVRTC_CACHE    folder of compiled modules: equal sources compile once
 #pragma once
 #include <functional>
