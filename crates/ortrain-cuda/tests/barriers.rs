@@ -5,7 +5,7 @@ mod common;
 use std::sync::Arc;
 
 use ortrain_cuda::Cuda;
-use ortrain_expr::{Access, Builder, DType, Dims, Precision, ReduceOp, Reduction, Type};
+use ortrain_expr::{Builder, DType, Dims, Precision, ReduceOp, Reduction, Type};
 use ortrain_program::{
     Backend, Bindings, BufferLocation, GradientMode, GradientModes, Instruction, Load, MatMul, Nest, Operand,
     Program, ProgramBuilder, Scalars, Workspace,
@@ -41,19 +41,19 @@ fn product() -> Arc<Program> {
     Arc::new(b.finish_unfused(vec![left, right], vec![to]).expect("it can be planned"))
 }
 
-/// Builds a program that sums the differences of rows from their sums: two dependent reductions.
+/// Builds a program that subtracts from rows their sums, and the sums of the differences: two dependent reductions.
 fn rows() -> Arc<Program> {
     let [count, size] = [6, 300];
     let mut b = ProgramBuilder::new();
-    let [from, to] = [count * size, count].map(|len| b.work("x", DType::F32, len));
+    let [from, to] = [count * size; 2].map(|len| b.work("x", DType::F32, len));
     let mut expr = Builder::new();
     let x = expr.load(0, Type::F32);
     let first = expr.reduced(0, Type::F32);
     let difference = expr.sub(x, first);
     let sum = expr.reduced(1, Type::F32);
-    let (expr, values) = expr.finish_keeping(&[sum], &[x, difference]);
+    let rest = expr.sub(difference, sum);
+    let (expr, values) = expr.finish_keeping(&[rest], &[x, difference]);
     let operations = [ReduceOp::Sum, ReduceOp::Sum];
-    let access = Access { dtype: DType::F32, offset: 0, strides: [1, 0].into_iter().collect(), len: count };
     let nest = Nest {
         dims: [count, size].into_iter().collect(),
         inner: 1,
@@ -61,7 +61,7 @@ fn rows() -> Arc<Program> {
         loads: vec![Load::Buffer(Operand::contiguous(from, DType::F32, &[count, size]))],
         expr,
         reductions: operations.into_iter().zip(values).map(|(op, value)| Reduction { op, value }).collect(),
-        stores: vec![Operand { buffer: to, access }],
+        stores: vec![Operand::contiguous(to, DType::F32, &[count, size])],
     };
     b.emit(Instruction::from(nest), GradientModes::ALL, &"node".into()).expect("the nest is valid");
     Arc::new(b.finish_unfused(vec![from], vec![to]).expect("it can be planned"))
