@@ -115,6 +115,9 @@ doctest: ## examples in the documentation of the Rust crates
 .PHONY: pytest
 pytest: build/wheel.stamp build/vulkan.stamp build/cuda.stamp ## tests of the Python face, a file at a time on each core
 	$(BIN)/python -m pytest --numprocesses auto --dist loadfile
+	ORTRAIN_TEST_DEVICE=cuda ORTRAIN_CUDA_LIBRARIES=$(CURDIR)/build/cuda ORTRAIN_CUDA_CACHE= \
+	  SOFTWARE_NVRTC_CACHE=$(CURDIR)/build/cuda/modules \
+	  $(BIN)/python -m pytest --numprocesses auto --dist loadfile tests/test_devices.py tests/test_replay.py tests/test_buffers.py
 
 .PHONY: stubs
 stubs: build/wheel.stamp ## the stubs describe the extension module

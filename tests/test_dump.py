@@ -39,7 +39,18 @@ PASSES = (
     "horizontal_fusion",
     "memory_plan",
 )
-STAGES = ("onnx", "graph", "gradient", "lowered", "program", "memory", "cpu_kernels", "kernels", "cuda_kernels", "passes")
+STAGES = (
+    "onnx",
+    "graph",
+    "gradient",
+    "lowered",
+    "program",
+    "memory",
+    "cpu_kernels",
+    "kernels",
+    "cuda_kernels",
+    "passes",
+)
 REQUIRED = {"remove_unused", "choose_precision", "fallible_first", "memory_plan"}
 
 

@@ -506,16 +506,16 @@ def inside(capsule: Any) -> Tensor:
     ("change", "kind", "sentence"),
     [
         (
-            {"device_type": 2, "device_id": 1},
+            {"device_type": 8, "device_id": 1},
             ortrain.UnsupportedError,
-            "the tensor is on a device (CUDA, number 1), but ortrain shares only memory of the CPU; copy it "
-            "there first",
+            "the tensor is on a device (Metal, number 1), but ortrain shares only memory of the CPU and of CUDA; "
+            "copy it there first",
         ),
         (
             {"device_type": 77},
             ortrain.UnsupportedError,
-            "the tensor is on a device (DLPack type 77, number 0), but ortrain shares only memory of the CPU; copy it "
-            "there first",
+            "the tensor is on a device (DLPack type 77, number 0), but ortrain shares only memory of the CPU and of "
+            "CUDA; copy it there first",
         ),
         (
             {"code": 5, "bits": 64},
@@ -566,12 +566,14 @@ def test_tensors_start_where_they_say() -> None:
 
 
 def test_objects_that_are_no_tensors() -> None:
-    for kind, name in ((2, "CUDA"), (8, "Metal"), (10, "ROCm"), (7, "DLPack type 7")):
+    with pytest.raises(ortrain.DeviceUnavailableError, match='there is no device "cuda:3" here: '):
+        OrtValue.from_dlpack(Elsewhere(2))
+    for kind, name in ((8, "Metal"), (10, "ROCm"), (7, "DLPack type 7")):
         with pytest.raises(ortrain.UnsupportedError) as error:
             OrtValue.from_dlpack(Elsewhere(kind))
         assert str(error.value) == (
-            f"the tensor is on a device ({name}, number 3), but ortrain shares only memory of the CPU; copy it "
-            f"there first"
+            f"the tensor is on a device ({name}, number 3), but ortrain shares only memory of the CPU and of CUDA; "
+            f"copy it there first"
         )
     np.testing.assert_array_equal(OrtValue.from_dlpack(Older(np.arange(3))).numpy(), [0, 1, 2])
     with pytest.raises(TypeError, match="expected a DLPack capsule, or an object with __dlpack__, got int"):

@@ -60,7 +60,7 @@ class DeviceInfo:
 def devices() -> list[DeviceInfo]:
     """Return the devices: the processor, the reference evaluator, then the GPUs.
 
-    GPUs through CUDA come first, then those of each other interface, the fastest kind first.
+    GPUs through CUDA come first, then the GPUs of each other interface, the fastest kind first.
 
     Drivers that compute on the processor are included if the environment variable ``ORTRAIN_SOFTWARE_GPU`` is ``1``.
 
@@ -93,4 +93,3 @@ def device_of_provider(name: str, device_id: object = 0) -> str | None:
     """
     device = _PROVIDERS.get(name) or (name if _NAMES.fullmatch(name) else None)
     return f"{device}:{device_id}" if name == CUDA_PROVIDER and str(device_id) != "0" else device
-

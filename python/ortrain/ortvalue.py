@@ -122,8 +122,8 @@ class OrtValue:
 
         Raises:
             TypeError: for other objects, and for a used capsule.
-            UnsupportedError: for a tensor on a device other than the CPU, and for an element type that ONNX does not
-                have.
+            UnsupportedError: for a tensor on a device other than the CPU and CUDA, and for an element type that ONNX
+                does not have.
             InvalidArgumentError: for a tensor that is not contiguous. Also if ``is_bool_tensor`` is set for a tensor
                 that is neither uint8 nor bool.
 
@@ -209,7 +209,7 @@ class OrtValue:
     def __dlpack__(
         self,
         *,
-        stream: None = None,
+        stream: int | None = None,
         max_version: tuple[int, int] | None = None,
         dl_device: tuple[int, int] | None = None,
         copy: bool | None = None,
@@ -217,8 +217,9 @@ class OrtValue:
         """Return a DLPack capsule that shares the memory with another library; ``np.from_dlpack(value)`` calls it.
 
         Raises:
-            BufferError: for another device, and for a stream. Also for the memory of a read-only array, unless the
-                library passes a ``max_version`` of 1.0 or later.
+            BufferError: for another device, and for a stream of a value on the CPU. Also for the memory of a read-only
+                array, unless the library passes a ``max_version`` of 1.0 or later.
+            InvalidArgumentError: for a stream that CUDA does not have.
 
         >>> from ortrain import OrtValue
         >>> np.from_dlpack(OrtValue.ortvalue_from_numpy(np.arange(3)))
@@ -228,13 +229,24 @@ class OrtValue:
         return self._ortvalue.__dlpack__(stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
 
     def __dlpack_device__(self) -> tuple[int, int]:
-        """Return the device in the numbering of DLPack: the CPU.
+        """Return the device in the numbering of DLPack: the CPU, or a device of CUDA.
 
         >>> from ortrain import OrtValue
         >>> OrtValue.ortvalue_from_numpy(np.arange(3)).__dlpack_device__()
         (1, 0)
         """
         return self._ortvalue.__dlpack_device__()
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        """Version 3 of the CUDA array interface. Only values on a device of CUDA have the attribute.
+
+        >>> import numpy as np
+        >>> from ortrain import OrtValue
+        >>> hasattr(OrtValue.ortvalue_from_numpy(np.arange(3)), "__cuda_array_interface__")
+        False
+        """
+        return self._ortvalue.__cuda_array_interface__
 
     def shape(self) -> list[int]:
         """Return the sizes of the axes.

@@ -1,6 +1,8 @@
 //! Open devices.
 
+use std::any::Any;
 use std::collections::HashMap;
+use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
@@ -20,9 +22,9 @@ use crate::spare::Spare;
 /// Prefix of device names.
 const NAME: &str = "cuda";
 /// Lowest supported version of the driver.
-const LEAST_VERSION: i32 = 12_080;
+const MIN_VERSION: i32 = 12_080;
 /// Lowest supported compute capability. CUDA 13 compiles for no lower one.
-const LEAST_CAPABILITY: i32 = 75;
+const MIN_CAPABILITY: i32 = 75;
 
 /// GPU that can be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +52,7 @@ pub struct CudaCounts {
     pub compilations: usize,
     /// Number of recorded graphs.
     pub graphs: usize,
-    /// Number of launches, also those that a graph records.
+    /// Number of launches. A recorded launch counts once.
     pub launches: usize,
     /// Bytes copied to the device.
     pub uploaded: u64,
@@ -92,11 +94,18 @@ pub(crate) struct Device {
 }
 
 /// Range of device memory.
-#[derive(Debug)]
 pub(crate) struct Allocation {
     device: Arc<Device>,
     pub(crate) address: Address,
     pub(crate) bytes: usize,
+    /// Owner in another library, which frees the range.
+    owner: Option<Box<dyn Any + Send + Sync>>,
+}
+
+impl fmt::Debug for Allocation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} bytes at {:#x} on {}", self.bytes, self.address, self.device.name)
+    }
 }
 
 impl Allocation {
@@ -110,6 +119,11 @@ impl Drop for Allocation {
     fn drop(&mut self) {
         if !self.device.is_own_process() {
             return;
+        }
+        if let Some(owner) = self.owner.take() {
+            // The owner may reuse the range at once.
+            let _ = self.device.on_queue("cuStreamSynchronize", |queue| queue.stream.wait());
+            return drop(owner);
         }
         self.device.counters.bytes.fetch_sub(self.bytes as u64, Ordering::Relaxed);
         let mut queue = self.device.lock_queue();
@@ -248,14 +262,17 @@ impl Device {
     /// Calls the driver on the queue of the device.
     ///
     /// # Errors
-    /// Those of the driver: the device is then unusable.
+    /// When the driver fails. The device is then unusable.
     pub(crate) fn on_queue<T>(
         &self,
         action: &str,
         call: impl FnOnce(&mut Queue) -> Call<T>,
     ) -> Result<T, DeviceError> {
         let _entered = self.enter()?;
-        let result = call(&mut self.lock_queue());
+        let mut queue = self.lock_queue();
+        queue.wait_for_consumers();
+        let result = call(&mut queue);
+        drop(queue);
         result.map_err(|error| self.fail(error, action))
     }
 
@@ -269,7 +286,22 @@ impl Device {
         })?;
         self.counters.allocations.fetch_add(1, Ordering::Relaxed);
         self.counters.bytes.fetch_add(size as u64, Ordering::Relaxed);
-        Ok(Allocation { device: self.clone(), address, bytes: size })
+        Ok(Allocation { device: self.clone(), address, bytes: size, owner: None })
+    }
+
+    /// Returns a range that another library owns.
+    pub(crate) fn adopt(
+        self: &Arc<Device>,
+        address: Address,
+        bytes: usize,
+        owner: Box<dyn Any + Send + Sync>,
+    ) -> Allocation {
+        Allocation { device: self.clone(), address, bytes, owner: Some(owner) }
+    }
+
+    /// Returns the index of the device for other libraries.
+    pub(crate) fn index(&self) -> i32 {
+        parse_name(&self.name).map_or(0, |index| index as i32)
     }
 
     /// Allocates memory with these bytes.
@@ -363,12 +395,12 @@ fn driver_devices() -> Result<(Vec<Ordinal>, i32), MissingLibrary> {
             .to_owned(),
     };
     let version = driver::initialize().map_err(failed)?;
-    if version < LEAST_VERSION {
+    if version < MIN_VERSION {
         return Err(MissingLibrary {
             reason: format!(
                 "the driver supports CUDA {}, but ortrain needs {} or later",
                 version_text(version),
-                version_text(LEAST_VERSION)
+                version_text(MIN_VERSION)
             ),
             remedy: "install NVIDIA's driver, version 570 or later".to_owned(),
         });
@@ -387,7 +419,7 @@ pub fn cuda_devices() -> Vec<CudaInfo> {
     let Ok((ordinals, version)) = driver_devices() else { return Vec::new() };
     let info = |(index, ordinal): (usize, Ordinal)| {
         let properties = ordinal.properties().ok()?;
-        (properties.capability >= LEAST_CAPABILITY).then(|| CudaInfo {
+        (properties.capability >= MIN_CAPABILITY).then(|| CudaInfo {
             name: if index == 0 { NAME.to_owned() } else { format!("{NAME}:{index}") },
             description: properties.name,
             driver: format!("CUDA {}", version_text(version)),
@@ -437,7 +469,7 @@ pub(crate) fn open(name: &str) -> Result<Arc<Device>, NoDevice> {
             "restart the machine".to_owned(),
         )
     })?;
-    if properties.capability < LEAST_CAPABILITY {
+    if properties.capability < MIN_CAPABILITY {
         return Err(missing(
             format!(
                 "{} has the compute capability {}.{}, but CUDA kernels need 7.5 or later",

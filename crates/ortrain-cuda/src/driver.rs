@@ -183,6 +183,27 @@ impl Stream {
         self.0
     }
 
+    /// Returns the stream with a handle of another library. The handles 1 and 2 are the default streams.
+    pub(crate) fn from_handle(handle: u64) -> Stream {
+        Stream(handle as usize as sys::CUstream)
+    }
+
+    /// Makes later work of this stream wait for the earlier work of another one.
+    ///
+    /// # Errors
+    /// When the driver fails, for example because the other stream does not exist any more.
+    pub(crate) fn wait_for(&self, other: &Stream) -> Call<()> {
+        let reached = Event::new(false)?;
+        reached.record(other)?;
+        // SAFETY: the event exists. A stream that does not exist is an error of the driver.
+        let waited = unsafe {
+            result::stream::wait_event(self.0, reached.0, sys::CUevent_wait_flags::CU_EVENT_WAIT_DEFAULT)
+        };
+        // The driver keeps the event until it is reached.
+        reached.destroy()?;
+        waited
+    }
+
     /// Waits for all work.
     pub(crate) fn wait(&self) -> Call<()> {
         // SAFETY: the stream is never destroyed.
@@ -225,10 +246,10 @@ impl Stream {
         unsafe { result::memset_d8_async(at, 0, bytes, self.0) }
     }
 
-    /// Enqueues a kernel with one address for each parameter. `parameters` has room for a pointer to each.
+    /// Enqueues a kernel with one address for each parameter. `parameters` has room for one pointer per address.
     ///
     /// # Safety
-    /// The kernel has as many parameters, all pointers, and accesses only allocated memory.
+    /// The kernel has a pointer parameter for each address, and accesses only allocated memory.
     pub(crate) unsafe fn launch(
         &self,
         function: Function,
@@ -247,7 +268,7 @@ impl Stream {
     /// Records the work that `enqueue` enqueues, and returns it as a graph without running it.
     ///
     /// # Errors
-    /// Those of the driver and of `enqueue`. The stream then does not record, and nothing has run.
+    /// When the driver or `enqueue` fails. The stream then does not record, and no work has run.
     pub(crate) fn capture<E: From<DriverError>>(
         &self,
         enqueue: impl FnOnce() -> Result<(), E>,

@@ -10,8 +10,8 @@ use ortrain_codegen::{
     split_host_part,
 };
 use ortrain_program::{
-    Bindings, BufferId, DeviceError, Executable, GradientMode, InterruptPoints, Observer, Program, RunError,
-    RunPart, Scalars, UnsupportedOnBackend, Workspace, align,
+    Bindings, BufferId, Executable, GradientMode, InterruptPoints, Observer, Program, RunError, RunPart,
+    Scalars, UnsupportedOnBackend, Workspace, align,
 };
 
 use crate::device::Device;
@@ -58,12 +58,12 @@ struct Parts {
 }
 
 impl Parts {
-    /// Splits a program, and lowers its device part. The library computes products of at least `least_product`
+    /// Splits a program, and lowers its device part. The library computes products of at least `min_library_product`
     /// multiplications.
     fn new(
         program: Arc<Program>,
         device: &Device,
-        least_product: u64,
+        min_library_product: u64,
     ) -> Result<Parts, UnsupportedOnBackend> {
         let (program, host) = match split_host_part(&program, &CudaC) {
             Some((rest, part)) => {
@@ -74,7 +74,7 @@ impl Parts {
         let checked = host.as_ref().map_or(&[][..], HostExecutable::checked);
         let mut printed = (*program).clone();
         let plan = |product: &Product| {
-            (product.multiplications() >= least_product).then(|| device.lt()?.plan(product)).flatten()
+            (product.multiplications() >= min_library_product).then(|| device.lt()?.plan(product)).flatten()
         };
         let products = take_products(&mut printed, checked, &plan);
         let mut lowered = lower(&printed, checked, &CudaC::CAPS, &CudaC).map_err(|unsupported| {
@@ -94,7 +94,7 @@ impl Parts {
     }
 }
 
-/// Launches of a run: those of some instructions in a gradient mode.
+/// Instructions of a run, in a gradient mode.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub(crate) struct Selection {
     pub(crate) entry: GradientMode,
@@ -105,16 +105,11 @@ impl CudaExecutable {
     pub(crate) fn new(
         program: Arc<Program>,
         device: Arc<Device>,
-        least_product: u64,
+        min_library_product: u64,
     ) -> Result<CudaExecutable, UnsupportedOnBackend> {
-        let refuse = |error: DeviceError| UnsupportedOnBackend {
-            backend: BACKEND,
-            node: program.instructions.first().map_or_else(String::new, |first| first.node.to_string()),
-            instruction: program.instructions.first().map_or("", |first| first.instruction.name()),
-            reason: error.to_string(),
-        };
-        let entered = device.enter().map_err(refuse)?;
-        let parts = Parts::new(program, &device, least_product)?;
+        // A device that failed has no kernels. Runs report the failure.
+        let entered = device.enter().ok();
+        let parts = Parts::new(program, &device, min_library_product)?;
         let (program, lowered) = (&parts.program, &parts.lowered);
         let refused = |at: usize, reason: String| {
             let launch = lowered.launches.get(at).map_or(0, |launch| launch.instruction as usize);
@@ -127,9 +122,11 @@ impl CudaExecutable {
             }
         };
         let kernels: Vec<&KernelSource> = lowered.launches.iter().map(|launch| &launch.kernel).collect();
-        let functions = device.kernels.functions(&kernels);
+        let functions = match entered {
+            Some(_) => device.kernels.functions(&kernels),
+            None => Ok(Vec::new()),
+        };
         let functions = functions.map_err(|KernelError { kernel, reason }| refused(kernel, reason))?;
-        drop(entered);
         let marks = InterruptPoints::from_program(program);
         let writes_unguarded = parts.products.iter().any(|(product, _)| product.writes_plane());
         Ok(CudaExecutable { parts, device, functions, marks, writes_unguarded, resident: Mutex::new(None) })
@@ -227,7 +224,8 @@ impl CudaExecutable {
         if !resident.has_run_before() {
             self.upload(queue, scalars)?;
             self.enqueue_run(queue, resident).map_err(failed)?;
-            return Ok(resident.remember_run());
+            resident.remember_run();
+            return Ok(());
         }
         if resident.graph().is_none() {
             let recorded = queue.stream.capture(|| self.enqueue_run(queue, resident));
@@ -372,6 +370,7 @@ impl Executable for CudaExecutable {
         }
         let _entered = self.device.enter()?;
         let mut queue = self.device.lock_queue();
+        queue.wait_for_consumers();
         resident
             .take_writes(&mut queue, &memories)
             .map_err(|error| self.device.fail(error, "a copy to the device"))?;

@@ -1,7 +1,7 @@
 //! Compiled kernels on disk.
 //!
-//! An entry is a file. Its name is a hash of source, architecture and version of the compiler, and it contains all of
-//! them, so that an entry of another source is no match even if the hashes are equal. A checksum covers the file.
+//! An entry is a file. The name of the file is a hash of source, architecture and version of the compiler. The file
+//! contains all three, so that an entry is never used for another source. A checksum covers the file.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -20,7 +20,7 @@ const MAGIC: &[u8; 8] = b"ortrain1";
 /// End of the names of entries.
 const EXTENSION: &str = "cubin";
 
-/// What an entry depends on.
+/// Key of an entry.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Key<'k> {
     pub(crate) source: &'k str,
@@ -102,7 +102,7 @@ impl KernelCache {
         KernelCache { folder }
     }
 
-    /// Returns the folder, if it is safe: nobody but this user can put code into it.
+    /// Returns the folder, if only this user can write to it.
     fn folder(&self) -> Option<&Path> {
         let folder = self.folder.as_deref()?;
         is_private(folder).then_some(folder)
@@ -130,7 +130,7 @@ impl KernelCache {
             return;
         }
         remove_oldest(folder, bytes.len() as u64);
-        // The name depends on the content: whoever writes it last writes the same.
+        // The name depends on the content, so that two processes write the same file.
         if let Ok(mut file) = Staged::beside(&folder.join(key.file_name())) {
             let _ = file.append(&bytes).and_then(|()| file.persist());
         }
@@ -253,7 +253,7 @@ mod tests {
 
     /// An entry of another key, under the name of this key.
     #[test]
-    fn entries_of_equal_hashes_are_told_apart() {
+    fn entry_of_another_key_is_ignored() {
         let (_folder, cache) = cache();
         let other = Key { source: "another kernel", ..KEY };
         cache.write(&KEY, b"an image");

@@ -77,7 +77,7 @@ impl Kernels {
                     describe(error)
                 ),
             };
-            // SAFETY: the image comes from the compiler, or from a cache entry whose checksum is correct.
+            // SAFETY: the image comes from the compiler, or from an entry of the cache with a correct checksum.
             let module =
                 unsafe { Module::load(&image) }.map_err(|error| failed("cuModuleLoadData", error))?;
             for &kernel in part {
@@ -153,7 +153,7 @@ fn compile_reason(error: CompileError) -> String {
     }
 }
 
-/// Applies a function to items, on as many threads as the machine has, and returns the results in order.
+/// Applies a function to items on all processors of the machine, and returns the results in order.
 fn in_parallel<I: Sync + Copy, T: Send>(items: &[I], apply: &(impl Fn(I) -> T + Sync)) -> Vec<T> {
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(items.len());
     if threads <= 1 {

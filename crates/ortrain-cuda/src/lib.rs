@@ -3,6 +3,7 @@
 //! - [`Cuda`]: a device as a backend, with the kernels of `ortrain-codegen`.
 //! - [`cuda_devices`]: the devices of the machine, by name.
 //! - [`search_packages`]: folders in which NVIDIA's libraries are searched.
+//! - [`share_memory`], [`Cuda::adopt`]: memory of other libraries on the device, without a copy.
 //! - [`CudaCounts`]: counts of the objects on a device. A repeated run creates no objects.
 //!
 //! State and values are stored on the device. The first run of a program launches its kernels one by one, the second run
@@ -23,6 +24,7 @@ mod nvrtc;
 mod products;
 mod queue;
 mod resident;
+mod share;
 mod spare;
 
 use std::sync::Arc;
@@ -38,6 +40,7 @@ pub use executable::TENSOR_BYTES;
 use executable::{BACKEND, CudaExecutable};
 pub use libraries::search_packages;
 use memory::CudaMemory;
+pub use share::{SharedMemory, share_memory};
 
 /// GPU as a backend.
 #[derive(Clone, Debug)]
@@ -46,12 +49,12 @@ pub struct Cuda {
     /// True if factors may be rounded in 32-bit arithmetic.
     emulates: bool,
     /// Number of multiplications from which cuBLASLt computes a product.
-    least_product: u64,
+    min_library_product: u64,
 }
 
 /// Default number of multiplications from which cuBLASLt computes a product. Smaller products are faster together with
 /// their epilogues.
-pub const LEAST_PRODUCT: u64 = 1 << 22;
+pub const MIN_LIBRARY_PRODUCT: u64 = 1 << 22;
 
 impl Cuda {
     /// Opens the device of a name: `"cuda"` for the first GPU, `"cuda:1"` for the second. All users of a device share
@@ -60,14 +63,14 @@ impl Cuda {
     /// # Errors
     /// When no device has the name, with a remedy.
     pub fn open(name: &str) -> Result<Cuda, NoDevice> {
-        Ok(Cuda { device: device::open(name)?, emulates: false, least_product: LEAST_PRODUCT })
+        Ok(Cuda { device: device::open(name)?, emulates: false, min_library_product: MIN_LIBRARY_PRODUCT })
     }
 
     /// Returns the backend with another number of multiplications from which cuBLASLt computes a product, instead of
-    /// [`LEAST_PRODUCT`]: 0 for every product that the library supports, `u64::MAX` for none.
+    /// [`MIN_LIBRARY_PRODUCT`]: 0 for every product that the library supports, `u64::MAX` for none.
     #[must_use]
-    pub fn with_least_product(self, multiplications: u64) -> Cuda {
-        Cuda { least_product: multiplications, ..self }
+    pub fn with_min_library_product(self, multiplications: u64) -> Cuda {
+        Cuda { min_library_product: multiplications, ..self }
     }
 
     /// Makes the device unusable for all users, like a failing driver. Later calls report a lost device. Its name opens
@@ -162,6 +165,6 @@ impl Backend for Cuda {
                 ),
             });
         }
-        Ok(Box::new(CudaExecutable::new(program, self.device.clone(), self.least_product)?))
+        Ok(Box::new(CudaExecutable::new(program, self.device.clone(), self.min_library_product)?))
     }
 }

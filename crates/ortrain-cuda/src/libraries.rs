@@ -49,6 +49,7 @@ const DRIVER_FUNCTIONS: &[&str] = &[
     "cuMemsetD8Async",
     "cuStreamCreate",
     "cuStreamSynchronize",
+    "cuStreamWaitEvent",
     "cuEventCreate",
     "cuEventRecord",
     "cuEventSynchronize",
@@ -257,7 +258,7 @@ fn candidates(library: Nvidia) -> Vec<PathBuf> {
     folders().iter().flat_map(|folder| files_with_prefix(folder, &name)).collect()
 }
 
-/// Returns the files of a folder with a name that begins with a prefix, those with the latest version first.
+/// Returns the files of a folder with a name that begins with a prefix, the latest version first.
 fn files_with_prefix(folder: &Path, prefix: &str) -> Vec<PathBuf> {
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
     let has_prefix = |path: &PathBuf| {
@@ -283,7 +284,7 @@ fn folders() -> Vec<PathBuf> {
         let Ok(versions) = std::fs::read_dir(Path::new(&root).join("lib")) else { continue };
         packages.extend(versions.filter_map(|entry| Some(entry.ok()?.path().join("site-packages"))));
     }
-    // Packages of CUDA 13, then those of CUDA 12.
+    // Packages of CUDA 13, then packages of CUDA 12.
     for part in ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib", "nvidia/cublas/lib"] {
         folders.extend(packages.iter().map(|packages| packages.join(part)));
     }

@@ -60,6 +60,17 @@ impl CudaMemory {
         self.allocation().address + offset as u64
     }
 
+    /// Returns a range of memory that another library owns.
+    pub(crate) fn adopted(device: &Arc<Device>, allocation: Allocation) -> CudaMemory {
+        let bytes = allocation.bytes;
+        CudaMemory { device: device.clone(), allocation: Some(allocation), bytes, is_result: false }
+    }
+
+    /// Returns the device.
+    pub(crate) fn owner(&self) -> &Arc<Device> {
+        &self.device
+    }
+
     /// Returns the memory as memory on `device`; `None` for host memory, or for another device.
     pub(crate) fn on<'m>(memory: &'m Memory, device: &Arc<Device>) -> Option<&'m CudaMemory> {
         let Memory::Device(memory) = memory else { return None };

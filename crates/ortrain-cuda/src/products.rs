@@ -1,4 +1,4 @@
-//! Matrix products that a library computes: which ones, over which memory, and what is left of their instructions.
+//! Matrix products that a library computes, and the rest of their instructions.
 //!
 //! A product of the library is `D = alpha * A * B + beta * D + bias`. If an epilogue is more than that, the library
 //! computes the plain product in the place of a result, and the epilogue becomes a map over it.
@@ -117,7 +117,7 @@ fn batch_of(dims: &[usize], strides: &[isize]) -> Option<(usize, usize)> {
     Some((count, usize::try_from(distance.unwrap_or(0)).ok()?))
 }
 
-/// Returns the stored form of a matrix whose elements have these distances along rows and columns.
+/// Returns the stored form of a matrix. The arguments are the distances of its elements along rows and columns.
 fn stored(rows: usize, columns: usize, [down, right]: [isize; 2]) -> Option<(usize, usize, usize, bool)> {
     let leading = |size: usize, across: usize, stride: isize| {
         let leading = if across == 1 { size } else { usize::try_from(stride).ok()? };
@@ -239,7 +239,7 @@ fn sum_of(nest: &Nest, to: &Operand, reg: Reg) -> Option<Sum> {
     }
 }
 
-/// Returns the product of an instruction whose epilogue the library computes.
+/// Returns the product of an instruction, if the library computes all of its epilogue.
 fn complete(program: &Program, m: &MatMul, position: usize) -> Option<(Product, Option<Nest>)> {
     let nest = &m.epilogue;
     let ([to], &[result]) = (nest.stores.as_slice(), nest.expr.outputs()) else { return None };

@@ -54,6 +54,8 @@ pub(crate) struct Queue {
     fault: Address,
     /// Words of no fault.
     no_fault: Address,
+    /// Streams of other libraries that use memory of this device, the latest last.
+    consumers: Vec<u64>,
     /// Runs with guards since the last read, by their numbers.
     guarded_runs: Vec<(u32, Arc<Program>)>,
     next_run: u32,
@@ -61,6 +63,8 @@ pub(crate) struct Queue {
 
 /// Maximum number of runs with guards between two reads. The next one waits for the device.
 const MAX_GUARDED_RUNS: usize = 256;
+/// Maximum number of streams of other libraries.
+const MAX_CONSUMERS: usize = 4;
 /// Bytes of a fault.
 const FAULT_BYTES: usize = size_of_val(&Fault::NONE);
 
@@ -78,6 +82,7 @@ impl Queue {
             block: allocate(SLOT_BYTES)?,
             fault: allocate(FAULT_BYTES)?,
             no_fault: allocate(FAULT_BYTES)?,
+            consumers: Vec::new(),
             guarded_runs: Vec::with_capacity(MAX_GUARDED_RUNS),
             next_run: 0,
         };
@@ -86,6 +91,30 @@ impl Queue {
             unsafe { queue.write(to, bytemuck::cast_slice(&Fault::NONE)) }?;
         }
         Ok(queue)
+    }
+
+    /// Makes later work of a stream of another library wait for this queue. From then on, this queue waits for the work
+    /// of that stream before its own.
+    pub(crate) fn order_before(&mut self, stream: u64) -> Call<()> {
+        Stream::from_handle(stream).wait_for(&self.stream)?;
+        if !self.consumers.contains(&stream) {
+            if self.consumers.len() == MAX_CONSUMERS {
+                self.consumers.remove(0);
+            }
+            self.consumers.push(stream);
+        }
+        Ok(())
+    }
+
+    /// Makes later work of this queue wait for a stream of another library.
+    pub(crate) fn order_after(&mut self, stream: u64) -> Call<()> {
+        self.stream.wait_for(&Stream::from_handle(stream))
+    }
+
+    /// Waits, on the device, for the work of other libraries so far. A stream that does not exist any more is forgotten.
+    pub(crate) fn wait_for_consumers(&mut self) {
+        let Queue { consumers, stream, .. } = self;
+        consumers.retain(|&consumer| stream.wait_for(&Stream::from_handle(consumer)).is_ok());
     }
 
     /// Returns the address of the fault.

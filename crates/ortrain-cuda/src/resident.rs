@@ -16,7 +16,7 @@ use crate::queue::{Queue, Write};
 /// Maximum number of recorded runs of a program.
 const MAX_RECORDED_RUNS: usize = 4;
 
-/// What a run depends on besides the program: a recorded run is replayed for an equal key.
+/// Key of a recorded run, which is replayed for an equal key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct RunKey {
     pub(crate) selection: Selection,
@@ -139,7 +139,7 @@ impl Resident {
         Ok(())
     }
 
-    /// Returns address and size of a memory: its own, or those of a device copy of host memory.
+    /// Returns address and size of a memory on the device. Host memory is copied to the device first.
     fn address(&mut self, index: usize, part: RunMemory<'_>) -> Result<(Address, usize), RunError> {
         if part.bytes == 0 {
             return Ok((0, 0));

@@ -70,9 +70,9 @@ fn rows() -> Arc<Program> {
 /// Returns the result of a program with the lanes in both orders; `None` if lanes left a barrier to others.
 fn results(program: &Arc<Program>) -> Option<[Vec<u8>; 2]> {
     let backend: Arc<dyn Backend> =
-        Arc::new(Cuda::open("cuda").expect("it was open before").with_least_product(u64::MAX));
+        Arc::new(Cuda::open("cuda").expect("it was open before").with_min_library_product(u64::MAX));
     let executable = backend.compile(program.clone()).expect("it can run");
-    let mut run = |lanes: Lanes| {
+    let run = |lanes: Lanes| {
         set_lanes(lanes);
         let mut work = Workspace::new(backend.clone());
         work.reserve(program.work_bytes, executable.scratch_bytes()).ok()?;

@@ -69,7 +69,7 @@ fn is_entry(call: &str) -> bool {
 /// A warm step is one upload and one graph for the forward and backward pass, and for the optimizer, and the copy of the
 /// loss that the caller reads. It allocates and compiles nothing.
 #[test]
-fn warm_step_has_few_calls() {
+fn calls_of_a_warm_step() {
     let trained = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
     let mut training = Training::new(&trained, state_of(&trained), device()).expect(WORKS);
     for _ in 0..4 {
@@ -160,7 +160,7 @@ impl Sums {
 /// Runs that differ in gradient mode, memory, or order of inputs are recorded each for itself. More than four of them
 /// replace each other.
 #[test]
-fn recorded_runs_are_told_apart() {
+fn graphs_differ_by_mode_and_memory() {
     let program = sum_program(LEN);
     let executable = device().compile(program).expect("it can run");
     let mut memories: Vec<Sums> = (0..6).map(|_| Sums::new(&*executable)).collect();
@@ -188,7 +188,7 @@ fn recorded_runs_are_told_apart() {
 
 /// Recorded runs of the two parts of a program are told apart: the same addresses, another selection.
 #[test]
-fn parts_are_recorded_apart() {
+fn graphs_differ_by_part() {
     use ortrain_program::{RunPart, Yield};
     let mut b = ProgramBuilder::new();
     let [x, y, z] = ["x", "y", "z"].map(|label| b.work(label, DType::F32, LEN));
@@ -353,7 +353,7 @@ fn failing_calls_are_errors() {
 
 /// A device without enough memory refuses the state, which stays where it is.
 #[test]
-fn a_state_that_does_not_fit_stays() {
+fn too_large_state_is_refused() {
     let trained = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
     cuda();
     for bytes in [20_000_000, 20_010_000, 20_040_000] {

@@ -72,7 +72,7 @@ fn compile_all(kernels: &[KernelSource], architecture: &str) -> (Vec<Resources>,
             match report {
                 Ok(found) if found.len() == part.len() => results.0.extend(found),
                 Ok(found) => {
-                    results.1.push(format!("{} of {} kernels are reported", found.len(), part.len()))
+                    results.1.push(format!("{} of {} kernels are reported", found.len(), part.len()));
                 }
                 Err(message) => results.1.push(message),
             }

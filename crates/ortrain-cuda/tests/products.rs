@@ -18,7 +18,7 @@ use common::cuda;
 
 /// Returns the device, with all products by the library.
 fn library() -> Arc<dyn Backend> {
-    Arc::new(cuda().clone().with_least_product(0))
+    Arc::new(cuda().clone().with_min_library_product(0))
 }
 
 fn passes(report: &Report) {
@@ -139,7 +139,7 @@ fn run(program: &Arc<Program>, backend: &Arc<dyn Backend>) -> (Vec<f64>, Vec<Str
     let BufferLocation::Work(at) = result.location else { unreachable!("results are work") };
     let bytes = work.arena().to_vec(at, result.bytes()).expect("the device works");
     let numbers =
-        ortrain_expr::Scalar::read_all(result.dtype, &bytes).into_iter().map(|value| value.to_f64());
+        ortrain_expr::Scalar::read_all(result.dtype, &bytes).into_iter().map(ortrain_expr::Scalar::to_f64);
     (numbers.collect(), executable.kernels())
 }
 

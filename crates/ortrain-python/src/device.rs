@@ -4,11 +4,13 @@ use std::path::PathBuf;
 use std::sync::{Arc, Once};
 
 use ortrain::{Backend, DType, DeviceInfo, Memory, ParameterView};
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyCapsule, PyDict};
 
+use crate::dlpack;
 use crate::error::{InvalidArgumentError, raise};
 use crate::value::{OrtValue, device_exception, numpy_type, shape_name, view};
 
@@ -163,6 +165,48 @@ impl DeviceArray {
         }
         let tensor = array.tensor()?;
         py.detach(|| self.memory.write(0, tensor.data())).map_err(device_exception)
+    }
+
+    /// Exports a DLPack capsule, which shares the memory, in the order of the consumer's stream. Only memory of CUDA has
+    /// addresses for other libraries.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyCapsule>> {
+        let own = self.__dlpack_device__()?;
+        if copy == Some(true) || dl_device.is_some_and(|device| device != own) {
+            return Err(PyBufferError::new_err(
+                "the consumer must copy the plane; numpy() copies it to the host",
+            ));
+        }
+        if !self.writeable && max_version.is_none_or(|(major, _)| major < 1) {
+            return Err(PyBufferError::new_err(
+                "the plane is read-only, and a DLPack capsule without a version cannot express that; numpy() copies it",
+            ));
+        }
+        dlpack::export_shared(py, self.dtype, &[self.len()], self.memory.clone(), (stream, max_version))
+    }
+
+    /// Returns the DLPack device: the kind of CUDA, and the index of the device.
+    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+        match dlpack::device_of(&self.memory)? {
+            (dlpack::CPU, _) => Err(PyBufferError::new_err(format!(
+                "memory of the device {:?} has no address for other libraries; numpy() copies it",
+                self.device()
+            ))),
+            device => Ok(device),
+        }
+    }
+
+    /// Returns the CUDA array interface, version 3. Memory of other devices does not have the attribute.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        dlpack::cuda_array_interface(py, self.dtype, &[self.len()], &self.memory, !self.writeable)
     }
 
     fn __len__(&self) -> usize {

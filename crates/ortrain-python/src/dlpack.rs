@@ -9,15 +9,17 @@ use std::ffi::{CStr, c_void};
 use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
+use ortrain::cuda::{Cuda, SharedMemory, share_memory};
 use ortrain::{DType, Memory};
-use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyTypeError};
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict};
+use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict, PyTuple};
 use pyo3::{ffi, intern};
 
-use crate::error::{InvalidArgumentError, UnsupportedError};
+use crate::device::search_packages_for;
+use crate::error::{DeviceUnavailableError, InvalidArgumentError, UnsupportedError};
 use crate::lent::{Area, with_interpreter};
-use crate::value::{byte_length, on_host};
+use crate::value::{byte_length, device_exception, on_host};
 
 const PLAIN: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
@@ -29,6 +31,12 @@ const MAX_AXES: i32 = 64;
 
 /// Device kind of CPU memory.
 pub(crate) const CPU: i32 = 1;
+/// Device kind of memory on devices of CUDA.
+pub(crate) const CUDA: i32 = 2;
+/// The default stream of CUDA. Producers that are asked for no stream are ordered in it.
+const DEFAULT_STREAM: u64 = 1;
+/// Argument for a consumer that does not want any order.
+const NO_STREAM: i64 = -1;
 
 #[repr(C)]
 #[derive(Clone, Copy)]
@@ -150,12 +158,12 @@ struct TensorDescription {
     bytes: usize,
 }
 
-/// Checks that a tensor can be shared: on the CPU, of a known type, contiguous.
+/// Checks that a tensor can be shared: on the CPU or on a device of CUDA, of a known type, contiguous.
 ///
 /// # Safety
 /// The header belongs to a live tensor.
 unsafe fn describe_header(header: &Header) -> PyResult<TensorDescription> {
-    if header.device.kind != CPU {
+    if ![CPU, CUDA].contains(&header.device.kind) {
         return Err(device_error(header.device.kind, header.device.id));
     }
     let Kind { code, bits, lanes } = header.kind;
@@ -202,14 +210,13 @@ unsafe fn describe_header(header: &Header) -> PyResult<TensorDescription> {
 /// Returns the error for a tensor on another device.
 fn device_error(kind: i32, id: i32) -> PyErr {
     let name = match kind {
-        2 => "CUDA".to_owned(),
         8 => "Metal".to_owned(),
         10 => "ROCm".to_owned(),
         other => format!("DLPack type {other}"),
     };
     UnsupportedError::new_err(format!(
-        "the tensor is on a device ({name}, number {id}), but ortrain shares only memory of the CPU; copy it there \
-         first"
+        "the tensor is on a device ({name}, number {id}), but ortrain shares only memory of the CPU and of CUDA; \
+         copy it there first"
     ))
 }
 
@@ -221,11 +228,11 @@ pub(crate) fn import_tensor(
 ) -> PyResult<(DType, Vec<usize>, Arc<Memory>)> {
     let py = data.py();
     let description;
-    let capsule = match data.cast::<PyCapsule>() {
-        Ok(capsule) => capsule,
+    let (capsule, is_ordered) = match data.cast::<PyCapsule>() {
+        Ok(capsule) => (capsule, false),
         Err(_) => {
             description = request_capsule(data)?;
-            description.cast::<PyCapsule>()?
+            (description.cast::<PyCapsule>()?, true)
         }
     };
     let (header, read_only, imported, used) = if capsule.is_valid_checked(Some(PLAIN)) {
@@ -274,15 +281,36 @@ pub(crate) fn import_tensor(
             }
         };
     }
+    let device = match header.device.kind {
+        CUDA => Some(cuda_device(py, header.device.id)?),
+        _ => None,
+    };
     // SAFETY: the object is a capsule, and the name is a constant.
     if unsafe { ffi::PyCapsule_SetName(capsule.as_ptr(), used.as_ptr()) } != 0 {
         return Err(PyErr::fetch(py));
     }
     let owned = std::mem::ManuallyDrop::into_inner(tensor);
+    if let Some(device) = device {
+        if !is_ordered {
+            device.order_after(DEFAULT_STREAM).map_err(device_exception)?;
+        }
+        // SAFETY: the elements of a DLPack tensor are valid until its deleter is called. The check above found them
+        // contiguous. The producer has ordered its work before the work of this process.
+        let memory = unsafe { device.adopt(described.address as u64, described.bytes, Box::new(owned)) };
+        return Ok((described.dtype, described.dims, Arc::new(memory)));
+    }
     // SAFETY: the elements of a DLPack tensor are valid until its deleter is called. The check above found
     // them contiguous.
     let area = unsafe { Area::new(described.address, described.bytes, read_only, owned) };
     Ok((described.dtype, described.dims, Arc::new(Memory::borrowed(Arc::new(area)))))
+}
+
+/// Opens the device of CUDA with an index.
+fn cuda_device(py: Python<'_>, index: i32) -> PyResult<Cuda> {
+    let name = format!("cuda:{index}");
+    search_packages_for(&name);
+    let opened = py.detach(|| Cuda::open(&name));
+    opened.map_err(|error| DeviceUnavailableError::new_err(error.to_string()))
 }
 
 /// Requests a capsule from an object.
@@ -295,19 +323,89 @@ fn request_capsule<'py>(data: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>
             "expected a DLPack capsule, or an object with __dlpack__, got {kind}"
         )));
     }
+    let options = PyDict::new(py);
     if data.hasattr(device_method)? {
         let (kind, id): (i32, i32) = data.call_method0(device_method)?.extract()?;
-        if kind != CPU {
-            return Err(device_error(kind, id));
+        match kind {
+            CPU => {}
+            // The producer orders its work before the work of this stream.
+            CUDA => options.set_item(intern!(py, "stream"), cuda_device(py, id)?.stream())?,
+            _ => return Err(device_error(kind, id)),
         }
     }
-    let options = PyDict::new(py);
     options.set_item(intern!(py, "max_version"), (VERSION[0], VERSION[1]))?;
     match data.call_method(name, (), Some(&options)) {
         // Older libraries do not support the argument.
-        Err(error) if error.is_instance_of::<PyTypeError>(py) => data.call_method0(name),
+        Err(error) if error.is_instance_of::<PyTypeError>(py) => {
+            options.del_item(intern!(py, "max_version"))?;
+            data.call_method(name, (), Some(&options))
+        }
         other => other,
     }
+}
+
+/// Returns the DLPack device of a memory.
+pub(crate) fn device_of(memory: &Memory) -> PyResult<(i32, i32)> {
+    match share_memory(memory, None) {
+        Some(shared) => Ok((CUDA, shared.map_err(device_exception)?.index)),
+        None => Ok((CPU, 0)),
+    }
+}
+
+/// Exports memory on a device of CUDA by the protocol, in the order of the consumer's stream.
+pub(crate) fn export_shared<'py>(
+    py: Python<'py>,
+    dtype: DType,
+    dims: &[usize],
+    memory: Arc<Memory>,
+    (stream, max_version): (Option<i64>, Option<(u32, u32)>),
+) -> PyResult<Bound<'py, PyCapsule>> {
+    let stream = match stream {
+        None => Some(DEFAULT_STREAM),
+        Some(NO_STREAM) => None,
+        Some(stream) => Some(u64::try_from(stream).ok().filter(|&stream| stream != 0).ok_or_else(|| {
+            InvalidArgumentError::new_err(format!(
+                "{stream} is no stream of CUDA; expected a handle, 1 or 2 for the default streams, or -1 for none"
+            ))
+        })?),
+    };
+    let shared = py.detach(|| share_memory(&memory, stream));
+    shared.transpose().map_err(device_exception)?;
+    export_capsule(py, dtype, dims, memory, max_version.is_some_and(|(major, _)| major >= 1))
+}
+
+/// Returns the dictionary of the CUDA array interface, version 3.
+pub(crate) fn cuda_array_interface<'py>(
+    py: Python<'py>,
+    dtype: DType,
+    dims: &[usize],
+    memory: &Memory,
+    read_only: bool,
+) -> PyResult<Bound<'py, PyDict>> {
+    let Some(shared) = share_memory(memory, None) else {
+        return Err(PyAttributeError::new_err("the memory is not on a device of CUDA"));
+    };
+    let SharedMemory { address, stream, .. } = shared.map_err(device_exception)?;
+    let kind = match type_code(dtype).code {
+        0 => 'i',
+        1 => 'u',
+        2 => 'f',
+        6 => 'b',
+        _ => {
+            return Err(PyAttributeError::new_err(format!(
+                "the CUDA array interface has no type for {dtype}"
+            )));
+        }
+    };
+    let order = if dtype.size() == 1 { '|' } else { '<' };
+    let interface = PyDict::new(py);
+    interface.set_item("shape", PyTuple::new(py, dims)?)?;
+    interface.set_item("typestr", format!("{order}{kind}{}", dtype.size()))?;
+    interface.set_item("data", (address, read_only))?;
+    interface.set_item("version", 3)?;
+    interface.set_item("strides", py.None())?;
+    interface.set_item("stream", stream)?;
+    Ok(interface)
 }
 
 /// Storage of an exported tensor. The consumer's call of the deleter frees it.
@@ -425,9 +523,16 @@ fn export_with_layout<'py, M: Layout>(
         strides[axis - 1] = strides[axis].saturating_mul(dims[axis].max(1) as i64);
     }
     let axes: Vec<i64> = dims.iter().map(|&size| size as i64).chain(strides).collect();
+    let (data, device) = match share_memory(&memory, None) {
+        Some(shared) => {
+            let SharedMemory { address, index, .. } = shared.map_err(device_exception)?;
+            (std::ptr::with_exposed_provenance_mut(address as usize), Device { kind: CUDA, id: index })
+        }
+        None => (on_host(&memory)?.as_ptr().cast(), Device { kind: CPU, id: 0 }),
+    };
     let header = Header {
-        data: on_host(&memory)?.as_ptr().cast(),
-        device: Device { kind: CPU, id: 0 },
+        data,
+        device,
         ndim: dims.len() as i32,
         kind: type_code(dtype),
         shape: null_mut(),

@@ -6,7 +6,7 @@ use ortrain::{
     Bytes, DType, Delivered, Destination, DeviceError, Dim, HostMemory, Memory, ParameterView, RunInput,
     Tensor, ValueInfo,
 };
-use pyo3::exceptions::{PyBufferError, PyMemoryError, PyTypeError};
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyMemoryError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::sync::PyOnceLock;
@@ -408,6 +408,14 @@ impl OrtValue {
         dl_device: Option<(i32, i32)>,
         copy: Option<bool>,
     ) -> PyResult<Bound<'py, PyCapsule>> {
+        let shared = self.shared_memory().filter(|memory| memory.host().is_none());
+        if let Some(memory) = shared.filter(|_| copy != Some(true))
+            && let own @ (dlpack::CUDA, _) = dlpack::device_of(&memory)?
+            && dl_device.is_none_or(|device| device == own)
+        {
+            let stream = stream.map(|stream| stream.extract()).transpose()?;
+            return dlpack::export_shared(py, self.dtype, &self.dims, memory, (stream, max_version));
+        }
         if stream.is_some() {
             return Err(PyBufferError::new_err("a tensor in CPU memory has no stream"));
         }
@@ -433,9 +441,18 @@ impl OrtValue {
         )
     }
 
-    /// Returns the DLPack device: the CPU.
-    fn __dlpack_device__(&self) -> (i32, i32) {
-        DLPACK_DEVICE
+    /// Returns the DLPack device: a device of CUDA for a value in its memory, or the CPU.
+    fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
+        self.shared_memory().map_or(Ok(DLPACK_DEVICE), |memory| dlpack::device_of(&memory))
+    }
+
+    /// Returns the CUDA array interface, version 3. Values in other memory do not have the attribute.
+    #[getter]
+    fn __cuda_array_interface__<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let memory = self
+            .shared_memory()
+            .ok_or_else(|| PyAttributeError::new_err("the value is not on a device of CUDA"))?;
+        dlpack::cuda_array_interface(py, self.dtype, &self.dims, &memory, false)
     }
 }
 

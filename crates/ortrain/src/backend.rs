@@ -41,8 +41,9 @@ pub struct DeviceInfo {
     pub tensor_bytes: Option<u64>,
 }
 
-/// Returns the devices of this machine: the processor, the reference evaluator, then the GPUs: those of CUDA
-/// first, then those of each other interface, the fastest kind first.
+/// Returns the devices of this machine: the processor, the reference evaluator, then the GPUs.
+///
+/// GPUs through CUDA come first, then the GPUs of each other interface, the fastest kind first.
 ///
 /// GPUs require the features `cuda` and `wgpu` of this crate. Drivers that compute on the processor are included if the
 /// environment variable `ORTRAIN_SOFTWARE_GPU` is `1`.

@@ -55,6 +55,9 @@ impl Backend for Checked {
 #[derive(Debug)]
 struct CheckedExecutable(Box<dyn Executable>);
 
+/// Outcome of a run, and the memory after it.
+type Outcome = (Result<(), RunError>, Vec<Vec<u8>>);
+
 /// Memory that a run may change: the arena, then the planes.
 fn contents(memories: &[&Memory]) -> Vec<Vec<u8>> {
     memories.iter().map(|memory| memory.to_vec(0, memory.len()).expect("the device works")).collect()
@@ -92,7 +95,7 @@ impl Executable for CheckedExecutable {
         let planes: Vec<&Memory> =
             bindings.planes.iter().copied().filter(|memory| !memory.is_read_only()).collect();
         let before = contents(&[&[work.arena()], &planes[..]].concat());
-        let mut results: Vec<(Result<(), RunError>, Vec<Vec<u8>>)> = Vec::new();
+        let mut results: Vec<Outcome> = Vec::new();
         for run in 0..RUNS {
             set_lanes(if run + 1 == RUNS { Lanes::Falling } else { Lanes::Rising });
             for (memory, bytes) in [&[work.arena()], &planes[..]].concat().iter().zip(&before) {

@@ -139,8 +139,10 @@ static bool is_initialized;
 static int retained;
 static thread_local void* current_context;
 
-static Stream* stream_of(void* handle) { return handle ? (Stream*)handle : &null_stream; }
-static bool is_stream(void* handle) { return !handle || streams.count((Stream*)handle); }
+// The handles 0, 1 and 2 are default streams.
+static bool is_default(void* handle) { return (uintptr_t)handle <= 2; }
+static Stream* stream_of(void* handle) { return is_default(handle) ? &null_stream : (Stream*)handle; }
+static bool is_stream(void* handle) { return is_default(handle) || streams.count((Stream*)handle); }
 
 static int drain(Stream* stream, const bool* until = nullptr) {
     while (!stream->waiting.empty() && !(until && *until)) {
@@ -176,7 +178,7 @@ int software_enqueue(void* handle, Work work) {
         return SUCCESS;
     }
     stream->waiting.push_back(std::move(work));
-    return handle ? SUCCESS : drain(stream);
+    return is_default(handle) ? drain(stream) : SUCCESS;
 }
 
 static int refuse_in_capture(Stream* stream) {
@@ -395,7 +397,7 @@ int cuStreamCreate(void** stream, unsigned) {
 
 int cuStreamDestroy_v2(void* stream) {
     IN_CONTEXT
-    if (!stream || !is_stream(stream)) { return INVALID_HANDLE; }
+    if (is_default(stream) || !is_stream(stream)) { return INVALID_HANDLE; }
     int code = drain((Stream*)stream);
     streams.erase((Stream*)stream);
     return code;
@@ -430,6 +432,7 @@ int cuEventDestroy_v2(void* event) {
 
 int cuEventRecord(void* handle, void* stream) {
     IN_CONTEXT
+    if (!is_stream(stream)) { return INVALID_HANDLE; }
     auto* event = (Event*)handle;
     auto is_done = event->is_done = std::make_shared<bool>(false);
     auto time = event->time = std::make_shared<double>(0.0);
@@ -524,7 +527,7 @@ int cuLaunchKernel(void* function, unsigned gx, unsigned gy, unsigned gz, unsign
 
 int cuStreamBeginCapture_v2(void* handle, int) {
     IN_CONTEXT
-    if (!handle || !is_stream(handle)) { return CAPTURE_UNSUPPORTED; }
+    if (is_default(handle) || !is_stream(handle)) { return CAPTURE_UNSUPPORTED; }
     auto* stream = (Stream*)handle;
     if (stream->captured) { return INVALID_VALUE; }
     stream->captured = std::make_unique<std::vector<Work>>();

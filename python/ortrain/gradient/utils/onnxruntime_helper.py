@@ -164,8 +164,6 @@ def numpy_to_ort_value(arr: npt.NDArray[Any], device: OrtDevice | None = None) -
 def device_to_providers(device: str | OrtDevice) -> list[str]:
     """Returns the providers that run on a device: a list of one name.
 
-    ortrain has no provider for CUDA: a session with the CUDA provider is an error.
-
     Raises:
         InvalidArgumentError: for an unknown name.
         TypeError: for an argument that is neither a name nor a device.
