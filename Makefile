@@ -110,7 +110,7 @@ rust: build/venv.stamp build/nextest.stamp build/vulkan.stamp build/cuda.stamp #
 
 .PHONY: doctest
 doctest: ## examples in the documentation of the Rust crates
-	cargo test --doc --quiet
+	cargo test --doc --quiet --features ortrain/wgpu,ortrain/cuda
 
 .PHONY: pytest
 pytest: build/wheel.stamp build/vulkan.stamp build/cuda.stamp ## tests of the Python face, a file at a time on each core

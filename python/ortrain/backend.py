@@ -111,8 +111,8 @@ class OrtrainBackend(Backend):
     def supports_device(cls, device: str) -> bool:
         """Return True if models run on a device: ``"CPU"``, ``"REFERENCE"``, ``"AUTO"``, or a GPU of this machine.
 
-        GPUs are ``"CUDA"``, ``"VULKAN"``, ``"METAL"`` and ``"DX12"``, optionally with a number. ``"WEBGPU"`` is the best
-        one of the last three.
+        GPUs are ``"CUDA"``, ``"VULKAN"``, ``"METAL"`` and ``"DX12"``, optionally with a number. ``"WEBGPU"`` is the
+        best one of the last three.
 
         >>> from ortrain import backend
         >>> backend.supports_device("CPU:0")

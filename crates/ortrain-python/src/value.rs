@@ -413,7 +413,7 @@ impl OrtValue {
             && let own @ (dlpack::CUDA, _) = dlpack::device_of(&memory)?
             && dl_device.is_none_or(|device| device == own)
         {
-            let stream = stream.map(|stream| stream.extract()).transpose()?;
+            let stream = stream.map(PyAnyMethods::extract).transpose()?;
             return dlpack::export_shared(py, self.dtype, &self.dims, memory, (stream, max_version));
         }
         if stream.is_some() {

@@ -122,19 +122,14 @@ mod weights_io;
 
 pub use anomaly::{Anomaly, NotFinite};
 /// Memory on devices of CUDA, for other libraries in the same process.
-///
-/// [`Cuda`] is the backend of a device. [`share_memory`] gives the address of a plane or of a result to another library, in the
-/// order of streams. [`Cuda::adopt`](ortrain_cuda::Cuda::adopt) takes memory of another library.
-///
-/// ```
-/// let memory = ortrain::Memory::new(4);
-/// assert!(ortrain::cuda::share_memory(&memory, None).is_none(), "it is on the host");
-/// ```
-///
-/// [`Cuda`]: ortrain_cuda::Cuda
-/// [`share_memory`]: ortrain_cuda::share_memory
 #[cfg(feature = "cuda")]
 pub mod cuda {
+    /// The backend of a device, and the address of memory on it for another library, in the order of streams.
+    ///
+    /// ```
+    /// let memory = ortrain::Memory::new(4);
+    /// assert!(ortrain::cuda::share_memory(&memory, None).is_none(), "it is on the host");
+    /// ```
     #[doc(inline)]
     pub use ortrain_cuda::{Cuda, SharedMemory, share_memory};
 }
