@@ -154,3 +154,143 @@ else:
 """,
         tmp_path,
     )
+
+
+# A producer of DLPack as another library is one: a tensor in a range of device memory, and a call log of the driver.
+PRODUCER = """
+from ctypes import CFUNCTYPE, CDLL, POINTER, Structure, byref, c_char_p, c_int32, c_int64, c_size_t, c_uint8, c_uint16
+from ctypes import c_uint64, c_void_p, py_object, pythonapi
+import os
+
+class DLTensor(Structure):
+    _fields_ = [("data", c_void_p), ("kind", c_int32), ("number", c_int32), ("ndim", c_int32), ("code", c_uint8),
+                ("bits", c_uint8), ("lanes", c_uint16), ("shape", POINTER(c_int64)), ("strides", POINTER(c_int64)),
+                ("offset", c_uint64)]
+
+class Managed(Structure):
+    pass
+
+Deleter = CFUNCTYPE(None, POINTER(Managed))
+Managed._fields_ = [("tensor", DLTensor), ("context", c_void_p), ("deleter", Deleter)]
+pythonapi.PyCapsule_New.restype, pythonapi.PyCapsule_New.argtypes = py_object, [c_void_p, c_char_p, c_void_p]
+dropped, kept = [], []
+pythonapi.Py_IncRef(py_object(kept))  # Values are dropped after the variables of this module.
+
+def tensor(address, shape, strides=None, code=2, bits=32, offset=0):
+    lanes = lambda numbers: (c_int64 * len(numbers))(*numbers)
+    deleter = Deleter(lambda managed, dropped=dropped: dropped.append(address))
+    header = DLTensor(address, 2, 0, len(shape), code, bits, 1, lanes(shape), strides and lanes(strides), offset)
+    managed = Managed(header, None, deleter)
+    kept.append((managed, deleter))
+    return pythonapi.PyCapsule_New(byref(managed), b"dltensor", None)
+
+driver = CDLL(os.path.join(os.environ["ORTRAIN_CUDA_LIBRARIES"], "libcuda.so.1"))
+driver.software_cuda_log.restype = c_char_p
+driver.software_cuda_set(b"SOFTWARE_CUDA_LOG", b"1")
+
+def calls():
+    return driver.software_cuda_log().decode().split()
+
+def address_of(plane):
+    return plane.__cuda_array_interface__["data"][0]
+
+x, labels = np.random.default_rng(0).random((32, 64), np.float32), np.arange(32) % 10
+"""
+
+
+def test_tensors_of_other_libraries_are_inputs_in_place(tmp_path: Path) -> None:
+    run_on_cuda(
+        PRODUCER
+        + """
+on_host = Module("training_model.onnx", CheckpointState.load_checkpoint("checkpoint"))
+other_state = CheckpointState.load_checkpoint("checkpoint")
+other = Module("training_model.onnx", other_state, device="cuda")
+(foreign,) = other.gradient_planes()
+content = np.zeros(len(foreign), np.float32)
+content[: x.size] = x.ravel()
+foreign.copy_from(content)
+value = OrtValue.from_dlpack(tensor(address_of(foreign), x.shape))
+label_value = OrtValue.ortvalue_from_numpy(labels)
+expected = float(on_host(x, labels))
+for step in range(4):
+    module.lazy_reset_grad()
+    calls()
+    loss = module(value, label_value)
+    seen = calls()
+    assert "cuMemcpyDtoHAsync_v2" not in seen, seen
+    assert ("cuGraphLaunch" in seen) == (step > 0), seen
+    # Before and after the step, the streams of both libraries wait for each other.
+    assert seen.count("cuStreamWaitEvent") >= 2, seen
+    assert abs(float(loss.numpy()) - expected) < 1e-5
+# The step reads the memory itself: a change there is another input.
+foreign.copy_from(content * 2)
+assert abs(float(module(value, label_value).numpy()) - float(on_host(x * 2, labels))) < 1e-5
+# A copy on the host does not replace the shared memory, and an update reaches it.
+assert np.array_equal(value.numpy(), x * 2)
+value.update_inplace(x)
+assert np.array_equal(foreign.numpy(), content) and value.data_ptr() == address_of(foreign)
+calls()
+assert abs(float(module(value, label_value).numpy()) - expected) < 1e-5
+assert calls().count("cuMemcpyDtoHAsync_v2") == 1, "the loss alone is read"
+assert not dropped
+del value
+assert dropped == [address_of(foreign)]
+""",
+        tmp_path,
+    )
+
+
+def test_inputs_that_a_step_overwrites_or_cannot_address_are_copied(tmp_path: Path) -> None:
+    run_on_cuda(
+        PRODUCER
+        + """
+host_state = CheckpointState.load_checkpoint("checkpoint")
+on_host = Module("training_model.onnx", host_state)
+label_value = OrtValue.ortvalue_from_numpy(labels)
+(own,) = module.gradient_planes()
+weight = state.parameters["fc1.weight"]
+content = np.zeros(len(own), np.float32)
+content[: x.size] = x.ravel()
+
+def gradient_of(given):
+    module.lazy_reset_grad()
+    calls()
+    module(given, label_value)
+    assert "cuMemcpyDtoHAsync_v2" in calls()
+    return weight.grad
+
+on_host(x, labels)
+expected = host_state.parameters["fc1.weight"].grad
+own.copy_from(content)
+assert np.abs(gradient_of(OrtValue.from_dlpack(tensor(address_of(own), x.shape))) - expected).max() < 1e-5
+# One element behind a multiple of 256 bytes, from another plane.
+other = Module("training_model.onnx", CheckpointState.load_checkpoint("checkpoint"), device="cuda")
+(foreign,) = other.gradient_planes()
+foreign.copy_from(np.roll(content, 1))
+shifted = OrtValue.from_dlpack(tensor(address_of(foreign), x.shape, offset=4))
+assert np.array_equal(shifted.numpy(), x)
+assert np.abs(gradient_of(shifted) - expected).max() < 1e-5
+""",
+        tmp_path,
+    )
+
+
+def test_capsules_are_checked(tmp_path: Path) -> None:
+    run_on_cuda(
+        PRODUCER
+        + """
+address = address_of(module.gradient_planes()[0])
+take = OrtValue.from_dlpack
+raises(ortrain.InvalidArgumentError, "not contiguous", lambda: take(tensor(address, (4, 8), strides=(1, 4))))
+raises(ortrain.UnsupportedError, "type code 5", lambda: take(tensor(address, (4,), code=5, bits=64)))
+raises(ortrain.InvalidArgumentError, "invalid shape", lambda: take(tensor(address, (-4,))))
+assert not dropped, "a refused tensor still belongs to its producer"
+capsule = tensor(address, (4,))
+take(capsule)
+raises(TypeError, "used before", lambda: take(capsule))
+# A value of another type than the input.
+wrong = take(tensor(address, (32, 64), code=0, bits=32))
+raises(ortrain.InvalidArgumentError, "int32", lambda: module(wrong, OrtValue.ortvalue_from_numpy(labels)))
+""",
+        tmp_path,
+    )

@@ -315,7 +315,7 @@ class Module:
 
 @final
 class Profile:
-    def instructions(self) -> list[tuple[str, str, str, int, float, float, float, int, int, float]]:
+    def instructions(self) -> list[tuple[str, str, str, str, int, float, float, float, int, int, float]]:
         """Return the fields of :class:`ortrain.api.Instruction` for each instruction."""
 
     def steps(self) -> list[float]: ...

@@ -16,7 +16,7 @@ use crate::failure::Failure;
 use crate::kernels::Kernels;
 use crate::libraries::{self, MissingLibrary, Nvidia, open as open_library};
 use crate::lt::Lt;
-use crate::queue::Queue;
+use crate::queue::{DEFAULT_STREAM, Queue};
 use crate::spare::Spare;
 
 /// Prefix of device names.
@@ -113,6 +113,11 @@ impl Allocation {
     pub(crate) fn size_for(bytes: usize) -> usize {
         bytes.max(1).checked_next_multiple_of(256).unwrap_or(usize::MAX)
     }
+
+    /// Returns true if another library owns the range.
+    pub(crate) fn is_adopted(&self) -> bool {
+        self.owner.is_some()
+    }
 }
 
 impl Drop for Allocation {
@@ -122,7 +127,10 @@ impl Drop for Allocation {
         }
         if let Some(owner) = self.owner.take() {
             // The owner may reuse the range at once.
-            let _ = self.device.on_queue("cuStreamSynchronize", |queue| queue.stream.wait());
+            let _ = self.device.on_queue("cuStreamSynchronize", |queue| {
+                queue.flush()?;
+                queue.stream.wait()
+            });
             return drop(owner);
         }
         self.device.counters.bytes.fetch_sub(self.bytes as u64, Ordering::Relaxed);
@@ -289,13 +297,15 @@ impl Device {
         Ok(Allocation { device: self.clone(), address, bytes: size, owner: None })
     }
 
-    /// Returns a range that another library owns.
+    /// Returns a range that another library owns. From now on, work of this process waits for the default stream.
     pub(crate) fn adopt(
         self: &Arc<Device>,
         address: Address,
         bytes: usize,
         owner: Box<dyn Any + Send + Sync>,
     ) -> Allocation {
+        // A device that fails here reports the failure at its next use.
+        let _ = self.on_queue("the order of two streams", |queue| queue.order_before(DEFAULT_STREAM));
         Allocation { device: self.clone(), address, bytes, owner: Some(owner) }
     }
 

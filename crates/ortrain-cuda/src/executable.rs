@@ -20,7 +20,7 @@ use crate::failure::Failure;
 use crate::kernels::KernelError;
 use crate::lt::{Operands, Plan};
 use crate::products::{Product, take_products};
-use crate::queue::Queue;
+use crate::queue::{DEFAULT_STREAM, Queue};
 use crate::resident::{Resident, RunMemories};
 
 /// Maximum bytes of a tensor in a kernel.
@@ -92,6 +92,29 @@ impl Parts {
         }
         Ok(Parts { program, lowered, products, workspace, host })
     }
+
+    /// Describes the kernels of each instruction: the product of the library, or printed kernels by name.
+    fn describe_kernels(&self) -> Vec<String> {
+        let describe = |at: usize| {
+            let product = self.products.iter().find(|(product, _)| product.position == at);
+            let launches = self.lowered.launches.iter().filter(|launch| launch.instruction as usize == at);
+            let names: Vec<&str> = launches.map(|launch| &*launch.kernel.name).collect();
+            let parts = product.map(|(product, _)| product.describe()).into_iter();
+            let printed = (!names.is_empty()).then(|| format!("printed: {}", names.join(", ")));
+            parts.chain(printed).collect::<Vec<_>>().join("; ")
+        };
+        (0..self.program.instructions.len()).map(describe).collect()
+    }
+}
+
+/// Describes the kernels of each instruction of a program, without compiling it.
+pub(crate) fn describe_kernels(
+    program: Arc<Program>,
+    device: &Device,
+    min_library_product: u64,
+) -> Result<Vec<String>, UnsupportedOnBackend> {
+    let _entered = device.enter().ok();
+    Ok(Parts::new(program, device, min_library_product)?.describe_kernels())
 }
 
 /// Instructions of a run, in a gradient mode.
@@ -311,16 +334,7 @@ impl Executable for CudaExecutable {
     }
 
     fn kernels(&self) -> Vec<String> {
-        let describe = |at: usize| {
-            let product = self.parts.products.iter().find(|(product, _)| product.position == at);
-            let launches =
-                self.parts.lowered.launches.iter().filter(|launch| launch.instruction as usize == at);
-            let names: Vec<&str> = launches.map(|launch| &*launch.kernel.name).collect();
-            let parts = product.map(|(product, _)| product.describe()).into_iter();
-            let printed = (!names.is_empty()).then(|| format!("printed: {}", names.join(", ")));
-            parts.chain(printed).collect::<Vec<_>>().join("; ")
-        };
-        (0..self.parts.program.instructions.len()).map(describe).collect()
+        self.parts.describe_kernels()
     }
 
     fn host_inputs(&self) -> &[BufferId] {
@@ -382,6 +396,11 @@ impl Executable for CudaExecutable {
         }
         if has_guards {
             queue.remember_guards(number, &self.parts.program);
+        }
+        if memories.has_adopted(&self.device) {
+            queue
+                .order_before(DEFAULT_STREAM)
+                .map_err(|error| self.device.fail(error, "the order of two streams"))?;
         }
         drop(queue);
         Ok(resident.end(&memories)?)

@@ -40,7 +40,7 @@ pub use executable::TENSOR_BYTES;
 use executable::{BACKEND, CudaExecutable};
 pub use libraries::search_packages;
 use memory::CudaMemory;
-pub use share::{SharedMemory, share_memory};
+pub use share::{SharedMemory, is_adopted, share_memory};
 
 /// GPU as a backend.
 #[derive(Clone, Debug)]
@@ -89,6 +89,15 @@ impl Cuda {
     #[must_use]
     pub fn memory(&self) -> u64 {
         self.device.memory()
+    }
+
+    /// Describes the kernels of each instruction of a program on this device, in order: cuBLASLt, or printed kernels by
+    /// name. The program is not compiled.
+    ///
+    /// # Errors
+    /// When the backend does not support an instruction.
+    pub fn describe_kernels(&self, program: Arc<Program>) -> Result<Vec<String>, UnsupportedOnBackend> {
+        executable::describe_kernels(program, &self.device, self.min_library_product)
     }
 
     /// Returns the counts of objects and bytes of the device so far.

@@ -7,6 +7,7 @@ use ortrain_program::{AllocationError, DeviceError, DeviceMemory, Memory};
 
 use crate::device::{Allocation, AllocationFailure, Device};
 use crate::driver::Address;
+use crate::queue::DEFAULT_STREAM;
 
 /// Range of memory on a device.
 #[derive(Debug)]
@@ -56,7 +57,7 @@ impl CudaMemory {
         self.allocation.as_ref().expect("the allocation is taken by the drop alone")
     }
 
-    fn address(&self, offset: usize) -> Address {
+    fn address_at(&self, offset: usize) -> Address {
         self.allocation().address + offset as u64
     }
 
@@ -64,6 +65,22 @@ impl CudaMemory {
     pub(crate) fn adopted(device: &Arc<Device>, allocation: Allocation) -> CudaMemory {
         let bytes = allocation.bytes;
         CudaMemory { device: device.clone(), allocation: Some(allocation), bytes, is_result: false }
+    }
+
+    /// Returns true if another library owns the memory.
+    pub(crate) fn is_adopted(&self) -> bool {
+        self.allocation().is_adopted()
+    }
+
+    /// Makes later work of another library that owns the memory wait for the work of this process so far.
+    fn hand_over(&self) -> Result<(), DeviceError> {
+        if !self.is_adopted() {
+            return Ok(());
+        }
+        self.device.on_queue("the order of two streams", |queue| {
+            queue.flush()?;
+            queue.order_before(DEFAULT_STREAM)
+        })
     }
 
     /// Returns the device.
@@ -89,11 +106,12 @@ impl DeviceMemory for CudaMemory {
     }
 
     fn write(&self, offset: usize, bytes: &[u8]) -> Result<(), DeviceError> {
-        self.device.write(self.address(offset), bytes)
+        self.device.write(self.address_at(offset), bytes)?;
+        self.hand_over()
     }
 
     fn read(&self, offset: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        self.device.read(self.address(offset), bytes)
+        self.device.read(self.address_at(offset), bytes)
     }
 
     fn clear(&self) -> Result<(), DeviceError> {
@@ -102,20 +120,26 @@ impl DeviceMemory for CudaMemory {
             queue.flush()?;
             // SAFETY: the range is allocated; freeing waits for the work of the device.
             unsafe { queue.stream.clear(address, bytes) }
-        })
+        })?;
+        self.hand_over()
     }
 
     fn copy(&self, offset: usize, bytes: usize) -> Result<Arc<dyn DeviceMemory>, AllocationError> {
         let copy = CudaMemory::for_result(&self.device, bytes)?;
         if bytes > 0 {
-            let (to, from) = (copy.address(0), self.address(offset));
+            let (to, from) = (copy.address_at(0), self.address_at(offset));
             self.device.on_queue("cuMemcpyDtoDAsync", |queue| {
                 queue.flush()?;
                 // SAFETY: both ranges are allocated; freeing waits for the work of the device.
                 unsafe { queue.stream.copy(to, from, bytes) }
             })?;
+            self.hand_over()?;
         }
         Ok(Arc::new(copy))
+    }
+
+    fn address(&self) -> Option<usize> {
+        usize::try_from(self.allocation().address).ok()
     }
 
     fn as_any(&self) -> &dyn Any {

@@ -3,6 +3,7 @@
 //! Small writes are collected. The next run takes them along with its scalars in one copy to a block on the device, and
 //! its first work distributes them. Any other work writes them first.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use ortrain_codegen::Fault;
@@ -63,6 +64,8 @@ pub(crate) struct Queue {
 
 /// Maximum number of runs with guards between two reads. The next one waits for the device.
 const MAX_GUARDED_RUNS: usize = 256;
+/// Handle of the default stream of CUDA. Libraries use it unless their user chooses another stream.
+pub(crate) const DEFAULT_STREAM: u64 = 1;
 /// Maximum number of streams of other libraries.
 const MAX_CONSUMERS: usize = 4;
 /// Bytes of a fault.
@@ -227,13 +230,25 @@ impl Queue {
         if self.writes.is_empty() {
             return Ok(());
         }
-        let memory = self.slots[self.current].memory.bytes();
-        for write in &self.writes {
-            // SAFETY: the slot is not used before the mark behind the copies is reached. The range is allocated by the
-            // contract of `write`.
-            unsafe { self.stream.upload(write.to, &memory[write.offset..][..write.bytes]) }?;
-        }
+        self.writes.iter().try_for_each(|write| self.enqueue_write(write))?;
         self.next_slot()
+    }
+
+    /// Enqueues the collected writes to other memory than a range. The writes to the range stay collected.
+    pub(crate) fn flush_outside(&mut self, range: Range<Address>) -> Call<()> {
+        let is_inside = |write: &Write| range.start <= write.to && write.to + write.bytes as u64 <= range.end;
+        let mut outside = self.writes.iter().filter(|write| !is_inside(write));
+        outside.try_for_each(|write| self.enqueue_write(write))?;
+        self.writes.retain(is_inside);
+        Ok(())
+    }
+
+    /// Enqueues a collected write. The mark behind the current slot follows.
+    fn enqueue_write(&self, write: &Write) -> Call<()> {
+        let memory = self.slots[self.current].memory.bytes();
+        // SAFETY: the slot is not used before the mark behind the copies is reached. The range is allocated by the
+        // contract of `write`.
+        unsafe { self.stream.upload(write.to, &memory[write.offset..][..write.bytes]) }
     }
 
     /// Forgets collected writes to a range that is about to be freed.

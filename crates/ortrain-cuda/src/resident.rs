@@ -67,6 +67,12 @@ impl RunMemories<'_> {
         });
         [Some(arena), Some(scratch)].into_iter().chain(planes)
     }
+
+    /// Returns true if another library owns one of the memories.
+    pub(crate) fn has_adopted(&self, device: &Arc<Device>) -> bool {
+        let is_adopted = |memory| CudaMemory::on(memory, device).is_some_and(CudaMemory::is_adopted);
+        self.iter().flatten().any(|part| is_adopted(part.memory))
+    }
 }
 
 /// Memory of a program on a device, created once and used by one run at a time.
@@ -158,12 +164,10 @@ impl Resident {
         Ok((address, bytes))
     }
 
-    /// Takes the collected writes along with the run, if all of them are to its arena. Other writes are enqueued.
+    /// Takes the collected writes to the arena along with the run. Other writes are enqueued.
     pub(crate) fn take_writes(&mut self, queue: &mut Queue, memories: &RunMemories<'_>) -> Call<()> {
-        let (arena, end) = (self.key.memory[0], self.key.memory[0] + memories.program.work_bytes as u64);
-        if !queue.writes().iter().all(|write| arena <= write.to && write.to + write.bytes as u64 <= end) {
-            queue.flush()?;
-        }
+        let arena = self.key.memory[0];
+        queue.flush_outside(arena..arena + memories.program.work_bytes as u64)?;
         self.key.writes.clear();
         self.key.writes.extend_from_slice(queue.writes());
         Ok(())

@@ -44,6 +44,13 @@ pub fn share_memory(memory: &Memory, stream: Option<u64>) -> Option<Result<Share
     Some(shared())
 }
 
+/// Returns true for memory that another library owns: see [`Cuda::adopt`].
+#[must_use]
+pub fn is_adopted(memory: &Memory) -> bool {
+    let Memory::Device(memory) = memory else { return false };
+    memory.as_any().downcast_ref::<CudaMemory>().is_some_and(CudaMemory::is_adopted)
+}
+
 impl Cuda {
     /// Returns the stream of the device, as a handle of CUDA for other libraries.
     #[must_use]

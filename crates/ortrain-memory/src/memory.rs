@@ -122,6 +122,12 @@ pub trait DeviceMemory: Send + Sync + Debug {
     /// Fails if the device has no more memory, or fails.
     fn copy(&self, offset: usize, bytes: usize) -> Result<Arc<dyn DeviceMemory>, AllocationError>;
 
+    /// Returns the address of the first byte, if the device has one address space with this process. Then two memories
+    /// share bytes only if their ranges of addresses overlap. `None` means that no two memories share bytes.
+    fn address(&self) -> Option<usize> {
+        None
+    }
+
     /// Returns the memory for a downcast to the backend's type.
     fn as_any(&self) -> &dyn Any;
 }

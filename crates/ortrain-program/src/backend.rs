@@ -463,6 +463,11 @@ pub trait Executable: Send + Sync + std::fmt::Debug {
 
 /// Observer of a run, which is notified right after each operation.
 pub trait Observer {
+    /// Receives an executable before its run, for the descriptions of its [kernels](Executable::kernels).
+    fn begins(&mut self, executable: &dyn Executable) {
+        let _ = executable;
+    }
+
     /// Receives an instruction of a program.
     fn instruction(&mut self, program: &Program, index: usize, start: Instant, end: Instant);
 

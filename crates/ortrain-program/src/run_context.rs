@@ -186,7 +186,10 @@ impl<'a, 'o> RunContext<'a, 'o> {
         }
         self.record_copy(Copied::Inputs, copied, start);
         // Reborrow: the next program needs the observer again.
-        let observer = self.observer.as_mut().map(|observer| &mut **observer as &mut dyn Observer);
+        let mut observer = self.observer.as_mut().map(|observer| &mut **observer as &mut dyn Observer);
+        if let Some(observer) = &mut observer {
+            observer.begins(executable);
+        }
         executable.run_observed(self.bindings, self.work, self.entry, part, self.scalars, observer)
     }
 

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ortrain::{Destination, DetachedSession, Error};
+use ortrain::{Destination, DetachedSession, Error, Feed};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -12,7 +12,7 @@ use crate::gil::Exclusive;
 use crate::optim::spec_of;
 use crate::schedule::Schedule;
 use crate::state::CheckpointState;
-use crate::tools::{Source, module_options};
+use crate::tools::{SessionInput, Source, module_options, step_inputs};
 use crate::training::StateGuarded;
 use crate::value::{
     OrtValue, OutputBuffer, check_no_overlap, describe_info, float_elements, tensors, to_run_inputs,
@@ -105,11 +105,12 @@ impl TrainingSession {
         inputs: Vec<Bound<'_, OrtValue>>,
         training: bool,
     ) -> PyResult<Vec<OrtValue>> {
-        let inputs = tensors(&inputs)?;
+        let inputs = step_inputs(&inputs)?;
         let (outputs, notes) = self.with(py, |session| {
+            let feeds: Vec<Feed<'_>> = inputs.iter().map(SessionInput::feed).collect();
             let outputs = match training {
-                true => session.train_step(&to_run_inputs(&inputs)),
-                false => session.eval_step(&to_run_inputs(&inputs)),
+                true => session.train_step_bound(&feeds),
+                false => session.eval_step_bound(&feeds),
             }?;
             Ok((outputs, session.take_notes()))
         })?;

@@ -200,6 +200,14 @@ impl SessionInput {
         })
     }
 
+    /// Returns an input of a step. Memory of this process is copied before any check.
+    fn of_step(value: &OrtValue) -> PyResult<SessionInput> {
+        match value.shared_memory().filter(|memory| memory.host().is_none()) {
+            Some(memory) => Ok(SessionInput::Lent(value.dtype(), value.dims().to_vec(), memory)),
+            None => Ok(SessionInput::Tensor(value.tensor()?)),
+        }
+    }
+
     /// Returns the destination of an output.
     fn output_buffer(value: &OrtValue) -> PyResult<SessionInput> {
         Ok(SessionInput::Lent(value.dtype(), value.dims().to_vec(), value.memory()?))
@@ -219,6 +227,11 @@ impl SessionInput {
             SessionInput::Lent(dtype, dims, memory) => Lent { dtype: *dtype, dims, memory }.into(),
         }
     }
+}
+
+/// Returns the inputs of a step. Memory on a device may be read in place.
+pub(crate) fn step_inputs(values: &[Bound<'_, OrtValue>]) -> PyResult<Vec<SessionInput>> {
+    values.iter().map(|value| SessionInput::of_step(value.get())).collect()
 }
 
 #[derive(IntoPyObject)]
@@ -746,6 +759,9 @@ pub(crate) fn dump(
     shapes: HashMap<String, Vec<usize>>,
 ) -> PyResult<String> {
     let stage = Stage::from_name(stage).map_err(raise)?;
+    if stage == Stage::CudaKernels {
+        search_packages_for("cuda");
+    }
     let shapes: Vec<(String, Vec<usize>)> = shapes.into_iter().collect();
     detached(py, || ortrain::dump(model.0, stage, &shapes))
 }

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ortrain::{Delivered, MemoryUse, ProfileOptions};
+use ortrain::{Delivered, Feed, MemoryUse, ProfileOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -12,7 +12,7 @@ use crate::error::{raise, warn};
 use crate::gil::Exclusive;
 use crate::optim::spec_of;
 use crate::state::CheckpointState;
-use crate::tools::{Source, module_options};
+use crate::tools::{SessionInput, Source, module_options, step_inputs};
 use crate::value::{OrtValue, Results, describe_info, float_elements, tensors, to_run_inputs, to_vector};
 
 /// A value that is only accessed under the lock of a state, so its own lock is never contended.
@@ -90,15 +90,16 @@ impl Module {
         inputs: Vec<Bound<'_, OrtValue>>,
         training: bool,
     ) -> PyResult<Vec<OrtValue>> {
-        let inputs = tensors(&inputs)?;
+        let inputs = step_inputs(&inputs)?;
         let (results, notes) = self.with(py, |module, state| {
             let mut results = Results::default();
             let mut deliver =
                 |at, dtype, dims: &[usize], value: Delivered<'_>| results.store(at, dtype, dims, value);
+            let feeds: Vec<Feed<'_>> = inputs.iter().map(SessionInput::feed).collect();
             if training {
-                module.train_step(state, &to_run_inputs(&inputs), &mut deliver)?;
+                module.train_step_bound(state, &feeds, &mut deliver)?;
             } else {
-                module.eval_step(state, &to_run_inputs(&inputs), &mut deliver)?;
+                module.eval_step_bound(state, &feeds, &mut deliver)?;
             }
             Ok((results.values(), module.take_notes()))
         })?;
@@ -243,14 +244,14 @@ pub(crate) struct Profile(ortrain::Profile);
 
 #[pymethods]
 impl Profile {
-    /// Returns node, kind, shapes, calls, seconds (total, minimum, median), flops, bytes, and the minimum
+    /// Returns node, kind, shapes, kernel, calls, seconds (total, minimum, median), flops, bytes, and the minimum
     /// seconds on this machine.
     #[expect(clippy::type_complexity, reason = "a row of a table")]
-    fn instructions(&self) -> Vec<(&str, &str, &str, usize, f64, f64, f64, u64, u64, f64)> {
+    fn instructions(&self) -> Vec<(&str, &str, &str, &str, usize, f64, f64, f64, u64, u64, f64)> {
         let rows = self.0.instructions.iter().map(|i| {
             let [total, min, median, bound] =
                 [i.total, i.min, i.median, i.bound].map(|time| time.as_secs_f64());
-            (&*i.node, i.kind, &*i.shapes, i.calls, total, min, median, i.flops, i.bytes, bound)
+            (&*i.node, i.kind, &*i.shapes, &*i.kernel, i.calls, total, min, median, i.flops, i.bytes, bound)
         });
         rows.collect()
     }

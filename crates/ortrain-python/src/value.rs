@@ -2,6 +2,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use ortrain::cuda::is_adopted;
 use ortrain::{
     Bytes, DType, Delivered, Destination, DeviceError, Dim, HostMemory, Memory, ParameterView, RunInput,
     Tensor, ValueInfo,
@@ -126,16 +127,20 @@ impl OrtValue {
         tensor_from(self.dtype, self.dims.clone(), bytes.into())
     }
 
-    /// Returns the memory, which is shared from now on. Elements on a device are copied to the host first.
+    /// Returns the memory, which is shared from now on. Elements on a device move to the host first. Memory that another
+    /// library owns stays where it is, and a copy is returned.
     pub(crate) fn memory(&self) -> PyResult<Arc<Memory>> {
         let mut contents = self.contents();
         let memory = match &*contents {
             Contents::Shared(memory) if memory.host().is_some() => return Ok(memory.clone()),
             Contents::Shared(memory) => {
                 let bytes = memory.to_vec(0, self.bytes()?).map_err(device_exception)?;
-                let memory = allocate_zeroed(bytes.len())?;
-                memory.write(0, &bytes).map_err(device_exception)?;
-                memory
+                let copy = allocate_zeroed(bytes.len())?;
+                copy.write(0, &bytes).map_err(device_exception)?;
+                if is_adopted(memory) {
+                    return Ok(Arc::new(copy));
+                }
+                copy
             }
             Contents::Own(tensor) => {
                 let memory = allocate_zeroed(tensor.data().len())?;
@@ -158,6 +163,12 @@ impl OrtValue {
 
     /// Returns the address of the first element; 0 for an empty tensor.
     pub(crate) fn address(&self) -> PyResult<usize> {
+        if let Some(memory) = self.shared_memory()
+            && let Memory::Device(memory) = &*memory
+            && let Some(address) = memory.address()
+        {
+            return Ok(if self.bytes()? == 0 { 0 } else { address });
+        }
         Ok(if self.bytes()? == 0 { 0 } else { on_host(&*self.memory()?)?.as_ptr() as usize })
     }
 
@@ -169,7 +180,11 @@ impl OrtValue {
 
     /// Returns a live view of the memory. bfloat16 becomes uint16, unless `named`.
     fn view<'py>(&self, py: Python<'py>, named: bool) -> PyResult<Bound<'py, PyAny>> {
-        let memory = self.memory()?;
+        self.view_of(py, self.memory()?, named)
+    }
+
+    /// Returns a view of memory with the elements of this value.
+    fn view_of<'py>(&self, py: Python<'py>, memory: Arc<Memory>, named: bool) -> PyResult<Bound<'py, PyAny>> {
         let dtype = if self.dtype == DType::BF16 && !named { DType::U16 } else { self.dtype };
         let requires_grad = !memory.is_read_only();
         view(
@@ -376,13 +391,21 @@ impl OrtValue {
                 shape_name(dtype, &dims)
             )));
         }
-        if self.memory()?.is_read_only() {
+        let memory = self.memory()?;
+        if memory.is_read_only() {
             return Err(InvalidArgumentError::new_err(
                 "the OrtValue shares the memory of a read-only array, so it cannot be updated; make it from a copy",
             ));
         }
-        COPYTO.import(py, "numpy", "copyto")?.call1((self.view(py, false)?, source, "equiv"))?;
-        Ok(())
+        let target = self.view_of(py, memory.clone(), false)?;
+        COPYTO.import(py, "numpy", "copyto")?.call1((target, source, "equiv"))?;
+        match self.shared_memory().filter(|shared| is_adopted(shared)) {
+            Some(adopted) => {
+                let bytes = memory.to_vec(0, self.bytes()?).map_err(device_exception)?;
+                adopted.write(0, &bytes).map_err(device_exception)
+            }
+            None => Ok(()),
+        }
     }
 
     /// Returns True if arrays, tensors of other libraries or other values share the memory of this value.

@@ -310,7 +310,10 @@ fn print_program(
         }
         Stage::CpuKernels => print_cpu_kernels(&schedule),
         Stage::Kernels => print_kernels(&schedule, &Wgsl, &Caps::GUARANTEED, "webgpu"),
-        Stage::CudaKernels => print_kernels(&schedule, &CudaC, &CudaC::CAPS, "cuda"),
+        Stage::CudaKernels => {
+            let kernels = print_kernels(&schedule, &CudaC, &CudaC::CAPS, "cuda")?;
+            Ok(kernels + &print_library_products(&schedule)?)
+        }
         _ => Ok(program),
     }
 }
@@ -357,6 +360,32 @@ fn print_kernels(
         true => Err(Error::Argument("there are no kernels: all programs are built during the run".into())),
         false => Ok(text),
     }
+}
+
+/// Prints the products that cuBLASLt computes on the first device of CUDA. Without a device, prints the rule.
+#[cfg(feature = "cuda")]
+fn print_library_products(schedule: &Schedule) -> Result<String> {
+    let Ok(cuda) = ortrain_cuda::Cuda::open("cuda") else {
+        return Ok(format!(
+            "on a device of CUDA with cuBLASLt, that library computes products of at least {} multiplications\n",
+            ortrain_cuda::MIN_LIBRARY_PRODUCT
+        ));
+    };
+    let mut text = format!("products of cuBLASLt on {}\n", cuda.description());
+    for (k, program) in schedule.programs().into_iter().enumerate() {
+        let kernels = cuda.describe_kernels(program.clone())?;
+        for (at, (scheduled, kernel)) in program.instructions.iter().zip(kernels).enumerate() {
+            if kernel.starts_with("cuBLASLt") {
+                text += &format!("  program {k}, instruction {at}: {kernel}  # {}\n", scheduled.node);
+            }
+        }
+    }
+    Ok(text)
+}
+
+#[cfg(not(feature = "cuda"))]
+fn print_library_products(_schedule: &Schedule) -> Result<String> {
+    Ok(String::new())
 }
 
 /// Returns the text of the programs after a pass.

@@ -29,6 +29,7 @@ use crate::executable_cache::{ExecutableCache, interruptible};
 use crate::file_kind::check_forward;
 use crate::inference_session::Parts;
 use crate::inputs::Signature;
+use crate::io_binding::{DEVICE_ALIGN, is_aligned, memory_span};
 use crate::module::graph_to_run;
 use crate::placement::Placement;
 use crate::suggest::hint;
@@ -182,14 +183,16 @@ impl Weight {
         let (dtype, dims) = (self.initial.dtype(), self.initial.dims());
         let fits = lent.dtype == dtype && lent.dims == dims;
         if fits && lent.memory.len() >= self.initial.data().len() {
-            let address = lent.memory.host().map_or(0, |memory| memory.as_ptr().addr());
-            if address.is_multiple_of(dtype.size()) {
+            if is_aligned(lent.memory, dtype) {
                 return Ok(());
             }
+            let multiple = match lent.memory.host() {
+                Some(_) => format!("{} bytes, its element size", dtype.size()),
+                None => format!("{DEVICE_ALIGN} bytes"),
+            };
             return Err(Error::Argument(format!(
-                "the address of {label}{:?} is not a multiple of {} bytes, its element size; give an aligned copy",
-                self.name,
-                dtype.size()
+                "the address of {label}{:?} is not a multiple of {multiple}; give an aligned copy",
+                self.name
             )));
         }
         let actual = if fits {
@@ -954,9 +957,9 @@ impl ForwardBackward {
             }
             let bytes = self.weights[k].initial.data().len();
             for (memory, is_written) in [(weight, false), (gradient.memory, true)] {
-                let Some(start) = memory.host().map(|memory| memory.as_ptr() as usize) else { continue };
-                if bytes > 0 {
-                    ranges.push((start, start + bytes, is_written, k));
+                let (start, end) = memory_span(memory, bytes);
+                if start < end {
+                    ranges.push((start, end, is_written, k));
                 }
             }
         }

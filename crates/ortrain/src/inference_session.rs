@@ -1164,7 +1164,7 @@ pub(crate) fn check_output_buffers(outputs: &[ValueInfo], fetches: &[Fetch<'_>])
         if into.memory.is_read_only() {
             return Err(buffer_error("it is read-only; give a writable buffer".into()));
         }
-        let buffer_span = memory_span(into, bytes);
+        let buffer_span = memory_span(into.memory, bytes);
         if let Some((other, _)) = spans.iter().find(|(_, other)| spans_overlap(buffer_span, *other)) {
             return Err(Error::Argument(format!(
                 "outputs {other:?} and {name:?} share memory, so one result would overwrite the other; give each \

@@ -82,21 +82,31 @@ pub struct Fetch<'a> {
 /// program for it, and a small value may decide shapes.
 const MIN_IN_PLACE_BYTES: usize = 4096;
 
+/// Alignment of memory on a device in bytes. Kernels and libraries assume it.
+pub(crate) const DEVICE_ALIGN: usize = 256;
+
 /// Returns true if a run may read a value in place: aligned floats of sufficient size that the run does not
 /// overwrite.
 pub(crate) fn is_read_in_place(lent: &Lent<'_>, mut written: impl Iterator<Item = (usize, usize)>) -> bool {
     let bytes = byte_length(lent.dtype, lent.dims).unwrap_or(usize::MAX);
-    let input_span = memory_span(lent, bytes);
-    let is_aligned = lent.memory.host().is_none() || input_span.0.is_multiple_of(lent.dtype.size());
-    let fits = is_aligned && lent.dtype.is_float() && bytes >= MIN_IN_PLACE_BYTES;
+    let input_span = memory_span(lent.memory, bytes);
+    let fits = is_aligned(lent.memory, lent.dtype) && lent.dtype.is_float() && bytes >= MIN_IN_PLACE_BYTES;
     fits && !written.any(|other| spans_overlap(input_span, other))
+}
+
+/// Returns true if programs can access elements of a type in the memory.
+pub(crate) fn is_aligned(memory: &Memory, dtype: DType) -> bool {
+    match memory {
+        Memory::Host(memory) => memory.as_ptr().addr().is_multiple_of(dtype.size()),
+        Memory::Device(memory) => memory.address().is_none_or(|address| address.is_multiple_of(DEVICE_ALIGN)),
+    }
 }
 
 /// Returns the address ranges of the output buffers.
 pub(crate) fn output_spans<'a>(fetches: &'a [Fetch<'_>]) -> impl Iterator<Item = (usize, usize)> + 'a {
     fetches.iter().filter_map(|fetch| {
         let into = fetch.into.as_ref()?;
-        Some(memory_span(into, byte_length(into.dtype, into.dims).unwrap_or(usize::MAX)))
+        Some(memory_span(into.memory, byte_length(into.dtype, into.dims).unwrap_or(usize::MAX)))
     })
 }
 
@@ -126,12 +136,15 @@ pub(crate) fn describe_feeds<'a>(feeds: &[Feed<'a>]) -> Vec<(DType, &'a [usize],
     feeds.iter().filter_map(of).collect()
 }
 
-/// Returns the address range of a value in memory of the caller. Device memory counts as one byte, at the
-/// address of its handle.
-pub(crate) fn memory_span(lent: &Lent<'_>, bytes: usize) -> (usize, usize) {
-    let (start, bytes) = match &**lent.memory {
+/// Returns the address range of a value in memory of the caller. Memory on a device without addresses counts as one
+/// byte, at the address of its handle.
+pub(crate) fn memory_span(memory: &Memory, bytes: usize) -> (usize, usize) {
+    let (start, bytes) = match memory {
         Memory::Host(memory) => (memory.as_ptr().addr(), bytes),
-        Memory::Device(memory) => (Arc::as_ptr(memory).addr(), bytes.min(1)),
+        Memory::Device(memory) => match memory.address() {
+            Some(address) => (address, bytes),
+            None => (Arc::as_ptr(memory).addr(), bytes.min(1)),
+        },
     };
     (start, start.saturating_add(bytes))
 }

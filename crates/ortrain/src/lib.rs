@@ -131,7 +131,7 @@ pub mod cuda {
     /// assert!(ortrain::cuda::share_memory(&memory, None).is_none(), "it is on the host");
     /// ```
     #[doc(inline)]
-    pub use ortrain_cuda::{Cuda, SharedMemory, share_memory};
+    pub use ortrain_cuda::{Cuda, SharedMemory, is_adopted, share_memory};
 }
 #[cfg(feature = "cuda")]
 pub use backend::search_cuda_packages;

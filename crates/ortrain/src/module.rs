@@ -14,8 +14,8 @@ use ortrain_ops::passes::{infer::infer, updates::written_inputs, versions::upgra
 use ortrain_ops::training::{classes_last_note, with_classes_last};
 use ortrain_program::{
     ALIGNMENT, Backend, Bf16Fallback, Bindings, CommitGate, Deliver, Delivered, GradientMode as ProgramEntry,
-    HOST, ITERATION_LIMIT, Interrupt, LargeBuffer, Memory, MemoryNeed, OverLimit, PlaneId, Precision,
-    RunContext, RunError, RunInput, Scalars, Schedule, Workspace,
+    ITERATION_LIMIT, Interrupt, LargeBuffer, Memory, MemoryNeed, OverLimit, PlaneId, Precision, RunContext,
+    RunError, RunInput, Scalars, Schedule, Workspace,
 };
 
 use crate::anomaly::{self, Anomaly, Replay};
@@ -23,13 +23,13 @@ use crate::backend::limits_of;
 use crate::class_axis;
 use crate::executable_cache::{ExecutableCache, interruptible};
 use crate::inputs::Signature;
-use crate::io_binding::{copy_tensor, describe_feeds, is_read_in_place};
+use crate::io_binding::{copy_tensor, describe_feeds, is_read_in_place, memory_span};
 use crate::outputs::{OutputWriter, check_destinations};
 use crate::parameter_binding::{self, UPDATED_SUFFIX, bind, is_gradient, parameter_of_gradient};
 use crate::placement::Placement;
 use crate::profile::{Collector, ProductMode};
 use crate::state::{Entry, PlaneLayout, StateLayout};
-use crate::step_inputs::StepInputs;
+use crate::step_inputs::{StepInputs, split_inputs};
 use crate::trace::Trace;
 use crate::{
     CheckpointState, Destination, Error, Feed, Lent, ModelSource, ParameterView, Profile, ProfileOptions,
@@ -593,6 +593,39 @@ impl Module {
         Ok(())
     }
 
+    /// Runs [`Module::train_step`] on inputs that may lie on the module's device, where large floats are read in place.
+    ///
+    /// A program that is recorded on a device is recorded for each set of addresses, and the last four are kept. So give
+    /// batches in few memories, in turn.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// use std::sync::Arc;
+    ///
+    /// use ortrain::{DType, Feed, Lent, Memory, RunInput, Tensor};
+    ///
+    /// let (x, labels) = (Arc::new(Memory::new(16 * 64 * 4)), Tensor::i64(&[16], &[0; 16]));
+    /// let x = Lent { dtype: DType::F32, dims: &[16, 64], memory: &x };
+    /// let feeds = [Feed::from(x), Feed::from(RunInput::from(&labels))];
+    /// let results = ortrain::collect(|deliver| module.train_step_bound(&mut state, &feeds, deliver))?;
+    /// assert!(results[0].to_vec::<f32>()[0] > 0.0);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Module::train_step`].
+    pub fn train_step_bound(
+        &mut self,
+        state: &mut CheckpointState,
+        feeds: &[Feed<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
+        let copies = self.copy_inputs(state, feeds, &[], true)?;
+        let (copied, lent) = split_inputs(feeds, &copies);
+        self.train_step_on(state, StepInputs { copied_values: &copied, in_place: &lent }, deliver)
+    }
+
     /// Checks the inputs of a step, and copies the inputs that the step cannot read in place. `output_spans` are the
     /// addresses of memory that is written during the step.
     pub(crate) fn copy_inputs(
@@ -604,25 +637,27 @@ impl Module {
     ) -> Result<Vec<Option<Tensor>>> {
         self.check_state(state)?;
         // Anomaly detection repeats the step on the same values.
-        let stays_in_place = !self.detect_anomaly && self.backend.device() == HOST;
+        let stays_in_place = !self.detect_anomaly;
+        let backend = self.backend.clone();
         let planes: Vec<(usize, usize)> = parameter_binding::planes(state, &self.gradients)
             .into_iter()
-            .filter_map(Memory::host)
-            .map(|plane| (plane.as_ptr().addr(), plane.as_ptr().addr() + plane.len()))
+            .map(|plane| memory_span(plane, plane.len()))
             .collect();
         let phase = self.phase_mut(training)?;
         phase.check_described(&describe_feeds(feeds))?;
         let copy = |(k, feed): (usize, &Feed<'_>)| {
             let Feed::Lent(lent) = feed else { return Ok(None) };
             let written_spans = planes.iter().chain(output_spans).copied();
-            let is_in_place =
-                stays_in_place && !phase.written_inputs.contains(&k) && is_read_in_place(lent, written_spans);
+            let is_in_place = stays_in_place
+                && lent.memory.device() == backend.device()
+                && !phase.written_inputs.contains(&k)
+                && is_read_in_place(lent, written_spans);
             if is_in_place { Ok(None) } else { copy_tensor(feed) }
         };
         feeds.iter().enumerate().map(copy).collect()
     }
 
-    /// Runs a training step on inputs that [`Module::copies`] has checked.
+    /// Runs a training step on inputs that [`Module::copy_inputs`] has checked.
     pub(crate) fn train_step_on(
         &mut self,
         state: &mut CheckpointState,
@@ -941,7 +976,22 @@ impl Module {
         self.eval_step_on(state, StepInputs::all_copied(inputs), deliver)
     }
 
-    /// Runs an evaluation step on inputs that [`Module::copies`] has checked.
+    /// Runs [`Module::eval_step`] on inputs that may lie on the module's device: see [`Module::train_step_bound`].
+    ///
+    /// # Errors
+    /// As [`Module::eval_step`].
+    pub fn eval_step_bound(
+        &mut self,
+        state: &CheckpointState,
+        feeds: &[Feed<'_>],
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
+        let copies = self.copy_inputs(state, feeds, &[], false)?;
+        let (copied, lent) = split_inputs(feeds, &copies);
+        self.eval_step_on(state, StepInputs { copied_values: &copied, in_place: &lent }, deliver)
+    }
+
+    /// Runs an evaluation step on inputs that [`Module::copy_inputs`] has checked.
     pub(crate) fn eval_step_on(
         &mut self,
         state: &CheckpointState,

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use ortrain_files::Staged;
 use ortrain_onnx::OnnxError;
 use ortrain_program::Limits;
-use ortrain_program::{Copied, MemoryNeed, Observer, Precision, Program};
+use ortrain_program::{Copied, Executable, MemoryNeed, Observer, Precision, Program};
 use rustc_hash::FxHashMap;
 
 use crate::{Error, Result};
@@ -84,6 +84,8 @@ pub struct InstructionProfile {
     pub kind: &'static str,
     /// Sizes of its operands.
     pub shapes: String,
+    /// Kernel that the backend selected, or the library that computes it; empty if the backend does not say.
+    pub kernel: String,
     /// Number of calls in all steps.
     pub calls: usize,
     /// Total time of all calls.
@@ -166,6 +168,7 @@ struct InstructionRecord {
     node: String,
     kind: &'static str,
     shapes: String,
+    kernel: String,
     precision: Precision,
     flops: u64,
     bytes: u64,
@@ -179,8 +182,27 @@ pub(crate) struct ProductMode {
     pub(crate) bf16_unit: Option<&'static str>,
 }
 
+/// Kernels of programs, by the addresses of the programs.
+#[derive(Debug, Default)]
+pub(crate) struct Kernels(FxHashMap<usize, Vec<String>>);
+
+impl Kernels {
+    /// Remembers the kernels of an executable.
+    pub(crate) fn add(&mut self, executable: &dyn Executable) {
+        let address = std::ptr::from_ref(executable.program()) as usize;
+        self.0.entry(address).or_insert_with(|| executable.kernels());
+    }
+
+    /// Returns the kernel of an instruction; an empty text if the backend does not say.
+    pub(crate) fn of(&self, program: &Program, index: usize) -> String {
+        let kernels = self.0.get(&(std::ptr::from_ref(program) as usize));
+        kernels.and_then(|kernels| kernels.get(index)).cloned().unwrap_or_default()
+    }
+}
+
 /// Recorder of the events of steps.
 pub(crate) struct Collector {
+    kernels: Kernels,
     keys: FxHashMap<EventKey, usize>,
     rows: Vec<InstructionRecord>,
     events: Vec<Event>,
@@ -191,6 +213,7 @@ pub(crate) struct Collector {
 impl Collector {
     pub(crate) fn new() -> Collector {
         Collector {
+            kernels: Kernels::default(),
             keys: FxHashMap::default(),
             rows: Vec::new(),
             events: Vec::new(),
@@ -243,6 +266,7 @@ impl Collector {
                 node: row.node,
                 kind: row.kind,
                 shapes: row.shapes,
+                kernel: row.kernel,
                 calls,
                 total: times.iter().sum(),
                 min: times.first().copied().unwrap_or_default(),
@@ -266,8 +290,13 @@ impl Collector {
 }
 
 impl Observer for Collector {
+    fn begins(&mut self, executable: &dyn Executable) {
+        self.kernels.add(executable);
+    }
+
     fn instruction(&mut self, program: &Program, index: usize, start: Instant, end: Instant) {
         let key = EventKey::Instruction(std::ptr::from_ref(program) as usize, index);
+        let kernels = std::mem::take(&mut self.kernels);
         self.add(key, start, end, || {
             let scheduled = &program.instructions[index];
             let cost = scheduled.instruction.cost(program);
@@ -275,12 +304,14 @@ impl Observer for Collector {
                 node: scheduled.node.to_string(),
                 kind: scheduled.instruction.name(),
                 shapes: scheduled.instruction.describe_sizes(),
+                kernel: kernels.of(program, index),
                 precision: scheduled.instruction.precision(),
                 flops: cost.flops,
                 bytes: cost.bytes,
                 calls: Vec::new(),
             }
         });
+        self.kernels = kernels;
     }
 
     fn host(&mut self, node: &str, start: Instant, end: Instant) {
@@ -288,6 +319,7 @@ impl Observer for Collector {
             node: node.to_owned(),
             kind: "Host",
             shapes: String::new(),
+            kernel: String::new(),
             precision: Precision::F32,
             flops: 0,
             bytes: 0,
@@ -305,6 +337,7 @@ impl Observer for Collector {
             node: node.to_owned(),
             kind,
             shapes: format!("{bytes} bytes"),
+            kernel: String::new(),
             precision: Precision::F32,
             flops: 0,
             // Both read and written.
@@ -357,12 +390,12 @@ impl Profile {
                     step += 1;
                 }
                 Some(i) => {
-                    let (kind, node, shapes) =
-                        (to_json_string(i.kind), to_json_string(&i.node), to_json_string(&i.shapes));
+                    let [kind, node, shapes, kernel] =
+                        [i.kind, &i.node, &i.shapes, &i.kernel].map(to_json_string);
                     let share = i.bound.as_secs_f64() / event.time.as_secs_f64().max(1e-9);
                     let _ = write!(
                         out,
-                        "\"tid\":1,\"cat\":{kind},\"name\":{},\"args\":{{\"node\":{node},\"shapes\":{shapes},\
+                        "\"tid\":1,\"cat\":{kind},\"name\":{},\"args\":{{\"node\":{node},\"shapes\":{shapes},\"kernel\":{kernel},\
                          \"flops\":{},\"bytes\":{},\"share_of_bound\":{share:.4}}}}}",
                         to_json_string(&format!("{} {}", i.kind, i.node)),
                         i.flops,
@@ -444,7 +477,7 @@ impl fmt::Display for Profile {
         )?;
         writeln!(
             f,
-            "{:>9} {:>6} {:>6} {:>11} {:>11} {:>9} {:>9} {:>6}  {:10}  shapes  # node",
+            "{:>9} {:>6} {:>6} {:>11} {:>11} {:>9} {:>9} {:>6}  {:10}  shapes  # node  | kernel",
             "ms/step", "time", "calls", "median us", "min us", "MFLOP", "MB", "bound", "kind"
         )?;
         let mut order: Vec<&InstructionProfile> = self.instructions.iter().collect();
@@ -452,7 +485,7 @@ impl fmt::Display for Profile {
         for i in order {
             writeln!(
                 f,
-                "{:9.3} {:5.1}% {:6} {:11.1} {:11.1} {:9.2} {:9.3} {:5.0}%  {:10}  {}  # {}",
+                "{:9.3} {:5.1}% {:6} {:11.1} {:11.1} {:9.2} {:9.3} {:5.0}%  {:10}  {}  # {}{}{}",
                 millis(i.total) / steps,
                 100.0 * i.total.as_secs_f64() / sum,
                 i.calls,
@@ -464,6 +497,8 @@ impl fmt::Display for Profile {
                 i.kind,
                 i.shapes,
                 i.node,
+                if i.kernel.is_empty() { "" } else { "  | " },
+                i.kernel,
             )?;
         }
         let per_step = |value: fn(&InstructionProfile) -> u64| {

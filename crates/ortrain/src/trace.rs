@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use ortrain_program::{Copied, Observer, Program};
+use ortrain_program::{Copied, Executable, Observer, Program};
 
-use crate::profile::to_json_string;
+use crate::profile::{Kernels, to_json_string};
 
 /// Maximum number of recorded calls, so that a process that runs for weeks does not exhaust its memory.
 const MAX_CALLS: usize = 1_000_000;
@@ -19,6 +19,7 @@ struct Event {
     kind: &'static str,
     node: Arc<str>,
     shapes: String,
+    kernel: String,
     flops: u64,
     bytes: u64,
     start: Duration,
@@ -30,12 +31,13 @@ struct Event {
 pub(crate) struct Trace {
     origin: Instant,
     events: Vec<Event>,
+    kernels: Kernels,
     host: Arc<str>,
 }
 
 impl Trace {
     pub(crate) fn new() -> Trace {
-        Trace { origin: Instant::now(), events: Vec::new(), host: "".into() }
+        Trace { origin: Instant::now(), events: Vec::new(), kernels: Kernels::default(), host: "".into() }
     }
 
     fn add(&mut self, start: Instant, end: Instant, event: impl FnOnce() -> Event) {
@@ -74,12 +76,13 @@ impl Trace {
                 to_json_string(&name),
             );
             if event.category == "Node" {
-                let (kind, node, shapes) =
-                    (to_json_string(event.kind), to_json_string(&event.node), to_json_string(&event.shapes));
+                let [kind, node, shapes, kernel] =
+                    [event.kind, &event.node, &event.shapes, &event.kernel].map(to_json_string);
                 let (flops, bytes) = (event.flops, event.bytes);
                 let _ = write!(
                     out,
-                    "\"kind\":{kind},\"node\":{node},\"shapes\":{shapes},\"flops\":{flops},\"bytes\":{bytes}"
+                    "\"kind\":{kind},\"node\":{node},\"shapes\":{shapes},\"kernel\":{kernel},\"flops\":{flops},\
+                     \"bytes\":{bytes}"
                 );
             }
             out.push_str("}}");
@@ -96,6 +99,7 @@ fn empty_event(kind: &'static str, node: Arc<str>) -> Event {
         kind,
         node,
         shapes: String::new(),
+        kernel: String::new(),
         flops: 0,
         bytes: 0,
         start: Duration::ZERO,
@@ -104,17 +108,24 @@ fn empty_event(kind: &'static str, node: Arc<str>) -> Event {
 }
 
 impl Observer for Trace {
+    fn begins(&mut self, executable: &dyn Executable) {
+        self.kernels.add(executable);
+    }
+
     fn instruction(&mut self, program: &Program, index: usize, start: Instant, end: Instant) {
+        let kernels = std::mem::take(&mut self.kernels);
         self.add(start, end, || {
             let scheduled = &program.instructions[index];
             let cost = scheduled.instruction.cost(program);
             Event {
                 shapes: scheduled.instruction.describe_sizes(),
+                kernel: kernels.of(program, index),
                 flops: cost.flops,
                 bytes: cost.bytes,
                 ..empty_event(scheduled.instruction.name(), scheduled.node.clone())
             }
         });
+        self.kernels = kernels;
     }
 
     fn host(&mut self, node: &str, start: Instant, end: Instant) {

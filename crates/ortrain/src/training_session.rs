@@ -8,8 +8,8 @@ use ortrain_program::RunInput;
 
 use crate::optim::OptimizerSpec;
 use crate::{
-    CheckpointState, Destination, Error, LinearLRScheduler, LrScheduler, ModelSource, Module, ModuleOptions,
-    Optimizer, Result, Schedule, ValueInfo, collect,
+    CheckpointState, Destination, Error, Feed, LinearLRScheduler, LrScheduler, ModelSource, Module,
+    ModuleOptions, Optimizer, Result, Schedule, ValueInfo, collect,
 };
 
 /// A state with its module, its optimizer and its scheduler: the training session of onnxruntime-training's
@@ -196,6 +196,16 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         collect(|deliver| module.train_step(state, inputs, deliver))
     }
 
+    /// Runs [`TrainingSession::train_step`] on inputs that may lie on the session's device: see
+    /// [`Module::train_step_bound`].
+    ///
+    /// # Errors
+    /// As [`TrainingSession::train_step`].
+    pub fn train_step_bound(&mut self, feeds: &[Feed<'_>]) -> Result<Vec<Tensor>> {
+        let (module, state) = (&mut self.parts.module, self.state.borrow_mut());
+        collect(|deliver| module.train_step_bound(state, feeds, deliver))
+    }
+
     /// Returns sentences about automatic choices of the last steps: see [`Module::take_notes`].
     #[must_use]
     pub fn take_notes(&mut self) -> Vec<String> {
@@ -259,6 +269,16 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     pub fn eval_step(&mut self, inputs: &[RunInput<'_>]) -> Result<Vec<Tensor>> {
         let (module, state) = (&mut self.parts.module, self.state.borrow());
         collect(|deliver| module.eval_step(state, inputs, deliver).map_err(to_session_error))
+    }
+
+    /// Runs [`TrainingSession::eval_step`] on inputs that may lie on the session's device: see
+    /// [`Module::train_step_bound`].
+    ///
+    /// # Errors
+    /// As [`TrainingSession::eval_step`].
+    pub fn eval_step_bound(&mut self, feeds: &[Feed<'_>]) -> Result<Vec<Tensor>> {
+        let (module, state) = (&mut self.parts.module, self.state.borrow());
+        collect(|deliver| module.eval_step_bound(state, feeds, deliver).map_err(to_session_error))
     }
 
     /// Runs [`TrainingSession::eval_step`] with outputs in memory of the caller.

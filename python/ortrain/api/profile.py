@@ -32,6 +32,8 @@ class Instruction:
     """``Map``, ``Reduce``, ``MatMul``, ``Conv``, ...; ``Host``, ``Inputs`` and ``Outputs`` are not instructions."""
     shapes: str
     """Sizes of the instruction."""
+    kernel: str
+    """Kernel of the backend, or the library that computes the instruction; empty if the backend does not say."""
     calls: int
     """Number of calls in all steps."""
     total: float
@@ -141,13 +143,14 @@ class Profile:
         steps = sorted(self.steps)
         half = steps[len(steps) // 2] * 1e3
         summary = f"{len(steps)} steps, {half:.3f} ms per step (median); {self.memory:,} bytes of memory"
-        heads = ["node", "kind", "shapes", "calls", "ms/step", "share of time", "share of the machine's limit"]
+        heads = ["node", "kind", "shapes", "kernel", "calls", "ms/step", "share of time", "share of the machine's limit"]
         total_time = max(sum(instruction.total for instruction in self.instructions), 1e-12)
         rows = [
             (
                 instruction.node,
                 instruction.kind,
                 instruction.shapes,
+                instruction.kernel,
                 instruction.calls,
                 f"{instruction.total / len(steps) * 1e3:.3f}",
                 f"{instruction.total / total_time:.1%}",
