@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import ortrain
 from test_cuda_memory import run_on_cuda
+
+import ortrain
 
 ROWS = 3200
 

@@ -143,7 +143,16 @@ class Profile:
         steps = sorted(self.steps)
         half = steps[len(steps) // 2] * 1e3
         summary = f"{len(steps)} steps, {half:.3f} ms per step (median); {self.memory:,} bytes of memory"
-        heads = ["node", "kind", "shapes", "kernel", "calls", "ms/step", "share of time", "share of the machine's limit"]
+        heads = [
+            "node",
+            "kind",
+            "shapes",
+            "kernel",
+            "calls",
+            "ms/step",
+            "share of time",
+            "share of the machine's limit",
+        ]
         total_time = max(sum(instruction.total for instruction in self.instructions), 1e-12)
         rows = [
             (
