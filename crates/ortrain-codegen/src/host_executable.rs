@@ -3,8 +3,8 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ortrain_program::{
-    Backend, Bindings, BufferId, BufferLocation, Executable, GradientMode, Program, RunError, Scalars,
-    UnsupportedOnBackend, Workspace,
+    Backend, Bindings, BufferId, BufferLocation, Executable, GradientMode, Program, RunError, SavedInputs,
+    Scalars, UnsupportedOnBackend, Workspace,
 };
 
 use crate::host_prologue::HostPart;
@@ -53,7 +53,7 @@ impl HostExecutable {
         &self,
         rest: &Program,
         work: &Workspace,
-        saved_inputs: &[(BufferId, Vec<u8>)],
+        saved_inputs: &SavedInputs,
         scalars: Scalars,
     ) -> Result<(), RunError> {
         let mut work_memory = self.work.lock().unwrap_or_else(PoisonError::into_inner);
@@ -65,8 +65,8 @@ impl HostExecutable {
             else {
                 continue;
             };
-            match saved_inputs.iter().find(|(known, _)| *known == id) {
-                Some((_, bytes)) => work_memory.arena().write(to, bytes)?,
+            match saved_inputs.get(id) {
+                Some(bytes) => work_memory.arena().write(to, bytes)?,
                 None => {
                     work_memory.arena().write(to, &work.arena().to_vec(from, rest.buffer(id).bytes())?)?;
                 }

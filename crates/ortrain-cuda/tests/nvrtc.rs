@@ -5,11 +5,18 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 
+use ortrain::{
+    CheckpointState, Dim, ModelSource, Module, ModuleOptions, Optimizer, RunInput, Tensor, ValueInfo,
+};
 use ortrain_codegen::{CudaC, Dialect as _, KernelSource};
 use ortrain_cuda::{compile_source, search_packages};
-use ortrain_testkit::kernels::suite_kernels;
+use ortrain_testkit::kernels::{KernelPrinter, suite_kernels};
+
+#[path = "../../ortrain-testkit/gpu/workload.rs"]
+mod workload;
+use workload::artifacts_of;
 
 /// Number of kernels that are compiled together.
 const KERNELS_PER_MODULE: usize = 48;
@@ -17,6 +24,23 @@ const KERNELS_PER_MODULE: usize = 48;
 const MAX_TILE_REGISTERS: u64 = 128;
 /// Maximum bytes that other kernels store in local memory for lack of registers.
 const MAX_SPILL_BYTES: u64 = 16;
+
+/// Names of all workloads.
+const WORKLOADS: [&str; 13] = [
+    "mlp_tiny",
+    "mlp",
+    "lenet",
+    "mobilenetv2_96",
+    "mobilenetv2_224",
+    "mobilenetv2_224_head",
+    "resnet18_224",
+    "bert_mini",
+    "bert_mini_lora8",
+    "bert_base",
+    "gpt2_small6",
+    "lstm",
+    "adamw_25m",
+];
 
 /// Adds the Python environments for tests to the search for NVRTC.
 fn search_environments() {
@@ -116,7 +140,53 @@ fn every_kernel_of_the_suites_compiles() {
     }
 }
 
-/// A kernel with a warning is a failure of the test above.
+/// Returns the kernels of a training step, an optimizer step and an evaluation of each workload.
+fn workload_kernels() -> Vec<KernelSource> {
+    let printer = KernelPrinter::new(&CudaC, CudaC::CAPS);
+    let zeros = |dims: &[i64]| vec![0; 4 * dims.iter().product::<i64>() as usize];
+    for name in WORKLOADS {
+        let artifacts = artifacts_of(name, zeros, false);
+        let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
+        let mut state =
+            CheckpointState::from_checkpoint(artifacts.checkpoint.clone()).expect("it can be read");
+        let eval = Some(source(&artifacts.eval_model));
+        let options = ModuleOptions::default().backend(Arc::new(printer.clone()));
+        let mut module =
+            Module::new(source(&artifacts.training_model), &mut state, eval, options).expect("it can run");
+        let optimizer = artifacts.optimizer_model.as_ref().expect("it was requested");
+        Optimizer::new(source(optimizer), &mut state, &module).expect("it fits");
+        let zeros_of = |info: &ValueInfo| {
+            let dims = info.shape.as_ref().expect("the rank is known").iter().map(|dim| match dim {
+                Dim::Known(size) => *size,
+                Dim::Symbol(_) => 1,
+            });
+            let dims: Vec<usize> = dims.collect();
+            let bytes = vec![0; info.dtype.size() * dims.iter().product::<usize>()];
+            Tensor::new(info.dtype, dims, bytes.into()).expect("the bytes fit")
+        };
+        for training in [true, false] {
+            let inputs: Vec<Tensor> = module.inputs(training).iter().map(zeros_of).collect();
+            let inputs: Vec<RunInput<'_>> = inputs.iter().map(RunInput::from).collect();
+            module.memory_need(&inputs, training).expect("it can be planned");
+        }
+    }
+    printer.kernels()
+}
+
+#[test]
+fn every_kernel_of_the_workloads_compiles() {
+    search_environments();
+    let kernels = workload_kernels();
+    assert!(kernels.len() > 300, "{} kernels", kernels.len());
+    assert_compiles(&kernels, "sm_90");
+    let some: Vec<KernelSource> = kernels.iter().step_by(10).cloned().collect();
+    assert_compiles(&some, "sm_80");
+    if std::env::var_os("ORTRAIN_CONFORM").is_some() {
+        ["sm_80", "sm_120"].into_iter().for_each(|architecture| assert_compiles(&kernels, architecture));
+    }
+}
+
+/// A kernel with a warning is a failure of the tests above.
 #[test]
 fn messages_are_found() {
     search_environments();

@@ -39,9 +39,43 @@ pub struct Workspace {
     /// Maximum number of iterations of a loop.
     pub(crate) iterations: u64,
     /// Copies of inputs of the next run that its executable reads on the host.
-    pub(crate) saved_inputs: Vec<(BufferId, Vec<u8>)>,
+    pub(crate) saved_inputs: SavedInputs,
     /// Interrupt state of the run.
     pub(crate) watch: Watch,
+}
+
+/// Copies of inputs that a run reads on the host.
+#[derive(Debug, Default)]
+pub struct SavedInputs {
+    copies: Vec<(BufferId, Vec<u8>)>,
+    /// Number of copies for the run; the memory of the others is reused.
+    used: usize,
+}
+
+impl SavedInputs {
+    /// Forgets all copies, and keeps their memory.
+    pub(crate) fn clear(&mut self) {
+        self.used = 0;
+    }
+
+    /// Copies an input.
+    pub(crate) fn save(&mut self, id: BufferId, bytes: &[u8]) {
+        if self.used == self.copies.len() {
+            self.copies.push((id, Vec::new()));
+        }
+        let (of, copy) = &mut self.copies[self.used];
+        *of = id;
+        copy.clear();
+        copy.extend_from_slice(bytes);
+        self.used += 1;
+    }
+
+    /// Returns the copy of an input.
+    #[must_use]
+    pub fn get(&self, id: BufferId) -> Option<&[u8]> {
+        let (_, bytes) = self.copies[..self.used].iter().find(|(known, _)| *known == id)?;
+        Some(bytes)
+    }
 }
 
 /// Default limit on the iterations of a loop. More iterations probably mean an endless loop.
@@ -74,7 +108,7 @@ impl Workspace {
             limit,
             outside_bytes: outside,
             iterations: ITERATION_LIMIT,
-            saved_inputs: Vec::new(),
+            saved_inputs: SavedInputs::default(),
             watch: Watch::default(),
         }
     }
@@ -233,8 +267,14 @@ impl Workspace {
     }
 
     /// Takes the inputs that were saved for a run: see [`Executable::host_inputs`].
-    pub fn take_saved_inputs(&mut self) -> Vec<(BufferId, Vec<u8>)> {
+    pub fn take_saved_inputs(&mut self) -> SavedInputs {
         std::mem::take(&mut self.saved_inputs)
+    }
+
+    /// Returns taken inputs, so that later runs reuse their memory.
+    pub fn return_saved_inputs(&mut self, mut saved: SavedInputs) {
+        saved.clear();
+        self.saved_inputs = saved;
     }
 
     /// Returns the backend that allocates the memory.

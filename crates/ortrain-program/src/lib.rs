@@ -39,7 +39,7 @@ mod weight;
 
 pub use backend::{
     Backend, Bf16Fallback, Copied, Executable, ITERATION_LIMIT, Limits, MAX_GROWING_BYTES, NoDevice,
-    Observer, Scalars, UnknownFallback, UnsupportedOnBackend, UnsupportedPrecision, Workspace,
+    Observer, SavedInputs, Scalars, UnknownFallback, UnsupportedOnBackend, UnsupportedPrecision, Workspace,
 };
 pub use bindings::Bindings;
 pub(crate) use buffer::is_work;

@@ -170,7 +170,7 @@ impl<'a, 'o> RunContext<'a, 'o> {
         let mut copied = 0;
         for (&id, bytes) in takes.iter().zip(inputs) {
             if executable.host_inputs().contains(&id) {
-                self.work.saved_inputs.push((id, bytes.to_vec()));
+                self.work.saved_inputs.save(id, bytes);
             }
             if let BufferLocation::Work(offset) = program.buffer(id).location {
                 // The first writes to fresh memory take seconds for gigabytes, so interrupts are checked between

@@ -8,3 +8,4 @@ mod kernels;
 pub(crate) mod nests;
 pub(crate) mod programs;
 pub(crate) mod training;
+pub(crate) mod workload;

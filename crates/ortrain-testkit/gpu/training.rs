@@ -10,6 +10,7 @@ use ortrain::{
 };
 
 use super::example::{WEIGHTS, artifacts};
+use super::workload;
 use crate::common::device;
 
 const STEPS: usize = 20;
@@ -69,11 +70,25 @@ fn a_perceptron_trains_as_on_the_processor() {
     }
 }
 
+#[test]
+fn lenet_trains_as_on_the_processor() {
+    let weights = |dims: &[i64]| {
+        let scale = (2.0 / dims[1..].iter().product::<i64>().max(1) as f32).sqrt();
+        let elements = 0..dims.iter().product::<i64>();
+        elements.flat_map(|i| (scale * (i as f32 * 0.61).sin()).to_le_bytes()).collect()
+    };
+    train_and_compare(&workload::artifacts_of("lenet", weights, true), &batches(&[4, 1, 28, 28], STEPS));
+}
+
 fn trains_as_on_the_processor(artifacts: &Artifacts) {
-    let batches = batches(&[16, 64], STEPS);
+    train_and_compare(artifacts, &batches(&[16, 64], STEPS));
+}
+
+/// Compares twenty steps on the processor and on the device, and steps that continue on the other one.
+fn train_and_compare(artifacts: &Artifacts, batches: &[[Tensor; 2]]) {
     let run = |backend: &Arc<dyn Backend>| {
         let mut state = state_of(artifacts);
-        let losses = train(artifacts, &mut state, backend, &batches);
+        let losses = train(artifacts, &mut state, backend, batches);
         assert_eq!(state.device(), backend.device());
         (losses, state.to_bytes(true).expect("it fits in memory"))
     };

@@ -1,4 +1,4 @@
-//! Kernels of the suites, for tests of their text.
+//! Kernels of programs, for tests of their text.
 
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,16 +15,33 @@ use crate::suites::{
     panels, poolings, precision, sequences,
 };
 
-/// Backend that prints kernels and computes like the reference evaluator. Its copies for other precisions print to the
-/// same set.
+/// Backend that prints kernels and computes like the reference evaluator. Its copies, also for other precisions, print
+/// to the same set.
 #[derive(Clone, Debug)]
-struct Printing {
+pub struct KernelPrinter {
     dialect: &'static dyn Dialect,
     caps: Caps,
     kernels: Arc<Mutex<HashSet<KernelSource>>>,
 }
 
-impl Backend for Printing {
+impl KernelPrinter {
+    /// Creates a backend that prints in a language.
+    #[must_use]
+    pub fn new(dialect: &'static dyn Dialect, caps: Caps) -> KernelPrinter {
+        KernelPrinter { dialect, caps, kernels: Arc::default() }
+    }
+
+    /// Returns the kernels of all compiled programs, sorted by name.
+    #[must_use]
+    pub fn kernels(&self) -> Vec<KernelSource> {
+        let kernels = self.kernels.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut kernels: Vec<KernelSource> = kernels.iter().cloned().collect();
+        kernels.sort_by(|a, b| a.name.cmp(&b.name));
+        kernels
+    }
+}
+
+impl Backend for KernelPrinter {
     fn name(&self) -> &'static str {
         "printing"
     }
@@ -65,8 +82,8 @@ impl Backend for Printing {
 /// When a suite fails, or when cases of another type are refused.
 #[must_use]
 pub fn suite_kernels(dialect: &'static dyn Dialect, caps: Caps, refused: Option<DType>) -> Vec<KernelSource> {
-    let printing = Printing { dialect, caps, kernels: Arc::default() };
-    let backend: Arc<dyn Backend> = Arc::new(printing.clone());
+    let printer = KernelPrinter::new(dialect, caps);
+    let backend: Arc<dyn Backend> = Arc::new(printer.clone());
     let passes = |report: &Report| match refused {
         Some(dtype) => report.passes_without(dtype),
         None => report.passes(),
@@ -96,8 +113,5 @@ pub fn suite_kernels(dialect: &'static dyn Dialect, caps: Caps, refused: Option<
             backend.compile(large(seed)).expect("random programs are supported");
         }
     }
-    let kernels = printing.kernels.lock().unwrap_or_else(PoisonError::into_inner);
-    let mut kernels: Vec<KernelSource> = kernels.iter().cloned().collect();
-    kernels.sort_by(|a, b| a.name.cmp(&b.name));
-    kernels
+    printer.kernels()
 }

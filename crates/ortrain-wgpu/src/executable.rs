@@ -190,9 +190,11 @@ impl Executable for WgpuExecutable {
         let outcome = ran.try_for_each(|at| self.marks.check_before(at, bindings, &mut watch));
         work.restore_watch(watch);
         outcome?;
-        let saved_inputs = work.take_saved_inputs();
         if let Some(host) = self.host.as_ref().filter(|_| part != RunPart::AfterYield) {
-            host.run(&self.program, work, &saved_inputs, scalars)?;
+            let saved_inputs = work.take_saved_inputs();
+            let ran = host.run(&self.program, work, &saved_inputs, scalars);
+            work.return_saved_inputs(saved_inputs);
+            ran?;
         }
         let mut resident = self.resident.lock().unwrap_or_else(PoisonError::into_inner);
         let resident = match &mut *resident {
