@@ -22,8 +22,6 @@ pub(crate) struct RunKey {
     pub(crate) selection: Selection,
     /// Addresses of arena, scratch and planes; zero for an unbound plane.
     memory: Vec<Address>,
-    /// Bytes at each of these addresses.
-    sizes: Vec<usize>,
     /// Writes to the arena that the run distributes.
     pub(crate) writes: Vec<Write>,
 }
@@ -86,6 +84,8 @@ pub(crate) struct Resident {
     copies: HashMap<usize, Allocation>,
     /// Key of the current run.
     pub(crate) key: RunKey,
+    /// Bytes at each address of the current run: at least those that the program accesses, or none.
+    sizes: Vec<usize>,
     /// Recorded runs, the most recent one last.
     runs: Vec<RecordedRun>,
 }
@@ -121,9 +121,9 @@ impl Resident {
             key: RunKey {
                 selection: Selection { entry: GradientMode::Accumulate, positions: 0..0 },
                 memory: Vec::new(),
-                sizes: Vec::new(),
                 writes: Vec::new(),
             },
+            sizes: Vec::new(),
             runs: Vec::new(),
         })
     }
@@ -132,7 +132,7 @@ impl Resident {
     pub(crate) fn begin(&mut self, memories: &RunMemories<'_>, selection: Selection) -> Result<(), RunError> {
         self.key.selection = selection;
         self.key.memory.clear();
-        self.key.sizes.clear();
+        self.sizes.clear();
         for (index, part) in memories.iter().enumerate() {
             let (address, size) = match part {
                 Some(part) => self.address(index, part)?,
@@ -140,7 +140,7 @@ impl Resident {
                 None => (0, 0),
             };
             self.key.memory.push(address);
-            self.key.sizes.push(size);
+            self.sizes.push(size);
         }
         Ok(())
     }
@@ -246,7 +246,7 @@ impl Resident {
 
     /// Returns address and size of a memory.
     fn memory(&self, program: &Program, memory: MemoryId) -> (Address, usize) {
-        let known = |at: usize| (self.key.memory[at], self.key.sizes[at]);
+        let known = |at: usize| (self.key.memory[at], self.sizes[at]);
         match memory {
             MemoryId::Work => known(0),
             MemoryId::Scratch => known(1),

@@ -91,7 +91,7 @@ fn calls_of_a_warm_step() {
     assert_eq!(after.downloaded - before.downloaded, 4);
 }
 
-/// Program that adds two inputs to a plane. In one gradient mode the plane is replaced.
+/// Program that adds the difference of two inputs to a plane. In one gradient mode the plane is replaced.
 fn sum_program(len: usize) -> Arc<Program> {
     let mut b = ProgramBuilder::new();
     let [x, y] = ["x", "y"].map(|label| b.work(label, DType::F32, len));
@@ -100,7 +100,7 @@ fn sum_program(len: usize) -> Arc<Program> {
     for (mode, reads_old) in [(GradientMode::Accumulate, true), (GradientMode::Overwrite, false)] {
         let mut expr = Builder::new();
         let [x_reg, y_reg] = [0, 1].map(|slot| expr.load(slot, Type::F32));
-        let mut sum = expr.add(x_reg, y_reg);
+        let mut sum = expr.sub(x_reg, y_reg);
         let mut loads = vec![Load::Buffer(contiguous(x)), Load::Buffer(contiguous(y))];
         if reads_old {
             let old = expr.load(2, Type::F32);
@@ -130,13 +130,14 @@ impl Sums {
         Sums { work, plane: device().allocate(4 * LEN, 4 * LEN).expect(WORKS) }
     }
 
-    /// Writes inputs, the second one first if `swapped`, runs, and returns the first element of the plane.
+    /// Writes inputs, the second one first if `swapped`, runs, and returns the last element of the plane. If `apart`, the
+    /// inputs go to the device before the run, not with it.
     fn run(
         &mut self,
         executable: &dyn Executable,
         values: [f32; 2],
         mode: GradientMode,
-        swapped: bool,
+        [swapped, apart]: [bool; 2],
     ) -> f32 {
         let program = executable.program();
         let mut inputs: Vec<(BufferId, f32)> = program.inputs.iter().copied().zip(values).collect();
@@ -148,6 +149,9 @@ impl Sums {
                 unreachable!("inputs are work")
             };
             self.work.arena().write(at, &value.to_le_bytes().repeat(LEN)).expect(WORKS);
+        }
+        if apart {
+            self.work.arena().to_vec(0, 4).expect(WORKS);
         }
         let bindings = Bindings { planes: &[&self.plane] };
         executable.run(&bindings, &mut self.work, mode, Scalars::default()).expect(WORKS);
@@ -176,14 +180,31 @@ fn graphs_differ_by_mode_and_memory() {
                 ] {
                     number += 1.0;
                     let old = if mode == GradientMode::Accumulate { expected[k] } else { 0.0 };
-                    expected[k] = old + number + 0.5;
-                    let got = sums.run(&*executable, [number, 0.5], mode, swapped);
+                    expected[k] = old + number - 0.5;
+                    let got = sums.run(&*executable, [number, 0.5], mode, [swapped, number % 3.0 == 0.0]);
                     assert_eq!(got, expected[k], "round {round}, memory {k}, {mode:?}, {swapped}");
                 }
             }
         }
     }
     assert!(cuda().counts().graphs > 0);
+}
+
+/// Runs in one arena that write to two planes in turn.
+#[test]
+fn graphs_differ_by_plane() {
+    let executable = device().compile(sum_program(LEN)).expect("it can run");
+    let mut sums = Sums::new(&*executable);
+    let mut other = device().allocate(4 * LEN, 4 * LEN).expect(WORKS);
+    let mut expected = [0.0; 2];
+    for round in 1..8u8 {
+        for value in &mut expected {
+            *value += f32::from(round) - 0.25;
+            let values = [f32::from(round), 0.25];
+            assert_eq!(sums.run(&*executable, values, GradientMode::Accumulate, [false; 2]), *value);
+            std::mem::swap(&mut sums.plane, &mut other);
+        }
+    }
 }
 
 /// Recorded runs of the two parts of a program are told apart: the same addresses, another selection.
@@ -193,22 +214,22 @@ fn graphs_differ_by_part() {
     let mut b = ProgramBuilder::new();
     let [x, y, z] = ["x", "y", "z"].map(|label| b.work(label, DType::F32, LEN));
     let contiguous = |id: BufferId| Operand::contiguous(id, DType::F32, &[LEN]);
-    let doubled = |from: BufferId, to: BufferId| {
+    let nest = |from: BufferId, to: BufferId, squares: bool| {
         let mut expr = Builder::new();
         let x = expr.load(0, Type::F32);
-        let sum = expr.add(x, x);
+        let value = if squares { expr.mul(x, x) } else { expr.add(x, x) };
         let dims = [LEN].into_iter().collect();
         Nest::elementwise(
             dims,
             vec![Load::Buffer(contiguous(from))],
-            expr.finish(&[sum]),
+            expr.finish(&[value]),
             vec![contiguous(to)],
         )
     };
-    b.emit(Instruction::from(doubled(x, y)), GradientModes::ALL, &"first".into()).expect("it is valid");
+    b.emit(Instruction::from(nest(x, y, false)), GradientModes::ALL, &"first".into()).expect("it is valid");
     let hand_over = Yield { outputs: vec![y], inputs: vec![] };
     b.emit(Instruction::Yield(hand_over), GradientModes::ALL, &"yield".into()).expect("it is valid");
-    b.emit(Instruction::from(doubled(y, z)), GradientModes::ALL, &"second".into()).expect("it is valid");
+    b.emit(Instruction::from(nest(y, z, true)), GradientModes::ALL, &"second".into()).expect("it is valid");
     let program = Arc::new(b.finish_unfused(vec![x], vec![z]).expect("it can be planned"));
     let executable = device().compile(program.clone()).expect("it can run");
     let mut work = Workspace::new(device());
@@ -219,12 +240,17 @@ fn graphs_differ_by_part() {
     };
     for round in 1..6 {
         work.arena().write(at(x), &(round as f32).to_le_bytes().repeat(LEN)).expect(WORKS);
-        for (part, id, factor) in [(RunPart::BeforeYield, y, 2.0), (RunPart::AfterYield, z, 4.0)] {
+        // A read sends the input to the device, so neither part takes a write along.
+        work.arena().to_vec(at(x), 4).expect(WORKS);
+        let doubled = 2.0 * round as f32;
+        for (part, id, expected) in
+            [(RunPart::BeforeYield, y, doubled), (RunPart::AfterYield, z, doubled * doubled)]
+        {
             let bindings = Bindings { planes: &[] };
             let (mode, scalars) = (GradientMode::Accumulate, Scalars::default());
             executable.run_observed(&bindings, &mut work, mode, part, scalars, None).expect(WORKS);
             let bytes = work.arena().to_vec(at(id), 4).expect(WORKS);
-            assert_eq!(bytes, (factor * round as f32).to_le_bytes());
+            assert_eq!(bytes, expected.to_le_bytes());
         }
     }
 }
