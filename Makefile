@@ -74,11 +74,17 @@ compare: build/demo.stamp ## the release wheel's step, memory and start beside o
 	$(if $(ARGUMENTS),,$(DEMO)/bin/python benches/optimizers.py)
 
 .PHONY: conform
-conform: build/wheel.stamp build/demo.stamp build/openmpi.stamp build/nextest.stamp $(if $(UPSTREAM)$(ONNXCUSTOM),build/upstream.stamp) ## recorded runs, node tests, onnxruntime-training, jax, PyTorch, architectures of transformers and timm, Keras, trained models out of packages, 24 000 changed files, ranks on Open MPI, 2 GB checkpoints and models, 10 000 random graphs with the release wheel, functions over all f32, the Rust tests without each optional pass; UPSTREAM=FOLDER: the tests of onnxruntime-training; ONNXCUSTOM=FOLDER: those of onnxcustom
+conform: build/wheel.stamp build/demo.stamp build/openmpi.stamp build/nextest.stamp build/cuda.stamp $(if $(UPSTREAM)$(ONNXCUSTOM),build/upstream.stamp) ## recorded runs, node tests, onnxruntime-training, jax, PyTorch, architectures of transformers and timm, Keras, trained models out of packages, 24 000 changed files, ranks on Open MPI, 2 GB checkpoints and models, 10 000 random graphs with the release wheel, functions over all f32, CUDA kernels for more architectures and with NVRTC 12.9, the check of a GPU on the software driver, the Rust tests without each optional pass; UPSTREAM=FOLDER: the tests of onnxruntime-training; ONNXCUSTOM=FOLDER: those of onnxcustom
 	$(BIN)/python -m pytest tests/test_replay.py tests/test_oracle.py tests/test_optimizer_exchange.py tests/test_nodes.py
 	ORTRAIN_CONFORM=1 $(BIN)/python -m pytest tests/test_trainer_schedules.py tests/test_trainer_scalers.py tests/test_trainer_checkpoint_storage.py tests/test_writers.py tests/test_half_gradients.py
 	$(BIN)/python -m pytest -rP --durations=0 tests/conform
 	ORTRAIN_ALL_F32=1 cargo test --release --package ortrain-kernels --lib -- --nocapture vecmath
+	ORTRAIN_CONFORM=1 cargo nextest run --package ortrain-cuda --test nvrtc
+	$(BIN)/python -m pip install --quiet --upgrade --target build/nvrtc12 nvidia-cuda-nvrtc-cu12
+	ORTRAIN_CUDA_LIBRARIES=$(CURDIR)/build/nvrtc12/nvidia/cuda_nvrtc/lib ORTRAIN_CONFORM=1 \
+	  cargo nextest run --package ortrain-cuda --test nvrtc
+	PYTHON=$(BIN)/python benches/gpu_check.sh pack
+	PYTHON=$(BIN)/python OUT=build/gpu-check/results benches/gpu_check.sh --software
 	$(if $(UPSTREAM),$(BIN)/python tests/upstream/run.py "$(UPSTREAM)" build/upstream-wheel/*.whl)
 	$(if $(ONNXCUSTOM),$(BIN)/python tests/suite_of_onnxcustom/run.py "$(ONNXCUSTOM)" build/upstream-wheel/*.whl)
 

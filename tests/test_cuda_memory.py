@@ -294,3 +294,38 @@ raises(ortrain.InvalidArgumentError, "int32", lambda: module(wrong, OrtValue.ort
 """,
         tmp_path,
     )
+
+
+def test_an_interrupt_waits_for_the_step(tmp_path: Path) -> None:
+    """The device cannot stop a submitted step, so the exception follows its end, and the state is complete."""
+    run_on_cuda(
+        """
+import os, signal, threading, time
+x, labels = np.ones((4096, 64), np.float32), np.zeros(4096, np.int64)
+host_state = CheckpointState.load_checkpoint("checkpoint")
+on_host = Module("training_model.onnx", host_state)
+host_optimizer = Optimizer("optimizer_model.onnx", on_host)
+expected = []
+for step in range(4):
+    expected.append(float(on_host(x, labels)))
+    host_optimizer.step()
+    on_host.lazy_reset_grad()
+# The steps that record and replay take a while, because the device computes on this processor.
+module(x, labels), optimizer.step(), module.lazy_reset_grad()
+start = time.monotonic()
+module(x, labels), optimizer.step(), module.lazy_reset_grad()
+seconds = time.monotonic() - start
+signal.signal(signal.SIGINT, signal.default_int_handler)
+timer = threading.Timer(seconds / 3, lambda: os.kill(os.getpid(), signal.SIGINT))
+timer.start()
+try:
+    module(x, labels)
+    while True:
+        time.sleep(0.01)
+except KeyboardInterrupt:
+    optimizer.step()
+    module.lazy_reset_grad()
+assert abs(float(module(x, labels)) - expected[3]) < 1e-4
+""",
+        tmp_path,
+    )

@@ -35,6 +35,10 @@ def adamw(trained: Sequence[Any], settings: Mapping[str, Any]) -> Any:
     )
 
 
+# Operators with sizes, axes or positions as inputs after the first one.
+TAKES_SIZES = ("Expand", "Reshape", "Slice", "Squeeze", "Unsqueeze")
+
+
 class Network:
     """Forward pass of a model for batches of one shape. `weights` are tensors by name."""
 
@@ -121,7 +125,16 @@ class Network:
             found = pattern(node)
             if found is not None:
                 return found
-        return self._spelled_out(node, self._known)
+        call, names = self._spelled_out(node, self._known)
+        index = self._known.get(names[1]) if node.op_type == "Gather" else None
+        if index is not None and index.ndim == 0:
+            position = int(index)
+            return (lambda value: call(value, position)), names[:1]
+        if node.op_type in TAKES_SIZES and all(name in self._known for name in names[1:]):
+            # Reading a tensor of sizes in each call would wait for a GPU, and break a compiled graph.
+            sizes = [_ints(self._known[name]) for name in names[1:]]
+            return (lambda value: call(value, *sizes)), names[:1]
+        return call, names
 
     # Fusion of exporter patterns.
 
@@ -340,7 +353,7 @@ def _gather(a: dict[str, Any]) -> Callable[..., Any]:
     axis = a.pop("axis", 0)
 
     def call(x: Any, indices: Any) -> Any:
-        if indices.ndim == 0:
+        if isinstance(indices, int) or indices.ndim == 0:
             return x.select(axis, int(indices))
         assert axis == 0
         assert x.ndim == 2

@@ -84,7 +84,7 @@ pub(crate) struct Resident {
     copies: HashMap<usize, Allocation>,
     /// Key of the current run.
     pub(crate) key: RunKey,
-    /// Bytes at each address of the current run: at least those that the program accesses, or none.
+    /// Bytes at each address of the current run. They cover all accesses of the program, or are zero.
     sizes: Vec<usize>,
     /// Recorded runs, the most recent one last.
     runs: Vec<RecordedRun>,

@@ -327,6 +327,15 @@ fn failing_calls_are_errors() {
     let attempt = || -> Result<f32, String> {
         let device = Cuda::open("cuda").map_err(|error| error.to_string())?;
         let run = || -> ortrain::Result<f32> {
+            let mut state = state_of(&trained);
+            let before = state.to_bytes(true)?;
+            let source = ModelSource::from_proto(&trained.training_model)?;
+            let options = ModuleOptions::default().backend(Arc::new(device.clone()));
+            let refused = Module::new(source, &mut state, None, options).err();
+            if refused.is_some() && state.device() == "cpu" {
+                assert!(state.to_bytes(true)? == before, "a refused module has changed the state");
+            }
+            refused.map_or(Ok(()), Err)?;
             let mut training = Training::new(&trained, state_of(&trained), Arc::new(device.clone()))?;
             (0..4).try_fold(0.0, |_, _| training.step())
         };

@@ -188,6 +188,23 @@ fn second_process_compiles_nothing() {
     assert_eq!(text["losses"], first["losses"]);
 }
 
+/// Another library of the process has opened NVRTC of another major version.
+#[test]
+fn two_major_versions_are_used_side_by_side() {
+    let folder = folder_with(&[DRIVER, NVRTC, LANGUAGE, "libcublasLt.so.13"]);
+    let other = folder.path().join("libnvrtc.so.12");
+    fs::copy(folder.path().join(NVRTC), &other).expect("the library can be copied");
+    let alone = run_child(&[]);
+    for variables in [
+        &[("ORTRAIN_CUDA_LIBRARIES", folder.path())][..],
+        &[("ORTRAIN_CUDA_LIBRARIES", folder.path()), ("LD_PRELOAD", &other)],
+        &[("LD_PRELOAD", &other)],
+    ] {
+        let text = run_child(variables);
+        assert_eq!(text.get("losses"), alone.get("losses"), "{text:?}");
+    }
+}
+
 /// A device of another index, and names of devices.
 #[test]
 fn devices_have_indices() {
