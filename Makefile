@@ -79,10 +79,10 @@ conform: build/wheel.stamp build/demo.stamp build/openmpi.stamp build/nextest.st
 	ORTRAIN_CONFORM=1 $(BIN)/python -m pytest tests/test_trainer_schedules.py tests/test_trainer_scalers.py tests/test_trainer_checkpoint_storage.py tests/test_writers.py tests/test_half_gradients.py
 	$(BIN)/python -m pytest -rP --durations=0 tests/conform
 	ORTRAIN_ALL_F32=1 cargo test --release --package ortrain-kernels --lib -- --nocapture vecmath
-	ORTRAIN_CONFORM=1 cargo nextest run --package ortrain-cuda --test nvrtc
+	ORTRAIN_CONFORM=1 cargo test --package ortrain-cuda --test nvrtc
 	$(BIN)/python -m pip install --quiet --upgrade --target build/nvrtc12 nvidia-cuda-nvrtc-cu12
 	ORTRAIN_CUDA_LIBRARIES=$(CURDIR)/build/nvrtc12/nvidia/cuda_nvrtc/lib ORTRAIN_CONFORM=1 \
-	  cargo nextest run --package ortrain-cuda --test nvrtc
+	  cargo test --package ortrain-cuda --test nvrtc
 	PYTHON=$(BIN)/python benches/gpu_check.sh pack
 	PYTHON=$(BIN)/python OUT=build/gpu-check/results benches/gpu_check.sh --software
 	$(if $(UPSTREAM),$(BIN)/python tests/upstream/run.py "$(UPSTREAM)" build/upstream-wheel/*.whl)

@@ -329,3 +329,45 @@ assert abs(float(module(x, labels)) - expected[3]) < 1e-4
 """,
         tmp_path,
     )
+
+
+def test_forward_and_backward_passes_copy_on_the_device(tmp_path: Path) -> None:
+    """Inputs and gradients of outputs that another library owns do not go through the host."""
+    run_on_cuda(
+        PRODUCER
+        + """
+from ortrain.gradient import OrtGradientForwardBackward
+
+def pass_of(device, given, gradient):
+    both = OrtGradientForwardBackward(ortrain.examples.perceptron(), providers=device, ordered=False)
+    function = both.new_instance()
+    weights = [both.get_initializer(name) for name in both.weights_to_train]
+    calls()
+    (logits,) = function.forward([given, *weights], training=True)
+    results = function.backward([gradient])
+    seen = calls()
+    return seen, [np.asarray(value.numpy()) for value in (logits, *results)]
+
+seed = np.random.default_rng(1).random((32, 10), np.float32)
+(plane,) = module.gradient_planes()
+content = np.zeros(len(plane), np.float32)
+content[: x.size], content[x.size : x.size + seed.size] = x.ravel(), seed.ravel()
+plane.copy_from(content)
+# The second tensor is at no multiple of 256 bytes, which a copy may read.
+given = OrtValue.from_dlpack(tensor(address_of(plane), x.shape))
+gradient = OrtValue.from_dlpack(tensor(address_of(plane), seed.shape, offset=4 * x.size))
+seen, got = pass_of("cuda", given, gradient)
+assert "cuMemcpyDtoHAsync_v2" not in seen, seen
+_, expected = pass_of("cpu", x, seed)
+for ours, theirs in zip(got, expected, strict=True):
+    assert np.abs(ours - theirs).max() < 1e-5
+# A session with its own arrays for results.
+session = ortrain.TrainingSession(
+    CheckpointState.load_checkpoint("checkpoint"), "training_model.onnx", device="cuda")
+loss = np.zeros((), np.float32)
+session.train_step([given, labels], [loss])
+on_host = Module("training_model.onnx", CheckpointState.load_checkpoint("checkpoint"))
+assert abs(float(loss) - float(on_host(x, labels))) < 1e-5
+""",
+        tmp_path,
+    )

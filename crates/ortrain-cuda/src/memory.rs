@@ -138,6 +138,22 @@ impl DeviceMemory for CudaMemory {
         Ok(Arc::new(copy))
     }
 
+    fn copy_from(&self, offset: usize, source: &dyn DeviceMemory, bytes: usize) -> Result<bool, DeviceError> {
+        let Some(source) = source.as_any().downcast_ref::<CudaMemory>() else { return Ok(false) };
+        if !Arc::ptr_eq(&source.device, &self.device) {
+            return Ok(false);
+        }
+        let (to, from) = (self.address_at(offset), source.address_at(0));
+        self.device.on_queue("cuMemcpyDtoDAsync", |queue| {
+            queue.flush_overlapping([to, from], bytes)?;
+            // SAFETY: both ranges are allocated; freeing waits for the work of the device.
+            unsafe { queue.stream.copy(to, from, bytes) }
+        })?;
+        source.hand_over()?;
+        self.hand_over()?;
+        Ok(true)
+    }
+
     fn address(&self) -> Option<usize> {
         usize::try_from(self.allocation().address).ok()
     }

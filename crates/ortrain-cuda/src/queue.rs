@@ -234,6 +234,17 @@ impl Queue {
         self.next_slot()
     }
 
+    /// Enqueues the collected writes if one of them overlaps a range of `bytes` bytes at one of these addresses.
+    pub(crate) fn flush_overlapping(&mut self, starts: [Address; 2], bytes: usize) -> Call<()> {
+        let overlaps = |write: &Write, start: Address| {
+            write.to < start + bytes as u64 && start < write.to + write.bytes as u64
+        };
+        match self.writes.iter().any(|write| starts.iter().any(|&start| overlaps(write, start))) {
+            true => self.flush(),
+            false => Ok(()),
+        }
+    }
+
     /// Enqueues the collected writes to other memory than a range. The writes to the range stay collected.
     pub(crate) fn flush_outside(&mut self, range: Range<Address>) -> Call<()> {
         let is_inside = |write: &Write| range.start <= write.to && write.to + write.bytes as u64 <= range.end;

@@ -122,6 +122,16 @@ pub trait DeviceMemory: Send + Sync + Debug {
     /// Fails if the device has no more memory, or fails.
     fn copy(&self, offset: usize, bytes: usize) -> Result<Arc<dyn DeviceMemory>, AllocationError>;
 
+    /// Copies a range of other memory to an offset, if this device can do so without the host. The call returns before
+    /// the copy is executed. Returns false, and changes nothing, otherwise.
+    ///
+    /// # Errors
+    /// Fails if the device fails.
+    fn copy_from(&self, offset: usize, source: &dyn DeviceMemory, bytes: usize) -> Result<bool, DeviceError> {
+        let _ = (offset, source, bytes);
+        Ok(false)
+    }
+
     /// Returns the address of the first byte, if the device has one address space with this process. Then two memories
     /// share bytes only if their ranges of addresses overlap. `None` means that no two memories share bytes.
     fn address(&self) -> Option<usize> {
@@ -234,6 +244,24 @@ impl Memory {
             }
         }
         Ok(())
+    }
+
+    /// Copies the first bytes of other memory in: on the device of both memories, or through this process.
+    ///
+    /// # Errors
+    /// Fails if a device fails.
+    ///
+    /// # Panics
+    /// Panics if a range ends after its memory, or if this memory is read-only.
+    pub fn copy_from(&self, offset: usize, source: &Memory, bytes: usize) -> Result<(), DeviceError> {
+        self.check(offset, bytes);
+        source.check(0, bytes);
+        if let (Memory::Device(to), Memory::Device(from)) = (self, source)
+            && to.copy_from(offset, &**from, bytes)?
+        {
+            return Ok(());
+        }
+        self.write(offset, &source.to_vec(0, bytes)?)
     }
 
     /// Copies bytes out.

@@ -126,7 +126,11 @@ pub(crate) fn run_specialised(
         .expect("the reference runs every instruction");
     let feeds: Vec<RunInput<'_>> = inputs
         .iter()
-        .map(|tensor| RunInput { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() })
+        .map(|tensor| RunInput {
+            dtype: tensor.dtype(),
+            dims: tensor.dims(),
+            bytes: tensor.data()[..].into(),
+        })
         .collect();
     let mut results: Vec<Option<Tensor>> = vec![None; specialiser.graph().outputs.len()];
     runner

@@ -29,6 +29,7 @@ mod repeat;
 mod rewrite;
 mod run_context;
 mod run_error;
+mod run_input;
 mod schedule;
 mod scheduled;
 mod target;
@@ -66,9 +67,10 @@ pub use reference::Reference;
 pub use repeat::{Count, SEED_FACTOR, ScanAxis, StackedResult, iteration_seed};
 pub use run_context::{Delivered, RunContext};
 pub use run_error::{LargeBuffer, MemoryNeed, OverLimit, RunError, describe_position};
+pub use run_input::{InputBytes, RunInput};
 pub use schedule::{
-    Branch, BranchSource, Branches, Deliver, ForwardState, HostFunction, PlaneLocation, Repeat, RunInput,
-    Schedule, ScheduleExecutor, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised, YieldSlots,
+    Branch, BranchSource, Branches, Deliver, ForwardState, HostFunction, PlaneLocation, Repeat, Schedule,
+    ScheduleExecutor, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised, YieldSlots,
 };
 pub use scheduled::ScheduledInstruction;
 pub use target::{BatchTiles, FusionWeights, Panels, Speed, Target};

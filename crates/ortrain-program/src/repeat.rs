@@ -474,7 +474,7 @@ impl Iterations<'_> {
         for (source, buffer) in self.scanned.iter().zip(&mut rest[self.carried.len()..]) {
             source.read(index, buffer);
         }
-        turn.run(executable, RunPart::Full, buffers.iter().map(Vec::as_slice))?;
+        turn.run(executable, RunPart::Full, buffers.iter().map(|buffer| buffer[..].into()))?;
         let program = executable.program();
         let (condition, outputs) = program.outputs.split_at(self.leading_values);
         let (carried, collected) = outputs.split_at(self.carried.len());

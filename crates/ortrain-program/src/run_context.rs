@@ -6,7 +6,7 @@ use ortrain_graph::{DType, Tensor};
 
 use crate::{
     AllocationError, Bindings, BufferId, BufferLocation, Copied, DeviceError, Executable, GradientMode,
-    Memory, Observer, Program, RunError, RunPart, Scalars, Workspace,
+    InputBytes, Memory, Observer, Program, RunError, RunPart, Scalars, Workspace,
 };
 
 /// Bytes of an input that are copied between two checks for an interrupt.
@@ -151,12 +151,24 @@ impl<'a, 'o> RunContext<'a, 'o> {
         }
     }
 
-    /// Runs a part of a program on the bytes of its inputs. The results are in the arena afterwards.
+    /// Writes an input to the arena.
+    fn write_input(&mut self, offset: usize, bytes: &[u8]) -> Result<(), RunError> {
+        // The first writes to fresh memory take seconds for gigabytes, so interrupts are checked between chunks.
+        for (chunk, piece) in bytes.chunks(INPUT_CHUNK_BYTES).enumerate() {
+            if chunk > 0 {
+                self.work.watch.check(u32::MAX)?;
+            }
+            self.work.arena().write(offset + chunk * INPUT_CHUNK_BYTES, piece)?;
+        }
+        Ok(())
+    }
+
+    /// Runs a part of a program on its inputs. The results are in the arena afterwards.
     pub(crate) fn run<'v>(
         &mut self,
         executable: &dyn Executable,
         part: RunPart,
-        inputs: impl Iterator<Item = &'v [u8]>,
+        inputs: impl Iterator<Item = InputBytes<'v>>,
     ) -> Result<(), RunError> {
         let program = executable.program();
         let [takes, _] = program.inputs_and_outputs(part)?;
@@ -168,20 +180,16 @@ impl<'a, 'o> RunContext<'a, 'o> {
         self.work.saved_inputs.clear();
         let start = self.start_timer();
         let mut copied = 0;
-        for (&id, bytes) in takes.iter().zip(inputs) {
+        for (&id, input) in takes.iter().zip(inputs) {
+            let count = program.buffer(id).bytes();
             if executable.host_inputs().contains(&id) {
-                self.work.saved_inputs.save(id, bytes);
+                self.work.saved_inputs.save(id, &input.to_host(count)?);
             }
-            if let BufferLocation::Work(offset) = program.buffer(id).location {
-                // The first writes to fresh memory take seconds for gigabytes, so interrupts are checked between
-                // chunks.
-                for (chunk, piece) in bytes.chunks(INPUT_CHUNK_BYTES).enumerate() {
-                    if chunk > 0 {
-                        self.work.watch.check(u32::MAX)?;
-                    }
-                    self.work.arena().write(offset + chunk * INPUT_CHUNK_BYTES, piece)?;
-                }
-                copied += bytes.len();
+            let BufferLocation::Work(offset) = program.buffer(id).location else { continue };
+            copied += count;
+            match input {
+                InputBytes::Device(memory) => self.work.arena().copy_from(offset, memory, count)?,
+                InputBytes::Host(bytes) => self.write_input(offset, bytes)?,
             }
         }
         self.record_copy(Copied::Inputs, copied, start);
@@ -211,7 +219,7 @@ impl<'a, 'o> RunContext<'a, 'o> {
         shapes: &[Vec<usize>],
         inputs: &[Tensor],
     ) -> Result<Vec<Tensor>, RunError> {
-        self.run(executable, RunPart::Full, inputs.iter().map(|tensor| &tensor.data()[..]))?;
+        self.run(executable, RunPart::Full, inputs.iter().map(|tensor| tensor.data()[..].into()))?;
         let start = self.start_timer();
         let program = executable.program();
         let result = |(&id, dims): (&BufferId, &Vec<usize>)| -> Result<Tensor, RunError> {

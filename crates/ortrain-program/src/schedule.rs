@@ -11,6 +11,7 @@ use ortrain_graph::Tensor;
 use crate::interrupt::interruptible;
 use crate::repeat::{self, RepeatedBody};
 use crate::run_context::RunContext;
+use crate::run_input::RunInput;
 use crate::{
     Backend, Bindings, Copied, Delivered, DeviceError, Executable, MemoryNeed, PlaneId, Program, RunError,
     RunPart, UnsupportedOnBackend, Workspace, Yield,
@@ -314,23 +315,6 @@ fn write_indented(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
     text.lines().try_for_each(|line| writeln!(f, "  {line}"))
 }
 
-/// Input of a run: element type, shape and little-endian bytes.
-#[derive(Clone, Copy, Debug)]
-pub struct RunInput<'a> {
-    /// Element type.
-    pub dtype: DType,
-    /// Shape.
-    pub dims: &'a [usize],
-    /// Elements, row-major.
-    pub bytes: &'a [u8],
-}
-
-impl<'a> From<&'a Tensor> for RunInput<'a> {
-    fn from(tensor: &'a Tensor) -> RunInput<'a> {
-        RunInput { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() }
-    }
-}
-
 /// Callback that receives a result of a run: index, element type, shape, elements. An error ends the run.
 pub type Deliver<'a> = dyn FnMut(usize, DType, &[usize], Delivered<'_>) -> Result<(), DeviceError> + 'a;
 
@@ -352,10 +336,11 @@ impl ForwardState {
 }
 
 /// Copies the inputs to tensors.
-fn to_tensors(inputs: &[RunInput<'_>]) -> Vec<Tensor> {
+fn to_tensors(inputs: &[RunInput<'_>]) -> Result<Vec<Tensor>, DeviceError> {
     let tensor = |value: &RunInput<'_>| {
-        let data = value.bytes.to_vec().into();
-        Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the caller's bytes fit its shape")
+        let data = value.to_host()?.into_owned().into();
+        let tensor = Tensor::new(value.dtype, value.dims.to_vec(), data);
+        Ok(tensor.expect("the caller's bytes fit its shape"))
     };
     inputs.iter().map(tensor).collect()
 }
@@ -611,7 +596,7 @@ impl ScheduleExecutor {
                 RunPart::BeforeYield => 0..yielded?,
                 RunPart::AfterYield => yielded? + 1..self.prepared.len(),
             };
-            let received_tensors = to_tensors(caller_inputs);
+            let received_tensors = to_tensors(caller_inputs)?;
             turn.intermediate_bytes = between + total_bytes(&received_tensors);
             self.store_values(&mut values, takes, received_tensors);
             self.run_segments(turn, &mut values, positions)?;
@@ -649,9 +634,9 @@ impl ScheduleExecutor {
         let [inputs, outputs] = program.inputs_and_outputs(part)?;
         for (&id, value) in inputs.iter().zip(run_inputs) {
             let buffer = program.buffer(id);
-            assert_eq!(buffer.bytes(), value.bytes.len(), "bytes of {:?}", buffer.label);
+            assert_eq!(buffer.bytes(), value.byte_count(), "bytes of {:?}", buffer.label);
         }
-        turn.run(executable, part, run_inputs.iter().map(|value| value.bytes))?;
+        turn.run(executable, part, run_inputs.iter().map(|input| input.bytes))?;
         let start = turn.start_timer();
         let mut bytes = 0;
         for (k, (&id, slot)) in outputs.iter().zip(slots).enumerate() {

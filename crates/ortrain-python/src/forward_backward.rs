@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ortrain::{DType, Error, ForwardBackwardOptions, Lent, Memory, RunInput, Tensor, encode_model};
+use ortrain::{DType, Error, ForwardBackwardOptions, Lent, Memory, RunInput, encode_model};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::error::{detached, raise};
-use crate::tools::{InferenceSession, Source, batch_norm_of, session_options};
-use crate::value::{OrtValue, Results, describe_info, to_run_inputs};
+use crate::tools::{InferenceSession, SessionInput, Source, batch_norm_of, copied_inputs, session_options};
+use crate::value::{OrtValue, Results, describe_info};
 
 /// A forward pass that waits for its backward pass.
 #[pyclass(frozen, module = "ortrain._ortrain")]
@@ -57,11 +57,6 @@ impl ValueMemory {
 /// Returns the memory of some values, for passes on a device.
 fn value_memories(values: &[Bound<'_, OrtValue>], device: &str) -> PyResult<Vec<ValueMemory>> {
     values.iter().map(|value| ValueMemory::of(value, device)).collect()
-}
-
-/// Copies the current values.
-fn to_tensors(values: &[Bound<'_, OrtValue>]) -> PyResult<Vec<Tensor>> {
-    values.iter().map(|value| value.get().tensor()).collect()
 }
 
 /// A model with its two passes as two calls.
@@ -176,10 +171,10 @@ impl ForwardBackward {
         inputs: Vec<Bound<'_, OrtValue>>,
         weights: Vec<Bound<'_, OrtValue>>,
     ) -> PyResult<(LiveForward, Vec<OrtValue>)> {
-        let (inputs, weights) = (to_tensors(&inputs)?, value_memories(&weights, self.0.device())?);
+        let (inputs, weights) = (copied_inputs(&inputs)?, value_memories(&weights, self.0.device())?);
         let mut results = Results::default();
         let live = py.detach(|| {
-            let inputs: Vec<RunInput<'_>> = to_run_inputs(&inputs);
+            let inputs: Vec<RunInput<'_>> = inputs.iter().map(SessionInput::run_input).collect();
             self.0.forward(&ValueMemory::lent(&weights), &inputs, &mut |at, dtype, dims, value| {
                 results.store(at, dtype, dims, value)
             })
@@ -197,7 +192,7 @@ impl ForwardBackward {
         gradients: Vec<Bound<'_, OrtValue>>,
         into: Option<Vec<Bound<'_, OrtValue>>>,
     ) -> PyResult<Vec<OrtValue>> {
-        let gradients = to_tensors(&gradients)?;
+        let gradients = copied_inputs(&gradients)?;
         let buffers = match &into {
             Some(values) => value_memories(values, self.0.device())?,
             None => {
@@ -218,7 +213,7 @@ impl ForwardBackward {
             let mut pass = live.pass();
             self.0.backward(
                 &mut pass,
-                &to_run_inputs(&gradients),
+                &gradients.iter().map(SessionInput::run_input).collect::<Vec<_>>(),
                 &ValueMemory::lent(&buffers),
                 &mut |at, dtype, dims, value| results.store(at, dtype, dims, value),
             )
@@ -238,12 +233,12 @@ impl ForwardBackward {
         inputs: Vec<Bound<'_, OrtValue>>,
         weights: Vec<Bound<'_, OrtValue>>,
     ) -> PyResult<Vec<OrtValue>> {
-        let (inputs, weights) = (to_tensors(&inputs)?, value_memories(&weights, self.0.device())?);
+        let (inputs, weights) = (copied_inputs(&inputs)?, value_memories(&weights, self.0.device())?);
         let mut results = Results::default();
         py.detach(|| {
             self.0.evaluate(
                 &ValueMemory::lent(&weights),
-                &to_run_inputs(&inputs),
+                &inputs.iter().map(SessionInput::run_input).collect::<Vec<_>>(),
                 &mut |at, dtype, dims, value| results.store(at, dtype, dims, value),
             )
         })

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ortrain::{Destination, DetachedSession, Error, Feed};
+use ortrain::{Destination, DetachedSession, Error, Feed, RunInput};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
@@ -12,12 +12,9 @@ use crate::gil::Exclusive;
 use crate::optim::spec_of;
 use crate::schedule::Schedule;
 use crate::state::CheckpointState;
-use crate::tools::{SessionInput, Source, module_options, step_inputs};
+use crate::tools::{SessionInput, Source, copied_inputs, module_options, step_inputs};
 use crate::training::StateGuarded;
-use crate::value::{
-    OrtValue, OutputBuffer, check_no_overlap, describe_info, float_elements, tensors, to_run_inputs,
-    to_vector,
-};
+use crate::value::{OrtValue, OutputBuffer, check_no_overlap, describe_info, float_elements, to_vector};
 
 /// Number of Python frames between a step and the line of the user.
 const CALLER_OF_STEP: i32 = 3;
@@ -126,16 +123,17 @@ impl TrainingSession {
         training: bool,
     ) -> PyResult<()> {
         self.check_open(py)?;
-        let inputs = tensors(&inputs)?;
+        let inputs = copied_inputs(&inputs)?;
         let buffers = outputs.iter().enumerate().map(|(at, array)| OutputBuffer::of(array, at));
         let mut buffers = buffers.collect::<PyResult<Vec<OutputBuffer>>>()?;
         check_no_overlap(&buffers)?;
         let notes = self.with(py, |session| {
             let mut destinations: Vec<Destination<'_>> =
                 buffers.iter_mut().map(OutputBuffer::destination).collect();
+            let inputs: Vec<RunInput<'_>> = inputs.iter().map(SessionInput::run_input).collect();
             match training {
-                true => session.train_step_into(&to_run_inputs(&inputs), &mut destinations),
-                false => session.eval_step_into(&to_run_inputs(&inputs), &mut destinations),
+                true => session.train_step_into(&inputs, &mut destinations),
+                false => session.eval_step_into(&inputs, &mut destinations),
             }?;
             Ok(session.take_notes())
         })?;

@@ -11,8 +11,9 @@ use ortrain::artifacts::{
     OptimizerChoice, OptimizerKind, OptimizerSettings, Reduction, generate,
 };
 use ortrain::{
-    Backend, Bytes, DType, Fetch, FunctionProto, Gradient, InspectOptions, Lent, Memory, ModelSource,
-    ModuleOptions, OperatorInfo, RunInput, Runs, Scope, SessionOptions, Stage, Tensor, Value, artifact_parts,
+    Backend, Bytes, DType, Fetch, FunctionProto, Gradient, InputBytes, InspectOptions, Lent, Memory,
+    ModelSource, ModuleOptions, OperatorInfo, RunInput, Runs, Scope, SessionOptions, Stage, Tensor, Value,
+    artifact_parts,
 };
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -208,6 +209,26 @@ impl SessionInput {
         }
     }
 
+    /// Returns an input that a run copies. Floats on a device are copied there, and other values through the host,
+    /// because their elements are checked before use.
+    fn of_copied(value: &OrtValue) -> PyResult<SessionInput> {
+        match SessionInput::of_step(value)? {
+            SessionInput::Lent(dtype, ..) if !dtype.is_float() => Ok(SessionInput::Tensor(value.tensor()?)),
+            input => Ok(input),
+        }
+    }
+
+    /// Returns the input of a run, which is no sequence.
+    pub(crate) fn run_input(&self) -> RunInput<'_> {
+        match self {
+            SessionInput::Tensor(tensor) => RunInput::from(tensor),
+            SessionInput::Lent(dtype, dims, memory) => {
+                RunInput { dtype: *dtype, dims, bytes: InputBytes::Device(memory) }
+            }
+            SessionInput::Sequence(_) => unreachable!("values of a run are tensors"),
+        }
+    }
+
     /// Returns the destination of an output.
     fn output_buffer(value: &OrtValue) -> PyResult<SessionInput> {
         Ok(SessionInput::Lent(value.dtype(), value.dims().to_vec(), value.memory()?))
@@ -232,6 +253,11 @@ impl SessionInput {
 /// Returns the inputs of a step. Memory on a device may be read in place.
 pub(crate) fn step_inputs(values: &[Bound<'_, OrtValue>]) -> PyResult<Vec<SessionInput>> {
     values.iter().map(|value| SessionInput::of_step(value.get())).collect()
+}
+
+/// Returns inputs that a run copies.
+pub(crate) fn copied_inputs(values: &[Bound<'_, OrtValue>]) -> PyResult<Vec<SessionInput>> {
+    values.iter().map(|value| SessionInput::of_copied(value.get())).collect()
 }
 
 #[derive(IntoPyObject)]

@@ -63,7 +63,11 @@ pub fn run_with_precision(
     let runner = ScheduleExecutor::new(backend, schedule).map_err(|error| error.to_string())?;
     let run_inputs: Vec<RunInput<'_>> = inputs
         .iter()
-        .map(|tensor| RunInput { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() })
+        .map(|tensor| RunInput {
+            dtype: tensor.dtype(),
+            dims: tensor.dims(),
+            bytes: tensor.data()[..].into(),
+        })
         .collect();
     let mut results = Vec::new();
     let bindings = Bindings { planes: &[] };

@@ -270,7 +270,7 @@ impl Replay<'_> {
         let mut result =
             ReplayValues { found: self.non_finite_inputs(runners)?, subgraph_values: FxHashMap::default() };
         for (id, input) in runners.user_inputs().zip(self.inputs).filter(|(id, _)| captured.contains(id)) {
-            let tensor = Tensor::new(input.dtype, input.dims.to_vec(), input.bytes.to_vec().into());
+            let tensor = Tensor::new(input.dtype, input.dims.to_vec(), input.to_host()?.into_owned().into());
             result.subgraph_values.extend(tensor.ok().map(|tensor| (id, tensor)));
         }
         for &id in &captured {
@@ -313,7 +313,7 @@ impl Replay<'_> {
         let mut inputs_found = FxHashMap::default();
         let graph = runners.graph();
         for (id, input) in runners.user_inputs().zip(self.inputs) {
-            let finding = FirstNonFinite::scan(input.dtype, input.bytes);
+            let finding = FirstNonFinite::scan(input.dtype, &input.to_host()?);
             if !finding.is_finite() {
                 inputs_found.insert(id, (finding, input.dims.to_vec()));
             }

@@ -1,5 +1,6 @@
 //! Executables of a graph: specialized for input shapes, compiled and cached.
 
+use std::cell::RefCell;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -7,9 +8,9 @@ use ortrain_graph::{Graph, Tensor, ValueId};
 use ortrain_ops::training::label_error;
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{
-    Backend, Bindings, Deliver, GradientMode, Interrupt, Memory, MemoryNeed, Observer, PASSES, PassLog,
-    PlaneId, Precision, RunContext, RunError, RunInput, Scalars, Schedule, ScheduleExecutor, Specialised,
-    Workspace, describe_position,
+    Backend, Bindings, Deliver, DeviceError, GradientMode, Interrupt, Memory, MemoryNeed, Observer, PASSES,
+    PassLog, PlaneId, Precision, RunContext, RunError, RunInput, Scalars, Schedule, ScheduleExecutor,
+    Specialised, Workspace, describe_position,
 };
 use smallvec::SmallVec;
 
@@ -90,7 +91,7 @@ impl ExecutableCache {
     /// Returns the cached schedule for these inputs.
     fn cached_schedule(&self, inputs: &[RunInput<'_>]) -> Option<Arc<Specialised>> {
         let dims: SmallVec<[&[usize]; 16]> = inputs.iter().map(|value| value.dims).collect();
-        self.specialiser.find_cached(&dims, &|k| inputs[k].bytes)
+        self.specialiser.find_cached(&dims, &|k| inputs[k].to_host().unwrap_or_default())
     }
 
     /// Returns the schedule for these inputs, planned now if it is not cached.
@@ -99,8 +100,12 @@ impl ExecutableCache {
             return Ok(schedule);
         }
         let dims: SmallVec<[&[usize]; 16]> = inputs.iter().map(|value| value.dims).collect();
-        let schedule = self.specialiser.schedule_with(&dims, &|k| to_tensor(&inputs[k]));
-        schedule.map_err(|source| Error::Shapes(Box::new(source)))
+        let failed = RefCell::default();
+        let schedule = self.specialiser.schedule_with(&dims, &|k| to_tensor(&inputs[k], &failed));
+        match failed.take() {
+            Some(error) => Err(RunError::Device(error).into()),
+            None => schedule.map_err(|source| Error::Shapes(Box::new(source))),
+        }
     }
 
     /// Returns the parts of planning for these inputs, in order, with their times. Plans everything again and
@@ -113,7 +118,9 @@ impl ExecutableCache {
         let dims: SmallVec<[&[usize]; 16]> = inputs.iter().map(|value| value.dims).collect();
         let log = PassLog::new();
         let start = Instant::now();
-        let schedule = self.specialiser.schedule_logged(&dims, &|k| to_tensor(&inputs[k]), log.clone());
+        let failed = RefCell::default();
+        let read = |k: usize| to_tensor(&inputs[k], &failed);
+        let schedule = self.specialiser.schedule_logged(&dims, &read, log.clone());
         let schedule = Arc::new(schedule.map_err(|source| Error::Shapes(Box::new(source)))?);
         let planned = start.elapsed();
         let start = Instant::now();
@@ -226,8 +233,12 @@ pub fn interruptible<T>(interrupt: Option<&Interrupt>, work: impl FnOnce() -> Re
     ortrain_program::interruptible(interrupt.map(Interrupt::question), work)
 }
 
-/// Copies an input into a tensor.
-fn to_tensor(value: &RunInput<'_>) -> Tensor {
-    let data = value.bytes.to_vec().into();
+/// Copies an input into a tensor. If its device fails, stores the error, and returns zeros.
+fn to_tensor(value: &RunInput<'_>, failed: &RefCell<Option<DeviceError>>) -> Tensor {
+    let data = value.to_host().unwrap_or_else(|error| {
+        failed.replace(Some(error));
+        vec![0; value.byte_count()].into()
+    });
+    let data = data.into_owned().into();
     Tensor::new(value.dtype, value.dims.to_vec(), data).expect("the lengths were checked")
 }

@@ -1003,7 +1003,7 @@ impl ForwardBackward {
             let info = &self.outputs[k];
             let (dtype, dims) = runner.yielded_type(suspended, k);
             let bytes = dims.iter().product::<usize>() * dtype.size();
-            if gradient.dtype != dtype || gradient.dims != dims || gradient.bytes.len() != bytes {
+            if gradient.dtype != dtype || gradient.dims != dims || gradient.byte_count() != bytes {
                 return Err(Error::Argument(format!(
                     "the gradient of output {:?} is {}{:?}, but the output is {dtype}{dims:?}",
                     info.name, gradient.dtype, gradient.dims

@@ -139,7 +139,7 @@ impl Signature {
 
     /// Checks number, types and shapes. Allocates only for an error.
     pub(crate) fn check(&mut self, inputs: &[RunInput<'_>]) -> Result<()> {
-        self.check_described(inputs.iter().map(|value| (value.dtype, value.dims, value.bytes.len())))
+        self.check_described(inputs.iter().map(|value| (value.dtype, value.dims, value.byte_count())))
     }
 
     /// Checks values of known element type, shape and number of bytes.

@@ -113,7 +113,7 @@ pub(crate) fn output_spans<'a>(fetches: &'a [Fetch<'_>]) -> impl Iterator<Item =
 /// Copies a tensor. Returns `None` for a sequence.
 pub(crate) fn copy_tensor(feed: &Feed<'_>) -> Result<Option<Tensor>> {
     let (dtype, dims, bytes) = match feed {
-        Feed::Tensor(input) => (input.dtype, input.dims, input.bytes.to_vec()),
+        Feed::Tensor(input) => (input.dtype, input.dims, input.to_host()?.into_owned()),
         Feed::Lent(lent) => {
             let Ok(bytes) = byte_length(lent.dtype, lent.dims) else { return Ok(None) };
             (lent.dtype, lent.dims, lent.memory.to_vec(0, bytes)?)
@@ -126,7 +126,7 @@ pub(crate) fn copy_tensor(feed: &Feed<'_>) -> Result<Option<Tensor>> {
 /// Returns the element type, shape and number of bytes of each tensor.
 pub(crate) fn describe_feeds<'a>(feeds: &[Feed<'a>]) -> Vec<(DType, &'a [usize], usize)> {
     let of = |feed: &Feed<'a>| match feed {
-        Feed::Tensor(input) => Some((input.dtype, input.dims, input.bytes.len())),
+        Feed::Tensor(input) => Some((input.dtype, input.dims, input.byte_count())),
         Feed::Lent(lent) => {
             let (have, need) = (lent.memory.len(), byte_length(lent.dtype, lent.dims).unwrap_or(usize::MAX));
             Some((lent.dtype, lent.dims, have.min(need)))

@@ -505,10 +505,23 @@ pub use ortrain_program::Delivered;
 /// let x = Tensor::f32(&[2, 3], &[0.5; 6]);
 /// assert_eq!(RunInput::from(&x).dims, [2, 3]);
 /// let labels: Vec<u8> = [3_i64, 4].iter().flat_map(|label| label.to_le_bytes()).collect();
-/// let labels = RunInput { dtype: DType::I64, dims: &[2], bytes: &labels };
+/// let labels = RunInput { dtype: DType::I64, dims: &[2], bytes: labels[..].into() };
 /// ```
 #[doc(inline)]
 pub use ortrain_program::RunInput;
+
+/// Bytes of a [`RunInput`]: of this process, or on a device.
+///
+/// ```
+/// use ortrain::{DType, InputBytes, Memory, RunInput};
+///
+/// let memory = Memory::new(8); // or memory on a device, which a run on this device does not copy to the host
+/// let x = RunInput { dtype: DType::F32, dims: &[2], bytes: InputBytes::Device(&memory) };
+/// assert_eq!(&*x.to_host()?, [0; 8]);
+/// # Ok::<(), ortrain::DeviceError>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_program::InputBytes;
 
 /// A buffer in an [`OverLimit`] error.
 ///

@@ -329,7 +329,7 @@ impl Phase {
             self.open_labels.clear();
             return Ok(());
         };
-        let described = inputs.iter().map(|value| (value.dtype, value.dims, value.bytes.len()));
+        let described = inputs.iter().map(|value| (value.dtype, value.dims, value.byte_count()));
         self.infer_class_axis(error, &described.collect::<Vec<_>>())
     }
 

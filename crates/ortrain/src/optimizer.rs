@@ -574,7 +574,7 @@ impl StepProgram {
                     NumberInput::Settings => (DType::F64, &table_dims, &self.table.bytes),
                     NumberInput::GradientNorm => (DType::F64, scalar_dims, &gradient_norm),
                 };
-                RunInput { dtype, dims, bytes }
+                RunInput { dtype, dims, bytes: bytes.into() }
             })
             .collect();
         let scalars = Scalars::default();

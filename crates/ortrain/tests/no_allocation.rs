@@ -140,7 +140,8 @@ fn warm_step_allocates_nothing() {
             let inputs = [run_input(x), run_input(labels)];
             let mut live =
                 both.forward(&weights, &inputs, &mut |_, _, _, value| value.copy_to(&mut loss)).unwrap();
-            let seed = RunInput { dtype: DType::F32, dims: &[], bytes: &1.0_f32.to_le_bytes() };
+            let one = 1.0_f32.to_le_bytes();
+            let seed = RunInput { dtype: DType::F32, dims: &[], bytes: one[..].into() };
             both.backward(&mut live, &[seed], &gradients, &mut |_, _, _, _| Ok(())).unwrap();
             sum += f32::from_le_bytes(loss);
         }

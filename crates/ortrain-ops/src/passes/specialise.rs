@@ -1,5 +1,6 @@
 //! Specialisation: compiles a graph to a schedule for concrete shapes.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -225,7 +226,7 @@ impl Specialiser {
     pub fn find_cached<'v>(
         &self,
         dims: &[&[usize]],
-        value: &dyn Fn(usize) -> &'v [u8],
+        value: &dyn Fn(usize) -> Cow<'v, [u8]>,
     ) -> Option<Arc<Specialised>> {
         let mut cache = self.cache.lock().unwrap_or_else(PoisonError::into_inner);
         let fits = |key: &[InputKey]| {
@@ -250,7 +251,7 @@ impl Specialiser {
     /// Returns an error if a node does not accept the shapes, or cannot be run.
     pub fn schedule(&self, inputs: &[Tensor]) -> Result<Arc<Specialised>, Error> {
         let dims: Vec<&[usize]> = inputs.iter().map(Tensor::dims).collect();
-        if let Some(schedule) = self.find_cached(&dims, &|k| inputs[k].data()) {
+        if let Some(schedule) = self.find_cached(&dims, &|k| Cow::Borrowed(inputs[k].data())) {
             return Ok(schedule);
         }
         self.compile_and_cache(&dims, &|k| Ok(inputs[k].clone()))
@@ -275,7 +276,7 @@ impl Specialiser {
     /// # Errors
     /// Returns the errors of [`Specialiser::schedule`], and an error if too many values would be assumed.
     pub fn schedule_of_shapes(&self, dims: &[&[usize]]) -> Result<Arc<Specialised>, Error> {
-        if let Some(schedule) = self.find_cached(dims, &|_| &[]) {
+        if let Some(schedule) = self.find_cached(dims, &|_| Cow::default()) {
             return Ok(schedule);
         }
         self.compile_and_cache(dims, &|k| {

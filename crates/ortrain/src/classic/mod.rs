@@ -624,7 +624,7 @@ impl TrainingSession {
             _ => None,
         };
         let value = match feed {
-            Feed::Tensor(input) => parse(input.dtype, input.dims, input.bytes),
+            Feed::Tensor(input) => parse(input.dtype, input.dims, &input.to_host()?),
             Feed::Lent(lent) => {
                 parse(lent.dtype, lent.dims, &lent.memory.to_vec(0, lent.memory.len().min(4))?)
             }
@@ -800,7 +800,9 @@ fn order_inputs<'a>(
             return Ok(*feed);
         }
         if let (TRAINING_MODE, Some(mode)) = (input.name.as_str(), options.training_mode) {
-            return Ok(RunInput { dtype: DType::Bool, dims: &[], bytes: FLAGS[usize::from(mode)] }.into());
+            return Ok(
+                RunInput { dtype: DType::Bool, dims: &[], bytes: FLAGS[usize::from(mode)].into() }.into()
+            );
         }
         let default = defaults.iter().find(|(name, _)| *name == input.name);
         let missing = || Error::Argument(format!("no value was given for input {:?}", input.name));

@@ -19,7 +19,7 @@ pub(crate) fn recorded(case: &str, file: &str) -> PathBuf {
 }
 
 pub(crate) fn run_input(tensor: &Tensor) -> RunInput<'_> {
-    RunInput { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data() }
+    RunInput { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data()[..].into() }
 }
 
 pub(crate) fn tensor(dtype: DType, dims: &[usize], value: Delivered<'_>) -> Tensor {
