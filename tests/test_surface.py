@@ -164,7 +164,7 @@ def test_a_profile_as_a_table(run: Run) -> None:
     page = Cells(profile._repr_html_())
     assert len(page.rows) == 1 + len(profile.instructions)
     slowest = max(profile.instructions, key=lambda instruction: instruction.total)
-    assert page.rows[1][:4] == [slowest.node, slowest.kind, slowest.shapes, "2"]
+    assert page.rows[1][:5] == [slowest.node, slowest.kind, slowest.shapes, slowest.kernel, "2"]
     assert page.text.startswith("2 steps, ")
     assert page.text.endswith(f"{profile.memory:,} bytes of memory")
 
