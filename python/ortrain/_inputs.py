@@ -15,6 +15,9 @@ from ortrain.ortvalue import OrtValue
 # Name, type in the notation of onnxruntime, and shape of an input.
 Described: TypeAlias = tuple[str, str, list[int | str | None]]
 
+# Kind of CUDA devices in DLPack.
+_CUDA = 2
+
 # bfloat16 is missing because NumPy does not have it: an array of bfloat16 already has a type from another package.
 _TYPES: dict[str, np.dtype[Any]] = {
     f"tensor({name})": np.dtype(kind)
@@ -65,6 +68,13 @@ def _of_kind(kind: Any, value: _ortrain.OrtValue) -> Any:
     return ortvalue
 
 
+def _tensor_of_cuda(value: Any) -> _ortrain.OrtValue | None:
+    """Share a tensor of another library in the memory of a CUDA device; return None for any other value."""
+    if isinstance(value, np.ndarray) or not hasattr(value, "__dlpack_device__"):
+        return None
+    return _ortrain.OrtValue.from_dlpack(value) if value.__dlpack_device__()[0] == _CUDA else None
+
+
 def native_value(value: Any) -> _ortrain.OrtValue:
     """Convert a value to an ``OrtValue`` of the core.
 
@@ -76,6 +86,8 @@ def native_value(value: Any) -> _ortrain.OrtValue:
         return value._ortvalue
     if isinstance(value, _ortrain.OrtValue):
         return value
+    if (on_device := _tensor_of_cuda(value)) is not None:
+        return on_device
     if _is_of_onnxruntime(value):
         value = value.numpy()
     elif not hasattr(value, "__array__") and hasattr(value, "__dlpack__"):
@@ -97,7 +109,7 @@ def input_value(value: Any, described: Described) -> _ortrain.OrtValue:
 
     An array of integers is accepted for an input of integers, and an array of floats for an input of floats. The type
     of the input must hold every element exactly: int32 labels for int64, float64 images with values of float32. The
-    caller must cast any other array. An ``OrtValue`` is used unchanged.
+    caller must cast any other array. An ``OrtValue``, and a tensor in the memory of a CUDA device, is used unchanged.
 
     Raises:
         InvalidArgumentError: if an element would change, or nested lists have different lengths.
@@ -107,6 +119,8 @@ def input_value(value: Any, described: Described) -> _ortrain.OrtValue:
     input_dtype = _TYPES.get(described[1])
     if input_dtype is None or is_ortvalue(value):
         return native_value(value)
+    if (on_device := _tensor_of_cuda(value)) is not None:
+        return on_device
     if not hasattr(value, "__array__"):
         if hasattr(value, "__dlpack__"):
             value = np.from_dlpack(value)

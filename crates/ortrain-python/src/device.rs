@@ -137,7 +137,8 @@ impl DeviceArray {
         }
     }
 
-    /// Copies an array, or an ``OrtValue``, of the same shape and type to the device.
+    /// Copies an array, an ``OrtValue``, or a tensor of another library, of the same shape and type. A value on the same
+    /// device of CUDA is copied there.
     ///
     /// Raises ``InvalidArgumentError`` for another shape or type, and for the plane of frozen parameters.
     ///
@@ -162,6 +163,11 @@ impl DeviceArray {
             let (expected, found) =
                 (shape_name(self.dtype, &expected_dims), shape_name(array.dtype(), actual_dims));
             return Err(InvalidArgumentError::new_err(format!("the plane is {expected}, got {found}")));
+        }
+        if let Some(memory) = array.shared_memory().filter(|memory| memory.host().is_none()) {
+            return py
+                .detach(|| self.memory.copy_from(0, &memory, self.memory.len()))
+                .map_err(device_exception);
         }
         let tensor = array.tensor()?;
         py.detach(|| self.memory.write(0, tensor.data())).map_err(device_exception)
