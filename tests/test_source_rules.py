@@ -1,120 +1,14 @@
-"""Rules for the source of ``ortrain-program``, checked as text: functions are short, and modules have no cycle."""
+"""Rules for the structure of the source: see source_rules.py. Violations that are left are in source_rules.json."""
 
+from __future__ import annotations
+
+import ast
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
-CRATES = Path(__file__).parent.parent / "crates"
-SOURCE = CRATES / "ortrain-program" / "src"
-
-#: Number of lines from which a function is too long.
-TOO_LONG = 120
-
-#: A module of the tree, by its path from the root.
-Module = tuple[str, ...]
-
-
-def read(path: Path) -> str:
-    """Return a source file without comments, string literals and unit tests; line breaks stay."""
-    text = path.read_text(encoding="utf-8").split("#[cfg(test)]\nmod tests {")[0]
-    return re.sub(r'//[^\n]*|"(?:\\.|[^"\\])*"', lambda found: "\n" * found.group().count("\n"), text, flags=re.S)
-
-
-def modules(root: Path) -> dict[Module, str]:
-    """Return the text of each module under a folder, without files of unit tests."""
-    found = {}
-    for path in sorted(root.rglob("*.rs")):
-        parts = path.relative_to(root).with_suffix("").parts
-        if parts[-1] not in ("tests", "snapshots"):
-            found[parts[:-1] if parts[-1] in ("mod", "lib") else parts] = read(path)
-    return found
-
-
-def functions(text: str) -> Iterator[tuple[str, int]]:
-    """Yield the name and the number of lines of each function; rustfmt aligns its last line with its first."""
-    lines = [line.rstrip() for line in text.split("\n")]
-    for at, line in enumerate(lines):
-        start = re.match(r"( *)(?:pub(?:\([^)]*\))? )?(?:const )?(?:unsafe )?fn (\w+)", line)
-        if start is None:
-            continue
-        # A body ends with a brace below the first line; a declaration or an empty body ends with the signature.
-        ends = re.compile(rf"{start[1]}(?:\}}$|\).*[;}}]$)")
-        end = next(k for k in range(at, len(lines)) if ends.match(lines[k]) or (k == at and line.endswith((";", "}"))))
-        yield start[2], end - at + 1
-
-
-def paths(tree: str) -> Iterator[list[str]]:
-    """Yield the paths of a ``use``: ``a::{b, c as d}`` has two, ``a::b`` and ``a::c``."""
-    head, brace, rest = tree.partition("{")
-    if not brace:
-        yield [part.split(" as ")[0].strip() for part in tree.split("::")]
-        return
-    depth, item, items = 0, "", []
-    for sign in rest.rpartition("}")[0] + ",":
-        depth += {"{": 1, "}": -1}.get(sign, 0)
-        if sign == "," and depth == 0:
-            items.append(item.strip())
-            item = ""
-        else:
-            item += sign
-    for item in filter(None, items):
-        for path in paths(item):
-            yield [part.strip() for part in head.split("::")[:-1]] + path
-
-
-def home(tree: dict[Module, str], at: Module, path: list[str]) -> Module | None:
-    """Return the module that defines the item of a path, through re-exports; ``None`` for other crates."""
-    if path[0] == "crate":
-        at, path = (), path[1:]
-    elif path[0] in ("self", "super"):
-        while path and path[0] in ("self", "super"):
-            at, path = (at[:-1] if path[0] == "super" else at), path[1:]
-    elif (*at, path[0]) not in tree:
-        return None
-    while path and (*at, path[0]) in tree:
-        at, path = (*at, path[0]), path[1:]
-    if path:
-        for statement in re.findall(r"pub(?:\([^)]*\))? use ([^;]+);", tree[at]):
-            for other in paths(statement):
-                if other[-1] == path[0] and (found := home(tree, at, other)) is not None:
-                    return found
-    return at
-
-
-def graph(tree: dict[Module, str]) -> dict[Module, set[Module]]:
-    """Return the modules that each module uses. A pure re-export does not count as a use."""
-    edges = {}
-    for at, text in tree.items():
-        own = re.sub(r"pub(?:\([^)]*\))? use [^;]+;", "", text)
-        used = [path for statement in re.findall(r"\buse ([^;]+);", own) for path in paths(statement)]
-        rest = re.sub(r"\buse [^;]+;", "", own)
-        children = [other[-1] for other in tree if other and other[:-1] == at]
-        starts = "|".join(["crate", "super", *children])
-        used += [found.split("::") for found in re.findall(rf"(?<![\w:])(?:{starts})(?:::\w+)+", rest)]
-        edges[at] = {found for path in used if (found := home(tree, at, path)) not in (None, at)}
-    return edges
-
-
-def cycle(edges: dict[Module, set[Module]]) -> list[Module]:
-    """Return the shortest cycle of modules, each of which uses the next one; an empty list if there is no cycle."""
-    best: list[Module] = []
-    for start in edges:
-        before: dict[Module, Module] = {}
-        fresh = [start]
-        while fresh and start not in before:
-            for at in fresh:
-                for to in sorted(edges.get(at, ())):
-                    before.setdefault(to, at)
-            fresh = [to for to, at in before.items() if at in fresh and to not in fresh]
-        if start in before:
-            found = [start]
-            while before[found[-1]] != start:
-                found.append(before[found[-1]])
-            if not best or len(found) < len(best):
-                best = found[::-1]
-    return best
+import source_rules
+from source_rules import CRATES, cycle, functions, graph, in_cycles, modules, paths, python_functions, python_graph
 
 
 def test_every_file_is_a_module() -> None:
@@ -131,17 +25,29 @@ def test_every_file_is_a_module() -> None:
     assert not lost, lost
 
 
-def test_functions_are_short() -> None:
-    tree = modules(SOURCE)
-    lengths = [(lines, at, name) for at, text in tree.items() for name, lines in functions(text)]
-    assert len(lengths) > 500
-    long = [f"{'/'.join(at)}: {name} has {lines} lines" for lines, at, name in lengths if lines >= TOO_LONG]
-    assert not long, long
+def test_violations_become_fewer() -> None:
+    """Every violation is in tests/source_rules.json, and every violation there still exists."""
+    today, allowed = source_rules.violations(), source_rules.recorded()
+    assert not source_rules.new_violations(today, allowed)
+    assert today == allowed, "violations have gone: run python tests/source_rules.py --record"
 
 
-def test_modules_have_no_cycle() -> None:
-    found = cycle(graph(modules(SOURCE)))
-    assert not found, " uses ".join("::".join(at) or "lib" for at in [*found, *found[:1]])
+def test_the_model_of_a_crate_has_no_violation() -> None:
+    """``ortrain-program`` is the model for other crates."""
+    for places in source_rules.violations().values():
+        assert not [place for place in places if place.startswith("ortrain-program")]
+
+
+def test_new_violations_are_described() -> None:
+    allowed: source_rules.Violations = {"cycles": {"a": ["x", "y"]}, "operator names": {"f.rs": 2}}
+    today: source_rules.Violations = {"cycles": {"a": ["y", "z"], "b": ["x"]}, "operator names": {"f.rs": 3, "g.rs": 1}}
+    assert source_rules.new_violations(today, allowed) == [
+        "cycles: a: z is new",
+        "cycles: b: x is new",
+        "operator names: f.rs has 3, 2 allowed",
+        "operator names: g.rs has 1, 0 allowed",
+    ]
+    assert source_rules.new_violations(allowed, allowed) == []
 
 
 def test_a_cycle_is_found(tmp_path: Path) -> None:
@@ -158,10 +64,10 @@ def test_a_cycle_is_found(tmp_path: Path) -> None:
     tree = modules(tmp_path)
     edges = graph(tree)
     assert edges == {(): set(), ("a",): {("c",)}, ("b",): set(), ("b", "d"): {("a",)}, ("c",): {("b", "d")}}
-    assert sorted(cycle(edges)) == [("a",), ("b", "d"), ("c",)]
+    assert sorted(cycle(edges)) == in_cycles(edges) == [("a",), ("b", "d"), ("c",)]
     assert list(functions(tree[("c",)])) == [("f", 5)]
     edges["c",].clear()
-    assert cycle(edges) == []
+    assert cycle(edges) == in_cycles(edges) == []
 
 
 @pytest.mark.parametrize(
@@ -174,3 +80,25 @@ def test_a_cycle_is_found(tmp_path: Path) -> None:
 )
 def test_the_paths_of_a_use(tree: str, expected: list[str]) -> None:
     assert ["::".join(path) for path in paths(tree)] == expected
+
+
+def test_python_modules_and_functions() -> None:
+    texts = {
+        ("p",): "from p.a import A\n",
+        ("p", "a"): "import os\nfrom p import b\n",
+        ("p", "b"): "def f():\n    from p import a\n    return a\n",
+        ("p", "c"): "import p.b\n",
+    }
+    edges = python_graph({at: ast.parse(text) for at, text in texts.items()})
+    assert edges == {("p",): {("p", "a")}, ("p", "a"): {("p", "b")}, ("p", "b"): set(), ("p", "c"): {("p", "b")}}
+    assert in_cycles(edges) == []
+    assert in_cycles(edges | {("p", "b"): {("p",)}}) == [("p",), ("p", "a"), ("p", "b")]
+    assert list(python_functions(ast.parse(texts["p", "b"]))) == [("f", 2)]
+    documented = ast.parse('def f():\n    """One.\n\n    Two.\n    """\n    return 1\n')
+    assert list(python_functions(documented)) == [("f", 1)]
+
+
+def test_operator_names_in_literals() -> None:
+    text = 'const A: &[&str] = &["Add", "Add", "other"]; // "Mul"\n#[cfg(test)]\nmod tests {\n    "Add"\n}\n'
+    assert source_rules.operator_literals(text, {"Add", "Mul"}) == 2
+    assert {"Add", "LSTM", "Gelu"} <= source_rules.operator_names()
