@@ -4,12 +4,12 @@
 use ortrain_expr::{Precision, ReduceOp, Scalar};
 use ortrain_program::{Attention, AttentionGradients, AttentionPass, Nest, Operand};
 
-use crate::dialect::Repr;
-use crate::expr::{AnalyzedNest, Point, position, type_of};
+use crate::context::Context;
+use crate::expr::{AnalyzedNest, Point, position};
 use crate::inner_product::{LEFT, MatmulOperands, are_terms_adjacent};
-use crate::kernel::{Kernel, Value};
+use crate::kernel::Kernel;
 use crate::launch::Launch;
-use crate::lower::Context;
+use crate::repr::{Repr, Value, type_of};
 use crate::row_reduction::Row;
 use crate::split_k::MatmulOutput;
 use crate::thread_reduction::combine;

@@ -3,11 +3,11 @@
 use ortrain_expr::{CompareOp, Inst, Reg, Scalar, Type};
 use ortrain_program::{Load, Nest};
 
-use crate::dialect::Repr;
+use crate::context::Context;
 use crate::expr::{AnalyzedNest, Point, compare};
-use crate::kernel::{Kernel, Value};
+use crate::kernel::Kernel;
 use crate::launch::Launch;
-use crate::lower::Context;
+use crate::repr::{Repr, Value};
 use crate::thread_index::{define_coordinates, define_point};
 use crate::thread_reduction::{ReducedRow, begin_inner_loops, print_reductions};
 

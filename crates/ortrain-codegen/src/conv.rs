@@ -3,14 +3,14 @@
 use ortrain_expr::{ConvPass, ConvShape, Precision, SlidingAxis};
 use ortrain_program::{Conv, Operand};
 
-use crate::dialect::Repr;
+use crate::context::Context;
 use crate::expr::position;
 use crate::inner_product::{InnerProduct, LEFT, MatmulOperands};
-use crate::kernel::{Kernel, Value};
+use crate::kernel::Kernel;
 use crate::launch::Launch;
-use crate::lower::Context;
 use crate::matmul_strategy;
 use crate::nest;
+use crate::repr::{Repr, Value};
 use crate::thread_index::define_coordinates;
 
 /// Maximum number of channels per group for the plain kernel: with few channels, shared loads are reused too rarely.

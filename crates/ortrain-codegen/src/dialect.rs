@@ -3,60 +3,7 @@
 use ortrain_expr::Scalar;
 
 use crate::launch::KernelSource;
-
-/// Type of a printed value. Storage-only types are not included.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Repr {
-    /// 32-bit float.
-    F32,
-    /// 32-bit signed integer; also a 64-bit integer that provably fits.
-    I32,
-    /// 32-bit unsigned integer.
-    U32,
-    /// Boolean.
-    Bool,
-    /// 64-bit signed integer: a pair of words in a language without it. Library functions compute with it.
-    I64,
-    /// 64-bit unsigned integer, like [`Repr::I64`].
-    U64,
-    /// 64-bit float: a pair of words with its bits in a language without it. Library functions compute with it.
-    F64,
-    /// Two 32-bit floats, `NAME.x` and `NAME.y`. Sums, and products with a float, are written as for scalars.
-    F32x2,
-    /// Four 32-bit floats, with `NAME.z` and `NAME.w` in addition.
-    F32x4,
-}
-
-impl Repr {
-    /// Returns the type of `count` floats: 2 or 4.
-    ///
-    /// # Panics
-    /// For any other count.
-    #[must_use]
-    pub fn floats(count: usize) -> Repr {
-        match count {
-            2 => Repr::F32x2,
-            4 => Repr::F32x4,
-            _ => unreachable!("vectors of floats have 2 or 4 elements, got {count}"),
-        }
-    }
-
-    /// Returns the bytes of a value in a shared array.
-    #[must_use]
-    pub fn bytes(self) -> usize {
-        match self {
-            Repr::F32x4 => 16,
-            Repr::I64 | Repr::U64 | Repr::F64 | Repr::F32x2 => 8,
-            _ => 4,
-        }
-    }
-
-    /// Returns true for an integer of 64 bits.
-    #[must_use]
-    pub fn is_pair(self) -> bool {
-        matches!(self, Repr::I64 | Repr::U64)
-    }
-}
+use crate::repr::Repr;
 
 /// Language for kernels. It covers the differences between languages; calls and operators are the same in all
 /// languages.

@@ -3,9 +3,8 @@
 use ortrain_expr::{DType, Type};
 use ortrain_program::BufferId;
 
-use crate::dialect::Repr;
-use crate::expr::repr_of;
-use crate::kernel::{Kernel, Value};
+use crate::kernel::Kernel;
+use crate::repr::{Repr, Value, repr_of, word_of};
 
 /// Returns the value of an element that is narrower than a word, from its bits.
 fn value_from_bits(dtype: DType, raw: &str) -> Value {
@@ -27,16 +26,6 @@ fn value_from_word(dtype: DType, word: &str) -> Value {
         DType::F32 => Value::new(format!("float_of({word})"), Repr::F32),
         DType::I32 => Value::new(format!("int_of({word})"), Repr::I32),
         _ => Value::new(word, Repr::U32),
-    }
-}
-
-/// Returns the word of a value that is stored in one word.
-pub(crate) fn word_of(value: &Value) -> String {
-    let text = &value.text;
-    match value.repr {
-        Repr::F32 => format!("bits_of({text})"),
-        Repr::I32 => format!("bits_of_int({text})"),
-        _ => text.clone(),
     }
 }
 

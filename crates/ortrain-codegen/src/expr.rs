@@ -3,10 +3,10 @@
 use ortrain_expr::{BinaryOp, CompareOp, Inst, Reg, RunScalar, Scalar, Type, UnaryOp};
 use ortrain_program::{Load, Nest, Operand};
 
-use crate::dialect::Repr;
-use crate::kernel::{Kernel, Value};
-use crate::lower::Context;
+use crate::context::Context;
+use crate::kernel::Kernel;
 use crate::ranges::{Range, ranges};
+use crate::repr::{Repr, Value, type_of};
 
 /// Nest with the ranges of its registers.
 #[derive(Debug)]
@@ -355,30 +355,4 @@ pub(crate) fn compare(kernel: &Kernel<'_>, op: CompareOp, ty: Type, operands: [V
         (CompareOp::Le, false) => format!("{a} <= {b}"),
     };
     Value::new(format!("({text})"), Repr::Bool)
-}
-
-/// Returns the printed type of a type with unknown range.
-pub(crate) fn repr_of(ty: Type) -> Repr {
-    match ty {
-        Type::F32 => Repr::F32,
-        Type::F64 => Repr::F64,
-        Type::I32 => Repr::I32,
-        Type::I64 => Repr::I64,
-        Type::U32 => Repr::U32,
-        Type::U64 => Repr::U64,
-        Type::Bool => Repr::Bool,
-    }
-}
-
-/// Returns a type with this printed type.
-pub(crate) fn type_of(repr: Repr) -> Type {
-    match repr {
-        Repr::F32 | Repr::F32x2 | Repr::F32x4 => Type::F32,
-        Repr::I32 => Type::I32,
-        Repr::U32 => Type::U32,
-        Repr::Bool => Type::Bool,
-        Repr::I64 => Type::I64,
-        Repr::U64 => Type::U64,
-        Repr::F64 => Type::F64,
-    }
 }

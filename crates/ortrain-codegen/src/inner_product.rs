@@ -2,10 +2,10 @@
 
 use ortrain_expr::{Precision, Scalar};
 
-use crate::dialect::Repr;
 use crate::expr::AnalyzedNest;
-use crate::kernel::{Kernel, Value};
+use crate::kernel::Kernel;
 use crate::nest;
+use crate::repr::{Repr, Value};
 
 /// Returns true if adjacent elements in memory are terms of one line of a factor. The arguments are its strides between
 /// lines and between terms.

@@ -7,22 +7,9 @@ use ortrain_expr::{DType, Scalar};
 use ortrain_program::{BufferId, align};
 
 use crate::bindings::{Region, Regions};
-use crate::dialect::{DeclaredBinding, Dialect, GROUP_SIZE, MAX_SHARED_BYTES, Repr, SharedArray};
-use crate::elements::word_of;
+use crate::dialect::{DeclaredBinding, Dialect, GROUP_SIZE, MAX_SHARED_BYTES, SharedArray};
 use crate::launch::{Binding, Caps, KernelSource, Launch, MemoryId, RUN_WORDS};
-
-/// Printed value.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Value {
-    pub(crate) text: String,
-    pub(crate) repr: Repr,
-}
-
-impl Value {
-    pub(crate) fn new(text: impl Into<String>, repr: Repr) -> Value {
-        Value { text: text.into(), repr }
-    }
-}
+use crate::repr::{Repr, Value, word_of};
 
 /// Memory of a binding.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,12 +3,12 @@
 use ortrain_expr::{DType, Precision, UnaryOp};
 use ortrain_program::{MatMul, Operand};
 
-use crate::dialect::Repr;
+use crate::context::Context;
 use crate::expr::position;
 use crate::inner_product::{InnerProduct, LEFT, MatmulOperands, are_terms_adjacent};
-use crate::kernel::{Kernel, Value};
+use crate::kernel::Kernel;
 use crate::launch::Launch;
-use crate::lower::Context;
+use crate::repr::{Repr, Value};
 use crate::{matmul_strategy, nest};
 
 pub(crate) fn launches(cx: &Context<'_>, m: &MatMul) -> Result<Vec<Launch>, String> {

@@ -3,9 +3,9 @@
 use ortrain_program::Nest;
 
 use crate::bounds_checks::{Accumulate, guard_launches};
+use crate::context::Context;
 use crate::inner_product::MatmulOperands;
 use crate::launch::Launch;
-use crate::lower::Context;
 use crate::split_k::MatmulOutput;
 use crate::{nest, skinny, tiled};
 

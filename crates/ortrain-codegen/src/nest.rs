@@ -3,11 +3,12 @@
 use ortrain_program::Nest;
 
 use crate::bounds_checks::{Accumulate, guard_launches};
+use crate::context::Context;
 use crate::expr::{AnalyzedNest, Point};
-use crate::kernel::{Kernel, Value};
+use crate::kernel::Kernel;
 use crate::launch::Launch;
-use crate::lower::Context;
 use crate::reduction_strategy::ReductionKind;
+use crate::repr::Value;
 use crate::thread_index::{define_point, store};
 use crate::thread_reduction::reduce;
 use crate::{row_reduction, split_reduction, vectorized_map};

@@ -2,8 +2,7 @@
 
 use ortrain_expr::{Access, BinaryOp, DType, Inst, Nest, ReduceOp, Reg, Scalar, Type, UnaryOp};
 
-use crate::dialect::Repr;
-use crate::expr::repr_of;
+use crate::repr::{Repr, repr_of};
 
 /// Range of an integer register. The ranges of floats are not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

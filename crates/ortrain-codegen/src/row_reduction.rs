@@ -1,10 +1,11 @@
 //! Reductions along rows: several invocations of a group per row.
 
-use crate::dialect::{GROUP_SIZE, Repr};
+use crate::context::Context;
+use crate::dialect::GROUP_SIZE;
 use crate::expr::{AnalyzedNest, Point};
-use crate::kernel::{Kernel, Value};
+use crate::kernel::Kernel;
 use crate::launch::Launch;
-use crate::lower::Context;
+use crate::repr::{Repr, Value};
 use crate::thread_index::{define_coordinates, print_results, store, store_values};
 use crate::thread_reduction::{split_stores, stages};
 use crate::workgroup_reduce::{RowLanes, Span, StageArrays, fold_span, stage_operations};

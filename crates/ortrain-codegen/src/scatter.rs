@@ -4,10 +4,10 @@
 use ortrain_expr::{DType, ReduceOp};
 use ortrain_program::ScatterAdd;
 
-use crate::dialect::Repr;
-use crate::kernel::{Kernel, Value};
+use crate::context::Context;
+use crate::kernel::Kernel;
 use crate::launch::Launch;
-use crate::lower::Context;
+use crate::repr::{Repr, Value};
 use crate::thread_index::define_coordinates;
 use crate::thread_reduction::combine;
 

@@ -3,11 +3,12 @@
 //! A line is a row of the left factor or a column of the right one. Several invocations share the terms of one line of
 //! the large factor, and multiply them by all lines of the small factor.
 
-use crate::dialect::{GROUP_SIZE, Repr};
+use crate::context::Context;
+use crate::dialect::GROUP_SIZE;
 use crate::inner_product::{InnerProduct, LEFT, RIGHT, element_if, split_terms};
-use crate::kernel::{Kernel, Value};
+use crate::kernel::Kernel;
 use crate::launch::Launch;
-use crate::lower::Context;
+use crate::repr::{Repr, Value};
 use crate::split_k::{MatmulOutput, Split};
 use crate::thread_index::define_coordinates;
 

@@ -5,13 +5,13 @@ use std::cell::Cell;
 
 use ortrain_program::Nest;
 
-use crate::dialect::Repr;
+use crate::context::Context;
 use crate::expr::AnalyzedNest;
 use crate::inner_product::{InnerProduct, MatmulOperands};
-use crate::kernel::{Kernel, Value};
+use crate::kernel::Kernel;
 use crate::launch::Launch;
-use crate::lower::Context;
 use crate::nest;
+use crate::repr::{Repr, Value};
 
 /// Minimum number of groups that keep a device busy. With fewer groups, long sums are split.
 const MIN_BUSY_GROUPS: usize = 128;

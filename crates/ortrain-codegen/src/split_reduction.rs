@@ -6,12 +6,12 @@ use std::ops::Range;
 use ortrain_expr::{Inst, Reg, Scalar};
 use ortrain_program::Operand;
 
-use crate::dialect::Repr;
+use crate::context::Context;
 use crate::expr::{AnalyzedNest, Point};
-use crate::kernel::{Kernel, Value};
+use crate::kernel::Kernel;
 use crate::launch::Launch;
-use crate::lower::Context;
 use crate::reduction_strategy::ReductionStrategy;
+use crate::repr::{Repr, Value};
 use crate::thread_index::{define_coordinates, store};
 use crate::thread_reduction::{combine, define_total, split_stores, stages, total_repr};
 use crate::workgroup_reduce::{RowLanes, Span, StageArrays, fold_span, stage_operations};

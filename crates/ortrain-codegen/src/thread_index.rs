@@ -5,9 +5,9 @@ use std::sync::Arc;
 use ortrain_expr::{Reg, Segments};
 use ortrain_program::Nest;
 
-use crate::dialect::Repr;
 use crate::expr::{AnalyzedNest, Point, position};
-use crate::kernel::{Kernel, Value};
+use crate::kernel::Kernel;
+use crate::repr::{Repr, Value};
 
 /// Defines the coordinates of the point with a row-major index.
 pub(crate) fn define_coordinates(kernel: &mut Kernel<'_>, index: &str, dims: &[usize]) -> Vec<String> {

@@ -5,9 +5,9 @@ use std::ops::Range;
 use ortrain_expr::{BinaryOp, Inst, ReduceOp, Reg};
 use ortrain_program::Nest;
 
-use crate::dialect::Repr;
-use crate::expr::{AnalyzedNest, Point, double_binary, float_binary, integer_binary, repr_of, type_of};
-use crate::kernel::{Kernel, Value};
+use crate::expr::{AnalyzedNest, Point, double_binary, float_binary, integer_binary};
+use crate::kernel::Kernel;
+use crate::repr::{Repr, Value, repr_of, type_of};
 use crate::thread_index::{define_coordinates, print_results, segment_table, store, store_values};
 
 /// Starts the loops over the reduced axes of a row, and returns the coordinates along them.

@@ -5,11 +5,12 @@
 
 use ortrain_expr::Scalar;
 
-use crate::dialect::{GROUP_SIZE, MAX_SHARED_BYTES, Repr};
+use crate::context::Context;
+use crate::dialect::{GROUP_SIZE, MAX_SHARED_BYTES};
 use crate::inner_product::{InnerProduct, LEFT, RIGHT, element_if, split_terms};
-use crate::kernel::{Kernel, Value};
+use crate::kernel::Kernel;
 use crate::launch::Launch;
-use crate::lower::Context;
+use crate::repr::{Repr, Value};
 use crate::split_k::{MatmulOutput, Split};
 use crate::thread_index::define_coordinates;
 

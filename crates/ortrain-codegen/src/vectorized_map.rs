@@ -4,10 +4,11 @@
 use ortrain_expr::{Access, DType, Inst};
 use ortrain_program::{BufferId, Load, Nest, Operand};
 
+use crate::context::Context;
 use crate::expr::{AnalyzedNest, Point, position};
-use crate::kernel::{Kernel, Value};
+use crate::kernel::Kernel;
 use crate::launch::Launch;
-use crate::lower::Context;
+use crate::repr::Value;
 use crate::thread_index::{define_coordinates, print_results};
 
 /// Number of points of a quad.

@@ -3,12 +3,12 @@
 use ortrain_expr::{CompareOp, IndexKind, Scalar, SlidingAxis, Type, WindowPass, WindowShape};
 use ortrain_program::{Window, WindowIndex};
 
+use crate::context::Context;
 use crate::conv::window_inputs;
-use crate::dialect::Repr;
-use crate::expr::{compare, repr_of};
-use crate::kernel::{Kernel, Value};
+use crate::expr::compare;
+use crate::kernel::Kernel;
 use crate::launch::Launch;
-use crate::lower::Context;
+use crate::repr::{Repr, Value, repr_of};
 use crate::thread_index::define_coordinates;
 use crate::thread_reduction::combine;
 

@@ -5,9 +5,10 @@ use std::ops::Range;
 use ortrain_expr::ReduceOp;
 use ortrain_program::Nest;
 
-use crate::dialect::{GROUP_SIZE, Repr};
+use crate::dialect::GROUP_SIZE;
 use crate::expr::{AnalyzedNest, Point};
-use crate::kernel::{Kernel, Value};
+use crate::kernel::Kernel;
+use crate::repr::{Repr, Value};
 use crate::thread_index::define_coordinates;
 use crate::thread_reduction::{add_point, combine, define_total};
 

@@ -18,7 +18,7 @@ use ortrain_program::{
 };
 
 use crate::addresses::{Addresses, host_memory};
-use crate::prefault;
+use crate::prefault::prefault;
 
 /// Compiled instruction.
 #[derive(Debug)]

@@ -5,6 +5,7 @@
 
 mod addresses;
 mod executable;
+mod prefault;
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,6 +16,7 @@ use ortrain_program::{
     AllocationError, Backend, Bf16Fallback, Executable, HostMemory, Limits, Memory, OutOfMemory, Precision,
     Program, Reference, Target, UnsupportedOnBackend, UnsupportedPrecision,
 };
+pub use prefault::prefault;
 
 /// Backend that runs programs on the CPU.
 #[derive(Clone, Debug)]
@@ -76,19 +78,6 @@ pub fn allocate(bytes: usize, capacity: usize) -> Result<HostMemory, OutOfMemory
     let memory = HostMemory::with_capacity(bytes, capacity)?;
     prefer_large_pages(memory.as_ptr(), bytes);
     Ok(memory)
-}
-
-/// Bytes of a large page: the part that a thread touches at a time.
-const TOUCH_BYTES: usize = 2 << 20;
-
-/// Makes the system map every page of memory that will be written, on all threads; see [`HostMemory::touch`]. Later
-/// calls for the same memory do nothing.
-pub fn prefault(memory: &HostMemory) {
-    if memory.prefault() {
-        let bytes = memory.len();
-        let touch = |piece: usize, _| memory.touch(piece * TOUCH_BYTES..bytes.min((piece + 1) * TOUCH_BYTES));
-        Pool::global().run(bytes.div_ceil(TOUCH_BYTES), usize::MAX, &touch);
-    }
 }
 
 /// Advice for machines without a bfloat16 unit.

@@ -87,7 +87,7 @@ pub(crate) struct Device {
     /// Library for products, opened by the first product that it may compute.
     lt: OnceLock<Option<Lt>>,
     /// Allocations of dropped results, for reuse.
-    pub(crate) spare: Spare,
+    pub(crate) spare: Spare<Allocation>,
     pub(crate) counters: Counters,
     /// Constants of programs on the device, by their address on the host.
     constants: Mutex<HashMap<(usize, usize), Weak<Constant>>>,

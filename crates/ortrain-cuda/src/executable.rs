@@ -1,6 +1,5 @@
 //! Executables: programs as launches on a device.
 
-use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -21,13 +20,10 @@ use crate::kernels::KernelError;
 use crate::lt::{Operands, Plan};
 use crate::products::{Product, take_products};
 use crate::queue::{DEFAULT_STREAM, Queue};
-use crate::resident::{Resident, RunMemories};
+use crate::resident::{Resident, RunMemories, Selection};
 
 /// Maximum bytes of a tensor in a kernel.
 pub const TENSOR_BYTES: u64 = CudaC::CAPS.binding_bytes;
-/// Maximum number of bindings of a kernel.
-pub(crate) const MAX_BINDINGS: usize = CudaC::CAPS.bindings as usize;
-
 /// Name of the backend.
 pub(crate) const BACKEND: &str = "cuda";
 
@@ -115,13 +111,6 @@ pub(crate) fn describe_kernels(
 ) -> Result<Vec<String>, UnsupportedOnBackend> {
     let _entered = device.enter().ok();
     Ok(Parts::new(program, device, min_library_product)?.describe_kernels())
-}
-
-/// Instructions of a run, in a gradient mode.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub(crate) struct Selection {
-    pub(crate) entry: GradientMode,
-    pub(crate) positions: Range<usize>,
 }
 
 impl CudaExecutable {

@@ -45,7 +45,7 @@ impl CudaMemory {
     /// size, if available.
     fn for_result(device: &Arc<Device>, bytes: usize) -> Result<CudaMemory, AllocationError> {
         device.check()?;
-        let allocation = match device.spare.take(bytes) {
+        let allocation = match device.spare.take(Allocation::size_for(bytes)) {
             Some(allocation) => allocation,
             None => device.allocate(bytes).map_err(|failure| failure.error(device, bytes))?,
         };
@@ -169,7 +169,7 @@ impl Drop for CudaMemory {
             && self.device.check().is_ok()
             && let Some(allocation) = self.allocation.take()
         {
-            self.device.spare.put(allocation);
+            self.device.spare.put(allocation.bytes, allocation);
         }
     }
 }

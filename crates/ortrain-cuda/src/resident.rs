@@ -2,19 +2,29 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::ops::Range;
 use std::sync::Arc;
 
-use ortrain_codegen::{Binding, GROUP_SIZE, Launch, Lowered, MemoryId};
+use ortrain_codegen::{Binding, CudaC, GROUP_SIZE, Launch, Lowered, MemoryId};
 use ortrain_program::{Bindings, DeviceError, GradientMode, Memory, Program, RunError, Workspace};
 
 use crate::device::{Allocation, AllocationFailure, Constant, Device};
 use crate::driver::{Address, Call, Function, Graph};
-use crate::executable::{MAX_BINDINGS, Selection};
 use crate::memory::CudaMemory;
 use crate::queue::{Queue, Write};
 
+/// Maximum number of bindings of a kernel.
+const MAX_BINDINGS: usize = CudaC::CAPS.bindings as usize;
+
 /// Maximum number of recorded runs of a program.
 const MAX_RECORDED_RUNS: usize = 4;
+
+/// Instructions of a run, in a gradient mode.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub(crate) struct Selection {
+    pub(crate) entry: GradientMode,
+    pub(crate) positions: Range<usize>,
+}
 
 /// Key of a recorded run, which is replayed for an equal key.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -17,6 +17,7 @@ mod dtype;
 mod expr;
 mod iteration_space;
 mod nest;
+mod ops;
 mod philox;
 mod precision;
 mod scalar;
@@ -27,11 +28,10 @@ mod zero_analysis;
 
 pub use derive::derive;
 pub use dtype::DType;
-pub use expr::{
-    BinaryOp, Builder, CompareOp, Evaluation, Expr, Inst, OutOfRange, Reg, RunScalar, Type, UnaryOp,
-};
+pub use expr::{Builder, Evaluation, Expr, Inst, OutOfRange, Reduction, Reg, RunScalar};
 pub use iteration_space::{flat_index_of, index_of, product_of_sizes};
-pub use nest::{Access, Dims, Load, Nest, ReduceOp, Reduction, Segments, Strides};
+pub use nest::{Access, Dims, Load, Nest, Segments, Strides};
+pub use ops::{BinaryOp, CompareOp, ReduceOp, Type, UnaryOp};
 pub use philox::{philox4x32_10, philox4x32_10_blocks, random_bits};
 pub use precision::{InnerProduct, Precision, UnknownPrecision};
 pub use scalar::{Mode, Scalar};

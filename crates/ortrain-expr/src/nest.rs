@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::{BinaryOp, Builder, DType, Expr, Inst, Reg, Scalar, Type};
+use crate::{Builder, DType, Expr, Inst, Reduction, Type};
 
 /// Sizes of the axes of an iteration space.
 pub type Dims = SmallVec<[usize; 6]>;
@@ -153,54 +153,6 @@ pub(crate) fn row_major(dims: &[usize]) -> Strides {
         step = step.saturating_mul(dim as isize);
     }
     strides
-}
-
-/// Combination of values over the reduced axes, in index order, from a neutral element.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ReduceOp {
-    /// Sum, from 0.
-    Sum,
-    /// Product, from 1.
-    Prod,
-    /// Maximum, from the least value; NaN wins.
-    Max,
-    /// Minimum, from the greatest value; NaN wins.
-    Min,
-}
-
-impl ReduceOp {
-    /// Returns the neutral element, the initial value of a reduction. Saturates to the least or greatest integer.
-    #[must_use]
-    pub fn neutral(self, ty: Type) -> Scalar {
-        let value = match self {
-            ReduceOp::Sum => 0.0,
-            ReduceOp::Prod => 1.0,
-            ReduceOp::Max => f64::NEG_INFINITY,
-            ReduceOp::Min => f64::INFINITY,
-        };
-        Scalar::from_f64(ty, value)
-    }
-
-    /// Combines two values.
-    #[must_use]
-    pub fn combine(self, a: Scalar, b: Scalar) -> Scalar {
-        let op = match self {
-            ReduceOp::Sum => BinaryOp::Add,
-            ReduceOp::Prod => BinaryOp::Mul,
-            ReduceOp::Max => BinaryOp::Max,
-            ReduceOp::Min => BinaryOp::Min,
-        };
-        Scalar::binary(op, a, b)
-    }
-}
-
-/// Reduction of a nest over its inner axes.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Reduction {
-    /// Combination of the values.
-    pub op: ReduceOp,
-    /// Reduced value: a register of the nest's expression. It may depend on the results of earlier reductions.
-    pub value: Reg,
 }
 
 /// Segments of the last axis of a nest: one range for each index of the first axis, in ascending order.

@@ -475,6 +475,32 @@ fn integer_pow(base: i64, exponent: i64) -> i64 {
     }
 }
 
+impl ReduceOp {
+    /// Returns the neutral element, the initial value of a reduction. Saturates to the least or greatest integer.
+    #[must_use]
+    pub fn neutral(self, ty: Type) -> Scalar {
+        let value = match self {
+            ReduceOp::Sum => 0.0,
+            ReduceOp::Prod => 1.0,
+            ReduceOp::Max => f64::NEG_INFINITY,
+            ReduceOp::Min => f64::INFINITY,
+        };
+        Scalar::from_f64(ty, value)
+    }
+
+    /// Combines two values.
+    #[must_use]
+    pub fn combine(self, a: Scalar, b: Scalar) -> Scalar {
+        let op = match self {
+            ReduceOp::Sum => BinaryOp::Add,
+            ReduceOp::Prod => BinaryOp::Mul,
+            ReduceOp::Max => BinaryOp::Max,
+            ReduceOp::Min => BinaryOp::Min,
+        };
+        Scalar::binary(op, a, b)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

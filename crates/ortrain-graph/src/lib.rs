@@ -3,7 +3,6 @@
 //! This crate does not know any operator. `ortrain-ops` defines their meaning.
 #![forbid(unsafe_code)]
 
-mod attr;
 mod dump;
 mod error;
 mod export;
@@ -12,13 +11,14 @@ mod import;
 mod onnx_text;
 mod shape;
 mod tensor;
+mod value;
 
-pub use attr::{Attr, AttrError, AttrMap, Attrs};
 pub use error::{GraphError, listed};
 pub use export::tensor_to_proto;
-pub use graph::{Graph, Node, Patch, Ports, Value, ValueId, ValueType};
+pub use graph::{Attr, AttrError, AttrMap, Attrs, Graph, Node, Patch, Ports};
 pub use import::declared_value_type;
 pub use onnx_text::onnx_text;
 pub use ortrain_expr::DType;
 pub use shape::{Dim, Shape};
 pub use tensor::{Tensor, TensorError, aligned_copy, byte_length};
+pub use value::{Value, ValueId, ValueType};

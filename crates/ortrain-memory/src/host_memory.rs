@@ -7,7 +7,22 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 
 use bytemuck::allocation::try_zeroed_slice_box;
 
-use crate::memory::{ALIGNMENT, OutOfMemory};
+/// Alignment, in bytes, of every [`Memory`](crate::Memory) and of every tensor in it.
+pub const ALIGNMENT: usize = 256;
+
+/// Rounds up to the next multiple of the alignment.
+#[must_use]
+pub fn align(bytes: usize) -> usize {
+    bytes.next_multiple_of(ALIGNMENT)
+}
+
+/// Failed allocation of memory in this process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the system cannot allocate {bytes} bytes of memory")]
+pub struct OutOfMemory {
+    /// Requested number of bytes.
+    pub bytes: usize,
+}
 
 /// Alignment of memory of at least this size, in bytes: the large pages of most machines. One page fault makes a large
 /// page available, instead of hundreds for small pages.

@@ -8,7 +8,5 @@
 mod host_memory;
 mod memory;
 
-pub use host_memory::{BorrowedMemory, HostMemory};
-pub use memory::{
-    ALIGNMENT, AllocationError, DeviceError, DeviceMemory, HOST, LateFault, Memory, OutOfMemory, align,
-};
+pub use host_memory::{ALIGNMENT, BorrowedMemory, HostMemory, OutOfMemory, align};
+pub use memory::{AllocationError, DeviceError, DeviceMemory, HOST, LateFault, Memory};

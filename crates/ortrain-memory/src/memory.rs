@@ -4,30 +4,13 @@ use std::any::Any;
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use crate::host_memory::{BorrowedMemory, HostMemory};
-
-/// Alignment, in bytes, of every [`Memory`] and of every tensor in it.
-pub const ALIGNMENT: usize = 256;
+use crate::host_memory::{BorrowedMemory, HostMemory, OutOfMemory};
 
 /// Number of bytes that a copy within this process moves at a time. They fit into a cache.
 const PIECE: usize = 1 << 12;
 
 /// Name of the device that is the memory of this process.
 pub const HOST: &str = "cpu";
-
-/// Rounds up to the next multiple of the alignment.
-#[must_use]
-pub fn align(bytes: usize) -> usize {
-    bytes.next_multiple_of(ALIGNMENT)
-}
-
-/// Failed allocation of memory in this process.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the system cannot allocate {bytes} bytes of memory")]
-pub struct OutOfMemory {
-    /// Requested number of bytes.
-    pub bytes: usize,
-}
 
 /// Failed allocation of memory by a backend.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

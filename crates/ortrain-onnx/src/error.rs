@@ -3,6 +3,8 @@
 use std::io;
 use std::path::PathBuf;
 
+use crate::TensorProto;
+
 /// Error of reading, resolving or writing a model.
 ///
 /// Messages name the file as the caller named it, and the tensor as the model names it.
@@ -339,4 +341,14 @@ pub(crate) fn shown(text: &str) -> String {
         out.push('…');
     }
     out
+}
+
+/// Returns the label of a tensor in a message.
+pub(crate) fn label(tensor: &TensorProto) -> String {
+    label_of(&tensor.name)
+}
+
+/// Returns the label of a tensor with a name.
+pub(crate) fn label_of(name: &str) -> String {
+    if name.is_empty() { "a tensor without a name".to_owned() } else { format!("tensor `{}`", shown(name)) }
 }

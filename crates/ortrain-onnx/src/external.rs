@@ -9,9 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use ortrain_files::folder;
 
-use crate::error::shown;
+use crate::error::{label, shown};
 use crate::mapped;
-use crate::payload::label;
 use crate::{OnnxError, TensorProto};
 
 /// Source of a model's external data: a folder, bytes of the caller, both, or neither.

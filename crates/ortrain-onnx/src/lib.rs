@@ -34,6 +34,7 @@ mod generated;
 mod load;
 #[allow(unsafe_code)]
 mod mapped;
+mod message;
 mod payload;
 mod save;
 mod sparse;

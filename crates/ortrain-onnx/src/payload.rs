@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use crate::error::shown;
+use crate::error::label;
 use crate::proto::tensor_proto::{DataLocation, DataType};
 use crate::{ExternalData, OnnxError, TensorProto};
 
@@ -86,15 +86,6 @@ pub fn tensor_payload(tensor: &TensorProto, external: &ExternalData) -> Result<B
         [field] => typed(tensor, data_type, field, elements),
         [first, second, ..] => Err(OnnxError::DataTwice { tensor: label(tensor), first, second }),
     }
-}
-
-/// Returns the label of a tensor in a message.
-pub(crate) fn label(tensor: &TensorProto) -> String {
-    label_of(&tensor.name)
-}
-
-pub(crate) fn label_of(name: &str) -> String {
-    if name.is_empty() { "a tensor without a name".to_owned() } else { format!("tensor `{}`", shown(name)) }
 }
 
 pub(crate) fn is_external(tensor: &TensorProto) -> bool {

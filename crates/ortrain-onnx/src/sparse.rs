@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 
-use crate::payload::{checked_dims, element_size, element_type, label, label_of, tensor_payload, too_many};
+use crate::error::{label, label_of};
+use crate::payload::{checked_dims, element_size, element_type, tensor_payload, too_many};
 use crate::proto::tensor_proto::DataType;
 use crate::{ExternalData, OnnxError, SparseTensorProto, TensorProto};
 

@@ -1,18 +1,18 @@
 //! Devices, and device memory.
 
-use std::path::PathBuf;
-use std::sync::{Arc, Once};
+use std::sync::Arc;
 
 use ortrain::{Backend, DType, DeviceInfo, Memory, ParameterView};
 use pyo3::exceptions::{PyBufferError, PyValueError};
-use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyCapsule, PyDict};
 
+use crate::cuda_packages::search_packages_for;
 use crate::dlpack;
-use crate::error::{InvalidArgumentError, raise};
-use crate::value::{OrtValue, device_exception, numpy_type, shape_name, view};
+use crate::error::{InvalidArgumentError, device_exception, raise};
+use crate::shapes::shape_name;
+use crate::value::{OrtValue, numpy_type, view};
 
 /// Name, kind, description, driver, bytes of memory, maximum bytes of a plane and of a tensor.
 type Row = (String, &'static str, String, String, Option<u64>, Option<u64>, Option<u64>);
@@ -26,20 +26,6 @@ pub(crate) fn devices(py: Python<'_>) -> Vec<Row> {
     };
     search_packages_for("cuda");
     py.detach(ortrain::devices).into_iter().map(row).collect()
-}
-
-/// Adds the folders of Python packages to the search for CUDA's libraries, if a device may need them.
-pub(crate) fn search_packages_for(device: &str) {
-    static SEARCHED: Once = Once::new();
-    let may_need_cuda = device.starts_with("cuda") || device == "auto";
-    if !may_need_cuda || SEARCHED.is_completed() {
-        return;
-    }
-    let folders = Python::attach(|py| -> PyResult<Vec<PathBuf>> {
-        py.import(intern!(py, "sys"))?.getattr(intern!(py, "path"))?.extract()
-    });
-    // A path that is no text names no folder of packages.
-    SEARCHED.call_once(|| ortrain::search_cuda_packages(folders.unwrap_or_default()));
 }
 
 /// Returns the name of a backend in Python.

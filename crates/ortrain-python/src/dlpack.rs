@@ -10,16 +10,16 @@ use std::ptr::{NonNull, null_mut};
 use std::sync::Arc;
 
 use ortrain::cuda::{Cuda, SharedMemory, share_memory};
-use ortrain::{DType, Memory};
+use ortrain::{DType, HostMemory, Memory};
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyCapsuleMethods, PyDict, PyTuple};
 use pyo3::{ffi, intern};
 
-use crate::device::search_packages_for;
-use crate::error::{DeviceUnavailableError, InvalidArgumentError, UnsupportedError};
+use crate::cuda_packages::search_packages_for;
+use crate::error::{DeviceUnavailableError, InvalidArgumentError, UnsupportedError, device_exception};
 use crate::lent::{Area, with_interpreter};
-use crate::value::{byte_length, device_exception, on_host};
+use crate::shapes::byte_length;
 
 const PLAIN: &CStr = c"dltensor";
 const VERSIONED: &CStr = c"dltensor_versioned";
@@ -33,6 +33,8 @@ const MAX_AXES: i32 = 64;
 pub(crate) const CPU: i32 = 1;
 /// Device kind of memory on devices of CUDA.
 pub(crate) const CUDA: i32 = 2;
+/// Device of memory of the CPU.
+pub(crate) const CPU_DEVICE: (i32, i32) = (CPU, 0);
 /// The default stream of CUDA. Producers that are asked for no stream are ordered in it.
 const DEFAULT_STREAM: u64 = 1;
 /// Argument for a consumer that does not want any order.
@@ -344,11 +346,18 @@ fn request_capsule<'py>(data: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>>
     }
 }
 
+/// Returns the host memory, for access by address.
+pub(crate) fn on_host(memory: &Memory) -> PyResult<&HostMemory> {
+    memory.host().ok_or_else(|| {
+        PyBufferError::new_err("the memory is on a device, without an address in this process; take a copy")
+    })
+}
+
 /// Returns the DLPack device of a memory.
 pub(crate) fn device_of(memory: &Memory) -> PyResult<(i32, i32)> {
     match share_memory(memory, None) {
         Some(shared) => Ok((CUDA, shared.map_err(device_exception)?.index)),
-        None => Ok((CPU, 0)),
+        None => Ok(CPU_DEVICE),
     }
 }
 

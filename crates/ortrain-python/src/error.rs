@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use ortrain::{Error, ErrorKind, Interrupt, RunError, interruptible};
+use ortrain::{DeviceError, Error, ErrorKind, Interrupt, RunError, interruptible};
 use pyo3::exceptions::PyKeyboardInterrupt;
 use pyo3::types::{PyAnyMethods, PyTuple};
 use pyo3::{PyErr, PyResult, Python, import_exception};
@@ -92,4 +92,9 @@ pub(crate) fn raise(error: Error) -> PyErr {
         ErrorKind::Rank => RankError::new_err(text),
         _ => OrtrainError::new_err(text),
     }
+}
+
+/// Converts an error of a device to an exception.
+pub(crate) fn device_exception(error: DeviceError) -> PyErr {
+    raise(error.into())
 }

@@ -3,6 +3,7 @@
 #![expect(clippy::needless_pass_by_value, reason = "PyO3 hands extracted arguments over by value")]
 
 mod classic;
+mod cuda_packages;
 mod device;
 mod dlpack;
 mod error;
@@ -11,9 +12,11 @@ mod gil;
 mod gradient;
 mod lent;
 mod optim;
+mod ort_device;
 mod ranks;
 mod schedule;
 mod session;
+mod shapes;
 mod state;
 mod tools;
 mod training;
@@ -37,6 +40,8 @@ mod _ortrain {
     #[pymodule_export]
     use crate::optim::{OwnOptimizer, described_optimizer, optimizer_spec, optimizer_table};
     #[pymodule_export]
+    use crate::ort_device::OrtDevice;
+    #[pymodule_export]
     use crate::ranks::RankControl;
     #[pymodule_export]
     use crate::schedule::{LrScheduler, Schedule, curve_steps, draw_curve, schedule_kinds};
@@ -55,7 +60,7 @@ mod _ortrain {
     #[pymodule_export]
     use crate::value::OrtValue;
     #[pymodule_export]
-    use crate::vector::{OrtDevice, OrtValueCache, OrtValueVector};
+    use crate::vector::{OrtValueCache, OrtValueVector};
 
     #[pymodule_init]
     fn init(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -19,7 +19,7 @@ use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyBytes, PyTuple};
 
-use crate::device::search_packages_for;
+use crate::cuda_packages::search_packages_for;
 use crate::error::{InvalidArgumentError, detached, raise, signal_interrupt};
 use crate::gil::Exclusive;
 use crate::optim::{OwnOptimizer, spec_of};

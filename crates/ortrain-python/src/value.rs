@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ortrain::cuda::is_adopted;
 use ortrain::{
-    Bytes, DType, Delivered, Destination, DeviceError, Dim, HostMemory, Memory, ParameterView, RunInput,
-    Tensor, ValueInfo,
+    Bytes, DType, Delivered, Destination, DeviceError, Dim, Memory, ParameterView, RunInput, Tensor,
+    ValueInfo,
 };
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyMemoryError, PyTypeError};
 use pyo3::prelude::*;
@@ -15,9 +15,11 @@ use pyo3::types::{PyByteArray, PyCapsule, PyDict, PyList, PyString, PyTuple};
 use pyo3::{IntoPyObjectExt, intern};
 
 use crate::dlpack;
-use crate::error::{InvalidArgumentError, UnsupportedError, raise};
+use crate::dlpack::{CPU_DEVICE, on_host};
+use crate::error::{InvalidArgumentError, UnsupportedError, device_exception, raise};
 use crate::lent::{area_at, area_of_array};
-use crate::vector::{DLPACK_DEVICE, OrtDevice};
+use crate::ort_device::OrtDevice;
+use crate::shapes::{byte_length, shape_name};
 
 /// A tensor in CPU memory, possibly shared with a NumPy array or with another library. The result of a run on
 /// a device stays there until its elements are requested.
@@ -442,7 +444,7 @@ impl OrtValue {
         if stream.is_some() {
             return Err(PyBufferError::new_err("a tensor in CPU memory has no stream"));
         }
-        if dl_device.is_some_and(|device| device != DLPACK_DEVICE) {
+        if dl_device.is_some_and(|device| device != CPU_DEVICE) {
             return Err(PyBufferError::new_err(
                 "the tensor is in CPU memory; the consumer must copy it to the device",
             ));
@@ -466,7 +468,7 @@ impl OrtValue {
 
     /// Returns the DLPack device: a device of CUDA for a value in its memory, or the CPU.
     fn __dlpack_device__(&self) -> PyResult<(i32, i32)> {
-        self.shared_memory().map_or(Ok(DLPACK_DEVICE), |memory| dlpack::device_of(&memory))
+        self.shared_memory().map_or(Ok(CPU_DEVICE), |memory| dlpack::device_of(&memory))
     }
 
     /// Returns the CUDA array interface, version 3. Values in other memory do not have the attribute.
@@ -564,43 +566,15 @@ fn tensor_from(dtype: DType, dims: Vec<usize>, bytes: Bytes) -> PyResult<Tensor>
     Tensor::new(dtype, dims, bytes).map_err(|error| InvalidArgumentError::new_err(error.to_string()))
 }
 
-/// Converts an error of a device to an exception.
-pub(crate) fn device_exception(error: DeviceError) -> PyErr {
-    raise(error.into())
-}
-
-/// Returns the host memory, for access by address.
-pub(crate) fn on_host(memory: &Memory) -> PyResult<&HostMemory> {
-    memory.host().ok_or_else(|| {
-        PyBufferError::new_err("the memory is on a device, without an address in this process; take a copy")
-    })
-}
-
 /// Allocates zeroed memory.
 fn allocate_zeroed(bytes: usize) -> PyResult<Memory> {
     Memory::try_new(bytes).map_err(|error| PyMemoryError::new_err(error.to_string()))
-}
-
-/// Returns the number of bytes of a tensor.
-pub(crate) fn byte_length(dtype: DType, dims: &[usize]) -> PyResult<usize> {
-    // Zeros are excluded from the product, so that other sizes of an empty shape are still checked.
-    let sizes = dims.iter().filter(|&&size| size != 0);
-    let bytes = sizes.copied().try_fold(dtype.size(), usize::checked_mul);
-    let bytes = bytes.filter(|&bytes| isize::try_from(bytes).is_ok()).ok_or_else(|| {
-        InvalidArgumentError::new_err(format!("{} is too large to address", shape_name(dtype, dims)))
-    })?;
-    Ok(if dims.contains(&0) { 0 } else { bytes })
 }
 
 /// Extracts a size of a shape.
 fn size(size: &Bound<'_, PyAny>) -> PyResult<usize> {
     size.extract::<usize>()
         .map_err(|_| InvalidArgumentError::new_err(format!("a shape must be a list of sizes, got {size}")))
-}
-
-/// Formats a type with a shape, for errors.
-pub(crate) fn shape_name(dtype: DType, dims: &[usize]) -> String {
-    format!("{dtype}{dims:?}")
 }
 
 pub(crate) fn element_type_of_onnx(code: i32) -> PyResult<DType> {

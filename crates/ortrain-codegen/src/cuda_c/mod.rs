@@ -8,9 +8,10 @@ use std::sync::LazyLock;
 use ortrain_expr::Scalar;
 use rustc_hash::FxHashSet;
 
-use crate::dialect::{DeclaredBinding, Dialect, GROUP_SIZE, Repr, SharedArray};
+use crate::dialect::{DeclaredBinding, Dialect, GROUP_SIZE, SharedArray};
 use crate::launch::{Caps, KernelSource};
 use crate::library::{Library, called_names, split_functions};
+use crate::repr::Repr;
 use crate::wgsl::shared_functions;
 use translate::translate;
 

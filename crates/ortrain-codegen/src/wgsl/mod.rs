@@ -5,10 +5,11 @@ use std::sync::LazyLock;
 
 use ortrain_expr::Scalar;
 
-use crate::dialect::{DeclaredBinding, Dialect, GROUP_SIZE, Repr, SharedArray};
+use crate::dialect::{DeclaredBinding, Dialect, GROUP_SIZE, SharedArray};
 use crate::functions::functions;
 use crate::launch::KernelSource;
 use crate::library::{Library, split_functions};
+use crate::repr::Repr;
 
 /// Shading language of WebGPU. No optional features are used: no 64-bit types, no subgroups, no narrow floats.
 #[derive(Clone, Copy, Debug, Default)]
