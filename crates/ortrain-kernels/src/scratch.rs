@@ -1,7 +1,9 @@
 //! Arguments of a run: run scalars, scratch memory and buffers.
 
 use crate::pool::Pool;
-use crate::tile::ALIGN;
+
+/// Alignment of frames and registers.
+pub(crate) const ALIGN: usize = 64;
 
 /// Values of [`ortrain_expr::RunScalar`] in one run.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

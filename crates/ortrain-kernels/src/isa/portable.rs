@@ -2,7 +2,7 @@
 
 use std::hint::black_box;
 
-use super::{CHAINS, Level, Work};
+use super::level::{CHAINS, Level, Work};
 
 /// Number of f32 lanes of a register.
 pub(crate) const LANES: usize = 4;

@@ -14,13 +14,11 @@ use crate::tile::{
     StageReduction, TileProgram, counted, ops,
 };
 use crate::transpose::TransposingCopy;
-use segment_tasks::{LongSegment, Piece, SegmentTasks, Task, Wave};
+use segment_tasks::{LongSegment, MIN_TASK_WORK, Piece, SegmentTasks, Task, Wave};
 
 /// Number of tiles, or of blocks of rows, between two calls of `pause` in a long run.
 const TILES_PER_PAUSE: usize = 1024;
 
-/// Work of one task, in additions: enough to be worth waking a thread, but small enough for an even distribution.
-const MIN_TASK_WORK: usize = 64 * 1024;
 /// Maximum number of tasks: enough for any number of cores.
 const MAX_TASKS: usize = 16;
 /// Maximum number of parts of one reduction.

@@ -10,8 +10,10 @@ use std::ops::Range;
 
 use ortrain_expr::{Nest, Segments};
 
-use super::MIN_TASK_WORK;
 use crate::tile::TileProgram;
+
+/// Work of one task, in additions: enough to be worth waking a thread, but small enough for an even distribution.
+pub(super) const MIN_TASK_WORK: usize = 64 * 1024;
 
 /// Approximate maximum number of pieces: enough for any number of cores. With more elements, pieces become longer.
 const MAX_TASKS: usize = 512;

@@ -23,6 +23,7 @@ use smallvec::SmallVec;
 
 use crate::RunScalars;
 use crate::isa::Isa;
+pub(crate) use crate::scratch::ALIGN;
 use jit::{CodeMemory, Context, Functions, Group};
 use memory::{StridedView, width};
 pub use shared::{Compiler, with_shared_code};
@@ -302,8 +303,6 @@ pub(crate) struct Code {
     pub(crate) cost: usize,
 }
 
-/// Alignment of frames and registers.
-pub(crate) const ALIGN: usize = 64;
 /// Bytes of tile registers that fit into the first-level cache.
 const TILE_CACHE_BYTES: usize = 24 * 1024;
 /// Maximum bytes of tile registers to keep a whole row between the stages, instead of recomputing it.
