@@ -81,7 +81,7 @@ fn table_totals_match() {
     assert_eq!((parts.first(), parts.last()), (Some(&"shapes and lowering"), Some(&"kernels")));
     assert!(parts.contains(&"fusion") && parts.contains(&"memory_plan"), "{parts:?}");
     let slowest = result.instructions.iter().max_by_key(|i| i.total).unwrap();
-    assert!(lines[2].contains(slowest.kind) && lines[2].ends_with(&format!("# {}", slowest.node)), "{table}");
+    assert!(lines[2].contains(slowest.kind) && lines[2].contains(&format!("# {}", slowest.node)), "{table}");
 }
 
 #[test]
