@@ -3,6 +3,7 @@
 // Work of a stream runs when somebody waits for it: a host that reads too early, or reuses its memory too early, gets
 // wrong bytes. Copies from ordinary memory take the bytes at the call, copies from pinned memory take them when they run.
 #include <dlfcn.h>
+#include <link.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -472,19 +473,32 @@ int cuModuleLoadData(void** handle, const void* image) {
     uint64_t sum = 0xcbf29ce484222325;
     for (uint64_t k = 0; k < head[1]; k++) { sum = (sum ^ (unsigned char)bytes[k]) * 0x100000001b3; }
     if (sum != head[2]) { return INVALID_IMAGE; }
-    // A library has a path of its own, because the system opens each path once.
-    const char* folder = getenv("TMPDIR");
-    std::string path = std::string(folder ? folder : "/tmp") + "/software-cuda-XXXXXX";
-    int file = mkstemp(path.data());
-    if (file < 0) { return OUT_OF_MEMORY; }
-    bool is_written = write(file, bytes, head[1]) == (ssize_t)head[1];
-    close(file);
-    void* library = is_written ? dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
-    unlink(path.c_str());
-    if (!library) {
-        fprintf(stderr, "%s\n", dlerror());
-        return INVALID_IMAGE;
+    void* library = nullptr;
+    std::vector<std::string> paths;
+    while (!library) {
+        // A library has a file of its own, because the system opens each file once.
+        const char* folder = getenv("TMPDIR");
+        std::string path = std::string(folder ? folder : "/tmp") + "/software-cuda-XXXXXX";
+        int file = mkstemp(path.data());
+        if (file < 0) { break; }
+        paths.push_back(path);
+        bool is_written = write(file, bytes, head[1]) == (ssize_t)head[1];
+        if (close(file) || !is_written) { break; }
+        library = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+        if (!library) {
+            fprintf(stderr, "%s\n", dlerror());
+            break;
+        }
+        // The system knows a file by the number of its inode. It returns an earlier library where the file system gives
+        // the number of a removed file away again, and the next file has another number.
+        link_map* loaded = nullptr;
+        if (dlinfo(library, RTLD_DI_LINKMAP, &loaded) == 0 && loaded->l_name != path && paths.size() < 64) {
+            dlclose(library);
+            library = nullptr;
+        }
     }
+    for (const std::string& path : paths) { unlink(path.c_str()); }
+    if (!library) { return INVALID_IMAGE; }
     *handle = new Module{library, {}};
     return SUCCESS;
 }
@@ -502,7 +516,10 @@ int cuModuleGetFunction(void** function, void* handle, const char* name) {
     auto* module = (Module*)handle;
     auto symbol = [&](const char* prefix) { return dlsym(module->library, (prefix + std::string(name)).c_str()); };
     auto run = (void (*)(void* const*))symbol("run_");
-    if (!run) { return NOT_FOUND; }
+    if (!run) {
+        fprintf(stderr, "%s\n", dlerror());
+        return NOT_FOUND;
+    }
     auto kernel = new Kernel{run, *(unsigned*)symbol("waits_") != 0, *(unsigned*)symbol("arguments_")};
     module->kernels.emplace_back(kernel);
     *function = kernel;

@@ -118,7 +118,13 @@ int nvrtcCompileProgram(void* handle, int count, const char* const* options) {
         static std::atomic<unsigned> number{0};
         const char* temporary = getenv("TMPDIR");
         std::string base = std::string(temporary ? temporary : "/tmp") + "/software-nvrtc-" + std::to_string(getpid()) + "-" + std::to_string(number++);
-        std::ofstream(base + ".cpp") << "#include \"" << own << "/cuda_language.h\"\n" << text;
+        std::ofstream unit(base + ".cpp");
+        unit << "#include \"" << own << "/cuda_language.h\"\n" << text;
+        unit.close();
+        if (!unit) {
+            program->log = "cannot write " + base + ".cpp";
+            return COMPILATION;
+        }
         std::string command = std::string("g++ ") + FLAGS + " " + base + ".cpp " + own + "/libcuda.so.1 -o " + base + ".so 2> " + base + ".log";
         int code = system(command.c_str());
         library = code ? "" : read_file(base + ".so");
