@@ -10,10 +10,8 @@ use ortrain_graph::{Graph, Tensor, tensor_to_proto};
 use ortrain_onnx::{GraphProto, LoadedModel, ModelProto};
 use ortrain_ops::training::{NameGenerator, append_loss};
 
-use crate::artifacts::{
-    LossTerm, build_full_checkpoint, build_nominal_checkpoint, infer_graph, message_graph, opset_of,
-    to_self_contained,
-};
+use crate::artifacts::{LossTerm, build_full_checkpoint, build_nominal_checkpoint, to_self_contained};
+use crate::model_graph::{infer_graph, message_graph, opset_of};
 use crate::suggest::hint_in;
 use crate::{Error, ModelSource, Result};
 

@@ -27,20 +27,19 @@ use ortrain_ops::training::{
 };
 use rustc_hash::FxHashSet;
 
-use crate::class_axis;
 use crate::computed_parameters::{constants_of_subgraphs, lift_from_subgraphs, make_initializers};
-use crate::file_kind::check_forward;
-use crate::inspect::{ParameterRole, Scope, inspect_loaded};
+use crate::gradient_names::{BUFFER_SUFFIX, RESET_FLAG, UPDATED_SUFFIX, parameter_of_gradient};
+use crate::inspection::{ParameterRole, Scope};
+use crate::model_checks::check_forward;
+use crate::model_graph::{graph_for, infer_graph, message_graph, opset_of};
+use crate::model_inspection::inspect_loaded;
 use crate::model_source::make_internal;
-use crate::module::graph_of;
 use crate::optim::{OptimizerFunction, OptimizerSpec, optimizer_model_of_function};
 use crate::optimizer::check_optimizer_model;
 use crate::origins::Origins;
-use crate::parameter_binding::{BUFFER_SUFFIX, RESET_FLAG, UPDATED_SUFFIX, parameter_of_gradient};
 use crate::stops::no_trained_weights_error;
 use crate::suggest::{hint, hint_in};
-use crate::{Error, ModelSource, Result};
-use crate::{classifier_scores, postprocessing};
+use crate::{Error, ModelSource, Result, class_axis, classifier_scores, postprocessing};
 
 /// Statistics that BatchNormalization uses in training.
 ///
@@ -53,6 +52,8 @@ use crate::{classifier_scores, postprocessing};
 #[doc(inline)]
 pub use ortrain_ops::training::BatchNormMode;
 
+#[doc(inline)]
+pub use crate::artifact_options::{ArtifactOptions, OptimizerChoice};
 #[doc(inline)]
 pub use crate::batch::open_batch;
 #[doc(inline)]
@@ -218,119 +219,6 @@ const TRAINING_OPSETS: [(&str, i64); 7] = [
     ("com.microsoft.nchwc", 1),
     ("org.pytorch.aten", 1),
 ];
-
-/// Optimizer of artifacts.
-///
-/// ```
-/// use ortrain::artifacts::{ArtifactOptions, OptimizerChoice, OptimizerKind};
-/// use ortrain::optim::OptimizerSpec;
-///
-/// let plain = OptimizerChoice::from(OptimizerKind::AdamW);
-/// let lion = OptimizerChoice::from(OptimizerSpec::new("Lion")?);
-/// let options = ArtifactOptions { optimizer: Some(lion), ..ArtifactOptions::default() };
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Debug)]
-pub enum OptimizerChoice {
-    /// An optimizer of onnxruntime-training.
-    Kind(OptimizerKind, OptimizerSettings),
-    /// An optimizer of the table with its settings and groups. Groups name trained parameters.
-    Described(Box<OptimizerSpec>),
-    /// A custom function with settings and groups.
-    Function(Box<OptimizerFunction>, Box<OptimizerSpec>),
-    /// An existing optimizer model.
-    Model(ModelSource),
-}
-
-impl From<OptimizerKind> for OptimizerChoice {
-    fn from(kind: OptimizerKind) -> OptimizerChoice {
-        OptimizerChoice::Kind(kind, OptimizerSettings::default())
-    }
-}
-
-impl From<OptimizerSpec> for OptimizerChoice {
-    fn from(spec: OptimizerSpec) -> OptimizerChoice {
-        OptimizerChoice::Described(Box::new(spec))
-    }
-}
-
-impl From<OptimizerFunction> for OptimizerChoice {
-    fn from(function: OptimizerFunction) -> OptimizerChoice {
-        let spec = function.spec();
-        OptimizerChoice::Function(Box::new(function), Box::new(spec))
-    }
-}
-
-impl From<ModelSource> for OptimizerChoice {
-    fn from(model: ModelSource) -> OptimizerChoice {
-        OptimizerChoice::Model(model)
-    }
-}
-
-/// Options of artifact generation.
-///
-/// This example trains the last layer. All other trainable parameters are in the checkpoint as frozen ones:
-///
-/// ```
-/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// use ortrain::artifacts::{ArtifactOptions, Loss, OptimizerKind, generate};
-/// use ortrain::{ParameterRole, Scope, inspect};
-///
-/// # let model = setup::MODEL;
-/// let found = inspect(model.into(), &Scope::Outputs)?;
-/// let all = || found.names(ParameterRole::Trained).map(String::from);
-/// let options = ArtifactOptions {
-///     requires_grad: all().filter(|name| name.starts_with("fc2.")).collect(),
-///     frozen_params: all().filter(|name| !name.starts_with("fc2.")).collect(),
-///     losses: vec![Loss::CrossEntropyLoss.into()],
-///     optimizer: Some(OptimizerKind::AdamW.into()),
-///     additional_output_names: vec!["logits".into()],
-///     nominal_checkpoint: true,
-///     ..ArtifactOptions::default()
-/// };
-/// let artifacts = generate(model.into(), options)?;
-/// assert!(artifacts.optimizer_model.is_some() && artifacts.nominal_checkpoint.is_some());
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Debug, Default)]
-pub struct ArtifactOptions {
-    /// Trained initializers. A value that the model computes from constants alone is also possible: it
-    /// becomes a parameter with its current value, and the nodes that computed it are removed.
-    pub requires_grad: Vec<String>,
-    /// Frozen parameters in the checkpoint. All other initializers remain in the models.
-    pub frozen_params: Vec<String>,
-    /// Inputs with gradients, which the training model accumulates like gradients of parameters. The caller
-    /// provides the buffers; a [`Module`](crate::Module) does not support this.
-    pub input_gradients: Vec<String>,
-    /// Losses to append to the model: their sum is trained. Without losses, the first output is the loss.
-    pub losses: Vec<LossTerm>,
-    /// Optimizer; `None` for no optimizer model.
-    pub optimizer: Option<OptimizerChoice>,
-    /// Additional outputs after the loss.
-    pub additional_output_names: Vec<String>,
-    /// True to also generate a nominal checkpoint.
-    pub nominal_checkpoint: bool,
-    /// Inputs of losses without own value names: the scores, then optionally the target. The default is the
-    /// model's outputs. A missing target becomes a new input.
-    pub loss_input_names: Vec<String>,
-    /// Statistics of BatchNormalization in the training model. Updated statistics are frozen parameters, even
-    /// if not named. The evaluation model uses the running statistics.
-    pub batch_norm: BatchNormMode,
-    /// True to store trained float16 and bfloat16 weights as float32 in the checkpoint and to cast them when
-    /// read. Small updates then accumulate. Exports have the types of the model again.
-    pub master_weights: bool,
-}
-
-impl ArtifactOptions {
-    /// Returns the named parameters, trained ones first.
-    fn parameters(&self) -> impl Iterator<Item = &str> {
-        self.requires_grad.iter().chain(&self.frozen_params).map(String::as_str)
-    }
-
-    fn trained_names(&self) -> FxHashSet<&str> {
-        self.requires_grad.iter().map(String::as_str).collect()
-    }
-}
 
 /// The artifacts of a training.
 ///
@@ -863,7 +751,7 @@ pub(crate) fn updated_statistics(
     trained: &FxHashSet<&str>,
     needed: &[&str],
 ) -> Result<Vec<String>> {
-    let graph = postprocessing::graph_for(label, model, needed)?;
+    let graph = graph_for(label, model, needed)?;
     let statistics =
         running_statistics(&graph, mode, trained).map_err(|source| Error::model(label, source))?;
     let inner: Vec<&str> = statistics
@@ -877,17 +765,6 @@ pub(crate) fn updated_statistics(
 
 fn unknown_value(graph: &Graph, name: &str, role: &str) -> Error {
     Error::Argument(format!("the model has no value {name:?} to use as {role}{}", hint_in(graph, name)))
-}
-
-pub(crate) fn message_graph<'a>(label: &str, proto: &'a mut ModelProto) -> Result<&'a mut GraphProto> {
-    let missing = || Error::WrongModel { model: label.to_owned(), reason: "it has no graph".into() };
-    proto.graph.as_mut().ok_or_else(missing)
-}
-
-/// Returns the version of `ai.onnx` that a message imports.
-pub(crate) fn opset_of(proto: &ModelProto) -> i64 {
-    let main = proto.opset_import.iter().find(|set| set.domain.is_empty() || set.domain == "ai.onnx");
-    main.map_or(1, |set| set.version)
 }
 
 /// Returns the model with embedded data. Its initializers are no longer listed as inputs.
@@ -917,13 +794,6 @@ fn to_self_contained_with_origins(
     graph.input.retain(|info| !initializers.contains(info.name.as_str()));
     proto.ir_version = proto.ir_version.max(SEPARATE_INITIALIZERS);
     Ok(model.with_proto(proto))
-}
-
-/// Returns the graph of a message with all types.
-pub(crate) fn infer_graph(label: &str, model: &LoadedModel) -> Result<Graph> {
-    let mut graph = graph_of(label, model)?;
-    infer(&mut graph).map_err(|source| Error::model(label, source))?;
-    Ok(graph)
 }
 
 fn first_output(label: &str, graph: &GraphProto, options: &ArtifactOptions) -> Result<String> {

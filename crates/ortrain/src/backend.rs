@@ -3,7 +3,6 @@
 use std::sync::Arc;
 
 use ortrain_cpu::Cpu;
-pub(crate) use ortrain_cpu::UnknownIsa;
 use ortrain_program::{Backend, HOST, Limits, Memory, OutOfMemory, Reference};
 
 use crate::suggest::hint;

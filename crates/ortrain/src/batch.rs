@@ -8,9 +8,9 @@ use ortrain_ops::training::{
 };
 use rustc_hash::FxHashSet;
 
-use crate::artifacts::{declare_value, infer_graph, message_graph, to_self_contained};
+use crate::artifacts::{declare_value, to_self_contained};
 use crate::batch_independence::{BATCH_COUNT, find_dependence};
-use crate::module::graph_of;
+use crate::model_graph::{graph_of, infer_graph, message_graph};
 use crate::{Error, ModelSource, Result};
 
 /// Name of the symbolic batch axis.

@@ -15,8 +15,8 @@ use ortrain_program::{GradientMode, Scalars, Workspace};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::executable_cache::ExecutableCache;
-use crate::export::collect_inputs;
-use crate::postprocessing;
+use crate::model_graph::graph_for;
+use crate::node_inputs::collect_inputs;
 use crate::{Error, Result, default_backend};
 
 /// Returns the values that nodes compute from constants alone, without the constants themselves.
@@ -49,7 +49,7 @@ pub(crate) fn make_initializers(
     independent: &[String],
     needed: &[&str],
 ) -> Result<FxHashSet<Arc<str>>> {
-    let mut graph = postprocessing::graph_for(label, model, needed)?;
+    let mut graph = graph_for(label, model, needed)?;
     let computed = computed_constants(&graph);
     let computable = computed.iter().map(|&id| graph.value(id).name.clone()).collect();
     // In node order, so that results do not depend on the order of the names.

@@ -9,9 +9,9 @@ use ortrain_program::{
     ALIGNMENT, Backend, LOWERED, PASSES, PassLog, PassRecord, PlaneId, Schedule, UnsupportedOnBackend, align,
 };
 
-use crate::module::graph_of;
+use crate::gradient_names::{RESET_FLAG, parameter_of_gradient};
+use crate::model_graph::graph_of;
 use crate::optimizer::graph_over_planes;
-use crate::parameter_binding::{RESET_FLAG, parameter_of_gradient};
 use crate::suggest::hint;
 use crate::{Error, ModelSource, Result};
 

@@ -2,12 +2,11 @@
 
 use std::io;
 
+use ortrain_cpu::UnknownIsa;
 use ortrain_graph::{DType, GraphError};
 use ortrain_onnx::OnnxError;
 use ortrain_ops::OpError;
 use ortrain_program::{AllocationError, DeviceError, RunError, UnsupportedOnBackend, UnsupportedPrecision};
-
-use crate::backend::UnknownIsa;
 
 /// Result type of this crate.
 ///
@@ -96,7 +95,7 @@ pub enum Error {
         source: Box<ortrain_ops::Error>,
     },
     /// All obstacles to differentiating or serializing a model at once.
-    #[error("{model}: {}", crate::inspect::join_obstacles(.obstacles))]
+    #[error("{model}: {}", crate::obstacle::join_obstacles(.obstacles))]
     Obstacles {
         /// Name of the model.
         model: String,
@@ -191,7 +190,7 @@ pub enum Error {
     /// The parameters of a file differ from the parameters of the state.
     #[error(
         "{} does not have the parameters of the state: {}; without strict, the matching parameters are loaded", path.display(),
-        crate::weights_io::describe_difference(report)
+        crate::load_report::describe_difference(report)
     )]
     MismatchedNames {
         /// Path of the file.
@@ -208,7 +207,7 @@ pub enum Error {
     /// A file lacks parameters of a nominal state, which requires all of them at once.
     #[error(
         "the state stays nominal: {} does not have all of its parameters: {}", path.display(),
-        crate::weights_io::describe_difference(report)
+        crate::load_report::describe_difference(report)
     )]
     NominalNames {
         /// Path of the file.

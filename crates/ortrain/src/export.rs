@@ -2,13 +2,13 @@
 
 use indexmap::IndexSet;
 use ortrain_graph::{Graph, tensor_to_proto};
-use ortrain_onnx::{AttributeProto, GraphProto, LoadedModel, NodeProto, ValueInfoProto};
+use ortrain_onnx::{GraphProto, LoadedModel, ValueInfoProto};
 use ortrain_ops::training::remove_master_weights;
-use rustc_hash::{FxHashMap, FxHashSet};
+use rustc_hash::FxHashSet;
 
-use crate::class_axis;
+use crate::node_inputs::needed_nodes_and_values;
 use crate::suggest::hint_in;
-use crate::{CheckpointState, Error, Result};
+use crate::{CheckpointState, Error, Result, class_axis};
 
 /// Returns the model with these outputs and the parameter values as initializers. Nodes and inputs that the
 /// outputs do not need are removed.
@@ -57,54 +57,6 @@ pub(crate) fn inference_model(
     graph.value_info.retain(|info| available.contains(info.name.as_str()));
     graph.quantization_annotation.retain(|annotation| needed.contains(&annotation.tensor_name));
     Ok(message.with_proto(proto))
-}
-
-/// Returns for each node of a graph whether one of the values needs it, and the names of all needed values.
-pub(crate) fn needed_nodes_and_values(graph: &GraphProto, values: &[&str]) -> (Vec<bool>, FxHashSet<String>) {
-    let mut producers: FxHashMap<&str, usize> = FxHashMap::default();
-    for (index, node) in graph.node.iter().enumerate() {
-        producers
-            .extend(node.output.iter().filter(|name| !name.is_empty()).map(|name| (name.as_str(), index)));
-    }
-    let mut needed: FxHashSet<String> = FxHashSet::default();
-    let mut keep = vec![false; graph.node.len()];
-    let mut rest: FxHashSet<String> = values.iter().map(|&name| name.to_owned()).collect();
-    // Nodes may be in any order: the topological order has not been checked.
-    while !rest.is_empty() {
-        let mut next = FxHashSet::default();
-        for name in rest {
-            if let Some(&index) = producers.get(name.as_str())
-                && !std::mem::replace(&mut keep[index], true)
-            {
-                collect_inputs(&graph.node[index], &mut next);
-            }
-            needed.insert(name);
-        }
-        rest = next;
-    }
-    (keep, needed)
-}
-
-/// Adds the names of the values that a node uses, including its subgraphs.
-pub(crate) fn collect_inputs(node: &NodeProto, names: &mut FxHashSet<String>) {
-    names.extend(node.input.iter().filter(|name| !name.is_empty()).cloned());
-    node.attribute.iter().for_each(|attribute| collect_attribute_names(attribute, names));
-}
-
-/// Adds the names that a subgraph uses. Names that it defines itself are included and do no harm.
-fn collect_free_names(graph: &GraphProto, names: &mut FxHashSet<String>) {
-    for node in &graph.node {
-        names.extend(node.input.iter().cloned());
-        for attribute in &node.attribute {
-            collect_attribute_names(attribute, names);
-        }
-    }
-    names.extend(graph.output.iter().map(|info| info.name.clone()));
-}
-
-fn collect_attribute_names(attribute: &AttributeProto, names: &mut FxHashSet<String>) {
-    attribute.g.iter().for_each(|graph| collect_free_names(graph, names));
-    attribute.graphs.iter().for_each(|graph| collect_free_names(graph, names));
 }
 
 /// Returns the declaration of a value from the message, or else the inferred one.

@@ -23,14 +23,15 @@ use ortrain_program::{
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use crate::artifacts::{opset_of, training_message, updated_statistics};
+use crate::artifacts::{training_message, updated_statistics};
 use crate::computed_parameters::{constants_of_subgraphs, lift_from_subgraphs};
 use crate::executable_cache::{ExecutableCache, interruptible};
-use crate::file_kind::check_forward;
 use crate::inference_session::Parts;
 use crate::inputs::Signature;
 use crate::io_binding::{DEVICE_ALIGN, is_aligned, memory_span};
-use crate::module::graph_to_run;
+use crate::lent::Lent;
+use crate::model_checks::check_forward;
+use crate::model_graph::{graph_to_run, opset_of};
 use crate::placement::Placement;
 use crate::suggest::hint;
 use crate::{
@@ -117,27 +118,6 @@ impl ForwardBackwardOptions {
         self.session = options;
         self
     }
-}
-
-/// A weight, or a buffer for its gradient, in memory of the caller that passes access in place.
-///
-/// ```
-/// use std::sync::Arc;
-///
-/// use ortrain::{DType, Lent, Memory};
-///
-/// let memory = Arc::new(Memory::new(24));
-/// let weight = Lent { dtype: DType::F32, dims: &[2, 3], memory: &memory };
-/// # assert_eq!(weight.dims, [2, 3]);
-/// ```
-#[derive(Clone, Copy, Debug)]
-pub struct Lent<'a> {
-    /// The element type.
-    pub dtype: DType,
-    /// The shape.
-    pub dims: &'a [usize],
-    /// Memory of the elements; the first element is at its start.
-    pub memory: &'a Arc<Memory>,
 }
 
 /// A weight of a [`ForwardBackward`].
@@ -1127,15 +1107,15 @@ fn accumulate_into_inputs(graph: &mut Graph, weights: &[Weight], gradients: &[Va
     let mut buffers = Vec::with_capacity(gradients.len());
     for weight in weights {
         let ty = ValueType::tensor(weight.initial.dtype(), weight.initial.dims());
-        let id = graph.add_value(&format!("{}{}", weight.name, crate::parameter_binding::BUFFER_SUFFIX), ty);
+        let id = graph.add_value(&format!("{}{}", weight.name, crate::gradient_names::BUFFER_SUFFIX), ty);
         graph.inputs.push(id);
         buffers.push(id);
     }
-    let reset = graph.add_value(crate::parameter_binding::RESET_FLAG, ValueType::tensor(DType::Bool, &[1]));
+    let reset = graph.add_value(crate::gradient_names::RESET_FLAG, ValueType::tensor(DType::Bool, &[1]));
     graph.inputs.push(reset);
     let updated: Vec<String> = weights
         .iter()
-        .map(|weight| format!("{}{}", weight.name, crate::parameter_binding::UPDATED_SUFFIX))
+        .map(|weight| format!("{}{}", weight.name, crate::gradient_names::UPDATED_SUFFIX))
         .collect();
     let accumulations: Vec<Accumulation<'_>> = (0..gradients.len())
         .map(|k| Accumulation {

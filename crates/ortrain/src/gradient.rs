@@ -28,12 +28,13 @@ use ortrain_ops::passes::{
 use ortrain_ops::{Definition, OpError, Registry};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::artifacts::{SEPARATE_INITIALIZERS, declare_value, message_graph, opset_of};
+use crate::artifacts::{SEPARATE_INITIALIZERS, declare_value};
 use crate::computed_parameters::{constants_of_subgraphs, lift_from_subgraphs};
-use crate::export::{collect_inputs, needed_nodes_and_values};
 use crate::file_kind::list_names;
-use crate::inspect::to_obstacle;
+use crate::model_graph::{message_graph, opset_of};
 use crate::model_source::embed_external_data;
+use crate::node_inputs::{collect_inputs, needed_nodes_and_values};
+use crate::obstacle::to_obstacle;
 use crate::suggest::hint;
 use crate::{Error, ErrorKind, ModelChanges, ModelSource, Result, postprocessing};
 

@@ -8,7 +8,8 @@ use ortrain_onnx::{GraphProto, ModelProto};
 use ortrain_ops::passes::{infer::infer, versions::upgrade};
 use ortrain_ops::training::{Head, find_head};
 
-use crate::artifacts::{infer_graph, message_graph, to_self_contained};
+use crate::artifacts::to_self_contained;
+use crate::model_graph::{infer_graph, message_graph};
 use crate::{Error, ModelSource, Result};
 
 /// Random streams of weights and bias.

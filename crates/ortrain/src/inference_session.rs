@@ -18,15 +18,16 @@ use ortrain_program::{
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use crate::artifacts::{opset_of, training_message};
+use crate::artifacts::training_message;
 use crate::executable_cache::{ExecutableCache, interruptible};
 use crate::inputs::Signature;
 use crate::io_binding::{
     copy_tensor, describe_feeds, is_read_in_place, memory_span, output_spans, spans_overlap,
 };
-use crate::module::graph_to_run;
+use crate::model_graph::{graph_to_run, opset_of};
 use crate::outputs::{OutputWriter, check_destinations};
 use crate::trace::Trace;
+use crate::value::Value;
 use crate::{
     Destination, Error, Feed, Fetch, Lent, ModelSource, Result, ValueInfo, collect, default_backend,
     over_limit,
@@ -127,29 +128,6 @@ impl SessionOptions {
     pub fn optimized_model(mut self, path: impl Into<PathBuf>) -> SessionOptions {
         self.optimized_model = Some(path.into());
         self
-    }
-}
-
-/// Input or output value of a model.
-///
-/// ```
-/// use ortrain::{Tensor, Value};
-///
-/// let rate = Value::from(Tensor::f32(&[1], &[0.1]));
-/// let gradients = Value::Sequence(vec![Tensor::f32(&[2], &[3.0, 4.0]), Tensor::f32(&[1], &[12.0])]);
-/// # assert_ne!(rate, gradients);
-/// ```
-#[derive(Clone, Debug, PartialEq)]
-pub enum Value {
-    /// A tensor.
-    Tensor(Tensor),
-    /// A sequence of tensors, all of one element type.
-    Sequence(Vec<Tensor>),
-}
-
-impl From<Tensor> for Value {
-    fn from(tensor: Tensor) -> Value {
-        Value::Tensor(tensor)
     }
 }
 

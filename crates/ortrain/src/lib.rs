@@ -69,6 +69,7 @@ mod pages {
 }
 
 mod anomaly;
+mod artifact_options;
 pub mod artifact_parts;
 pub mod artifacts;
 mod backend;
@@ -76,6 +77,7 @@ mod batch;
 mod batch_independence;
 mod class_axis;
 pub mod classic;
+mod classifier_models;
 mod classifier_scores;
 mod computed_parameters;
 pub mod distributed;
@@ -83,18 +85,30 @@ mod dump;
 mod error;
 mod executable_cache;
 mod export;
+mod file_inspection;
 mod file_kind;
 mod forward_backward;
 pub mod gradient;
+mod gradient_names;
 mod head;
 mod inference_session;
 mod inputs;
 mod inspect;
+mod inspection;
 mod io_binding;
+mod learning_rate;
+mod lent;
+mod load_report;
 mod lr_scheduler;
+mod model_checks;
 mod model_edits;
+mod model_graph;
+mod model_inspection;
 mod model_source;
 mod module;
+mod node_inputs;
+mod not_finite;
+mod obstacle;
 mod operator_list;
 mod operators;
 pub mod optim;
@@ -112,15 +126,16 @@ mod schedule_text;
 mod scheduler;
 mod slots;
 mod state;
+mod state_layout;
 mod step_cost;
 mod step_inputs;
 mod stops;
 mod suggest;
 mod trace;
 mod training_session;
+mod value;
 mod weights_io;
 
-pub use anomaly::{Anomaly, NotFinite};
 /// Memory on devices of CUDA, for other libraries in the same process.
 #[cfg(feature = "cuda")]
 pub mod cuda {
@@ -139,20 +154,25 @@ pub use backend::{DeviceInfo, backend, default_backend, devices};
 pub use dump::{Stage, dump};
 pub use error::{Error, ErrorKind, Result};
 pub use file_kind::FileKind;
-pub use forward_backward::{ForwardBackward, ForwardBackwardOptions, Lent, LiveForward, Weight};
-pub use inference_session::{InferenceSession, ModelMeta, SessionOptions, Value};
+pub use forward_backward::{ForwardBackward, ForwardBackwardOptions, LiveForward, Weight};
+pub use inference_session::{InferenceSession, ModelMeta, SessionOptions};
 pub use inputs::ValueInfo;
 #[doc(hidden)]
 pub use inspect::inspect_strictly;
-pub use inspect::{
-    Confidence, GradientStop, Inspection, NodeNote, Obstacle, ParameterInfo, ParameterRole, Scope,
-    StopCandidate, inspect, inspect_with,
+pub use inspect::{inspect, inspect_with};
+pub use inspection::{
+    Confidence, GradientStop, InspectOptions, Inspection, NodeNote, ParameterInfo, ParameterRole, Scope,
+    StepCost, StopCandidate,
 };
 pub use io_binding::{Feed, Fetch};
+pub use lent::Lent;
+pub use load_report::LoadReport;
 pub use lr_scheduler::LrScheduler;
 pub use model_edits::ModelChanges;
 pub use model_source::ModelSource;
 pub use module::{MemoryUse, Module, ModuleOptions, Norms};
+pub use not_finite::{Anomaly, NotFinite};
+pub use obstacle::Obstacle;
 pub use operator_list::{OperatorInfo, operators};
 pub use operators::OperatorLibrary;
 pub use optimizer::Optimizer;
@@ -161,10 +181,10 @@ pub use profile::{InstructionProfile, Profile, ProfileOptions};
 pub use schedule::{Schedule, ScheduleInput, Setting};
 pub use schedule_text::{curve_steps, draw_curve};
 pub use scheduler::LinearLRScheduler;
-pub use state::{CheckpointState, OptimizerValues, ParameterView, PlaneLayout, StateLayout, TensorLayout};
-pub use step_cost::{InspectOptions, StepCost};
+pub use state::{CheckpointState, OptimizerValues, ParameterView};
+pub use state_layout::{PlaneLayout, StateLayout, TensorLayout};
 pub use training_session::{DetachedSession, TrainingSession};
-pub use weights_io::LoadReport;
+pub use value::Value;
 
 // Types of values, backends and files.
 

@@ -4,10 +4,9 @@ use std::fmt;
 
 use ortrain_checkpoint::Scheduler;
 
-use crate::optimizer::check_rate;
+use crate::learning_rate::{LINEAR_KIND, check_rate, no_optimizer};
 use crate::schedule::Setting;
 use crate::schedule_text::ScheduleParser;
-use crate::scheduler::{LINEAR_KIND, no_optimizer};
 use crate::{CheckpointState, Error, Result, Schedule, ScheduleInput};
 
 /// Keyword between a schedule and its memory in a checkpoint.
@@ -328,6 +327,23 @@ fn parse(text: &str) -> Result<(Schedule, Memory)> {
     }
     reader.expect_end()?;
     Ok((schedule, memory))
+}
+
+impl CheckpointState {
+    /// Returns the learning-rate scheduler with its schedule as text; `None` without a scheduler.
+    #[must_use]
+    pub fn scheduler_text(&self) -> Option<String> {
+        let record = self.scheduler()?;
+        if record.kind == LINEAR_KIND {
+            let Scheduler { warmup_steps, total_steps, initial_learning_rate, .. } = record;
+            return Some(format!(
+                "LinearLRScheduler(warmup_step_count={warmup_steps}, total_step_count={total_steps}, \
+                 initial_lr={initial_learning_rate})"
+            ));
+        }
+        let scheduler = LrScheduler::resume(self);
+        Some(scheduler.map_or_else(|_| "damaged".into(), |scheduler| scheduler.to_string()))
+    }
 }
 
 #[cfg(test)]

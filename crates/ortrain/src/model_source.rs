@@ -12,7 +12,7 @@ use ortrain_ops::passes::functions::{inline_for_gradients, inline_functions};
 use ortrain_ops::training::separate_initializers;
 use ortrain_program::ALIGNMENT;
 
-use crate::classifier_scores::attributes_to_initializers;
+use crate::classifier_models::attributes_to_initializers;
 use crate::model_edits::{ModelChanges, replace_initializers};
 use crate::stops::stop_gradients;
 use crate::{Error, OperatorLibrary, Result};
@@ -318,7 +318,7 @@ mod tests {
     use ortrain_onnx::{GraphProto, encode};
 
     use super::*;
-    use crate::module::graph_of;
+    use crate::model_graph::graph_of;
 
     fn tensors(model: &LoadedModel) -> &[TensorProto] {
         &model.proto.graph.as_ref().expect("there is one").initializer

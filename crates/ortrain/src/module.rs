@@ -10,30 +10,33 @@ use ortrain_expr::unstoppable;
 use ortrain_graph::{DType, Graph, Tensor, ValueId};
 use ortrain_onnx::{LARGEST_MESSAGE, LoadedModel};
 use ortrain_ops::Role;
-use ortrain_ops::passes::{infer::infer, updates::written_inputs, versions::upgrade};
+use ortrain_ops::passes::{infer::infer, updates::written_inputs};
 use ortrain_ops::training::{classes_last_note, with_classes_last};
 use ortrain_program::{
-    ALIGNMENT, Backend, Bf16Fallback, Bindings, CommitGate, Deliver, Delivered, GradientMode as ProgramEntry,
+    Backend, Bf16Fallback, Bindings, CommitGate, Deliver, Delivered, GradientMode as ProgramEntry,
     ITERATION_LIMIT, Interrupt, LargeBuffer, Memory, MemoryNeed, OverLimit, PlaneId, Precision, RunContext,
     RunError, RunInput, Scalars, Schedule, Workspace,
 };
 
-use crate::anomaly::{self, Anomaly, Replay};
+use crate::anomaly::{self, Replay};
 use crate::backend::limits_of;
-use crate::class_axis;
 use crate::executable_cache::{ExecutableCache, interruptible};
+use crate::gradient_names::{UPDATED_SUFFIX, parameter_of_gradient};
 use crate::inputs::Signature;
 use crate::io_binding::{copy_tensor, describe_feeds, is_read_in_place, memory_span};
+use crate::model_checks::{check_training, missing_parameter_reason};
+use crate::model_graph::graph_to_run;
+use crate::not_finite::Anomaly;
 use crate::outputs::{OutputWriter, check_destinations};
-use crate::parameter_binding::{self, UPDATED_SUFFIX, bind, is_gradient, parameter_of_gradient};
+use crate::parameter_binding::{self, bind, is_gradient};
 use crate::placement::Placement;
 use crate::profile::{Collector, ProductMode};
-use crate::state::{Entry, PlaneLayout, StateLayout};
+use crate::state_layout::{Entry, PlaneLayout, StateLayout};
 use crate::step_inputs::{StepInputs, split_inputs};
 use crate::trace::Trace;
 use crate::{
     CheckpointState, Destination, Error, Feed, Lent, ModelSource, ParameterView, Profile, ProfileOptions,
-    Result, ValueInfo, default_backend, export, file_kind, over_limit, postprocessing,
+    Result, ValueInfo, class_axis, default_backend, export, over_limit,
 };
 
 /// Options of a [`Module`].
@@ -232,22 +235,6 @@ pub struct Module {
     pub(crate) rank: u64,
     /// Trace of steps, if enabled.
     pub(crate) trace: Option<Trace>,
-}
-
-/// Builds the graph of a model, with operators of the newest version.
-pub(crate) fn graph_of(label: &str, model: &LoadedModel) -> Result<Graph> {
-    let shorter = postprocessing::without_unsupported(model, &postprocessing::output_names(model));
-    let mut graph =
-        Graph::from_model(shorter.as_ref().unwrap_or(model)).map_err(|source| Error::graph(label, source))?;
-    upgrade(&mut graph).map_err(|source| Error::model(label, source))?;
-    Ok(graph)
-}
-
-/// Builds the graph of a model that was loaded for execution: programs read its constants in place.
-pub(crate) fn graph_to_run(label: &str, model: &LoadedModel) -> Result<Graph> {
-    let mut graph = graph_of(label, model)?;
-    graph.align_constants(ALIGNMENT);
-    Ok(graph)
 }
 
 /// Memory use of a module in bytes.
@@ -496,7 +483,7 @@ impl Module {
         let mut graph = graph_to_run(&label, &train)?;
         let open_labels = class_axis::marked_labels(&train.proto);
         drop(train);
-        file_kind::check_training(&label, &graph, state)?;
+        check_training(&label, &graph, state)?;
         parameter_binding::set_shapes_from(&graph, state)?;
         let bound = bind(&label, &mut graph, state, true)?;
         let train = Phase::new(&label, graph, bound.roles, Some(state), computed, open_labels)?;
@@ -512,7 +499,7 @@ impl Module {
                 let evaluated = bind(&label, &mut graph, state, false)?;
                 let mut parameters = bound.parameters.iter();
                 if let Some(missing) = parameters.find(|name| !evaluated.parameters.contains(name)) {
-                    let reason = file_kind::missing_parameter_reason(&graph, missing);
+                    let reason = missing_parameter_reason(&graph, missing);
                     return Err(Error::Mismatch { model: label, reason });
                 }
                 let open_labels = class_axis::marked_labels(&message.proto);

@@ -19,12 +19,13 @@ use ortrain_ops::training::{
 use ortrain_program::{Deliver, GradientMode, PlaneId, RunInput, Scalars, Workspace};
 use rustc_hash::FxHashMap;
 
-use crate::distributed::OwnedPlane;
 use crate::executable_cache::ExecutableCache;
-use crate::module::graph_of;
+use crate::learning_rate::check_rate;
+use crate::model_graph::graph_of;
 use crate::parameter_binding::{Planes, owned_role, sequence_role};
 use crate::slots::RequiredSlots;
-use crate::state::{OptimizerNeeds, OptimizerState, PlaneLayout, StateLayout, TensorLayout};
+use crate::state::{OptimizerNeeds, OptimizerState};
+use crate::state_layout::{OwnedPlane, PlaneLayout, StateLayout, TensorLayout};
 use crate::{CheckpointState, Error, FileKind, ModelSource, Module, Result};
 pub(crate) use divided::DividedOptimizer;
 
@@ -499,17 +500,6 @@ impl Optimizer {
             self.program.runners.schedules().map(|schedule| schedule.to_string() + "\n").collect();
         format!("{}\n{schedules}", self.program.runners.graph())
     }
-}
-
-/// Checks that a learning rate is valid.
-///
-/// # Errors
-/// If the rate is negative, infinite or NaN: a step would ascend, or destroy the parameters.
-pub(crate) fn check_rate(label: &str, rate: f32) -> Result<()> {
-    if rate.is_finite() && rate >= 0.0 {
-        return Ok(());
-    }
-    Err(Error::Argument(format!("{label} must be finite and at least 0, got {rate}")))
 }
 
 fn optimizer_state(state: &CheckpointState) -> Result<&OptimizerState> {

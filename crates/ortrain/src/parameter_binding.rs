@@ -10,26 +10,12 @@ use ortrain_program::{Memory, PlaneId};
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use crate::distributed::OwnedPlane;
-use crate::state::{Entry, PlaneLayout, StateLayout, TensorLayout};
+use crate::gradient_names::{BUFFER_SUFFIX, RESET_FLAG, UPDATED_SUFFIX, parameter_of_gradient};
+use crate::state_layout::{Entry, OwnedPlane, PlaneLayout, StateLayout, TensorLayout};
 use crate::{CheckpointState, Error, Result};
-
-/// Name of the flag input of a training model: true if gradients are overwritten instead of accumulated.
-pub(crate) const RESET_FLAG: &str = "lazy_reset_grad";
-/// Suffix of the input with the accumulated gradient of a parameter.
-pub(crate) const BUFFER_SUFFIX: &str = "_grad.accumulation.buffer";
-/// Suffix of the output that signals an accumulated gradient.
-pub(crate) const UPDATED_SUFFIX: &str = "_grad.accumulation.out";
-/// Suffix of the name of a gradient.
-pub(crate) const GRADIENT_SUFFIX: &str = "_grad";
 
 /// References to planes, indexed by plane id.
 pub(crate) type Planes<'a> = SmallVec<[&'a Memory; 32]>;
-
-/// Returns the parameter name in the name of a gradient.
-pub(crate) fn parameter_of_gradient(name: &str) -> Option<&str> {
-    [BUFFER_SUFFIX, UPDATED_SUFFIX, GRADIENT_SUFFIX].iter().find_map(|suffix| name.strip_suffix(suffix))
-}
 
 /// Returns the parameter in the name of a gradient, and its entry in the state.
 ///

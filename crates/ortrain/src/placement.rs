@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ortrain_program::{AllocationError, Backend, HOST, Memory};
 
 use crate::backend::host_memory;
-use crate::state::PlaneLayout;
+use crate::state_layout::PlaneLayout;
 use crate::{Error, Result};
 
 /// Chunk size of a copy between memories, in bytes.

@@ -1,16 +1,15 @@
 //! Postprocessing nodes of a model that no operator here can compute: names of classes, maps of
 //! probabilities. Training ignores them, and so do runs without their outputs. Edited messages keep them.
 
-use ortrain_graph::{DType, Graph, GraphError};
+use ortrain_graph::{DType, GraphError};
 use ortrain_onnx::proto::TensorProto;
 use ortrain_onnx::{AttributeProto, GraphProto, LoadedModel, NodeProto, ValueInfoProto};
 use ortrain_ops::Registry;
 use ortrain_ops::passes::sequences;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::export::{collect_inputs, needed_nodes_and_values};
-use crate::module::graph_of;
-use crate::{Error, Result};
+use crate::Error;
+use crate::node_inputs::{collect_inputs, needed_nodes_and_values};
 
 /// Maximum number of values in a message.
 const MAX_LISTED: usize = 5;
@@ -54,19 +53,6 @@ pub(crate) fn without_unsupported(model: &LoadedModel, values: &[&str]) -> Optio
 /// Returns the names of a message's outputs.
 pub(crate) fn output_names(model: &LoadedModel) -> Vec<&str> {
     model.proto.graph.iter().flat_map(|graph| &graph.output).map(|info| info.name.as_str()).collect()
-}
-
-/// Returns the graph of a model as written, without unsupported parts that `values` do not need.
-///
-/// # Errors
-/// If the graph contradicts itself, or `values` need unsupported parts.
-pub(crate) fn graph_for(label: &str, model: &LoadedModel, values: &[&str]) -> Result<Graph> {
-    let shorter = without_unsupported(model, values);
-    let model = shorter.as_ref().unwrap_or(model);
-    if model.proto.graph.as_ref().is_some_and(|graph| unsupported_nodes(graph).contains(&true)) {
-        graph_of(label, model).map_err(|error| add_advice(error, model))?;
-    }
-    Graph::from_model(model).map_err(|source| Error::graph(label, source))
 }
 
 /// Adds the values that could be trained to an error about unknown operators or types.
@@ -135,7 +121,7 @@ fn remove_parts(graph: &mut GraphProto, parts: &UnsupportedParts) -> RemovedPart
 }
 
 /// Returns for each node true if the node, or one that it depends on, is unsupported.
-fn unsupported_nodes(graph: &GraphProto) -> Vec<bool> {
+pub(crate) fn unsupported_nodes(graph: &GraphProto) -> Vec<bool> {
     let sequences = sequences::unsupported_sequence_nodes(graph);
     let mut flags: Vec<bool> =
         graph.node.iter().zip(sequences).map(|(node, sequence)| sequence || !is_known(node)).collect();

@@ -2,11 +2,8 @@
 
 use ortrain_checkpoint::Scheduler;
 
-use crate::optimizer::check_rate;
+use crate::learning_rate::{LINEAR_KIND, check_rate, no_optimizer};
 use crate::{CheckpointState, Error, Result};
-
-/// Name of a [`LinearLRScheduler`] in checkpoints.
-pub(crate) const LINEAR_KIND: &str = "linear";
 
 /// A learning rate that rises linearly from zero during a warm-up, then falls linearly to zero:
 ///
@@ -158,8 +155,4 @@ impl LinearLRScheduler {
         }
         (total.saturating_sub(step) as f32 / total.saturating_sub(warmup).max(1) as f32).max(0.0)
     }
-}
-
-pub(crate) fn no_optimizer() -> Error {
-    Error::State("there is no optimizer on the state yet; make one before its scheduler".into())
 }

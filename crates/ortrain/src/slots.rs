@@ -10,7 +10,7 @@ use ortrain_ops::optimizers::{OptimizerSpec, SlotShape, SlotSpec};
 use ortrain_program::{Memory, align};
 
 use crate::placement::Placement;
-use crate::state::{Entry, PlaneLayout, TensorLayout};
+use crate::state_layout::{Entry, PlaneLayout, TensorLayout};
 use crate::{Error, Result, StateLayout};
 
 /// A slot in planes.

@@ -16,13 +16,12 @@ use ortrain_program::{Backend, Memory, align};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::backend::prefault;
-use crate::distributed::OwnedPlane;
 use crate::file_kind::{add_file_kind, add_kind_of_bytes};
 use crate::placement::Placement;
-use crate::scheduler::LINEAR_KIND as LINEAR;
 use crate::slots::{RequiredSlots, Slot, SlotStorage, Slots, other_optimizer_error};
+use crate::state_layout::{Entry, OwnedPlane, PlaneLayout, StateLayout, TensorLayout};
 use crate::suggest::hint;
-use crate::{Error, FileKind, LrScheduler, Result};
+use crate::{Error, FileKind, Result};
 
 /// Name of the only optimizer-state group that ONNX Runtime knows. Slots of optimizers that ONNX Runtime
 /// lacks have the optimizer's name as a prefix. ONNX Runtime then rejects them instead of reading them as its
@@ -30,68 +29,6 @@ use crate::{Error, FileKind, LrScheduler, Result};
 const ONNXRUNTIME_GROUP: &str = "group0";
 /// Default learning rate of an optimizer.
 const DEFAULT_LEARNING_RATE: f32 = 0.001;
-
-/// Location of a tensor in its plane.
-///
-/// ```
-/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// # let mut state = setup::state()?;
-/// let plane = &state.layout()?.trainable[0];
-/// let second = &plane.tensors[1];
-/// assert_eq!((&*second.name, second.dims.as_slice()), ("fc2.weight", &[10, 96][..]));
-/// assert_eq!(second.offset, ortrain::ALIGNMENT);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct TensorLayout {
-    /// The name of the parameter.
-    pub name: Arc<str>,
-    /// The shape.
-    pub dims: Vec<usize>,
-    /// Offset of the first byte, a multiple of [`crate::ALIGNMENT`].
-    pub offset: usize,
-}
-
-/// Layout of a plane. The padding between tensors is always zero.
-///
-/// ```
-/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// # let mut state = setup::state()?;
-/// let plane = &state.layout()?.trainable[0];
-/// assert_eq!((plane.dtype, plane.tensors.len()), (ortrain::DType::F32, 2));
-/// assert_eq!(plane.bytes % ortrain::ALIGNMENT, 0);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PlaneLayout {
-    /// The element type of all tensors of the plane.
-    pub dtype: DType,
-    /// Size of the plane in bytes, including padding.
-    pub bytes: usize,
-    /// The tensors, sorted by name.
-    pub tensors: Vec<TensorLayout>,
-}
-
-/// Layout of a state: a plane per element type for trained parameters, and a plane per element type for
-/// frozen ones.
-///
-/// The order of the element types is the order of their first appearance among the parameters, sorted by
-/// name. Planes of gradients and moments have the same layout as the trainable planes, with the same offsets.
-///
-/// ```
-/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// # let mut state = setup::state()?;
-/// let layout = state.layout()?;
-/// assert_eq!((layout.trainable.len(), layout.frozen.len()), (1, 1));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Debug, PartialEq, Eq, Default)]
-pub struct StateLayout {
-    /// Planes of trained parameters.
-    pub trainable: Vec<PlaneLayout>,
-    /// Planes of frozen parameters.
-    pub frozen: Vec<PlaneLayout>,
-}
 
 /// A view of a parameter or of its gradient.
 ///
@@ -141,29 +78,6 @@ impl ParameterView {
     pub fn to_tensor(&self) -> Result<Tensor> {
         let data = self.memory.to_vec(self.offset, self.byte_len())?;
         Ok(Tensor::new(self.dtype, self.dims.clone(), data.into()).expect("planes contain complete tensors"))
-    }
-}
-
-/// A parameter of the state.
-#[derive(Clone, Debug)]
-pub(crate) struct Entry {
-    pub(crate) name: Arc<str>,
-    pub(crate) dtype: DType,
-    pub(crate) requires_grad: bool,
-    /// `None` if the state is nominal and no model has determined the shape yet.
-    pub(crate) dims: Option<Vec<usize>>,
-    /// Index among the trainable or frozen planes.
-    pub(crate) plane: usize,
-    pub(crate) offset: usize,
-}
-
-impl Entry {
-    pub(crate) fn elements(&self) -> usize {
-        self.dims.as_ref().map_or(0, |dims| dims.iter().product())
-    }
-
-    pub(crate) fn bytes(&self) -> usize {
-        self.elements() * self.dtype.size()
     }
 }
 
@@ -906,21 +820,6 @@ impl CheckpointState {
     #[must_use]
     pub fn optimizer_step_count(&self) -> i64 {
         self.optimizer.as_ref().map_or(0, |optimizer| optimizer.step)
-    }
-
-    /// Returns the learning-rate scheduler with its schedule as text; `None` without a scheduler.
-    #[must_use]
-    pub fn scheduler_text(&self) -> Option<String> {
-        let record = self.scheduler.as_ref()?;
-        if record.kind == LINEAR {
-            let Scheduler { warmup_steps, total_steps, initial_learning_rate, .. } = record;
-            return Some(format!(
-                "LinearLRScheduler(warmup_step_count={warmup_steps}, total_step_count={total_steps}, \
-                 initial_lr={initial_learning_rate})"
-            ));
-        }
-        let scheduler = LrScheduler::resume(self);
-        Some(scheduler.map_or_else(|_| "damaged".into(), |scheduler| scheduler.to_string()))
     }
 
     /// Returns the learning rate of the next optimizer step; `None` before an optimizer exists.

@@ -8,94 +8,15 @@ use ortrain_ops::training::append_placeholder_loss;
 use ortrain_program::{GradientMode, Program, Schedule, Segment};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::artifacts::{ArtifactOptions, Artifacts, generate_loaded, message_graph};
-use crate::postprocessing;
+use crate::artifact_options::ArtifactOptions;
+use crate::artifacts::{Artifacts, generate_loaded};
+use crate::inspection::{InspectOptions, StepCost};
+use crate::model_graph::message_graph;
 use crate::suggest::hint;
-use crate::{CheckpointState, Error, Inspection, ModelSource, Module, ModuleOptions, ParameterRole, Result};
-
-/// Cost of a training step, planned but not run. The loss is the sum of the means of the selected values, so
-/// a real loss costs slightly more.
-///
-/// ```
-/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// use ortrain::{InspectOptions, Scope, StepCost, inspect_with};
-///
-/// let options = InspectOptions::default().batch_size(32);
-/// let found = inspect_with(setup::MODEL.into(), &Scope::Outputs, &options)?;
-/// let step: StepCost = found.step.unwrap();
-/// assert_eq!(step.inputs, [("x".to_owned(), vec![32, 64])]);
-/// assert!(step.training_flops > 2 * step.forward_flops);
-/// assert_eq!(step.moments, 2 * step.gradients);
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct StepCost {
-    /// Shapes of the inputs.
-    pub inputs: Vec<(String, Vec<usize>)>,
-    /// Floating-point operations of a forward run; a multiply-add counts as two.
-    pub forward_flops: u64,
-    /// Floating-point operations of a training step: forward and backward.
-    pub training_flops: u64,
-    /// Bytes of the parameters, including frozen ones and running statistics.
-    pub parameters: usize,
-    /// Bytes of the gradients.
-    pub gradients: usize,
-    /// Bytes of the moments of AdamW.
-    pub moments: usize,
-    /// Bytes of the constants of the program.
-    pub constants: usize,
-    /// Bytes of inputs, activations and intermediate values: the arena of a training step.
-    pub work: usize,
-    /// Bytes of kernel scratch.
-    pub scratch: usize,
-    /// Bytes of the arena of a forward run.
-    pub forward_work: usize,
-    /// Parts of the model that the numbers exclude, as sentences: they are planned during a run.
-    pub without: Vec<String>,
-}
-
-impl StepCost {
-    /// Returns the peak memory of a training step with AdamW, in bytes.
-    #[must_use]
-    pub fn total(&self) -> usize {
-        let parts = [self.parameters, self.gradients, self.moments, self.constants, self.work, self.scratch];
-        parts.into_iter().fold(0, usize::saturating_add)
-    }
-}
-
-/// Inputs for which a training step is planned.
-///
-/// ```
-/// use ortrain::InspectOptions;
-///
-/// let options = InspectOptions::default().batch_size(8).shape("tokens", &[8, 128]);
-/// assert_eq!(options.shapes, [("tokens".to_owned(), vec![8, 128])]);
-/// ```
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct InspectOptions {
-    /// Size of symbolic first axes.
-    pub batch_size: Option<usize>,
-    /// Shapes of inputs, by name.
-    pub shapes: Vec<(String, Vec<usize>)>,
-}
-
-impl InspectOptions {
-    /// Sets the size of symbolic first axes.
-    #[must_use]
-    pub fn batch_size(mut self, rows: usize) -> InspectOptions {
-        self.batch_size = Some(rows);
-        self
-    }
-
-    /// Sets the shape of an input.
-    #[must_use]
-    pub fn shape(mut self, name: &str, dims: &[usize]) -> InspectOptions {
-        self.shapes.push((name.to_owned(), dims.to_vec()));
-        self
-    }
-}
+use crate::{
+    CheckpointState, Error, Inspection, ModelSource, Module, ModuleOptions, ParameterRole, Result,
+    postprocessing,
+};
 
 /// Returns the shapes of the inputs, as far as known.
 pub(crate) fn input_shapes(

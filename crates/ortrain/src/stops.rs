@@ -5,7 +5,7 @@ use ortrain_graph::{DType, Graph};
 use ortrain_onnx::{GraphProto, LoadedModel};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::artifacts::infer_graph;
+use crate::model_graph::infer_graph;
 use crate::suggest::hint;
 use crate::{Error, Result};
 

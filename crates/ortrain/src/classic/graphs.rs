@@ -25,13 +25,15 @@ use rustc_hash::FxHashSet;
 
 use super::TrainingParameters;
 use crate::artifacts::{
-    Value, build_full_checkpoint, declare_value, gather_gradients, infer_graph, message_graph, opset_of,
-    to_self_contained, training_message, updated_statistics,
+    Value, build_full_checkpoint, declare_value, gather_gradients, to_self_contained, training_message,
+    updated_statistics,
 };
+use crate::classic::names::LOW_PRECISION_SUFFIX;
 use crate::computed_parameters::make_initializers;
 use crate::distributed::{DataParallel, Strategy};
-use crate::file_kind::check_forward;
-use crate::parameter_binding::parameter_of_gradient;
+use crate::gradient_names::parameter_of_gradient;
+use crate::model_checks::check_forward;
+use crate::model_graph::{infer_graph, message_graph, opset_of};
 use crate::suggest::hint;
 use crate::{Error, ModelMeta, ModelSource, Result};
 
@@ -41,8 +43,6 @@ const BF16_OPSET: i64 = 22;
 const F16_OPSET: i64 = 15;
 /// Oldest version with Where.
 const WHERE_OPSET: i64 = 9;
-/// Suffix of the name of a weight's low-precision copy.
-pub(super) const LOW_PRECISION_SUFFIX: &str = "_fp16";
 /// Suffix of the name of a gradient output.
 pub(super) const GRADIENT_SUFFIX: &str = "_grad";
 /// Suffix of the name of a gradient output in a module's graph; gradients with other suffixes are
@@ -329,7 +329,7 @@ fn trained_weights(
         DType::from_onnx(tensor.data_type)
     };
     let mut used: FxHashSet<String> = FxHashSet::default();
-    graph.node.iter().for_each(|node| crate::export::collect_inputs(node, &mut used));
+    graph.node.iter().for_each(|node| crate::node_inputs::collect_inputs(node, &mut used));
     let mut weights: Vec<String> = if parameters.weights_to_train.is_empty() {
         default_trained(graph, loss, &parameters.immutable_weights)
     } else {
@@ -409,7 +409,7 @@ fn check_optimizer(
         parameters.optimizer_attributes_map.keys().chain(parameters.optimizer_int_attributes_map.keys());
     let unknown_weight = maps
         .chain(parameters.initial_optimizer_state.keys())
-        .find(|name| !initializers.contains(*name) && *name != super::layout::SHARED_KEY);
+        .find(|name| !initializers.contains(*name) && *name != super::names::SHARED_KEY);
     match unknown_weight {
         Some(strange) => Err(Error::Argument(format!(
             "the optimizer has settings for {strange:?}, which is not an initializer of the model{}",

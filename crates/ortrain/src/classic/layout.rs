@@ -9,13 +9,11 @@ use ortrain_ops::optimizers::Optimizer as Row;
 use ortrain_ops::training::{find_node_optimizer, has_shared_counter};
 
 use super::TrainingSession;
-use super::graphs::LOW_PRECISION_SUFFIX;
+use crate::classic::names::{LOW_PRECISION_SUFFIX, SHARED_KEY, StatesByWeight};
 use crate::state::OptimizerState;
 use crate::suggest::hint;
 use crate::{Error, Result};
 
-/// Key of state that all weights share.
-pub(super) const SHARED_KEY: &str = "shared_optimizer_state";
 /// Step counter that all weights share.
 const SHARED_COUNTER: &str = "Step";
 /// Step counter of one weight.
@@ -30,15 +28,6 @@ enum StateValue {
     /// Counter of a weight; `None` for the shared one.
     Count(Option<String>),
 }
-
-/// State by weights, then by names.
-///
-/// ```
-/// use ortrain::classic::StatesByWeight;
-///
-/// assert!(StatesByWeight::new().is_empty());
-/// ```
-pub type StatesByWeight = BTreeMap<String, BTreeMap<String, Tensor>>;
 
 impl TrainingSession {
     fn optimizer_row(&self) -> Option<&'static Row> {

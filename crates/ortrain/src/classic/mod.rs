@@ -6,9 +6,12 @@
 
 mod graphs;
 mod layout;
+mod names;
 mod parameters;
 mod ranks;
 mod resume;
+mod session_optimizer;
+mod session_ranks;
 mod update;
 
 use std::collections::BTreeMap;
@@ -19,13 +22,13 @@ use ortrain_graph::{DType, Dim, Tensor};
 use ortrain_ops::training::{ACCUMULATED, ALL_FINITE, GRADIENT_NORM, LOSS_SCALE, TRAINING_MODE};
 use ortrain_program::{Deliver, Delivered, Memory, RunInput};
 
-pub use layout::StatesByWeight;
+pub use names::StatesByWeight;
 pub use parameters::TrainingParameters;
 
 use crate::distributed::{CommunicationTime, DataParallel, StepKind};
 use crate::inference_session::{check_output_buffer, check_output_buffers};
 use crate::io_binding::output_spans;
-use crate::optimizer::check_rate;
+use crate::learning_rate::check_rate;
 use crate::step_inputs::{StepInputs, split_inputs};
 use crate::suggest::hint;
 use crate::trace::Trace;
@@ -35,7 +38,7 @@ use crate::{
 };
 use graphs::{GRADIENT_SUFFIX, OptimizerModels, SessionParts};
 use ranks::{Fingerprints, GradientSums, Loads, train_once};
-use update::{AdasumCopies, SessionOptimizer};
+use session_optimizer::{AdasumCopies, SessionOptimizer};
 
 /// Options of one run.
 ///

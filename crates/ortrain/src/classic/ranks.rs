@@ -9,16 +9,16 @@ use std::time::Instant;
 use ortrain_onnx::{ModelProto, encode};
 use ortrain_program::{CommitGate, Deliver, InterruptPoints, Memory, RunError};
 
-use super::{FetchSource, RunOptions, StatesByWeight, TrainingParameters, TrainingSession};
+use super::TrainingParameters;
+use crate::classic::names::StatesByWeight;
 use crate::distributed::{
     Bucket, CommunicationQueue, CommunicationTime, Communicator, Control, DataParallel, StepCall, StepKind,
-    buckets,
 };
 use crate::step_inputs::StepInputs;
 use crate::{CheckpointState, Error, Module, ModuleOptions, Result};
 
 /// Name of the weights in error messages.
-const WEIGHTS: &str = "weights";
+pub(super) const WEIGHTS: &str = "weights";
 
 /// Sums of gradients over the ranks, in buckets.
 #[derive(Debug)]
@@ -27,9 +27,9 @@ pub(super) struct GradientSums {
     /// Thread of sums during the backward pass; `None` if the sums follow the backward pass.
     pub(super) queue: Option<CommunicationQueue>,
     /// Number of started sums of the current update.
-    started: AtomicUsize,
+    pub(super) started: AtomicUsize,
     /// First error of a start in the backward pass.
-    failure: Mutex<Option<Error>>,
+    pub(super) failure: Mutex<Option<Error>>,
 }
 
 impl GradientSums {
@@ -116,9 +116,9 @@ struct RankGate {
 /// Fingerprints of the parts of a session that must be equal on all ranks.
 #[derive(Debug)]
 pub(super) struct Fingerprints {
-    model: u64,
-    options: u64,
-    optimizer: u64,
+    pub(super) model: u64,
+    pub(super) options: u64,
+    pub(super) optimizer: u64,
 }
 
 impl Fingerprints {
@@ -160,7 +160,7 @@ fn hash_of_bytes(bytes: &[u8]) -> u64 {
 const HASHED_BYTES: usize = 1 << 20;
 
 /// Returns the hash of the parameters of a state.
-fn hash_of_parameters(state: &CheckpointState) -> Result<u64> {
+pub(super) fn hash_of_parameters(state: &CheckpointState) -> Result<u64> {
     let mut hasher = DefaultHasher::new();
     for plane in state.trainable_planes().iter().chain(state.frozen_planes()) {
         for start in (0..plane.len()).step_by(HASHED_BYTES) {
@@ -190,95 +190,12 @@ impl CommitGate for RankGate {
     }
 }
 
-impl TrainingSession {
-    /// Returns the ranks of a distributed training.
-    #[must_use]
-    pub fn ranks(&self) -> Option<&DataParallel> {
-        self.ranks.as_ref()
-    }
-
-    /// Checks that the ranks can exchange the planes of the session and start alike, and selects the random numbers of
-    /// this rank.
-    pub(super) fn join_ranks(&mut self, fingerprints: Option<&Fingerprints>) -> Result<()> {
-        let Some(ranks) = &self.ranks else { return Ok(()) };
-        let planes = &self.module.layout().trainable;
-        ranks.check(self.module.backend().device(), planes.iter().map(|plane| plane.dtype))?;
-        self.module.rank = ranks.rank() as u64;
-        let queue = (ranks.overlaps()).then(|| CommunicationQueue::new(ranks.data().clone())).transpose()?;
-        self.sums = Some(Arc::new(GradientSums {
-            buckets: buckets(self.module.layout(), &|name| self.module.gradient_position(name)),
-            queue,
-            started: AtomicUsize::new(0),
-            failure: Mutex::default(),
-        }));
-        let Some(Fingerprints { model, options, optimizer }) = fingerprints else { return Ok(()) };
-        let weights = hash_of_parameters(&self.checkpoint)?;
-        let call = StepCall {
-            session: ranks.session(),
-            kind: StepKind::Start,
-            train_step: 0,
-            learning_rate: 0.0,
-            loss_scale: 1.0,
-            loads: 0,
-        };
-        ranks.control().ready(&call)?;
-        let parts =
-            [("models", *model), ("options", *options), ("optimizers", *optimizer), (WEIGHTS, weights)];
-        ranks.control().check_equal(&parts)
-    }
-
-    /// Returns the time of the communication so far.
-    ///
-    /// ```
-    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// # let session = setup::classic()?;
-    /// assert!(session.communication_time().total.is_zero(), "there is one process");
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    #[must_use]
-    pub fn communication_time(&self) -> CommunicationTime {
-        self.communication_time
-    }
-
-    /// Records that a state was loaded. The next step checks that all ranks have loaded the same weights.
-    pub(super) fn count_load(&mut self) {
-        self.loads.count += 1;
-        self.loads.is_unchecked = self.ranks.is_some();
-    }
-
-    /// Runs work of a training step. If the work fails before the ranks have agreed on the step, all ranks receive the
-    /// error. `outputs` are the indices of the fetched outputs, as far as they exist.
-    pub(super) fn report_failure<T>(
-        &mut self,
-        options: RunOptions,
-        mut outputs: impl Iterator<Item = usize>,
-        work: impl FnOnce(&mut TrainingSession) -> Result<T>,
-    ) -> Result<T> {
-        let is_training = !options.only_execute_path_to_fetches
-            || outputs.any(|at| {
-                self.fetch_sources.get(at).is_some_and(|fetch| !matches!(fetch, FetchSource::Output(_)))
-            });
-        let control = match &self.ranks {
-            Some(ranks) if is_training => ranks.control().clone(),
-            _ => return work(self),
-        };
-        let before = control.exchange_count();
-        let result = work(self);
-        if let Err(error) = &result
-            && control.exchange_count() == before
-        {
-            control.failed(&error.to_string())?;
-        }
-        result
-    }
-}
-
 /// States that a session has loaded.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Loads {
-    count: u64,
+    pub(super) count: u64,
     /// True if the ranks have not yet compared the weights since the last load.
-    is_unchecked: bool,
+    pub(super) is_unchecked: bool,
 }
 
 /// Runs a training step. On several ranks, the step changes state after all ranks have agreed on the step.

@@ -1,88 +1,12 @@
 //! Update of the weights by the gradients of one rank or several.
 
-use std::sync::Arc;
-
 use ortrain_graph::Tensor;
-use ortrain_program::Memory;
 
-use super::graphs::OptimizerModels;
 use super::{TrainingSession, restore_planes};
-use crate::distributed::{
-    DataParallel, Strategy, adasum_in_place, combine_planes, owned_planes, zero_ranges,
-};
-use crate::optimizer::{DividedOptimizer, GradientInfo, StepOutcome};
-use crate::{CheckpointState, Error, ModelSource, Module, Optimizer, Result};
-
-/// Optimizer of a session.
-#[derive(Debug)]
-pub(super) enum SessionOptimizer {
-    /// The optimizer updates all weights.
-    Full(Box<Optimizer>),
-    /// The optimizer updates the part of the weights that belongs to this rank. The numbers of elements of each rank
-    /// follow, by plane.
-    Divided(Box<DividedOptimizer>, Vec<Vec<usize>>),
-}
-
-/// Memory of the updates by Adasum, of the size of the trainable planes.
-#[derive(Debug)]
-pub(super) struct AdasumCopies {
-    /// Weights before an update.
-    before: Vec<Memory>,
-    /// Changes of another rank.
-    received: Vec<Arc<Memory>>,
-}
-
-impl AdasumCopies {
-    fn new(planes: &[Arc<Memory>]) -> Result<AdasumCopies> {
-        let copy = |plane: &Arc<Memory>| {
-            Memory::try_new(plane.len()).map_err(|source| Error::StateAllocation(source.into()))
-        };
-        let before = planes.iter().map(copy).collect::<Result<_>>()?;
-        let received = planes.iter().map(|plane| Ok(Arc::new(copy(plane)?))).collect::<Result<_>>()?;
-        Ok(AdasumCopies { before, received })
-    }
-}
-
-impl SessionOptimizer {
-    pub(super) fn new(
-        models: &OptimizerModels,
-        state: &mut CheckpointState,
-        module: &Module,
-        ranks: Option<&DataParallel>,
-    ) -> Result<SessionOptimizer> {
-        match models {
-            OptimizerModels::Full(model) => {
-                let optimizer = Optimizer::new(ModelSource::from_proto(model)?, state, module)?;
-                Ok(SessionOptimizer::Full(Box::new(optimizer)))
-            }
-            OptimizerModels::Divided(models) => {
-                let (rank, size) = ranks.map_or((0, 1), |ranks| (ranks.rank(), ranks.size()));
-                let layout = module.layout();
-                let ranges = zero_ranges(layout, size);
-                state.set_owned(Some(owned_planes(layout, &ranges[rank])));
-                let counts = |plane: usize| ranges.iter().map(|of_rank| of_rank[plane].len()).collect();
-                let counts = (0..layout.trainable.len()).map(counts).collect();
-                let optimizer = DividedOptimizer::new(models, state, module)?;
-                Ok(SessionOptimizer::Divided(Box::new(optimizer), counts))
-            }
-        }
-    }
-
-    /// Returns the optimizer that updates the weights of this rank.
-    pub(super) fn optimizer(&self) -> &Optimizer {
-        match self {
-            SessionOptimizer::Full(optimizer) => optimizer,
-            SessionOptimizer::Divided(optimizer, _) => optimizer.update(),
-        }
-    }
-
-    fn optimizer_mut(&mut self) -> &mut Optimizer {
-        match self {
-            SessionOptimizer::Full(optimizer) => optimizer,
-            SessionOptimizer::Divided(optimizer, _) => optimizer.update_mut(),
-        }
-    }
-}
+use crate::Result;
+use crate::classic::session_optimizer::{AdasumCopies, SessionOptimizer};
+use crate::distributed::{DataParallel, Strategy, adasum_in_place, combine_planes};
+use crate::optimizer::{GradientInfo, StepOutcome};
 
 impl TrainingSession {
     /// Updates the weights. Returns the norm of the gradients, and true if they are finite.

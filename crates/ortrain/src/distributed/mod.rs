@@ -24,4 +24,4 @@ pub use data_parallel::{DataParallel, Strategy};
 pub(crate) use queue::CommunicationQueue;
 pub use queue::CommunicationTime;
 pub use threads::ThreadCommunicator;
-pub(crate) use zero::{OwnedPlane, owned_planes, zero_ranges};
+pub(crate) use zero::{owned_planes, zero_ranges};

@@ -5,19 +5,10 @@ use std::sync::Arc;
 
 use ortrain_graph::DType;
 
-use crate::state::{PlaneLayout, StateLayout, TensorLayout};
+use crate::state_layout::{OwnedPlane, PlaneLayout, StateLayout, TensorLayout};
 
 /// The part of each rank has a multiple of this number of elements.
 const ALIGNMENT: usize = 32;
-
-/// Part of a trainable plane that one rank updates.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct OwnedPlane {
-    /// First element in the plane.
-    pub(crate) start: usize,
-    /// Layout of the part. A tensor across a boundary has one axis, with its elements in the part.
-    pub(crate) layout: PlaneLayout,
-}
 
 /// Trained tensor in the order of names.
 struct NamedTensor<'a> {

@@ -10,8 +10,8 @@ use super::{
     GradientInfo, Optimizer, RankSums, StepOutcome, StepProgram, Table, columns_of, count_step,
     optimizer_state, planes_of_step, roles_of_planes,
 };
-use crate::distributed::OwnedPlane;
 use crate::executable_cache::ExecutableCache;
+use crate::state_layout::OwnedPlane;
 use crate::{CheckpointState, Error, ModelSource, Module, Result};
 
 /// Function that replaces numbers by their sums over all ranks.
