@@ -44,7 +44,7 @@ Violations = dict[str, dict[str, "list[str] | int"]]
 
 def read(path: Path) -> str:
     """Return a source file without comments, string literals and unit tests; line breaks stay."""
-    text = path.read_text(encoding="utf-8").split("#[cfg(test)]\nmod tests {")[0]
+    text = without_tests(path.read_text(encoding="utf-8"))
     return re.sub(r'//[^\n]*|"(?:\\.|[^"\\])*"', lambda found: "\n" * found.group().count("\n"), text, flags=re.S)
 
 

@@ -3,12 +3,33 @@
 use ortrain_expr::Expr;
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
-use crate::OpError;
 use crate::broadcast::{self, ShapedNodeSink};
 use crate::onnx_decomposition::{NodeSink, emit_as_onnx};
+use crate::{Error, OpError};
+
+/// Gradients of the targets, and one seed for each value with a known gradient.
+pub(crate) type Seeds<'a> = &'a [(ValueId, ValueId)];
+
+/// Passes that operators apply to their subgraphs for a gradient. Passes call operators, so the caller of an operator
+/// hands them over.
+#[derive(Clone, Copy)]
+pub(crate) struct GradientPasses {
+    /// Infers the types of a subgraph with typed inputs, and folds constants.
+    pub(crate) infer: fn(&mut Graph) -> Result<bool, Error>,
+    /// Infers the types of a graph whose declared shapes are right.
+    pub(crate) infer_added: fn(&mut Graph) -> Result<(), Error>,
+    /// Replaces nodes that update state by nodes without updates.
+    pub(crate) remove_updates: fn(&mut Graph) -> Result<(), Error>,
+    /// Decomposes the compositions between targets and seeds.
+    pub(crate) decompose_on_path: fn(&mut Graph, Seeds<'_>, &[ValueId]) -> Result<(), Error>,
+    /// Adds the gradients of targets.
+    pub(crate) backpropagate: fn(&mut Graph, Seeds<'_>, &[ValueId]) -> Result<Vec<Option<ValueId>>, Error>,
+}
 
 /// One node while the gradient graph is built. New nodes follow the forward nodes.
 pub struct Grad<'a> {
+    /// Passes for subgraphs of the node.
+    pub(crate) passes: GradientPasses,
     pub(crate) graph: &'a mut Graph,
     pub(crate) node_index: usize,
     /// New nodes, in order.

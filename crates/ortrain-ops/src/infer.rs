@@ -2,8 +2,7 @@
 
 use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
-use crate::OpError;
-use crate::passes::infer::MAX_AXES;
+use crate::{Error, OpError};
 
 /// Symbol of a size of -1, which Reshape infers. Files do not use this name for an axis.
 pub(crate) const OPEN_SIZE: &str = "<open>";
@@ -25,8 +24,20 @@ pub(crate) struct Inferred {
     pub(crate) content: Option<Tensor>,
 }
 
+/// Passes that operators apply to their subgraphs. Passes call operators, so the caller of an operator hands them over.
+#[derive(Clone, Copy)]
+pub(crate) struct SubgraphPasses {
+    /// Infers the types of a subgraph with typed inputs, and folds constants. Returns true if a declared shape or a
+    /// branch contradicts the inferred types.
+    pub(crate) infer: fn(&mut Graph) -> Result<bool, Error>,
+    /// Forgets the declared shapes of a subgraph, except those of its inputs.
+    pub(crate) forget_shapes: fn(&mut Graph),
+}
+
 /// One node during inference of types and shapes. Shapes may be symbolic or unknown.
 pub struct Infer<'a> {
+    /// Passes for subgraphs of the node.
+    pub(crate) passes: SubgraphPasses,
     graph: &'a Graph,
     node: &'a Node,
     pub(crate) outputs: Vec<Inferred>,
@@ -42,8 +53,9 @@ pub(crate) fn element_count(shape: &Shape) -> Option<usize> {
 }
 
 impl<'a> Infer<'a> {
-    pub(crate) fn new(graph: &'a Graph, node: &'a Node) -> Infer<'a> {
+    pub(crate) fn new(graph: &'a Graph, node: &'a Node, passes: SubgraphPasses) -> Infer<'a> {
         Infer {
+            passes,
             graph,
             node,
             outputs: vec![Inferred::default(); node.outputs.len()],
@@ -327,3 +339,6 @@ pub fn normalize_axes(axes: &[i64], rank: usize) -> Result<Vec<usize>, OpError> 
     }
     Ok(normal)
 }
+
+/// Maximum number of axes of a tensor, as in NumPy and onnxruntime. An expression supports fewer than 256 coordinates.
+pub(crate) const MAX_AXES: usize = 64;

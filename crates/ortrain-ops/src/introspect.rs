@@ -4,11 +4,12 @@
 //! A sample node of the operator is built: missing attributes get values, and inputs are tried until the operator
 //! accepts them. If this search fails, the definition provides a sample.
 
-use ortrain_graph::{Attr, AttrError, Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
+use ortrain_graph::{Attr, AttrError, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
 use crate::op::{Definition, NO_GRADIENT, Placement};
 use crate::passes::{differentiate::backpropagate, infer::infer, versions::upgrade};
 use crate::registry::{NEWEST_OPSET, build};
+use crate::sample::Sample;
 use crate::{Error, OpError};
 
 /// Way in which the nodes of an operator run.
@@ -50,27 +51,6 @@ pub struct OperatorInfo {
     pub types: Vec<Vec<DType>>,
     /// True if the operator accepts any number of inputs.
     pub variadic: bool,
-}
-
-/// Node that an operator accepts.
-#[derive(Clone, Debug, Default)]
-pub struct Sample {
-    /// Attributes.
-    pub attrs: Attrs,
-    /// Types of the inputs; `None` for a missing input.
-    pub inputs: Vec<Option<ValueType>>,
-    /// Number of inputs that subgraphs capture.
-    pub captures: usize,
-    /// Declared type of the output, if it is required.
-    pub output: Option<ValueType>,
-}
-
-impl Sample {
-    /// Creates a sample with these attributes. Its inputs are found by trial.
-    #[must_use]
-    pub fn of(attrs: Attrs) -> Sample {
-        Sample { attrs, ..Sample::default() }
-    }
 }
 
 /// Maximum number of inputs in a trial.

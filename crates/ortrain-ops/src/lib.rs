@@ -8,31 +8,39 @@
 
 mod axis_map;
 mod broadcast;
+mod dependence;
 mod error;
 pub mod families;
 mod grad;
 mod infer;
 mod introspect;
+mod iterations;
 mod library;
 mod lower;
 mod onnx_decomposition;
 mod op;
 pub mod passes;
+mod random;
 mod registry;
 mod rewrite;
+mod sample;
+mod sequence_operators;
 mod sliding;
+mod support;
 #[cfg(test)]
 mod testing;
 pub mod training;
+mod type_merge;
 
 pub use error::{Error, OpError};
 pub use families::optimizers;
 pub use grad::Grad;
 pub use infer::{Infer, broadcast, normalize_axes, normalize_axis};
-pub use introspect::{Gradient, OperatorInfo, Runs, Sample};
+pub use introspect::{Gradient, OperatorInfo, Runs};
 pub use library::OperatorLibrary;
 pub use lower::{Lower, NestBuilder, PartTensor, PlanePart};
 pub use op::{BuildFn, Definition, Op, Placement, Repetition, RewriteFn, SampleFn, ValueRequirement};
 pub use passes::specialise::{Role, Specialiser};
 pub use registry::{NEWEST_OPSET, OLDEST_OPSET, Registry, build};
 pub use rewrite::{Rewrite, ints_attribute_to_input, ints_input_to_attribute};
+pub use sample::Sample;

@@ -13,11 +13,7 @@ use ortrain_program::{
 };
 use rustc_hash::FxHashMap;
 
-use crate::OpError;
-use crate::passes::decompose::decompose_node;
-use crate::passes::fold::fold_node;
-use crate::passes::infer::infer_node;
-use crate::registry::build;
+use crate::{Error, OpError};
 
 /// Attribute of a random-number node that was moved out of a branch: the names of its outputs in the branch. It is set
 /// when a schedule is built, and no file contains it.
@@ -76,8 +72,22 @@ pub(crate) struct ValueBuffers {
     pub(crate) true_constant: Option<BufferId>,
 }
 
+/// Passes that operators use while they are lowered. Passes call operators, so the caller of an operator hands them
+/// over.
+#[derive(Clone, Copy)]
+pub(crate) struct LoweringPasses {
+    /// Infers the types of a subgraph with typed inputs, and folds constants.
+    pub(crate) infer: fn(&mut Graph) -> Result<bool, Error>,
+    /// Lowers the node of a context.
+    pub(crate) lower_node: fn(&mut Lower<'_>) -> Result<(), OpError>,
+    /// Lowers the decomposition of the node of a context.
+    pub(crate) lower_decomposition: fn(&mut Lower<'_>) -> Result<(), OpError>,
+}
+
 /// One node during its lowering. Every shape is concrete.
 pub struct Lower<'a> {
+    /// Passes for subgraphs of the node and for its decomposition.
+    pub(crate) passes: LoweringPasses,
     pub(crate) graph: &'a Graph,
     pub(crate) node: &'a Node,
     pub(crate) builder: &'a mut ProgramBuilder,
@@ -390,42 +400,7 @@ impl Lower<'_> {
     /// # Errors
     /// Returns an error if the operator has no decomposition, or if a node of it cannot be lowered.
     pub fn lower_decomposition(&mut self) -> Result<(), OpError> {
-        let mut graph = self.graph.clone();
-        let index = graph.nodes.iter().position(|node| node.outputs == self.node.outputs);
-        let index = index.expect("the node is one of its graph");
-        let nested = |error: crate::Error| OpError::Subgraph(Box::new(error));
-        let count = decompose_node(&mut graph, index).map_err(nested)?.ok_or_else(|| {
-            OpError::unsupported("it can be read and written, but running it is not supported yet")
-        })?;
-        for at in index..index + count {
-            infer_node(&mut graph, at).map_err(nested)?;
-            fold_node(&mut graph, at).map_err(nested)?;
-            let node = graph.nodes[at].clone();
-            if node.present_outputs().all(|id| graph.value(id).constant.is_some()) {
-                continue;
-            }
-            let op = build(&graph, &node).map_err(nested)?;
-            let mut inner = Lower {
-                graph: &graph,
-                node: &node,
-                builder: self.builder,
-                values: self.values,
-                label: self.label.clone(),
-            };
-            op.lower(&mut inner)?;
-        }
-        // The next decomposition assigns the same ids to its own values.
-        let is_original = |id: &ValueId| (id.0 as usize) < self.graph.value_count();
-        self.values.buffers.retain(|id, _| is_original(id));
-        self.values.sequences.retain(|id, _| is_original(id));
-        // A result that became constant still needs its buffer.
-        for id in self.node.present_outputs() {
-            if let (None, Some(tensor)) = (self.values.buffers.get(&id), &graph.value(id).constant) {
-                let buffer = self.builder.constant(graph.name_of(id), tensor);
-                self.values.buffers.insert(id, buffer);
-            }
-        }
-        Ok(())
+        (self.passes.lower_decomposition)(self)
     }
 }
 
@@ -621,7 +596,9 @@ mod tests {
         let node = Node::new("", "Test", &[], &[], Default::default());
         let (mut builder, mut values) = (ProgramBuilder::new(), ValueBuffers::default());
         let label = "node".into();
-        let mut cx = Lower { graph: &graph, node: &node, builder: &mut builder, values: &mut values, label };
+        let passes = crate::passes::node::LOWERING_PASSES;
+        let mut cx =
+            Lower { passes, graph: &graph, node: &node, builder: &mut builder, values: &mut values, label };
         let part = |plane: u32, len: usize| PlanePart {
             dtype: DType::F32,
             plane: PlaneId(plane),

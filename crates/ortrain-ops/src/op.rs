@@ -8,9 +8,9 @@ use ortrain_program::{HostFunction, ScanAxis};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
-use crate::introspect::Sample;
 use crate::lower::Lower;
 use crate::rewrite::Rewrite;
+use crate::sample::Sample;
 
 /// Message of the error for an operator without a gradient.
 pub(crate) const NO_GRADIENT: &str = "it has no gradient";

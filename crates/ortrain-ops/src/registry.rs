@@ -6,7 +6,7 @@ use ortrain_graph::{Graph, Node};
 use rustc_hash::FxHashMap;
 
 use crate::op::{Definition, Op};
-use crate::passes::sequences;
+use crate::sequence_operators::is_sequence_operator;
 use crate::{Error, families};
 
 /// Newest supported version of `ai.onnx`.
@@ -47,7 +47,7 @@ impl Registry {
     /// replaced by operators on tensors when a model is read.
     #[must_use]
     pub fn is_known(&self, domain: &str, name: &str) -> bool {
-        self.find(domain, name).is_some() || sequences::is_sequence_operator(domain, name)
+        self.find(domain, name).is_some() || is_sequence_operator(domain, name)
     }
 
     /// Returns true if a node of version `first_version` of its opset has the same meaning in version `other`. Unknown operators

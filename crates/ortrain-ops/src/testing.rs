@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_program::{
     Bindings, GradientMode, Memory, Reference, RunContext, RunError, RunInput, Scalars, Schedule,
     ScheduleExecutor, Workspace,
@@ -321,4 +321,27 @@ pub(crate) fn check_decomposed_gradients(forward: &Graph, inputs: &[Tensor], tar
         .map(|output| output.dtype().is_float().then(|| generic_tensor(output.dims(), 11)))
         .collect();
     check_decomposed(&gradient_graph(forward, &weights, targets), inputs, opset);
+}
+
+/// Returns the graph with symbols for the sizes of input `k` along `axes`.
+pub(crate) fn with_symbolic_sizes(graph: &Graph, k: usize, axes: &[usize]) -> Graph {
+    let mut graph = graph.clone();
+    for node in graph.nodes.clone() {
+        for output in node.present_outputs() {
+            graph.value_mut(output).ty = ValueType::Unknown;
+        }
+    }
+    let id = graph.inputs[k];
+    if let ValueType::Tensor(_, Some(shape)) = &mut graph.value_mut(id).ty {
+        for &axis in axes {
+            shape[axis] = Dim::symbol(&format!("s{axis}"));
+        }
+    }
+    passes::infer::infer(&mut graph).expect("valid");
+    graph
+}
+
+/// Returns attributes with lists of integers.
+pub(crate) fn ints(pairs: &[(&str, &[i64])]) -> Attrs {
+    pairs.iter().fold(Attrs::new(), |attrs, &(name, values)| attrs.with(name, values))
 }

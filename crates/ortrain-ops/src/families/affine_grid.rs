@@ -9,16 +9,16 @@
 
 use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
-use super::batch_norm::arithmetic_dtype;
-use super::sizes::{
+use crate::OpError;
+use crate::infer::Infer;
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+use crate::sample::Sample;
+use crate::support::casts::arithmetic_dtype;
+use crate::support::sizes::{
     Size, add_op, as_number, cast, dtype_of, range_positions, reshape_to, scalar_constant, shape_of,
     slice_axis, subtract_sizes,
 };
-use crate::OpError;
-use crate::infer::Infer;
-use crate::introspect::Sample;
-use crate::op::{Definition, Op};
-use crate::rewrite::Rewrite;
 
 const THETA: usize = 0;
 const SIZE: usize = 1;
@@ -120,7 +120,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         };
         let coordinates = add_op(rw, "Div", &[from_middle, interval_count]);
         let later_axes: Vec<i64> = (1..=(axes - axis) as i64).collect();
-        let axis_coordinates = super::sizes::insert_axes(rw, coordinates, &later_axes);
+        let axis_coordinates = crate::support::sizes::insert_axes(rw, coordinates, &later_axes);
         // The first column belongs to the last axis.
         let column = column(rw, axes - 1 - axis);
         let product = add_op(rw, "Mul", &[axis_coordinates, column]);

@@ -8,12 +8,12 @@
 use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Reg, Strides, Type};
 use ortrain_graph::{DType, Dim, Graph, Node};
 
-use super::softmax;
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, NestBuilder, split_at_axis};
 use crate::op::{Definition, Op};
+use crate::support::matrix_form::{downgrade, upgrade};
 
 /// Position of the maximum or minimum along an axis.
 struct ArgExtreme {
@@ -138,9 +138,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         arg("ArgMax"),
         arg("ArgMin"),
-        Definition::new("", "Hardmax", &[1, 11, 13], build_hardmax)
-            .upgrade(softmax::upgrade)
-            .downgrade(softmax::downgrade),
+        Definition::new("", "Hardmax", &[1, 11, 13], build_hardmax).upgrade(upgrade).downgrade(downgrade),
     ]
 }
 

@@ -12,12 +12,14 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId};
 
-use super::batch_norm::arithmetic_dtype;
-use super::sizes::{Size, add_op, cast, concat_sizes, dtype_of, size_of, slice_between, subtract_sizes};
 use crate::OpError;
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::casts::arithmetic_dtype;
+use crate::support::sizes::{
+    Size, add_op, cast, concat_sizes, dtype_of, size_of, slice_between, subtract_sizes,
+};
 
 const WEIGHT: usize = 1;
 const BIAS: usize = 2;

@@ -10,14 +10,14 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
-use super::sizes::{
-    Size, add_op, add_sizes, as_vector, concat_sizes, divide_sizes, dtype_of, insert_axes, multiply_sizes,
-    permute_axes, range_positions, reshape_to, size_of, slice_axis, slice_between, subtract_sizes,
-};
 use crate::OpError;
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::sizes::{
+    Size, add_op, add_sizes, as_vector, concat_sizes, divide_sizes, dtype_of, insert_axes, multiply_sizes,
+    permute_axes, range_positions, reshape_to, size_of, slice_axis, slice_between, subtract_sizes,
+};
 
 const DATA: usize = 0;
 const IMAGE: usize = 1;

@@ -7,134 +7,23 @@
 //! float64). An empty batch has an empty result and zero filter gradients. Empty kernels, and kernels larger than the
 //! padded image, are an error. `auto_pad` becomes explicit padding once the sizes are known.
 
-use ortrain_expr::{ConvPass, ConvShape};
-use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId};
+use ortrain_expr::ConvPass;
+use ortrain_graph::{Attrs, DType, Graph, Node, Shape, ValueId};
 
-use super::conv_shared::{
-    SlidingWindow, check_bias, common_rank, conv_shape, emit_channel_sums, emit_conv, filter_gradient,
-    image_gradient, infer_gradients, kernel_dims, pads_attr, read_groups, sum_over_channels,
-};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
-use crate::sliding::{AutoPad, Sliding};
-
-/// Convolution. Inputs: image `[N, G * C, ..]`, filter `[G * M, C, ..]` and an optional bias `[G * M]`. Result:
-/// `[N, G * M, ..]`.
-pub(super) struct Conv {
-    sliding: Sliding,
-    groups: usize,
-}
+use crate::support::convolution::{
+    Conv, emit_channel_sums, emit_conv, filter_gradient, image_gradient, infer_gradients, kernel_dims,
+    sum_over_channels,
+};
 
 /// Gradients of a convolution. Inputs: gradient of the result, image and filter. Outputs: gradients of image, filter
 /// and bias.
 struct ConvGrad(Conv);
-
-impl Conv {
-    pub(super) fn read(node: &Node) -> Result<Conv, OpError> {
-        Ok(Conv { sliding: Sliding::read(&node.attrs)?, groups: read_groups(&node.attrs)? })
-    }
-
-    /// Returns the shape of the result for image `x` and filter `w`; `None` if its rank is unknown.
-    fn result_shape(&self, cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<Shape>, OpError> {
-        let Some(rank) = common_rank(cx, x, w)? else { return Ok(None) };
-        let (image, filter) = (cx.shape(x), cx.shape(w));
-        self.sliding.check(image.or(filter).expect("the image or the filter has a shape"))?;
-        let kernel = kernel_dims(&self.sliding, filter, rank)?;
-        let groups = self.groups;
-        if let Some(filter) = filter {
-            if filter[0].known().is_some_and(|count| count % groups != 0) {
-                return Err(OpError::invalid(format!(
-                    "a filter of shape {filter}: {} result channels cannot be divided into {groups} groups",
-                    filter[0]
-                )));
-            }
-            if let (Some(image), Some(group_channels)) = (image, filter[1].known())
-                && let Some(channels) = image[1].known()
-                && group_channels.checked_mul(groups) != Some(channels)
-            {
-                return Err(OpError::invalid(format!(
-                    "an image of shape {image} has {channels} channels, but a filter of shape {filter} takes {group_channels} in \
-                     each of {groups} group{}",
-                    if groups == 1 { "" } else { "s" }
-                )));
-            }
-        }
-        let unknown = |axis: usize| cx.unknown_dim(0, axis);
-        let mut dims = vec![
-            image.map_or_else(|| unknown(0), |image| image[0].clone()),
-            filter.map_or_else(|| unknown(1), |filter| filter[0].clone()),
-        ];
-        match image {
-            Some(image) => dims.extend(self.sliding.output_sizes(&kernel, image, unknown)?),
-            None => dims.extend((2..rank).map(unknown)),
-        }
-        Ok(Some(dims.into_iter().collect()))
-    }
-
-    /// Returns the type and shape of the result. The first inputs are image, filter and an optional bias.
-    pub(super) fn infer_result(&self, cx: &Infer<'_>) -> Result<(DType, Option<Shape>), OpError> {
-        cx.expect_dtype(0, "a float type", DType::is_float)?;
-        let dtype = cx.expect_same_dtype([0, 1, 2])?;
-        let shape = self.result_shape(cx, 0, 1)?;
-        if let Some(shape) = &shape {
-            check_bias(cx, 2, &shape[1])?;
-        }
-        Ok((dtype, shape))
-    }
-
-    /// Returns the window of each axis with explicit padding. `None` if `auto_pad` needs sizes that are unknown.
-    fn explicit_windows(&self, image: Option<&Shape>, kernel: &[Dim]) -> Option<Vec<SlidingWindow>> {
-        let count = kernel.len();
-        let window = |k: usize| {
-            let (stride, dilation) = (self.sliding.stride(k), self.sliding.dilation(k));
-            let (before, end) = match self.sliding.auto_pad {
-                AutoPad::NotSet | AutoPad::Valid => self.sliding.padding(k, count),
-                AutoPad::SameUpper | AutoPad::SameLower => {
-                    let cells = kernel[k].known()?;
-                    // With stride 1 the padding is the same for every size.
-                    let size = match image.and_then(|image| image[k + 2].known()) {
-                        Some(size) => size,
-                        None if stride == 1 => cells,
-                        None => return None,
-                    };
-                    let axis = self.sliding.axis((k, count), cells, size).ok()?;
-                    let used_len =
-                        axis.output.checked_sub(1)? * axis.stride + (cells - 1) * axis.dilation + 1;
-                    let padding = used_len.saturating_sub(size) as i64;
-                    (axis.padding_before as i64, padding - axis.padding_before as i64)
-                }
-            };
-            Some(SlidingWindow { stride, dilation, before, after: end })
-        };
-        (0..count).map(window).collect()
-    }
-
-    /// Returns the attributes, with explicit padding if it can be computed.
-    fn explicit_padding_attrs(
-        &self,
-        attrs: &Attrs,
-        image: Option<&Shape>,
-        filter: Option<&Shape>,
-    ) -> Result<Attrs, OpError> {
-        let Some(rank) = image.or(filter).map(Shape::rank) else { return Ok(attrs.clone()) };
-        if self.sliding.auto_pad == AutoPad::NotSet {
-            return Ok(attrs.clone());
-        }
-        let kernel = kernel_dims(&self.sliding, filter, rank)?;
-        let Some(windows) = self.explicit_windows(image, &kernel) else { return Ok(attrs.clone()) };
-        Ok(attrs.clone().with("auto_pad", "NOTSET").with("pads", pads_attr(&windows)))
-    }
-
-    /// Returns the sizes of a convolution of an image and a filter of these shapes.
-    fn shape(&self, pass: ConvPass, image: &[usize], filter: &[usize]) -> Result<ConvShape, OpError> {
-        let axes = self.sliding.axes(&filter[2..], image)?;
-        Ok(conv_shape(pass, image[0], self.groups, filter, axes))
-    }
-}
 
 impl Op for Conv {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
@@ -304,22 +193,18 @@ pub(crate) fn definitions() -> Vec<Definition> {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
-    use ortrain_graph::{Tensor, ValueType};
+mod tests {
+    use ortrain_graph::Tensor;
 
     use super::*;
     use crate::passes;
     use crate::testing::{
         add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor,
-        gradient_graph, graph, one_node_graph, run, run_node,
+        gradient_graph, graph, ints, one_node_graph, run, run_node, with_symbolic_sizes,
     };
 
     const CONV: (&str, &str) = ("", "Conv");
     const GRAD: (&str, &str) = ("com.microsoft", "ConvGrad");
-
-    pub(in super::super) fn ints(pairs: &[(&str, &[i64])]) -> Attrs {
-        pairs.iter().fold(Attrs::new(), |attrs, &(name, values)| attrs.with(name, values))
-    }
 
     /// Computes a convolution by the definition, with a padded copy of the image. `pads` are before and after each
     /// axis.
@@ -469,24 +354,6 @@ pub(super) mod tests {
             let grad = node_graph(GRAD, &inputs, 3, attrs_of(&case));
             check_decomposition(&grad, &args, 1e-12);
         }
-    }
-
-    /// Returns the graph with symbols for the sizes of input `k` along `axes`.
-    pub(in super::super) fn with_symbolic_sizes(graph: &Graph, k: usize, axes: &[usize]) -> Graph {
-        let mut graph = graph.clone();
-        for node in graph.nodes.clone() {
-            for output in node.present_outputs() {
-                graph.value_mut(output).ty = ValueType::Unknown;
-            }
-        }
-        let id = graph.inputs[k];
-        if let ValueType::Tensor(_, Some(shape)) = &mut graph.value_mut(id).ty {
-            for &axis in axes {
-                shape[axis] = Dim::symbol(&format!("s{axis}"));
-            }
-        }
-        passes::infer::infer(&mut graph).expect("valid");
-        graph
     }
 
     #[test]

@@ -14,10 +14,6 @@
 use ortrain_expr::{ConvPass, ConvShape, SlidingAxes, SlidingAxis};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape};
 
-use super::conv_shared::{
-    SlidingWindow, check_bias, common_rank, conv_shape, emit_channel_sums, emit_conv, explicit_attrs,
-    filter_gradient, infer_gradients, kernel_dims, read_groups, sum_over_channels,
-};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
@@ -25,6 +21,10 @@ use crate::lower::Lower;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::sliding::{AutoPad, Sliding};
+use crate::support::convolution::{
+    SlidingWindow, check_bias, common_rank, conv_shape, emit_channel_sums, emit_conv, explicit_attrs,
+    filter_gradient, infer_gradients, kernel_dims, read_groups, sum_over_channels,
+};
 
 /// Transposed convolution. Inputs: features `[N, G * M, ..]`, filter `[G * M, C, ..]` and an optional bias `[G * C]`.
 /// The result is an image `[N, G * C, ..]`.
@@ -423,12 +423,11 @@ pub(crate) fn definitions() -> Vec<Definition> {
 mod tests {
     use ortrain_graph::Tensor;
 
-    use super::super::conv::tests::{ints, with_symbolic_sizes};
     use super::*;
     use crate::passes;
     use crate::testing::{
         assert_close, check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor,
-        gradient_graph, one_node_graph, run, run_node,
+        gradient_graph, ints, one_node_graph, run, run_node, with_symbolic_sizes,
     };
 
     const TRANSPOSED: (&str, &str) = ("", "ConvTranspose");

@@ -10,18 +10,17 @@
 //! their number), all outputs, and the gradients of all outputs. Its outputs are the gradients of the inputs that the
 //! attribute `of` lists.
 
-use ortrain_graph::{Attr, Attrs, Graph, Node, Shape, Tensor, ValueId, ValueType};
+use ortrain_graph::{Attrs, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use ortrain_onnx::{AttributeProto, NodeProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::control_flow::{clear_folded, infer_nodes, is_used, set_capture_types, subgraph};
+use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
-use crate::passes::decompose::decompose_node;
-use crate::passes::infer::merge_types;
 use crate::rewrite::Rewrite;
-use crate::{Error, OpError};
+use crate::support::subgraphs::{clear_folded, is_used, set_capture_types, subgraph, subgraph_error};
+use crate::type_merge::merge_types;
 
 pub(crate) const DOMAIN: &str = "ai.ortrain";
 pub(crate) const NAME: &str = "CustomGradient";
@@ -254,7 +253,7 @@ impl Op for CustomGradient {
         let node = cx.node();
         let mut graph = checked_forward(node)?.clone();
         set_capture_types(cx, FORWARD, &mut graph)?;
-        infer_nodes(&mut graph)?;
+        (cx.passes.infer)(&mut graph).map_err(subgraph_error)?;
         let ports = (0..node.outputs.len()).filter(|&k| node.outputs[k].is_some());
         for (k, &id) in ports.zip(&graph.outputs) {
             cx.set_output_type(k, graph.value(id).ty.clone());
@@ -268,10 +267,8 @@ impl Op for CustomGradient {
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let mut rule = self.build_rule(cx)?;
         rule.remove_absent_inputs(&self.label)?;
-        infer_nodes(&mut rule.graph).map_err(|error| match error {
-            OpError::Subgraph(source) => OpError::Gradient { rule: self.label.clone(), source },
-            other => other,
-        })?;
+        (cx.passes.infer)(&mut rule.graph)
+            .map_err(|error| OpError::Gradient { rule: self.label.clone(), source: Box::new(error) })?;
         let certain = rule.check_types(&self.label, cx)?;
         clear_folded(&mut rule.graph);
         rule.add_nodes(cx, &certain)
@@ -321,27 +318,6 @@ pub(crate) fn has_gradient_of(node: &Node, input: ValueId) -> Option<bool> {
     Some(of.iter().any(|&k| usize::try_from(k).is_ok_and(|k| explicit_inputs.get(k) == Some(&Some(input)))))
 }
 
-/// Replaces each node with a user-defined gradient by its original nodes. Their values have no types afterwards.
-///
-/// # Errors
-/// Returns an error if such a node is malformed.
-pub(crate) fn restore_nodes(graph: &mut Graph) -> Result<(), Error> {
-    let mut index = 0;
-    while index < graph.nodes.len() {
-        if *graph.nodes[index].domain == *DOMAIN && *graph.nodes[index].op == *NAME {
-            decompose_node(graph, index)?;
-            continue;
-        }
-        for attr in graph.nodes[index].attrs.0.values_mut() {
-            if let Attr::Graph(subgraph) = attr {
-                restore_nodes(subgraph)?;
-            }
-        }
-        index += 1;
-    }
-    Ok(())
-}
-
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![Definition::new(DOMAIN, NAME, &[1], build).decompose(decompose)]
 }
@@ -352,9 +328,12 @@ mod tests {
         FunctionProto, GraphProto, LoadedModel, ModelProto, OperatorSetIdProto, ValueInfoProto,
     };
 
+    use ortrain_graph::Attr;
+
     use super::*;
     use crate::OperatorLibrary;
     use crate::passes::differentiate::backpropagate;
+    use crate::passes::functions::restore_nodes;
     use crate::passes::functions::{has_wrapped_nodes, inline_for_gradients, unwrap_nodes};
     use crate::passes::infer::infer;
     use crate::testing::{check_decomposition, check_gradients, generic_tensor, gradient_graph, run};

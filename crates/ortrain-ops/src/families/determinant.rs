@@ -11,15 +11,15 @@
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
 
-use super::batch_norm::arithmetic_dtype;
-use super::sizes::{
-    Size, add_op, cast, dtype_of, insert_axes, reduce_sum_axes, remove_axes, reshape_to, scalar_constant,
-    shape_of,
-};
 use crate::OpError;
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::casts::arithmetic_dtype;
+use crate::support::sizes::{
+    Size, add_op, cast, dtype_of, insert_axes, reduce_sum_axes, remove_axes, reshape_to, scalar_constant,
+    shape_of,
+};
 
 /// Maximum size of a matrix: each step of the elimination consists of separate nodes.
 const MAX_SIZE: usize = 64;

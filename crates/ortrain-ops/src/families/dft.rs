@@ -15,16 +15,16 @@ use std::f64::consts::TAU;
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
-use super::batch_norm::arithmetic_dtype;
-use super::sizes::{
-    Size, add_op, add_sizes, as_number, as_vector, cast, divide_sizes, dtype_of, insert_axes, multiply_sizes,
-    permute_axes, range_positions, remove_axes, scalar_constant, shape_of, size_of, slice_axis,
-    slice_between, subtract_sizes,
-};
 use crate::OpError;
 use crate::infer::{Infer, normalize_axis};
 use crate::op::{Definition, Op, ValueRequirement};
 use crate::rewrite::Rewrite;
+use crate::support::casts::arithmetic_dtype;
+use crate::support::sizes::{
+    Size, add_op, add_sizes, as_number, as_vector, cast, divide_sizes, dtype_of, insert_axes, multiply_sizes,
+    permute_axes, range_positions, remove_axes, scalar_constant, shape_of, size_of, slice_axis,
+    slice_between, subtract_sizes,
+};
 
 const LENGTH: usize = 1;
 const AXIS: usize = 2;

@@ -18,15 +18,13 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
-use super::batch_norm::cast;
 use crate::OpError;
 use crate::infer::Infer;
-use crate::introspect::Sample;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
-
-/// Domain of the operators of classical machine learning.
-pub(crate) const ML_DOMAIN: &str = "ai.onnx.ml";
+use crate::sample::Sample;
+use crate::support::casts::cast;
+use crate::support::ml::{ML_DOMAIN, feature_count};
 
 /// Returns the type of the arithmetic for inputs of type `dtype`; the float32 result is rounded from it.
 fn arithmetic_dtype(dtype: DType) -> DType {
@@ -43,18 +41,6 @@ fn dtype_of(rw: &Rewrite<'_>, value: ValueId) -> Result<DType, OpError> {
 
 fn add(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
     rw.add(op, inputs, Attrs::new())
-}
-
-/// Checks that input 0 is a vector `[features]` or a matrix `[batch, features]`. Returns the number of features, if
-/// known.
-pub(crate) fn feature_count(cx: &Infer<'_>) -> Result<Option<usize>, OpError> {
-    let Some(shape) = cx.shape(0) else { return Ok(None) };
-    match shape.rank() {
-        1 | 2 => Ok(shape[shape.rank() - 1].known()),
-        _ => Err(OpError::invalid(format!(
-            "input 0 has shape {shape}; [features] or [batch, features] is needed"
-        ))),
-    }
 }
 
 /// Checks that a list of `count` floats has one element, or one for each feature.

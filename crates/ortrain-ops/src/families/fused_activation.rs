@@ -9,12 +9,12 @@
 
 use ortrain_graph::{Attrs, Graph, Node, Tensor, ValueId};
 
-use super::conv::Conv;
-use super::matmul::build_gemm;
 use crate::OpError;
 use crate::infer::{Infer, broadcast};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::convolution::Conv;
+use crate::support::gemm::Gemm;
 
 const MICROSOFT: &str = "com.microsoft";
 
@@ -144,7 +144,7 @@ fn decompose_conv(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 
 /// A matrix product and an activation.
 struct FusedGemm {
-    gemm: Box<dyn Op>,
+    gemm: Gemm,
 }
 
 impl Op for FusedGemm {
@@ -167,9 +167,9 @@ fn build_fused_conv(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(FusedConv { conv: Conv::read(node)? }))
 }
 
-fn build_fused_gemm(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+fn build_fused_gemm(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Activation::read_gemm(node)?;
-    Ok(Box::new(FusedGemm { gemm: build_gemm(graph, node)? }))
+    Ok(Box::new(FusedGemm { gemm: Gemm::read(node)? }))
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {

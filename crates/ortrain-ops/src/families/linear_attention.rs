@@ -17,16 +17,16 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
-use super::batch_norm::arithmetic_dtype;
-use super::sizes::{
+use crate::OpError;
+use crate::infer::Infer;
+use crate::op::{Definition, Op, Placement};
+use crate::rewrite::Rewrite;
+use crate::sample::Sample;
+use crate::support::casts::arithmetic_dtype;
+use crate::support::sizes::{
     Size, add_op, as_number, cast, concat_sizes, divide_sizes, dtype_of, multiply_sizes, reshape_to,
     scalar_constant, size_of,
 };
-use crate::OpError;
-use crate::infer::Infer;
-use crate::introspect::Sample;
-use crate::op::{Definition, Op, Placement};
-use crate::rewrite::Rewrite;
 
 const QUERY: usize = 0;
 const KEY: usize = 1;

@@ -16,13 +16,13 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
-use super::batch_norm::cast;
-use super::features::{ML_DOMAIN, feature_count};
 use crate::OpError;
 use crate::infer::Infer;
-use crate::introspect::Sample;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::sample::Sample;
+use crate::support::casts::cast;
+use crate::support::ml::{ML_DOMAIN, feature_count};
 
 /// Name of the classifier. Its results are the labels and the scores.
 pub(crate) const CLASSIFIER: &str = "LinearClassifier";

@@ -13,13 +13,14 @@ use ortrain_expr::{Access, BinaryOp, ReduceOp, Strides, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 use ortrain_program::{BufferId, Operand};
 
-use super::elementwise::build_rewritten_on_read;
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, broadcast};
 use crate::lower::{Lower, NestBuilder};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::gemm::Gemm;
+use crate::support::rewritten_on_read::build_rewritten_on_read;
 
 /// Product of two batches of matrices. `MatMul` is the case without a scale and transpositions.
 struct MatMul {
@@ -323,14 +324,6 @@ fn emit_product(
     cx.emit(nest.instruction())
 }
 
-/// `alpha * A' B' + beta * C`.
-struct Gemm {
-    alpha: f32,
-    beta: f32,
-    trans_a: bool,
-    trans_b: bool,
-}
-
 impl Op for Gemm {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(2, 3, 1)?;
@@ -467,13 +460,8 @@ fn build_fused(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     }))
 }
 
-pub(super) fn build_gemm(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(Gemm {
-        alpha: node.attrs.float("alpha")?.unwrap_or(1.0),
-        beta: node.attrs.float("beta")?.unwrap_or(1.0),
-        trans_a: node.attrs.int("transA")?.unwrap_or(0) != 0,
-        trans_b: node.attrs.int("transB")?.unwrap_or(0) != 0,
-    }))
+fn build_gemm(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Gemm::read(node)?))
 }
 
 /// Before opset 11 input C is required: adds a zero with `beta` 0.

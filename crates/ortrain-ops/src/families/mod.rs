@@ -1,6 +1,5 @@
 //! Operator families, one file each, and the list of all operators.
 
-mod activations;
 mod affine_grid;
 mod argmax;
 mod attention;
@@ -13,7 +12,6 @@ mod col2im;
 mod concat;
 pub(crate) mod control_flow;
 mod conv;
-mod conv_shared;
 mod conv_transpose;
 mod cumulative;
 pub(crate) mod custom_gradient;
@@ -55,7 +53,6 @@ mod rotary_embedding;
 mod scatter;
 mod select;
 pub(crate) mod shape;
-mod sizes;
 mod skip_layer_norm;
 mod slice;
 mod softmax;
@@ -63,7 +60,6 @@ mod split;
 mod tile;
 mod top_k;
 mod training_graph;
-mod trigonometry;
 mod unique;
 mod yield_op;
 
@@ -144,9 +140,4 @@ pub(crate) fn definitions() -> Vec<Definition> {
 pub(crate) fn has_zero_derivative(domain: &str, name: &str) -> bool {
     let flat = [elementwise::has_zero_derivative, argmax::has_zero_derivative, diagonal::has_zero_derivative];
     flat.iter().any(|is_flat| is_flat(domain, name))
-}
-
-/// Returns true if an operator returns another result in every run.
-pub(crate) fn is_random(domain: &str, name: &str) -> bool {
-    domain.is_empty() && name == "Dropout"
 }

@@ -14,11 +14,11 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
-use super::batch_norm::{arithmetic_dtype, cast};
 use crate::OpError;
 use crate::infer::{Infer, normalize_axes, normalize_axis};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::casts::{arithmetic_dtype, cast};
 
 /// Constant that MeanVarianceNormalization adds to the standard deviation.
 const DEVIATION_EPSILON: f64 = 1e-9;

@@ -6,7 +6,7 @@
 //! formulas equal ONNX Runtime's training operators. float32 planes are computed in float32, float64 planes in float64.
 
 use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Reg, Type, UnaryOp};
-use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType};
+use ortrain_graph::{DType, Graph, Node, Shape, ValueType};
 use ortrain_program::{BufferId, GradientMode};
 
 use crate::OpError;
@@ -352,17 +352,6 @@ impl Op for ClipGradNorm {
 
 /// Adds a gradient to its buffer, or overwrites the buffer if the flag is true.
 struct InPlaceAccumulator;
-
-/// Appends a node that overwrites a state value with `value`.
-pub(crate) fn add_state_update(graph: &mut Graph, state: ValueId, value: ValueId) {
-    let name = format!("{}_update", graph.name_of(state));
-    let overwrite = graph.add_constant("overwrite", Tensor::filled(DType::Bool, &[1], 1.0));
-    let done = graph.add_value(&name, ValueType::tensor(DType::Bool, &[1]));
-    let inputs = [state, value, overwrite].map(Some);
-    let mut node = Node::new("com.microsoft", "InPlaceAccumulatorV2", &inputs, &[Some(done)], Attrs::new());
-    node.name = name.into();
-    graph.nodes.push(node);
-}
 
 impl Op for InPlaceAccumulator {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {

@@ -3,7 +3,7 @@
 //! Operators of ai.onnx.ml compute results without a gradient, or results that are not tensors. Operators of
 //! `com.microsoft` occur in graphs of onnxruntime-training 1.19.2 and have a purpose outside of the model.
 
-use super::features::ML_DOMAIN;
+use crate::support::ml::ML_DOMAIN;
 
 const MICROSOFT: &str = "com.microsoft";
 

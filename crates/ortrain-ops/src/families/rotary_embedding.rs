@@ -14,14 +14,14 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, ValueId};
 
-use super::sizes::{
-    Size, axis_positions, divide_sizes, insert_axes, multiply_sizes, reshape_to, shape_of, size_of,
-    slice_axis, slice_between,
-};
 use crate::OpError;
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::sizes::{
+    Size, axis_positions, divide_sizes, insert_axes, multiply_sizes, reshape_to, shape_of, size_of,
+    slice_axis, slice_between,
+};
 
 const MICROSOFT: &str = "com.microsoft";
 const ROTARY: &str = "RotaryEmbedding";
@@ -426,7 +426,7 @@ mod tests {
             add(&mut symbolic, STANDARD, "y", &ports, 1, case.attrs());
             crate::passes::infer::infer(&mut symbolic).expect("valid");
             let mut plain = symbolic.clone();
-            crate::passes::decompose::decompose_node(&mut plain, 0).expect("the graph decomposes");
+            crate::passes::node::decompose_node(&mut plain, 0).expect("the graph decomposes");
             assert_close(
                 &run(&plain, &inputs).expect("the graph runs")[0],
                 &case.expected(&inputs),

@@ -17,21 +17,21 @@ use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Type};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 use rustc_hash::FxHashSet;
 
-use super::elementwise::build_rewritten_on_read;
-use super::gather::{
-    ScatterRows, check_indices, emit_copy, emit_scatter_sum, guard_indices, scatter_overwrite,
-    wrap_negative_index,
-};
-use super::gather_elements::{
-    check_compatible_shape, check_elements, compute_element_indices, compute_slice_indices, flat_index,
-    infer_slices_shape,
-};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, split_at_axis};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::element_indices::{
+    check_compatible_shape, check_elements, compute_element_indices, compute_slice_indices, flat_index,
+    infer_slices_shape,
+};
+use crate::support::rewritten_on_read::build_rewritten_on_read;
+use crate::support::rows::{
+    ScatterRows, check_indices, emit_copy, emit_scatter_sum, guard_indices, scatter_overwrite,
+    wrap_negative_index,
+};
 
 /// Target of the indices.
 #[derive(Clone, Copy)]

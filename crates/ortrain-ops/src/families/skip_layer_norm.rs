@@ -12,14 +12,14 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Node, Shape, Tensor, ValueId, ValueType};
 
-use super::batch_norm::cast;
-use super::layer_norm::check_broadcasts;
-use super::sizes::{Size, concat_sizes, dtype_of, reduce_sum_axes, size_of, slice_between};
 use crate::OpError;
 use crate::infer::Infer;
-use crate::introspect::Sample;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::sample::Sample;
+use crate::support::casts::cast;
+use crate::support::norms::check_broadcasts;
+use crate::support::sizes::{Size, concat_sizes, dtype_of, reduce_sum_axes, size_of, slice_between};
 
 const MICROSOFT: &str = "com.microsoft";
 const SKIP: &str = "SkipLayerNormalization";

@@ -7,13 +7,13 @@
 use ortrain_expr::{Access, Strides};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor};
 
-use super::gather::emit_fill;
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::rows::emit_fill;
 
 /// Start, step and number of elements along one axis of a slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -9,16 +9,17 @@
 //! replaces these rows by zeros, their gradients are zero.
 
 use ortrain_expr::{ReduceOp, Strides, UnaryOp};
-use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 use rustc_hash::FxHashSet;
 
-use super::elementwise::build_rewritten_on_read;
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, NestBuilder, split_at_axis};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::matrix_form::{downgrade, upgrade, upgrade_matrix_form};
+use crate::support::rewritten_on_read::build_rewritten_on_read;
 
 /// `exp(x) / sum(exp(x))`, or its logarithm.
 struct Softmax {
@@ -210,80 +211,9 @@ fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(SoftmaxGrad { axis: node.attrs.int("axis")?.unwrap_or(-1), log: is_log(node) }))
 }
 
-/// Rewrites the form on a matrix: to the newest operator `op` if the row is the last axis, otherwise with Flatten
-/// before it and Reshape after it.
-fn upgrade_matrix_form(rw: &mut Rewrite<'_>, domain: &str, op: &str) -> Result<(), OpError> {
-    let axis = rw.attrs().int("axis")?.unwrap_or(1);
-    let inputs: Vec<ValueId> =
-        (0..rw.node().inputs.len()).map(|k| rw.required_input(k)).collect::<Result<_, _>>()?;
-    let last = *inputs.last().ok_or_else(|| OpError::invalid("it has no inputs"))?;
-    let rank = inputs.iter().find_map(|&input| rw.shape(input)).map(Shape::rank);
-    let normal = rank.map(|rank| normalize_axis(axis, rank)).transpose()?;
-    let on_last_axis = axis == -1 || normal.is_some() && normal.map(|axis| axis + 1) == rank;
-    if on_last_axis {
-        let axis = normal.map_or(-1, |axis| axis as i64);
-        let ports: Vec<Option<ValueId>> = inputs.into_iter().map(Some).collect();
-        rw.emit_op(domain, op, &ports, Attrs::new().with("axis", axis));
-        return Ok(());
-    }
-    let matrices: Vec<Option<ValueId>> = inputs
-        .iter()
-        .map(|&input| Some(rw.add("Flatten", &[input], Attrs::new().with("axis", axis))))
-        .collect();
-    let result = rw.add_node(domain, op, &matrices, 1, Attrs::new().with("axis", -1i64))[0];
-    let shape = rw.add("Shape", &[last], Attrs::new());
-    let result = rw.add("Reshape", &[result, shape], Attrs::new().with("allowzero", 1i64));
-    rw.replace_output(0, result);
-    Ok(())
-}
-
-pub(super) fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let op = rw.node().op.clone();
-    upgrade_matrix_form(rw, "", &op)
-}
-
 fn upgrade_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = format!("{}_13", rw.node().op);
     upgrade_matrix_form(rw, "com.microsoft", &op)
-}
-
-/// Writes the form of opsets before 13, where all axes from `axis` on are one row: the axis is transposed to the end if
-/// necessary.
-pub(super) fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    if rw.version() >= 13 {
-        return Ok(());
-    }
-    let x = rw.required_input(0)?;
-    let (dtype, shape) = (rw.dtype(x), rw.shape(x).cloned());
-    let (Some(dtype), Some(shape)) = (dtype, shape) else {
-        return Err(OpError::unsupported(
-            "before opset 13 it can be written only if the rank of its input is known",
-        ));
-    };
-    let written = rw.attrs().int("axis")?;
-    let axis = normalize_axis(written.unwrap_or(-1), shape.rank())?;
-    if shape[axis + 1..].iter().all(Dim::is_one) {
-        if written != Some(axis as i64) {
-            rw.emit_same_op(&[Some(x)], Attrs::new().with("axis", axis as i64));
-        }
-        return Ok(());
-    }
-    let last = shape.rank() - 1;
-    let mut perm: Vec<i64> = (0..=last as i64).collect();
-    perm.swap(axis, last);
-    let perm = Attrs::new().with("perm", perm);
-    let mut transposed = shape;
-    transposed.0.swap(axis, last);
-    // The value has a type, so that a second downgrade finds that the axis is the last one.
-    let name = format!("{}turned", rw.patch().1.prefix());
-    let patch = rw.patch().1;
-    let value = patch.add_value(&name, ValueType::Tensor(dtype, Some(transposed)));
-    patch.push(Node::new("", "Transpose", &[Some(x)], &[Some(value)], perm.clone()));
-    let op = rw.node().op.clone();
-    let result = rw.add(&op, &[value], Attrs::new().with("axis", last as i64));
-    let result = rw.add("Transpose", &[result], perm);
-    rw.replace_output(0, result);
-    Ok(())
 }
 
 /// Decomposes the gradients into operators of `ai.onnx`.
@@ -323,7 +253,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
 
 #[cfg(test)]
 mod tests {
-    use ortrain_graph::Tensor;
+    use ortrain_graph::{Tensor, ValueType};
 
     use super::*;
     use crate::testing::{

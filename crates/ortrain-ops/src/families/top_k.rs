@@ -15,13 +15,13 @@ use ortrain_expr::{BinaryOp, CompareOp, Reg, Scalar, Steps, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor};
 use ortrain_program::{BufferId, HostFunction};
 
-use super::gather_elements::add_elements_gradient;
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, NestBuilder, split_at_axis};
 use crate::op::{Definition, Op, Placement, ValueRequirement};
 use crate::rewrite::{Rewrite, ints_input_to_attribute};
+use crate::support::element_indices::add_elements_gradient;
 
 /// Maximum length of an axis that a network sorts. For `2^b` elements it has about `b^2 / 2` passes over all elements;
 /// one thread sorts longer axes faster.

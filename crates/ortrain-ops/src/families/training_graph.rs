@@ -6,9 +6,9 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use crate::OpError;
 use crate::infer::{Infer, element_count};
-use crate::introspect::Sample;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::sample::Sample;
 
 fn cast(dtype: DType) -> Attrs {
     Attrs::new().with("to", i64::from(dtype.to_onnx()))

@@ -13,13 +13,13 @@ use ortrain_expr::{Scalar, Steps};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor};
 use ortrain_program::HostFunction;
 
-use super::elementwise::build_rewritten_on_read;
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::split_at_axis;
 use crate::op::{Definition, Op, Placement};
 use crate::rewrite::Rewrite;
+use crate::support::rewritten_on_read::build_rewritten_on_read;
 
 /// Rewrites Compress to a Gather at the positions of true elements, along an axis or over all elements.
 fn rewrite_compress(rw: &mut Rewrite<'_>) -> Result<(), OpError> {

@@ -4,35 +4,9 @@ use ortrain_expr::pause;
 use ortrain_graph::{Attr, Graph, Node, ValueId};
 
 use crate::Error;
-use crate::op::{Definition, RewriteFn};
+use crate::op::Definition;
+use crate::passes::node::rewrite_node;
 use crate::registry::{NEWEST_OPSET, Registry};
-use crate::rewrite::Rewrite;
-
-/// Replaces the node at `index` by its decomposition, if it has one. Returns the number of new nodes.
-///
-/// # Errors
-/// Returns an error if the decomposition cannot express the node.
-pub(crate) fn decompose_node(graph: &mut Graph, index: usize) -> Result<Option<usize>, Error> {
-    let node = &graph.nodes[index];
-    let Some(rewrite) = Registry::standard().find(&node.domain, &node.op).and_then(|d| d.decompose) else {
-        return Ok(None);
-    };
-    rewrite_node(graph, index, rewrite, NEWEST_OPSET).map(Some)
-}
-
-/// Rewrites the node at `index` for a version of `ai.onnx`. Returns the number of new nodes: 0 if the node is
-/// unchanged.
-fn rewrite_node(graph: &mut Graph, index: usize, rewrite: RewriteFn, version: i64) -> Result<usize, Error> {
-    let node = graph.nodes[index].clone();
-    let mut rw = Rewrite::new(graph, &node, version);
-    rewrite(&mut rw).map_err(|source| Error::at(graph, &node, source))?;
-    let patch = rw.into_patch();
-    let count = patch.nodes.len();
-    if count > 0 {
-        patch.apply(graph, &[index]);
-    }
-    Ok(count)
-}
 
 /// Replaces every operator outside of `ai.onnx` by its decomposition, so that any runtime of plain ONNX can run the
 /// graph and its subgraphs. Types must have been inferred; types of new values are inferred by this function.
@@ -92,7 +66,7 @@ fn standardise_for(graph: &mut Graph, target: i64, refuse: &mut RejectHandler<'_
         };
         let rewritten = rewrite.map_or(Ok(0), |rewrite| rewrite_node(graph, index, rewrite, target));
         let outcome = match rewritten {
-            Ok(0) if standard => crate::passes::infer::infer_node(graph, index).and_then(|_| {
+            Ok(0) if standard => crate::passes::node::infer_node(graph, index).and_then(|_| {
                 let subgraphs = graph.nodes[index].attrs.0.values_mut();
                 subgraphs
                     .filter_map(|attr| match attr {

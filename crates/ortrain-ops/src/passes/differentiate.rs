@@ -7,13 +7,13 @@ use ortrain_onnx::proto::TensorProto;
 use ortrain_onnx::{AttributeProto, AttributeType, NodeProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::dependence::dependent_values;
 use crate::families::custom_gradient::has_gradient_of;
 use crate::families::elementwise::MAX_OPERANDS;
-use crate::grad::Grad;
-use crate::passes::decompose::decompose_node;
-use crate::passes::infer::{infer_added, infer_part};
+use crate::grad::{Grad, GradientPasses};
+use crate::passes::gradient_stops::find_stop;
+use crate::passes::node::{decompose_node, infer_added, infer_nodes, infer_part, remove_updates};
 use crate::registry::{Registry, build};
-use crate::training::find_stop;
 use crate::{Error, OpError};
 
 /// Adds the nodes that compute the gradients of `loss` (one float) with respect to `targets`. Returns the gradients,
@@ -94,13 +94,6 @@ pub fn constant_node(name: &str, tensor: &TensorProto) -> NodeProto {
     }
 }
 
-/// Returns true if a node gives different results on every run, itself or in one of its subgraphs.
-#[must_use]
-pub fn draws_random_numbers(node: &Node) -> bool {
-    crate::families::is_random(&node.domain, &node.op)
-        || Graph::subgraphs(node).any(|(_, graph)| graph.nodes.iter().any(draws_random_numbers))
-}
-
 /// Returns the labels of the nodes that give different results on every run. These are the Dropout nodes of the graph
 /// and its subgraphs, unless their `training_mode` is missing or constant false.
 #[must_use]
@@ -111,7 +104,7 @@ pub fn random_nodes(graph: &Graph) -> Vec<String> {
         let drops = mode.is_some_and(|id| {
             graph.value(id).constant.as_ref().is_none_or(|mode| mode.data().iter().any(|&byte| byte != 0))
         });
-        if drops && crate::families::is_random(&node.domain, &node.op) {
+        if drops && crate::random::is_random(&node.domain, &node.op) {
             random.push(graph.node_label(node));
         }
         random.extend(Graph::subgraphs(node).flat_map(|(_, inner)| random_nodes(inner)));
@@ -230,6 +223,7 @@ fn propagate(
         let before = added.len();
         let label = if node.name.is_empty() { node.op.to_string() } else { node.name.to_string() };
         let mut cx = Grad {
+            passes: GRADIENT_PASSES,
             graph,
             node_index: index,
             nodes: &mut added,
@@ -296,19 +290,6 @@ fn propagate(
         infer_added(graph)?;
     }
     Ok(results)
-}
-
-/// Returns the values that depend on the values `on` through floats, including these values.
-#[must_use]
-pub fn dependent_values(graph: &Graph, on: &[ValueId]) -> FxHashSet<ValueId> {
-    let is_float = |id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
-    let mut dependent: FxHashSet<ValueId> = on.iter().copied().collect();
-    for node in &graph.nodes {
-        if node.present_inputs().any(|input| dependent.contains(&input)) {
-            dependent.extend(node.present_outputs().filter(|&output| is_float(output)));
-        }
-    }
-    dependent
 }
 
 /// Decomposes the compositions on the path, so that their parts are differentiated and intermediate results for the
@@ -401,6 +382,10 @@ fn with_advice(error: OpError) -> OpError {
         other => other,
     }
 }
+
+/// Passes for operators that are differentiated.
+const GRADIENT_PASSES: GradientPasses =
+    GradientPasses { infer: infer_nodes, infer_added, remove_updates, decompose_on_path, backpropagate };
 
 /// Advice for a missing gradient.
 const ADVICE: &str = "a gradient of your own can be added (docs/extending.md)";

@@ -3,7 +3,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 
-use ortrain_graph::Graph;
+use ortrain_graph::{Attr, Graph};
 use ortrain_onnx::{
     AttributeProto, AttributeType, FunctionProto, GraphProto, ModelProto, NodeProto, OperatorSetIdProto,
     ValueInfoProto, visit_tensors_mut,
@@ -13,6 +13,7 @@ use prost::Message as _;
 use crate::Error;
 use crate::families::custom_gradient;
 use crate::library::{OperatorLibrary, function_label as label, normalize_domain, operator_label};
+use crate::passes::node::decompose_node;
 use crate::registry::Registry;
 
 /// Maximum number of nodes of a model after inlining. Nested functions can expand beyond the memory of any machine.
@@ -90,7 +91,7 @@ pub fn unwrap_nodes(graph: &mut GraphProto) {
 ///
 /// Returns an error if a wrapping node is malformed.
 pub fn unwrap_gradients(graph: &mut Graph) -> Result<(), Error> {
-    custom_gradient::restore_nodes(graph)
+    restore_nodes(graph)
 }
 
 /// Returns true if a node wraps other nodes with a user-defined gradient.
@@ -768,6 +769,29 @@ impl BodyCopier<'_> {
         }
         self.scopes.pop();
     }
+}
+
+/// Replaces each node with a user-defined gradient by its original nodes. Their values have no types afterwards.
+///
+/// # Errors
+/// Returns an error if such a node is malformed.
+pub(crate) fn restore_nodes(graph: &mut Graph) -> Result<(), Error> {
+    let mut index = 0;
+    while index < graph.nodes.len() {
+        if *graph.nodes[index].domain == *custom_gradient::DOMAIN
+            && *graph.nodes[index].op == *custom_gradient::NAME
+        {
+            decompose_node(graph, index)?;
+            continue;
+        }
+        for attr in graph.nodes[index].attrs.0.values_mut() {
+            if let Attr::Graph(subgraph) = attr {
+                restore_nodes(subgraph)?;
+            }
+        }
+        index += 1;
+    }
+    Ok(())
 }
 
 #[cfg(test)]

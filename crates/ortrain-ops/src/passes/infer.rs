@@ -1,14 +1,11 @@
 //! Inference of the types and shapes of every value.
 
-use ortrain_expr::Dims;
-use ortrain_expr::pause;
-use ortrain_graph::{Attr, Dim, Graph, ValueId, ValueType};
+use ortrain_graph::{Graph, ValueId, ValueType};
 use rustc_hash::FxHashSet;
 
-use crate::infer::Infer;
-use crate::op::{Op, Placement};
-use crate::registry::{Registry, build};
-use crate::{Error, OpError};
+use crate::Error;
+use crate::passes::node::{check_axis_count, forget_shapes, infer_noting_contradictions};
+use crate::registry::Registry;
 
 /// Infers the types and shapes of all values, in order. A declared element type is checked against the inferred type. A
 /// declared shape is advice: it adds information that inference does not find, and is never an error.
@@ -39,16 +36,6 @@ fn are_of_same_node(a: &Error, b: &Error) -> bool {
     matches!((a, b), (Error::Node { node: a, .. }, Error::Node { node: b, .. }) if a == b)
 }
 
-/// Infers a graph of known types to which nodes were added. Existing types of results (such as gradients, which have
-/// the types of their values) are binding.
-///
-/// # Errors
-/// Returns the errors of [`infer`], and an error if a result has another shape than its existing one.
-pub(crate) fn infer_added(graph: &mut Graph) -> Result<(), Error> {
-    (0..graph.nodes.len())
-        .try_for_each(|index| infer_with_authority(graph, index, ShapeAuthority::Binding).map(|_| ()))
-}
-
 /// Infers all types. Returns true if a declared shape or a branch contradicts an inferred shape.
 fn infer_all(graph: &mut Graph) -> Result<bool, Error> {
     let mut contradicts = false;
@@ -56,65 +43,6 @@ fn infer_all(graph: &mut Graph) -> Result<bool, Error> {
         contradicts |= infer_noting_contradictions(graph, index)?;
     }
     Ok(contradicts)
-}
-
-/// Authority of the shapes that values have before inference.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ShapeAuthority {
-    /// Declared by a file: advice.
-    Advice,
-    /// Binding.
-    Binding,
-}
-
-/// Removes the shapes of all values that nodes produce, including values of subgraphs: a file declared them, or they
-/// were inferred from other inputs. Shapes that cannot be inferred are kept; this concerns a few operators.
-pub(crate) fn forget_shapes(graph: &mut Graph) {
-    for index in 0..graph.nodes.len() {
-        if Graph::subgraphs(&graph.nodes[index]).next().is_some() {
-            forget_shapes_inside(graph, index);
-        }
-        let node = &graph.nodes[index];
-        let known_definition = Registry::standard().find(&node.domain, &node.op);
-        if known_definition.is_some_and(|definition| definition.has_declared_shape) {
-            continue;
-        }
-        for id in node.outputs.clone().into_iter().flatten() {
-            forget_shape(graph, id);
-        }
-    }
-}
-
-/// Removes the shapes of all values that nodes in subgraphs of a node produce.
-fn forget_shapes_inside(graph: &mut Graph, index: usize) {
-    let repeats = build(graph, &graph.nodes[index]).ok().map(|op| op.placement());
-    let node = &mut graph.nodes[index];
-    let captures = node.captures;
-    for attr in node.attrs.0.values_mut() {
-        let Attr::Graph(subgraph) = attr else { continue };
-        forget_shapes(subgraph);
-        // The iteration index and the condition keep their declared shapes: scalars, or vectors of one element.
-        let formal_count = subgraph.inputs.len().saturating_sub(captures);
-        let lead = match &repeats {
-            Some(Placement::Repeat(repetition)) => repetition.leading_inputs().min(formal_count),
-            _ => formal_count,
-        };
-        for k in lead..subgraph.inputs.len() {
-            forget_shape(subgraph, subgraph.inputs[k]);
-        }
-    }
-}
-
-/// Removes the shape of a value, unless the value is a constant.
-fn forget_shape(graph: &mut Graph, id: ValueId) {
-    let value = graph.value_mut(id);
-    if value.constant.is_some() {
-        return;
-    }
-    if let ValueType::Tensor(dtype, _) = value.ty {
-        value.ty = ValueType::Tensor(dtype, None);
-    }
-    value.sizes = None;
 }
 
 /// Runs [`infer`] as far as possible: values that depend on an unknown or invalid node are skipped if they cannot be
@@ -157,89 +85,6 @@ fn infer_all_known(graph: &mut Graph) -> (Vec<Error>, bool) {
     (errors, contradicts)
 }
 
-pub(crate) fn infer_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
-    infer_noting_contradictions(graph, index).map(|_| ())
-}
-
-/// Runs [`infer_node`] with an operator that was built before.
-pub(crate) fn infer_with_op(graph: &mut Graph, index: usize, op: &dyn Op) -> Result<(), Error> {
-    check_input_sizes(graph, index)?;
-    infer_op(graph, index, op, ShapeAuthority::Advice).map(drop)
-}
-
-/// Runs [`infer_node`] for a part of a decomposed node: existing types of its results are the types of the decomposed
-/// node, and binding.
-pub(crate) fn infer_part(graph: &mut Graph, index: usize) -> Result<(), Error> {
-    infer_with_authority(graph, index, ShapeAuthority::Binding).map(drop)
-}
-
-/// Runs [`infer_node`]. Returns true if a declared shape or a branch contradicts an inferred shape.
-pub(crate) fn infer_noting_contradictions(graph: &mut Graph, index: usize) -> Result<bool, Error> {
-    infer_with_authority(graph, index, ShapeAuthority::Advice)
-}
-
-fn infer_with_authority(graph: &mut Graph, index: usize, authority: ShapeAuthority) -> Result<bool, Error> {
-    pause();
-    check_input_sizes(graph, index)?;
-    let op = build(graph, &graph.nodes[index])?;
-    infer_op(graph, index, op.as_ref(), authority)
-}
-
-fn check_input_sizes(graph: &Graph, index: usize) -> Result<(), Error> {
-    let node = &graph.nodes[index];
-    let addressable = |id: ValueId| check_size_overflow(graph, id, &graph.value(id).ty);
-    node.present_inputs().try_for_each(addressable).map_err(|source| Error::at(graph, node, source))
-}
-
-/// Infers the output types of a node with its operator.
-fn infer_op(graph: &mut Graph, index: usize, op: &dyn Op, authority: ShapeAuthority) -> Result<bool, Error> {
-    let node = &graph.nodes[index];
-    let mut cx = Infer::new(graph, node);
-    op.infer(&mut cx).map_err(|source| Error::at(graph, node, source))?;
-    let (inferred_types, subgraphs, mut contradicts) = (cx.outputs, cx.subgraphs, cx.contradicts);
-    let outputs = node.outputs.clone();
-    for (attribute, subgraph) in subgraphs {
-        graph.nodes[index].attrs.0.insert(attribute.to_owned(), Attr::Graph(Box::new(subgraph)));
-    }
-    for (port, inferred) in outputs.into_iter().zip(inferred_types) {
-        let Some(id) = port else { continue };
-        let both = merge_types(&graph.value(id).ty, inferred.ty.clone());
-        contradicts |= both.is_err();
-        let merged = match authority {
-            ShapeAuthority::Binding => both,
-            ShapeAuthority::Advice => both.or_else(|_| merge_advised(&graph.value(id).ty, inferred.ty)),
-        };
-        let merged = merged.map_err(|types| {
-            let (declared, inferred) = *types;
-            let message = format!("{:?} is declared as {declared} but is {inferred}", graph.name_of(id));
-            Error::at(graph, &graph.nodes[index], OpError::Invalid(message))
-        })?;
-        check_size_overflow(graph, id, &merged)
-            .map_err(|source| Error::at(graph, &graph.nodes[index], source))?;
-        let value = graph.value_mut(id);
-        value.ty = merged;
-        value.sizes = inferred.sizes;
-        value.derived_constant = inferred.content;
-    }
-    Ok(contradicts)
-}
-
-/// Maximum number of axes of a tensor, as in NumPy and onnxruntime. An expression supports fewer than 256 coordinates.
-pub const MAX_AXES: usize = 64;
-
-/// Checks the number of axes of a shape.
-fn check_axis_count(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> {
-    match ty.shape() {
-        Some(shape) if shape.rank() > MAX_AXES => Err(OpError::unsupported(format!(
-            "{:?} has {} axes (shape {shape}), at most {MAX_AXES} are supported; remove axes of size 1 or merge \
-             axes with Reshape",
-            graph.name_of(id),
-            shape.rank()
-        ))),
-        _ => Ok(()),
-    }
-}
-
 /// Checks the inputs and initializers of the graph.
 fn check_inputs(graph: &Graph) -> Result<(), Error> {
     let constants = graph.value_ids().filter(|&id| graph.value(id).constant.is_some());
@@ -249,77 +94,12 @@ fn check_inputs(graph: &Graph) -> Result<(), Error> {
     Ok(())
 }
 
-/// Checks that the product of sizes does not overflow. All later code may therefore multiply them.
-fn check_size_overflow(graph: &Graph, id: ValueId, ty: &ValueType) -> Result<(), OpError> {
-    check_axis_count(graph, id, ty)?;
-    let ValueType::Tensor(dtype, Some(shape)) = ty else { return Ok(()) };
-    let dims: Option<Dims> = shape.iter().map(Dim::known).collect();
-    let Some(dims) = dims else { return Ok(()) };
-    let outcome = ortrain_graph::byte_length(*dtype, &dims);
-    outcome.map(|_| ()).map_err(|error| OpError::invalid(format!("{:?}: {error}", graph.name_of(id))))
-}
-
-/// Merges a declared and an inferred type. A declared shape that contradicts the inferred shape is ignored.
-///
-/// # Errors
-/// Returns both types if their element types contradict each other.
-pub(crate) fn merge_advised(
-    declared: &ValueType,
-    inferred: ValueType,
-) -> Result<ValueType, Box<(ValueType, ValueType)>> {
-    match (declared, &inferred) {
-        (ValueType::Tensor(a, Some(_)), ValueType::Tensor(b, Some(_))) if a == b => {
-            Ok(merge_types(declared, inferred.clone()).unwrap_or(inferred))
-        }
-        _ => merge_types(declared, inferred),
-    }
-}
-
-/// Merges two types of one value: each may have information that the other does not have.
-///
-/// # Errors
-/// Returns both types if they contradict each other.
-pub(crate) fn merge_types(
-    declared: &ValueType,
-    inferred: ValueType,
-) -> Result<ValueType, Box<(ValueType, ValueType)>> {
-    match (declared, &inferred) {
-        (ValueType::Unknown, _) => Ok(inferred),
-        (_, ValueType::Unknown) => Ok(declared.clone()),
-        (ValueType::Tensor(a, from), ValueType::Tensor(b, to)) if a == b => match (from, to) {
-            (_, None) => Ok(declared.clone()),
-            (None, _) => Ok(inferred),
-            (Some(from), Some(to)) if from.rank() == to.rank() => {
-                let contradiction = from
-                    .iter()
-                    .zip(to.iter())
-                    .any(|(x, y)| matches!((x.known(), y.known()), (Some(x), Some(y)) if x != y));
-                if contradiction {
-                    return Err(Box::new((declared.clone(), inferred)));
-                }
-                let dims = from.iter().zip(to.iter()).map(|(x, y)| {
-                    if y.known().is_some() {
-                        y
-                    } else if x.known().is_some() {
-                        x
-                    } else {
-                        y
-                    }
-                });
-                Ok(ValueType::Tensor(*a, Some(dims.cloned().collect())))
-            }
-            _ => Err(Box::new((declared.clone(), inferred))),
-        },
-        (ValueType::Sequence(a), ValueType::Sequence(b)) if a == b => Ok(inferred),
-        _ => Err(Box::new((declared.clone(), inferred))),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use ortrain_graph::{Attrs, DType, Tensor, ValueType};
 
     use super::*;
+    use crate::infer::MAX_AXES;
     use crate::testing::{Failure, add, check_gradients, f64s, graph, run};
 
     const TOO_MANY_AXES: usize = MAX_AXES + 1;

@@ -15,13 +15,13 @@ use ortrain_graph::{Graph, Node, ValueId};
 use ortrain_onnx::proto::TensorProto;
 use ortrain_onnx::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto};
 
-use crate::families::features::ML_DOMAIN;
 use crate::families::linear_model::{CLASSIFIER, LinearModel, PostTransform, REGRESSOR};
 use crate::library::normalize_domain;
-use crate::passes::decompose::decompose_node;
 use crate::passes::infer::infer;
+use crate::passes::node::decompose_node;
 use crate::passes::versions::downgrade;
 use crate::registry::{NEWEST_OPSET, Registry};
+use crate::support::ml::ML_DOMAIN;
 use crate::{Error, OpError};
 
 /// Minimum version of `ai.onnx` for a converted model, so that every loss can be appended to it.

@@ -9,8 +9,8 @@
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::infer::infer_node;
 use crate::Error;
+use crate::passes::node::infer_node;
 use crate::training::master_weight_node;
 
 /// Loss operators.

@@ -2,11 +2,12 @@
 
 pub mod decompose;
 pub mod differentiate;
-pub mod fold;
 pub mod functions;
+pub(crate) mod gradient_stops;
 pub mod infer;
 pub mod linear_models;
 pub mod mixed_precision;
+pub(crate) mod node;
 pub mod sequences;
 pub mod specialise;
 pub(crate) mod unroll;

@@ -12,27 +12,15 @@ use ortrain_graph::{Attr, Attrs, DType, Graph, Node, Tensor, ValueId, ValueType}
 use ortrain_onnx::GraphProto;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::families::control_flow::clear_folded;
 use crate::infer::normalize_axis;
 use crate::library::normalize_domain;
 use crate::op::{Placement, Repetition};
-use crate::passes::fold::fold_node;
-use crate::passes::infer::{infer_node, merge_advised};
+use crate::passes::node::{fold_node, infer_node};
 use crate::registry::build;
+use crate::sequence_operators::{OPERATORS, is_sequence_operator};
+use crate::support::subgraphs::clear_folded;
+use crate::type_merge::merge_advised;
 use crate::{Error, OpError};
-
-/// Operators that produce or read sequences.
-const OPERATORS: [&str; 9] = [
-    "ConcatFromSequence",
-    "SequenceAt",
-    "SequenceConstruct",
-    "SequenceEmpty",
-    "SequenceErase",
-    "SequenceInsert",
-    "SequenceLength",
-    "SequenceMap",
-    "SplitToSequence",
-];
 
 /// Version of `ai.onnx` that added the operators.
 const SEQUENCES_SINCE: i64 = 11;
@@ -62,11 +50,6 @@ fn check_not_output(graph: &Graph, id: ValueId) -> Result<(), OpError> {
         )));
     }
     Ok(())
-}
-
-/// Returns true if an operator produces or reads sequences.
-pub(crate) fn is_sequence_operator(domain: &str, name: &str) -> bool {
-    domain.is_empty() && OPERATORS.contains(&name)
 }
 
 /// Returns true if a node produces or reads a sequence.

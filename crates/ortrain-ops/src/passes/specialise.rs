@@ -15,9 +15,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::lower::{Lower, POSITIONS, PlanePart, ValueBuffers};
 use crate::op::{Op, Placement, Repetition, ValueRequirement};
-use crate::passes::decompose::decompose_node;
-use crate::passes::fold::fold_node;
-use crate::passes::infer::{forget_shapes, infer_known, infer_node, infer_with_op};
+use crate::passes::infer::infer_known;
+use crate::passes::node::{
+    LOWERING_PASSES, decompose_node, fold_node, forget_shapes, infer_node, infer_with_op,
+};
 use crate::passes::unroll::{
     MAX_UNROLLED_NODES, constant_condition, inline_branch, inline_run, remove_unused_nodes, subgraph_of,
     unroll,
@@ -899,7 +900,14 @@ impl ScheduleBuilder<'_> {
         for &index in members {
             let node = &graph.nodes[index];
             let label: Arc<str> = graph.node_label(node).into();
-            let mut cx = Lower { graph, node, builder: &mut builder, values: &mut values, label };
+            let mut cx = Lower {
+                passes: LOWERING_PASSES,
+                graph,
+                node,
+                builder: &mut builder,
+                values: &mut values,
+                label,
+            };
             pause();
             placed[index].op.lower(&mut cx).map_err(|source| Error::at(graph, node, source))?;
         }

@@ -9,9 +9,9 @@
 use ortrain_graph::{Attr, Graph, Node, ValueId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::families::optimizer_ops::add_state_update;
 use crate::op::{Placement, Repetition};
 use crate::registry::build;
+use crate::support::state_update::add_state_update;
 
 /// Newest value of every piece of state.
 type NewestValues = FxHashMap<ValueId, ValueId>;

@@ -4,8 +4,7 @@ use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, tensor_to_proto};
 use ortrain_onnx::{AttributeProto, AttributeType, NodeProto, TensorProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::passes::fold::fold_node;
-use crate::passes::infer::{forget_shapes, infer_node};
+use crate::passes::node::{fold_node, forget_shapes, infer_node};
 
 /// Replacement of a constant that fixes the batch size.
 #[derive(Clone, Debug, PartialEq, Eq)]

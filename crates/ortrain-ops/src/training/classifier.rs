@@ -4,12 +4,11 @@
 use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, tensor_to_proto};
 use ortrain_onnx::proto::type_proto;
 use ortrain_onnx::{GraphProto, NodeProto, ValueInfoProto};
-
 use rustc_hash::FxHashSet;
 
 use super::Loss;
 use crate::Error;
-use crate::families::features::ML_DOMAIN;
+use crate::support::ml::ML_DOMAIN;
 
 /// Returns true if a message declares a value as a tensor of a type other than float.
 fn is_label_output(info: &ValueInfoProto) -> bool {

@@ -26,6 +26,7 @@ mod shared_initializers;
 mod stop_gradients;
 mod training_mode;
 
+pub use crate::passes::gradient_stops::find_stop;
 pub use batch::{FixedBatch, OpenShape, batch_shape_nodes, find_fixed_batches, first_slice_nodes};
 pub use class_axis::{classes_last_note, is_class_axis_open, label_readings, with_classes_last};
 pub use classifier::{common_source, default_scores, replace_outputs_by_tensors, starts_with_label};
@@ -47,7 +48,7 @@ pub use one_graph::{
 pub use parameters::{Confidence, ConstantUses, Judgement, ParameterRole, about_guesses};
 pub use scores::{check_scores, class_axis_of_tokens, label_error, loss_problems, probabilities_note};
 pub use shared_initializers::separate_initializers;
-pub use stop_gradients::{StopCandidate, find_stop, stop_candidates, stop_gradients, stopped_values};
+pub use stop_gradients::{StopCandidate, stop_candidates, stop_gradients, stopped_values};
 pub use training_mode::{
     TRAINING_MODE, choose_statistics, count_batch_norm_modes, free_training_mode, share_training_mode,
 };

@@ -9,10 +9,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::families::batch_norm::{convert_to_inference, convert_to_internal};
 use crate::families::dropout::fnv1a64;
-use crate::families::optimizer_ops::add_state_update;
 use crate::passes::differentiate::backpropagate_known;
 use crate::passes::infer::{infer, infer_known};
 use crate::passes::versions::upgrade;
+use crate::support::state_update::add_state_update;
 use crate::{Error, OpError};
 
 /// Statistics that the BatchNormalization nodes of a training model use.

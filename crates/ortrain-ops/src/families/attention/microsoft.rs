@@ -25,17 +25,17 @@
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
 use super::scores::{Heads, Offset, Scale, ScaledDotProduct, Window, merge_heads};
-use super::{check_mask, same_size, sizes_differ};
 use crate::OpError;
-use crate::families::batch_norm::cast;
-use crate::families::sizes::{
+use crate::families::attention::checks::{ATTENTION, check_mask, same_size, sizes_differ};
+use crate::infer::Infer;
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+use crate::sample::Sample;
+use crate::support::casts::cast;
+use crate::support::sizes::{
     Size, add_sizes, axis_positions, divide_sizes, dtype_of, insert_axes, multiply_sizes, permute_axes,
     reshape_to, shape_of, size_of, slice_axis, slice_between,
 };
-use crate::infer::Infer;
-use crate::introspect::Sample;
-use crate::op::{Definition, Op};
-use crate::rewrite::Rewrite;
 
 const MICROSOFT: &str = "com.microsoft";
 const MULTI_HEAD: &str = "MultiHeadAttention";
@@ -841,7 +841,7 @@ fn build_multi_head(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 
 pub(super) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new(MICROSOFT, super::ATTENTION, &[1], build_attention)
+        Definition::new(MICROSOFT, ATTENTION, &[1], build_attention)
             .sample(|_| {
                 let [input, weights, bias] =
                     [&[2, 2, 2][..], &[2, 6], &[6]].map(|dims| Some(ValueType::tensor(DType::F32, dims)));

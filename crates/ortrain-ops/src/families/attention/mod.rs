@@ -16,23 +16,23 @@
 //!
 //! Limits: the ranks of queries, keys and values must be known. A mask of integers is added as numbers.
 
+mod checks;
 mod microsoft;
 mod scores;
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use self::scores::{Heads, Offset, Scale, ScaledDotProduct, Window, merge_heads, or_conditions};
-use super::batch_norm::cast;
-use super::sizes::{
-    Size, as_vector, axis_positions, divide_sizes, dtype_of, multiply_sizes, reshape_to, shape_of, size_of,
-    subtract_sizes,
-};
 use crate::OpError;
+use crate::families::attention::checks::{ATTENTION, check_mask, same_size, sizes_differ};
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
-
-const ATTENTION: &str = "Attention";
+use crate::support::casts::cast;
+use crate::support::sizes::{
+    Size, as_vector, axis_positions, divide_sizes, dtype_of, multiply_sizes, reshape_to, shape_of, size_of,
+    subtract_sizes,
+};
 
 const Q: usize = 0;
 const K: usize = 1;
@@ -147,38 +147,6 @@ impl Attention {
             _ => Err(OpError::invalid(format!("input {k} has shape {shape}; three or four axes are needed"))),
         }
     }
-}
-
-/// Returns true if two sizes are known and differ.
-fn sizes_differ(a: Option<&Dim>, b: Option<&Dim>) -> bool {
-    matches!((a.and_then(Dim::known), b.and_then(Dim::known)), (Some(a), Some(b)) if a != b)
-}
-
-/// Checks that a mask broadcasts to `[batch, heads, queries, keys]`. Its last axis may be shorter.
-fn check_mask(k: usize, mask: &Shape, to: &[Option<Dim>; 4]) -> Result<(), OpError> {
-    let fits = |axis: usize, dim: &Dim| match (dim.known(), to[axis].as_ref().and_then(Dim::known)) {
-        (Some(size), Some(expected)) => {
-            if axis == 3 {
-                size <= expected
-            } else {
-                size == expected || size == 1
-            }
-        }
-        _ => true,
-    };
-    let lead = 4usize.checked_sub(mask.rank());
-    let fits = lead.is_some_and(|lead| {
-        mask.rank() > 0 && mask.iter().enumerate().all(|(axis, dim)| fits(axis + lead, dim))
-    });
-    if !fits {
-        let target_sizes: Vec<String> =
-            to.iter().map(|dim| dim.as_ref().map_or("?".into(), ToString::to_string)).collect();
-        return Err(OpError::invalid(format!(
-            "input {k} has shape {mask}, which does not broadcast to [{}]: batch, heads, queries, keys",
-            target_sizes.join(", ")
-        )));
-    }
-    Ok(())
 }
 
 impl Op for Attention {
@@ -368,12 +336,6 @@ fn pad_mask(
         inputs.push(rw.constant("unseen", Tensor::scalar(dtype, f64::NEG_INFINITY)));
     }
     rw.add("Pad", &inputs, Attrs::new())
-}
-
-/// Returns true if the axes of two values have the same size, by number or symbol.
-fn same_size(rw: &Rewrite<'_>, a: (ValueId, usize), b: (ValueId, usize)) -> bool {
-    let dim = |(value, axis): (ValueId, usize)| rw.shape(value).and_then(|shape| shape.get(axis)).cloned();
-    dim(a).is_some() && dim(a) == dim(b)
 }
 
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {

@@ -3,11 +3,11 @@
 
 use ortrain_graph::{Attrs, DType, Tensor, ValueId};
 
-use crate::families::batch_norm::cast;
-use crate::families::sizes::{
+use crate::rewrite::Rewrite;
+use crate::support::casts::cast;
+use crate::support::sizes::{
     Size, add_sizes, as_vector, axis_positions, divide_sizes, insert_axes, permute_axes, reshape_to,
 };
-use crate::rewrite::Rewrite;
 
 /// Scale of the products of queries and keys.
 #[derive(Clone, Copy)]

@@ -399,7 +399,7 @@ fn known_shapes_need_no_shape_nodes() {
     let [q, k, v] = spread_heads(2, 2, KEYS);
     let (mut graph, _) =
         graph_and_inputs(STANDARD, &[Some(&q), Some(&k), Some(&v)], 1, Attrs::new().with("is_causal", 1i64));
-    crate::passes::decompose::decompose_node(&mut graph, 0).expect("it decomposes");
+    crate::passes::node::decompose_node(&mut graph, 0).expect("it decomposes");
     let ops: Vec<&str> = graph.nodes.iter().map(|node| &*node.op).collect();
     assert_eq!(ops, ["Unsqueeze", "Less", "Mul", "Mul", "Transpose", "MatMul", "Where", "Softmax", "MatMul"]);
 }
@@ -688,7 +688,7 @@ fn symbolic_sizes_of_layouts() {
         _ => format!("d{k}_{axis}"),
     });
     let mut plain = open.clone();
-    crate::passes::decompose::decompose_node(&mut plain, 0).expect("it decomposes");
+    crate::passes::node::decompose_node(&mut plain, 0).expect("it decomposes");
     for (got, expected) in run(&plain, &inputs).expect("it runs").iter().zip(&expected) {
         assert_close(got, expected, TOLERANCE);
     }
@@ -806,7 +806,7 @@ fn rejects_invalid_inputs() {
         graph_and_inputs(STANDARD, &[Some(&q), Some(&k), Some(&v), Some(&mask(&[KEYS]))], 1, none());
     let open = symbolic(&known, &inputs, |k, axis| format!("d{}_{axis}", k / 3));
     let mut plain = open.clone();
-    crate::passes::decompose::decompose_node(&mut plain, 0).expect("it decomposes");
+    crate::passes::node::decompose_node(&mut plain, 0).expect("it decomposes");
     let long = [inputs[..3].to_vec(), vec![mask(&[KEYS + 1])]].concat();
     assert!(matches!(run(&plain, &long), Err(Failure::Prepare(_) | Failure::Run(_))));
 }

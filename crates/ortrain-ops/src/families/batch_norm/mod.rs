@@ -27,6 +27,7 @@ use crate::lower::{Lower, NestBuilder};
 use crate::onnx_decomposition::NodeSink;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::casts::{arithmetic_dtype, cast};
 
 const MICROSOFT: &str = "com.microsoft";
 const INTERNAL: &str = "BatchNormInternal";
@@ -93,11 +94,6 @@ impl BatchAxes {
         let channel = (0..dims.len()).map(|axis| isize::from(axis == 0)).collect();
         (cx.nest(&dims, dims.len() - 1), strides, channel)
     }
-}
-
-/// Returns the type of the arithmetic and of intermediate buffers: float32, or float64 for float64.
-pub(super) fn arithmetic_dtype(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
 /// Loads an element with strides and converts it to a type.
@@ -305,14 +301,6 @@ impl BatchNorm {
 
 fn unknown_rank_error() -> OpError {
     OpError::unsupported("the rank of input 0 must be known; declare its shape in the model")
-}
-
-/// Casts a value to another type, if the types differ.
-pub(super) fn cast(to: &mut impl NodeSink, value: ValueId, from: DType, target: DType) -> ValueId {
-    if from == target {
-        return value;
-    }
-    to.emit("Cast", &[Some(value)], Attrs::new().with("to", i64::from(target.to_onnx())))
 }
 
 /// Reshapes one element per channel so that it broadcasts to a batch of rank `rank`.

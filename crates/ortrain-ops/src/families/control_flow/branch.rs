@@ -15,20 +15,15 @@
 use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, ValueId, ValueType};
 use rustc_hash::FxHashSet;
 
-use super::{
-    add_copy, clear_folded, infer_nodes, is_used, remove_updates, set_capture_types, subgraph,
-    subgraph_error, zeros_like,
-};
 use crate::OpError;
+use crate::families::control_flow::common_type::{ELSE, THEN, common_type};
 use crate::grad::Grad;
 use crate::infer::Infer;
-use crate::introspect::Sample;
 use crate::op::{Definition, Op, Placement};
-use crate::passes::differentiate::backpropagate;
-use crate::passes::infer::{forget_shapes, infer_added};
-
-const THEN: &str = "then_branch";
-const ELSE: &str = "else_branch";
+use crate::sample::Sample;
+use crate::support::subgraphs::{
+    add_copy, clear_folded, is_used, set_capture_types, subgraph, subgraph_error, zeros_like,
+};
 
 struct If;
 
@@ -68,9 +63,9 @@ fn infer_branch(
             }
             (value.constant, value.derived_constant, value.sizes) = (None, None, None);
         }
-        forget_shapes(&mut graph);
+        (cx.passes.forget_shapes)(&mut graph);
     }
-    let contradicts = infer_nodes(&mut graph)?;
+    let contradicts = (cx.passes.infer)(&mut graph).map_err(subgraph_error)?;
     let outputs = graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect();
     clear_folded(&mut graph);
     Ok((graph, outputs, contradicts))
@@ -133,34 +128,6 @@ impl Branch {
 
     fn contradicts(&self) -> bool {
         matches!(self, Branch::Fits(_, _, true) | Branch::Contradicts(..))
-    }
-}
-
-/// Returns the common type of two values. A symbol has the same meaning in both branches only if it comes from outside.
-pub(super) fn common_type(
-    cx: &Infer<'_>,
-    k: usize,
-    (yes, no): (&ValueType, &ValueType),
-    outer: &FxHashSet<&Dim>,
-) -> Result<ValueType, OpError> {
-    match (yes, no) {
-        (ValueType::Tensor(a, from), ValueType::Tensor(b, to)) if a == b => {
-            let shape = match (from, to) {
-                (Some(from), Some(to)) if from.rank() == to.rank() => {
-                    let pairs = from.iter().zip(to.iter()).enumerate();
-                    let dim = |(axis, (x, y)): (usize, (&Dim, &Dim))| {
-                        let same = x == y && (x.known().is_some() || outer.contains(x));
-                        if same { x.clone() } else { cx.unknown_dim(k, axis) }
-                    };
-                    Some(pairs.map(dim).collect::<Shape>())
-                }
-                _ => None,
-            };
-            Ok(ValueType::Tensor(*a, shape))
-        }
-        (ValueType::Sequence(a), ValueType::Sequence(b)) if a == b => Ok(yes.clone()),
-        (ValueType::Unknown, _) | (_, ValueType::Unknown) => Ok(ValueType::Unknown),
-        _ => Err(OpError::invalid(format!("output {k} is {yes} in {THEN} but {no} in {ELSE}"))),
     }
 }
 
@@ -258,7 +225,7 @@ impl Op for If {
             let seeds: Vec<(ValueId, ValueId)> =
                 arriving.iter().map(|&(k, position)| (graph.outputs[k], graph.inputs[position])).collect();
             let targets: Vec<ValueId> = required.iter().map(|&k| graph.inputs[k]).collect();
-            let found = backpropagate(&mut graph, &seeds, &targets).map_err(subgraph_error)?;
+            let found = (cx.passes.backpropagate)(&mut graph, &seeds, &targets).map_err(subgraph_error)?;
             halves.push((attribute, graph, found, forward));
         }
         // A value without a gradient in either branch gets no gradient.
@@ -280,13 +247,13 @@ impl Op for If {
                 }
             }
             graph.remove_unused();
-            remove_updates(graph)?;
+            (cx.passes.remove_updates)(graph).map_err(subgraph_error)?;
             // Names must not repeat names of the outer graph: the outer gradients have the same names.
             for id in graph.value_ids().skip(*forward) {
                 let name = format!("{}{attribute}/{}", cx.prefix, graph.name_of(id));
                 graph.rename(id, &name);
             }
-            infer_added(graph).map_err(subgraph_error)?;
+            (cx.passes.infer_added)(graph).map_err(subgraph_error)?;
         }
         // Removes values that only the forward branches needed.
         for position in (0..outer.len()).rev() {

@@ -8,12 +8,12 @@
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 use rustc_hash::FxHashSet;
 
-use super::repeat::{Residuals, draws_random_numbers};
-use super::{BODY, is_used, remove_updates, subgraph_error};
 use crate::OpError;
+use crate::families::control_flow::residuals::Residuals;
 use crate::grad::Grad;
 use crate::op::Repetition;
-use crate::passes::infer::infer_added;
+use crate::random::draws_random_numbers;
+use crate::support::subgraphs::{BODY, is_used, subgraph_error};
 
 /// A Loop and its gradient in one body, before the gradient becomes a separate node.
 pub(super) struct GrowingLoop<'a> {
@@ -134,7 +134,7 @@ impl GrowingLoop<'_> {
         graph.outputs.extend(starts);
         let own_captured = std::mem::take(&mut graph.inputs).split_off(self.repetition.formal_inputs());
         graph.remove_unused();
-        remove_updates(graph)?;
+        (cx.passes.remove_updates)(graph).map_err(subgraph_error)?;
 
         let explicit_count = cx.node().inputs.len() - cx.node().captures;
         for (c, &id) in own_captured.iter().enumerate() {
@@ -148,7 +148,7 @@ impl GrowingLoop<'_> {
             let name = format!("{}{BODY}/{}", cx.prefix, graph.name_of(id));
             graph.rename(id, &name);
         }
-        infer_added(graph).map_err(subgraph_error)?;
+        (cx.passes.infer_added)(graph).map_err(subgraph_error)?;
 
         let mut inputs = vec![Some(count), None];
         inputs.extend(self.initial.iter().copied().map(Some));

@@ -22,21 +22,21 @@ use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId
 use ortrain_program::ScanAxis;
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use super::branch::common_type;
 use super::growing_loop::{GrowingLoop, has_fixed_shape, outer_sizes};
-use super::{
-    BODY, add_copy, clear_folded, infer_nodes, is_used, remove_updates, set_capture_types, subgraph,
-    subgraph_error, zeros_like,
-};
 use crate::OpError;
+use crate::dependence::dependent_values;
+use crate::families::control_flow::common_type::common_type;
+use crate::families::control_flow::residuals::Residuals;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
-use crate::introspect::Sample;
+use crate::iterations::known_iteration_count;
 use crate::op::{Definition, Op, Placement, Repetition};
-use crate::passes::differentiate::{backpropagate, decompose_on_path, dependent_values};
-use crate::passes::infer::{infer_added, merge_advised, merge_types};
-use crate::passes::unroll::known_iteration_count;
 use crate::rewrite::Rewrite;
+use crate::sample::Sample;
+use crate::support::subgraphs::{
+    BODY, add_copy, clear_folded, is_used, set_capture_types, subgraph, subgraph_error, zeros_like,
+};
+use crate::type_merge::{merge_advised, merge_types};
 
 /// Maximum number of inferences of a body while the types of carried values change. Nested bodies are inferred
 /// repeatedly in each of them, so the number is small.
@@ -179,7 +179,7 @@ impl Repeat {
                 graph.value_mut(id).ty = ty;
             }
             set_capture_types(cx, BODY, &mut graph)?;
-            let contradicts = infer_nodes(&mut graph)?;
+            let contradicts = (cx.passes.infer)(&mut graph).map_err(subgraph_error)?;
             let outputs: Vec<ValueType> =
                 graph.outputs.iter().map(|&id| graph.value(id).ty.clone()).collect();
             let mut next = Vec::with_capacity(n);
@@ -390,7 +390,7 @@ impl Repeat {
             .chain(arriving.iter().map(|&k| collected[k]))
             .map(|id| (id, id))
             .collect();
-        decompose_on_path(&mut body, &possible, &targets).map_err(subgraph_error)?;
+        (cx.passes.decompose_on_path)(&mut body, &possible, &targets).map_err(subgraph_error)?;
         let (forward_nodes, forward_values) = (body.nodes.len(), body.value_count());
 
         // Carried values with a gradient that comes from outside or from a later iteration.
@@ -428,7 +428,7 @@ impl Repeat {
             if seeds.is_empty() {
                 return Ok(());
             }
-            let found = backpropagate(&mut graph, &seeds, &targets).map_err(subgraph_error)?;
+            let found = (cx.passes.backpropagate)(&mut graph, &seeds, &targets).map_err(subgraph_error)?;
             // Operators without a derivative on the path may stop some of these gradients.
             let mut fewer = arrives.clone();
             for (&j, gradient) in followed.iter().zip(&found) {
@@ -592,7 +592,7 @@ impl Repeat {
         selected.retain_recomputed(&mut graph, forward_nodes, r);
         graph.name = format!("{}_grad", graph.name);
         graph.remove_unused();
-        remove_updates(&mut graph)?;
+        (cx.passes.remove_updates)(&mut graph).map_err(subgraph_error)?;
         let mut outer: Vec<ValueId> = Vec::new();
         let mut inner: Vec<ValueId> = Vec::new();
         for (c, &id) in captured.iter().enumerate() {
@@ -606,7 +606,7 @@ impl Repeat {
             let name = format!("{}{BODY}/{}", cx.prefix, graph.name_of(id));
             graph.rename(id, &name);
         }
-        infer_added(&mut graph).map_err(subgraph_error)?;
+        (cx.passes.infer_added)(&mut graph).map_err(subgraph_error)?;
 
         // The forward node collects the saved values.
         forward.outputs.extend(more.iter().map(|&(result, _)| result));
@@ -703,104 +703,6 @@ fn set_scan_axes(mut attrs: Attrs, what: &str, along: &[ScanAxis]) -> Attrs {
         }
     }
     attrs
-}
-
-/// Parts of the forward body that the gradient's body uses.
-pub(super) struct Residuals {
-    /// Values that the forward node collects.
-    pub(super) saved: Vec<ValueId>,
-    /// Slices that the gradient scans again.
-    slices: FxHashSet<ValueId>,
-    /// Indices of forward nodes that the gradient recomputes.
-    recomputed: FxHashSet<usize>,
-}
-
-impl Residuals {
-    /// Finds these parts for a graph of forward nodes, followed by the nodes of the gradient.
-    fn select(graph: &Graph, forward_nodes: usize, r: &Repetition) -> Result<Residuals, OpError> {
-        let forward = &graph.nodes[..forward_nodes];
-        let maker: FxHashMap<ValueId, usize> = forward
-            .iter()
-            .enumerate()
-            .flat_map(|(index, node)| node.present_outputs().map(move |id| (id, index)))
-            .collect();
-        // Values that are the same in every iteration.
-        let mut same: FxHashSet<ValueId> = graph.inputs[r.formal_inputs()..].iter().copied().collect();
-        for node in forward {
-            let is_same = |id: ValueId| same.contains(&id) || graph.value(id).constant.is_some();
-            if node.present_inputs().all(is_same) && !draws_random_numbers(node) {
-                same.extend(node.present_outputs());
-            }
-        }
-        let slices = &graph.inputs[r.leading_inputs() + r.carried..r.formal_inputs()];
-        let firsts = &graph.inputs[..r.leading_inputs() + r.carried];
-        let mut residuals =
-            Residuals { saved: Vec::new(), slices: FxHashSet::default(), recomputed: FxHashSet::default() };
-        let mut visited: FxHashSet<ValueId> = FxHashSet::default();
-        let later = graph.nodes[forward_nodes..].iter().flat_map(Node::present_inputs);
-        let mut stack: Vec<ValueId> = later.chain(graph.outputs.iter().copied()).collect();
-        stack.reverse();
-        while let Some(id) = stack.pop() {
-            if !visited.insert(id) || graph.value(id).constant.is_some() {
-                continue;
-            }
-            let condition = r.conditional && id == graph.inputs[1];
-            if slices.contains(&id) {
-                residuals.slices.insert(id);
-            } else if firsts.contains(&id) && !condition {
-                residuals.saved.push(id);
-            } else if let Some(&index) = maker.get(&id) {
-                let node = &forward[index];
-                let dtype = graph.value(id).ty.dtype();
-                let is_integer = dtype.is_some_and(|dtype| !dtype.is_float() && dtype != DType::Bool);
-                if matches!(graph.value(id).ty, ValueType::Sequence(_)) {
-                    let name = graph.name_of(id);
-                    return Err(OpError::unsupported(format!(
-                        "the gradient needs the sequence {name:?} of every iteration, but only tensors can be collected"
-                    )));
-                }
-                if same.contains(&id) || (is_integer && !draws_random_numbers(node)) {
-                    residuals.recomputed.insert(index);
-                    stack.extend(node.present_inputs());
-                } else {
-                    residuals.saved.push(id);
-                }
-            }
-        }
-        Ok(residuals)
-    }
-
-    /// Removes the forward nodes that are not recomputed.
-    pub(super) fn retain_recomputed(&self, graph: &mut Graph, forward_nodes: usize, r: &Repetition) {
-        let mut index = 0;
-        graph.nodes.retain(|_| {
-            index += 1;
-            index > forward_nodes || self.recomputed.contains(&(index - 1))
-        });
-        // A recomputed node may also have an output that is saved. This output gets a new name.
-        for index in 0..self.recomputed.len() {
-            for port in 0..graph.nodes[index].outputs.len() {
-                if let Some(id) = graph.nodes[index].outputs[port]
-                    && self.saved.contains(&id)
-                {
-                    let name = format!("{}_again", graph.name_of(id));
-                    let copy = graph.add_value(&name, graph.value(id).ty.clone());
-                    graph.nodes[index].outputs[port] = Some(copy);
-                }
-            }
-        }
-        if r.conditional {
-            let condition = graph.inputs[1];
-            let dims = graph.value(condition).ty.shape().and_then(Shape::concrete).unwrap_or_default();
-            graph.value_mut(condition).constant = Some(Tensor::filled(DType::Bool, &dims, 1.0));
-        }
-    }
-}
-
-/// Returns true if a node or one of its subgraphs draws random numbers.
-pub(super) fn draws_random_numbers(node: &Node) -> bool {
-    crate::families::is_random(&node.domain, &node.op)
-        || Graph::subgraphs(node).any(|(_, graph)| graph.nodes.iter().any(draws_random_numbers))
 }
 
 /// Returns the number of inputs of a body that are not captured.

@@ -6,9 +6,9 @@
 
 use ortrain_graph::{Attrs, Graph, Node, ValueId, ValueType};
 
-use super::{BODY, subgraph};
 use crate::OpError;
 use crate::rewrite::Rewrite;
+use crate::support::subgraphs::{BODY, subgraph};
 
 /// Returns the type of one item of a batch.
 fn item_type(ty: &ValueType) -> ValueType {

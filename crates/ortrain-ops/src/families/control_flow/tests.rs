@@ -1,8 +1,8 @@
 use ortrain_graph::{Attrs, DType, Graph, Tensor, ValueId, ValueType};
 use ortrain_program::{RunError, Scalars, Schedule, Segment};
 
-use super::BODY;
 use crate::passes::infer::infer;
+use crate::support::subgraphs::BODY;
 use crate::testing::{
     Failure, add, assert_close, check_decomposition, check_downgrade, check_gradients, f64s, generic_tensor,
     gradient_graph, graph, round_trip_through_file, run, run_specialised,

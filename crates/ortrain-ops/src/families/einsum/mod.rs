@@ -11,15 +11,15 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
-use super::batch_norm::cast;
-use super::sizes::{
-    self, Size, axis_positions, dtype_of, insert_axes, permute_axes, reduce_sum_axes, remove_axes,
-    reshape_to, shape_of, size_of,
-};
 use crate::OpError;
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::casts::cast;
+use crate::support::sizes::{
+    self, Size, axis_positions, dtype_of, insert_axes, permute_axes, reduce_sum_axes, remove_axes,
+    reshape_to, shape_of, size_of,
+};
 
 /// Name of an axis: a letter, or an axis of the ellipsis, counted from the last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

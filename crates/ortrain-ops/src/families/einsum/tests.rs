@@ -153,7 +153,7 @@ fn symbolic_sizes() {
         let separate = symbolic_graph(text, &inputs, |k, axis, _| format!("d{k}_{axis}"));
         let alike = symbolic_graph(text, &inputs, |_, _, label| format!("{label:?}"));
         for mut plain in [separate, alike.clone()] {
-            crate::passes::decompose::decompose_node(&mut plain, 0).expect("it decomposes");
+            crate::passes::node::decompose_node(&mut plain, 0).expect("it decomposes");
             crate::passes::infer::infer(&mut plain).expect(text);
             let got = run(&plain, &inputs).expect(text);
             assert_close(&got[0], &expected(text, &inputs), TOLERANCE);
@@ -185,7 +185,7 @@ fn matrix_products_use_minimal_nodes() {
     ] {
         let inputs = operands(shapes);
         let mut graph = einsum_graph(text, &inputs);
-        crate::passes::decompose::decompose_node(&mut graph, 0).expect("it decomposes");
+        crate::passes::node::decompose_node(&mut graph, 0).expect("it decomposes");
         assert_eq!(graph.nodes.iter().map(|node| &*node.op).collect::<Vec<_>>(), ops);
     }
 }

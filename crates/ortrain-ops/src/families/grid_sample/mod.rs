@@ -26,15 +26,15 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
-use super::batch_norm::arithmetic_dtype;
-use super::sizes::{
-    Size, add_op, as_number, cast, dtype_of, insert_axes, multiply_sizes, permute_axes, reshape_to,
-    scalar_constant, shape_of, size_of, subtract_sizes,
-};
 use crate::OpError;
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::casts::arithmetic_dtype;
+use crate::support::sizes::{
+    Size, add_op, as_number, cast, dtype_of, insert_axes, multiply_sizes, permute_axes, reshape_to,
+    scalar_constant, shape_of, size_of, subtract_sizes,
+};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
@@ -350,7 +350,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let weights = cast(rw, weights, position_ty, value_ty);
         let weights = insert_axes(rw, weights, &[3]);
         let weighed = add_op(rw, "Mul", &[value, weights]);
-        value = super::sizes::reduce_sum_axes(rw, weighed, &[2]);
+        value = crate::support::sizes::reduce_sum_axes(rw, weighed, &[2]);
     }
     let value = cast(rw, value, value_ty, dtype);
     let value = permute_axes(rw, value, &[0, 2, 1]);

@@ -21,7 +21,6 @@
 use ortrain_expr::{Access, ReduceOp, Reg, Strides, Type, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
-use super::batch_norm::{arithmetic_dtype, cast};
 use crate::OpError;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
@@ -29,6 +28,8 @@ use crate::lower::{Lower, NestBuilder};
 use crate::onnx_decomposition::NodeSink;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::casts::{arithmetic_dtype, cast};
+use crate::support::norms::check_broadcasts;
 
 const MICROSOFT: &str = "com.microsoft";
 const LAYER: &str = "LayerNormalization";
@@ -112,21 +113,6 @@ fn unknown_rank_error() -> OpError {
 /// Returns a shape with the axes from `axis` on reduced to size 1.
 fn reduced_shape(shape: &Shape, axis: usize) -> Shape {
     shape.iter().enumerate().map(|(k, dim)| if k < axis { dim.clone() } else { Dim::Known(1) }).collect()
-}
-
-/// Checks that input `k` broadcasts to input `x` without a change of the shape of `x`.
-pub(super) fn check_broadcasts(cx: &Infer<'_>, k: usize, x: usize) -> Result<(), OpError> {
-    let (Some(small), Some(large)) = (cx.shape(k), cx.shape(x)) else { return Ok(()) };
-    let fits = |(a, b): (&Dim, &Dim)| match (a.known(), b.known()) {
-        (Some(a), Some(b)) => a == b || a == 1,
-        _ => true,
-    };
-    if small.rank() > large.rank() || !small.iter().rev().zip(large.iter().rev()).all(fits) {
-        return Err(OpError::invalid(format!(
-            "input {k} has shape {small}, which does not broadcast to {large}, the shape of input {x}"
-        )));
-    }
-    Ok(())
 }
 
 /// Returns the number of elements of a shape.

@@ -9,8 +9,10 @@
 use ortrain_expr::Reg;
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
 
-use super::{CrossEntropy, IgnoredLabel, Reduction, emit_reduction, integer_scalar, losses_buffer};
 use crate::OpError;
+use crate::families::loss::entropy::{
+    CrossEntropy, IgnoredLabel, Reduction, emit_reduction, integer_scalar, losses_buffer,
+};
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::{Lower, NestBuilder, split_at_axis};

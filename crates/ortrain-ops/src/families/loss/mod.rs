@@ -12,248 +12,23 @@
 //! and the gradient zero, as in PyTorch. Any other label outside the classes is an error of the run, which then commits
 //! nothing. float16 and bfloat16 are computed and summed in float32. Weights have no gradient.
 
-use ortrain_expr::{Access, CompareOp, ReduceOp, Reg, Scalar, Strides, Type, UnaryOp};
-use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
-use ortrain_program::BufferId;
+use ortrain_expr::{Access, CompareOp, ReduceOp, Strides, Type, UnaryOp};
+use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
 
 use crate::OpError;
+use crate::families::loss::entropy::{
+    CrossEntropy, IgnoredLabel, Reduction, are_known_to_differ, arithmetic_dtype, check_single_element,
+    emit_reduction, integer_scalar, losses_buffer, reduce_weights,
+};
 use crate::grad::Grad;
 use crate::infer::Infer;
-use crate::lower::{Lower, NestBuilder, split_at_axis};
+use crate::lower::{Lower, split_at_axis};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 
+mod entropy;
 mod likelihood;
 mod rows;
-
-/// Reduction of the losses of the samples.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Reduction {
-    None,
-    Sum,
-    Mean,
-}
-
-impl Reduction {
-    fn read(attrs: &Attrs) -> Result<Reduction, OpError> {
-        match attrs.string("reduction")?.unwrap_or("mean") {
-            "none" => Ok(Reduction::None),
-            "sum" => Ok(Reduction::Sum),
-            "mean" => Ok(Reduction::Mean),
-            other => Err(OpError::invalid(format!(
-                "reduction must be \"none\", \"sum\" or \"mean\", got {other:?}"
-            ))),
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Reduction::None => "none",
-            Reduction::Sum => "sum",
-            Reduction::Mean => "mean",
-        }
-    }
-}
-
-/// Source of the label to ignore.
-#[derive(Clone, Copy)]
-enum IgnoredLabel {
-    /// No label is ignored.
-    None,
-    /// A constant label.
-    Label(i64),
-    /// The content of this input, if the node has the input.
-    Input(usize),
-}
-
-/// Attributes and input indices that the loss and its gradient share.
-struct CrossEntropy {
-    reduction: Reduction,
-    ignore: IgnoredLabel,
-    /// Type of the loss, or of the gradient of the scores. The default is the type of the scores.
-    output_type: Option<DType>,
-    /// Index of the input with the scores or their log-softmax, `[N, C, ...]`.
-    scores: usize,
-    /// Index of the input with the labels, `[N, ...]`.
-    labels: usize,
-    /// Index of the optional input with the weights, `[C]`.
-    weights: usize,
-}
-
-/// Label of the sample at a point of a nest.
-struct Label {
-    /// The label as the input has it.
-    value: Reg,
-    /// The label, or 0 if the label is ignored: always a valid index.
-    valid: Reg,
-    /// True if the label is ignored. `None` if the loss ignores no labels.
-    ignored: Option<Reg>,
-}
-
-impl Label {
-    /// Returns `value`, or 0 where the label is ignored.
-    fn zero_if_ignored(&self, nest: &mut NestBuilder, value: Reg) -> Reg {
-        let Some(ignored) = self.ignored else { return value };
-        let zero = nest.b.constant(nest.b.ty(value), 0.0);
-        nest.b.select(ignored, zero, value)
-    }
-}
-
-impl CrossEntropy {
-    fn read(graph: &Graph, node: &Node, internal: bool, grad: bool) -> Result<CrossEntropy, OpError> {
-        let attrs = &node.attrs;
-        let first = usize::from(grad);
-        let ignore = match attrs.int("ignore_index")? {
-            _ if internal => {
-                let input = node.inputs.get(first + 3).copied().flatten();
-                let constant =
-                    input.and_then(|id| graph.value(id).constant.as_ref()).and_then(Tensor::to_i64);
-                match constant.as_deref() {
-                    Some(&[label]) => IgnoredLabel::Label(label),
-                    _ => IgnoredLabel::Input(first + 3),
-                }
-            }
-            Some(label) => IgnoredLabel::Label(label),
-            None => IgnoredLabel::None,
-        };
-        let output_type = match attrs.int("output_type")?.filter(|_| internal) {
-            None | Some(0) => None,
-            Some(number) => {
-                let dtype =
-                    i32::try_from(number).ok().and_then(DType::from_onnx).filter(|dtype| dtype.is_float());
-                Some(dtype.ok_or_else(|| {
-                    OpError::invalid(format!("output_type must be a float type, got {number}"))
-                })?)
-            }
-        };
-        Ok(CrossEntropy {
-            reduction: Reduction::read(attrs)?,
-            ignore,
-            output_type,
-            scores: first,
-            labels: first + 1,
-            weights: first + 2,
-        })
-    }
-
-    /// Checks types and shapes of scores, labels and weights. Returns the type of the scores and the shape of the
-    /// unreduced losses.
-    fn check_inputs(&self, cx: &Infer<'_>) -> Result<(DType, Option<Shape>), OpError> {
-        let dtype = cx.expect_dtype(self.scores, "a float type", DType::is_float)?;
-        cx.expect_dtype(self.labels, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
-        if cx.has_input(self.weights) {
-            cx.expect_dtype(self.weights, "a float type", DType::is_float)?;
-        }
-        if let IgnoredLabel::Input(k) = self.ignore
-            && cx.has_input(k)
-        {
-            cx.expect_dtype(k, "int64", DType::is_integer)?;
-            check_single_element(cx, k)?;
-        }
-        let labels = cx.shape(self.labels).cloned();
-        let Some(scores) = cx.shape(self.scores) else { return Ok((dtype, labels)) };
-        if scores.rank() < 2 {
-            return Err(OpError::invalid(format!(
-                "scores must have an axis of samples and an axis of classes, got shape {scores}"
-            )));
-        }
-        if scores[1] == Dim::Known(0) {
-            return Err(OpError::invalid(format!("scores of shape {scores} have no classes (axis 1)")));
-        }
-        if let Some(weights) = cx.shape(self.weights)
-            && (weights.rank() != 1 || are_known_to_differ(&weights[0], &scores[1]))
-        {
-            return Err(OpError::invalid(format!(
-                "weights of shape {weights} do not match scores of shape {scores}"
-            )));
-        }
-        let mut samples: Shape = scores.clone();
-        samples.0.remove(1);
-        if let Some(labels) = labels {
-            if labels.rank() != samples.rank()
-                || labels.iter().zip(samples.iter()).any(|(a, b)| are_known_to_differ(a, b))
-            {
-                return Err(OpError::invalid(format!(
-                    "labels of shape {labels} for scores of shape {scores}: {samples} is needed"
-                )));
-            }
-            let known = |(a, b): (&Dim, &Dim)| if a.known().is_some() { a.clone() } else { b.clone() };
-            samples = labels.iter().zip(samples.iter()).map(known).collect();
-        }
-        Ok((dtype, Some(samples)))
-    }
-
-    /// Returns true if labels may have different weights, or may be ignored.
-    fn is_weighted(&self, cx: &Lower<'_>) -> bool {
-        cx.has_input(self.weights)
-            || match self.ignore {
-                IgnoredLabel::None => false,
-                IgnoredLabel::Label(_) => true,
-                IgnoredLabel::Input(k) => cx.has_input(k),
-            }
-    }
-
-    /// Loads the label of the sample at a point of a nest.
-    fn load_label(&self, cx: &mut Lower<'_>, nest: &mut NestBuilder, strides: &[isize]) -> Label {
-        let buffer = cx.input(self.labels);
-        let loaded = nest.load_strided(cx, buffer, 0, strides);
-        let value = nest.b.convert(loaded, Type::I64);
-        let ignore = match self.ignore {
-            IgnoredLabel::Label(label) => Some(nest.b.int(label)),
-            IgnoredLabel::Input(k) if cx.has_input(k) => {
-                let buffer = cx.input(k);
-                let loaded = nest.load_strided(cx, buffer, 0, &vec![0; strides.len()]);
-                Some(nest.b.convert(loaded, Type::I64))
-            }
-            IgnoredLabel::None | IgnoredLabel::Input(_) => None,
-        };
-        let ignored = ignore.map(|ignore| nest.b.compare(CompareOp::Eq, value, ignore));
-        let zero = nest.b.int(0);
-        let safe = ignored.map_or(value, |ignored| nest.b.select(ignored, zero, value));
-        Label { value, valid: safe, ignored }
-    }
-
-    /// Returns the weight of a label, or 0 if the label is ignored.
-    fn load_weight(&self, cx: &mut Lower<'_>, nest: &mut NestBuilder, label: &Label, ty: Type) -> Reg {
-        let weight = if cx.has_input(self.weights) {
-            let buffer = cx.input(self.weights);
-            let loaded = nest.gather(cx, buffer, label.valid);
-            nest.b.convert(loaded, ty)
-        } else {
-            nest.b.constant(ty, 1.0)
-        };
-        label.zero_if_ignored(nest, weight)
-    }
-
-    /// Makes the run fail if a label is outside the classes and is not ignored.
-    fn guard_labels(&self, cx: &mut Lower<'_>, classes: usize) -> Result<(), OpError> {
-        let (dims, strides) = cx.guarded_space(self.labels);
-        let mut nest = cx.nest(&dims, 0);
-        let label = self.load_label(cx, &mut nest, &strides);
-        nest.b.guard(label.valid, classes as i64);
-        cx.emit(nest.instruction())
-    }
-}
-
-/// Returns true if two sizes are known and not equal.
-fn are_known_to_differ(a: &Dim, b: &Dim) -> bool {
-    matches!((a.known(), b.known()), (Some(a), Some(b)) if a != b)
-}
-
-/// Checks that input `k` has one element, if its shape is known.
-fn check_single_element(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
-    match cx.shape(k) {
-        Some(shape) if shape.concrete().is_some_and(|dims| dims.iter().product::<usize>() != 1) => {
-            Err(OpError::invalid(format!("input {k} has shape {shape}; one element is needed")))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// Returns the type of the arithmetic and of the sums for scores of type `dtype`.
-fn arithmetic_dtype(dtype: DType) -> DType {
-    if dtype == DType::F64 { DType::F64 } else { DType::F32 }
-}
 
 /// SoftmaxCrossEntropyLoss: `-log(softmax(scores)[label])`, times the weight of the label.
 struct Loss {
@@ -364,53 +139,6 @@ impl Op for Loss {
             None => Ok(()),
         }
     }
-}
-
-/// Returns the buffer of the losses of the samples: the result itself, or a temporary buffer for a reduction.
-fn losses_buffer(entropy: &CrossEntropy, cx: &mut Lower<'_>, dtype: DType, samples: usize) -> BufferId {
-    match entropy.reduction {
-        Reduction::None => cx.output(0),
-        Reduction::Sum | Reduction::Mean => cx.alloc_temp("losses", arithmetic_dtype(dtype), samples),
-    }
-}
-
-/// Sums or averages the losses.
-fn emit_reduction(
-    entropy: &CrossEntropy,
-    cx: &mut Lower<'_>,
-    losses: BufferId,
-    samples: usize,
-) -> Result<(), OpError> {
-    if entropy.reduction == Reduction::None {
-        return Ok(());
-    }
-    let mut nest = cx.nest(&[samples], 1);
-    let loss = nest.load_strided(cx, losses, 0, &[1]);
-    let mut total = nest.reduce(ReduceOp::Sum, loss);
-    if entropy.reduction == Reduction::Mean {
-        let ty = nest.b.ty(total);
-        let count = reduce_weights(entropy, cx, &mut nest, samples, ty);
-        total = nest.b.div(total, count);
-    }
-    let output = cx.output(0);
-    nest.store_outer(cx, output, total);
-    cx.emit(nest.instruction())
-}
-
-/// Returns the sum of the weights of all labels, in a nest that reduces over the samples.
-fn reduce_weights(
-    entropy: &CrossEntropy,
-    cx: &mut Lower<'_>,
-    nest: &mut NestBuilder,
-    samples: usize,
-    ty: Type,
-) -> Reg {
-    if !entropy.is_weighted(cx) {
-        return nest.b.constant(ty, samples as f64);
-    }
-    let label = entropy.load_label(cx, nest, &[1]);
-    let weight = entropy.load_weight(cx, nest, &label, ty);
-    nest.reduce(ReduceOp::Sum, weight)
 }
 
 /// Gradient of [`Loss`] for the scores.
@@ -649,13 +377,6 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     }
     rw.replace_output(0, gradient);
     Ok(())
-}
-
-/// Returns a scalar of an integer type, without a conversion through a float.
-fn integer_scalar(dtype: DType, value: i64) -> Tensor {
-    let mut bytes = vec![0; dtype.size()];
-    Scalar::I64(value).write(dtype, &mut bytes);
-    Tensor::new(dtype, Vec::new(), bytes.into()).expect("one element")
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {

@@ -15,8 +15,8 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
-use super::Reduction;
 use crate::OpError;
+use crate::families::loss::entropy::Reduction;
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;

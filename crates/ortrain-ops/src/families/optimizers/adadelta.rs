@@ -1,6 +1,6 @@
 //! Adadelta: steps in the unit of the weights.
 
-use super::{Optimizer, Range, Rule, setting, slot};
+use crate::families::optimizers::row::{Optimizer, Range, Rule, setting, slot};
 
 pub(super) const ADADELTA: Optimizer = Optimizer {
     name: "Adadelta",

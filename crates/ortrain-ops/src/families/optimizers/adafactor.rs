@@ -3,7 +3,7 @@
 use ortrain_graph::ValueId;
 
 use super::tensors::TensorBuilder;
-use super::{Optimizer, Range, Rule, SlotShape, setting, slot};
+use crate::families::optimizers::row::{Optimizer, Range, Rule, SlotShape, setting, slot};
 
 pub(super) const ADAFACTOR: Optimizer = Optimizer {
     name: "Adafactor",

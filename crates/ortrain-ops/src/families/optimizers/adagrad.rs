@@ -1,6 +1,6 @@
 //! Adagrad: learning rates by the sum of squared gradients.
 
-use super::{Optimizer, Range, Rule, Start, setting, slot};
+use crate::families::optimizers::row::{Optimizer, Range, Rule, Start, setting, slot};
 
 pub(super) const ADAGRAD: Optimizer = Optimizer {
     name: "Adagrad",

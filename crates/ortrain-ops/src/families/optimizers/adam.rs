@@ -1,7 +1,7 @@
 //! Adam with an L2 penalty.
 
 use super::adamw::adam_step;
-use super::{BETAS, Optimizer, Range, Rule, When, flag, setting, slot};
+use crate::families::optimizers::row::{BETAS, Optimizer, Range, Rule, When, flag, setting, slot};
 
 pub(super) const ADAM: Optimizer = Optimizer {
     name: "Adam",

@@ -1,7 +1,7 @@
 //! `AdamOptimizer` of `com.microsoft`: Adam with decoupled weight decay, before or after the step.
 
 use super::formula::Number;
-use super::{Optimizer, Range, Rule, Setting, Slot, Update, setting, slot};
+use crate::families::optimizers::row::{Optimizer, Range, Rule, Setting, Slot, Update, setting, slot};
 
 /// Decay rates of the two moments.
 pub(super) const ALPHA_BETA: [Setting; 2] = [

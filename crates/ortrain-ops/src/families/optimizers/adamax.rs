@@ -1,6 +1,6 @@
 //! Adamax: Adam with the largest gradient in place of the second moment.
 
-use super::{BETAS, Optimizer, Range, Rule, setting, slot};
+use crate::families::optimizers::row::{BETAS, Optimizer, Range, Rule, setting, slot};
 
 pub(super) const ADAMAX: Optimizer = Optimizer {
     name: "Adamax",

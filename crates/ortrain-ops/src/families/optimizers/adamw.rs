@@ -1,7 +1,7 @@
 //! AdamW: Adam with decoupled weight decay.
 
 use super::formula::Number;
-use super::{BETAS, Optimizer, Range, Rule, Update, When, flag, setting, slot};
+use crate::families::optimizers::row::{BETAS, Optimizer, Range, Rule, Update, When, flag, setting, slot};
 
 pub(super) const ADAMW: Optimizer = Optimizer {
     name: "AdamW",

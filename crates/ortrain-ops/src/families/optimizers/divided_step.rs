@@ -7,12 +7,13 @@
 use ortrain_graph::{Attrs, DType, ValueType};
 use ortrain_onnx::ModelProto;
 
+use super::OptimizerSpec;
 use super::model::{
     GRADIENT_NORM, ModelBuilder, SUM_INPUT, build_formula_graph, start_model, step_ports, update_elements,
 };
 use super::spec::MAX_NORM_PER_TENSOR;
-use super::{Optimizer, OptimizerSpec, Rule};
 use crate::OpError;
+use crate::families::optimizers::row::{Optimizer, Rule};
 
 /// Models of a step of an optimizer with a divided state.
 #[derive(Clone, Debug)]

@@ -2,11 +2,13 @@
 
 use std::collections::BTreeMap;
 
+use ortrain_graph::{Attrs, Node, ValueId, ValueType};
 use ortrain_onnx::FunctionProto;
 
 use super::spec::{EMA, OPTIONS, OptimizerSpec, SlotSpec};
-use super::{Optimizer, model::OPSET};
+use super::tensors::TensorBuilder;
 use crate::OpError;
+use crate::families::optimizers::row::{OPSET, Optimizer};
 
 /// Attribute with the element type of a function. A function with this attribute gets its numbers in float64.
 pub(super) const ELEMENT_TYPE: &str = "element_type";
@@ -198,5 +200,28 @@ impl OptimizerFunction {
 
     pub(super) fn has_element_type(&self) -> bool {
         self.proto.attribute.iter().any(|name| name == ELEMENT_TYPE)
+    }
+}
+
+impl TensorBuilder<'_> {
+    /// Adds a call of a function and returns the results.
+    pub(super) fn call(&mut self, function: &OptimizerFunction, inputs: &[ValueId]) -> Vec<ValueId> {
+        let proto = &function.proto;
+        let attrs = match function.has_element_type() {
+            true => Attrs::new().with(ELEMENT_TYPE, i64::from(self.element.to_onnx())),
+            false => Attrs::new(),
+        };
+        let ports: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+        let (node, ids) = Node::labelled(
+            &proto.name,
+            &proto.domain,
+            &proto.name,
+            &ports,
+            proto.output.len(),
+            attrs,
+            |name| self.graph.add_value(name, ValueType::Unknown),
+        );
+        self.graph.nodes.push(node);
+        ids
     }
 }

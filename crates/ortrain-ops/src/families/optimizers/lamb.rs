@@ -1,7 +1,7 @@
 //! LAMB: Adam with a learning rate per tensor, scaled by norms.
 
 use super::adamw::update_moments;
-use super::{BETAS, Optimizer, Range, Rule, flag, setting, slot};
+use crate::families::optimizers::row::{BETAS, Optimizer, Range, Rule, flag, setting, slot};
 
 pub(super) const LAMB: Optimizer = Optimizer {
     name: "LAMB",

@@ -1,7 +1,7 @@
 //! `LambOptimizer` of `com.microsoft`: LAMB that skips elements with results that are not finite.
 
 use super::adam_optimizer::{ALPHA_BETA, LAMBDA, MOMENTS, bias_corrections, next_moments};
-use super::{Optimizer, Range, Rule, setting};
+use crate::families::optimizers::row::{Optimizer, Range, Rule, setting};
 
 pub(super) const LAMB_OPTIMIZER: Optimizer = Optimizer {
     name: "LambOptimizer",

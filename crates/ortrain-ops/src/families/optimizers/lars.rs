@@ -1,6 +1,6 @@
 //! LARS: momentum with a learning rate per tensor, scaled by the ratio of the weights' norm to the gradient's norm.
 
-use super::{Optimizer, Range, Rule, flag, setting, slot};
+use crate::families::optimizers::row::{Optimizer, Range, Rule, flag, setting, slot};
 
 pub(super) const LARS: Optimizer = Optimizer {
     name: "LARS",

@@ -1,6 +1,6 @@
 //! Lion: steps by the sign of the momentum.
 
-use super::{Optimizer, Range, Rule, setting, slot};
+use crate::families::optimizers::row::{Optimizer, Range, Rule, setting, slot};
 
 pub(super) const LION: Optimizer = Optimizer {
     name: "Lion",

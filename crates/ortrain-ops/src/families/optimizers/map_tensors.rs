@@ -11,16 +11,13 @@ use ortrain_program::{BufferId, BufferLocation, Instruction, Nest, Operand, Prog
 use rustc_hash::FxHashMap;
 
 use crate::infer::Infer;
-use crate::lower::{Lower, PlanePart, ValueBuffers};
+use crate::lower::{Lower, LoweringPasses, PlanePart, ValueBuffers};
 use crate::op::{Definition, Op};
-use crate::passes::fold::fold_node;
-use crate::passes::infer::infer_node;
-use crate::registry::build;
 use crate::{Error, OpError};
 
 /// Domain of internal operators, which no file contains.
 pub(crate) const DOMAIN: &str = "ortrain.optimizer";
-const MAP: &str = "MapTensors";
+pub(super) const MAP: &str = "MapTensors";
 const CONCAT: &str = "ConcatScalars";
 const SNAPSHOT: &str = "Snapshot";
 /// Attribute with the graph of one tensor.
@@ -90,38 +87,16 @@ fn bound_inputs_with_slots(graph: &Graph, read_slots: &[&str]) -> Result<BoundIn
     Ok(bound)
 }
 
-/// Returns true if every step of a bound graph is computed element by element.
-///
-/// The graph must have operators of the newest versions and known types. `is_scalar` returns true for slots with one
-/// number for each parameter.
-#[must_use]
-pub fn is_elementwise(graph: &Graph, is_scalar: &dyn Fn(&str) -> bool) -> bool {
-    graph.nodes.iter().filter(|node| &*node.domain == DOMAIN && &*node.op == MAP).all(|node| {
-        let Ok(map) = read_map(node) else { return false };
-        let kinds = node.inputs.iter().enumerate().map(|(k, input)| {
-            let id = (*input)?;
-            Some(match &graph.value(id).ty {
-                _ if map.column(k).is_some() => ValueKind::setting(),
-                ValueType::Sequence(dtype) if is_scalar(graph.name_of(id)) => ValueKind::PerTensor(*dtype),
-                ValueType::Sequence(dtype) => ValueKind::Element(*dtype),
-                ty => ValueKind::Global(ty.dtype()?),
-            })
-        });
-        let kinds: Option<Vec<ValueKind>> = kinds.collect();
-        kinds.is_some_and(|kinds| map.compile_for(&kinds).is_ok())
-    })
-}
-
 /// Type and extent of an input of a body.
 #[derive(Clone, Copy)]
-enum ValueKind {
+pub(super) enum ValueKind {
     Element(DType),
     PerTensor(DType),
     Global(DType),
 }
 
 impl ValueKind {
-    fn setting() -> ValueKind {
+    pub(super) fn setting() -> ValueKind {
         ValueKind::PerTensor(DType::F64)
     }
 }
@@ -231,14 +206,14 @@ fn bind_map(
 }
 
 /// Application of one graph to every tensor of a sequence.
-struct MapTensors {
+pub(super) struct MapTensors {
     body: Graph,
     columns: Vec<i64>,
     overwritten: Vec<i64>,
 }
 
 impl MapTensors {
-    fn column(&self, k: usize) -> Option<usize> {
+    pub(super) fn column(&self, k: usize) -> Option<usize> {
         self.columns.get(k).and_then(|&column| usize::try_from(column).ok())
     }
 
@@ -248,7 +223,11 @@ impl MapTensors {
     }
 
     /// Returns the body with inputs of these types, with inferred types and folded constants.
-    fn typed_body(&self, types: Vec<ValueType>) -> Result<Graph, OpError> {
+    fn typed_body(
+        &self,
+        types: Vec<ValueType>,
+        infer: fn(&mut Graph) -> Result<bool, Error>,
+    ) -> Result<Graph, OpError> {
         let mut body = self.body.clone();
         if types.len() != body.inputs.len() {
             let (formal, input_count) = (body.inputs.len(), types.len());
@@ -261,10 +240,7 @@ impl MapTensors {
         let produced: Vec<ValueId> = body.nodes.iter().flat_map(Node::present_outputs).collect();
         produced.into_iter().for_each(|id| body.value_mut(id).ty = ValueType::Unknown);
         let nested = |error: Error| OpError::Subgraph(Box::new(error));
-        for at in 0..body.nodes.len() {
-            infer_node(&mut body, at).map_err(nested)?;
-            fold_node(&mut body, at).map_err(nested)?;
-        }
+        infer(&mut body).map_err(nested)?;
         Ok(body)
     }
 }
@@ -278,7 +254,7 @@ impl Op for MapTensors {
                 other => other.clone(),
             })
             .collect();
-        let body = self.typed_body(types)?;
+        let body = self.typed_body(types, cx.passes.infer)?;
         for (k, &id) in body.outputs.iter().enumerate().take(cx.node().outputs.len()) {
             let dtype = body.value(id).ty.dtype();
             let dtype =
@@ -441,17 +417,21 @@ impl MapTensors {
                 InputAccess::Global => ValueKind::Global(cx.dtype(k)),
             })
             .collect();
-        self.compile_for(&kinds)
+        self.compile_for(cx.passes, &kinds)
     }
 
-    fn compile_for(&self, kinds: &[ValueKind]) -> Result<CompiledBody, OpError> {
+    pub(super) fn compile_for(
+        &self,
+        passes: LoweringPasses,
+        kinds: &[ValueKind],
+    ) -> Result<CompiledBody, OpError> {
         let [first, other] = PROBE_LENGTHS.map(|length| {
             let types = kinds.iter().map(|kind| match *kind {
                 ValueKind::Element(dtype) => ValueType::tensor(dtype, &[length]),
                 ValueKind::PerTensor(dtype) => ValueType::tensor(dtype, &[]),
                 ValueKind::Global(dtype) => ValueType::tensor(dtype, &[1]),
             });
-            compile(&self.typed_body(types.collect())?, length)
+            compile(passes, &self.typed_body(types.collect(), passes.infer)?, length)
         });
         let (first, other) = (first?, other?);
         if first != other {
@@ -463,7 +443,7 @@ impl MapTensors {
 
 /// Graph of one tensor as an expression of its elements.
 #[derive(Debug, PartialEq)]
-struct CompiledBody {
+pub(super) struct CompiledBody {
     /// Expression with the outputs, then the values to reduce. Load `k` is input `k`.
     expr: Expr,
     /// Number of outputs.
@@ -499,7 +479,7 @@ struct Value {
 }
 
 /// Compiles a body to an expression, for tensors of `length` elements.
-fn compile(body: &Graph, length: usize) -> Result<CompiledBody, OpError> {
+fn compile(passes: LoweringPasses, body: &Graph, length: usize) -> Result<CompiledBody, OpError> {
     let nested = |error: Error| OpError::Subgraph(Box::new(error));
     let mut builder = ProgramBuilder::new();
     let mut values = ValueBuffers::default();
@@ -524,10 +504,9 @@ fn compile(body: &Graph, length: usize) -> Result<CompiledBody, OpError> {
         if node.present_outputs().all(|id| body.value(id).constant.is_some()) {
             continue;
         }
-        let op = build(body, node).map_err(nested)?;
         let label: Arc<str> = body.node_label(node).into();
-        let mut cx = Lower { graph: body, node, builder: &mut builder, values: &mut values, label };
-        op.lower(&mut cx).map_err(|source| nested(Error::at(body, node, source)))?;
+        let mut cx = Lower { passes, graph: body, node, builder: &mut builder, values: &mut values, label };
+        (passes.lower_node)(&mut cx).map_err(|source| nested(Error::at(body, node, source)))?;
         while let Some(instruction) = builder.instructions().nth(done).cloned() {
             append_instruction(&instruction, length, &builder, &mut b, &mut known, &mut sums)
                 .map_err(|source| nested(Error::at(body, node, source)))?;
@@ -717,7 +696,7 @@ pub(super) fn add_snapshot(graph: &mut Graph, value: ValueId) -> ValueId {
     copy
 }
 
-fn read_map(node: &Node) -> Result<MapTensors, OpError> {
+pub(super) fn read_map(node: &Node) -> Result<MapTensors, OpError> {
     let body = match node.attrs.0.get(BODY) {
         Some(Attr::Graph(body)) => (**body).clone(),
         _ => return Err(OpError::invalid("it has no body")),

@@ -15,13 +15,12 @@ use ortrain_onnx::{ModelProto, OperatorSetIdProto, StringStringEntryProto};
 use super::formula::{Formula, FormulaInputs, Number};
 use super::spec::{EMA, EMA_DECAY, MAX_NORM_CLIP, MAX_NORM_PER_TENSOR, MAX_VALUE};
 use super::tensors::TensorBuilder;
-use super::{Flag, Optimizer, OptimizerFunction, OptimizerSpec, Rule, StepResult, Update};
+use super::{OptimizerFunction, OptimizerSpec};
+use crate::families::optimizers::row::{Flag, OPSET, Optimizer, Rule, StepResult, Update};
 use crate::onnx_decomposition::{NodeSink, emit_all_as_onnx};
 use crate::passes::functions::inline_functions;
 use crate::{OpError, OperatorLibrary};
 
-/// Opset of optimizer models. The operators of formulas have the same meaning in all later versions of `ai.onnx`.
-pub(super) const OPSET: i64 = 17;
 /// IR version of optimizer models.
 const IR_VERSION: i64 = 10;
 /// Number that is added to norms in clipping, as in `torch.nn.utils.clip_grad_norm_`.

@@ -3,7 +3,7 @@
 use ortrain_graph::{Attrs, ValueId};
 
 use super::tensors::TensorBuilder;
-use super::{BETAS, Optimizer, Range, Rule, SlotShape, flag, setting, slot};
+use crate::families::optimizers::row::{BETAS, Optimizer, Range, Rule, SlotShape, flag, setting, slot};
 
 /// Coefficients of the polynomial of an iteration. Its large slope at zero brings singular values near to 1 in five
 /// iterations.

@@ -1,7 +1,7 @@
 //! NAdam: Adam with Nesterov's momentum.
 
 use super::adamw::update_moments;
-use super::{BETAS, Optimizer, Range, Rule, Start, flag, setting, slot};
+use crate::families::optimizers::row::{BETAS, Optimizer, Range, Rule, Start, flag, setting, slot};
 
 pub(super) const NADAM: Optimizer = Optimizer {
     name: "NAdam",

@@ -14,13 +14,14 @@ use ortrain_graph::{Attrs, DType, Graph, Node, ValueId, ValueType};
 
 use super::formula::{Formula, FormulaInputs, Number};
 use super::spec::MAX_NORM_CLIP;
-use super::{Optimizer, Rule, Update, adam_optimizer, lamb_optimizer, sgd_optimizer};
+use super::{adam_optimizer, lamb_optimizer, sgd_optimizer};
 use crate::OpError;
+use crate::families::optimizers::row::{Optimizer, Rule, Update};
 use crate::infer::{Infer, element_count};
-use crate::introspect::Sample;
 use crate::onnx_decomposition::emit_all_as_onnx;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::sample::Sample;
 
 /// Maximum number of parameters of one `LambOptimizer`.
 const MAX_PARAMETERS: usize = 1024;

@@ -1,7 +1,7 @@
 //! RAdam: Adam with a rectified adaptive rate during the first steps.
 
 use super::adamw::update_moments;
-use super::{BETAS, Optimizer, Range, Rule, flag, setting, slot};
+use crate::families::optimizers::row::{BETAS, Optimizer, Range, Rule, flag, setting, slot};
 
 /// Length of the moving average above which its variance is tractable.
 const MIN_AVERAGE_LENGTH: f64 = 5.0;

@@ -1,6 +1,6 @@
 //! RMSprop, optionally centered.
 
-use super::{Optimizer, Range, Rule, When, flag, setting, slot};
+use crate::families::optimizers::row::{Optimizer, Range, Rule, When, flag, setting, slot};
 
 pub(super) const RMSPROP: Optimizer = Optimizer {
     name: "RMSprop",

@@ -1,6 +1,6 @@
 //! Schedule-free AdamW: the gradients are computed at a point between the weights of the steps and their average.
 
-use super::{BETAS, Optimizer, Range, Rule, Start, setting, slot};
+use crate::families::optimizers::row::{BETAS, Optimizer, Range, Rule, Start, setting, slot};
 
 /// Row of the optimizer. The weights in the state are `y`, the point of the gradients. The slot `z` has the weights of
 /// the steps. The result of training is the average `x = (y - (1 - beta1) z) / beta1`.

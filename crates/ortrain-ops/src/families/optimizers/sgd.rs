@@ -1,6 +1,6 @@
 //! Stochastic gradient descent with momentum.
 
-use super::{Optimizer, Range, Rule, When, flag, setting, slot};
+use crate::families::optimizers::row::{Optimizer, Range, Rule, When, flag, setting, slot};
 
 pub(super) const SGD: Optimizer = Optimizer {
     name: "SGD",

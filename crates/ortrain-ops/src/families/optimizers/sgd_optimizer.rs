@@ -1,6 +1,6 @@
 //! `SGDOptimizer` of `com.microsoft`: plain gradient descent.
 
-use super::{Optimizer, Rule};
+use crate::families::optimizers::row::{Optimizer, Rule};
 
 pub(super) const SGD_OPTIMIZER: Optimizer = Optimizer {
     name: "SGDOptimizer",

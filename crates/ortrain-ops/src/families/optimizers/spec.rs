@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Optimizer, Slot, SlotShape, Start, When};
 use crate::OpError;
+use crate::families::optimizers::row::{ADAMW, Optimizer, Slot, SlotShape, Start, When, is_finite_f32};
 
 /// Optimizer with its settings. Optimizer models and checkpoints store it as text ([`OptimizerSpec::to_text`]).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -138,8 +138,6 @@ impl SlotSpec {
     }
 }
 
-/// Setting of groups with matrices that AdamW trains.
-pub(super) const ADAMW: &str = "adamw";
 /// Slot with the exponential moving average of the weights.
 pub(super) const EMA: &str = "ema";
 /// Setting with the decay rate of the moving average.
@@ -166,7 +164,7 @@ fn format_number(value: f64) -> String {
 
 /// Returns the suffix of a message about a number that overflows float32.
 fn float32_suffix(value: f64) -> &'static str {
-    if value.is_finite() && !super::is_finite_f32(value) { " in float32" } else { "" }
+    if value.is_finite() && !is_finite_f32(value) { " in float32" } else { "" }
 }
 
 impl OptimizerSpec {
@@ -304,7 +302,7 @@ impl OptimizerSpec {
 
     fn check_for(&self, row: Option<&Optimizer>) -> Result<(), OpError> {
         let rate = |label: &str, value: f64| {
-            let good = super::is_finite_f32(value) && value >= 0.0;
+            let good = is_finite_f32(value) && value >= 0.0;
             let text = || {
                 format!(
                     "{label} must be finite and at least 0{1}, got {0}",
@@ -315,7 +313,7 @@ impl OptimizerSpec {
             if good { Ok(()) } else { Err(OpError::invalid(text())) }
         };
         rate("the learning rate", self.learning_rate)?;
-        if let Some(norm) = self.max_norm.filter(|&norm| !(super::is_finite_f32(norm) && norm > 0.0)) {
+        if let Some(norm) = self.max_norm.filter(|&norm| !(is_finite_f32(norm) && norm > 0.0)) {
             let (norm, kind) = (format_number(norm), float32_suffix(norm));
             return Err(OpError::invalid(format!(
                 "max_norm must be a finite number above 0{kind}, got {norm}"

@@ -4,13 +4,12 @@ use std::collections::BTreeMap;
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 
-use super::function::{ELEMENT_TYPE, OptimizerFunction};
 use crate::onnx_decomposition::NodeSink;
 
 /// Builder of the step of one parameter from operators. Values have the type of the arithmetic.
 pub struct TensorBuilder<'g> {
-    graph: &'g mut Graph,
-    element: DType,
+    pub(super) graph: &'g mut Graph,
+    pub(super) element: DType,
     /// Parameter, gradient, slots and scalars of the step, by name.
     values: BTreeMap<String, ValueId>,
     /// Names of the scalars, which are float64 until they are cast.
@@ -33,27 +32,6 @@ impl<'g> TensorBuilder<'g> {
             let cast = self.cast(self.values[&name]);
             self.values.insert(name, cast);
         }
-    }
-
-    /// Adds a call of a function and returns the results.
-    pub(super) fn call(&mut self, function: &OptimizerFunction, inputs: &[ValueId]) -> Vec<ValueId> {
-        let proto = &function.proto;
-        let attrs = match function.has_element_type() {
-            true => Attrs::new().with(ELEMENT_TYPE, i64::from(self.element.to_onnx())),
-            false => Attrs::new(),
-        };
-        let ports: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
-        let (node, ids) = Node::labelled(
-            &proto.name,
-            &proto.domain,
-            &proto.name,
-            &ports,
-            proto.output.len(),
-            attrs,
-            |name| self.graph.add_value(name, ValueType::Unknown),
-        );
-        self.graph.nodes.push(node);
-        ids
     }
 
     /// Returns `parameter`, `gradient`, a slot, or a scalar of the step.

@@ -9,12 +9,12 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
-use super::Windows;
 use crate::OpError;
-use crate::families::batch_norm::{arithmetic_dtype, cast};
+use crate::families::pool::windows::{Windows, window_sample};
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::casts::{arithmetic_dtype, cast};
 
 struct LpPool {
     windows: Windows,
@@ -179,9 +179,7 @@ fn build_global(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 
 pub(super) fn definitions() -> [Definition; 2] {
     [
-        Definition::new("", "LpPool", &[2, 11, 18, 22], build)
-            .sample(super::window_sample)
-            .composition(decompose),
+        Definition::new("", "LpPool", &[2, 11, 18, 22], build).sample(window_sample).composition(decompose),
         Definition::new("", "GlobalLpPool", &[2, 22], build_global).composition(decompose_global),
     ]
 }

@@ -3,8 +3,8 @@
 use ortrain_expr::SlidingAxes;
 use ortrain_graph::{Attrs, DType, Shape, Tensor, ValueId};
 
-use super::{AveragePool, inverse_count};
 use crate::OpError;
+use crate::families::pool::windows::{AveragePool, Windows, inverse_count, read_average, sum_dtype};
 use crate::onnx_decomposition::NodeSink;
 use crate::rewrite::Rewrite;
 use crate::sliding::{AutoPad, Sliding};
@@ -182,7 +182,7 @@ impl AveragePool {
         }
         // Counts are sums of ones, or averages of ones and zeros. They may overflow float16, so their type is at least
         // float32.
-        let wide = super::sum_dtype(dtype);
+        let wide = sum_dtype(dtype);
         let steps = sliding.per_axis(count, Sliding::stride);
         let dilations = sliding.per_axis(count, Sliding::dilation);
         let attrs = Attrs::new()
@@ -363,7 +363,7 @@ fn scatter_by_groups(
     index: ValueId,
     g: ValueId,
 ) -> Result<ValueId, OpError> {
-    let windows = super::Windows::read(rw.node())?;
+    let windows = Windows::read(rw.node())?;
     let kernel = windows.kernel();
     let sliding = windows.sliding.as_ref();
     // Maximum number of windows along each axis that cover one position.
@@ -435,7 +435,7 @@ fn group_windows(rw: &Rewrite<'_>, index: ValueId, starts: &[i64], steps: &[i64]
 
 /// Decomposes `AveragePoolGrad` into a transposed convolution with ones. The spatial sizes must be declared.
 pub(super) fn decompose_average_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
-    let average = super::read_average(rw.node())?;
+    let average = read_average(rw.node())?;
     let g = rw.required_input(0)?;
     let dtype = rw.dtype(g).ok_or_else(|| OpError::unsupported("the type of the gradient must be known"))?;
     let Some(declared) = result_shape(rw).cloned() else {

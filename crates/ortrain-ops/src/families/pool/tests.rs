@@ -1,6 +1,5 @@
-use ortrain_graph::ValueType;
+use ortrain_graph::{Tensor, ValueType};
 
-use super::super::conv::tests::with_symbolic_sizes;
 use super::*;
 use crate::testing::*;
 

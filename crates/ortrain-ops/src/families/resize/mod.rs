@@ -38,15 +38,12 @@ use versions::{downgrade, upgrade, upgrade_upsample};
 
 use crate::OpError;
 use crate::axis_map::apply_axis_maps;
+use crate::families::resize::sampling::{ROI, SCALES, SIZES, is_empty_list};
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
 use crate::op::{Definition, Op, ValueRequirement};
 use crate::rewrite::Rewrite;
-
-const ROI: usize = 1;
-const SCALES: usize = 2;
-const SIZES: usize = 3;
 
 /// Reads roi, scales and sizes. Returns `None` if a required input is unknown. `present` returns true if an input is
 /// present; `numbers` and `integers` return its elements.
@@ -67,11 +64,6 @@ fn read_inputs(
         inputs.sizes = Some(integers(SIZES)?);
     }
     Some(inputs)
-}
-
-/// Returns true for the shape of an empty list: exporters omit inputs this way.
-fn is_empty_list(shape: Option<&Shape>) -> bool {
-    shape.is_some_and(|shape| shape.contains(&Dim::Known(0)))
 }
 
 /// Checks the types of roi, scales and sizes.

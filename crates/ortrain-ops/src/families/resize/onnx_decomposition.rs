@@ -4,9 +4,9 @@ use ortrain_expr::{Scalar, Type};
 use ortrain_graph::{Attrs, DType, Dim, Shape, Tensor, ValueId};
 
 use super::sampling::{AspectRatioPolicy, CoordinateMode, ResizeAttributes, ResizeInputs};
-use super::{ROI, SCALES, SIZES};
 use crate::OpError;
 use crate::axis_map::AxisMap;
+use crate::families::resize::sampling::{ROI, SCALES, SIZES};
 use crate::onnx_decomposition::NodeSink;
 
 /// Maximum number of elements of a weight matrix: larger matrices are not worth their memory.

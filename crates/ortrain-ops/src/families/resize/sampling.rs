@@ -1,6 +1,6 @@
 //! Sampling of a resized axis: the source coordinate of each position, and the weights of the neighbouring elements.
 
-use ortrain_graph::Attrs;
+use ortrain_graph::{Attrs, Dim, Shape};
 
 use crate::OpError;
 use crate::axis_map::{AxisMap, MAX_TAPS, Tap};
@@ -184,7 +184,7 @@ pub(super) fn scaled_size(axis: usize, size: usize, scale: f64) -> Result<usize,
 ///
 /// At an integer coordinate, rounding decides which neighbour is used. This code reproduces the rounding of the
 /// reference evaluator: the same order of additions, and a copy with one more element before the first.
-fn symmetric_neighbours(x: f64, plan: &AxisPlan) -> (f64, f64) {
+pub(super) fn symmetric_neighbours(x: f64, plan: &AxisPlan) -> (f64, f64) {
     let AxisPlan { source, target, scale, .. } = *plan;
     let offset = source as f64 / 2.0 * (1.0 - target as f64 / (scale * source as f64));
     let coordinate = offset + (x + 0.5) / scale - 0.5;
@@ -368,4 +368,15 @@ impl ResizeAttributes {
             InterpolationMethod::Nearest(_) | InterpolationMethod::Cubic(_) => 0.0,
         }
     }
+}
+
+pub(super) const ROI: usize = 1;
+
+pub(super) const SCALES: usize = 2;
+
+pub(super) const SIZES: usize = 3;
+
+/// Returns true for the shape of an empty list: exporters omit inputs this way.
+pub(super) fn is_empty_list(shape: Option<&Shape>) -> bool {
+    shape.is_some_and(|shape| shape.contains(&Dim::Known(0)))
 }

@@ -5,8 +5,8 @@ use ortrain_graph::{Attrs, Tensor, ValueId};
 use super::sampling::{
     AspectRatioPolicy, CoordinateMode, InterpolationMethod, NearestMode, ResizeAttributes, check_list_length,
 };
-use super::{ROI, SCALES, SIZES, is_empty_list};
 use crate::OpError;
+use crate::families::resize::sampling::{ROI, SCALES, SIZES, is_empty_list};
 use crate::rewrite::Rewrite;
 
 /// Returns the attributes that are equivalent to Upsample, and to Resize before opset 11.

@@ -4,7 +4,7 @@ use ortrain_expr::{BinaryOp, Builder, CompareOp, Reg, Type, UnaryOp};
 use ortrain_graph::{Attrs, DType};
 
 use crate::OpError;
-use crate::families::activations;
+use crate::support::activation_functions;
 
 /// Function of one number, increasing if its slope is used.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -113,12 +113,16 @@ impl Activation {
                 let scaled = b.mul(x, alpha);
                 b.add(scaled, beta)
             }
-            Activation::Elu { alpha } => operator(b, activations::elu, &number("alpha", alpha)),
-            Activation::HardSigmoid { alpha, beta } => {
-                operator(b, activations::hard_sigmoid, &number("alpha", alpha).with("beta", beta as f32))
+            Activation::Elu { alpha } => operator(b, activation_functions::elu, &number("alpha", alpha)),
+            Activation::HardSigmoid { alpha, beta } => operator(
+                b,
+                activation_functions::hard_sigmoid,
+                &number("alpha", alpha).with("beta", beta as f32),
+            ),
+            Activation::LeakyRelu { alpha } => {
+                operator(b, activation_functions::leaky_relu, &number("alpha", alpha))
             }
-            Activation::LeakyRelu { alpha } => operator(b, activations::leaky_relu, &number("alpha", alpha)),
-            Activation::Relu => operator(b, activations::relu, &none),
+            Activation::Relu => operator(b, activation_functions::relu, &none),
             Activation::ScaledTanh { alpha, beta } => {
                 let (alpha, beta) = (b.constant(ty, alpha), b.constant(ty, beta));
                 let scaled = b.mul(x, beta);
@@ -126,11 +130,11 @@ impl Activation {
                 b.mul(alpha, tanh)
             }
             Activation::Sigmoid => b.unary(UnaryOp::Sigmoid, x),
-            Activation::Softplus => operator(b, activations::softplus, &none),
-            Activation::Softsign => operator(b, activations::softsign, &none),
+            Activation::Softplus => operator(b, activation_functions::softplus, &none),
+            Activation::Softsign => operator(b, activation_functions::softsign, &none),
             Activation::Tanh => b.unary(UnaryOp::Tanh, x),
             Activation::ThresholdedRelu { alpha } => {
-                operator(b, activations::thresholded_relu, &number("alpha", alpha))
+                operator(b, activation_functions::thresholded_relu, &number("alpha", alpha))
             }
         }
     }

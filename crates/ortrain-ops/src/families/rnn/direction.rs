@@ -3,8 +3,8 @@
 
 use ortrain_graph::{Attr, Attrs, Node, Tensor, ValueId};
 
-use super::{Attributes, B, Direction, LENGTHS, NetKind, P, R, W, X};
 use crate::OpError;
+use crate::families::rnn::net::{Attributes, B, Direction, LENGTHS, NetKind, P, R, W, X};
 use crate::rewrite::Rewrite;
 
 /// Returns true if a node is differentiated through its decomposition.

@@ -13,8 +13,8 @@ use super::steps::{
     emit_input_products, emit_plain_product, emit_product, emit_product_with_states, initial_state,
     load_state, load_sum, lower_empty, output_matrix, select_active, transpose_weights, zero_state_products,
 };
-use super::{Attributes, B, GradInputs, H0, LENGTHS, NetKind, R, X};
 use crate::OpError;
+use crate::families::rnn::net::{Attributes, B, GradInputs, H0, LENGTHS, NetKind, R, X};
 use crate::lower::{Lower, NestBuilder};
 
 /// Indices of the gates.

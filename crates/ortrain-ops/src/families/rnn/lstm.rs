@@ -12,8 +12,8 @@ use super::steps::{
     emit_product, emit_product_with_states, fill_zeros, initial_state, load_state, load_sum, lower_empty,
     output_matrix, select_active, transpose_weights, zero_state_products,
 };
-use super::{Attributes, B, C0, GradInputs, H0, LENGTHS, NetKind, P, R, X};
 use crate::OpError;
+use crate::families::rnn::net::{Attributes, B, C0, GradInputs, H0, LENGTHS, NetKind, P, R, X};
 use crate::lower::{Lower, NestBuilder};
 
 /// Indices of the gates.

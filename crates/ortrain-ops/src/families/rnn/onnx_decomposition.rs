@@ -7,8 +7,8 @@ use ortrain_graph::{Attrs, DType, Graph, Tensor, ValueId, ValueType};
 
 use super::activation::Clipped;
 use super::direction::zero_state;
-use super::{Attributes, B, GradInputs, LENGTHS, NetKind, P, R, W, X};
 use crate::OpError;
+use crate::families::rnn::net::{Attributes, B, GradInputs, LENGTHS, NetKind, P, R, W, X};
 use crate::onnx_decomposition::{NodeSink, emit_as_onnx};
 use crate::rewrite::Rewrite;
 

@@ -5,8 +5,8 @@ use ortrain_expr::{Access, CompareOp, ReduceOp, Reg, Type};
 use ortrain_graph::{DType, Tensor};
 use ortrain_program::{BufferId, Operand};
 
-use super::{NetKind, R, X};
 use crate::OpError;
+use crate::families::rnn::net::{NetKind, R, W, X};
 use crate::lower::{Lower, NestBuilder};
 
 /// Sizes of a node.
@@ -314,7 +314,7 @@ pub(super) fn emit_input_products(
     sizes: &Sizes,
     biases: Option<(usize, &[usize])>,
 ) -> Result<Matrix, OpError> {
-    let (x, w) = (Matrix::rows(cx.input(X), sizes.input), Matrix::rows(cx.input(super::W), sizes.input));
+    let (x, w) = (Matrix::rows(cx.input(X), sizes.input), Matrix::rows(cx.input(W), sizes.input));
     let result = alloc_temp(cx, "input_products", sizes.total_rows(), sizes.rows);
     let biases = biases.filter(|&(input, _)| cx.has_input(input));
     let biases = biases.map(|(input, parts)| (Matrix::broadcast(cx.input(input)), parts));
@@ -383,7 +383,7 @@ pub(super) fn emit_input_gradients(
     of_state: Matrix,
 ) -> Result<(), OpError> {
     if let Some(result) = output_matrix(cx, 0, sizes.input) {
-        let w = Matrix::rows(cx.input(super::W), sizes.input);
+        let w = Matrix::rows(cx.input(W), sizes.input);
         emit_product(cx, (sizes.total_rows(), sizes.input, sizes.rows), of_input, w, |cx, nest, value| {
             result.store(cx, nest, value);
         })?;

@@ -1,8 +1,8 @@
 use ortrain_graph::{Attr, Attrs, DType, Graph, Tensor};
 
 use super::steps::TRANSPOSE_THRESHOLD;
-use super::{Attributes, MAX_STEPS, NetKind};
 use crate::NEWEST_OPSET;
+use crate::families::rnn::net::{Attributes, MAX_STEPS, NetKind};
 use crate::testing::{
     assert_close, cast_tensor, check_decomposition, check_gradients, f64s, generic_tensor, gradient_graph,
     one_node_graph, run, run_node,

@@ -8,170 +8,24 @@
 //!
 //! Sources: the operator pages of ONNX, opset 7 to 28; `com.microsoft` contrib operators of ONNX Runtime.
 
+mod activations;
+mod row;
+mod trigonometry;
+
 use ortrain_expr::{BinaryOp, Builder, CompareOp, Expr, Inst, Reg, Scalar, Type, UnaryOp, derive};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor, ValueId};
 
 use crate::OpError;
+use crate::families::elementwise::row::{Row, TypeConstraint, row};
 use crate::grad::Grad;
 use crate::infer::Infer;
-use crate::introspect::Sample;
 use crate::lower::Lower;
 use crate::onnx_decomposition::emit_as_onnx;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
-
-/// Element types that an element-wise operator accepts.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum TypeConstraint {
-    Float,
-    Number,
-    Integer,
-    Bool,
-    Any,
-}
-
-impl TypeConstraint {
-    fn accepts(self, dtype: DType) -> bool {
-        match self {
-            TypeConstraint::Float => dtype.is_float(),
-            TypeConstraint::Number => dtype != DType::Bool,
-            TypeConstraint::Integer => dtype.is_integer(),
-            TypeConstraint::Bool => dtype == DType::Bool,
-            TypeConstraint::Any => true,
-        }
-    }
-
-    fn describe(self) -> &'static str {
-        match self {
-            TypeConstraint::Float => "a float type",
-            TypeConstraint::Number => "a number type",
-            TypeConstraint::Integer => "an integer type",
-            TypeConstraint::Bool => "bool",
-            TypeConstraint::Any => "any type",
-        }
-    }
-}
-
-/// Function that builds an expression of the inputs, which all have the same type.
-type ExprFn = fn(&mut Builder, &[Reg], &Attrs) -> Result<Reg, OpError>;
-
-/// Function that builds the gradient of an operator with one input, from this input and the gradient of the result.
-type BackwardFn = fn(&mut Builder, Reg, Reg, &Attrs) -> Result<Reg, OpError>;
-
-/// Gradient operator of ONNX Runtime, in the domain `com.microsoft`. The inputs are `dY`, followed by the input or the
-/// output of the forward node.
-pub(super) struct GradOp {
-    name: &'static str,
-    reads_output: bool,
-    attrs: Attrs,
-}
-
-impl GradOp {
-    pub(super) fn of_input(name: &'static str) -> GradOp {
-        GradOp { name, reads_output: false, attrs: Attrs::new() }
-    }
-
-    pub(super) fn of_output(name: &'static str) -> GradOp {
-        GradOp { name, reads_output: true, attrs: Attrs::new() }
-    }
-
-    pub(super) fn with(mut self, attrs: Attrs) -> GradOp {
-        self.attrs = attrs;
-        self
-    }
-}
-
-/// Function that returns the gradient operator for a node with these attributes, if there is an operator for them.
-type GradOpFn = fn(&Attrs) -> Result<Option<GradOp>, OpError>;
-
-/// Row of the table: one element-wise operator.
-pub(super) struct Row {
-    domain: &'static str,
-    name: &'static str,
-    since: &'static [i64],
-    inputs: usize,
-    accepted_types: TypeConstraint,
-    /// True if the result is `bool` for all input types.
-    bool_output: bool,
-    /// True if the other inputs broadcast to the first, which has the shape of the result.
-    broadcast_to_first: bool,
-    expr: ExprFn,
-    grad_op: Option<GradOpFn>,
-    /// Gradient in closed form.
-    backward: Option<BackwardFn>,
-    /// True if the derivative is zero almost everywhere.
-    zero_derivative: bool,
-    /// True if the result is one of the inputs (`Min`, `Max`). Inputs that equal the result share the gradient.
-    selects_input: bool,
-}
-
-pub(super) const fn row(
-    name: &'static str,
-    since: &'static [i64],
-    inputs: usize,
-    takes: TypeConstraint,
-    expr: ExprFn,
-) -> Row {
-    Row {
-        domain: "",
-        name,
-        since,
-        inputs,
-        accepted_types: takes,
-        bool_output: false,
-        broadcast_to_first: false,
-        expr,
-        grad_op: None,
-        backward: None,
-        zero_derivative: false,
-        selects_input: false,
-    }
-}
-
-impl Row {
-    pub(super) const fn grad_op(mut self, of: GradOpFn) -> Row {
-        self.grad_op = Some(of);
-        self
-    }
-
-    pub(super) const fn backward(mut self, gradient: BackwardFn) -> Row {
-        self.backward = Some(gradient);
-        self
-    }
-
-    const fn bool_output(mut self) -> Row {
-        self.bool_output = true;
-        self.zero_derivative = true;
-        self
-    }
-
-    pub(super) const fn broadcast_to_first(mut self) -> Row {
-        self.broadcast_to_first = true;
-        self
-    }
-
-    const fn zero_gradient(mut self) -> Row {
-        self.zero_derivative = true;
-        self
-    }
-
-    const fn selects(mut self) -> Row {
-        self.selects_input = true;
-        self
-    }
-
-    pub(super) const fn microsoft(mut self) -> Row {
-        self.domain = "com.microsoft";
-        self
-    }
-}
-
-macro_rules! unary {
-    ($op:ident) => {
-        |b, x, _| Ok(b.unary(ortrain_expr::UnaryOp::$op, x[0]))
-    };
-}
-pub(super) use unary;
+use crate::sample::Sample;
+use crate::support::rewritten_on_read::build_rewritten_on_read;
+use row::unary;
 
 macro_rules! binary {
     ($op:ident) => {
@@ -349,7 +203,7 @@ static ROWS: &[Row] = &[
 
 /// Returns the rows of this file, of `activations.rs` and of `trigonometry.rs`.
 fn all_rows() -> impl Iterator<Item = &'static Row> {
-    ROWS.iter().chain(super::activations::ROWS).chain(super::trigonometry::ROWS)
+    ROWS.iter().chain(activations::ROWS).chain(trigonometry::ROWS)
 }
 
 fn find_row(domain: &str, name: &str) -> Result<&'static Row, OpError> {
@@ -446,7 +300,7 @@ impl Op for Elementwise {
         }
         let shape = if self.row.broadcast_to_first { cx.shape(0).cloned() } else { shape };
         cx.set_output(0, if self.row.bool_output { DType::Bool } else { dtype }, shape);
-        crate::families::shape::infer_size_arithmetic(cx, self.row.name);
+        crate::support::size_arithmetic::infer_size_arithmetic(cx, self.row.name);
         Ok(())
     }
 
@@ -627,21 +481,6 @@ fn decompose_swi_glu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let result = rw.add("Mul", &[weight, value], Attrs::new());
     rw.replace_output(0, result);
     Ok(())
-}
-
-struct RewrittenOnRead;
-
-impl Op for RewrittenOnRead {
-    fn infer(&self, _: &mut Infer<'_>) -> Result<(), OpError> {
-        Err(OpError::unsupported(
-            "the operator is rewritten when a model is read and cannot be part of a graph",
-        ))
-    }
-}
-
-/// Builds an operator for definitions that are rewritten to other operators when a model is read.
-pub(crate) fn build_rewritten_on_read(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
-    Ok(Box::new(RewrittenOnRead))
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {

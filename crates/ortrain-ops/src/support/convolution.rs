@@ -2,17 +2,17 @@
 //! plain ONNX.
 
 use ortrain_expr::{ConvPass, ConvShape, ReduceOp, SlidingAxes};
-use ortrain_graph::{Attrs, DType, Dim, Shape, ValueId};
+use ortrain_graph::{Attrs, DType, Dim, Node, Shape, ValueId};
 use ortrain_program::BufferId;
 
 use crate::OpError;
 use crate::infer::Infer;
 use crate::lower::Lower;
 use crate::rewrite::Rewrite;
-use crate::sliding::Sliding;
+use crate::sliding::{AutoPad, Sliding};
 
 /// Reads the attribute `group`.
-pub(super) fn read_groups(attrs: &Attrs) -> Result<usize, OpError> {
+pub(crate) fn read_groups(attrs: &Attrs) -> Result<usize, OpError> {
     let groups = attrs.int("group")?.unwrap_or(1);
     usize::try_from(groups)
         .ok()
@@ -21,7 +21,7 @@ pub(super) fn read_groups(attrs: &Attrs) -> Result<usize, OpError> {
 }
 
 /// Checks that image (or features) `x` and filter `w` have the same number of axes, and returns this number.
-pub(super) fn common_rank(cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<usize>, OpError> {
+pub(crate) fn common_rank(cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<usize>, OpError> {
     match (cx.shape(x), cx.shape(w)) {
         (Some(x), Some(w)) if x.rank() != w.rank() => Err(OpError::invalid(format!(
             "an input of shape {x} and a filter of shape {w} must have the same number of axes"
@@ -31,7 +31,7 @@ pub(super) fn common_rank(cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<u
 }
 
 /// Returns the kernel sizes of a filter of shape `filter` along the spatial axes, as far as they are known.
-pub(super) fn kernel_dims(
+pub(crate) fn kernel_dims(
     sliding: &Sliding,
     filter: Option<&Shape>,
     rank: usize,
@@ -66,10 +66,10 @@ pub(super) fn kernel_dims(
 }
 
 /// Maximum number of cells of a filter per channel. Kernels keep tables of the cells.
-const MAX_KERNEL_CELLS: usize = 1 << 20;
+pub(crate) const MAX_KERNEL_CELLS: usize = 1 << 20;
 
 /// Checks that a bias, input `k`, has `channels` elements.
-pub(super) fn check_bias(cx: &Infer<'_>, k: usize, channels: &Dim) -> Result<(), OpError> {
+pub(crate) fn check_bias(cx: &Infer<'_>, k: usize, channels: &Dim) -> Result<(), OpError> {
     let Some(bias) = cx.shape(k) else { return Ok(()) };
     let fits = match &bias[..] {
         [size] => size.known().zip(channels.known()).is_none_or(|(size, channels)| size == channels),
@@ -83,7 +83,7 @@ pub(super) fn check_bias(cx: &Infer<'_>, k: usize, channels: &Dim) -> Result<(),
 
 /// Sets the types of outputs 0 to 2: the gradients of input 1, of the filter (input 2) and of the bias. Input 0 is the
 /// gradient of the result, which has shape `result`.
-pub(super) fn infer_gradients(
+pub(crate) fn infer_gradients(
     cx: &mut Infer<'_>,
     dtype: DType,
     result: Option<&Shape>,
@@ -105,7 +105,7 @@ pub(super) fn infer_gradients(
 }
 
 /// Emits a convolution with an optional bias per channel. Its result is output `k`.
-pub(super) fn emit_conv(
+pub(crate) fn emit_conv(
     cx: &mut Lower<'_>,
     k: usize,
     shape: ConvShape,
@@ -130,7 +130,7 @@ pub(super) fn emit_conv(
 }
 
 /// Emits the sum of input `from` over all axes except the channels, as output `k`.
-pub(super) fn emit_channel_sums(cx: &mut Lower<'_>, k: usize, from: usize) -> Result<(), OpError> {
+pub(crate) fn emit_channel_sums(cx: &mut Lower<'_>, k: usize, from: usize) -> Result<(), OpError> {
     let dims = cx.dims(from);
     let space: usize = dims[2..].iter().product();
     let (input, output) = (cx.input(from), cx.output(k));
@@ -143,7 +143,7 @@ pub(super) fn emit_channel_sums(cx: &mut Lower<'_>, k: usize, from: usize) -> Re
 }
 
 /// Returns the description of a convolution of `batch` images with a filter of shape `filter`.
-pub(super) fn conv_shape(
+pub(crate) fn conv_shape(
     pass: ConvPass,
     batch: usize,
     groups: usize,
@@ -155,15 +155,15 @@ pub(super) fn conv_shape(
 
 /// Sliding window along one axis, with explicit padding.
 #[derive(Clone, Debug)]
-pub(super) struct SlidingWindow {
-    pub(super) stride: i64,
-    pub(super) dilation: i64,
-    pub(super) before: i64,
-    pub(super) after: i64,
+pub(crate) struct SlidingWindow {
+    pub(crate) stride: i64,
+    pub(crate) dilation: i64,
+    pub(crate) before: i64,
+    pub(crate) after: i64,
 }
 
 /// Returns the attributes of a convolution with explicit padding.
-pub(super) fn explicit_attrs(groups: usize, windows: &[SlidingWindow]) -> Attrs {
+pub(crate) fn explicit_attrs(groups: usize, windows: &[SlidingWindow]) -> Attrs {
     let list = |value: fn(&SlidingWindow) -> i64| windows.iter().map(value).collect::<Vec<i64>>();
     Attrs::new()
         .with("group", groups as i64)
@@ -173,13 +173,13 @@ pub(super) fn explicit_attrs(groups: usize, windows: &[SlidingWindow]) -> Attrs 
 }
 
 /// Returns the attribute `pads`: the padding before each axis, then the padding after each axis.
-pub(super) fn pads_attr(windows: &[SlidingWindow]) -> Vec<i64> {
+pub(crate) fn pads_attr(windows: &[SlidingWindow]) -> Vec<i64> {
     let before = windows.iter().map(|window| window.before);
     before.chain(windows.iter().map(|window| window.after)).collect()
 }
 /// Returns a shape, as a value: the leading sizes `lead`, then the spatial sizes of `value`. At most one leading size
 /// may be -1.
-fn shape_with_leading_axes(rw: &mut Rewrite<'_>, value: ValueId, lead: &[i64]) -> ValueId {
+pub(crate) fn shape_with_leading_axes(rw: &mut Rewrite<'_>, value: ValueId, lead: &[i64]) -> ValueId {
     let size = |dim: &Dim| dim.known().map(|size| size as i64);
     let space = rw.shape(value).and_then(|shape| shape[2..].iter().map(size).collect::<Option<Vec<i64>>>());
     if let Some(space) = space {
@@ -191,14 +191,14 @@ fn shape_with_leading_axes(rw: &mut Rewrite<'_>, value: ValueId, lead: &[i64]) -
 }
 
 /// Returns the sizes of a value's spatial axes, as a value.
-fn spatial_sizes(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
+pub(crate) fn spatial_sizes(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
     let full_shape = rw.add("Shape", &[value], Attrs::new());
     let (start, end) = (rw.ints("start", &[2]), rw.ints("end", &[i64::MAX]));
     rw.add("Slice", &[full_shape, start, end], Attrs::new())
 }
 
 /// Crops the `count` spatial axes of a value to the first `sizes` elements.
-fn crop_spatial(rw: &mut Rewrite<'_>, value: ValueId, sizes: ValueId, count: usize) -> ValueId {
+pub(crate) fn crop_spatial(rw: &mut Rewrite<'_>, value: ValueId, sizes: ValueId, count: usize) -> ValueId {
     let starts = rw.ints("starts", &vec![0; count]);
     let axes: Vec<i64> = (2..count as i64 + 2).collect();
     let axes = rw.ints("axes", &axes);
@@ -206,14 +206,14 @@ fn crop_spatial(rw: &mut Rewrite<'_>, value: ValueId, sizes: ValueId, count: usi
 }
 
 /// Swaps the first two axes of a value.
-fn swap_leading_axes(rw: &mut Rewrite<'_>, value: ValueId, rank: usize) -> ValueId {
+pub(crate) fn swap_leading_axes(rw: &mut Rewrite<'_>, value: ValueId, rank: usize) -> ValueId {
     let mut perm: Vec<i64> = (0..rank as i64).collect();
     perm.swap(0, 1);
     rw.add("Transpose", &[value], Attrs::new().with("perm", perm))
 }
 
 /// Sums a gradient per channel, in plain ONNX: over all axes except axis 1.
-pub(super) fn sum_over_channels(rw: &mut Rewrite<'_>, gradient: ValueId, rank: usize) -> ValueId {
+pub(crate) fn sum_over_channels(rw: &mut Rewrite<'_>, gradient: ValueId, rank: usize) -> ValueId {
     let axes: Vec<i64> = (0..rank as i64).filter(|&axis| axis != 1).collect();
     let axes = rw.ints("axes", &axes);
     rw.add("ReduceSum", &[gradient, axes], Attrs::new().with("keepdims", 0i64))
@@ -225,7 +225,7 @@ pub(super) fn sum_over_channels(rw: &mut Rewrite<'_>, gradient: ValueId, rank: u
 /// Batch and channels are swapped, and so are strides and dilations. The number of groups is the same: each group has
 /// one channel for each image. If the windows do not reach the end of the image, the result is larger than the kernel
 /// and is cropped.
-pub(super) fn filter_gradient(
+pub(crate) fn filter_gradient(
     rw: &mut Rewrite<'_>,
     (dy, x): (ValueId, ValueId),
     filter: &Shape,
@@ -271,7 +271,7 @@ pub(super) fn filter_gradient(
 
 /// Computes the gradient of an image in plain ONNX: a transposed convolution. Positions after the last window get
 /// zeros.
-pub(super) fn image_gradient(
+pub(crate) fn image_gradient(
     rw: &mut Rewrite<'_>,
     (dy, x, w): (ValueId, ValueId, ValueId),
     kernel: &[Dim],
@@ -303,4 +303,123 @@ pub(super) fn image_gradient(
     }
     let sizes = spatial_sizes(rw, x);
     crop_spatial(rw, gradient, sizes, windows.len())
+}
+
+/// Convolution. Inputs: image `[N, G * C, ..]`, filter `[G * M, C, ..]` and an optional bias `[G * M]`. Result:
+/// `[N, G * M, ..]`.
+pub(crate) struct Conv {
+    pub(crate) sliding: Sliding,
+    pub(crate) groups: usize,
+}
+
+impl Conv {
+    pub(crate) fn read(node: &Node) -> Result<Conv, OpError> {
+        Ok(Conv { sliding: Sliding::read(&node.attrs)?, groups: read_groups(&node.attrs)? })
+    }
+
+    /// Returns the shape of the result for image `x` and filter `w`; `None` if its rank is unknown.
+    pub(crate) fn result_shape(&self, cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<Shape>, OpError> {
+        let Some(rank) = common_rank(cx, x, w)? else { return Ok(None) };
+        let (image, filter) = (cx.shape(x), cx.shape(w));
+        self.sliding.check(image.or(filter).expect("the image or the filter has a shape"))?;
+        let kernel = kernel_dims(&self.sliding, filter, rank)?;
+        let groups = self.groups;
+        if let Some(filter) = filter {
+            if filter[0].known().is_some_and(|count| count % groups != 0) {
+                return Err(OpError::invalid(format!(
+                    "a filter of shape {filter}: {} result channels cannot be divided into {groups} groups",
+                    filter[0]
+                )));
+            }
+            if let (Some(image), Some(group_channels)) = (image, filter[1].known())
+                && let Some(channels) = image[1].known()
+                && group_channels.checked_mul(groups) != Some(channels)
+            {
+                return Err(OpError::invalid(format!(
+                    "an image of shape {image} has {channels} channels, but a filter of shape {filter} takes {group_channels} in \
+                     each of {groups} group{}",
+                    if groups == 1 { "" } else { "s" }
+                )));
+            }
+        }
+        let unknown = |axis: usize| cx.unknown_dim(0, axis);
+        let mut dims = vec![
+            image.map_or_else(|| unknown(0), |image| image[0].clone()),
+            filter.map_or_else(|| unknown(1), |filter| filter[0].clone()),
+        ];
+        match image {
+            Some(image) => dims.extend(self.sliding.output_sizes(&kernel, image, unknown)?),
+            None => dims.extend((2..rank).map(unknown)),
+        }
+        Ok(Some(dims.into_iter().collect()))
+    }
+
+    /// Returns the type and shape of the result. The first inputs are image, filter and an optional bias.
+    pub(crate) fn infer_result(&self, cx: &Infer<'_>) -> Result<(DType, Option<Shape>), OpError> {
+        cx.expect_dtype(0, "a float type", DType::is_float)?;
+        let dtype = cx.expect_same_dtype([0, 1, 2])?;
+        let shape = self.result_shape(cx, 0, 1)?;
+        if let Some(shape) = &shape {
+            check_bias(cx, 2, &shape[1])?;
+        }
+        Ok((dtype, shape))
+    }
+
+    /// Returns the window of each axis with explicit padding. `None` if `auto_pad` needs sizes that are unknown.
+    pub(crate) fn explicit_windows(
+        &self,
+        image: Option<&Shape>,
+        kernel: &[Dim],
+    ) -> Option<Vec<SlidingWindow>> {
+        let count = kernel.len();
+        let window = |k: usize| {
+            let (stride, dilation) = (self.sliding.stride(k), self.sliding.dilation(k));
+            let (before, end) = match self.sliding.auto_pad {
+                AutoPad::NotSet | AutoPad::Valid => self.sliding.padding(k, count),
+                AutoPad::SameUpper | AutoPad::SameLower => {
+                    let cells = kernel[k].known()?;
+                    // With stride 1 the padding is the same for every size.
+                    let size = match image.and_then(|image| image[k + 2].known()) {
+                        Some(size) => size,
+                        None if stride == 1 => cells,
+                        None => return None,
+                    };
+                    let axis = self.sliding.axis((k, count), cells, size).ok()?;
+                    let used_len =
+                        axis.output.checked_sub(1)? * axis.stride + (cells - 1) * axis.dilation + 1;
+                    let padding = used_len.saturating_sub(size) as i64;
+                    (axis.padding_before as i64, padding - axis.padding_before as i64)
+                }
+            };
+            Some(SlidingWindow { stride, dilation, before, after: end })
+        };
+        (0..count).map(window).collect()
+    }
+
+    /// Returns the attributes, with explicit padding if it can be computed.
+    pub(crate) fn explicit_padding_attrs(
+        &self,
+        attrs: &Attrs,
+        image: Option<&Shape>,
+        filter: Option<&Shape>,
+    ) -> Result<Attrs, OpError> {
+        let Some(rank) = image.or(filter).map(Shape::rank) else { return Ok(attrs.clone()) };
+        if self.sliding.auto_pad == AutoPad::NotSet {
+            return Ok(attrs.clone());
+        }
+        let kernel = kernel_dims(&self.sliding, filter, rank)?;
+        let Some(windows) = self.explicit_windows(image, &kernel) else { return Ok(attrs.clone()) };
+        Ok(attrs.clone().with("auto_pad", "NOTSET").with("pads", pads_attr(&windows)))
+    }
+
+    /// Returns the sizes of a convolution of an image and a filter of these shapes.
+    pub(crate) fn shape(
+        &self,
+        pass: ConvPass,
+        image: &[usize],
+        filter: &[usize],
+    ) -> Result<ConvShape, OpError> {
+        let axes = self.sliding.axes(&filter[2..], image)?;
+        Ok(conv_shape(pass, image[0], self.groups, filter, axes))
+    }
 }

@@ -7,7 +7,7 @@ use crate::rewrite::Rewrite;
 
 /// Size of an axis in a computed shape.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Size {
+pub(crate) enum Size {
     /// Known number.
     Number(i64),
     /// Size of the same axis of the input, for a new shape.
@@ -18,7 +18,7 @@ pub(super) enum Size {
 
 impl Size {
     /// Returns the number, if known.
-    pub(super) fn scalar_constant(self) -> Option<i64> {
+    pub(crate) fn scalar_constant(self) -> Option<i64> {
         match self {
             Size::Number(number) => Some(number),
             Size::SameAxis | Size::Value(_) => None,
@@ -30,7 +30,7 @@ impl Size {
 ///
 /// # Errors
 /// Returns an error if the rank is unknown.
-pub(super) fn shape_of(rw: &Rewrite<'_>, value: ValueId, label: &str) -> Result<Shape, OpError> {
+pub(crate) fn shape_of(rw: &Rewrite<'_>, value: ValueId, label: &str) -> Result<Shape, OpError> {
     rw.shape(value).cloned().ok_or_else(|| {
         OpError::unsupported(format!("the rank of {label} must be known; declare its shape in the model"))
     })
@@ -40,12 +40,12 @@ pub(super) fn shape_of(rw: &Rewrite<'_>, value: ValueId, label: &str) -> Result<
 ///
 /// # Errors
 /// Returns an error if the type is unknown.
-pub(super) fn dtype_of(rw: &Rewrite<'_>, value: ValueId, label: &str) -> Result<DType, OpError> {
+pub(crate) fn dtype_of(rw: &Rewrite<'_>, value: ValueId, label: &str) -> Result<DType, OpError> {
     rw.dtype(value).ok_or_else(|| OpError::invalid(format!("the type of {label} is not known")))
 }
 
 /// Returns the size of an axis of an input of the node.
-pub(super) fn size_of(rw: &mut Rewrite<'_>, value: ValueId, axis: usize) -> Size {
+pub(crate) fn size_of(rw: &mut Rewrite<'_>, value: ValueId, axis: usize) -> Size {
     if let Some(size) = rw.shape(value).and_then(|shape| shape.get(axis)).and_then(Dim::known) {
         return Size::Number(size as i64);
     }
@@ -55,7 +55,7 @@ pub(super) fn size_of(rw: &mut Rewrite<'_>, value: ValueId, axis: usize) -> Size
 }
 
 /// Converts a size to a vector of one element.
-pub(super) fn as_vector(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
+pub(crate) fn as_vector(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
     match size {
         Size::Number(number) => rw.ints("size", &[number]),
         Size::Value(value) => value,
@@ -64,7 +64,13 @@ pub(super) fn as_vector(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
 }
 
 /// Combines two sizes with `on_numbers`, or with the operator `op`.
-fn combine_sizes(rw: &mut Rewrite<'_>, op: &str, on_numbers: fn(i64, i64) -> i64, a: Size, b: Size) -> Size {
+pub(crate) fn combine_sizes(
+    rw: &mut Rewrite<'_>,
+    op: &str,
+    on_numbers: fn(i64, i64) -> i64,
+    a: Size,
+    b: Size,
+) -> Size {
     match (a, b) {
         (Size::Number(a), Size::Number(b)) => Size::Number(on_numbers(a, b)),
         _ => {
@@ -75,7 +81,7 @@ fn combine_sizes(rw: &mut Rewrite<'_>, op: &str, on_numbers: fn(i64, i64) -> i64
 }
 
 /// Returns the product of two sizes.
-pub(super) fn multiply_sizes(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
+pub(crate) fn multiply_sizes(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
     match (a, b) {
         (Size::Number(1), other) | (other, Size::Number(1)) => other,
         _ => combine_sizes(rw, "Mul", i64::saturating_mul, a, b),
@@ -83,7 +89,7 @@ pub(super) fn multiply_sizes(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
 }
 
 /// Returns the sum of two sizes.
-pub(super) fn add_sizes(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
+pub(crate) fn add_sizes(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
     match (a, b) {
         (Size::Number(0), other) | (other, Size::Number(0)) => other,
         _ => combine_sizes(rw, "Add", i64::saturating_add, a, b),
@@ -91,12 +97,12 @@ pub(super) fn add_sizes(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
 }
 
 /// Returns the difference of two sizes, which may be negative.
-pub(super) fn subtract_sizes(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
+pub(crate) fn subtract_sizes(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
     combine_sizes(rw, "Sub", i64::saturating_sub, a, b)
 }
 
 /// Returns the quotient of two sizes; the second must not be 0.
-pub(super) fn divide_sizes(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
+pub(crate) fn divide_sizes(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
     match (a, b) {
         (_, Size::Number(1)) => a,
         _ => combine_sizes(rw, "Div", |a, b| a.checked_div(b).unwrap_or(0), a, b),
@@ -104,7 +110,7 @@ pub(super) fn divide_sizes(rw: &mut Rewrite<'_>, a: Size, b: Size) -> Size {
 }
 
 /// Concatenates sizes to one vector.
-pub(super) fn concat_sizes(rw: &mut Rewrite<'_>, sizes: &[Size]) -> ValueId {
+pub(crate) fn concat_sizes(rw: &mut Rewrite<'_>, sizes: &[Size]) -> ValueId {
     let numbers: Option<Vec<i64>> = sizes.iter().map(|size| size.scalar_constant()).collect();
     if let Some(numbers) = numbers {
         return rw.ints("shape", &numbers);
@@ -117,7 +123,7 @@ pub(super) fn concat_sizes(rw: &mut Rewrite<'_>, sizes: &[Size]) -> ValueId {
 }
 
 /// Reshapes a value.
-pub(super) fn reshape_to(rw: &mut Rewrite<'_>, value: ValueId, sizes: &[Size]) -> ValueId {
+pub(crate) fn reshape_to(rw: &mut Rewrite<'_>, value: ValueId, sizes: &[Size]) -> ValueId {
     // In Reshape a 0 copies the axis or means an empty axis. If an axis may be empty, no axis is copied.
     let may_be_empty = |&size: &Size| matches!(size, Size::Value(_) | Size::Number(0));
     if !sizes.iter().any(may_be_empty) {
@@ -140,7 +146,7 @@ pub(super) fn reshape_to(rw: &mut Rewrite<'_>, value: ValueId, sizes: &[Size]) -
 }
 
 /// Permutes the axes of a value. Returns the value itself if the order does not change.
-pub(super) fn permute_axes(rw: &mut Rewrite<'_>, value: ValueId, order: &[usize]) -> ValueId {
+pub(crate) fn permute_axes(rw: &mut Rewrite<'_>, value: ValueId, order: &[usize]) -> ValueId {
     if order.iter().enumerate().all(|(k, &axis)| k == axis) {
         return value;
     }
@@ -149,7 +155,7 @@ pub(super) fn permute_axes(rw: &mut Rewrite<'_>, value: ValueId, order: &[usize]
 }
 
 /// Slices a value along an axis.
-pub(super) fn slice_axis(
+pub(crate) fn slice_axis(
     rw: &mut Rewrite<'_>,
     value: ValueId,
     axis: i64,
@@ -163,7 +169,7 @@ pub(super) fn slice_axis(
 }
 
 /// Slices a value along an axis, between sizes.
-pub(super) fn slice_between(
+pub(crate) fn slice_between(
     rw: &mut Rewrite<'_>,
     value: ValueId,
     axis: i64,
@@ -176,7 +182,7 @@ pub(super) fn slice_between(
 }
 
 /// Inserts axes of size 1 at these positions of the result.
-pub(super) fn insert_axes(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
+pub(crate) fn insert_axes(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
     if axes.is_empty() {
         return value;
     }
@@ -185,7 +191,7 @@ pub(super) fn insert_axes(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) ->
 }
 
 /// Removes axes of size 1.
-pub(super) fn remove_axes(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
+pub(crate) fn remove_axes(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
     if axes.is_empty() {
         return value;
     }
@@ -194,7 +200,7 @@ pub(super) fn remove_axes(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) ->
 }
 
 /// Sums a value over axes, and removes these axes.
-pub(super) fn reduce_sum_axes(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
+pub(crate) fn reduce_sum_axes(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
     if axes.is_empty() {
         return value;
     }
@@ -204,10 +210,10 @@ pub(super) fn reduce_sum_axes(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]
 
 /// Maximum length of a constant list of positions. Longer lists are computed at run time, so that an arbitrary size in
 /// a model does not allocate memory before.
-const MAX_CONSTANT_POSITIONS: i64 = 1 << 20;
+pub(crate) const MAX_CONSTANT_POSITIONS: i64 = 1 << 20;
 
 /// Returns the positions 0, 1, ... of an axis of this size, as a vector of int64.
-pub(super) fn axis_positions(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
+pub(crate) fn axis_positions(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
     if let Size::Number(count @ ..=MAX_CONSTANT_POSITIONS) = size {
         return rw.ints("positions", &(0..count).collect::<Vec<_>>());
     }
@@ -217,7 +223,7 @@ pub(super) fn axis_positions(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
 
 /// Returns [`positions`] for operators that are not written before opset 11: one Range node. Its length follows both
 /// from sizes in graph inputs and from shapes.
-pub(super) fn range_positions(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
+pub(crate) fn range_positions(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
     let Size::Value(count) = size else { return axis_positions(rw, size) };
     let count = remove_axes(rw, count, &[0]);
     let [from, step] = [0, 1].map(|k| rw.constant("count", Tensor::i64(&[], &[k])));
@@ -225,7 +231,7 @@ pub(super) fn range_positions(rw: &mut Rewrite<'_>, size: Size) -> ValueId {
 }
 
 /// Converts a size to a scalar of an element type.
-pub(super) fn as_number(rw: &mut Rewrite<'_>, size: Size, dtype: DType) -> ValueId {
+pub(crate) fn as_number(rw: &mut Rewrite<'_>, size: Size, dtype: DType) -> ValueId {
     match size {
         Size::Number(count) => scalar_constant(rw, dtype, count as f64),
         other => {
@@ -236,16 +242,16 @@ pub(super) fn as_number(rw: &mut Rewrite<'_>, size: Size, dtype: DType) -> Value
 }
 
 /// Adds a scalar constant.
-pub(super) fn scalar_constant(rw: &mut Rewrite<'_>, dtype: DType, value: f64) -> ValueId {
+pub(crate) fn scalar_constant(rw: &mut Rewrite<'_>, dtype: DType, value: f64) -> ValueId {
     rw.constant("number", Tensor::scalar(dtype, value))
 }
 
 /// Adds a node of `ai.onnx` without attributes.
-pub(super) fn add_op(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
+pub(crate) fn add_op(rw: &mut Rewrite<'_>, op: &str, inputs: &[ValueId]) -> ValueId {
     rw.add(op, inputs, Attrs::new())
 }
 
 /// Converts a value to another type.
-pub(super) fn cast(rw: &mut Rewrite<'_>, value: ValueId, from: DType, target: DType) -> ValueId {
-    super::batch_norm::cast(rw.patch().1, value, from, target)
+pub(crate) fn cast(rw: &mut Rewrite<'_>, value: ValueId, from: DType, target: DType) -> ValueId {
+    crate::support::casts::cast(rw.patch().1, value, from, target)
 }

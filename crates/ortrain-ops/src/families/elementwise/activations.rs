@@ -14,8 +14,13 @@
 use ortrain_expr::{Builder, CompareOp, Reg, Type, UnaryOp};
 use ortrain_graph::Attrs;
 
-use super::elementwise::{GradOp, Row, TypeConstraint, row, unary};
+use super::row::{GradOp, Row, TypeConstraint, row, unary};
 use crate::OpError;
+use crate::support::activation_functions::{
+    ALPHA, DEFAULT_LEAKY_RELU_ALPHA, ExponentialUnit, SIGMOID_SATURATION, clamp_symmetric, elu, float_attr,
+    hard_sigmoid, hard_sigmoid_line, is_positive, leaky_product, leaky_relu, relu, softplus, softsign,
+    thresholded_relu,
+};
 
 /// `sqrt(1/2)`.
 const SQRT_HALF: f64 = std::f64::consts::FRAC_1_SQRT_2;
@@ -164,13 +169,6 @@ fn quick_gelu_grad(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpE
     Ok(sigmoid_weighted_slope(b, x[0], x[1], float_attr(attrs, ALPHA, DEFAULT_QUICK_GELU_ALPHA)?))
 }
 
-pub(super) fn relu(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    let zero = b.constant(b.ty(x[0]), 0.0);
-    // A comparison instead of a maximum, so that NaN passes.
-    let negative = b.compare(CompareOp::Lt, x[0], zero);
-    Ok(b.select(negative, zero, x[0]))
-}
-
 fn relu_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     let zero = b.constant(b.ty(x[1]), 0.0);
     let positive = b.compare(CompareOp::Lt, zero, x[1]);
@@ -191,46 +189,8 @@ fn tanh_grad(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     Ok(b.mul(x[0], slope))
 }
 
-/// Reads a float attribute.
-fn float_attr(attrs: &Attrs, name: &str, default: f32) -> Result<f64, OpError> {
-    Ok(f64::from(attrs.float(name)?.unwrap_or(default)))
-}
-
-/// Returns the truth value of `x > 0`.
-fn is_positive(b: &mut Builder, x: Reg) -> Reg {
-    let zero = b.constant(b.ty(x), 0.0);
-    b.compare(CompareOp::Lt, zero, x)
-}
-
-/// Clamps `x` to `-end..=end`. `end` must be so large that the clamp does not change the final result.
-fn clamp_symmetric(b: &mut Builder, x: Reg, end: f64) -> Reg {
-    let ty = b.ty(x);
-    let (low, high) = (b.constant(ty, -end), b.constant(ty, end));
-    let (below, above) = (b.compare(CompareOp::Lt, x, low), b.compare(CompareOp::Lt, high, x));
-    let raised = b.select(below, low, x);
-    b.select(above, high, raised)
-}
-
-const ALPHA: &str = "alpha";
 /// Default slope inside the sigmoid of QuickGelu.
 const DEFAULT_QUICK_GELU_ALPHA: f32 = 1.702;
-/// Default slope of LeakyRelu below 0.
-const DEFAULT_LEAKY_RELU_ALPHA: f32 = 0.01;
-
-/// Multiplies `x` by 1 where `of` is above 0, and by `alpha` elsewhere. The factor is selected instead of the product,
-/// so that the derivative is the factor.
-fn leaky_product(b: &mut Builder, x: Reg, alpha: Reg, of: Reg) -> Reg {
-    let one = b.constant(b.ty(x), 1.0);
-    let above = is_positive(b, of);
-    let factor = b.select(above, one, alpha);
-    b.mul(x, factor)
-}
-
-pub(super) fn leaky_relu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
-    let alpha = float_attr(attrs, ALPHA, DEFAULT_LEAKY_RELU_ALPHA)?;
-    let alpha = b.constant(b.ty(x[0]), alpha);
-    Ok(leaky_product(b, x[0], alpha, x[0]))
-}
 
 /// Returns the gradient operator, unless the slope is negative. The operator reads the output. Output and input have
 /// the same sign only if the slope is not negative.
@@ -249,125 +209,9 @@ fn prelu(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
     Ok(leaky_product(b, x[0], x[1], x[0]))
 }
 
-/// Computes `exp(x) - 1` without cancellation near 0: `2 t / (1 - t)` with `t = tanh(x / 2)`. Up to `x = 1`, `1 - t`
-/// does not cancel either. `large` is true if `x` may be above 1.
-fn exp_minus_one(b: &mut Builder, x: Reg, large: bool) -> Reg {
-    let ty = b.ty(x);
-    let (one, half, two) = (b.constant(ty, 1.0), b.constant(ty, 0.5), b.constant(ty, 2.0));
-    let halved = b.mul(x, half);
-    let t = b.unary(UnaryOp::Tanh, halved);
-    let (twice, rest) = (b.mul(t, two), b.sub(one, t));
-    let near = b.div(twice, rest);
-    if !large {
-        return near;
-    }
-    let exp = b.unary(UnaryOp::Exp, x);
-    let direct = b.sub(exp, one);
-    let above = b.compare(CompareOp::Lt, one, x);
-    b.select(above, direct, near)
-}
-
-/// Coefficients of `scale * (x above 0, alpha (exp(x / width) - 1) elsewhere)`.
-struct ExponentialUnit {
-    scale: f64,
-    alpha: f64,
-    width: f64,
-}
-
-impl ExponentialUnit {
-    fn elu(attrs: &Attrs) -> Result<ExponentialUnit, OpError> {
-        Ok(ExponentialUnit { scale: 1.0, alpha: float_attr(attrs, ALPHA, 1.0)?, width: 1.0 })
-    }
-
-    fn selu(attrs: &Attrs) -> Result<ExponentialUnit, OpError> {
-        let alpha = float_attr(attrs, ALPHA, 1.673_263_2)?;
-        Ok(ExponentialUnit { scale: float_attr(attrs, "gamma", 1.050_701)?, alpha, width: 1.0 })
-    }
-
-    fn celu(attrs: &Attrs) -> Result<ExponentialUnit, OpError> {
-        let alpha = float_attr(attrs, ALPHA, 1.0)?;
-        if alpha == 0.0 {
-            return Err(OpError::invalid("alpha must not be 0"));
-        }
-        Ok(ExponentialUnit { scale: 1.0, alpha, width: alpha })
-    }
-
-    fn value(&self, b: &mut Builder, x: Reg) -> Reg {
-        let ty = b.ty(x);
-        let (scale, alpha, width) =
-            (b.constant(ty, self.scale), b.constant(ty, self.alpha), b.constant(ty, self.width));
-        let inner = b.div(x, width);
-        // For a negative width the exponent is positive where this branch is selected.
-        let bent = exp_minus_one(b, inner, self.width < 0.0);
-        let scaled = b.mul(bent, alpha);
-        let above = is_positive(b, x);
-        let chosen = b.select(above, x, scaled);
-        b.mul(chosen, scale)
-    }
-
-    fn gradient(&self, b: &mut Builder, x: Reg, g: Reg) -> Reg {
-        let ty = b.ty(x);
-        let width = b.constant(ty, self.width);
-        let (right, left) =
-            (b.constant(ty, self.scale), b.constant(ty, self.scale * self.alpha / self.width));
-        let inner = b.div(x, width);
-        // The exponential may be infinite above 0. It is selected instead of multiplied by zero.
-        let exp = b.unary(UnaryOp::Exp, inner);
-        let bent = b.mul(exp, left);
-        let above = is_positive(b, x);
-        let slope = b.select(above, right, bent);
-        b.mul(g, slope)
-    }
-}
-
-pub(super) fn elu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
-    Ok(ExponentialUnit::elu(attrs)?.value(b, x[0]))
-}
-
-/// Computes `log(1 + t)` without loss of precision (Kahan's method). `1 + t` rounds; multiplying by `t / ((1 + t) - 1)`
-/// corrects this error. From `1 + t = 2` on there is no loss.
-pub(super) fn log_one_plus(b: &mut Builder, t: Reg) -> Reg {
-    let ty = b.ty(t);
-    let (zero, one, two) = (b.constant(ty, 0.0), b.constant(ty, 1.0), b.constant(ty, 2.0));
-    let u = b.add(one, t);
-    let left = b.sub(u, one);
-    let log = b.unary(UnaryOp::Log, u);
-    let product = b.mul(log, t);
-    let quotient = b.div(product, left);
-    let lost = b.compare(CompareOp::Eq, left, zero);
-    let near = b.select(lost, t, quotient);
-    let is_large = b.compare(CompareOp::Lt, two, u);
-    b.select(is_large, log, near)
-}
-
-/// Computes `log(1 + exp(x))` as `max(x, 0) + log(1 + t)` with `t = exp(-|x|)`.
-pub(super) fn softplus(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    let ty = b.ty(x[0]);
-    let zero = b.constant(ty, 0.0);
-    let size = b.unary(UnaryOp::Abs, x[0]);
-    let minus = b.unary(UnaryOp::Neg, size);
-    let t = b.unary(UnaryOp::Exp, minus);
-    let log = log_one_plus(b, t);
-    // A comparison instead of a maximum, so that NaN passes.
-    let negative = b.compare(CompareOp::Lt, x[0], zero);
-    let line = b.select(negative, zero, x[0]);
-    Ok(b.add(line, log))
-}
-
 fn softplus_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpError> {
     let slope = b.unary(UnaryOp::Sigmoid, x);
     Ok(b.mul(g, slope))
-}
-
-/// Bound of `|x|` beyond which `|x| / (1 + |x|)` and the sigmoid of `|x|` are 1 in every float type.
-const SIGMOID_SATURATION: f64 = 1e30;
-
-pub(super) fn softsign(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    let one = b.constant(b.ty(x[0]), 1.0);
-    let x = clamp_symmetric(b, x[0], SIGMOID_SATURATION);
-    let size = b.unary(UnaryOp::Abs, x);
-    let below = b.add(one, size);
-    Ok(b.div(x, below))
 }
 
 fn softsign_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpError> {
@@ -377,22 +221,6 @@ fn softsign_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, 
     let root = b.div(one, below);
     let slope = b.mul(root, root);
     Ok(b.mul(g, slope))
-}
-
-/// Returns `alpha x + beta`, and `alpha`.
-fn hard_sigmoid_line(b: &mut Builder, x: Reg, attrs: &Attrs) -> Result<(Reg, Reg), OpError> {
-    let (alpha, beta) = (float_attr(attrs, ALPHA, 0.2)?, float_attr(attrs, "beta", 0.5)?);
-    let (alpha, beta) = (b.constant(b.ty(x), alpha), b.constant(b.ty(x), beta));
-    let scaled = b.mul(x, alpha);
-    Ok((b.add(scaled, beta), alpha))
-}
-
-pub(super) fn hard_sigmoid(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
-    let (line, _) = hard_sigmoid_line(b, x[0], attrs)?;
-    let (zero, one) = (b.constant(b.ty(line), 0.0), b.constant(b.ty(line), 1.0));
-    let (below, above) = (b.compare(CompareOp::Lt, line, zero), b.compare(CompareOp::Lt, one, line));
-    let capped = b.select(above, one, line);
-    Ok(b.select(below, zero, capped))
 }
 
 /// Computes `g alpha` where the line is inside (0, 1), and 0 elsewhere, including at both ends.
@@ -476,14 +304,6 @@ fn mish_gradient(b: &mut Builder, x: Reg, g: Reg, _: &Attrs) -> Result<Reg, OpEr
     let bent = b.mul(x, steep);
     let slope = b.add(tanh, bent);
     Ok(b.mul(g, slope))
-}
-
-pub(super) fn thresholded_relu(b: &mut Builder, x: &[Reg], attrs: &Attrs) -> Result<Reg, OpError> {
-    let alpha = float_attr(attrs, ALPHA, 1.0)?;
-    let (alpha, zero) = (b.constant(b.ty(x[0]), alpha), b.constant(b.ty(x[0]), 0.0));
-    // A comparison, so that NaN passes.
-    let below = b.compare(CompareOp::Le, x[0], alpha);
-    Ok(b.select(below, zero, x[0]))
 }
 
 fn thresholded_relu_gradient(b: &mut Builder, x: Reg, g: Reg, attrs: &Attrs) -> Result<Reg, OpError> {

@@ -10,9 +10,9 @@
 use ortrain_expr::{Builder, CompareOp, Reg, UnaryOp};
 use ortrain_graph::Attrs;
 
-use super::activations::log_one_plus;
-use super::elementwise::{Row, TypeConstraint, row, unary};
+use super::row::{Row, TypeConstraint, row, unary};
 use crate::OpError;
+use crate::support::activation_functions::log_one_plus;
 
 /// Bound above which `sqrt(x^2 + 1)` and `sqrt(x^2 - 1)` are `x` in every float type.
 const LARGE_ROOT_ARGUMENT: f64 = 1e9;

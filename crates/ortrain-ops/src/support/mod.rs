@@ -1,0 +1,16 @@
+//! Helpers that several families of operators use.
+
+pub(crate) mod activation_functions;
+pub(crate) mod casts;
+pub(crate) mod convolution;
+pub(crate) mod element_indices;
+pub(crate) mod gemm;
+pub(crate) mod matrix_form;
+pub(crate) mod ml;
+pub(crate) mod norms;
+pub(crate) mod rewritten_on_read;
+pub(crate) mod rows;
+pub(crate) mod size_arithmetic;
+pub(crate) mod sizes;
+pub(crate) mod state_update;
+pub(crate) mod subgraphs;
