@@ -3,7 +3,7 @@
 
 use ortrain_expr::{Access, DType, Inst, Load, Nest, Type};
 
-use crate::gemm::micro::Real;
+use crate::gemm::levels::Real;
 use crate::gemm::pack::transpose;
 use crate::isa::Isa;
 use crate::pool::Pool;

@@ -16,7 +16,8 @@ use std::fmt;
 
 use ortrain_expr::{Access, BinaryOp, DType, Inst, Load, Nest, Reg, Scalar, Type};
 
-use crate::gemm::micro::{Micro, Real};
+use crate::gemm::levels::Real;
+use crate::gemm::micro::Micro;
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::scratch::{RunScalars, Scratch, ScratchParts};

@@ -1,6 +1,7 @@
 //! Products with a packed right factor.
 
-use crate::gemm::micro::{Factor, Micro, Real, Target};
+use crate::gemm::levels::Real;
+use crate::gemm::micro::{Factor, Micro, Target};
 use crate::isa::Isa;
 
 /// Depths of a chunk: a panel of the right factor stays in the first-level cache.

@@ -10,12 +10,14 @@ use ortrain_expr::{ConvPass, ConvShape, DType, OutOfRange, SlidingAxis};
 
 use super::copy::{add_parts, copy_lines};
 use super::depthwise_3x3::Kernels3x3;
-use super::epilogue::{Epilogue, Rect};
+use super::epilogue::Epilogue;
 use super::implicit_gemm::{MAX_TASKS, MIN_TASK_WORK};
 use super::padding_fixup::RunSettings;
 use super::partition::Partition;
-use super::{ConvDesc, Engine};
-use crate::gemm::micro::Real;
+use crate::conv::desc::ConvDesc;
+use crate::conv::engine::Engine;
+use crate::conv::rect::Rect;
+use crate::gemm::levels::Real;
 use crate::gemm::pack::transpose;
 use crate::isa::{Isa, Level, Work};
 use crate::pool::Pool;

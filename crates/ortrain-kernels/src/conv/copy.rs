@@ -5,7 +5,7 @@ use std::any::TypeId;
 use ortrain_expr::DType;
 
 use super::im2col::{Band, Patches, Run, SLACK, Segment};
-use crate::gemm::micro::Real;
+use crate::gemm::levels::Real;
 use crate::isa::{Isa, Level, Work, prefetch};
 use crate::tile::number::{Bf16, F16, Number, Stored};
 

@@ -5,8 +5,9 @@
 
 use std::any::TypeId;
 
-use crate::gemm::micro::Real;
+use crate::gemm::levels::Real;
 use crate::isa::Isa;
+
 #[cfg(target_arch = "x86_64")]
 use crate::isa::Kind;
 
@@ -82,7 +83,7 @@ impl Kernels3x3 {
 mod x86 {
     use std::arch::x86_64::*;
 
-    use super::{LANES, NINE};
+    use crate::conv::depthwise_3x3::{LANES, NINE};
 
     macro_rules! correlate {
         ($name:ident, $rows:ident, $features:literal, $lanes:literal, $v:ty, $zero:ident, $load:ident, $store:ident, $set:ident, $fma:ident) => {

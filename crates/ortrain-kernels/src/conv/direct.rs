@@ -11,13 +11,15 @@ use std::sync::Arc;
 use ortrain_expr::{ConvPass, DType, OutOfRange};
 
 use super::copy::fill_strips;
-use super::epilogue::{Epilogue, Rect};
+use super::epilogue::Epilogue;
 use super::im2col::Patches;
 use super::implicit_gemm::{MAX_STRIP_ELEMENTS, MAX_TASKS};
 use super::padding_fixup::RunSettings;
 use super::partition::{BlockUnit, Blocks, Partition};
 use super::tiles::{ChannelKernels, LATENCY_POSITIONS, MAX_VECTORS, PositionKernels};
-use super::{ConvDesc, Engine};
+use crate::conv::desc::ConvDesc;
+use crate::conv::engine::Engine;
+use crate::conv::rect::Rect;
 use crate::gemm::pack::transpose;
 use crate::isa::{CACHE_LINE_BYTES, Isa};
 use crate::pool::Pool;

@@ -2,10 +2,11 @@
 
 use ortrain_expr::{Access, ConvPass, DType, Inst, Load, OutOfRange, Type};
 
-use super::ConvDesc;
 use super::copy::copy_lines;
 use super::padding_fixup::{PaddingFixup, RunSettings};
-use crate::gemm::micro::Real;
+use crate::conv::desc::ConvDesc;
+use crate::conv::rect::Rect;
+use crate::gemm::levels::Real;
 use crate::isa::{CACHE_LINE_BYTES, prefetch_l2};
 use crate::scratch::ScratchParts;
 use crate::tile::{ALIGN, Compiler, ExecContext, Failure, LoopOrder, LoopPlan, TileProgram};
@@ -36,14 +37,6 @@ pub(super) struct Epilogue {
     store: usize,
     /// Correction of sums that padding may turn into NaN.
     pub(super) padding_fixup: Option<PaddingFixup>,
-}
-
-/// A rectangle of the result: a range of channels of one image, and a range of positions in the plane of each channel.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Rect {
-    pub(super) image: usize,
-    pub(super) channels: (usize, usize),
-    pub(super) positions: (usize, usize),
 }
 
 impl Epilogue {

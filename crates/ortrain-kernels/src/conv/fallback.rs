@@ -5,10 +5,13 @@ use std::sync::Arc;
 
 use ortrain_expr::{ConvPass, ConvShape, DType, OutOfRange};
 
-use super::epilogue::{Epilogue, Rect};
+use super::epilogue::Epilogue;
 use super::padding_fixup::RunSettings;
-use super::{ConvDesc, Engine};
-use crate::gemm::micro::{Factor, Micro, Real, Target};
+use crate::conv::desc::ConvDesc;
+use crate::conv::engine::{Engine, choose_micro_kernel};
+use crate::conv::rect::Rect;
+use crate::gemm::levels::Real;
+use crate::gemm::micro::{Factor, Micro, Target};
 use crate::gemm::tiles::{Session, Side};
 use crate::isa::Isa;
 use crate::pool::Pool;
@@ -41,7 +44,7 @@ impl<T: Real> Fallback<T> {
         let shape = &desc.shape;
         let [a, b] = [desc.a, desc.b];
         let dtypes = if shape.pass == ConvPass::FilterGradient { [a, b] } else { [b, a] };
-        let micro: Micro<T> = super::choose_micro_kernel(desc, isa, dtypes);
+        let micro: Micro<T> = choose_micro_kernel(desc, isa, dtypes);
         let [m, n, k] = shape.product_sides();
         let rows = (ROW_PANELS * micro.mr).min(m.next_multiple_of(micro.mr)).max(micro.mr);
         let cols = BLOCK_COLUMNS.min(n.next_multiple_of(micro.nr)).max(micro.nr);

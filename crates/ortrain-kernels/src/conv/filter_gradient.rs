@@ -10,13 +10,16 @@ use std::sync::Arc;
 use ortrain_expr::{DType, OutOfRange};
 
 use super::copy::{RowCopy, add_parts, copy_lines, copy_rows, fill_strips};
-use super::epilogue::{Epilogue, Rect};
+use super::epilogue::Epilogue;
 use super::im2col::{Patches, SLACK, Segment};
 use super::implicit_gemm::{MAX_STRIP_ELEMENTS, MAX_TASKS, MIN_TASK_WORK, PANEL_DEPTH};
 use super::padding_fixup::RunSettings;
 use super::partition::{BlockUnit, Blocks, Partition};
-use super::{ConvDesc, Engine};
-use crate::gemm::micro::{Factor, Micro, Real, Target};
+use crate::conv::desc::ConvDesc;
+use crate::conv::engine::{Engine, choose_micro_kernel};
+use crate::conv::rect::Rect;
+use crate::gemm::levels::Real;
+use crate::gemm::micro::{Factor, Micro, Target};
 use crate::gemm::pack::{Block, transpose};
 use crate::gemm::tiles::{Session, Side};
 use crate::isa::Isa;
@@ -100,7 +103,7 @@ impl<T: Real> FilterGradient<T> {
     /// Returns `None` if another engine is better.
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<FilterGradient<T>> {
         let shape = &desc.shape;
-        let micro: Micro<T> = super::choose_micro_kernel(desc, isa, [desc.a, desc.b]);
+        let micro: Micro<T> = choose_micro_kernel(desc, isa, [desc.a, desc.b]);
         let Micro { mr, nr, .. } = micro;
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
         let mut patches = Patches::new(shape, desc.b == real)?;
@@ -116,7 +119,7 @@ impl<T: Real> FilterGradient<T> {
         let cost =
             |rows: usize, columns: usize| 10 * rows * columns.div_ceil(narrow) * narrow / nr + 4 * columns;
         let wide = cost(c * alive, m) <= cost(m, c * alive);
-        let micro = if wide { super::choose_micro_kernel(desc, isa, [desc.b, desc.a]) } else { micro };
+        let micro = if wide { choose_micro_kernel(desc, isa, [desc.b, desc.a]) } else { micro };
 
         // Positions that are processed at a time.
         let row = patches.cols.count;

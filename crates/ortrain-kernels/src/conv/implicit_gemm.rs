@@ -14,13 +14,16 @@ use std::sync::Arc;
 use ortrain_expr::{ConvPass, DType, OutOfRange};
 
 use super::copy::{RowCopy, copy_rows, fill_strips};
-use super::epilogue::{Epilogue, Rect};
+use super::epilogue::Epilogue;
 use super::im2col::{Patches, SLACK, Segment};
 use super::interleave::{PhaseInterleaver, PhaseTable};
 use super::padding_fixup::RunSettings;
 use super::partition::{BlockUnit, Blocks, Partition};
-use super::{ConvDesc, Engine};
-use crate::gemm::micro::{Factor, Micro, Real, Target};
+use crate::conv::desc::ConvDesc;
+use crate::conv::engine::{Engine, choose_micro_kernel};
+use crate::conv::rect::Rect;
+use crate::gemm::levels::Real;
+use crate::gemm::micro::{Factor, Micro, Target};
 use crate::gemm::pack::{Block, pack};
 use crate::gemm::tiles::{Session, Side};
 use crate::isa::Isa;
@@ -147,7 +150,7 @@ impl<T: Real> ImplicitGemm<T> {
     /// Returns `None` if another engine is better.
     pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<ImplicitGemm<T>> {
         let shape = &desc.shape;
-        let micro: Micro<T> = super::choose_micro_kernel(desc, isa, [desc.b, desc.a]);
+        let micro: Micro<T> = choose_micro_kernel(desc, isa, [desc.b, desc.a]);
         let Micro { mr, nr, .. } = micro;
         let tiled = micro.tiles.is_some();
         let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };

@@ -1,9 +1,10 @@
 //! Interleaving of the phases of a block into rows of the result.
 
-use super::epilogue::{Epilogue, Rect};
+use super::epilogue::Epilogue;
 use super::im2col::Patches;
 use super::padding_fixup::RunSettings;
-use crate::gemm::micro::Real;
+use crate::conv::rect::Rect;
+use crate::gemm::levels::Real;
 use crate::isa::{Level, Work};
 
 /// The phases that form a row of the result.

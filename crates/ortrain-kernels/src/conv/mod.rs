@@ -8,7 +8,9 @@ mod channel_vectors;
 mod copy;
 mod depthwise;
 mod depthwise_3x3;
+mod desc;
 mod direct;
+mod engine;
 mod epilogue;
 mod fallback;
 mod filter_gradient;
@@ -17,45 +19,32 @@ mod implicit_gemm;
 mod interleave;
 mod padding_fixup;
 mod partition;
+mod rect;
 mod tiles;
 mod winograd;
+
+pub use desc::ConvDesc;
 
 use std::fmt;
 use std::sync::Arc;
 
-use ortrain_expr::{ConvPass, ConvShape, DType, Dims, Nest, OutOfRange, Type};
+use ortrain_expr::{ConvPass, DType, Dims, OutOfRange, Type};
 
-use crate::gemm::Products;
-use crate::gemm::micro::{Micro, Real};
-use crate::isa::Isa;
+use crate::conv::engine::{Engine, choose_micro_kernel};
+use crate::gemm::levels::Real;
 use crate::pool::Pool;
 use crate::scratch::{RunScalars, Scratch};
 use crate::tile::Compiler;
 use channel_vectors::ChannelVectors;
 use depthwise::{Depthwise, DepthwiseFilterGradient};
 use direct::Direct;
-use epilogue::{Epilogue, Rect};
+use epilogue::Epilogue;
 use fallback::Fallback;
 use filter_gradient::FilterGradient;
 use implicit_gemm::ImplicitGemm;
 use padding_fixup::RunSettings;
+use rect::Rect;
 use winograd::Winograd;
-
-/// A convolution, or the gradient of one.
-#[derive(Clone, Debug)]
-pub struct ConvDesc {
-    /// The computed pass, and the sizes.
-    pub shape: ConvShape,
-    /// Element type of operand A ([`ConvShape::operands`]).
-    pub a: DType,
-    /// Element type of operand B.
-    pub b: DType,
-    /// Precision and instructions of the products inside of sums.
-    pub products: Products,
-    /// Computation on the result, over the dimensions of the result. The result is the accumulator of this nest: an
-    /// `F32`, or an `F64` if both operands are `F64`.
-    pub epilogue: Nest,
-}
 
 /// A compiled [`ConvDesc`].
 pub struct ConvKernel {
@@ -70,24 +59,6 @@ impl fmt::Debug for ConvKernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ConvKernel").finish_non_exhaustive()
     }
-}
-
-/// An algorithm for convolutions.
-trait Engine: Send + Sync {
-    /// Returns the name of the algorithm.
-    fn name(&self) -> &'static str;
-    fn epilogue(&self) -> &Epilogue;
-    /// Bytes of scratch memory: shared by all workers, and for each worker.
-    fn scratch(&self) -> (usize, usize);
-    /// # Safety
-    /// The contract of [`ConvKernel::run`].
-    unsafe fn run(
-        &self,
-        bases: &[*mut u8],
-        settings: RunSettings,
-        pool: &Pool,
-        scratch: Scratch,
-    ) -> Result<(), OutOfRange>;
 }
 
 impl ConvKernel {
@@ -209,12 +180,6 @@ impl ConvKernel {
         }
         Ok(())
     }
-}
-
-/// Returns the micro-kernel for the products of a group. `dtypes`: first the operand of the rows, then the other
-/// operand.
-fn choose_micro_kernel<T: Real>(desc: &ConvDesc, isa: Isa, dtypes: [DType; 2]) -> Micro<T> {
-    Micro::select(isa, desc.products, dtypes)
 }
 
 /// Chooses the engine for a shape: the first one that supports the shape and is not slower than the engines after it.

@@ -13,9 +13,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use ortrain_expr::{ConvPass, ConvShape, DType, Dims, Precision, SlidingAxis, Type};
 
-use super::ConvDesc;
-use super::epilogue::Rect;
-use crate::gemm::micro::Real;
+use crate::conv::desc::ConvDesc;
+use crate::conv::rect::Rect;
+use crate::gemm::levels::Real;
 use crate::isa::{Isa, Level, Work};
 use crate::pool::Pool;
 use crate::scratch::{BaseAddresses, RunScalars};

@@ -1,15 +1,13 @@
 //! Micro-kernels: the innermost functions of matrix products.
 
-use ortrain_expr::DType;
-
-use super::Products;
+use super::arithmetic::Arithmetic;
+use super::corner_copy::CornerCopy;
 use super::pack::{Block, Elements, pack};
-use super::run::CornerCopy;
 use super::tiles::{self, Side, Tiles};
+use crate::isa::Isa;
+
 #[cfg(target_arch = "x86_64")]
 pub(super) use crate::isa::prefetch;
-use crate::isa::{Isa, Kind, Level};
-use crate::tile::number::Number;
 
 /// Micro-kernel: multiplies a few rows of A with a few columns of B, with the sums in registers.
 #[derive(Clone, Copy)]
@@ -42,17 +40,7 @@ pub(crate) struct Target<T> {
     pub(crate) row: isize,
 }
 
-impl<T: Real> Micro<T> {
-    /// Selects the micro-kernel for operands of two types.
-    pub(crate) fn select(isa: Isa, products: Products, dtypes: [DType; 2]) -> Micro<T> {
-        match products.bf16_tiles::<T>(dtypes) {
-            Some(tiles) => {
-                Micro { mr: tiles::SIDE, nr: tiles::SIDE, run: &[], half_width: None, tiles: Some(tiles) }
-            }
-            None => T::micro(isa),
-        }
-    }
-
+impl<T: Arithmetic> Micro<T> {
     /// Returns the unit of rows of a block, and the unit of the depth of a chunk.
     pub(crate) fn block_units(&self) -> (usize, usize) {
         if self.tiles.is_some() { (tiles::LINES, tiles::DEPTHS) } else { (1, 8) }
@@ -438,87 +426,3 @@ macro_rules! dots {
 
 #[cfg(target_arch = "x86_64")]
 pub(super) use {dots, dots_kernel, micro_kernel, rows};
-
-/// Compute type of products.
-pub(crate) trait Real: Number {
-    const BYTES: usize = size_of::<Self>();
-    fn micro(isa: Isa) -> Micro<Self>;
-    /// Returns the dot products, for lines of both operands that are adjacent along k.
-    fn dots(isa: Isa) -> Option<DotKernels<Self>>;
-    /// Computes `a * b + c`, as the level does.
-    fn mul_add_at<L: Level>(a: Self, b: Self, c: Self) -> Self;
-    /// Returns true for NaN.
-    fn is_nan_value(self) -> bool;
-    /// Returns the nearest value to `number`.
-    fn round_from_f64(value: f64) -> Self;
-}
-
-impl Real for f32 {
-    fn micro(isa: Isa) -> Micro<f32> {
-        match isa.kind() {
-            Kind::Portable => super::portable::F32,
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => super::avx2::F32,
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => super::avx512::F32,
-        }
-    }
-
-    fn dots(isa: Isa) -> Option<DotKernels<f32>> {
-        match isa.kind() {
-            Kind::Portable => None,
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => Some(super::avx2::F32_DOTS),
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => Some(super::avx512::F32_DOTS),
-        }
-    }
-
-    #[inline(always)]
-    fn mul_add_at<L: Level>(a: f32, b: f32, c: f32) -> f32 {
-        L::mul_add(a, b, c)
-    }
-
-    fn is_nan_value(self) -> bool {
-        self.is_nan()
-    }
-
-    fn round_from_f64(value: f64) -> f32 {
-        value as f32
-    }
-}
-
-impl Real for f64 {
-    fn micro(isa: Isa) -> Micro<f64> {
-        match isa.kind() {
-            Kind::Portable => super::portable::F64,
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => super::avx2::F64,
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => super::avx512::F64,
-        }
-    }
-
-    fn dots(isa: Isa) -> Option<DotKernels<f64>> {
-        match isa.kind() {
-            Kind::Portable => None,
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx2 => Some(super::avx2::F64_DOTS),
-            #[cfg(target_arch = "x86_64")]
-            Kind::Avx512 => Some(super::avx512::F64_DOTS),
-        }
-    }
-
-    #[inline(always)]
-    fn mul_add_at<L: Level>(a: f64, b: f64, c: f64) -> f64 {
-        L::mul_add64(a, b, c)
-    }
-
-    fn is_nan_value(self) -> bool {
-        self.is_nan()
-    }
-
-    fn round_from_f64(value: f64) -> f64 {
-        value
-    }
-}

@@ -8,10 +8,14 @@
 //! read in place, or packed, by only one task, and finished blocks are transposed. A micro-kernel (one file per level)
 //! multiplies panel by panel (`run`). The epilogue processes a finished block while it is in cache.
 
+mod arithmetic;
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod corner_copy;
+mod desc;
+pub(crate) mod levels;
 pub(crate) mod micro;
 pub(crate) mod pack;
 mod plan;
@@ -22,64 +26,13 @@ pub(crate) mod tiles;
 
 use std::fmt;
 
-use ortrain_expr::{Access, DType, Nest, OutOfRange, Precision, Type, UnaryOp};
+use ortrain_expr::{DType, OutOfRange, Type, UnaryOp};
 
-use crate::isa::Bf16Unit;
 use crate::pool::Pool;
-use crate::scratch::{RunScalars, Scratch, ScratchParts};
+use crate::scratch::{RunScalars, Scratch};
 use crate::tile::Compiler;
-use micro::Real;
-use plan::ProductPlan;
-use run::Product;
-use tiles::Tiles;
-
-/// Precision and unit of the products inside of sums, for operands in f32 or narrower. Sums are always in f32.
-///
-/// With [`Precision::F32`] operands are multiplied as they are, without a unit. Otherwise each operand is represented
-/// as a sum of one, two or three bfloat16 numbers, which a [`Bf16Unit`] multiplies. The error of a product, relative to
-/// the magnitudes of the operands, is at most about 2⁻⁷, 2⁻¹⁵ or 2⁻²⁴. Numbers below the normal range may count as
-/// zero. Infinities and NaN give the product of the operands rounded to bfloat16.
-///
-/// Each element of an operand is rounded once per block of the result, so bfloat16 pays only if elements are used
-/// often; see [`Precision::of_product`]. Operands in f64 are always multiplied in f64.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Products {
-    /// Precision of the factors.
-    pub precision: Precision,
-    /// Unit that multiplies, unless the precision is [`Precision::F32`].
-    pub unit: Bf16Unit,
-}
-
-impl Products {
-    /// Operands are multiplied as they are.
-    pub const F32: Products = Products { precision: Precision::F32, unit: Bf16Unit::EMULATED };
-
-    /// Returns the bfloat16 tiles for products of operands of these types, if the precision needs them.
-    fn bf16_tiles<T: Real>(self, dtypes: [DType; 2]) -> Option<Tiles> {
-        let rounded = self.precision != Precision::F32 && T::BYTES == 4;
-        rounded.then(|| Tiles::new(self.precision, self.unit, dtypes))
-    }
-}
-
-/// Matrix product, or a batch of matrix products.
-///
-/// The space is the space of the epilogue: batch axes, then m, then n. Transposed operands are expressed by strides.
-#[derive(Clone, Debug)]
-pub struct GemmDesc {
-    /// Length of the sums.
-    pub k: usize,
-    /// A, over the batch axes, m and k.
-    pub a: Access,
-    /// B, over the batch axes, k and n.
-    pub b: Access,
-    /// 16-bit float to which the elements of each operand (then `F32`) are rounded before the multiplication. The
-    /// results equal the results for an operand stored in that type.
-    pub rounded_to: [Option<DType>; 2],
-    /// Precision and unit of the products inside of the sums.
-    pub products: Products,
-    /// Epilogue. Its accumulator is the product: an `F32`, or an `F64` if both operands are.
-    pub epilogue: Nest,
-}
+pub use desc::{GemmDesc, Products};
+use run::{Engine, Product};
 
 /// Compiled [`GemmDesc`].
 pub struct GemmKernel {
@@ -90,21 +43,6 @@ impl fmt::Debug for GemmKernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("GemmKernel").finish_non_exhaustive()
     }
-}
-
-trait Engine: Send + Sync {
-    fn shape(&self) -> &ProductPlan;
-    /// Describes the algorithm.
-    fn describe(&self) -> String;
-    /// # Safety
-    /// The contract of [`GemmKernel::run`].
-    unsafe fn run(
-        &self,
-        bases: &[*mut u8],
-        scalars: RunScalars,
-        pool: &Pool,
-        parts: ScratchParts,
-    ) -> Result<(), OutOfRange>;
 }
 
 impl GemmKernel {

@@ -4,7 +4,7 @@ use std::any::TypeId;
 
 use ortrain_expr::DType;
 
-use super::micro::Real;
+use super::arithmetic::Arithmetic;
 use crate::isa::{CACHE_LINE_BYTES, Isa, Level, Work, prefetch};
 use crate::tile::number::{Bf16, F16, RoundedF32, Stored};
 
@@ -280,7 +280,7 @@ impl<S: Stored> Work for PackPanels<S> {
 /// # Safety
 /// `at` and the steps address elements that are valid for reads. `to` is valid for writes of `lines`, rounded up to
 /// whole panels, times `depth` elements. The compute type of the elements is `T`.
-pub(crate) unsafe fn pack<T: Real>(
+pub(crate) unsafe fn pack<T: Arithmetic>(
     isa: Isa,
     elements: impl Into<Elements>,
     block: Block,
@@ -313,7 +313,7 @@ struct TransposeTask<T> {
     to_step: usize,
 }
 
-impl<T: Real> Work for TransposeTask<T> {
+impl<T: Arithmetic> Work for TransposeTask<T> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
@@ -352,7 +352,7 @@ impl<T: Real> Work for TransposeTask<T> {
 ///
 /// # Safety
 /// The elements of `from` are valid for reads, and the elements of `to` for writes.
-pub(crate) unsafe fn transpose<T: Real>(
+pub(crate) unsafe fn transpose<T: Arithmetic>(
     isa: Isa,
     from: *const T,
     from_step: usize,

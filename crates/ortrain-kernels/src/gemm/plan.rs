@@ -2,8 +2,9 @@
 
 use ortrain_expr::{Access, DType, Inst, Load, Nest, Type};
 
-use super::GemmDesc;
-use super::micro::{Micro, Real};
+use super::desc::GemmDesc;
+use super::levels::Real;
+use super::micro::Micro;
 use super::pack::Elements;
 use super::small_m;
 use super::tiles::Side;

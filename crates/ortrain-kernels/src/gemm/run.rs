@@ -2,12 +2,13 @@
 
 use ortrain_expr::OutOfRange;
 
-use super::micro::{DotKernels, Factor, Micro, Real, Target};
+use super::desc::GemmDesc;
+use super::levels::Real;
+use super::micro::{DotKernels, Factor, Micro, Target};
 use super::pack::{Block, pack, transpose};
 use super::plan::{BlockKey, Operand, PackedBlocks, Packing, ProductPlan, SkinnyOperand};
 use super::small_m::{self, SmallMBlock};
 use super::tiles::{Session, Side};
-use super::{Engine, GemmDesc};
 use crate::isa::{Level, Work};
 use crate::pool::{Pool, pause};
 use crate::scratch::{BaseAddresses, RunScalars, ScratchParts};
@@ -606,33 +607,6 @@ struct OperandPanels<T> {
     last: *const T,
 }
 
-/// Copies the valid part of a narrow block to its destination.
-pub(crate) struct CornerCopy<T> {
-    pub(crate) from: *const T,
-    pub(crate) from_row: usize,
-    pub(crate) to: *mut T,
-    pub(crate) to_row: isize,
-    pub(crate) size: (usize, usize),
-    pub(crate) add: bool,
-}
-
-impl<T: Real> Work for CornerCopy<T> {
-    type Out = ();
-    #[inline(always)]
-    fn work<L: Level>(self) {
-        for i in 0..self.size.0 {
-            for j in 0..self.size.1 {
-                // SAFETY: both blocks have these elements.
-                unsafe {
-                    let value = self.from.add(i * self.from_row + j).read();
-                    let to = self.to.wrapping_offset(i as isize * self.to_row).add(j);
-                    to.write_unaligned(if self.add { to.read_unaligned().add(value) } else { value });
-                }
-            }
-        }
-    }
-}
-
 /// Adds partial results: `count` of them, with a distance of `step` elements.
 struct PartialSum<T> {
     from: *const T,
@@ -659,4 +633,19 @@ impl<T: Real> Work for PartialSum<T> {
             }
         }
     }
+}
+
+pub(super) trait Engine: Send + Sync {
+    fn shape(&self) -> &ProductPlan;
+    /// Describes the algorithm.
+    fn describe(&self) -> String;
+    /// # Safety
+    /// The contract of [`GemmKernel::run`].
+    unsafe fn run(
+        &self,
+        bases: &[*mut u8],
+        scalars: RunScalars,
+        pool: &Pool,
+        parts: ScratchParts,
+    ) -> Result<(), OutOfRange>;
 }

@@ -2,7 +2,7 @@
 
 use ortrain_expr::DType;
 
-use super::micro::Real;
+use super::arithmetic::Arithmetic;
 use super::pack::Elements;
 use crate::isa::{Isa, Level, Work};
 use crate::tile::number::{Bf16, F16, Number, RoundedF32, Stored};
@@ -33,7 +33,7 @@ const GROUP_SIZE: usize = 4;
 
 struct MultiplySmallM<S: Stored>(SmallMBlock<S::Computed>);
 
-impl<S: Stored<Computed: Real>> MultiplySmallM<S> {
+impl<S: Stored<Computed: Arithmetic>> MultiplySmallM<S> {
     /// Computes `M` rows from row `i` on, if elements of B are adjacent along k: sums in [`LANES`] chains, joined as a
     /// tree.
     #[inline(always)]
@@ -51,7 +51,7 @@ impl<S: Stored<Computed: Real>> MultiplySmallM<S> {
                     for (m, sums) in sums.iter_mut().enumerate() {
                         let x = a.add((i + m) * k + p).cast::<[S::Computed; LANES]>().read_unaligned();
                         for l in 0..LANES {
-                            sums[l] = Real::mul_add_at::<L>(x[l], y[l].decode(), sums[l]);
+                            sums[l] = Arithmetic::mul_add_at::<L>(x[l], y[l].decode(), sums[l]);
                         }
                     }
                 }
@@ -59,7 +59,7 @@ impl<S: Stored<Computed: Real>> MultiplySmallM<S> {
                     let y = b.add(p).read_unaligned().decode();
                     for (m, sums) in sums.iter_mut().enumerate() {
                         let x = a.add((i + m) * k + p).read_unaligned();
-                        sums[p - vector_len] = Real::mul_add_at::<L>(x, y, sums[p - vector_len]);
+                        sums[p - vector_len] = Arithmetic::mul_add_at::<L>(x, y, sums[p - vector_len]);
                     }
                 }
                 for (m, sums) in sums.iter_mut().enumerate() {
@@ -96,7 +96,8 @@ impl<S: Stored<Computed: Real>> MultiplySmallM<S> {
                     for (j, c) in c.iter_mut().enumerate() {
                         let mut sum = *c;
                         for g in 0..GROUP_SIZE {
-                            sum = Real::mul_add_at::<L>(x[g], b[g].add(j).read_unaligned().decode(), sum);
+                            sum =
+                                Arithmetic::mul_add_at::<L>(x[g], b[g].add(j).read_unaligned().decode(), sum);
                         }
                         *c = sum;
                     }
@@ -109,7 +110,7 @@ impl<S: Stored<Computed: Real>> MultiplySmallM<S> {
                 unsafe {
                     let x = a.add(i * k + p).read_unaligned();
                     for (j, c) in c.iter_mut().enumerate() {
-                        *c = Real::mul_add_at::<L>(x, row(p).add(j).read_unaligned().decode(), *c);
+                        *c = Arithmetic::mul_add_at::<L>(x, row(p).add(j).read_unaligned().decode(), *c);
                     }
                 }
             }
@@ -117,7 +118,7 @@ impl<S: Stored<Computed: Real>> MultiplySmallM<S> {
     }
 }
 
-impl<S: Stored<Computed: Real>> Work for MultiplySmallM<S> {
+impl<S: Stored<Computed: Arithmetic>> Work for MultiplySmallM<S> {
     type Out = ();
     #[inline(always)]
     fn work<L: Level>(self) {
@@ -140,7 +141,7 @@ impl<S: Stored<Computed: Real>> Work for MultiplySmallM<S> {
 /// # Safety
 /// A and B are valid for reads, and C for writes, of the elements that sizes and steps address. No other thread
 /// accesses C. `elements` describes B, and its compute type is `T`.
-pub(super) unsafe fn multiply<T: Real>(isa: Isa, elements: Elements, small_block: SmallMBlock<T>) {
+pub(super) unsafe fn multiply<T: Arithmetic>(isa: Isa, elements: Elements, small_block: SmallMBlock<T>) {
     macro_rules! go {
         ($s:ty, $t:ty) => {{
             let SmallMBlock { a, b, line, depth, rows, cols, k, c } = small_block;

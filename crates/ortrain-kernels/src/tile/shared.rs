@@ -9,7 +9,8 @@ use ortrain_expr::{Access, Nest};
 use rustc_hash::FxHashMap;
 
 use super::jit::CodeMemory;
-use super::{Code, FirstStageOutputs, LoopOrder, LoopPlan};
+use super::loop_plan::{FirstStageOutputs, LoopOrder, LoopPlan};
+use super::program::Code;
 use crate::isa::Isa;
 
 /// Everything that code depends on.
@@ -183,7 +184,7 @@ mod tests {
             Ok::<_, String>(program)
         });
         let is_native = |tape: &TileProgram| {
-            tape.stages[0].body.iter().any(|op| matches!(op.kind, crate::tile::Kind::Native(_)))
+            tape.stages[0].body.iter().any(|op| matches!(op.kind, crate::tile::op::Kind::Native(_)))
         };
         assert!(!is_native(&result.expect("valid nest")));
         assert!(tapes.borrow().iter().all(|tape| is_native(tape) || isa == Isa::PORTABLE));

@@ -4,9 +4,11 @@ use std::marker::PhantomData;
 
 use ortrain_expr::{DType, WindowShape};
 
-use super::{Buffers, Element, MAX_AXES, MIN_TASK_WORK, MIN_UNDIVIDED_PLANES, Part, Plan, Positions, Tasks};
 use crate::isa::{Level, Work};
 use crate::tile::number::{Number, Stored};
+use crate::window::plan::{
+    Buffers, Element, MAX_AXES, MIN_TASK_WORK, MIN_UNDIVIDED_PLANES, Part, Plan, Positions, Tasks,
+};
 
 /// Plan of the gradient of max pooling.
 #[derive(Clone, Debug)]

@@ -10,12 +10,12 @@ use std::marker::PhantomData;
 use ortrain_expr::{DType, SlidingAxis, WindowPass};
 
 use super::max_backward::{self, MaxBackward};
-use super::{
+use crate::isa::{Isa, Level, Work, portable};
+use crate::tile::number::Number;
+use crate::window::plan::{
     Buffers, Element, MIN_TASK_WORK, MIN_UNDIVIDED_PLANES, Part, Plan, Positions, Rows, Tasks,
     computed_bytes, windows_over,
 };
-use crate::isa::{Isa, Level, Work, portable};
-use crate::tile::number::Number;
 
 /// Number of elements that are computed at once.
 const LANES: usize = 16;

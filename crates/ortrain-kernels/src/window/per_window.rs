@@ -4,9 +4,9 @@ use std::marker::PhantomData;
 
 use ortrain_expr::DType;
 
-use super::{Buffers, Element, Part, Plan, Rows, sources};
 use crate::isa::{Level, Work};
 use crate::tile::number::Number;
+use crate::window::plan::{Buffers, Element, Part, Plan, Rows, sources};
 
 /// A part of a maximum (`MAX`), a sum or the gradient of a sum.
 pub(super) struct Run<'a, S, const MAX: bool> {

@@ -12,9 +12,11 @@ use ortrain_expr::{DType, SlidingAxis, WindowPass};
 use smallvec::SmallVec;
 
 use super::per_window::{LANES, combine, split_pairs};
-use super::{Buffers, Element, MAX_AXES, Part, Plan, Positions, computed_bytes, steps_to_cover};
 use crate::isa::{Level, Work};
 use crate::tile::number::Number;
+use crate::window::plan::{
+    Buffers, Element, MAX_AXES, Part, Plan, Positions, computed_bytes, steps_to_cover,
+};
 
 /// Maximum number of elements of the blocks. Also limits the entries of the line.
 const MAX_ELEMENTS: usize = 32 * 1024;

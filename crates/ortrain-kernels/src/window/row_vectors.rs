@@ -10,9 +10,11 @@ use std::marker::PhantomData;
 use ortrain_expr::{DType, SlidingAxis, WindowPass};
 
 use super::per_window::{LANES, combine, split_pairs};
-use super::{Buffers, Element, Part, Plan, Positions, Rows, computed_bytes, max_sources, steps_to_cover};
 use crate::isa::{Level, Work};
 use crate::tile::number::Number;
+use crate::window::plan::{
+    Buffers, Element, Part, Plan, Positions, Rows, computed_bytes, max_sources, steps_to_cover,
+};
 
 /// Maximum number of rows that a window covers.
 const MAX_ROWS: usize = 32;

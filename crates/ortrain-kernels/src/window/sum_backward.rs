@@ -10,9 +10,10 @@ use std::marker::PhantomData;
 
 use ortrain_expr::{DType, SlidingAxis};
 
-use super::{Buffers, Element, Part, Plan, computed_bytes, max_sources};
 use crate::isa::{Isa, Level, Work};
 use crate::tile::number::Number;
+use crate::window::plan;
+use crate::window::plan::{Buffers, Element, Part, Plan, computed_bytes, max_sources};
 
 /// Number of elements that are computed at once.
 const LANES: usize = 16;
@@ -102,7 +103,7 @@ impl SumBackward {
         let (mut covering, mut starts, mut span) = (Vec::new(), vec![0], 0);
         for row in 0..rows {
             let first = covering.len();
-            covering.extend(super::Rows::new(axes, true, row).map(|start| (start / output) as u32));
+            covering.extend(plan::Rows::new(axes, true, row).map(|start| (start / output) as u32));
             starts.push(covering.len() as u32);
             if let (Some(low), Some(high)) = (covering[first..].first(), covering.last()) {
                 span = span.max((high - low + 1) as usize);

@@ -14,30 +14,23 @@
 
 mod filter;
 mod result;
+mod shared;
 mod transform;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ortrain_expr::{DType, OutOfRange, SlidingAxis};
+use ortrain_expr::OutOfRange;
 
 use super::epilogue::Epilogue;
 use super::padding_fixup::{MagnitudeScan, RunSettings, SCAN_PIECE};
-use super::{ConvDesc, Engine};
+use crate::conv::desc::ConvDesc;
+use crate::conv::engine::Engine;
 use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::scratch::{BaseAddresses, Scratch};
 use filter::FilterGradient;
 use result::Results;
-
-/// Number of values of a tile, and of a filter's plane.
-const POINTS: usize = 16;
-/// Number of taps of a window.
-const TAPS: usize = 9;
-/// Number of tiles, or of rows of a panel of weights, that are transformed at once.
-const LANES: usize = 8;
-/// Maximum number of columns of tiles. With more, blocks of whole rows would be too large.
-const MAX_TILE_COLUMNS: usize = 256;
 
 /// Smallest magnitude that is huge: below it no transformed product overflows.
 const HUGE_MAGNITUDE: f32 = (1u64 << 48) as f32;
@@ -96,43 +89,4 @@ impl Winograd {
         // SAFETY: the caller's contract.
         unsafe { self.engine.run(bases, settings, pool, scratch) }
     }
-}
-
-/// Costs of the transforms, relative to a multiplication of all [`POINTS`] values: for a tile and a channel of the
-/// tensor with tiles, for a tile and a channel of the other tensor, and for a filter's plane. They were measured with
-/// multiplications of [`LANES`] values at once. Wider vectors speed up transforms less than multiplications.
-struct Costs([usize; 3]);
-
-impl Costs {
-    /// Returns true if tiles are less work than sums. `channels`: channels of the tensor with tiles; `others`: channels
-    /// of the other tensor. Panels of products have `columns` columns. Returns `None` if the costs overflow.
-    fn favour_tiles(
-        &self,
-        tiles: usize,
-        positions: usize,
-        [channels, others]: [usize; 2],
-        columns: usize,
-    ) -> Option<bool> {
-        let wider = columns.div_ceil(2 * LANES);
-        let [of_channel, of_other, of_filter] = self.0.map(|cost| cost * wider);
-        let planes = channels.checked_mul(others)?;
-        let multiplied = tiles.checked_mul(planes + of_channel * channels + of_other * others)?;
-        let spent = multiplied.checked_add(of_filter * planes)?;
-        let plain = (positions.checked_mul(TAPS)? / POINTS).checked_mul(planes)?;
-        Some(planes * positions > 0 && spent <= plain)
-    }
-}
-
-/// Returns the step from row to row for rows of at least `elements` elements. An odd number of cache lines avoids cache
-/// conflicts between rows.
-fn row_pitch(elements: usize) -> usize {
-    elements.div_ceil(16) / 2 * 2 * 16 + 16
-}
-
-/// Returns the two axes, if Winograd's algorithm supports the windows and images are not too wide.
-fn supported_axes(desc: &ConvDesc) -> Option<[SlidingAxis; 2]> {
-    let &[rows, cols] = desc.shape.axes.as_slice() else { return None };
-    let plain = [rows, cols].iter().all(|axis| (axis.kernel, axis.stride, axis.dilation) == (3, 1, 1));
-    let single = desc.a == DType::F32 && desc.b == DType::F32 && desc.shape.groups == 1;
-    (plain && single && cols.input.max(cols.output) <= 2 * MAX_TILE_COLUMNS).then_some([rows, cols])
 }

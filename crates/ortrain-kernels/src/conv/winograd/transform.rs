@@ -1,7 +1,7 @@
 //! Transforms of Winograd's F(2×2, 3×3): sums, differences and halves, several lanes at a time. The lanes of a value
 //! are contiguous in memory. They are tiles of a row, rows of a panel of weights, or channels.
 
-use super::{LANES, TAPS};
+use crate::conv::winograd::shared::{LANES, TAPS};
 use crate::isa::{Level, Work};
 
 type Lanes = [f32; LANES];

@@ -4,7 +4,7 @@
 
 use std::arch::asm;
 
-use super::{Job, LINE, LINES};
+use crate::gemm::tiles::job::{Job, LINE, LINES};
 
 /// Operand of `ldtilecfg`.
 #[repr(C, align(64))]

@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Job, LINE, LINES};
+use crate::gemm::tiles::job::{Job, LINE, LINES};
 
 /// Number of rows of sums in registers.
 const ROWS: usize = 8;

@@ -1,6 +1,6 @@
 //! bfloat16 products by f32 multiply-adds.
 
-use super::{Job, LINE, LINES};
+use crate::gemm::tiles::job::{Job, LINE, LINES};
 use crate::isa::{Level, Work};
 
 /// Number of rows of sums in registers.

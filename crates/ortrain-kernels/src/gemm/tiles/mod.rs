@@ -17,26 +17,21 @@ pub(crate) mod amx;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod emulated;
+mod job;
 mod split;
 
 use std::mem::MaybeUninit;
 
 use ortrain_expr::{DType, Precision};
 
-use super::run::CornerCopy;
+use super::corner_copy::CornerCopy;
 use crate::isa::bf16::{Bf16Unit, Unit};
 use crate::isa::{Isa, Level, Work};
+pub(crate) use job::{DEPTHS, LINES, SIDE};
+use job::{Job, TILE};
 
 pub(crate) use split::{Side, pack, pack_panel};
 
-/// Lines of a tile, and its depths.
-pub(crate) const LINES: usize = 16;
-pub(crate) const DEPTHS: usize = 32;
-/// Bytes of a tile, and of each of its lines.
-const TILE: usize = 1024;
-const LINE: usize = 64;
-/// Lines of both operands that are multiplied at a time: two tiles by two.
-pub(crate) const SIDE: usize = 2 * LINES;
 /// Maximum number of products of terms.
 const MAX_PRODUCTS: usize = 6;
 
@@ -146,26 +141,6 @@ impl Tiles {
 #[repr(align(64))]
 struct TileBlock([MaybeUninit<f32>; SIDE * SIDE]);
 
-/// Sums of some products of terms over all depths of two panels by two, or fewer.
-#[derive(Clone, Copy)]
-struct Job<'a> {
-    /// Number of tiles along the depth.
-    chunks: usize,
-    a: *const u8,
-    b: *const u8,
-    /// Bytes from panel to panel of A and of B, and from chunk to chunk.
-    panels: [usize; 2],
-    steps: [usize; 2],
-    /// Numbers of existing rows and columns.
-    rows: usize,
-    cols: usize,
-    /// Offsets of the multiplied terms (A, B) in a chunk, in bytes.
-    products: &'a [[usize; 2]],
-    /// Destination. All existing rows are written, whole tiles wide; further rows, up to a whole tile, may be written.
-    to: *mut f32,
-    to_row: isize,
-}
-
 impl Job<'_> {
     /// # Safety
     /// The panels are valid for reads, the sums for writes, the machine has the unit, and a [`Session`] of it is open.
@@ -180,11 +155,6 @@ impl Job<'_> {
                 Unit::Amx => amx::sums(self),
             }
         }
-    }
-
-    /// Returns the number of tiles along the rows and along the columns.
-    fn num_tiles(&self) -> (usize, usize) {
-        (self.rows.div_ceil(LINES), self.cols.div_ceil(LINES))
     }
 }
 

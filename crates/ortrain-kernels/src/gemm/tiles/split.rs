@@ -1,7 +1,7 @@
 //! Conversion of f32 panels to tiles of bfloat16 terms.
 
-use super::{DEPTHS, LINE, LINES, TILE};
 use crate::gemm::pack::{self, Block, Elements};
+use crate::gemm::tiles::job::{DEPTHS, LINE, LINES, TILE};
 use crate::isa::{Isa, Level, Work};
 
 /// Operand of a panel.

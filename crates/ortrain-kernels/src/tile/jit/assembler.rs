@@ -3,7 +3,7 @@
 //! Vector instructions are encoded as VEX at AVX2 and as EVEX at AVX-512; both use the same opcodes. Encodings follow
 //! Intel's manual (Software Developer's Manual, volume 2). Memory operands have 32-bit displacements.
 
-use crate::tile::Slot;
+use crate::tile::op::Slot;
 
 /// Index of a general register.
 pub(super) type Gpr = u8;

@@ -23,7 +23,8 @@ use super::assembler::{
 };
 use super::ir::{Effect, Fold, Logic, SumSet, Value, VectorBinaryOp, VectorInst, VectorProgram};
 use crate::isa::CACHE_LINE_BYTES;
-use crate::tile::{ALIGN, Slot};
+use crate::scratch::ALIGN;
+use crate::tile::op::Slot;
 
 /// Number of indices of a round.
 pub(super) const ROUND: usize = 16;

@@ -9,12 +9,14 @@ use ortrain_expr::{BinaryOp, DType, ReduceOp, Type, UnaryOp};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::Context;
 use super::assembler::Assembled;
 use super::codegen::{MAX_POINTERS, ROUND, emit};
 use super::ir::{Effect, Value, VectorInst, VectorProgram};
+use super::{Context, Site};
 use crate::isa::{CACHE_LINE_BYTES, Isa, Kind as Level};
-use crate::tile::{DIRECT_BIT, DIRECT_PRODUCT, ExecContext, Kind, Op, PairwiseSum, RegisterKind, Slot, ops};
+use crate::tile::op::{DIRECT_BIT, DIRECT_PRODUCT, Kind, Op, RegisterKind, Slot};
+use crate::tile::ops;
+use crate::tile::pairwise_sum::PairwiseSum;
 
 /// Data at a pointer of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -376,17 +378,9 @@ impl Functions {
     /// If the code memory is not finished.
     ///
     /// # Safety
-    /// The contract of [`ExecContext::run`].
+    /// The contract of `ExecContext::run`.
     #[inline]
-    pub(in crate::tile) unsafe fn run(
-        &self,
-        k: u16,
-        site: &ExecContext<'_>,
-        outside: usize,
-        start: usize,
-        n: usize,
-    ) {
-        let tape = site.program;
+    pub(in crate::tile) unsafe fn run(&self, k: u16, site: Site<'_>, outside: usize, start: usize, n: usize) {
         let Function { start: begin, pointers, folds } = &self.list[usize::from(k)];
         let code = self.memory.executable.get().expect("kernels run when their code is finished");
         let code = code[*begin..].as_ptr();
@@ -396,11 +390,11 @@ impl Functions {
                 Pointer::Product => site.product,
                 Pointer::Load(slot) => {
                     let slot = usize::from(slot);
-                    tape.loads[slot].address(site.bases[slot], outside, start)
+                    site.loads[slot].address(site.bases[slot], outside, start)
                 }
                 Pointer::Store(slot) => {
                     let slot = usize::from(slot);
-                    tape.stores[slot].address(site.bases[tape.loads.len() + slot], outside, start)
+                    site.stores[slot].address(site.bases[site.loads.len() + slot], outside, start)
                 }
             });
         }
@@ -413,9 +407,13 @@ impl Functions {
             let function: EntryPoint = std::mem::transmute(code);
             function(site.frame, table.as_ptr().cast(), n, words);
             for &FoldResult { op, lanes, chain } in folds {
-                let lanes = site.register_ptr::<[f32; ROUND]>(lanes).read_unaligned();
+                let lanes = site.frame.add(lanes as usize).cast::<[f32; ROUND]>().read_unaligned();
                 let partial = ops::join_lanes(op, lanes);
-                (*site.register_ptr::<PairwiseSum>(chain)).push(op, Type::F32, u64::from(partial.to_bits()));
+                (*site.frame.add(chain as usize).cast::<PairwiseSum>()).push(
+                    op,
+                    Type::F32,
+                    u64::from(partial.to_bits()),
+                );
             }
         }
     }

@@ -8,7 +8,7 @@ use std::hash::{Hash, Hasher};
 use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, UnaryOp};
 use rustc_hash::FxHashMap;
 
-use crate::tile::Slot;
+use crate::tile::op::Slot;
 
 /// Index of a value. A value has 32 bits or a truth value in each lane.
 pub(crate) type Value = u16;

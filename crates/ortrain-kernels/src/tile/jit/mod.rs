@@ -25,7 +25,7 @@ mod unsupported;
 use rustc_hash::FxHashMap;
 
 use super::memory::StridedView;
-use super::{RegisterKind, Slot};
+use super::op::{RegisterKind, Slot};
 use crate::isa::Isa;
 #[cfg(target_arch = "x86_64")]
 pub(super) use function::{CodeMemory, Functions, Group, takes};
@@ -49,4 +49,17 @@ pub(super) struct Context<'a> {
     pub(super) piece: usize,
     /// Maximum number of indices of a tile.
     pub(super) tile: usize,
+}
+
+/// Memory that a function accesses.
+#[derive(Clone, Copy)]
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "there are no functions that access it"))]
+pub(super) struct Site<'a> {
+    pub(super) loads: &'a [StridedView],
+    pub(super) stores: &'a [StridedView],
+    /// Base pointers of the loads, then of the stores.
+    pub(super) bases: &'a [*mut u8],
+    pub(super) frame: *mut u8,
+    /// First value of the completed block of a matrix product.
+    pub(super) product: *const u8,
 }

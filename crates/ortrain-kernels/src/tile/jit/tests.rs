@@ -13,7 +13,8 @@ use super::codegen::{ValueOrder, emit_interleaved};
 use super::function::{MAX_CACHED_FUNCTIONS, get_or_assemble};
 use super::ir::{Effect, VectorInst, VectorProgram};
 use crate::isa::Isa;
-use crate::tile::{Compiler, ExecContext, Failure, Kind, LoopOrder, LoopPlan, PairwiseSum, TileProgram};
+use crate::tile::op::Kind;
+use crate::tile::{Compiler, ExecContext, Failure, LoopOrder, LoopPlan, PairwiseSum, TileProgram};
 use crate::{NestKernel, Pool, RunScalars, Scratch};
 
 /// Lengths around the sizes of a vector, a round and two rounds, and one length of several tiles. A single element
@@ -44,8 +45,9 @@ fn levels() -> Vec<Isa> {
 
 /// Returns true if all tile operations of a program are machine code.
 fn is_all_machine_code(tape: &TileProgram) -> bool {
-    let natives =
-        |list: &[crate::tile::Op]| list.iter().all(|op| op.is_uniform || matches!(op.kind, Kind::Native(_)));
+    let natives = |list: &[crate::tile::op::Op]| {
+        list.iter().all(|op| op.is_uniform || matches!(op.kind, Kind::Native(_)))
+    };
     tape.stages.iter().all(|stage| natives(&stage.body))
 }
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::Context;
-use crate::tile::{ExecContext, Op, Slot};
+use super::{Context, Site};
+use crate::tile::op::{Op, Slot};
 
 pub(in crate::tile) fn takes(_: &Op, _: &Context<'_>) -> bool {
     false
@@ -43,7 +43,7 @@ impl Functions {
         Functions
     }
 
-    pub(in crate::tile) unsafe fn run(&self, _: u16, _: &ExecContext<'_>, _: usize, _: usize, _: usize) {
+    pub(in crate::tile) unsafe fn run(&self, _: u16, _: Site<'_>, _: usize, _: usize, _: usize) {
         unreachable!("there are no groups")
     }
 }
