@@ -5,7 +5,7 @@ use rustc_hash::FxHashSet;
 
 /// Returns the values that depend on the values `on` through floats, including these values.
 #[must_use]
-pub(crate) fn dependent_values(graph: &Graph, on: &[ValueId]) -> FxHashSet<ValueId> {
+pub fn dependent_values(graph: &Graph, on: &[ValueId]) -> FxHashSet<ValueId> {
     let is_float = |id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
     let mut dependent: FxHashSet<ValueId> = on.iter().copied().collect();
     for node in &graph.nodes {

@@ -7,8 +7,11 @@ use crate::broadcast::{self, ShapedNodeSink};
 use crate::onnx_decomposition::{NodeSink, emit_as_onnx};
 use crate::{Error, OpError};
 
-/// Gradients of the targets, and one seed for each value with a known gradient.
+/// Values with known gradients, each with its gradient.
 pub(crate) type Seeds<'a> = &'a [(ValueId, ValueId)];
+
+/// Pass that adds the gradients of targets. A target that no gradient reaches has `None`.
+type Backpropagate = fn(&mut Graph, Seeds<'_>, &[ValueId]) -> Result<Vec<Option<ValueId>>, Error>;
 
 /// Passes that operators apply to their subgraphs for a gradient. Passes call operators, so the caller of an operator
 /// hands them over.
@@ -23,7 +26,7 @@ pub(crate) struct GradientPasses {
     /// Decomposes the compositions between targets and seeds.
     pub(crate) decompose_on_path: fn(&mut Graph, Seeds<'_>, &[ValueId]) -> Result<(), Error>,
     /// Adds the gradients of targets.
-    pub(crate) backpropagate: fn(&mut Graph, Seeds<'_>, &[ValueId]) -> Result<Vec<Option<ValueId>>, Error>,
+    pub(crate) backpropagate: Backpropagate,
 }
 
 /// One node while the gradient graph is built. New nodes follow the forward nodes.

@@ -20,7 +20,6 @@ mod lower;
 mod onnx_decomposition;
 mod op;
 pub mod passes;
-mod random;
 mod registry;
 mod rewrite;
 mod sample;

@@ -7,13 +7,14 @@ use ortrain_onnx::proto::TensorProto;
 use ortrain_onnx::{AttributeProto, AttributeType, NodeProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::dependence::dependent_values;
+pub use crate::dependence::dependent_values;
 use crate::families::custom_gradient::has_gradient_of;
 use crate::families::elementwise::MAX_OPERANDS;
 use crate::grad::{Grad, GradientPasses};
 use crate::passes::gradient_stops::find_stop;
 use crate::passes::node::{decompose_node, infer_added, infer_nodes, infer_part, remove_updates};
 use crate::registry::{Registry, build};
+pub use crate::support::random::draws_random_numbers;
 use crate::{Error, OpError};
 
 /// Adds the nodes that compute the gradients of `loss` (one float) with respect to `targets`. Returns the gradients,
@@ -104,7 +105,7 @@ pub fn random_nodes(graph: &Graph) -> Vec<String> {
         let drops = mode.is_some_and(|id| {
             graph.value(id).constant.as_ref().is_none_or(|mode| mode.data().iter().any(|&byte| byte != 0))
         });
-        if drops && crate::random::is_random(&node.domain, &node.op) {
+        if drops && crate::support::random::is_random(&node.domain, &node.op) {
             random.push(graph.node_label(node));
         }
         random.extend(Graph::subgraphs(node).flat_map(|(_, inner)| random_nodes(inner)));

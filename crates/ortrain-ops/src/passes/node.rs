@@ -70,7 +70,9 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
     if elements > MAX_FOLDED_ELEMENTS {
         return Ok(());
     }
-    if !matches!(op.placement(), Placement::Program) || crate::random::is_random(&node.domain, &node.op) {
+    if !matches!(op.placement(), Placement::Program)
+        || crate::support::random::is_random(&node.domain, &node.op)
+    {
         return Ok(());
     }
     let label: Arc<str> = graph.node_label(&node).into();

@@ -10,8 +10,8 @@ use crate::iterations::{constant_flag, known_iteration_count};
 use crate::lower::{ORIGINAL_NAMES, POSITIONS};
 use crate::op::{Placement, Repetition};
 use crate::passes::node::fold_node;
-use crate::random::is_random;
 use crate::registry::build;
+use crate::support::random::is_random;
 
 /// Maximum number of nodes of all unrolled loops of a schedule. A program is planned as a whole: for many more nodes
 /// the planning takes longer than the run saves.

@@ -8,6 +8,7 @@ pub(crate) mod gemm;
 pub(crate) mod matrix_form;
 pub(crate) mod ml;
 pub(crate) mod norms;
+pub(crate) mod random;
 pub(crate) mod rewritten_on_read;
 pub(crate) mod rows;
 pub(crate) mod size_arithmetic;

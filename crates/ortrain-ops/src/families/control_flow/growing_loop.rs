@@ -12,7 +12,7 @@ use crate::OpError;
 use crate::families::control_flow::residuals::Residuals;
 use crate::grad::Grad;
 use crate::op::Repetition;
-use crate::random::draws_random_numbers;
+use crate::support::random::draws_random_numbers;
 use crate::support::subgraphs::{BODY, is_used, subgraph_error};
 
 /// A Loop and its gradient in one body, before the gradient becomes a separate node.

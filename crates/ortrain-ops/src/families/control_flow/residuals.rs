@@ -5,7 +5,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::OpError;
 use crate::op::Repetition;
-use crate::random::draws_random_numbers;
+use crate::support::random::draws_random_numbers;
 
 /// Parts of the forward body that the gradient's body uses.
 pub(super) struct Residuals {

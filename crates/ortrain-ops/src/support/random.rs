@@ -9,7 +9,7 @@ pub(crate) fn is_random(domain: &str, name: &str) -> bool {
 
 /// Returns true if a node gives different results on every run, itself or in one of its subgraphs.
 #[must_use]
-pub(crate) fn draws_random_numbers(node: &Node) -> bool {
+pub fn draws_random_numbers(node: &Node) -> bool {
     is_random(&node.domain, &node.op)
         || Graph::subgraphs(node).any(|(_, graph)| graph.nodes.iter().any(draws_random_numbers))
 }
