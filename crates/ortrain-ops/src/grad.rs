@@ -19,7 +19,7 @@ type Backpropagate = fn(&mut Graph, Seeds<'_>, &[ValueId]) -> Result<Vec<Option<
 pub(crate) struct GradientPasses {
     /// Infers the types of a subgraph with typed inputs, and folds constants.
     pub(crate) infer: fn(&mut Graph) -> Result<bool, Error>,
-    /// Infers the types of a graph whose declared shapes are right.
+    /// Infers the types of a graph with correct declared shapes.
     pub(crate) infer_added: fn(&mut Graph) -> Result<(), Error>,
     /// Replaces nodes that update state by nodes without updates.
     pub(crate) remove_updates: fn(&mut Graph) -> Result<(), Error>,

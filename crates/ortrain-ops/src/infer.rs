@@ -30,7 +30,7 @@ pub(crate) struct SubgraphPasses {
     /// Infers the types of a subgraph with typed inputs, and folds constants. Returns true if a declared shape or a
     /// branch contradicts the inferred types.
     pub(crate) infer: fn(&mut Graph) -> Result<bool, Error>,
-    /// Forgets the declared shapes of a subgraph, except those of its inputs.
+    /// Forgets the declared shapes of all values of a subgraph except its inputs.
     pub(crate) forget_shapes: fn(&mut Graph),
 }
 

@@ -1,6 +1,7 @@
 //! Operators: their definition, gradient and lowering; and the passes over graphs of operators.
 //!
 //! - [`Op`], [`Definition`], [`Registry`]: each family of operators is a module in `families`; one list registers all.
+//!   Families import no other family; their common helpers are in `support`.
 //! - [`passes`]: upgrade, infer, fold, differentiate, decompose, downgrade, specialise.
 //!
 //! Other crates contain no operator names.

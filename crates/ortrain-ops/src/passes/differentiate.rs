@@ -384,7 +384,7 @@ fn with_advice(error: OpError) -> OpError {
     }
 }
 
-/// Passes for operators that are differentiated.
+/// Passes for the differentiation.
 const GRADIENT_PASSES: GradientPasses =
     GradientPasses { infer: infer_nodes, infer_added, remove_updates, decompose_on_path, backpropagate };
 

@@ -15,10 +15,10 @@ use crate::rewrite::Rewrite;
 use crate::type_merge::{merge_advised, merge_types};
 use crate::{Error, OpError};
 
-/// Passes for operators whose types are inferred.
+/// Passes for the inference of types.
 const SUBGRAPH_PASSES: SubgraphPasses = SubgraphPasses { infer: infer_nodes, forget_shapes };
 
-/// Passes for operators that are lowered.
+/// Passes for the lowering.
 pub(crate) const LOWERING_PASSES: LoweringPasses =
     LoweringPasses { infer: infer_nodes, lower_node, lower_decomposition };
 

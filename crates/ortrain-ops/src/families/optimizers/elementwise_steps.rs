@@ -1,4 +1,4 @@
-//! Optimizer models whose steps are computed element by element.
+//! Optimizer models that compute a step element by element.
 
 use ortrain_graph::{Graph, ValueType};
 
