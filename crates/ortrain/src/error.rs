@@ -95,7 +95,7 @@ pub enum Error {
         source: Box<ortrain_ops::Error>,
     },
     /// All obstacles to differentiating or serializing a model at once.
-    #[error("{model}: {}", crate::obstacle::join_obstacles(.obstacles))]
+    #[error("{model}: {}", crate::model::obstacle::join_obstacles(.obstacles))]
     Obstacles {
         /// Name of the model.
         model: String,
@@ -190,7 +190,7 @@ pub enum Error {
     /// The parameters of a file differ from the parameters of the state.
     #[error(
         "{} does not have the parameters of the state: {}; without strict, the matching parameters are loaded", path.display(),
-        crate::load_report::describe_difference(report)
+        crate::state::load_report::describe_difference(report)
     )]
     MismatchedNames {
         /// Path of the file.
@@ -207,7 +207,7 @@ pub enum Error {
     /// A file lacks parameters of a nominal state, which requires all of them at once.
     #[error(
         "the state stays nominal: {} does not have all of its parameters: {}", path.display(),
-        crate::load_report::describe_difference(report)
+        crate::state::load_report::describe_difference(report)
     )]
     NominalNames {
         /// Path of the file.

@@ -68,73 +68,15 @@ mod pages {
     mod rust {}
 }
 
-mod anomaly;
-mod artifact_options;
-pub mod artifact_parts;
 pub mod artifacts;
-mod backend;
-mod batch;
-mod batch_independence;
-mod class_axis;
-pub mod classic;
-mod classifier_models;
-mod classifier_scores;
-mod computed_parameters;
 pub mod distributed;
-mod dump;
 mod error;
-mod executable_cache;
-mod export;
-mod file_inspection;
-mod file_kind;
-mod forward_backward;
-pub mod gradient;
-mod gradient_names;
-mod head;
-mod inference_session;
-mod inputs;
-mod inspect;
-mod inspection;
-mod io_binding;
-mod learning_rate;
-mod lent;
-mod load_report;
-mod lr_scheduler;
-mod model_checks;
-mod model_edits;
-mod model_graph;
-mod model_inspection;
-mod model_source;
-mod module;
-mod node_inputs;
-mod not_finite;
-mod obstacle;
-mod operator_list;
-mod operators;
-pub mod optim;
-mod optimizer;
-mod origins;
-mod outputs;
-mod over_limit;
-mod parameter_binding;
-mod placement;
-mod postprocessing;
-mod profile;
-mod report;
-mod schedule;
-mod schedule_text;
-mod scheduler;
-mod slots;
+mod exec;
+mod face;
+mod model;
 mod state;
-mod state_layout;
-mod step_cost;
-mod step_inputs;
-mod stops;
 mod suggest;
-mod trace;
-mod training_session;
-mod value;
-mod weights_io;
+mod train;
 
 /// Memory on devices of CUDA, for other libraries in the same process.
 #[cfg(feature = "cuda")]
@@ -148,43 +90,52 @@ pub mod cuda {
     #[doc(inline)]
     pub use ortrain_cuda::{Cuda, SharedMemory, is_adopted, share_memory};
 }
-#[cfg(feature = "cuda")]
-pub use backend::search_cuda_packages;
-pub use backend::{DeviceInfo, backend, default_backend, devices};
-pub use dump::{Stage, dump};
+#[doc(inline)]
+pub use artifacts::parts as artifact_parts;
 pub use error::{Error, ErrorKind, Result};
-pub use file_kind::FileKind;
-pub use forward_backward::{ForwardBackward, ForwardBackwardOptions, LiveForward, Weight};
-pub use inference_session::{InferenceSession, ModelMeta, SessionOptions};
-pub use inputs::ValueInfo;
+#[cfg(feature = "cuda")]
+pub use exec::backend::search_cuda_packages;
+pub use exec::backend::{DeviceInfo, backend, default_backend, devices};
+pub use exec::inputs::ValueInfo;
+pub use exec::io_binding::{Feed, Fetch};
+pub use exec::lent::Lent;
+pub use exec::outputs::{Destination, collect};
+pub use exec::profile::{InstructionProfile, Profile, ProfileOptions};
+pub use exec::value::Value;
+pub use face::forward_backward::{ForwardBackward, LiveForward};
+pub use face::gradient_options::{ForwardBackwardOptions, Weight};
+pub use face::inference_session::InferenceSession;
+pub use face::session_options::{ModelMeta, SessionOptions};
+pub use face::training_session::{DetachedSession, TrainingSession};
+#[doc(inline)]
+pub use face::{classic, gradient};
+pub use model::dump::{Stage, dump};
+pub use model::edits::ModelChanges;
+pub use model::file_kind::FileKind;
 #[doc(hidden)]
-pub use inspect::inspect_strictly;
-pub use inspect::{inspect, inspect_with};
-pub use inspection::{
+pub use model::inspect::inspect_strictly;
+pub use model::inspect::{inspect, inspect_with};
+pub use model::inspection::{
     Confidence, GradientStop, InspectOptions, Inspection, NodeNote, ParameterInfo, ParameterRole, Scope,
     StepCost, StopCandidate,
 };
-pub use io_binding::{Feed, Fetch};
-pub use lent::Lent;
-pub use load_report::LoadReport;
-pub use lr_scheduler::LrScheduler;
-pub use model_edits::ModelChanges;
-pub use model_source::ModelSource;
-pub use module::{MemoryUse, Module, ModuleOptions, Norms};
-pub use not_finite::{Anomaly, NotFinite};
-pub use obstacle::Obstacle;
-pub use operator_list::{OperatorInfo, operators};
-pub use operators::OperatorLibrary;
-pub use optimizer::Optimizer;
-pub use outputs::{Destination, collect};
-pub use profile::{InstructionProfile, Profile, ProfileOptions};
-pub use schedule::{Schedule, ScheduleInput, Setting};
-pub use schedule_text::{curve_steps, draw_curve};
-pub use scheduler::LinearLRScheduler;
+pub use model::obstacle::Obstacle;
+pub use model::operator_list::{OperatorInfo, operators};
+pub use model::operators::OperatorLibrary;
+pub use model::source::ModelSource;
+pub use state::layout::{PlaneLayout, StateLayout, TensorLayout};
+pub use state::load_report::LoadReport;
 pub use state::{CheckpointState, OptimizerValues, ParameterView};
-pub use state_layout::{PlaneLayout, StateLayout, TensorLayout};
-pub use training_session::{DetachedSession, TrainingSession};
-pub use value::Value;
+pub use train::lr_scheduler::LrScheduler;
+pub use train::module::buffers::Norms;
+pub use train::module::{MemoryUse, Module, ModuleOptions};
+pub use train::not_finite::{Anomaly, NotFinite};
+#[doc(inline)]
+pub use train::optim;
+pub use train::optimizer::Optimizer;
+pub use train::schedule::{Schedule, ScheduleInput, Setting};
+pub use train::schedule_text::{curve_steps, draw_curve};
+pub use train::scheduler::LinearLRScheduler;
 
 // Types of values, backends and files.
 
@@ -436,7 +387,7 @@ pub use ortrain_program::ITERATION_LIMIT;
 pub use ortrain_program::align;
 
 #[doc(hidden)]
-pub use executable_cache::interruptible;
+pub use exec::executable_cache::interruptible;
 /// Interrupt that ends a run early: see [`ModuleOptions::interrupt`].
 ///
 /// ```

@@ -6,7 +6,7 @@ use ortrain_graph::DType;
 use ortrain_program::Memory;
 
 use crate::Result;
-use crate::state_layout::PlaneLayout;
+use crate::state::layout::PlaneLayout;
 
 /// Elements of a plane that are read at once. They fit into a cache.
 const CHUNK: usize = 1 << 12;
@@ -111,7 +111,7 @@ pub(crate) fn adasum_in_place(layout: &PlaneLayout, plane: &Memory, other: &Memo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state_layout::TensorLayout;
+    use crate::state::layout::TensorLayout;
 
     fn plane(values: &[f64], dtype: DType) -> (PlaneLayout, Memory) {
         let memory = Memory::new(64 + values.len() * dtype.size());

@@ -8,7 +8,7 @@ use ortrain_program::Memory;
 
 use super::communicator::{Collective, Operand, Reduction};
 use crate::Result;
-use crate::state_layout::StateLayout;
+use crate::state::layout::StateLayout;
 
 /// Minimum bytes of a bucket, except for the last one of a plane. Smaller messages take almost the same time.
 const MIN_BUCKET_BYTES: usize = 1 << 20;
@@ -63,7 +63,7 @@ pub(crate) fn buckets(layout: &StateLayout, position: &dyn Fn(&str) -> usize) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::state_layout::{PlaneLayout, TensorLayout};
+    use crate::state::layout::{PlaneLayout, TensorLayout};
 
     fn plane(dtype: DType, sizes: &[(&str, usize)]) -> PlaneLayout {
         let mut offset = 0;

@@ -5,7 +5,7 @@
 //! - [`ThreadCommunicator`]: ranks that are threads of one process.
 //! - [`Control`]: agreement of all ranks before each step.
 //! - [`DataParallel`]: ranks with a copy of the model and a part of each batch, for
-//!   [`classic::TrainingSession`](crate::classic::TrainingSession).
+//!   [`classic::TrainingSession`](crate::face::classic::TrainingSession).
 
 mod adasum;
 mod buckets;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use ortrain_graph::DType;
 
-use crate::state_layout::{OwnedPlane, PlaneLayout, StateLayout, TensorLayout};
+use crate::state::layout::{OwnedPlane, PlaneLayout, StateLayout, TensorLayout};
 
 /// The part of each rank has a multiple of this number of elements.
 const ALIGNMENT: usize = 32;
