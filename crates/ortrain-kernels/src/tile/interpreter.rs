@@ -10,6 +10,7 @@ use super::op::{DIRECT_BIT, DIRECT_PRODUCT, Kind, Op, Slot};
 use super::ops;
 use super::pairwise_sum::PairwiseSum;
 use super::program::{Failure, TileProgram};
+use super::random::random;
 use crate::RunScalars;
 
 /// Context in which one worker executes a tile program.
@@ -121,7 +122,7 @@ impl ExecContext<'_> {
                     Kind::Guard(inst) => {
                         self.check_bounds(inst, outside, start, ops::values(a, n), ops::values(b, n), d);
                     }
-                    Kind::Random => ops::random(isa, a, b, c, d, n),
+                    Kind::Random => random(isa, a, b, c, d, n),
                     Kind::Splat(ty) => ops::splat(width(ty), a, d, n),
                     Kind::Store(slot) => {
                         let base = self.bases[self.program.loads.len() + usize::from(slot)];

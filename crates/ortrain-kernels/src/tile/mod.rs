@@ -16,6 +16,7 @@ mod op;
 pub(crate) mod ops;
 mod pairwise_sum;
 mod program;
+mod random;
 mod registers;
 mod shared;
 pub(crate) mod strided_iter;

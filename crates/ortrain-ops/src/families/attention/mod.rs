@@ -17,7 +17,9 @@
 //! Limits: the ranks of queries, keys and values must be known. A mask of integers is added as numbers.
 
 mod checks;
+mod common;
 mod microsoft;
+mod multi_head;
 mod scores;
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};

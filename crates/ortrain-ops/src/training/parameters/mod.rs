@@ -4,77 +4,25 @@
 //! constants were computed from data or by a formula: a mean that is subtracted from an input, the frequencies of a
 //! rotary embedding, a variance with a root that divides. An optimizer step would corrupt them.
 
+mod levels;
 mod names;
+mod roles;
+mod uses;
 mod values;
 
 use ortrain_expr::pause;
-use ortrain_graph::{DType, Dim, Graph, Node, ValueId};
+use ortrain_graph::{DType, Dim, Graph, ValueId};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 pub(super) use self::names::is_path;
+pub use self::roles::{Confidence, Judgement, ParameterRole, about_guesses};
 use self::values::element;
+use crate::training::parameters::levels::{
+    ARITHMETIC, DependencyLevel, MOVE_OPERATORS, PRODUCT_OPERATORS, has_weights, levels,
+    values_before_weights,
+};
+use crate::training::parameters::uses::{Use, collect_uses};
 use crate::{Definition, Registry};
-
-/// Role of a constant of a model in training.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum ParameterRole {
-    /// Trained.
-    Trained,
-    /// Running statistic: stored in the checkpoint, but not trained.
-    Statistic,
-    /// Constant: unchanged in the models.
-    Constant,
-}
-
-impl ParameterRole {
-    /// Returns the name of the role in reports.
-    ///
-    /// ```
-    /// use ortrain_ops::training::ParameterRole;
-    ///
-    /// assert_eq!(ParameterRole::Trained.name(), "trained");
-    /// ```
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            ParameterRole::Trained => "trained",
-            ParameterRole::Statistic => "statistic",
-            ParameterRole::Constant => "constant",
-        }
-    }
-}
-
-/// Strength of the evidence for the role of a constant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Confidence {
-    /// The file does not determine the role.
-    Guess,
-    /// A name, a value or a pattern of nodes is evidence.
-    Likely,
-    /// The type of the constant or its operator input is evidence.
-    Certain,
-}
-
-impl Confidence {
-    /// Returns the name of the confidence in reports.
-    ///
-    /// ```
-    /// use ortrain_ops::training::Confidence;
-    ///
-    /// assert_eq!(Confidence::Guess.name(), "guess");
-    /// ```
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Confidence::Guess => "guess",
-            Confidence::Likely => "likely",
-            Confidence::Certain => "certain",
-        }
-    }
-}
-
-/// Element-wise arithmetic of two values.
-const ARITHMETIC: [&str; 4] = ["Add", "Div", "Mul", "Sub"];
 
 /// Recurrent layers, with the inputs that are their initial states.
 const RECURRENT: [(&str, &[usize]); 3] = [("GRU", &[5]), ("LSTM", &[5, 6]), ("RNN", &[5])];
@@ -84,35 +32,6 @@ const MASK_SCORE: f64 = -1e4;
 
 /// Maximum term that removes a score from a softmax: the weight is below 1e-21.
 const MASK_TERM: f64 = -50.0;
-
-/// Operators that pass the elements of their first input through, possibly with another shape, type or order, or only
-/// some of them.
-const MOVE_OPERATORS: [&str; 15] = [
-    "Cast",
-    "CastLike",
-    "Concat",
-    "DequantizeLinear",
-    "Expand",
-    "Flatten",
-    "Identity",
-    "Pad",
-    "Reshape",
-    "Slice",
-    "Split",
-    "Squeeze",
-    "Tile",
-    "Transpose",
-    "Unsqueeze",
-];
-
-/// Operators that change the type or shape of their first input; further inputs determine the change.
-const RESHAPE_OPERATORS: [&str; 6] = ["CastLike", "Expand", "Reshape", "Squeeze", "Tile", "Unsqueeze"];
-
-/// Preprocessing operators on an input before the first layer, in addition to [`ARITHMETIC`] and [`MOVE_OPERATORS`].
-const PREPROCESSING_OPERATORS: [&str; 8] = ["Abs", "Clip", "Exp", "Gather", "Log", "Neg", "Resize", "Sqrt"];
-
-/// Products of a constant with values that may be positions.
-const PRODUCT_OPERATORS: [&str; 4] = ["Einsum", "FusedMatMul", "Gemm", "MatMul"];
 
 /// Operators that write values into parts of another value, with the inputs that an exporter fills with one number.
 const WRITE_OPERATORS: [(&str, &[usize]); 5] = [
@@ -137,86 +56,6 @@ const NORMALIZATIONS: [(&str, usize, usize); 5] = [
     ("LayerNormalization", 1, 2),
     ("RMSNormalization", 1, usize::MAX),
 ];
-
-/// Dependencies of a value, from constants to data.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum DependencyLevel {
-    /// Only constants.
-    Constant,
-    /// Shapes.
-    Shape,
-    /// Integers: positions, masks, tokens.
-    Position,
-    /// Input, preprocessed element by element.
-    Input,
-    /// Output of a layer.
-    Data,
-}
-
-/// Use of a value by a node.
-struct Use {
-    /// Label of the node in messages.
-    label: String,
-    /// Name of the node in the model, or the name of its first output.
-    name: String,
-    definition: Option<&'static Definition>,
-    /// Index of the input.
-    input: usize,
-    /// True if the node is in a subgraph.
-    inner: bool,
-}
-
-impl Use {
-    fn operator(&self) -> &'static str {
-        self.definition.map_or("", |definition| definition.name)
-    }
-
-    /// Returns true for a weight input. The table of a Gather does not count, because it may be any table.
-    fn is_weight(&self) -> bool {
-        let weights = self.definition.map_or(&[][..], |definition| definition.weights);
-        self.operator() != "Gather" && weights.contains(&self.input)
-    }
-}
-
-/// Role of one constant, with the reason.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Judgement {
-    /// Role.
-    pub role: ParameterRole,
-    /// Strength of the evidence.
-    pub confidence: Confidence,
-    /// Reason, as a part of a sentence.
-    pub reason: String,
-    /// Names of the nodes that use the constant; a node without a name has the name of its first output.
-    pub nodes: Vec<String>,
-}
-
-/// Returns a sentence about trained constants of guessed role, each with its reason; `None` without such constants.
-///
-/// ```
-/// use ortrain_ops::training::about_guesses;
-///
-/// let sentence = about_guesses(&[("val_3", "it is a float input of node \"add\" (Add)")]).unwrap();
-/// assert!(sentence.starts_with("\"val_3\" may not be a parameter, but is trained"));
-/// ```
-#[must_use]
-pub fn about_guesses(guesses: &[(&str, &str)]) -> Option<String> {
-    const SHOWN: usize = 3;
-    let (_, reason) = guesses.first()?;
-    let mut names: Vec<String> = guesses.iter().take(SHOWN).map(|(name, _)| format!("{name:?}")).collect();
-    if guesses.len() > SHOWN {
-        names.push(format!("{} more", guesses.len() - SHOWN));
-    }
-    let last = names.pop().unwrap_or_default();
-    let (subject, verb) = match names[..] {
-        [] => (last, "may not be a parameter, but is"),
-        _ => (format!("{} and {last}", names.join(", ")), "may not be parameters, but are"),
-    };
-    Some(format!(
-        "{subject} {verb} trained by default ({reason}); name the parameters in requires_grad, or the constants in \
-         frozen_params"
-    ))
-}
 
 /// Uses of all values of a graph, for the classification of its constants.
 pub struct ConstantUses<'g> {
@@ -1000,138 +839,4 @@ impl<'g> ConstantUses<'g> {
         let layer_number = |layer: usize| distinct.binary_search(&layer).map_or(0, |at| distinct.len() - at);
         layers.into_iter().map(|layer| layer.map(layer_number)).collect()
     }
-}
-
-/// Collects the uses of the values of a graph, including subgraphs. `outer` maps a value of this graph to its value of
-/// the main graph.
-fn collect_uses(
-    graph: &Graph,
-    inner: bool,
-    outer: &mut dyn FnMut(ValueId) -> Option<ValueId>,
-    uses: &mut FxHashMap<ValueId, Vec<Use>>,
-) {
-    for node in &graph.nodes {
-        let subgraphs: Vec<&Graph> = Graph::subgraphs(node).map(|(_, subgraph)| subgraph).collect();
-        let input_count =
-            if subgraphs.is_empty() { node.inputs.len() } else { node.inputs.len() - node.captures };
-        for (input, id) in node.inputs[..input_count].iter().enumerate() {
-            if let Some(id) = id.and_then(&mut *outer) {
-                uses.entry(id).or_default().push(Use {
-                    label: graph.node_label(node),
-                    name: node_name(graph, node),
-                    definition: Registry::standard().find(&node.domain, &node.op),
-                    input,
-                    inner,
-                });
-            }
-        }
-        for subgraph in subgraphs {
-            // Captured values are last on both sides.
-            let Some(formal) = subgraph.inputs.len().checked_sub(node.captures) else { continue };
-            let captured: FxHashMap<ValueId, ValueId> = (subgraph.inputs[formal..].iter())
-                .zip(&node.inputs[input_count..])
-                .filter_map(|(&inside, port)| Some((inside, outer((*port)?)?)))
-                .collect();
-            collect_uses(subgraph, true, &mut |id| captured.get(&id).copied(), uses);
-        }
-    }
-}
-
-/// Returns the name of a node, or the name of its first output.
-fn node_name(graph: &Graph, node: &Node) -> String {
-    match node.present_outputs().next() {
-        Some(output) if node.name.is_empty() => graph.name_of(output).to_owned(),
-        _ => node.name.to_string(),
-    }
-}
-
-/// Returns the level of each value.
-fn levels(graph: &Graph) -> Vec<DependencyLevel> {
-    let to_sines = values_to_sines(graph);
-    let mut levels = vec![DependencyLevel::Constant; graph.value_count()];
-    for &id in &graph.inputs {
-        let is_float = graph.value(id).ty.dtype().is_some_and(DType::is_float);
-        levels[id.0 as usize] = if is_float { DependencyLevel::Input } else { DependencyLevel::Position };
-    }
-    for node in &graph.nodes {
-        let of = |id: ValueId| levels[id.0 as usize];
-        let op = &*node.op;
-        // The other inputs are a type, axes or sizes.
-        let read = if RESHAPE_OPERATORS.contains(&op) { 1 } else { node.inputs.len() };
-        let highest = node.inputs[..read.min(node.inputs.len())]
-            .iter()
-            .flatten()
-            .map(|&id| of(id))
-            .max()
-            .unwrap_or(DependencyLevel::Constant);
-        let has_weights = has_weights(node, &levels);
-        let leads_to_sines = node.present_outputs().any(|output| to_sines.contains(&output));
-        let level = match op {
-            "Shape" | "Size" => DependencyLevel::Shape,
-            "Range" => highest.max(DependencyLevel::Position),
-            _ if op.starts_with("Random") || op == "Bernoulli" => DependencyLevel::Data,
-            // Captured values are among the inputs.
-            _ if highest > DependencyLevel::Shape && Graph::subgraphs(node).next().is_some() => {
-                DependencyLevel::Data
-            }
-            "Sin" | "Cos" if highest > DependencyLevel::Shape => DependencyLevel::Data,
-            _ if highest == DependencyLevel::Position && has_weights => {
-                if PRODUCT_OPERATORS.contains(&op) && leads_to_sines {
-                    DependencyLevel::Position
-                } else {
-                    DependencyLevel::Data
-                }
-            }
-            _ if highest == DependencyLevel::Input => {
-                let prepares = ARITHMETIC.contains(&op)
-                    || MOVE_OPERATORS.contains(&op)
-                    || PREPROCESSING_OPERATORS.contains(&op);
-                if prepares && !has_weights { DependencyLevel::Input } else { DependencyLevel::Data }
-            }
-            _ => highest,
-        };
-        for output in node.present_outputs() {
-            levels[output.0 as usize] = level;
-        }
-    }
-    levels
-}
-
-/// Returns true if a node has constants as its weights.
-fn has_weights(node: &Node, levels: &[DependencyLevel]) -> bool {
-    let is_constant = |at: usize| {
-        node.inputs
-            .get(at)
-            .copied()
-            .flatten()
-            .is_some_and(|id| levels[id.0 as usize] <= DependencyLevel::Shape)
-    };
-    let definition = Registry::standard().find(&node.domain, &node.op);
-    definition.is_some_and(|known| known.weights.iter().any(|&at| is_constant(at)))
-}
-
-/// Returns the values that become sines and cosines only through arithmetic.
-fn values_to_sines(graph: &Graph) -> FxHashSet<ValueId> {
-    let mut values = FxHashSet::default();
-    for node in graph.nodes.iter().rev() {
-        let op = &*node.op;
-        let on = ARITHMETIC.contains(&op) || MOVE_OPERATORS.contains(&op);
-        if matches!(op, "Sin" | "Cos")
-            || (on && node.present_outputs().any(|output| values.contains(&output)))
-        {
-            values.extend(node.present_inputs());
-        }
-    }
-    values
-}
-
-/// Returns the values with a path to a node with weights.
-fn values_before_weights(graph: &Graph, levels: &[DependencyLevel]) -> FxHashSet<ValueId> {
-    let mut values = FxHashSet::default();
-    for node in graph.nodes.iter().rev() {
-        if has_weights(node, levels) || node.present_outputs().any(|output| values.contains(&output)) {
-            values.extend(node.present_inputs());
-        }
-    }
-    values
 }
