@@ -635,6 +635,21 @@ def test_instruction_set_levels(level: str) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (0, f"{said}\nx\n", "")
 
 
+@pytest.mark.parametrize("mode", ["on", "off", "", "no"])
+def test_machine_code_modes(mode: str) -> None:
+    """An unknown mode is an error when a backend is created, and not before."""
+    command = [sys.executable, "-c", LEVELS]
+    environment = os.environ | {"ORTRAIN_JIT": mode}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    said = (
+        'the environment variable ORTRAIN_JIT is "no"; set it to "off" to interpret element-wise operations, or to '
+        '"on" or unset it to run them as machine code'
+        if mode == "no"
+        else "(2, 10)"
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, f"{said}\nx\n", "")
+
+
 def test_training_model_with_an_edited_checkpoint(run: Run) -> None:
     """The error names the parameter, which has another shape in the state."""
     message = onnx.load(RECORDS / "mlp_adamw_ce" / "training_model.onnx")

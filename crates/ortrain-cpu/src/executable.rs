@@ -8,8 +8,8 @@ use std::time::Instant;
 use ortrain_expr::{Access, OutOfRange};
 use ortrain_kernels::{
     AttentionDesc, AttentionKernel, Bf16Unit, Compiler, ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa,
-    NestKernel, Pool, Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc, WindowKernel,
-    with_shared_code,
+    NestKernel, Pool, Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, TileMode, WindowDesc,
+    WindowKernel, with_shared_code,
 };
 use ortrain_program::{
     Attention, AttentionPass, Bindings, BufferId, BufferLocation, Executable, GradientMode, Instruction,
@@ -226,9 +226,10 @@ impl CpuExecutable {
     pub(crate) fn new(
         program: Arc<Program>,
         isa: Isa,
+        mode: TileMode,
         bf16: Option<Bf16Unit>,
     ) -> Result<CpuExecutable, UnsupportedOnBackend> {
-        let kernels = with_shared_code(isa, |compiler| {
+        let kernels = with_shared_code(isa, mode, |compiler| {
             let compile = |k: usize| {
                 let scheduled = &program.instructions[k];
                 let unsupported = |reason| UnsupportedOnBackend {

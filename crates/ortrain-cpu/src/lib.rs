@@ -10,8 +10,8 @@ mod prefault;
 use std::sync::Arc;
 use std::time::Duration;
 
-use ortrain_kernels::{Bf16Unit, Isa, Pool, limits, prefer_large_pages};
-pub use ortrain_kernels::{UnknownIsa, memory_bytes};
+use ortrain_kernels::{Bf16Unit, Isa, Pool, TileMode, limits, prefer_large_pages};
+pub use ortrain_kernels::{UnknownSetting, memory_bytes};
 use ortrain_program::{
     AllocationError, Backend, Bf16Fallback, Executable, HostMemory, Limits, Memory, OutOfMemory, Precision,
     Program, Reference, Target, UnsupportedOnBackend, UnsupportedPrecision,
@@ -22,23 +22,31 @@ pub use prefault::prefault;
 #[derive(Clone, Debug)]
 pub struct Cpu {
     isa: Isa,
+    mode: TileMode,
     /// Unit for bfloat16 products, if a bfloat16 precision is selected.
     bf16_unit: Option<Bf16Unit>,
 }
 
 impl Cpu {
-    /// Creates a backend at the best instruction-set level of this machine, capped by `ORTRAIN_ISA`.
+    /// Creates a backend at the best instruction-set level of this machine, capped by `ORTRAIN_ISA`. With
+    /// `ORTRAIN_JIT=off` it uses no machine code.
     ///
     /// # Errors
-    /// Returns an error if `ORTRAIN_ISA` names no level.
-    pub fn new() -> Result<Cpu, UnknownIsa> {
-        Ok(Cpu::with_isa(Isa::detect()?))
+    /// Returns an error if one of the variables has an unknown value.
+    pub fn new() -> Result<Cpu, UnknownSetting> {
+        Ok(Cpu { isa: Isa::detect()?, mode: TileMode::detect()?, bf16_unit: None })
     }
 
-    /// Creates a backend at an instruction-set level.
+    /// Creates a backend at an instruction-set level, independent of the environment.
     #[must_use]
     pub fn with_isa(isa: Isa) -> Cpu {
-        Cpu { isa, bf16_unit: None }
+        Cpu { isa, mode: TileMode::MachineCode, bf16_unit: None }
+    }
+
+    /// Returns the backend with another mode for groups of element-wise operations.
+    #[must_use]
+    pub fn with_mode(self, mode: TileMode) -> Cpu {
+        Cpu { mode, ..self }
     }
 
     /// Returns the name of the instruction-set level.
@@ -60,7 +68,7 @@ impl Cpu {
 }
 
 /// Returns the backend for the host part of a program on another device: the processor, or the reference evaluator if
-/// `ORTRAIN_ISA` names no level.
+/// `ORTRAIN_ISA` or `ORTRAIN_JIT` has an unknown value.
 #[must_use]
 pub fn host_backend() -> Arc<dyn Backend> {
     match Cpu::new() {
@@ -116,7 +124,7 @@ impl Backend for Cpu {
             select_bf16_unit(self.isa, fallback).map_err(|reason| UnsupportedPrecision { precision, reason })
         };
         let bf16 = (precision != Precision::F32).then(unit).transpose()?;
-        Ok(Arc::new(Cpu { bf16_unit: bf16, isa: self.isa }))
+        Ok(Arc::new(Cpu { bf16_unit: bf16, ..self.clone() }))
     }
 
     fn bf16_unit(&self) -> Option<&'static str> {
@@ -149,6 +157,6 @@ impl Backend for Cpu {
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {
-        Ok(Box::new(executable::CpuExecutable::new(program, self.isa, self.bf16_unit)?))
+        Ok(Box::new(executable::CpuExecutable::new(program, self.isa, self.mode, self.bf16_unit)?))
     }
 }

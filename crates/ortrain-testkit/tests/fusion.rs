@@ -2,11 +2,13 @@
 
 use std::sync::Arc;
 
+use ortrain_cpu::Cpu;
 use ortrain_expr::{
     BinaryOp, Builder, CompareOp, DType, Inst, Precision, Reg, RunScalar, SlidingAxis, Type, UnaryOp,
     WindowPass, WindowShape,
 };
 use ortrain_graph::Tensor;
+use ortrain_kernels::TileMode;
 use ortrain_program::{
     Backend, BufferId, GradientMode, GradientModes, Instruction, Load, MatMul, Nest, Operand, PlaneId,
     Program, ProgramBuilder, Reference, ScatterAdd, Window, WindowIndex,
@@ -82,7 +84,7 @@ fn results_close(got: &[Vec<u8>], expected: &[Vec<u8>]) -> bool {
 #[test]
 fn reads_see_correct_update() {
     let kinds = Kinds { updates: true, jumps: false, narrow: false, ..ALL };
-    let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
+    let cpu: Arc<dyn Backend> = Arc::new(Cpu::new().unwrap());
     let mut updates = 0;
     for seed in 0..3000 {
         let plain = Arc::new(RandomProgram::new(seed, kinds).finish(false));
@@ -105,7 +107,7 @@ fn reads_see_correct_update() {
 #[test]
 fn segments_are_preserved() {
     let kinds = Kinds { segments: true, jumps: false, narrow: false, ..ALL };
-    let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
+    let cpu: Arc<dyn Backend> = Arc::new(Cpu::new().unwrap());
     let (mut maps, mut rows) = (0, 0);
     for seed in 0..2000 {
         let plain = Arc::new(RandomProgram::new(seed, kinds).finish(false));
@@ -134,7 +136,7 @@ fn segments_are_preserved() {
 #[test]
 fn planned_programs_mean_the_same() {
     let kinds = Kinds { jumps: false, narrow: false, ..ALL };
-    let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
+    let cpu: Arc<dyn Backend> = Arc::new(Cpu::new().unwrap());
     random_programs(&cpu, kinds, 0..1500).passes();
 }
 
@@ -142,8 +144,8 @@ fn planned_programs_mean_the_same() {
 #[test]
 fn threads_change_no_bit() {
     let kinds = Kinds { size: Size::Large, segments: true, ..ALL };
-    let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
-    let before = ortrain_cpu::Cpu::num_threads();
+    let cpu: Arc<dyn Backend> = Arc::new(Cpu::new().unwrap());
+    let before = Cpu::num_threads();
     let (mut convolutions, mut windows) = (0, 0);
     for seed in 0..120 {
         let program = Arc::new(RandomProgram::new(seed, kinds).finish(true));
@@ -151,14 +153,32 @@ fn threads_change_no_bit() {
         convolutions += count("Conv");
         windows += count("Window");
         let outcomes = [1, 2, 3].map(|threads| {
-            ortrain_cpu::Cpu::set_num_threads(threads);
+            Cpu::set_num_threads(threads);
             run_program(&program, &cpu, seed, GradientMode::Accumulate)
         });
         assert!(outcomes.iter().all(|outcome| *outcome == outcomes[0]), "seed {seed}\n{program}");
     }
-    ortrain_cpu::Cpu::set_num_threads(before);
+    Cpu::set_num_threads(before);
     // The test covered some splits.
     assert!(convolutions > 20 && windows > 20, "{convolutions} convolutions, {windows} windows");
+}
+
+/// The interpreter of tile programs and the machine code compute the same bits.
+#[test]
+fn interpreter_and_machine_code_agree() {
+    let kinds = Kinds { size: Size::Large, segments: true, ..ALL };
+    let modes = [TileMode::MachineCode, TileMode::Interpreter];
+    for isa in ortrain_kernels::Isa::available() {
+        let backends = modes.map(|mode| Arc::new(Cpu::with_isa(isa).with_mode(mode)) as Arc<dyn Backend>);
+        for seed in 0..60 {
+            let program = Arc::new(RandomProgram::new(seed, kinds).finish(true));
+            for entry in ENTRIES {
+                let [compiled, interpreted] =
+                    backends.each_ref().map(|backend| run_program(&program, backend, seed, entry));
+                assert_eq!(compiled, interpreted, "seed {seed}, {isa}, {entry:?}\n{program}");
+            }
+        }
+    }
 }
 
 /// Builds a map over `elements`, with one function of its loads.
@@ -237,7 +257,7 @@ fn row_sums_touch_no_other_row() {
         let fused = Arc::new(embedding(true, operation));
         assert_eq!(entry_of(&fused, GradientMode::Accumulate), adding, "{fused}");
         assert_eq!(entry_of(&fused, GradientMode::Overwrite), putting, "{fused}");
-        let cpu: Arc<dyn Backend> = Arc::new(ortrain_cpu::Cpu::new().unwrap());
+        let cpu: Arc<dyn Backend> = Arc::new(Cpu::new().unwrap());
         for (entry, backend) in
             ENTRIES.into_iter().flat_map(|entry| [(entry, reference()), (entry, cpu.clone())])
         {
@@ -335,7 +355,7 @@ fn dropout_program(fused: bool, rows: usize, columns: usize) -> Program {
 /// and thread count.
 #[test]
 fn bit_masks_are_restored() {
-    let before = ortrain_cpu::Cpu::num_threads();
+    let before = Cpu::num_threads();
     for (rows, columns) in [(64, 64), (67, 63), (71, 65), (300, 97), (1031, 123)] {
         let plain = Arc::new(dropout_program(false, rows, columns));
         let fused = Arc::new(dropout_program(true, rows, columns));
@@ -350,7 +370,7 @@ fn bit_masks_are_restored() {
         }
         for backend in common::every_level() {
             let outcomes = [1, 2, 3].map(|threads| {
-                ortrain_cpu::Cpu::set_num_threads(threads);
+                Cpu::set_num_threads(threads);
                 [&plain, &fused].map(|program| run_program(program, &backend, 5, GradientMode::Accumulate))
             });
             for [expected, got] in &outcomes {
@@ -359,7 +379,7 @@ fn bit_masks_are_restored() {
             }
         }
     }
-    ortrain_cpu::Cpu::set_num_threads(before);
+    Cpu::set_num_threads(before);
 }
 
 /// Builds a max pooling and its gradient.

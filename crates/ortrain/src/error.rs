@@ -2,7 +2,7 @@
 
 use std::io;
 
-use ortrain_cpu::UnknownIsa;
+use ortrain_cpu::UnknownSetting;
 use ortrain_graph::{DType, GraphError};
 use ortrain_onnx::OnnxError;
 use ortrain_ops::OpError;
@@ -110,9 +110,9 @@ pub enum Error {
     /// A backend cannot run a program.
     #[error(transparent)]
     Unsupported(#[from] UnsupportedOnBackend),
-    /// The environment variable names an unknown instruction-set level.
+    /// An environment variable has an unknown value.
     #[error(transparent)]
-    Isa(#[from] UnknownIsa),
+    Setting(#[from] UnknownSetting),
     /// The machine has no permitted unit that computes in the requested precision.
     #[error(transparent)]
     Precision(#[from] UnsupportedPrecision),
@@ -457,7 +457,7 @@ impl Error {
             | Error::MismatchedNames { .. }
             | Error::NominalNames { .. }
             | Error::OtherState { .. }
-            | Error::Isa(_)
+            | Error::Setting(_)
             | Error::InputCount { .. }
             | Error::Input { .. }
             | Error::OutputCount { .. }

@@ -16,7 +16,6 @@ mod level;
 pub(crate) mod portable;
 
 use std::fmt;
-use std::sync::OnceLock;
 
 pub use bf16::Bf16Unit;
 pub(crate) use level::{CHAINS, Level, Work};
@@ -40,32 +39,18 @@ impl Isa {
     /// Level that every machine of the target has.
     pub const PORTABLE: Isa = Isa(Kind::Portable);
 
-    /// Returns the best level of this machine, capped by the environment variable `ORTRAIN_ISA` (one of
-    /// [`Isa::NAMES`]). A level that the machine does not have, or an empty value, has no effect. Decided once per
-    /// process.
-    ///
-    /// # Errors
-    /// Returns an error if the variable has another value.
-    pub fn detect() -> Result<Isa, UnknownIsa> {
-        static BEST: OnceLock<Result<Isa, UnknownIsa>> = OnceLock::new();
-        let best = BEST.get_or_init(|| {
-            let cap = std::env::var_os("ORTRAIN_ISA").map(|cap| cap.to_string_lossy().into_owned());
-            Isa::capped(cap.as_deref().filter(|cap| !cap.is_empty()))
-        });
-        best.clone()
+    /// Returns the best level of this machine, independent of the environment.
+    #[must_use]
+    pub fn best() -> Isa {
+        *Isa::available().last().unwrap_or(&Isa::PORTABLE)
     }
 
-    fn capped(cap: Option<&str>) -> Result<Isa, UnknownIsa> {
+    /// Returns the best level of this machine that is at most the named level; `None` if no level has the name.
+    #[must_use]
+    pub fn capped(cap: &str) -> Option<Isa> {
         let levels = Isa::available();
-        let last = levels.len() - 1;
-        let end = match cap {
-            None => last,
-            Some(cap) => {
-                let known = Isa::NAMES.iter().position(|name| *name == cap);
-                known.ok_or_else(|| UnknownIsa(cap.to_owned()))?.min(last)
-            }
-        };
-        Ok(levels[end])
+        let end = Isa::NAMES.iter().position(|name| *name == cap)?;
+        levels.get(end).or(levels.last()).copied()
     }
 
     /// Returns all levels of this machine, from the lowest to the highest, independent of the environment.
@@ -121,24 +106,6 @@ impl Isa {
     }
 }
 
-/// Error: the value of the environment variable `ORTRAIN_ISA` is not the name of a level.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownIsa(pub String);
-
-impl fmt::Display for UnknownIsa {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let [lowest, middle, best] = Isa::NAMES;
-        write!(
-            f,
-            "the environment variable ORTRAIN_ISA is {:?}, which is not an instruction-set level; set it to {lowest:?}, \
-             {middle:?} or {best:?}, or unset it to use the best level of the machine",
-            self.0
-        )
-    }
-}
-
-impl std::error::Error for UnknownIsa {}
-
 impl fmt::Debug for Isa {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())
@@ -187,24 +154,15 @@ mod tests {
 
     #[test]
     fn environment_variable_only_lowers_the_level() {
-        assert_eq!(Isa::capped(Some("portable")), Ok(Isa::PORTABLE));
-        let best = *Isa::available().last().expect("there is always the portable level");
+        assert_eq!(Isa::capped("portable"), Some(Isa::PORTABLE));
+        let best = Isa::best();
         for isa in Isa::available() {
-            assert_eq!(Isa::capped(Some(isa.name())), Ok(isa));
+            assert_eq!(Isa::capped(isa.name()), Some(isa));
             assert!(Isa::NAMES.contains(&isa.name()));
         }
-        assert_eq!(Isa::capped(Some("avx512")), Ok(best), "what the machine does not have caps nothing");
-        assert_eq!(Isa::capped(None), Ok(best));
+        assert_eq!(Isa::capped("avx512"), Some(best), "what the machine does not have caps nothing");
         for unknown in ["nonsense", "AVX2", " avx2", "sse2"] {
-            let error = Isa::capped(Some(unknown)).unwrap_err();
-            assert_eq!(
-                error.to_string(),
-                format!(
-                    "the environment variable ORTRAIN_ISA is {unknown:?}, which is not an instruction-set level; set \
-                     it to \
-                     \"portable\", \"avx2\" or \"avx512\", or unset it to use the best level of the machine"
-                )
-            );
+            assert_eq!(Isa::capped(unknown), None);
         }
     }
 }

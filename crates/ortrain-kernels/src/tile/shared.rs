@@ -12,6 +12,7 @@ use super::jit::CodeMemory;
 use super::loop_plan::{FirstStageOutputs, LoopOrder, LoopPlan};
 use super::program::Code;
 use crate::isa::Isa;
+use crate::settings::TileMode;
 
 /// Everything that code depends on.
 #[derive(Debug, PartialEq, Eq, Hash)]
@@ -43,31 +44,34 @@ struct CodeCache {
 
 /// Compiles kernels that share code: equal code is compiled once, and all code is stored together. Several threads may
 /// compile at the same time. Kernels may run after `make` has returned. If the system provides no memory for machine
-/// code, kernels are compiled again without machine code.
+/// code, kernels are compiled again for the interpreter.
 ///
 /// # Errors
 /// The errors of `make`.
-pub fn with_shared_code<T, E>(isa: Isa, make: impl Fn(Compiler<'_>) -> Result<T, E>) -> Result<T, E> {
+pub fn with_shared_code<T, E>(
+    isa: Isa,
+    mode: TileMode,
+    make: impl Fn(Compiler<'_>) -> Result<T, E>,
+) -> Result<T, E> {
     let codes = CodeCache::default();
-    let result = make(Compiler { isa, uses_machine_code: true, cache: Some(&codes) })?;
+    let result = make(Compiler { isa, mode, cache: Some(&codes) })?;
     if codes.memory.finish() {
         return Ok(result);
     }
-    make(Compiler { isa, uses_machine_code: false, cache: Some(&CodeCache::default()) })
+    make(Compiler { isa, mode: TileMode::Interpreter, cache: Some(&CodeCache::default()) })
 }
 
 /// Compiler of kernels: an instruction-set level, for one kernel or for [several kernels](with_shared_code).
 #[derive(Clone, Copy, Debug)]
 pub struct Compiler<'a> {
     isa: Isa,
-    /// True if kernels use machine code.
-    uses_machine_code: bool,
+    mode: TileMode,
     cache: Option<&'a CodeCache>,
 }
 
 impl From<Isa> for Compiler<'_> {
     fn from(isa: Isa) -> Self {
-        Compiler { isa, uses_machine_code: true, cache: None }
+        Compiler { isa, mode: TileMode::MachineCode, cache: None }
     }
 }
 
@@ -78,10 +82,15 @@ impl Compiler<'_> {
         self.isa
     }
 
-    /// Returns a compiler without machine code.
+    /// Returns a compiler of interpreted kernels.
     #[cfg(test)]
     pub(super) fn without_machine_code(isa: Isa) -> Self {
-        Compiler { uses_machine_code: false, ..isa.into() }
+        Compiler { mode: TileMode::Interpreter, ..isa.into() }
+    }
+
+    /// Returns true if kernels use machine code.
+    fn uses_machine_code(self) -> bool {
+        self.mode == TileMode::MachineCode
     }
 
     /// Returns the cached code of an equal plan, or the code that `make` compiles. `make` receives memory for machine
@@ -94,7 +103,7 @@ impl Compiler<'_> {
     ) -> Result<Arc<Code>, String> {
         let Some(codes) = self.cache else {
             let memory = Arc::default();
-            let code = make(self.uses_machine_code.then_some(&memory))?;
+            let code = make(self.uses_machine_code().then_some(&memory))?;
             return if memory.finish() { Ok(code) } else { make(None) }.map(Arc::new);
         };
         let key = Key::new(plan, ahead, self.isa);
@@ -103,7 +112,7 @@ impl Compiler<'_> {
             return Ok(Arc::clone(code));
         }
         // Another thread may compile an equal plan at the same time: the first one to finish is shared.
-        let code = Arc::new(make(self.uses_machine_code.then_some(&codes.memory))?);
+        let code = Arc::new(make(self.uses_machine_code().then_some(&codes.memory))?);
         Ok(Arc::clone(known().entry(key).or_insert(code)))
     }
 }
@@ -151,7 +160,7 @@ mod tests {
     #[test]
     fn nests_at_other_offsets_share_code() {
         let isa = Isa::detect().unwrap();
-        let tapes = with_shared_code(isa, |compiler| {
+        let tapes = with_shared_code(isa, TileMode::MachineCode, |compiler| {
             let others = [((17, 300), 50, 2.0), ((0, 0), 51, 2.0), ((0, 0), 50, -2.0)];
             let first = scale_program(compiler, 50, 2.0, (0, 0));
             Ok::<_, String>((
@@ -174,10 +183,10 @@ mod tests {
     fn kernels_are_interpreted_without_code_memory() {
         let isa = Isa::detect().unwrap();
         let tapes = RefCell::new(Vec::new());
-        let result = with_shared_code(isa, |compiler| {
+        let result = with_shared_code(isa, TileMode::MachineCode, |compiler| {
             let program = scale_program(compiler, 50, 2.0, (0, 0));
             // Executable memory accepts no more code, so the system refuses at the end.
-            if let Some(codes) = compiler.cache.filter(|_| compiler.uses_machine_code) {
+            if let Some(codes) = compiler.cache.filter(|_| compiler.uses_machine_code()) {
                 assert!(codes.memory.finish());
                 tapes.borrow_mut().push(scale_program(compiler, 51, 2.0, (0, 0)));
             }
