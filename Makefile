@@ -44,7 +44,11 @@ demo: build/demo.stamp ## train a convolution network on handwritten digits, wit
 	$(DEMO)/bin/python examples/finetune_digits_orttrainer.py build/digits_orttrainer
 
 .PHONY: test
-test: fmt lint rust doctest pytest stubs types ruff docs demo ## everything that CI runs
+test: $(addprefix timed-,fmt lint rust doctest pytest stubs types ruff docs demo) ## everything that CI runs, with the seconds of each target
+
+timed-%:
+	@start=$$(date +%s); $(MAKE) --no-print-directory $*; code=$$?; \
+	echo "make $*: $$(( $$(date +%s) - start )) s"; exit $$code
 
 .PHONY: wheel
 wheel: build/packaging.stamp ## dist/: the sdist, and the wheel that is built from it, installed beside NumPy alone in an environment of each Python at hand
