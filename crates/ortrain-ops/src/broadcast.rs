@@ -3,7 +3,7 @@
 use ortrain_graph::{Attrs, Dim, Shape, ValueId};
 
 use crate::OpError;
-use crate::onnx_decomposition::NodeSink;
+use crate::support::onnx_decomposition::NodeSink;
 
 /// Sink for nodes of a graph with known shapes.
 pub(crate) trait ShapedNodeSink: NodeSink {

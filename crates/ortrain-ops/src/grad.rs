@@ -4,7 +4,7 @@ use ortrain_expr::Expr;
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
 use crate::broadcast::{self, ShapedNodeSink};
-use crate::onnx_decomposition::{NodeSink, emit_as_onnx};
+use crate::support::onnx_decomposition::{NodeSink, emit_as_onnx};
 use crate::{Error, OpError};
 
 /// Values with known gradients, each with its gradient.

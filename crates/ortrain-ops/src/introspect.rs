@@ -6,6 +6,7 @@
 
 use ortrain_graph::{Attr, AttrError, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
+use crate::class::Traits;
 use crate::op::{Definition, NO_GRADIENT, Placement};
 use crate::passes::{differentiate::backpropagate, infer::infer, versions::upgrade};
 use crate::registry::{NEWEST_OPSET, build};
@@ -546,7 +547,7 @@ impl Definition {
         } else if !float_inputs.is_empty() && (self.is_composition)(&graph.nodes[0]) {
             // The gradient of the decomposition; the search did not find suitable shapes.
             Gradient::Full
-        } else if crate::families::has_zero_derivative(self.domain, self.name) {
+        } else if self.traits.has(Traits::ZERO_DERIVATIVE) {
             Gradient::Zero
         } else {
             Gradient::None

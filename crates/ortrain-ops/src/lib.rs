@@ -9,6 +9,7 @@
 
 mod axis_map;
 mod broadcast;
+mod class;
 mod dependence;
 mod error;
 pub mod families;
@@ -18,7 +19,6 @@ mod introspect;
 mod iterations;
 mod library;
 mod lower;
-mod onnx_decomposition;
 mod op;
 pub mod passes;
 mod registry;
@@ -32,6 +32,7 @@ mod testing;
 pub mod training;
 mod type_merge;
 
+pub use class::{Class, Traits};
 pub use error::{Error, OpError};
 pub use families::optimizers;
 pub use grad::Grad;

@@ -5,7 +5,7 @@ use std::collections::HashSet;
 use ortrain_onnx::{FunctionProto, ModelProto, NodeProto, visit_tensors_mut};
 
 use crate::Error;
-use crate::registry::Registry;
+use crate::registry::{Registry, normalize_domain};
 
 /// Operators that are ONNX functions, and gradients that replace the derived gradients.
 #[derive(Clone, Debug, Default)]
@@ -43,11 +43,6 @@ impl Gradient {
         let of = operator_label(&self.domain, &self.operator);
         format!("{}, the gradient of {of},", function_label(&self.function))
     }
-}
-
-/// Normalizes a domain: the domain of ONNX has two names.
-pub(crate) fn normalize_domain(name: &str) -> &str {
-    if name == "ai.onnx" { "" } else { name }
 }
 
 pub(crate) fn operator_label(of_domain: &str, name: &str) -> String {

@@ -6,6 +6,7 @@ use ortrain_graph::{DType, Graph, Node, ValueId};
 use ortrain_program::{HostFunction, ScanAxis};
 
 use crate::OpError;
+use crate::class::{Class, Traits};
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
@@ -224,6 +225,14 @@ pub struct Definition {
     pub is_always_rewritten: bool,
     /// Builds a node that the operator accepts, if a search by trial does not find one.
     pub sample: Option<SampleFn>,
+    /// Class of the operator.
+    pub class: Class,
+    /// Properties that analyses of graphs ask for.
+    pub traits: Traits,
+    /// Float inputs that keep their type when a model computes in narrow floats.
+    pub kept_inputs: &'static [usize],
+    /// Inputs to which no gradient flows in models of onnxruntime-training.
+    pub inputs_without_gradient: &'static [usize],
 }
 
 impl Definition {
@@ -254,6 +263,10 @@ impl Definition {
             is_elementwise_row: false,
             is_always_rewritten: false,
             sample: None,
+            class: Class::Other,
+            traits: Traits::NONE,
+            kept_inputs: &[],
+            inputs_without_gradient: &[],
         }
     }
 
@@ -269,6 +282,34 @@ impl Definition {
     pub const fn always_rewritten(mut self, rewrite: RewriteFn) -> Definition {
         self.is_always_rewritten = true;
         self.upgrade(rewrite)
+    }
+
+    /// Sets the class of the operator.
+    #[must_use]
+    pub const fn class(mut self, class: Class) -> Definition {
+        self.class = class;
+        self
+    }
+
+    /// Sets the float inputs that keep their type when a model computes in narrow floats.
+    #[must_use]
+    pub const fn kept_inputs(mut self, inputs: &'static [usize]) -> Definition {
+        self.kept_inputs = inputs;
+        self
+    }
+
+    /// Sets the inputs to which no gradient flows in models of onnxruntime-training.
+    #[must_use]
+    pub const fn inputs_without_gradient(mut self, inputs: &'static [usize]) -> Definition {
+        self.inputs_without_gradient = inputs;
+        self
+    }
+
+    /// Sets the properties that analyses of graphs ask for.
+    #[must_use]
+    pub const fn traits(mut self, traits: Traits) -> Definition {
+        self.traits = traits;
+        self
     }
 
     /// Sets the sample node that the operator accepts, for [`Definition::facts`].

@@ -3,8 +3,10 @@
 use std::sync::OnceLock;
 
 use ortrain_graph::{Graph, Node};
+use ortrain_onnx::NodeProto;
 use rustc_hash::FxHashMap;
 
+use crate::class::{Class, Traits};
 use crate::op::{Definition, Op};
 use crate::sequence_operators::is_sequence_operator;
 use crate::{Error, families};
@@ -75,6 +77,11 @@ impl Registry {
     }
 }
 
+/// Normalizes a domain: the domain of ONNX has two names.
+pub(crate) fn normalize_domain(name: &str) -> &str {
+    if name == "ai.onnx" { "" } else { name }
+}
+
 /// Builds the operator of a node from its attributes.
 ///
 /// # Errors
@@ -84,4 +91,25 @@ pub fn build(graph: &Graph, node: &Node) -> Result<Box<dyn Op>, Error> {
         Error::UnknownOperators { list: vec![format!("{} ({})", node.op_label(), graph.node_label(node))] }
     })?;
     (definition.build)(graph, node).map_err(|source| Error::at(graph, node, source))
+}
+
+/// Returns the definition of a node's operator, if the operator is known.
+pub(crate) fn definition_of(node: &Node) -> Option<&'static Definition> {
+    Registry::standard().find(&node.domain, &node.op)
+}
+
+/// Returns the class of a node's operator.
+pub(crate) fn class_of(node: &Node) -> Class {
+    definition_of(node).map_or(Class::Other, |definition| definition.class)
+}
+
+/// Returns true if the operator of a node has these traits.
+pub(crate) fn has_traits(node: &Node, traits: Traits) -> bool {
+    definition_of(node).is_some_and(|definition| definition.traits.has(traits))
+}
+
+/// Returns the class of the operator of a message.
+pub(crate) fn class_of_message(node: &NodeProto) -> Class {
+    let definition = Registry::standard().find(normalize_domain(&node.domain), &node.op_type);
+    definition.map_or(Class::Other, |definition| definition.class)
 }

@@ -4,7 +4,7 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Patch, Shape, Tensor, ValueI
 
 use crate::OpError;
 use crate::broadcast::{self, ShapedNodeSink};
-use crate::onnx_decomposition::NodeSink;
+use crate::support::onnx_decomposition::NodeSink;
 
 /// A node that is being rewritten. The replacement is collected in a patch.
 pub struct Rewrite<'a> {

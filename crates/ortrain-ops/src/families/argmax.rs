@@ -9,6 +9,7 @@ use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, Reg, Strides, Type};
 use ortrain_graph::{DType, Dim, Graph, Node};
 
 use crate::OpError;
+use crate::class::{Class, Traits};
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, NestBuilder, split_at_axis};
@@ -128,17 +129,16 @@ fn build_hardmax(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(Hardmax { axis: node.attrs.int("axis")?.unwrap_or(-1) }))
 }
 
-/// Returns true if an operator's derivative is zero almost everywhere.
-pub(crate) fn has_zero_derivative(domain: &str, name: &str) -> bool {
-    domain.is_empty() && name == "Hardmax"
-}
-
 pub(crate) fn definitions() -> Vec<Definition> {
-    let arg = |name| Definition::new("", name, &[1, 11, 12, 13], build);
+    let arg = |name| Definition::new("", name, &[1, 11, 12, 13], build).class(Class::Choice);
     vec![
         arg("ArgMax"),
         arg("ArgMin"),
-        Definition::new("", "Hardmax", &[1, 11, 13], build_hardmax).upgrade(upgrade).downgrade(downgrade),
+        Definition::new("", "Hardmax", &[1, 11, 13], build_hardmax)
+            .class(Class::Choice)
+            .traits(Traits::ZERO_DERIVATIVE)
+            .upgrade(upgrade)
+            .downgrade(downgrade),
     ]
 }
 

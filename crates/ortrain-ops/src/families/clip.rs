@@ -14,6 +14,7 @@ use ortrain_expr::{BinaryOp, Builder, CompareOp, Inst, Reg, Scalar, Type};
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId};
 
 use crate::OpError;
+use crate::class::Traits;
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
@@ -224,7 +225,13 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
-    vec![Definition::new("", "Clip", &[6, 11, 12, 13], build).upgrade(upgrade).downgrade(downgrade)]
+    vec![
+        Definition::new("", "Clip", &[6, 11, 12, 13], build)
+            .traits(Traits::PREPARES.and(Traits::KEEPS_SCORES).and(Traits::FOLLOWS_HEAD))
+            .inputs_without_gradient(&[1, 2])
+            .upgrade(upgrade)
+            .downgrade(downgrade),
+    ]
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@ use ortrain_expr::Access;
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor};
 
 use crate::OpError;
+use crate::class::{Class, Traits};
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::Lower;
@@ -284,7 +285,9 @@ fn decompose_concat(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "Concat", &[4, 11, 13], build_concat),
+        Definition::new("", "Concat", &[4, 11, 13], build_concat)
+            .class(Class::Join)
+            .traits(Traits::MOVES.and(Traits::KEEPS_DECISION)),
         Definition::new("com.microsoft", "ConcatTraining", &[1], build_concat).decompose(decompose_concat),
         Definition::new("com.microsoft", "SplitTraining", &[1], |_, node| {
             Ok(Box::new(SplitTraining { axis: read_axis(node)? }))

@@ -11,6 +11,7 @@ use ortrain_expr::ConvPass;
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, ValueId};
 
 use crate::OpError;
+use crate::class::{Class, Traits};
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
@@ -186,6 +187,8 @@ fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "Conv", &[1, 11, 22], build)
+            .class(Class::Convolution)
+            .traits(Traits::UNBOUNDED)
             .later_types(&[(22, &[DType::BF16])])
             .weights(&[1, 2]),
         Definition::new("com.microsoft", "ConvGrad", &[1], build_grad).decompose(decompose_grad),

@@ -15,6 +15,7 @@ use ortrain_expr::{ConvPass, ConvShape, SlidingAxes, SlidingAxis};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape};
 
 use crate::OpError;
+use crate::class::Class;
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
@@ -412,6 +413,7 @@ fn build_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "ConvTranspose", &[1, 11, 22], build)
+            .class(Class::TransposedConvolution)
             .later_types(&[(22, &[DType::BF16])])
             .weights(&[1, 2]),
         Definition::new("com.microsoft", "ConvTransposeGrad", &[1], build_grad)

@@ -20,6 +20,7 @@ use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, split_at_axis};
 use crate::op::{Definition, Op, ValueRequirement};
 use crate::rewrite::Rewrite;
+use crate::support::formula::formula;
 
 /// Cumulative sum or product. The inputs are the elements and the axis.
 struct Cumulative {
@@ -112,8 +113,10 @@ impl Cumulative {
         let columns_axis = scalar(cx, rank as i64);
         let products = cx.add("CumProd", &[masked, columns_axis], Attrs::new());
         let arriving = cx.add("Unsqueeze", &[g, between], Attrs::new());
-        let weighted = cx.add("Mul", &[arriving, products], Attrs::new());
-        let counted = cx.add("Where", &[not_before, weighted, nothing], Attrs::new());
+        let values = [not_before, arriving, products, nothing];
+        let counted = formula(cx, values, |[not_before, arriving, products, nothing]| {
+            not_before.choose(arriving * products, nothing)
+        });
         let columns_axis = cx.ints("columns", &[rank as i64]);
         let sum = cx.add("ReduceSum", &[counted, columns_axis], Attrs::new().with("keepdims", 0i64));
         let before = cx.add("CumProd", &[x, last], Attrs::new().with("exclusive", 1i64));

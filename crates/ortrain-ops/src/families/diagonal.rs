@@ -7,6 +7,7 @@ use ortrain_expr::{Builder, CompareOp, Reg, Type};
 use ortrain_graph::{DType, Graph, Node};
 
 use crate::OpError;
+use crate::class::Traits;
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
@@ -150,16 +151,11 @@ fn decompose_trilu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
-/// Returns true if an operator's result does not depend on the elements of its input.
-pub(crate) fn has_zero_derivative(domain: &str, name: &str) -> bool {
-    domain.is_empty() && name == "EyeLike"
-}
-
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "Trilu", &[14], build_trilu),
         Definition::new("com.microsoft", "Trilu", &[1], build_trilu).decompose(decompose_trilu),
-        Definition::new("", "EyeLike", &[9, 22], build_eye),
+        Definition::new("", "EyeLike", &[9, 22], build_eye).traits(Traits::ZERO_DERIVATIVE),
     ]
 }
 

@@ -10,6 +10,7 @@ use crate::OpError;
 use crate::infer::{Infer, broadcast};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::formula::formula;
 
 struct DivGrad;
 
@@ -44,9 +45,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         rw.replace_output(0, of_a);
     }
     if rw.has_output(1) {
-        let quotient = rw.add("Div", &[a, b], Attrs::new());
-        let product = rw.add("Mul", &[share, quotient], Attrs::new());
-        let each = rw.add("Neg", &[product], Attrs::new());
+        let each = formula(rw, [share, a, b], |[share, a, b]| -(share * (a / b)));
         let of_b = rw.sum_to(each, b, g)?;
         rw.replace_output(1, of_b);
     }

@@ -23,11 +23,13 @@ use ortrain_expr::{Access, BinaryOp, CompareOp, Inst, Reg, RunScalar, Scalar, Ty
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor, ValueId};
 
 use crate::OpError;
+use crate::class::{Class, Traits};
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::{Lower, NestBuilder};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::formula::formula;
 
 /// Default ratio.
 const DEFAULT_RATIO: f64 = 0.5;
@@ -366,8 +368,8 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         }
     };
     let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
-    let enlarged = rw.add("Div", &[g, keep_ratio], Attrs::new());
-    let mut result = rw.add("Where", &[mask, enlarged, zero], Attrs::new());
+    let values = [mask, g, keep_ratio, zero];
+    let mut result = formula(rw, values, |[mask, g, kept, zero]| mask.choose(g / kept, zero));
     if let (TrainingMode::IfInput(_), Some(flag)) = (training, flag) {
         result = rw.add("Where", &[flag, result, g], Attrs::new());
     }
@@ -381,7 +383,13 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "Dropout", &[7, 10, 12, 13, 22], build).upgrade(upgrade).downgrade(downgrade),
+        Definition::new("", "Dropout", &[7, 10, 12, 13, 22], build)
+            .class(Class::Dropout)
+            .traits(Traits::FOLLOWS_HEAD)
+            .inputs_without_gradient(&[1, 2])
+            .kept_inputs(&[1])
+            .upgrade(upgrade)
+            .downgrade(downgrade),
         Definition::new("com.microsoft", "DropoutGrad", &[1], |_, _| Ok(Box::new(DropoutGrad)))
             .differentiated_as(decompose_grad),
     ]

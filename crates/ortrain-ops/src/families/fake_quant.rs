@@ -15,6 +15,7 @@ use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::formula::formula;
 
 /// Default of the attribute `quant_max`.
 const QUANT_MAX: i64 = 255;
@@ -88,8 +89,8 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let moved = rw.add("Add", &[rounded, zero_point], Attrs::new());
     if rw.has_output(0) {
         let clamped = rw.add("Clip", &[moved, low, high], Attrs::new());
-        let back = rw.add("Sub", &[clamped, zero_point], Attrs::new());
-        let result = rw.add("Mul", &[back, scale], Attrs::new());
+        let values = [clamped, zero_point, scale];
+        let result = formula(rw, values, |[clamped, zero_point, scale]| (clamped - zero_point) * scale);
         rw.replace_output(0, result);
     }
     if rw.has_output(1) {

@@ -19,6 +19,7 @@
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
 use crate::OpError;
+use crate::class::{Class, Traits};
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
@@ -386,11 +387,13 @@ pub(crate) fn definitions() -> Vec<Definition> {
     let new = |name, since, build| Definition::new(ML_DOMAIN, name, since, build);
     vec![
         new("ArrayFeatureExtractor", &[1], build_extractor)
+            .traits(Traits::TAKES_PARTS)
             .composition(decompose_extractor)
             .sample(sample_extractor),
         new("Imputer", &[1], build_imputer).composition(decompose_imputer).sample(sample_imputer),
         new("LabelEncoder", &[1, 2, 4], build_encoder).composition(decompose_encoder).sample(sample_encoder),
         new("Normalizer", &[1], build_normalizer)
+            .class(Class::RowNorm)
             .composition(decompose_normalizer)
             .downgrade(decompose_normalizer),
         new("Scaler", &[1], build_scaler).composition(decompose_scaler),

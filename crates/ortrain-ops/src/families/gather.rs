@@ -12,6 +12,7 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 use ortrain_program::{Instruction, ScatterAdd};
 
 use crate::OpError;
+use crate::class::{Class, Traits};
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, split_at_axis};
@@ -283,7 +284,11 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "Gather", &[1, 11, 13], build).weights(&[0]),
+        Definition::new("", "Gather", &[1, 11, 13], build)
+            .class(Class::Lookup)
+            .traits(Traits::PREPARES.and(Traits::TAKES_PARTS))
+            .inputs_without_gradient(&[1])
+            .weights(&[0]),
         Definition::new("com.microsoft", "ShrunkenGather", &[1], build)
             .composition(decompose_shrunken)
             .weights(&[0]),

@@ -248,8 +248,8 @@ fn build_nd_grad(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "GatherElements", &[11, 13], build_elements),
-        Definition::new("", "GatherND", &[11, 12, 13], build_nd),
+        Definition::new("", "GatherElements", &[11, 13], build_elements).inputs_without_gradient(&[1]),
+        Definition::new("", "GatherND", &[11, 12, 13], build_nd).inputs_without_gradient(&[1]),
         Definition::new(MICROSOFT, "GatherElementsGrad", &[1], build_elements_grad)
             .differentiated_as(decompose_elements),
         Definition::new(MICROSOFT, "GatherNDGrad", &[1], build_nd_grad).differentiated_as(decompose_slices),

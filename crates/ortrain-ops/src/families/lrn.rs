@@ -14,6 +14,7 @@ use crate::OpError;
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::formula::formula;
 
 struct Lrn;
 
@@ -119,10 +120,9 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut scalar = |name: &str, value: f64| rw.constant(name, Tensor::scalar(wide, value));
     let [alpha, beta, bias] =
         [("alpha", alpha), ("beta", beta), ("bias", bias)].map(|(name, v)| scalar(name, v));
-    let weighed = rw.add("Mul", &[average, alpha], Attrs::new());
-    let sum = rw.add("Add", &[weighed, bias], Attrs::new());
-    let power = rw.add("Pow", &[sum, beta], Attrs::new());
-    let result = rw.add("Div", &[input, power], Attrs::new());
+    let values = [input, average, alpha, bias, beta];
+    let result =
+        formula(rw, values, |[x, average, alpha, bias, beta]| x / (average * alpha + bias).pow(beta));
     let result = cast(rw, result, dtype);
     rw.replace_output(0, result);
     Ok(())

@@ -14,6 +14,7 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 use ortrain_program::{BufferId, Operand};
 
 use crate::OpError;
+use crate::class::{Class, Traits};
 use crate::grad::Grad;
 use crate::infer::{Infer, broadcast};
 use crate::lower::{Lower, NestBuilder};
@@ -518,11 +519,19 @@ fn decompose_fused(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "MatMul", &[1, 9, 13], build_matmul).weights(&[0, 1]),
+        Definition::new("", "MatMul", &[1, 9, 13], build_matmul)
+            .class(Class::MatrixProduct)
+            .traits(Traits::UNBOUNDED)
+            .weights(&[0, 1]),
         Definition::new("", "Gemm", &[7, 9, 11, 13], build_gemm)
+            .class(Class::AffineProduct)
+            .traits(Traits::UNBOUNDED)
             .downgrade(downgrade_gemm)
             .weights(&[0, 1, 2]),
-        Definition::new("com.microsoft", "FusedMatMul", &[1], build_fused).decompose(decompose_fused),
+        Definition::new("com.microsoft", "FusedMatMul", &[1], build_fused)
+            .class(Class::ScaledProduct)
+            .traits(Traits::UNBOUNDED)
+            .decompose(decompose_fused),
         // No model has version 2, so each node counts as an older version and is upgraded.
         Definition::new("com.microsoft", "TransposeMatMul", &[1, 2], build_rewritten_on_read)
             .always_rewritten(rename_to_fused_matmul),

@@ -135,9 +135,3 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
 pub(crate) fn definitions() -> Vec<Definition> {
     FAMILIES.iter().flat_map(|family| family()).collect()
 }
-
-/// Returns true if the derivative of an operator is zero almost everywhere.
-pub(crate) fn has_zero_derivative(domain: &str, name: &str) -> bool {
-    let flat = [elementwise::has_zero_derivative, argmax::has_zero_derivative, diagonal::has_zero_derivative];
-    flat.iter().any(|is_flat| is_flat(domain, name))
-}

@@ -76,7 +76,7 @@ fn build(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
-    vec![Definition::new("", "NonZero", &[9, 13], build)]
+    vec![Definition::new("", "NonZero", &[9, 13], build).inputs_without_gradient(&[0])]
 }
 
 #[cfg(test)]

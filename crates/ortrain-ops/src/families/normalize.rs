@@ -15,6 +15,7 @@
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use crate::OpError;
+use crate::class::Class;
 use crate::infer::{Infer, normalize_axes, normalize_axis};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
@@ -259,9 +260,11 @@ fn build_lp(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "InstanceNormalization", &[6, 22], build_instance)
+            .class(Class::Normalization { scale: 1, bias: Some(2), of_instances: true })
             .composition(decompose_instance)
             .weights(&[1, 2]),
         Definition::new("", "GroupNormalization", &[18, 21], build_group)
+            .class(Class::Normalization { scale: 1, bias: Some(2), of_instances: false })
             .upgrade(upgrade_group)
             .downgrade(downgrade_group)
             .composition(decompose_group)

@@ -115,7 +115,7 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
-    vec![Definition::new("", "OneHot", &[9, 11, 28], build)]
+    vec![Definition::new("", "OneHot", &[9, 11, 28], build).inputs_without_gradient(&[0, 1, 2])]
 }
 
 #[cfg(test)]

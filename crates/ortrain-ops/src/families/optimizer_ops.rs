@@ -10,6 +10,7 @@ use ortrain_graph::{DType, Graph, Node, Shape, ValueType};
 use ortrain_program::{BufferId, GradientMode};
 
 use crate::OpError;
+use crate::class::Class;
 use crate::infer::Infer;
 use crate::lower::{Lower, NestBuilder, PlanePart};
 use crate::op::{Definition, Op};
@@ -450,9 +451,12 @@ fn build_clip(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("com.microsoft", "AdamWOptimizer", &[1], build_adamw),
-        Definition::new("com.microsoft", "SGDOptimizerV2", &[1], |_, _| Ok(Box::new(Sgd))),
-        Definition::new("com.microsoft", "InplaceClipGradNorm", &[1], build_clip),
+        Definition::new("com.microsoft", "AdamWOptimizer", &[1], build_adamw)
+            .class(Class::OptimizerStep { moments: 2 }),
+        // It uses no moments, but its models have an input for one.
+        Definition::new("com.microsoft", "SGDOptimizerV2", &[1], |_, _| Ok(Box::new(Sgd)))
+            .class(Class::OptimizerStep { moments: 1 }),
+        Definition::new("com.microsoft", "InplaceClipGradNorm", &[1], build_clip).class(Class::GradientClip),
         Definition::new("com.microsoft", "InPlaceAccumulatorV2", &[1], |_, _| {
             Ok(Box::new(InPlaceAccumulator))
         }),

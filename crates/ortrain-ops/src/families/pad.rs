@@ -15,6 +15,7 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use crate::OpError;
 use crate::axis_map::{AxisMap, MAX_TAPS, apply_axis_maps};
+use crate::class::{Class, Traits};
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, NestBuilder};
@@ -542,6 +543,8 @@ fn cast_bool_inputs(rw: &mut Rewrite<'_>, x: ValueId, dtype: Option<DType>) -> R
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "Pad", &[2, 11, 13, 18, 19, 21, 23, 24, 25], build)
+            .class(Class::Pad)
+            .traits(Traits::MOVES)
             .upgrade(upgrade)
             .downgrade(downgrade),
     ]

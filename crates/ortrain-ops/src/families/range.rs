@@ -9,6 +9,7 @@ use ortrain_expr::{Inst, Scalar, Type};
 use ortrain_graph::{DType, Dim, Graph, Node, Shape, Tensor};
 
 use crate::OpError;
+use crate::class::Class;
 use crate::infer::Infer;
 use crate::lower::Lower;
 use crate::op::{Definition, Op, ValueRequirement};
@@ -99,7 +100,11 @@ fn build(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
-    vec![Definition::new("", "Range", &[11, 27], build)]
+    vec![
+        Definition::new("", "Range", &[11, 27], build)
+            .class(Class::Positions)
+            .inputs_without_gradient(&[0, 1, 2]),
+    ]
 }
 
 #[cfg(test)]

@@ -20,11 +20,13 @@ use ortrain_expr::{Access, BinaryOp, CompareOp, Inst, ReduceOp, Reg, Scalar, Str
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use crate::OpError;
+use crate::class::{Class, Traits};
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axes};
 use crate::lower::{Lower, NestBuilder};
 use crate::op::{BuildFn, Definition, Op};
 use crate::rewrite::{Rewrite, ints_attribute_to_input, ints_input_to_attribute};
+use crate::support::formula::formula;
 
 /// Reduction operation.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -336,30 +338,21 @@ impl Reduce {
         let g = self.restore_reduced_axes(cx, g, axes);
         let scalar = |cx: &mut Grad<'_>, value: f64| cx.constant("number", Tensor::scalar(dtype, value));
         let gradient = match self.kind {
-            Kind::L1 => {
-                let sign = cx.add("Sign", &[x], Attrs::new());
-                cx.add("Mul", &[g, sign], Attrs::new())
-            }
+            Kind::L1 => formula(cx, [g, x], |[g, x]| g * x.sign()),
             Kind::SumSquare => {
                 let two = scalar(cx, 2.0);
-                let slope = cx.add("Mul", &[x, two], Attrs::new());
-                cx.add("Mul", &[g, slope], Attrs::new())
+                formula(cx, [g, x, two], |[g, x, two]| g * (x * two))
             }
             Kind::L2 => {
                 let y = cx.output(0, "y");
                 let y = self.restore_reduced_axes(cx, y, axes);
                 let zero = scalar(cx, 0.0);
-                let is_zero = cx.add("Equal", &[y, zero], Attrs::new());
-                let share = cx.add("Div", &[g, y], Attrs::new());
-                let share = cx.add("Where", &[is_zero, zero, share], Attrs::new());
-                cx.add("Mul", &[share, x], Attrs::new())
+                formula(cx, [g, x, y, zero], |[g, x, y, zero]| y.equals(zero).choose(zero, g / y) * x)
             }
             Kind::LogSumExp => {
                 let y = cx.output(0, "y");
                 let y = self.restore_reduced_axes(cx, y, axes);
-                let shifted = cx.add("Sub", &[x, y], Attrs::new());
-                let slope = cx.add("Exp", &[shifted], Attrs::new());
-                cx.add("Mul", &[g, slope], Attrs::new())
+                formula(cx, [g, x, y], |[g, x, y]| g * (x - y).exp())
             }
             _ if nothing_reduced => cx.add("Div", &[g, x], Attrs::new()),
             _ => {
@@ -512,8 +505,7 @@ impl Op for Scale {
                 gradient = cx.add("Cast", &[gradient], Attrs::new().with("to", i64::from(to.to_onnx())));
             }
             if self.down {
-                let quotient = cx.add("Div", &[gradient, scale], Attrs::new());
-                gradient = cx.add("Neg", &[quotient], Attrs::new());
+                gradient = formula(cx, [gradient, scale], |[gradient, scale]| -(gradient / scale));
             }
             let shape = cx.shape_of(scale);
             let gradient = cx.add("Reshape", &[gradient, shape], Attrs::new());
@@ -697,9 +689,12 @@ fn decompose_all_l2(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "ReduceSum", &[1, 11, 13], build_sum)
+            .class(Class::AxisSum)
+            .inputs_without_gradient(&[1])
             .upgrade(upgrade_sum)
             .downgrade(downgrade_sum),
-        define_reduction("ReduceMean", PLAIN_VERSIONS, |_, node| build_reduce(node, Kind::Mean)),
+        define_reduction("ReduceMean", PLAIN_VERSIONS, |_, node| build_reduce(node, Kind::Mean))
+            .traits(Traits::FOLLOWS_HEAD),
         define_reduction("ReduceProd", PLAIN_VERSIONS, |_, node| build_reduce(node, Kind::Prod)),
         define_reduction("ReduceL1", PLAIN_VERSIONS, |_, node| build_reduce(node, Kind::L1)),
         define_reduction("ReduceL2", PLAIN_VERSIONS, |_, node| build_reduce(node, Kind::L2)),

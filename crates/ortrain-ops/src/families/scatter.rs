@@ -18,6 +18,7 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 use rustc_hash::FxHashSet;
 
 use crate::OpError;
+use crate::class::Class;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, split_at_axis};
@@ -27,6 +28,7 @@ use crate::support::element_indices::{
     check_compatible_shape, check_elements, compute_element_indices, compute_slice_indices, flat_index,
     infer_slices_shape,
 };
+use crate::support::formula::formula;
 use crate::support::rewritten_on_read::build_rewritten_on_read;
 use crate::support::rows::{
     ScatterRows, check_indices, emit_copy, emit_scatter_sum, guard_indices, scatter_overwrite,
@@ -335,9 +337,10 @@ impl Scatter {
             let zeros = self.gather_at_indices(cx, zeros)?;
             // Number of zeros among the others.
             let others_zero = cx.add("Sub", &[zeros, counted], Attrs::new());
-            let clear = cx.add("Equal", &[others_zero, zero], Attrs::new());
-            let quotients = cx.add("Div", &[product, present], Attrs::new());
-            let other_products = cx.add("Where", &[clear, quotients, zero], Attrs::new());
+            let values = [others_zero, product, present, zero];
+            let other_products = formula(cx, values, |[others_zero, product, present, zero]| {
+                others_zero.equals(zero).choose(product / present, zero)
+            });
             let arriving = cx.add("Mul", &[g, data], Attrs::new());
             let arriving = self.gather_at_indices(cx, arriving)?;
             let gradient = cx.add("Mul", &[arriving, other_products], Attrs::new());
@@ -513,10 +516,9 @@ fn sum_slices(
     let strides: Vec<ValueId> = (0..width).map(|k| product(rw, k + 1, width)).collect();
     let strides = rw.add("Concat", &strides, Attrs::new().with("axis", 0i64));
     let (zero, line) = (rw.ints("zero", &[0]), rw.ints("line", &[-1]));
-    let is_negative = rw.add("Less", &[indices, zero], Attrs::new());
-    let counted = rw.add("Add", &[indices, lead], Attrs::new());
-    let indices = rw.add("Where", &[is_negative, counted, indices], Attrs::new());
-    let steps = rw.add("Mul", &[indices, strides], Attrs::new());
+    let steps = formula(rw, [indices, zero, lead, strides], |[indices, zero, lead, strides]| {
+        indices.is_less(zero).choose(indices + lead, indices) * strides
+    });
     let last = rw.ints("last", &[-1]);
     let at = rw.add("ReduceSum", &[steps, last], Attrs::new().with("keepdims", 0i64));
     let at = rw.add("Reshape", &[at, line], Attrs::new());
@@ -539,13 +541,20 @@ fn upgrade_scatter(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "ScatterElements", &[11, 13, 16, 18], build)
+            .class(Class::Write { filled: &[0, 2] })
+            .inputs_without_gradient(&[1])
             .downgrade(downgrade)
             .decomposed_before(16, decompose_sum),
         Definition::new("", "ScatterND", &[11, 13, 16, 18], build)
+            .class(Class::Write { filled: &[0, 2] })
+            .inputs_without_gradient(&[1])
             .downgrade(downgrade)
             .decomposed_before(16, decompose_sum),
         // Deprecated in 11: from this opset on only the other name is written.
-        Definition::new("", "Scatter", &[9, 11], build_rewritten_on_read).always_rewritten(upgrade_scatter),
+        Definition::new("", "Scatter", &[9, 11], build_rewritten_on_read)
+            .class(Class::Write { filled: &[0, 2] })
+            .inputs_without_gradient(&[1])
+            .always_rewritten(upgrade_scatter),
     ]
 }
 

@@ -16,11 +16,13 @@ use ortrain_expr::{BinaryOp, Builder, Expr, Reg, Type, derive};
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId};
 
 use crate::OpError;
+use crate::class::{Class, Traits};
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::formula::formula;
 
 fn cast_attrs(dtype: DType) -> Attrs {
     Attrs::new().with("to", i64::from(dtype.to_onnx()))
@@ -307,9 +309,7 @@ fn decompose_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut halves = Vec::with_capacity(2);
     let mut spread = rw.add("Sub", &[chosen, chosen], Attrs::new());
     for value in [yes, no] {
-        let never = rw.add("Less", &[value, value], Attrs::new());
-        let zeros = rw.add("Cast", &[never], cast_attrs(dtype));
-        spread = rw.add("Add", &[spread, zeros], Attrs::new());
+        spread = formula(rw, [spread, value], |[spread, value]| spread + value.is_less(value).cast(dtype));
     }
     let chosen = rw.add("Add", &[chosen, spread], Attrs::new());
     let unchosen = rw.add("Sub", &[one, chosen], Attrs::new());
@@ -317,11 +317,11 @@ fn decompose_where(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         if rw.constant_of(value).is_some_and(|tensor| tensor.to_f64().iter().all(|&x| x == 0.0)) {
             continue;
         }
-        let value = rw.add("Add", &[value, spread], Attrs::new());
-        let above = rw.add("Div", &[mask, other], Attrs::new());
-        let below = rw.add("Neg", &[above], Attrs::new());
-        let half = rw.add("Max", &[value, below], Attrs::new());
-        halves.push(rw.add("Min", &[half, above], Attrs::new()));
+        halves.push(formula(rw, [value, spread, mask, other], |[value, spread, mask, other]| {
+            let value = value + spread;
+            let above = mask / other;
+            value.max(-above).min(above)
+        }));
     }
     let result = match halves[..] {
         [one] => one,
@@ -382,13 +382,29 @@ fn downgrade_pow(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "Where", &[9, 16], build_where)
+            .class(Class::Selection)
+            .traits(Traits::BROADCASTS)
+            .inputs_without_gradient(&[0])
             .downgrade(downgrade_where)
             .decomposed_before(9, decompose_where),
         Definition::new("", "Cast", &[6, 9, 13, 19, 21, 23, 24, 25, 28], build_cast)
+            .class(Class::Cast)
+            .traits(
+                Traits::MOVES
+                    .and(Traits::KEEPS_SCORES)
+                    .and(Traits::TAKES_PARTS)
+                    .and(Traits::KEEPS_DECISION)
+                    .and(Traits::FOLLOWS_HEAD),
+            )
             .downgrade(downgrade_cast),
         Definition::new("", "CastLike", &[15, 19, 21, 23, 24, 25], |_, _| Ok(Box::new(CastLike)))
+            .traits(Traits::MOVES.and(Traits::SHAPED_BY_INPUTS).and(Traits::KEEPS_SCORES))
             .composition(decompose_cast_like),
-        Definition::new("", "Pow", &[7, 12, 13, 15], build_pow).downgrade(downgrade_pow),
+        Definition::new("", "Pow", &[7, 12, 13, 15], build_pow)
+            .class(Class::Power)
+            .traits(Traits::BROADCASTS)
+            .inputs_without_gradient(&[1])
+            .downgrade(downgrade_pow),
     ]
 }
 

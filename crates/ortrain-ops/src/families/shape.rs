@@ -10,6 +10,7 @@ use ortrain_expr::Access;
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
 use crate::OpError;
+use crate::class::{Class, Traits};
 use crate::grad::Grad;
 use crate::infer::{Infer, OPEN_SIZE, broadcast, normalize_axes, normalize_axis, to_sizes};
 use crate::lower::Lower;
@@ -710,31 +711,78 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", "Reshape", &[5, 13, 14, 19, 21, 23, 24, 25], |_, node| {
             Ok(Box::new(View::Reshape { allow_zero: node.attrs.int("allowzero")?.unwrap_or(0) != 0 }))
         })
+        .class(Class::Reshape)
+        .traits(
+            Traits::MOVES
+                .and(Traits::SHAPED_BY_INPUTS)
+                .and(Traits::KEEPS_SCORES)
+                .and(Traits::TAKES_PARTS)
+                .and(Traits::KEEPS_DECISION)
+                .and(Traits::FOLLOWS_HEAD),
+        )
+        .inputs_without_gradient(&[1])
         .downgrade(downgrade_reshape),
         Definition::new("", "Flatten", &[1, 9, 11, 13, 21, 23, 24, 25], |_, node| {
             Ok(Box::new(View::Flatten { axis: node.attrs.int("axis")?.unwrap_or(1) }))
-        }),
+        })
+        .class(Class::Flatten)
+        .traits(
+            Traits::MOVES.and(Traits::KEEPS_SCORES).and(Traits::KEEPS_DECISION).and(Traits::FOLLOWS_HEAD),
+        ),
         Definition::new("", "Squeeze", AXES, |_, _| Ok(Box::new(View::Squeeze)))
+            .traits(
+                Traits::MOVES
+                    .and(Traits::SHAPED_BY_INPUTS)
+                    .and(Traits::KEEPS_SCORES)
+                    .and(Traits::TAKES_PARTS)
+                    .and(Traits::KEEPS_DECISION)
+                    .and(Traits::FOLLOWS_HEAD),
+            )
+            .inputs_without_gradient(&[1])
             .upgrade(axes_to_input)
             .downgrade(axes_to_attribute),
         Definition::new("", "Unsqueeze", AXES, |_, _| Ok(Box::new(View::Unsqueeze)))
+            .class(Class::Unsqueeze)
+            .traits(Traits::MOVES.and(Traits::SHAPED_BY_INPUTS).and(Traits::KEEPS_SCORES))
+            .inputs_without_gradient(&[1])
             .upgrade(axes_to_input)
             .downgrade(axes_to_attribute),
         Definition::new("", "Transpose", &[1, 13, 21, 23, 24, 25], |_, node| {
             Ok(Box::new(Transpose { perm: node.attrs.ints("perm")?.map(<[i64]>::to_vec) }))
-        }),
-        Definition::new("", "Expand", &[8, 13], |_, _| Ok(Box::new(Expand))).downgrade(downgrade_expand),
+        })
+        .class(Class::Transpose)
+        .traits(Traits::MOVES.and(Traits::KEEPS_SCORES).and(Traits::KEEPS_DECISION)),
+        Definition::new("", "Expand", &[8, 13], |_, _| Ok(Box::new(Expand)))
+            .class(Class::Expand)
+            .traits(Traits::MOVES.and(Traits::SHAPED_BY_INPUTS))
+            .inputs_without_gradient(&[1])
+            .downgrade(downgrade_expand),
         Definition::new("", "Shape", &[1, 13, 15, 19, 21, 23, 24, 25], |_, node| {
             let (start, end) = (node.attrs.int("start")?.unwrap_or(0), node.attrs.int("end")?);
             Ok(Box::new(ShapeOf { start, end }))
         })
+        .class(Class::Shape)
+        .inputs_without_gradient(&[0])
         .downgrade(downgrade_shape),
-        Definition::new("", "Size", &[1, 13, 19, 21, 23, 24, 25], |_, _| Ok(Box::new(Size))),
-        Definition::new("", "Identity", &[1, 13, 14, 16, 19, 21, 23, 24, 25], |_, _| Ok(Box::new(Identity))),
+        Definition::new("", "Size", &[1, 13, 19, 21, 23, 24, 25], |_, _| Ok(Box::new(Size)))
+            .class(Class::Size)
+            .inputs_without_gradient(&[0]),
+        Definition::new("", "Identity", &[1, 13, 14, 16, 19, 21, 23, 24, 25], |_, _| Ok(Box::new(Identity)))
+            .class(Class::Copy)
+            .traits(
+                Traits::MOVES
+                    .and(Traits::KEEPS_SCORES)
+                    .and(Traits::TAKES_PARTS)
+                    .and(Traits::KEEPS_DECISION)
+                    .and(Traits::FOLLOWS_HEAD),
+            ),
         Definition::new("", "Constant", &[1, 9, 11, 12, 13, 19, 21, 23, 24, 25], build_constant)
+            .class(Class::Constant)
             .sample(|_| Sample::of(Attrs::new().with("value_float", 1.0f32)))
             .downgrade(downgrade_constant),
         Definition::new("", "ConstantOfShape", &[9, 20, 21, 23, 24, 25], build_constant_of_shape)
+            .class(Class::Fill)
+            .inputs_without_gradient(&[0])
             .downgrade(downgrade_constant_of_shape),
         Definition::new("com.microsoft", "BroadcastGradientArgs", &[1], |_, _| {
             Ok(Box::new(BroadcastGradientArgs))

@@ -8,6 +8,7 @@ use ortrain_expr::{Access, Strides};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor};
 
 use crate::OpError;
+use crate::class::Traits;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::Lower;
@@ -343,6 +344,8 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "Slice", &[1, 10, 11, 13], build)
+            .traits(Traits::MOVES.and(Traits::TAKES_PARTS))
+            .inputs_without_gradient(&[1, 2, 3, 4])
             .upgrade(upgrade_slice)
             .downgrade(downgrade_slice),
         Definition::new("com.microsoft", "SliceGrad", &[1], build).differentiated_as(decompose_slice_grad),

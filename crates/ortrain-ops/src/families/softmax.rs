@@ -13,11 +13,13 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 use rustc_hash::FxHashSet;
 
 use crate::OpError;
+use crate::class::{Class, Traits};
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, NestBuilder, split_at_axis};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::formula::formula;
 use crate::support::matrix_form::{downgrade, upgrade, upgrade_matrix_form};
 use crate::support::rewritten_on_read::build_rewritten_on_read;
 
@@ -224,22 +226,22 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let keep = Attrs::new().with("keepdims", 1i64);
     let result = if is_log(rw.node()) {
         let sum = rw.add("ReduceSum", &[g, axes], keep);
-        let share = rw.add("Exp", &[y], Attrs::new());
-        let part = rw.add("Mul", &[share, sum], Attrs::new());
-        rw.add("Sub", &[g, part], Attrs::new())
+        formula(rw, [g, y, sum], |[g, y, sum]| g - y.exp() * sum)
     } else {
         let product = rw.add("Mul", &[g, y], Attrs::new());
         let sum = rw.add("ReduceSum", &[product, axes], keep);
-        let rest = rw.add("Sub", &[g, sum], Attrs::new());
-        rw.add("Mul", &[y, rest], Attrs::new())
+        formula(rw, [g, y, sum], |[g, y, sum]| y * (g - sum))
     };
     rw.replace_output(0, result);
     Ok(())
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
-    let forward = ["Softmax", "LogSoftmax"]
-        .map(|name| Definition::new("", name, &[1, 11, 13], build).upgrade(upgrade).downgrade(downgrade));
+    let forward = ["Softmax", "LogSoftmax"].map(|name| {
+        let class = Class::Softmax { log: name != "Softmax" };
+        let definition = Definition::new("", name, &[1, 11, 13], build).class(class);
+        definition.traits(Traits::FOLLOWS_HEAD).upgrade(upgrade).downgrade(downgrade)
+    });
     let gradients = ["SoftmaxGrad_13", "LogSoftmaxGrad_13"].map(|name| {
         Definition::new("com.microsoft", name, &[1], build_grad).differentiated_as(decompose_grad)
     });

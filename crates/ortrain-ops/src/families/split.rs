@@ -9,6 +9,7 @@ use ortrain_expr::Access;
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor, ValueId};
 
 use crate::OpError;
+use crate::class::Traits;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::Lower;
@@ -209,7 +210,13 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
-    vec![Definition::new("", "Split", &[2, 11, 13, 18], build).upgrade(upgrade).downgrade(downgrade)]
+    vec![
+        Definition::new("", "Split", &[2, 11, 13, 18], build)
+            .traits(Traits::MOVES)
+            .inputs_without_gradient(&[1])
+            .upgrade(upgrade)
+            .downgrade(downgrade),
+    ]
 }
 
 #[cfg(test)]

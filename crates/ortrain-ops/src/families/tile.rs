@@ -7,6 +7,7 @@ use ortrain_expr::Access;
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape};
 
 use crate::OpError;
+use crate::class::Traits;
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
@@ -108,7 +109,11 @@ fn build(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
-    vec![Definition::new("", "Tile", &[6, 13], build)]
+    vec![
+        Definition::new("", "Tile", &[6, 13], build)
+            .traits(Traits::MOVES.and(Traits::SHAPED_BY_INPUTS))
+            .inputs_without_gradient(&[1]),
+    ]
 }
 
 #[cfg(test)]

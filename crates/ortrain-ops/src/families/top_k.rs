@@ -16,6 +16,7 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor};
 use ortrain_program::{BufferId, HostFunction};
 
 use crate::OpError;
+use crate::class::Class;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, NestBuilder, split_at_axis};
@@ -377,7 +378,13 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 }
 
 pub(crate) fn definitions() -> Vec<Definition> {
-    vec![Definition::new("", "TopK", &[1, 10, 11, 24], build).upgrade(upgrade).downgrade(downgrade)]
+    vec![
+        Definition::new("", "TopK", &[1, 10, 11, 24], build)
+            .class(Class::TopK)
+            .inputs_without_gradient(&[1])
+            .upgrade(upgrade)
+            .downgrade(downgrade),
+    ]
 }
 
 #[cfg(test)]

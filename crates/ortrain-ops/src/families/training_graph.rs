@@ -9,6 +9,7 @@ use crate::infer::{Infer, element_count};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
+use crate::support::formula::formula;
 
 fn cast(dtype: DType) -> Attrs {
     Attrs::new().with("to", i64::from(dtype.to_onnx()))
@@ -246,10 +247,8 @@ fn decompose_mixed_precision_scale(rw: &mut Rewrite<'_>) -> Result<(), OpError> 
         let value = rw.required_input(k)?;
         // Products of narrow floats are computed in float32.
         let wide = if known_dtype(rw, value)? == DType::F64 { DType::F64 } else { DType::F32 };
-        let value = rw.add("Cast", &[value], cast(wide));
-        let factor = rw.add("Cast", &[scale], cast(wide));
-        let product = rw.add("Mul", &[value, factor], Attrs::new());
-        let product = rw.add("Cast", &[product], cast(to));
+        let product =
+            formula(rw, [value, scale], |[value, scale]| (value.cast(wide) * scale.cast(wide)).cast(to));
         scaled.push(if fused { rw.add("Reshape", &[product, flat], Attrs::new()) } else { product });
     }
     if fused {

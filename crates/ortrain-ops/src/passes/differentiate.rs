@@ -7,13 +7,14 @@ use ortrain_onnx::proto::TensorProto;
 use ortrain_onnx::{AttributeProto, AttributeType, NodeProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::class::Traits;
 pub use crate::dependence::dependent_values;
 use crate::families::custom_gradient::has_gradient_of;
 use crate::families::elementwise::MAX_OPERANDS;
 use crate::grad::{Grad, GradientPasses};
 use crate::passes::gradient_stops::find_stop;
 use crate::passes::node::{decompose_node, infer_added, infer_nodes, infer_part, remove_updates};
-use crate::registry::{Registry, build};
+use crate::registry::{Registry, build, has_traits};
 pub use crate::support::random::draws_random_numbers;
 use crate::{Error, OpError};
 
@@ -147,7 +148,7 @@ pub fn backpropagate_known(
 /// derivative is not zero everywhere.
 fn may_pass_gradient(graph: &Graph, node: &Node, inputs: impl IntoIterator<Item = ValueId>) -> bool {
     let floats = node.present_outputs().any(|id| graph.value(id).ty.dtype().is_some_and(DType::is_float));
-    let flat = crate::families::has_zero_derivative(&node.domain, &node.op);
+    let flat = has_traits(node, Traits::ZERO_DERIVATIVE);
     floats && inputs.into_iter().any(|input| has_gradient_of(node, input).unwrap_or(!flat))
 }
 

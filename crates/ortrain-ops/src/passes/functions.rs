@@ -12,9 +12,10 @@ use prost::Message as _;
 
 use crate::Error;
 use crate::families::custom_gradient;
-use crate::library::{OperatorLibrary, function_label as label, normalize_domain, operator_label};
+use crate::library::{OperatorLibrary, function_label as label, operator_label};
 use crate::passes::node::decompose_node;
 use crate::registry::Registry;
+use crate::registry::normalize_domain;
 
 /// Maximum number of nodes of a model after inlining. Nested functions can expand beyond the memory of any machine.
 const MAX_NODES: usize = 1 << 18;

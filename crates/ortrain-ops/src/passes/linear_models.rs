@@ -16,10 +16,10 @@ use ortrain_onnx::proto::TensorProto;
 use ortrain_onnx::{GraphProto, ModelProto, NodeProto, OperatorSetIdProto};
 
 use crate::families::linear_model::{CLASSIFIER, LinearModel, PostTransform, REGRESSOR};
-use crate::library::normalize_domain;
 use crate::passes::infer::infer;
 use crate::passes::node::decompose_node;
 use crate::passes::versions::downgrade;
+use crate::registry::normalize_domain;
 use crate::registry::{NEWEST_OPSET, Registry};
 use crate::support::ml::ML_DOMAIN;
 use crate::{Error, OpError};

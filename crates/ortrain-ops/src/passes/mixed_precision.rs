@@ -10,23 +10,10 @@ use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::Error;
+use crate::class::{Class, Traits};
 use crate::passes::node::infer_node;
+use crate::registry::{class_of, definition_of, has_traits};
 use crate::training::master_weight_node;
-
-/// Loss operators.
-const LOSSES: [&str; 7] = [
-    "NegativeLogLikelihoodLoss",
-    "NegativeLogLikelihoodLossInternal",
-    "NegativeLogLikelihoodLossInternal2",
-    "SoftmaxCrossEntropy",
-    "SoftmaxCrossEntropyLoss",
-    "SoftmaxCrossEntropyLossInternal",
-    "SparseSoftmaxCrossEntropy",
-];
-
-/// Inputs that stay float32: an operator, and a range of its inputs.
-const WIDE_INPUTS: [(&str, std::ops::Range<usize>); 4] =
-    [("BatchNormalization", 3..5), ("Dropout", 1..2), ("Resize", 1..3), ("Upsample", 1..2)];
 
 /// Converts the values of a forward graph to the narrow type, except some that stay float32 (see the module). Weights
 /// are read through casts; `weights` maps each weight to the name of its cast's result.
@@ -56,7 +43,7 @@ fn depends_on_loss(graph: &Graph, loss: ValueId) -> Vec<bool> {
     let mut from_loss: FxHashSet<ValueId> = FxHashSet::default();
     (graph.nodes.iter())
         .map(|node| {
-            let is_dependent = LOSSES.contains(&&*node.op)
+            let is_dependent = has_traits(node, Traits::COMPUTES_LOSS)
                 || node.present_outputs().any(|output| output == loss)
                 || node.present_inputs().any(|input| from_loss.contains(&input));
             if is_dependent {
@@ -107,8 +94,7 @@ impl NarrowingPass<'_> {
     /// Adds a node with narrow inputs instead of float32 inputs. Returns false, and adds nothing, if its operator does
     /// not accept them.
     fn push_narrow(&mut self, node: &Node) -> bool {
-        let wide =
-            WIDE_INPUTS.iter().find(|(op, _)| *op == &*node.op).map_or(0..0, |(_, ports)| ports.clone());
+        let wide = definition_of(node).map_or(&[][..], |definition| definition.kept_inputs);
         let is_wide = |graph: &Graph, id: ValueId| graph.value(id).ty.dtype() == Some(DType::F32);
         let before = self.graph.nodes.len();
         let known: FxHashSet<ValueId> = self.converted.keys().copied().collect();
@@ -122,7 +108,7 @@ impl NarrowingPass<'_> {
             }
         }
         if let Some(to) = changed.attrs.int("to").ok().flatten()
-            && &*node.op == "Cast"
+            && class_of(node) == Class::Cast
             && to == i64::from(DType::F32.to_onnx())
         {
             changed.attrs = changed.attrs.clone().with("to", i64::from(self.narrow.to_onnx()));

@@ -12,11 +12,13 @@ use ortrain_graph::{Attr, Attrs, DType, Graph, Node, Tensor, ValueId, ValueType}
 use ortrain_onnx::GraphProto;
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::class::Class;
 use crate::infer::normalize_axis;
-use crate::library::normalize_domain;
 use crate::op::{Placement, Repetition};
 use crate::passes::node::{fold_node, infer_node};
 use crate::registry::build;
+use crate::registry::normalize_domain;
+use crate::registry::{class_of, class_of_message};
 use crate::sequence_operators::{OPERATORS, is_sequence_operator};
 use crate::support::subgraphs::clear_folded;
 use crate::type_merge::merge_advised;
@@ -72,10 +74,10 @@ pub fn unsupported_sequence_nodes(graph: &GraphProto) -> Vec<bool> {
         let standard = normalize_domain(&node.domain).is_empty();
         let results = node.output.iter().map(String::as_str).filter(|name| !name.is_empty());
         if !standard || !OPERATORS.contains(&node.op_type.as_str()) {
-            if standard && node.op_type == "Identity" && known.contains(input(0)) {
+            if class_of_message(node) == Class::Copy && known.contains(input(0)) {
                 known.extend(results);
             } else if node.input.iter().all(|name| name.is_empty() || fixed.contains(name.as_str()))
-                || standard && ["Shape", "Size"].contains(&node.op_type.as_str())
+                || matches!(class_of_message(node), Class::Shape | Class::Size)
             {
                 fixed.extend(results);
             }
@@ -429,8 +431,7 @@ impl SequenceRewriter {
         node: &Node,
     ) -> Result<(), OpError> {
         let input_count = node.inputs.len() - node.captures;
-        if node.op == "Identity".into()
-            && node.domain.is_empty()
+        if class_of(node) == Class::Copy
             && let (Some(Some(from)), Some(Some(to))) = (node.inputs.first(), node.outputs.first())
             && let Some(known) = sequences.get(from).cloned()
         {

@@ -5,12 +5,13 @@ use ortrain_program::ScanAxis;
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::Error;
+use crate::class::Class;
 use crate::infer::normalize_axis;
 use crate::iterations::{constant_flag, known_iteration_count};
 use crate::lower::{ORIGINAL_NAMES, POSITIONS};
 use crate::op::{Placement, Repetition};
 use crate::passes::node::fold_node;
-use crate::registry::build;
+use crate::registry::{build, class_of};
 use crate::support::random::is_random;
 
 /// Maximum number of nodes of all unrolled loops of a schedule. A program is planned as a whole: for many more nodes
@@ -367,22 +368,22 @@ fn stacked_slice(
     axis: i64,
     position: usize,
 ) -> Option<ValueId> {
-    let maker = |id: ValueId, op: &str| {
+    let maker = |id: ValueId, class: Class| {
         let node = &graph.nodes[producers[id.0 as usize]?];
-        (node.domain.is_empty() && &*node.op == op).then_some(node)
+        (class_of(node) == class).then_some(node)
     };
     let rank = graph.value(source).ty.shape()?.rank();
     let axis = normalize_axis(axis, rank).ok()?;
-    let concatenation = maker(source, "Concat")?;
+    let concatenation = maker(source, Class::Join)?;
     if normalize_axis(concatenation.attrs.int("axis").ok()??, rank).ok()? != axis {
         return None;
     }
     // Each part is one slice.
-    let is_unsqueezed = |port: &Option<ValueId>| port.is_some_and(|id| maker(id, "Unsqueeze").is_some());
+    let is_unsqueezed = |port: &Option<ValueId>| port.is_some_and(|id| maker(id, Class::Unsqueeze).is_some());
     if !concatenation.inputs.iter().all(is_unsqueezed) {
         return None;
     }
-    let part = maker(concatenation.inputs.get(position).copied().flatten()?, "Unsqueeze")?;
+    let part = maker(concatenation.inputs.get(position).copied().flatten()?, Class::Unsqueeze)?;
     let axes = graph.value(part.inputs.get(1).copied().flatten()?).constant.as_ref()?.to_i64()?;
     match axes.as_slice() {
         [one] if normalize_axis(*one, rank).ok()? == axis => part.inputs[0],

@@ -2,7 +2,7 @@
 
 use ortrain_graph::{Attrs, DType, ValueId};
 
-use crate::onnx_decomposition::NodeSink;
+use crate::support::onnx_decomposition::NodeSink;
 
 /// Returns the type of the arithmetic and of intermediate buffers: float32, or float64 for float64.
 pub(crate) fn arithmetic_dtype(dtype: DType) -> DType {

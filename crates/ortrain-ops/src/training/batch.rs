@@ -4,7 +4,9 @@ use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, tensor_to_proto};
 use ortrain_onnx::{AttributeProto, AttributeType, NodeProto, TensorProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::class::{Class, Traits};
 use crate::passes::node::{fold_node, forget_shapes, infer_node};
+use crate::registry::{class_of, has_traits};
 
 /// Replacement of a constant that fixes the batch size.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,26 +23,6 @@ pub enum OpenShape {
     /// No replacement: the input is removed, and defaults to zero.
     Omitted,
 }
-
-/// Operators with inputs that broadcast to each other.
-const BROADCASTS: [&str; 16] = [
-    "Add",
-    "And",
-    "Div",
-    "Equal",
-    "Greater",
-    "GreaterOrEqual",
-    "Less",
-    "LessOrEqual",
-    "Max",
-    "Min",
-    "Mul",
-    "Or",
-    "Pow",
-    "Sub",
-    "Where",
-    "Xor",
-];
 
 /// Input of a node that fixes the batch size.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -154,7 +136,7 @@ impl NodeInBoth<'_> {
     /// Returns the open shape of a Reshape, if the node fixes the batch size; records axes that merge the batch with
     /// others.
     fn open_reshape(&self, shares: &mut FxHashMap<usize, MergedBatch>) -> Option<(usize, OpenShape)> {
-        let merges = self.node.domain.is_empty() && matches!(&*self.node.op, "Reshape" | "Flatten");
+        let merges = matches!(class_of(self.node), Class::Reshape | Class::Flatten);
         if !merges || !self.depends_on_input(0) {
             return None;
         }
@@ -220,13 +202,10 @@ impl NodeInBoth<'_> {
 
     /// Returns the inputs of other nodes that fix the batch size, with their replacements.
     fn open_shapes(&self) -> Vec<(usize, OpenShape)> {
-        if !self.node.domain.is_empty() {
-            return Vec::new();
-        }
         let sizes =
             |k: usize| self.constant_sizes(k).filter(|sizes| sizes.first() == Some(&(self.batch as i64)));
-        match &*self.node.op {
-            "Expand" => match sizes(1) {
+        match class_of(self.node) {
+            Class::Expand => match sizes(1) {
                 Some(shape) if self.batch > 1 || !self.has_batch() => {
                     let repeated = self.content(0).is_some_and(|data| {
                         data.dims().len() == shape.len()
@@ -245,23 +224,20 @@ impl NodeInBoth<'_> {
                 None => Vec::new(),
             },
             // An integer vector is a vector of sizes: its length may equal the batch size by chance.
-            "ConstantOfShape" if self.batch > 1 => match sizes(0) {
+            Class::Fill if self.batch > 1 => match sizes(0) {
                 Some(shape) if shape.len() > 1 || !self.makes_integers() => {
                     vec![(0, OpenShape::BatchThen(shape[1..].to_vec()))]
                 }
                 _ => Vec::new(),
             },
             // Initial states of zeros, [directions, batch, width], are the default.
-            "RNN" | "GRU" | "LSTM" => [5, 6]
-                .into_iter()
+            Class::Recurrent { states } => (states.iter().copied())
                 .filter(|&k| {
-                    let is_state = k == 5 || &*self.node.op == "LSTM";
                     let content = self.input(k).and_then(|id| self.graph.value(id).content());
-                    is_state
-                        && content.is_some_and(|state| {
-                            state.dims().get(1) == Some(&self.batch)
-                                && state.to_f64().iter().all(|&element| element == 0.0)
-                        })
+                    content.is_some_and(|state| {
+                        state.dims().get(1) == Some(&self.batch)
+                            && state.to_f64().iter().all(|&element| element == 0.0)
+                    })
                 })
                 .map(|k| (k, OpenShape::Omitted))
                 .collect(),
@@ -272,17 +248,17 @@ impl NodeInBoth<'_> {
     /// Returns the constants that repeat the same slice for each row of the batch, and broadcast with a value that
     /// depends on it.
     fn open_constants(&self) -> Vec<(usize, OpenShape)> {
-        let op = &*self.node.op;
-        if !self.node.domain.is_empty() || self.batch == 1 || !(op == "Expand" || BROADCASTS.contains(&op)) {
+        let expands = class_of(self.node) == Class::Expand;
+        if self.batch == 1 || !(expands || has_traits(self.node, Traits::BROADCASTS)) {
             return Vec::new();
         }
         // Shapes to which constants are broadcast, for both sizes.
-        let shape = |graph: &Graph, k: usize| match op {
-            "Expand" => {
-                let sizes = graph.value(self.input(k)?).content()?.to_i64()?;
-                sizes.iter().map(|&size| usize::try_from(size).ok()).collect()
+        let shape = |graph: &Graph, k: usize| {
+            if !expands {
+                return known_dims(graph, self.input(k));
             }
-            _ => known_dims(graph, self.input(k)),
+            let sizes = graph.value(self.input(k)?).content()?.to_i64()?;
+            sizes.iter().map(|&size| usize::try_from(size).ok()).collect()
         };
         let shape_pairs: Vec<(Vec<usize>, Vec<usize>)> = (0..self.node.inputs.len())
             .filter(|&k| self.depends_on_input(k))
@@ -309,7 +285,7 @@ impl NodeInBoth<'_> {
     /// token).
     fn open_concat_inputs(&self) -> Vec<(usize, OpenShape)> {
         let axis = self.node.attrs.int("axis").ok().flatten().unwrap_or(0);
-        if !self.node.domain.is_empty() || &*self.node.op != "Concat" || axis == 0 {
+        if class_of(self.node) != Class::Join || axis == 0 {
             return Vec::new();
         }
         let grows = |k: usize| {

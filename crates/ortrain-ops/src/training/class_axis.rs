@@ -6,10 +6,11 @@
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, ValueId, ValueType};
 
 use super::losses::without_axis;
+use crate::class::Class;
+use crate::registry::class_of;
 
-/// Loss for class labels in artifacts, and its gradient.
-const LOSS: &str = "SoftmaxCrossEntropyLoss";
-const GRADIENT: &str = "SoftmaxCrossEntropyLossGrad";
+/// Class of the loss.
+const LOSS: Class = Class::LabelLoss { of_logits: true };
 
 /// Input index of the labels of the loss, and of the gradient.
 const LABELS: usize = 1;
@@ -30,9 +31,7 @@ fn matches_shape(shape: &Shape, dims: &[usize]) -> bool {
 
 /// Returns the scores of the only loss that uses the labels, and their shape.
 fn scores_for_labels(graph: &Graph, labels: ValueId) -> Option<(ValueId, &Shape)> {
-    let is_loss = |node: &&Node| {
-        node.domain.is_empty() && &*node.op == LOSS && node.inputs.get(LABELS) == Some(&Some(labels))
-    };
+    let is_loss = |node: &&Node| class_of(node) == LOSS && node.inputs.get(LABELS) == Some(&Some(labels));
     let mut losses = graph.nodes.iter().filter(is_loss);
     let scores = losses.next()?.inputs.first().copied().flatten()?;
     let shape = graph.value(scores).ty.shape().filter(|shape| shape.rank() > 2)?;
@@ -68,8 +67,8 @@ pub fn with_classes_last(graph: &Graph, labels: ValueId, dims: &[usize]) -> Opti
     for node in &graph.nodes {
         let mut node = node.clone();
         let reads = |at: usize| node.inputs.get(at) == Some(&Some(labels));
-        let is_loss = node.domain.is_empty() && &*node.op == LOSS && reads(LABELS);
-        let is_gradient = &*node.op == GRADIENT && reads(LABELS_OF_GRADIENT);
+        let is_loss = class_of(&node) == LOSS && reads(LABELS);
+        let is_gradient = class_of(&node) == Class::LogitGradient && reads(LABELS_OF_GRADIENT);
         if !is_loss && !is_gradient {
             if node.present_inputs().any(|input| input == labels) {
                 return None;
@@ -127,7 +126,7 @@ pub fn label_readings(graph: &Graph, labels: &str) -> Option<String> {
     let mut axis = 1;
     // Classes on a later axis were transposed.
     let maker = graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == scores));
-    if let Some(node) = maker.filter(|node| node.domain.is_empty() && &*node.op == "Transpose")
+    if let Some(node) = maker.filter(|node| class_of(node) == Class::Transpose)
         && let Some(perm) = node.attrs.ints("perm").ok().flatten()
         && let [0, moved, rest @ ..] = perm
         && *moved > 1

@@ -8,6 +8,8 @@ use rustc_hash::FxHashSet;
 
 use super::Loss;
 use crate::Error;
+use crate::class::{Class, Traits};
+use crate::registry::{class_of, has_traits};
 use crate::support::ml::ML_DOMAIN;
 
 /// Returns true if a message declares a value as a tensor of a type other than float.
@@ -90,6 +92,9 @@ enum Logits {
     Binary(ValueId),
 }
 
+/// Class of the sigmoid of a binary classifier.
+const SIGMOID: Class = Class::Sigmoid { hard: false };
+
 fn producer(graph: &Graph, value: ValueId) -> Option<&Node> {
     graph.nodes.iter().rev().find(|node| node.present_outputs().any(|output| output == value))
 }
@@ -98,11 +103,9 @@ fn input(node: &Node, k: usize) -> Option<ValueId> {
     node.inputs.get(k).copied().flatten()
 }
 
-/// Returns the first input of the node that produces a value, if the node has this operator.
-fn input_of_producer(graph: &Graph, value: ValueId, op: &str) -> Option<ValueId> {
-    producer(graph, value)
-        .filter(|node| node.domain.is_empty() && &*node.op == op)
-        .and_then(|node| input(node, 0))
+/// Returns the first input of the node that produces a value, if the node has this class.
+fn input_of_producer(graph: &Graph, value: ValueId, class: Class) -> Option<ValueId> {
+    producer(graph, value).filter(|node| class_of(node) == class).and_then(|node| input(node, 0))
 }
 
 fn find_logits(graph: &Graph, mut value: ValueId) -> Option<Logits> {
@@ -110,30 +113,28 @@ fn find_logits(graph: &Graph, mut value: ValueId) -> Option<Logits> {
         let node = producer(graph, value)?;
         let first = input(node, 0)?;
         let by_sum = node.attrs.string("norm").ok().flatten() == Some("L1");
-        match (&*node.domain, &*node.op) {
-            ("", "Cast" | "Identity") => value = first,
+        match class_of(node) {
+            Class::Cast | Class::Copy => value = first,
             // The probabilities have the sum 1 before the node, and sigmoids of one class each get this sum.
-            (ML_DOMAIN, "Normalizer") if by_sum => value = first,
-            ("", "Softmax") => return Some(Logits::Softmax(first)),
-            ("", "Sigmoid") => {
-                let both =
-                    producer(graph, first).filter(|node| node.domain.is_empty() && &*node.op == "Concat");
+            Class::RowNorm if by_sum => value = first,
+            Class::Softmax { log: false } => return Some(Logits::Softmax(first)),
+            SIGMOID => {
+                let both = producer(graph, first).filter(|node| class_of(node) == Class::Join);
                 let positive = both.and_then(|both| match both.inputs[..] {
                     [Some(negative), Some(one)] => {
-                        input_of_producer(graph, negative, "Neg").filter(|&negated| negated == one)
+                        input_of_producer(graph, negative, Class::Negate).filter(|&negated| negated == one)
                     }
                     _ => None,
                 });
                 return Some(positive.map_or(Logits::Sigmoids(first), Logits::Binary));
             }
-            ("", "Concat") => {
+            Class::Join => {
                 let [Some(rest), Some(probability)] = node.inputs[..] else { return None };
-                let subtracted =
-                    producer(graph, rest).filter(|node| node.domain.is_empty() && &*node.op == "Sub")?;
+                let subtracted = producer(graph, rest).filter(|node| class_of(node) == Class::Subtract)?;
                 let minuend = graph.value(input(subtracted, 0)?).constant.as_ref()?;
                 let is_complement = minuend.to_f64().iter().all(|&number| number == 1.0)
                     && input(subtracted, 1)? == probability;
-                return input_of_producer(graph, probability, "Sigmoid")
+                return input_of_producer(graph, probability, SIGMOID)
                     .filter(|_| is_complement)
                     .map(Logits::Binary);
             }
@@ -142,16 +143,12 @@ fn find_logits(graph: &Graph, mut value: ValueId) -> Option<Logits> {
     }
 }
 
-/// Operators that return parts of a value, or change its shape or type.
-const PART_OPERATORS: [&str; 6] = ["Cast", "Gather", "Identity", "Reshape", "Slice", "Squeeze"];
-
 /// Returns the single value that all `parts` are parts of, if any: probabilities with every class as an output.
 #[must_use]
 pub fn common_source(graph: &Graph, parts: &[ValueId]) -> Option<ValueId> {
     let source_of = |mut value: ValueId| {
         while let Some(node) = producer(graph, value) {
-            let is_part = node.domain.is_empty() && PART_OPERATORS.contains(&&*node.op)
-                || &*node.domain == ML_DOMAIN && &*node.op == "ArrayFeatureExtractor";
+            let is_part = has_traits(node, Traits::TAKES_PARTS);
             match input(node, 0).filter(|_| is_part) {
                 Some(before) => value = before,
                 None => break,
@@ -172,10 +169,13 @@ fn is_decision(graph: &Graph, value: ValueId) -> bool {
     let mut rest = vec![value];
     while let Some(value) = rest.pop() {
         let Some(node) = maker(value) else { continue };
-        match &*node.op {
-            "Conv" | "ConvTranspose" | "FusedMatMul" | "Gemm" | "MatMul" => return true,
-            "Add" | "Cast" | "Concat" | "Flatten" | "Identity" | "Mul" | "Neg" | "Reshape" | "Squeeze"
-            | "Sub" | "Transpose" => {
+        match class_of(node) {
+            Class::Convolution
+            | Class::TransposedConvolution
+            | Class::ScaledProduct
+            | Class::AffineProduct
+            | Class::MatrixProduct => return true,
+            _ if has_traits(node, Traits::KEEPS_DECISION) => {
                 let inputs = node.present_inputs().filter(|&id| graph.value(id).constant.is_none());
                 rest.extend(inputs.filter(|&id| visited.insert(id)));
             }
@@ -187,11 +187,10 @@ fn is_decision(graph: &Graph, value: ValueId) -> bool {
 
 /// Returns true if a value is divided by its own sum.
 fn is_normalized(graph: &Graph, value: ValueId) -> bool {
-    let Some(node) = producer(graph, value).filter(|node| node.domain.is_empty() && &*node.op == "Div")
-    else {
+    let Some(node) = producer(graph, value).filter(|node| class_of(node) == Class::Divide) else {
         return false;
     };
-    let sum = input(node, 1).and_then(|sum| input_of_producer(graph, sum, "ReduceSum"));
+    let sum = input(node, 1).and_then(|sum| input_of_producer(graph, sum, Class::AxisSum));
     sum.is_some() && sum == input(node, 0)
 }
 

@@ -3,23 +3,8 @@
 use ortrain_graph::{Graph, Node, ValueId};
 
 use crate::Error;
-
-/// Operators after the head that do not change the class axis.
-const POST_HEAD_OPERATORS: [&str; 13] = [
-    "Cast",
-    "Clip",
-    "Dropout",
-    "Flatten",
-    "GlobalAveragePool",
-    "Identity",
-    "LogSoftmax",
-    "ReduceMean",
-    "Relu",
-    "Reshape",
-    "Sigmoid",
-    "Softmax",
-    "Squeeze",
-];
+use crate::class::{Class, Traits};
+use crate::registry::{class_of, has_traits};
 
 /// Last layer of a classifier.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,13 +45,12 @@ pub fn find_head(graph: &Graph, output: ValueId) -> Result<Head, Error> {
             )));
         };
         let (first, second) = (input(node, 0), input(node, 1));
-        let standard = node.domain.is_empty();
-        match (&*node.op, first, second) {
-            ("Gemm", Some(_), Some(weight)) if standard && is_constant(weight) => {
+        match (class_of(node), first, second) {
+            (Class::AffineProduct, Some(_), Some(weight)) if is_constant(weight) => {
                 let is_transposed = node.attrs.int("transB").ok().flatten().unwrap_or(0) != 0;
                 return check_head(graph, node, (weight, usize::from(!is_transposed)), input(node, 2));
             }
-            ("Conv", Some(_), Some(weight)) if standard && is_constant(weight) => {
+            (Class::Convolution, Some(_), Some(weight)) if is_constant(weight) => {
                 let dims = graph.value(weight).constant.as_ref().map_or(&[][..], |tensor| tensor.dims());
                 let grouped = node.attrs.int("group").ok().flatten().unwrap_or(1) != 1;
                 if grouped || dims.iter().skip(2).any(|&cells| cells != 1) {
@@ -74,19 +58,20 @@ pub fn find_head(graph: &Graph, output: ValueId) -> Result<Head, Error> {
                 }
                 return check_head(graph, node, (weight, 0), input(node, 2));
             }
-            ("MatMul", Some(_), Some(weight)) if standard && is_constant(weight) => {
+            (Class::MatrixProduct, Some(_), Some(weight)) if is_constant(weight) => {
                 return check_head(graph, node, (weight, 1), None);
             }
-            ("Add", Some(first), Some(second)) if standard && is_constant(first) != is_constant(second) => {
+            (Class::Add, Some(first), Some(second)) if is_constant(first) != is_constant(second) => {
                 let (product, bias) = if is_constant(first) { (second, first) } else { (first, second) };
-                let weight =
-                    maker(product).filter(|node| &*node.op == "MatMul").and_then(|node| input(node, 1));
+                let weight = maker(product)
+                    .filter(|node| class_of(node) == Class::MatrixProduct)
+                    .and_then(|node| input(node, 1));
                 let Some(weight) = weight.filter(|&weight| is_constant(weight)) else {
                     return Err(no_head_error(graph, output, node));
                 };
                 return check_head(graph, node, (weight, 1), Some(bias));
             }
-            (op, Some(first), _) if standard && POST_HEAD_OPERATORS.contains(&op) => value = first,
+            (_, Some(first), _) if has_traits(node, Traits::FOLLOWS_HEAD) => value = first,
             _ => return Err(no_head_error(graph, output, node)),
         }
     }

@@ -9,6 +9,9 @@ use ortrain_onnx::{
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::class::Class;
+use crate::registry::class_of_message;
+
 /// Suffix of the names of the cast nodes through which a model reads its master weights.
 const MASTER_SUFFIX: &str = "/master_weight";
 
@@ -74,7 +77,7 @@ pub fn add_master_weights(graph: &mut GraphProto, trained: &FxHashSet<&str>) -> 
 pub fn remove_master_weights(graph: &mut GraphProto) -> Result<(), GraphError> {
     let mut renamed: FxHashMap<String, String> = FxHashMap::default();
     let mut narrow: FxHashMap<String, DType> = FxHashMap::default();
-    for node in graph.node.iter().filter(|node| node.op_type == "Cast") {
+    for node in graph.node.iter().filter(|node| class_of_message(node) == Class::Cast) {
         let ([input], [output], [to]) = (&node.input[..], &node.output[..], &node.attribute[..]) else {
             continue;
         };

@@ -9,7 +9,9 @@ use ortrain_onnx::{
     AttributeProto, AttributeType, GraphProto, ModelProto, NodeProto, OperatorSetIdProto, ValueInfoProto,
 };
 
+use crate::class::Class;
 use crate::optimizers::{self, OptimizerSpec};
+use crate::registry::class_of;
 use crate::{Error, OpError, build};
 
 mod batch;
@@ -461,14 +463,13 @@ pub fn sequence_input(graph: &Graph, mut sequence: ValueId) -> Result<Option<Val
 /// Returns true for an optimizer model that clips the gradients by their norm.
 #[must_use]
 pub fn clips_gradients(graph: &Graph) -> bool {
-    graph.nodes.iter().any(|node| (&*node.domain, &*node.op) == (MICROSOFT, CLIP))
+    graph.nodes.iter().any(|node| class_of(node) == Class::GradientClip)
 }
 
 /// Returns true for a graph with at least one optimizer of ONNX Runtime.
 #[must_use]
 pub fn uses_onnxruntime_optimizer(graph: &Graph) -> bool {
-    let is_one = |node: &Node| matches!(&*node.op, "AdamWOptimizer" | "SGDOptimizerV2");
-    graph.nodes.iter().any(|node| &*node.domain == MICROSOFT && is_one(node))
+    graph.nodes.iter().any(|node| matches!(class_of(node), Class::OptimizerStep { .. }))
 }
 
 /// Returns the number of moments per parameter of the optimizer of an optimizer model.
@@ -479,10 +480,8 @@ pub fn moment_count(graph: &Graph) -> Result<usize, Error> {
     let optimizers: Vec<(&Node, usize)> = graph
         .nodes
         .iter()
-        .filter_map(|node| match (&*node.domain, &*node.op) {
-            (MICROSOFT, "AdamWOptimizer") => Some((node, 2)),
-            // It uses no moments, but its models have an input for one.
-            (MICROSOFT, "SGDOptimizerV2") => Some((node, 1)),
+        .filter_map(|node| match class_of(node) {
+            Class::OptimizerStep { moments } => Some((node, moments)),
             _ => None,
         })
         .collect();
@@ -513,8 +512,8 @@ pub fn onnxruntime_optimizer(graph: &Graph) -> Result<OptimizerSpec, Error> {
         // The shortest decimal number that rounds to the attribute is the intended value.
         value.unwrap_or(default).to_string().parse::<f64>().unwrap_or(f64::NAN)
     };
-    let find = |op: &str| graph.nodes.iter().find(|node| &*node.domain == MICROSOFT && &*node.op == op);
-    let mut spec = match find("AdamWOptimizer") {
+    let find = |class: Class| graph.nodes.iter().find(|node| class_of(node) == class);
+    let mut spec = match find(Class::OptimizerStep { moments: 2 }) {
         None => OptimizerSpec::new("SGD").map_err(graph_error)?,
         Some(node) => {
             let mut spec = OptimizerSpec::new("AdamW").map_err(graph_error)?;
@@ -532,7 +531,7 @@ pub fn onnxruntime_optimizer(graph: &Graph) -> Result<OptimizerSpec, Error> {
             spec
         }
     };
-    spec.max_norm = find(CLIP).map(|node| float(node, "max_norm", 1.0));
+    spec.max_norm = find(Class::GradientClip).map(|node| float(node, "max_norm", 1.0));
     Ok(spec)
 }
 

@@ -7,11 +7,15 @@ use ortrain_graph::{Attr, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_onnx::{GraphProto, NodeProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use crate::Registry;
+use crate::class::Class;
 use crate::families::batch_norm::{convert_to_inference, convert_to_internal};
 use crate::families::dropout::fnv1a64;
 use crate::passes::differentiate::backpropagate_known;
 use crate::passes::infer::{infer, infer_known};
 use crate::passes::versions::upgrade;
+use crate::registry::class_of;
+use crate::registry::normalize_domain;
 use crate::support::state_update::add_state_update;
 use crate::{Error, OpError};
 
@@ -30,11 +34,13 @@ pub enum BatchNormMode {
 }
 
 pub(super) fn is_dropout(domain: &str, op: &str) -> bool {
-    op == "Dropout" && matches!(domain, "" | "ai.onnx")
+    let definition = Registry::standard().find(normalize_domain(domain), op);
+    definition.is_some_and(|definition| definition.class == Class::Dropout)
 }
 
 pub(super) fn is_batch_norm(domain: &str, op: &str) -> bool {
-    op == "BatchNormalization" && matches!(domain, "" | "ai.onnx")
+    let definition = Registry::standard().find(normalize_domain(domain), op);
+    definition.is_some_and(|definition| !definition.statistics.is_empty())
 }
 
 /// Converts a model's message to inference mode, for every export mode: Dropout is the identity, and statistics are the
@@ -209,7 +215,7 @@ fn uses_batch_statistics(mode: BatchNormMode, node: &Node, is_trained: impl Fn(V
 /// Returns the input of a Reshape, through which an old node with `spatial=0` reads its statistics.
 fn reshaped_source(graph: &Graph, id: ValueId) -> Option<ValueId> {
     let maker = graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == id))?;
-    maker.inputs.first().copied().flatten().filter(|_| &*maker.op == "Reshape")
+    maker.inputs.first().copied().flatten().filter(|_| class_of(maker) == Class::Reshape)
 }
 
 /// Returns the scales and biases of BatchNormalizations that are computed from trained values through paths without a

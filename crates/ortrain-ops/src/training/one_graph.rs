@@ -8,7 +8,10 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::MICROSOFT;
 use crate::OpError;
+use crate::Registry;
+use crate::families::optimizers::{LAMB_OPTIMIZER, SGD_OPTIMIZER};
 use crate::optimizers::{NODE_OPTIMIZERS, Optimizer, Start};
+use crate::registry::normalize_domain;
 
 /// Name of the input with the loss scale.
 pub const LOSS_SCALE: &str = "loss_scale";
@@ -19,54 +22,13 @@ pub const ALL_FINITE: &str = "all_gradients_finite";
 /// Name of the output that signals the accumulation of gradients.
 pub const ACCUMULATED: &str = "Group_Accumulated_Gradients";
 /// Optimizer with one step counter for all parameters.
-const SHARED_COUNTER: &str = "LambOptimizer";
-
-/// Inputs without a gradient: an operator, and a range of its inputs.
-const INPUTS_WITHOUT_GRADIENT: &[(&str, usize, usize)] = &[
-    ("And", 0, 2),
-    ("BatchNormalization", 3, 5),
-    ("Clip", 1, 3),
-    ("ConstantOfShape", 0, 1),
-    ("Dropout", 1, 3),
-    ("Equal", 0, 2),
-    ("Expand", 1, 2),
-    ("Gather", 1, 2),
-    ("GatherElements", 1, 2),
-    ("GatherND", 1, 2),
-    ("Greater", 0, 2),
-    ("GreaterOrEqual", 0, 2),
-    ("IsInf", 0, 1),
-    ("IsNaN", 0, 1),
-    ("Less", 0, 2),
-    ("LessOrEqual", 0, 2),
-    ("NonZero", 0, 1),
-    ("Not", 0, 1),
-    ("OneHot", 0, 3),
-    ("Or", 0, 2),
-    ("Pow", 1, 2),
-    ("Range", 0, 3),
-    ("ReduceSum", 1, 2),
-    ("Reshape", 1, 2),
-    ("Scatter", 1, 2),
-    ("ScatterElements", 1, 2),
-    ("ScatterND", 1, 2),
-    ("Shape", 0, 1),
-    ("Size", 0, 1),
-    ("Slice", 1, 5),
-    ("SoftmaxCrossEntropyLoss", 1, 3),
-    ("Split", 1, 2),
-    ("Squeeze", 1, 2),
-    ("Tile", 1, 2),
-    ("TopK", 1, 2),
-    ("Unsqueeze", 1, 2),
-    ("Where", 0, 1),
-    ("Xor", 0, 2),
-];
+const SHARED_COUNTER: &str = LAMB_OPTIMIZER.name;
+/// Optimizer with nodes that have neither a counter nor a loss scale.
+const PLAIN: &str = SGD_OPTIMIZER.name;
 
 fn blocks_gradient(node: &NodeProto, input: usize) -> bool {
-    let of_node =
-        |&&(op, first, end): &&(&str, usize, usize)| op == node.op_type && (first..end).contains(&input);
-    INPUTS_WITHOUT_GRADIENT.iter().any(|stop| of_node(&stop))
+    let definition = Registry::standard().find(normalize_domain(&node.domain), &node.op_type);
+    definition.is_some_and(|known| known.inputs_without_gradient.contains(&input))
 }
 
 /// Returns the value of a scalar float32 initializer of a message.
@@ -278,7 +240,7 @@ pub fn append_updates(
             (before, ty)
         });
         match row.name {
-            "SGDOptimizer" => {
+            PLAIN => {
                 let new = w.value(&format!("{name}_SGD_out"), ty.clone());
                 // The node supports neither a loss scale nor a signal.
                 let (mut used_gradient, mut moved) = (gradient, new);

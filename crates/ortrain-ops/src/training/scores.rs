@@ -9,16 +9,11 @@ use ortrain_graph::{Graph, Node, Shape, ValueId};
 
 use super::{Loss, LossTerm};
 use crate::Error;
-
-/// Operators that these checks look through: they change only the shape, type or bounds of their first input.
-const PASS_THROUGH_OPERATORS: [&str; 9] =
-    ["Cast", "CastLike", "Clip", "Flatten", "Identity", "Reshape", "Squeeze", "Transpose", "Unsqueeze"];
+use crate::class::{Class, Traits};
+use crate::registry::{class_of, has_traits};
 
 /// Maximum number of nodes (biases and changes of shape) from the scores to their product.
 const MAX_LAYERS_OF_HEAD: usize = 8;
-
-/// Operators with unbounded results, which are not logarithms of probabilities.
-const UNBOUNDED: [&str; 6] = ["Conv", "FusedMatMul", "Gemm", "MatMul", "Relu", "Tanh"];
 
 /// Returns the first producer of a value that is not a pass-through node, and the output of this producer.
 fn find_origin(graph: &Graph, mut value: ValueId) -> Option<(&Node, ValueId)> {
@@ -29,7 +24,7 @@ fn find_origin(graph: &Graph, mut value: ValueId) -> Option<(&Node, ValueId)> {
         }
         let first = node.inputs.first().copied().flatten();
         match first {
-            Some(first) if node.domain.is_empty() && PASS_THROUGH_OPERATORS.contains(&&*node.op) => {
+            Some(first) if has_traits(node, Traits::KEEPS_SCORES) => {
                 value = first;
             }
             _ => return Some((node, value)),
@@ -46,20 +41,18 @@ fn first_input_name<'a>(graph: &'a Graph, node: &Node) -> Option<&'a str> {
 /// Returns the problem with the scores of a loss on logits, if there is a problem.
 fn logits_problem(graph: &Graph, loss: Loss, scores: ValueId) -> Option<String> {
     let (node, _) = find_origin(graph, scores)?;
-    if !node.domain.is_empty() {
-        return None;
-    }
-    let contents = match &*node.op {
-        "Softmax" => "probabilities",
-        "LogSoftmax" => "logarithms of probabilities",
-        "Sigmoid" | "HardSigmoid" => "numbers from 0 to 1",
+    let class = class_of(node);
+    let contents = match class {
+        Class::Softmax { log: false } => "probabilities",
+        Class::Softmax { log: true } => "logarithms of probabilities",
+        Class::Sigmoid { .. } => "numbers from 0 to 1",
         _ => return None,
     };
-    let effect = match (loss, &*node.op) {
-        (Loss::CrossEntropyLoss, "LogSoftmax") => {
+    let effect = match (loss, class) {
+        (Loss::CrossEntropyLoss, Class::Softmax { log: true }) => {
             "the loss is the same as that of the logits, and the softmax is computed twice"
         }
-        (Loss::CrossEntropyLoss, "Softmax") => {
+        (Loss::CrossEntropyLoss, Class::Softmax { log: false }) => {
             "the softmax is computed twice, gradients are small, and the loss does not approach zero"
         }
         (Loss::CrossEntropyLoss, _) => "their softmax is nearly uniform, and the loss does not approach zero",
@@ -80,16 +73,18 @@ fn logits_problem(graph: &Graph, loss: Loss, scores: ValueId) -> Option<String> 
 /// Returns the problem with the scores of a loss on log-probabilities, if there is a problem.
 fn log_probabilities_problem(graph: &Graph, scores: ValueId) -> Option<String> {
     let (node, _) = find_origin(graph, scores)?;
-    let helps = match &*node.op {
-        "Softmax" | "Sigmoid" => "add a Log after it",
-        op if UNBOUNDED.contains(&op) => "add a LogSoftmax after it, or use SoftmaxCrossEntropyLoss",
+    let helps = match class_of(node) {
+        Class::Softmax { log: false } | Class::Sigmoid { hard: false } => "add a Log after it",
+        _ if has_traits(node, Traits::UNBOUNDED) => {
+            "add a LogSoftmax after it, or use SoftmaxCrossEntropyLoss"
+        }
         // A weight plus an unbounded value is a logit with a bias. Other sums may be logarithms.
-        "Add" => {
+        Class::Add => {
             let is_constant = |id: ValueId| graph.value(id).constant.is_some() || graph.inputs.contains(&id);
             let other = node.present_inputs().find(|&id| !is_constant(id))?;
             let (maker, _) = find_origin(graph, other)?;
             if node.present_inputs().all(|id| id == other || is_constant(id))
-                && UNBOUNDED.contains(&&*maker.op)
+                && has_traits(maker, Traits::UNBOUNDED)
             {
                 "add a LogSoftmax after it, or use SoftmaxCrossEntropyLoss"
             } else {
@@ -112,9 +107,9 @@ pub fn loss_problems(graph: &Graph, terms: &[(Loss, ValueId)]) -> Vec<String> {
     let mut problems: Vec<String> = Vec::new();
     let of_nodes = graph.nodes.iter().filter_map(|node| {
         let scores = node.inputs.first().copied().flatten()?;
-        match &*node.op {
-            "SoftmaxCrossEntropyLoss" => logits_problem(graph, Loss::CrossEntropyLoss, scores),
-            "NegativeLogLikelihoodLoss" => log_probabilities_problem(graph, scores),
+        match class_of(node) {
+            Class::LabelLoss { of_logits: true } => logits_problem(graph, Loss::CrossEntropyLoss, scores),
+            Class::LabelLoss { of_logits: false } => log_probabilities_problem(graph, scores),
             _ => None,
         }
     });
@@ -128,15 +123,6 @@ pub fn loss_problems(graph: &Graph, terms: &[(Loss, ValueId)]) -> Vec<String> {
     problems
 }
 
-/// Losses for class labels, and their gradients.
-const LABEL_LOSSES: [&str; 5] = [
-    "NegativeLogLikelihoodLoss",
-    "SoftmaxCrossEntropyLoss",
-    "SoftmaxCrossEntropyLossGrad",
-    "SoftmaxCrossEntropyLossInternal",
-    "SoftmaxCrossEntropyLossInternalGrad",
-];
-
 /// Returns the error text for a class label out of range. Returns `None` if the node that messages call `label` is not
 /// a loss for class labels.
 #[must_use]
@@ -144,7 +130,7 @@ pub fn label_error(graph: &Graph, label: &str, position: &str, index: i64, class
     let node = graph
         .nodes
         .iter()
-        .find(|node| LABEL_LOSSES.contains(&&*node.op) && graph.node_label(node) == label)?;
+        .find(|node| has_traits(node, Traits::READS_LABELS) && graph.node_label(node) == label)?;
     let ignored = node.attrs.int("ignore_index").ok().flatten();
     let ignored =
         ignored.map_or_else(String::new, |ignored| format!(" and is not the ignore_index, {ignored}"));
@@ -160,7 +146,7 @@ pub fn label_error(graph: &Graph, label: &str, position: &str, index: i64, class
 /// Returns an error if `ArgMax`, `ArgMin` or `Hardmax` computes the scores. The message names the input of that node.
 pub fn check_scores(graph: &Graph, term: &LossTerm, scores: ValueId) -> Result<(), Error> {
     let Some((node, _)) = find_origin(graph, scores) else { return Ok(()) };
-    if !node.domain.is_empty() || !["ArgMax", "ArgMin", "Hardmax"].contains(&&*node.op) {
+    if class_of(node) != Class::Choice {
         return Ok(());
     }
     let mut sentence = format!(
@@ -222,15 +208,15 @@ fn ends_in_product(graph: &Graph, value: ValueId) -> bool {
     for _ in 0..MAX_LAYERS_OF_HEAD {
         let Some(node) = makes(at).filter(|node| node.domain.is_empty()) else { return false };
         let [first, second] = [0, 1].map(|input| node.inputs.get(input).copied().flatten());
-        match &*node.op {
-            "MatMul" => {
+        match class_of(node) {
+            Class::MatrixProduct => {
                 // PyTorch's exporter emits a Transpose of the weights.
-                let moved = second.and_then(makes).filter(|maker| &*maker.op == "Transpose");
+                let moved = second.and_then(makes).filter(|maker| class_of(maker) == Class::Transpose);
                 return is_constant(second) || moved.is_some_and(|maker| is_constant(maker.inputs[0]));
             }
-            "Add" if is_constant(second) => at = first.unwrap_or(at),
-            "Add" if is_constant(first) => at = second.unwrap_or(at),
-            op if PASS_THROUGH_OPERATORS.contains(&op) => at = first.unwrap_or(at),
+            Class::Add if is_constant(second) => at = first.unwrap_or(at),
+            Class::Add if is_constant(first) => at = second.unwrap_or(at),
+            _ if has_traits(node, Traits::KEEPS_SCORES) => at = first.unwrap_or(at),
             _ => return false,
         }
     }
@@ -241,7 +227,7 @@ fn ends_in_product(graph: &Graph, value: ValueId) -> bool {
 #[must_use]
 pub fn probabilities_note(graph: &Graph, output: ValueId) -> Option<String> {
     let (node, _) = find_origin(graph, output)?;
-    if !node.domain.is_empty() || !["Softmax", "LogSoftmax", "Sigmoid"].contains(&&*node.op) {
+    if !matches!(class_of(node), Class::Softmax { .. } | Class::Sigmoid { hard: false }) {
         return None;
     }
     let logits = first_input_name(graph, node)?;

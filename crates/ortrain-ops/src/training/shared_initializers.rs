@@ -11,6 +11,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 
 use super::parameters::is_path;
 use crate::Registry;
+use crate::class::Class;
+use crate::registry::class_of_message;
 
 /// Suffix of the name of a statistic that was stored as the scale or the bias of a layer.
 const STATISTIC_SUFFIX: &str = "/statistic";
@@ -59,7 +61,7 @@ pub fn separate_initializers(graph: &mut GraphProto) -> usize {
         })
         .collect();
     let copies: FxHashMap<&str, (usize, &str)> = (graph.node.iter().enumerate())
-        .filter(|(_, node)| node.domain.is_empty() && node.op_type == "Identity")
+        .filter(|(_, node)| class_of_message(node) == Class::Copy)
         .filter_map(|(at, node)| Some((node.output.first()?.as_str(), (at, node.input.first()?.as_str()))))
         .collect();
     let results: FxHashSet<&str> = graph.output.iter().map(|info| info.name.as_str()).collect();

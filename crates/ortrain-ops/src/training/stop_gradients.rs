@@ -4,9 +4,11 @@ use ortrain_graph::{DType, Graph, Node, ValueId};
 use ortrain_onnx::{GraphProto, NodeProto};
 use rustc_hash::FxHashSet;
 
+use crate::class::Class;
 use crate::families::custom_gradient;
 use crate::passes::differentiate::may_pass_gradient_to;
 use crate::passes::functions::{is_custom_gradient, wrap_without_gradient};
+use crate::registry::class_of;
 
 /// Suffix of the name of a result if another result of its node has a gradient.
 const BEFORE_STOP_SUFFIX: &str = "/before_stop";
@@ -202,20 +204,16 @@ pub fn stop_candidates(graph: &Graph, parameters: &[ValueId]) -> Vec<StopCandida
     listed
 }
 
-fn is_standard(node: &Node, names: &[&str]) -> bool {
-    node.domain.is_empty() && names.contains(&&*node.op)
-}
-
 fn is_size(node: &Node) -> bool {
-    is_standard(node, &["Shape", "Size"])
+    matches!(class_of(node), Class::Shape | Class::Size)
 }
 
 fn is_product(node: &Node) -> bool {
-    is_standard(node, &["Mul"])
+    class_of(node) == Class::Multiply
 }
 
 fn is_top_k(node: &Node) -> bool {
-    is_standard(node, &["TopK"])
+    class_of(node) == Class::TopK
 }
 
 #[cfg(test)]

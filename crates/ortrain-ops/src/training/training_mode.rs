@@ -5,7 +5,9 @@ use ortrain_onnx::{GraphProto, NodeProto, TensorProto};
 use rustc_hash::FxHashSet;
 
 use super::modes::{is_batch_norm, is_dropout};
+use crate::class::Class;
 use crate::families::batch_norm::convert_to_inference;
+use crate::registry::class_of_message;
 
 /// Name of the input of a training graph that switches Dropout on, and selects the statistics for an evaluation.
 pub const TRAINING_MODE: &str = "training_mode";
@@ -22,10 +24,11 @@ pub fn share_training_mode(graph: &mut GraphProto) -> bool {
     };
     let initializers =
         graph.initializer.iter().filter(|tensor| is_on(tensor)).map(|tensor| tensor.name.clone());
-    let constants = graph.node.iter().filter(|node| node.op_type == "Constant").filter_map(|node| {
-        let value = node.attribute.iter().find_map(|attribute| attribute.t.as_ref())?;
-        if is_on(value) { node.output.first().cloned() } else { None }
-    });
+    let constants =
+        graph.node.iter().filter(|node| class_of_message(node) == Class::Constant).filter_map(|node| {
+            let value = node.attribute.iter().find_map(|attribute| attribute.t.as_ref())?;
+            if is_on(value) { node.output.first().cloned() } else { None }
+        });
     let on: FxHashSet<String> = initializers.chain(constants).collect();
     share_flags(graph, &on)
 }

@@ -3,7 +3,7 @@
 use ortrain_graph::{Attrs, Tensor, ValueId};
 
 use crate::OpError;
-use crate::onnx_decomposition::NodeSink;
+use crate::support::onnx_decomposition::NodeSink;
 
 /// Reshapes one element per channel so that it broadcasts to a batch of rank `rank`.
 pub(super) fn unsqueeze_channels(to: &mut impl NodeSink, value: ValueId, rank: usize) -> ValueId {

@@ -24,6 +24,7 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, Valu
 use ortrain_program::BufferId;
 
 use crate::OpError;
+use crate::class::Class;
 use crate::families::batch_norm::channels::{
     GRADIENT, INTERNAL, MICROSOFT, sum_channels, unknown_rank_error, unsqueeze_channels,
 };
@@ -33,6 +34,7 @@ use crate::infer::Infer;
 use crate::lower::{Lower, NestBuilder};
 use crate::op::{Definition, Op};
 use crate::support::casts::{arithmetic_dtype, cast};
+use crate::support::formula::formula;
 
 /// Names of the outputs that onnxruntime-training adds.
 const ADDED_OUTPUTS: [&str; 4] = ["running_mean_def", "running_var_def", "saved_mean_def", "saved_inv_std"];
@@ -235,12 +237,9 @@ impl BatchNorm {
         }
         if let Some(of_inverse) = arriving[1] {
             let inverse = cx.output(4, ADDED_OUTPUTS[3]);
-            let square = cx.add("Mul", &[inverse, inverse], none());
-            let cube = cx.add("Mul", &[square, inverse], none());
-            let factor = cx.add("Mul", &[of_inverse, cube], none());
+            let factor = formula(cx, [of_inverse, inverse], |[g, r]| g * (r * r * r));
             let factor = spread(cx, factor);
-            let part = cx.add("Mul", &[factor, centred], none());
-            parts.push(cx.add("Neg", &[part], none()));
+            parts.push(formula(cx, [factor, centred], |[factor, centred]| -(factor * centred)));
         }
         let sum = if parts.len() == 1 { parts[0] } else { cx.add("Add", &parts, none()) };
         Ok(Some(cx.add("Div", &[sum, count], none())))
@@ -273,8 +272,7 @@ impl BatchNorm {
         if cx.needs_grad(1) || of_var {
             let middle = cast(cx, mean, mean_ty, dtype);
             let middle = unsqueeze_channels(cx, middle, rank);
-            let centred = cx.add("Sub", &[x, middle], none());
-            let product = cx.add("Mul", &[g, centred], none());
+            let product = formula(cx, [g, x, middle], |[g, x, middle]| g * (x - middle));
             let sum = sum_channels(cx, product, rank);
             let sum = cast(cx, sum, dtype, mean_ty);
             if cx.needs_grad(1) {
@@ -284,16 +282,15 @@ impl BatchNorm {
             }
             if of_var {
                 let half = cx.constant("minus_half", Tensor::scalar(mean_ty, -0.5));
-                let share = cx.add("Div", &[factor, shifted], none());
-                let product = cx.add("Mul", &[sum, share], none());
-                let gradient = cx.add("Mul", &[product, half], none());
+                let values = [sum, factor, shifted, half];
+                let gradient =
+                    formula(cx, values, |[sum, factor, shifted, half]| sum * (factor / shifted) * half);
                 cx.set_grad(4, gradient);
             }
         }
         if let (true, Some(sum)) = (cx.needs_grad(3), sum) {
             let sum = cast(cx, sum, dtype, mean_ty);
-            let product = cx.add("Mul", &[sum, factor], none());
-            let gradient = cx.add("Neg", &[product], none());
+            let gradient = formula(cx, [sum, factor], |[sum, factor]| -(sum * factor));
             cx.set_grad(3, gradient);
         }
         Ok(())
@@ -541,6 +538,9 @@ pub(crate) fn convert_to_inference(graph: &mut Graph, index: usize) -> usize {
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "BatchNormalization", &[7, 9, 14, 15], build)
+            .class(Class::Normalization { scale: 1, bias: Some(2), of_instances: false })
+            .inputs_without_gradient(&[3, 4])
+            .kept_inputs(&[3, 4])
             .weights(&[1, 2])
             .statistics(&[3, 4])
             .upgrade(upgrade)

@@ -6,9 +6,10 @@ use crate::OpError;
 use crate::families::batch_norm::channels::{
     reduce_to_channels, reduced_axes, sum_channels, unknown_rank_error, unsqueeze_channels,
 };
-use crate::onnx_decomposition::NodeSink;
 use crate::rewrite::Rewrite;
 use crate::support::casts::cast;
+use crate::support::formula::formula;
+use crate::support::onnx_decomposition::NodeSink;
 
 /// Upgrades a node from before opset 14.
 pub(super) fn upgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
@@ -166,15 +167,13 @@ pub(super) fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let epsilon = rw.constant("epsilon", Tensor::scalar(narrow, f64::from(epsilon)));
     let shifted = rw.add("Add", &[var, epsilon], none());
     let root = rw.add("Sqrt", &[shifted], none());
-    let centred = rw.add("Sub", &[x, mean], none());
-    let normal = rw.add("Div", &[centred, root], none());
+    let normal = formula(rw, [x, mean, root], |[x, mean, root]| (x - mean) / root);
     let mut parameter = |value: ValueId| {
         let value = cast(rw.patch().1, value, scale_ty, narrow);
         unsqueeze_channels(rw.patch().1, value, rank)
     };
     let (scale, bias) = (parameter(scale), parameter(bias));
-    let scaled = rw.add("Mul", &[normal, scale], none());
-    let y = rw.add("Add", &[scaled, bias], none());
+    let y = formula(rw, [normal, scale, bias], |[normal, scale, bias]| normal * scale + bias);
     rw.replace_output(0, y);
     let of_channels = |rw: &mut Rewrite<'_>, value: ValueId| {
         let value = if rank == 1 { value } else { squeeze_to_channels(rw, value, rank) };
@@ -187,9 +186,7 @@ pub(super) fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let batch = of_channels(rw, batch);
         let keep = rw.constant("momentum", Tensor::scalar(statistics_ty, momentum));
         let take = rw.constant("rest", Tensor::scalar(statistics_ty, 1.0 - momentum));
-        let (old_share, batch_share) =
-            (rw.add("Mul", &[old, keep], none()), rw.add("Mul", &[batch, take], none()));
-        let new = rw.add("Add", &[old_share, batch_share], none());
+        let new = formula(rw, [old, keep, batch, take], |[old, keep, batch, take]| old * keep + batch * take);
         rw.replace_output(k, new);
     }
     if rw.has_output(3) {
@@ -224,8 +221,7 @@ pub(super) fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     };
     let (middle, inv) = (parameter(mean, statistics_ty), parameter(inverse, statistics_ty));
     let factor = parameter(scale, scale_ty);
-    let centred = rw.add("Sub", &[x, middle], none());
-    let normal = rw.add("Mul", &[centred, inv], none());
+    let normal = formula(rw, [x, middle, inv], |[x, middle, inv]| (x - middle) * inv);
     let product = rw.add("Mul", &[g, normal], none());
     if rw.has_output(0) {
         let share = reduce_to_channels(rw.patch().1, "ReduceMean", g, rank, true);

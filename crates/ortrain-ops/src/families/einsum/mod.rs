@@ -12,6 +12,7 @@
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use crate::OpError;
+use crate::class::Class;
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
@@ -448,6 +449,7 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "Einsum", &[12, 28], build)
+            .class(Class::Contraction)
             .composition(decompose)
             .downgrade(downgrade)
             .later_types(&[(28, &[DType::BF16])]),

@@ -16,6 +16,7 @@ use ortrain_graph::Attrs;
 
 use super::row::{GradOp, Row, TypeConstraint, row, unary};
 use crate::OpError;
+use crate::class::{Class, Traits};
 use crate::support::activation_functions::{
     ALPHA, DEFAULT_LEAKY_RELU_ALPHA, ExponentialUnit, SIGMOID_SATURATION, clamp_symmetric, elu, float_attr,
     hard_sigmoid, hard_sigmoid_line, is_positive, leaky_product, leaky_relu, relu, softplus, softsign,
@@ -342,7 +343,7 @@ macro_rules! of_output {
 /// Activations and gradient operators.
 #[rustfmt::skip]
 pub(super) static ROWS: &[Row] = &[
-    row("Relu", &[6, 13, 14], 1, TypeConstraint::Number, relu).grad_op(of_output!("ReluGrad")),
+    row("Relu", &[6, 13, 14], 1, TypeConstraint::Number, relu).traits(Traits::UNBOUNDED.and(Traits::FOLLOWS_HEAD)).grad_op(of_output!("ReluGrad")),
     row("LeakyRelu", &[6, 16], 1, TypeConstraint::Float, leaky_relu).grad_op(leaky_relu_op),
     row("PRelu", &[7, 9, 16], 2, TypeConstraint::Number, prelu).broadcast_to_first(),
     row("Elu", &[6, 22], 1, TypeConstraint::Float, elu)
@@ -353,12 +354,12 @@ pub(super) static ROWS: &[Row] = &[
         .backward(|b, x, g, attrs| Ok(ExponentialUnit::celu(attrs)?.gradient(b, x, g))),
     row("Softplus", &[1, 22], 1, TypeConstraint::Float, softplus).backward(softplus_gradient),
     row("Softsign", &[1, 22], 1, TypeConstraint::Float, softsign).backward(softsign_gradient),
-    row("HardSigmoid", &[6, 22], 1, TypeConstraint::Float, hard_sigmoid).backward(hard_sigmoid_gradient),
+    row("HardSigmoid", &[6, 22], 1, TypeConstraint::Float, hard_sigmoid).class(Class::Sigmoid { hard: true }).backward(hard_sigmoid_gradient),
     row("HardSwish", &[14, 22], 1, TypeConstraint::Float, hard_swish).backward(hard_swish_gradient),
     row("Mish", &[18, 22], 1, TypeConstraint::Float, mish).backward(mish_gradient),
     row("ThresholdedRelu", &[10, 22], 1, TypeConstraint::Float, thresholded_relu).backward(thresholded_relu_gradient),
-    row("Sigmoid", &[6, 13], 1, TypeConstraint::Float, unary!(Sigmoid)).grad_op(of_output!("SigmoidGrad")),
-    row("Tanh", &[6, 13], 1, TypeConstraint::Float, unary!(Tanh)).grad_op(of_output!("TanhGrad")),
+    row("Sigmoid", &[6, 13], 1, TypeConstraint::Float, unary!(Sigmoid)).class(Class::Sigmoid { hard: false }).traits(Traits::FOLLOWS_HEAD).grad_op(of_output!("SigmoidGrad")),
+    row("Tanh", &[6, 13], 1, TypeConstraint::Float, unary!(Tanh)).traits(Traits::UNBOUNDED).grad_op(of_output!("TanhGrad")),
     row("Shrink", &[9], 1, TypeConstraint::Number, shrink),
     row("Swish", &[24], 1, TypeConstraint::Float, swish).backward(swish_gradient),
     row("Gelu", &[20], 1, TypeConstraint::Float, gelu).grad_op(gelu_op),

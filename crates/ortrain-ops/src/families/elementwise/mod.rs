@@ -16,14 +16,15 @@ use ortrain_expr::{BinaryOp, Builder, CompareOp, Expr, Inst, Reg, Scalar, Type, 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor, ValueId};
 
 use crate::OpError;
+use crate::class::{Class, Traits};
 use crate::families::elementwise::row::{Row, TypeConstraint, row};
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
-use crate::onnx_decomposition::emit_as_onnx;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
+use crate::support::onnx_decomposition::emit_as_onnx;
 use crate::support::rewritten_on_read::build_rewritten_on_read;
 use row::unary;
 
@@ -158,29 +159,29 @@ const VARIADIC: usize = usize::MAX;
 /// Rows of arithmetic, comparisons, logic and bit operations.
 #[rustfmt::skip]
 static ROWS: &[Row] = &[
-    row("Add", &[7, 13, 14], 2, TypeConstraint::Number, binary!(Add)),
-    row("Sub", &[7, 13, 14], 2, TypeConstraint::Number, binary!(Sub)),
-    row("Mul", &[7, 13, 14], 2, TypeConstraint::Number, binary!(Mul)),
-    row("Div", &[7, 13, 14], 2, TypeConstraint::Number, binary!(Div)),
+    row("Add", &[7, 13, 14], 2, TypeConstraint::Number, binary!(Add)).class(Class::Add).traits(Traits::BROADCASTS.and(Traits::KEEPS_DECISION)),
+    row("Sub", &[7, 13, 14], 2, TypeConstraint::Number, binary!(Sub)).class(Class::Subtract).traits(Traits::BROADCASTS.and(Traits::KEEPS_DECISION)),
+    row("Mul", &[7, 13, 14], 2, TypeConstraint::Number, binary!(Mul)).class(Class::Multiply).traits(Traits::BROADCASTS.and(Traits::KEEPS_DECISION)),
+    row("Div", &[7, 13, 14], 2, TypeConstraint::Number, binary!(Div)).class(Class::Divide).traits(Traits::BROADCASTS),
     row("Mod", &[10, 13, 28], 2, TypeConstraint::Number, modulo),
     row("Reciprocal", &[6, 13], 1, TypeConstraint::Float, |b, x, _| {
         let one = b.constant(b.ty(x[0]), 1.0);
         Ok(b.div(one, x[0]))
-    }),
-    row("Neg", &[6, 13], 1, TypeConstraint::Number, unary!(Neg)),
-    row("Abs", &[6, 13], 1, TypeConstraint::Number, unary!(Abs)),
+    }).class(Class::Reciprocal),
+    row("Neg", &[6, 13], 1, TypeConstraint::Number, unary!(Neg)).class(Class::Negate).traits(Traits::PREPARES.and(Traits::KEEPS_DECISION)),
+    row("Abs", &[6, 13], 1, TypeConstraint::Number, unary!(Abs)).traits(Traits::PREPARES),
     row("Sign", &[9, 13], 1, TypeConstraint::Number, unary!(Sign)).zero_gradient(),
     row("Floor", &[6, 13], 1, TypeConstraint::Float, unary!(Floor)).zero_gradient(),
     row("Ceil", &[6, 13], 1, TypeConstraint::Float, ceil).zero_gradient(),
     row("Round", &[11, 22], 1, TypeConstraint::Float, round).zero_gradient(),
-    row("Exp", &[6, 13], 1, TypeConstraint::Float, unary!(Exp)),
-    row("Log", &[6, 13], 1, TypeConstraint::Float, unary!(Log)),
-    row("Sqrt", &[6, 13], 1, TypeConstraint::Float, unary!(Sqrt)),
-    row("Sin", &[7, 22], 1, TypeConstraint::Float, unary!(Sin)),
-    row("Cos", &[7, 22], 1, TypeConstraint::Float, unary!(Cos)),
+    row("Exp", &[6, 13], 1, TypeConstraint::Float, unary!(Exp)).traits(Traits::PREPARES),
+    row("Log", &[6, 13], 1, TypeConstraint::Float, unary!(Log)).class(Class::Logarithm).traits(Traits::PREPARES),
+    row("Sqrt", &[6, 13], 1, TypeConstraint::Float, unary!(Sqrt)).class(Class::Root).traits(Traits::PREPARES),
+    row("Sin", &[7, 22], 1, TypeConstraint::Float, unary!(Sin)).class(Class::Sine),
+    row("Cos", &[7, 22], 1, TypeConstraint::Float, unary!(Cos)).class(Class::Sine),
     row("Erf", &[9, 13], 1, TypeConstraint::Float, unary!(Erf)),
-    row("Min", &[6, 8, 12, 13], VARIADIC, TypeConstraint::Number, |b, x, _| Ok(fold_operands(BinaryOp::Min)(b, x))).selects(),
-    row("Max", &[6, 8, 12, 13], VARIADIC, TypeConstraint::Number, |b, x, _| Ok(fold_operands(BinaryOp::Max)(b, x))).selects(),
+    row("Min", &[6, 8, 12, 13], VARIADIC, TypeConstraint::Number, |b, x, _| Ok(fold_operands(BinaryOp::Min)(b, x))).traits(Traits::BROADCASTS).selects(),
+    row("Max", &[6, 8, 12, 13], VARIADIC, TypeConstraint::Number, |b, x, _| Ok(fold_operands(BinaryOp::Max)(b, x))).traits(Traits::BROADCASTS).selects(),
     row("Sum", &[6, 8, 13], VARIADIC, TypeConstraint::Float, |b, x, _| Ok(fold_operands(BinaryOp::Add)(b, x))),
     row("Mean", &[6, 8, 13], VARIADIC, TypeConstraint::Float, mean),
     row("IsNaN", &[9, 13, 20], 1, TypeConstraint::Float, is_nan).bool_output(),
@@ -190,15 +191,15 @@ static ROWS: &[Row] = &[
     row("BitwiseXor", &[18], 2, TypeConstraint::Integer, binary!(Xor)).zero_gradient(),
     row("BitwiseNot", &[18], 1, TypeConstraint::Integer, |b, x, _| Ok(invert_bits(b, x[0]))).zero_gradient(),
     row("BitShift", &[11, 28], 2, TypeConstraint::Integer, shift).zero_gradient(),
-    row("And", &[7], 2, TypeConstraint::Bool, binary!(And)).bool_output(),
-    row("Or", &[7], 2, TypeConstraint::Bool, binary!(Or)).bool_output(),
-    row("Xor", &[7], 2, TypeConstraint::Bool, binary!(Xor)).bool_output(),
+    row("And", &[7], 2, TypeConstraint::Bool, binary!(And)).traits(Traits::BROADCASTS).bool_output(),
+    row("Or", &[7], 2, TypeConstraint::Bool, binary!(Or)).traits(Traits::BROADCASTS).bool_output(),
+    row("Xor", &[7], 2, TypeConstraint::Bool, binary!(Xor)).traits(Traits::BROADCASTS).bool_output(),
     row("Not", &[1], 1, TypeConstraint::Bool, unary!(Not)).bool_output(),
-    row("Equal", &[7, 11, 13, 19], 2, TypeConstraint::Any, compare!(Eq, 0, 1)).bool_output(),
-    row("Less", &[7, 9, 13], 2, TypeConstraint::Number, compare!(Lt, 0, 1)).bool_output(),
-    row("Greater", &[7, 9, 13], 2, TypeConstraint::Number, compare!(Lt, 1, 0)).bool_output(),
-    row("LessOrEqual", &[12, 16], 2, TypeConstraint::Number, compare!(Le, 0, 1)).bool_output(),
-    row("GreaterOrEqual", &[12, 16], 2, TypeConstraint::Number, compare!(Le, 1, 0)).bool_output(),
+    row("Equal", &[7, 11, 13, 19], 2, TypeConstraint::Any, compare!(Eq, 0, 1)).traits(Traits::BROADCASTS).bool_output(),
+    row("Less", &[7, 9, 13], 2, TypeConstraint::Number, compare!(Lt, 0, 1)).traits(Traits::BROADCASTS).bool_output(),
+    row("Greater", &[7, 9, 13], 2, TypeConstraint::Number, compare!(Lt, 1, 0)).traits(Traits::BROADCASTS).bool_output(),
+    row("LessOrEqual", &[12, 16], 2, TypeConstraint::Number, compare!(Le, 0, 1)).traits(Traits::BROADCASTS).bool_output(),
+    row("GreaterOrEqual", &[12, 16], 2, TypeConstraint::Number, compare!(Le, 1, 0)).traits(Traits::BROADCASTS).bool_output(),
 ];
 
 /// Returns the rows of this file, of `activations.rs` and of `trigonometry.rs`.
@@ -306,7 +307,7 @@ impl Op for Elementwise {
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
-        if self.row.zero_derivative {
+        if self.row.traits.has(Traits::ZERO_DERIVATIVE) {
             return Ok(());
         }
         let count = self.count(cx.node());
@@ -486,7 +487,11 @@ fn decompose_swi_glu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     let mut all: Vec<Definition> = all_rows()
         .map(|row| {
-            let definition = Definition::new(row.domain, row.name, row.since, build).elementwise_row();
+            let definition = Definition::new(row.domain, row.name, row.since, build)
+                .elementwise_row()
+                .class(row.class)
+                .traits(row.traits)
+                .inputs_without_gradient(row.inputs_without_gradient);
             match row.name {
                 "BitShift" => definition.sample(|_| Sample::of(Attrs::new().with("direction", "LEFT"))),
                 "Gelu" => definition.downgrade(downgrade_gelu).decomposed_before(20, decompose),
@@ -511,10 +516,6 @@ pub(crate) fn definitions() -> Vec<Definition> {
         all.push(definition.always_rewritten(upgrade_microsoft_gelu));
     }
     all
-}
-
-pub(crate) fn has_zero_derivative(domain: &str, name: &str) -> bool {
-    all_rows().any(|row| row.zero_derivative && row.domain == domain && row.name == name)
 }
 
 #[cfg(test)]

@@ -4,6 +4,7 @@ use ortrain_expr::{Builder, Reg};
 use ortrain_graph::{Attrs, DType};
 
 use crate::OpError;
+use crate::class::{Class, Traits};
 
 /// Element types that an element-wise operator accepts.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -84,10 +85,11 @@ pub(super) struct Row {
     pub(super) grad_op: Option<GradOpFn>,
     /// Gradient in closed form.
     pub(super) backward: Option<BackwardFn>,
-    /// True if the derivative is zero almost everywhere.
-    pub(super) zero_derivative: bool,
     /// True if the result is one of the inputs (`Min`, `Max`). Inputs that equal the result share the gradient.
     pub(super) selects_input: bool,
+    pub(super) class: Class,
+    pub(super) traits: Traits,
+    pub(super) inputs_without_gradient: &'static [usize],
 }
 
 pub(super) const fn row(
@@ -108,8 +110,10 @@ pub(super) const fn row(
         expr,
         grad_op: None,
         backward: None,
-        zero_derivative: false,
         selects_input: false,
+        class: Class::Other,
+        traits: Traits::NONE,
+        inputs_without_gradient: &[],
     }
 }
 
@@ -126,8 +130,8 @@ impl Row {
 
     pub(super) const fn bool_output(mut self) -> Row {
         self.bool_output = true;
-        self.zero_derivative = true;
-        self
+        self.inputs_without_gradient = if self.inputs == 1 { &[0] } else { &[0, 1] };
+        self.zero_gradient()
     }
 
     pub(super) const fn broadcast_to_first(mut self) -> Row {
@@ -135,13 +139,22 @@ impl Row {
         self
     }
 
-    pub(super) const fn zero_gradient(mut self) -> Row {
-        self.zero_derivative = true;
-        self
+    pub(super) const fn zero_gradient(self) -> Row {
+        self.traits(Traits::ZERO_DERIVATIVE)
     }
 
     pub(super) const fn selects(mut self) -> Row {
         self.selects_input = true;
+        self
+    }
+
+    pub(super) const fn class(mut self, class: Class) -> Row {
+        self.class = class;
+        self
+    }
+
+    pub(super) const fn traits(mut self, traits: Traits) -> Row {
+        self.traits = self.traits.and(traits);
         self
     }
 

@@ -22,14 +22,16 @@ use ortrain_expr::{Access, ReduceOp, Reg, Strides, Type, UnaryOp};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use crate::OpError;
+use crate::class::Class;
 use crate::grad::Grad;
 use crate::infer::{Infer, normalize_axis};
 use crate::lower::{Lower, NestBuilder};
-use crate::onnx_decomposition::NodeSink;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::support::casts::{arithmetic_dtype, cast};
+use crate::support::formula::formula;
 use crate::support::norms::check_broadcasts;
+use crate::support::onnx_decomposition::NodeSink;
 
 const MICROSOFT: &str = "com.microsoft";
 const LAYER: &str = "LayerNormalization";
@@ -148,8 +150,7 @@ impl LayerNorm {
         let square = emit_node(to, "Mul", &[centred, centred]);
         let variance = mean_of(to, square);
         let epsilon = to.emit_constant(Tensor::scalar(dtype, self.epsilon));
-        let shifted = emit_node(to, "Add", &[variance, epsilon]);
-        let root = emit_node(to, "Sqrt", &[shifted]);
+        let root = formula(to, [variance, epsilon], |[variance, epsilon]| (variance + epsilon).sqrt());
         let one = to.emit_constant(Tensor::scalar(dtype, 1.0));
         (mean, centred, emit_node(to, "Div", &[one, root]))
     }
@@ -186,10 +187,7 @@ impl LayerNorm {
         if let Some(g) = of_inverse {
             let data = cast(cx, x, narrow, dtype);
             let centred = mean.map_or(data, |mean| emit_node(cx, "Sub", &[data, mean]));
-            let square = emit_node(cx, "Mul", &[inverse, inverse]);
-            let cube = emit_node(cx, "Mul", &[square, inverse]);
-            let slope = emit_node(cx, "Mul", &[g, cube]);
-            let part = emit_node(cx, "Mul", &[slope, centred]);
+            let part = formula(cx, [g, inverse, centred], |[g, r, centred]| g * (r * r * r) * centred);
             sum = Some(match sum {
                 Some(sum) => emit_node(cx, "Sub", &[sum, part]),
                 None => emit_node(cx, "Neg", &[part]),
@@ -604,8 +602,8 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let scaled = rw.add("Mul", &[wide_g, wide_scale], none());
         let product = rw.add("Mul", &[scaled, normal], none());
         let slope = rw.add("ReduceMean", &[product, axes], none());
-        let along = rw.add("Mul", &[normal, slope], none());
-        let mut rest = rw.add("Sub", &[scaled, along], none());
+        let mut rest =
+            formula(rw, [scaled, normal, slope], |[scaled, normal, slope]| scaled - normal * slope);
         if centred {
             let share = rw.add("ReduceMean", &[scaled, axes], none());
             rest = rw.add("Sub", &[rest, share], none());
@@ -665,10 +663,15 @@ pub(crate) fn definitions() -> Vec<Definition> {
     let forward = [
         // ONNX Runtime has LayerNormalization in the domain of ONNX from version 1 on.
         Definition::new("", LAYER, &[1, 17], build)
+            .class(Class::Normalization { scale: 1, bias: Some(2), of_instances: false })
             .decompose(decompose)
             .downgrade(downgrade)
             .weights(&[1, 2]),
-        Definition::new("", RMS, &[23], build).decompose(decompose).downgrade(downgrade).weights(&[1]),
+        Definition::new("", RMS, &[23], build)
+            .class(Class::Normalization { scale: 1, bias: None, of_instances: false })
+            .decompose(decompose)
+            .downgrade(downgrade)
+            .weights(&[1]),
         Definition::new("", SIMPLIFIED, &[1], build).decompose(decompose).extension().weights(&[1]),
     ];
     let invertible =

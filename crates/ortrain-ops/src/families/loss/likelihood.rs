@@ -10,6 +10,7 @@ use ortrain_expr::Reg;
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
 
 use crate::OpError;
+use crate::class::{Class, Traits};
 use crate::families::loss::entropy::{
     CrossEntropy, IgnoredLabel, Reduction, emit_reduction, integer_scalar, losses_buffer,
 };
@@ -248,9 +249,15 @@ pub(super) fn add_negative_log_likelihood(
 
 pub(super) fn definitions() -> Vec<Definition> {
     let internal = ["NegativeLogLikelihoodLossInternal", "NegativeLogLikelihoodLossInternal2"].map(|name| {
-        Definition::new("com.microsoft", name, &[1], build_internal).composition(decompose_internal)
+        Definition::new("com.microsoft", name, &[1], build_internal)
+            .composition(decompose_internal)
+            .traits(Traits::COMPUTES_LOSS)
     });
-    let mut all = vec![Definition::new("", "NegativeLogLikelihoodLoss", &[12, 13, 22], build)];
+    let mut all = vec![
+        Definition::new("", "NegativeLogLikelihoodLoss", &[12, 13, 22], build)
+            .class(Class::LabelLoss { of_logits: false })
+            .traits(Traits::COMPUTES_LOSS.and(Traits::READS_LABELS)),
+    ];
     all.extend(internal);
     all
 }

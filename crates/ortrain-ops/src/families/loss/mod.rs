@@ -16,6 +16,7 @@ use ortrain_expr::{Access, CompareOp, ReduceOp, Strides, Type, UnaryOp};
 use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
 
 use crate::OpError;
+use crate::class::{Class, Traits};
 use crate::families::loss::entropy::{
     CrossEntropy, IgnoredLabel, Reduction, are_known_to_differ, arithmetic_dtype, check_single_element,
     emit_reduction, integer_scalar, losses_buffer, reduce_weights,
@@ -25,6 +26,7 @@ use crate::infer::Infer;
 use crate::lower::{Lower, split_at_axis};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::formula::formula;
 
 mod entropy;
 mod likelihood;
@@ -359,11 +361,11 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         }
     };
     let standing = column(rw, labels);
-    let hit = rw.add("Equal", &[standing, classes], Attrs::new());
-    let one_hot = rw.add("Cast", &[hit], Attrs::new().with("to", i64::from(dtype.to_onnx())));
-    let prob = rw.add("Exp", &[log_prob], Attrs::new());
-    let gap = rw.add("Sub", &[prob, one_hot], Attrs::new());
-    let mut gradient = rw.add("Mul", &[gap, factor], Attrs::new());
+    let values = [standing, classes, log_prob, factor];
+    let mut gradient = formula(rw, values, |[labels, classes, log_prob, factor]| {
+        let one_hot = labels.equals(classes).cast(dtype);
+        (log_prob.exp() - one_hot) * factor
+    });
     if let Some(ignored) = ignored {
         let ignored = column(rw, ignored);
         gradient = rw.add("Where", &[ignored, zero, gradient], Attrs::new());
@@ -382,10 +384,20 @@ fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     let microsoft = |name, build| Definition::new("com.microsoft", name, &[1], build);
     let entropy = [
-        Definition::new("", "SoftmaxCrossEntropyLoss", &[12, 13], build),
-        microsoft("SoftmaxCrossEntropyLossInternal", build).decompose(decompose_internal),
-        microsoft("SoftmaxCrossEntropyLossGrad", build_grad).differentiated_as(decompose_grad),
-        microsoft("SoftmaxCrossEntropyLossInternalGrad", build_grad).differentiated_as(decompose_grad),
+        Definition::new("", "SoftmaxCrossEntropyLoss", &[12, 13], build)
+            .class(Class::LabelLoss { of_logits: true })
+            .traits(Traits::COMPUTES_LOSS.and(Traits::READS_LABELS))
+            .inputs_without_gradient(&[1, 2]),
+        microsoft("SoftmaxCrossEntropyLossInternal", build)
+            .decompose(decompose_internal)
+            .traits(Traits::COMPUTES_LOSS.and(Traits::READS_LABELS)),
+        microsoft("SoftmaxCrossEntropyLossGrad", build_grad)
+            .class(Class::LogitGradient)
+            .differentiated_as(decompose_grad)
+            .traits(Traits::READS_LABELS),
+        microsoft("SoftmaxCrossEntropyLossInternalGrad", build_grad)
+            .differentiated_as(decompose_grad)
+            .traits(Traits::READS_LABELS),
     ];
     entropy.into_iter().chain(likelihood::definitions()).chain(rows::definitions()).collect()
 }

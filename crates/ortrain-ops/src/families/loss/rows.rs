@@ -16,10 +16,12 @@
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 
 use crate::OpError;
+use crate::class::Traits;
 use crate::families::loss::entropy::Reduction;
 use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
+use crate::support::formula::formula;
 
 /// Cross-entropy loss of rows, or its gradient. Dense labels are distributions, sparse labels are classes.
 struct RowCrossEntropy {
@@ -155,10 +157,10 @@ fn decompose_dense(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         return Ok(());
     }
     let zero = rw.constant("zero", Tensor::scalar(dtype, 0.0));
-    let nothing = rw.add("Equal", &[labels, zero], no_attrs());
-    let product = rw.add("Mul", &[labels, log_prob], no_attrs());
     // Zero times minus infinity is NaN.
-    let product = rw.add("Where", &[nothing, zero, product], no_attrs());
+    let product = formula(rw, [labels, log_prob, zero], |[labels, log_prob, zero]| {
+        labels.equals(zero).choose(zero, labels * log_prob)
+    });
     let classes = rw.ints("classes", &[-1]);
     let sums = rw.add("ReduceSum", &[product, classes], without_keepdims());
     let losses = rw.add("Neg", &[sums], no_attrs());
@@ -245,10 +247,8 @@ fn decompose_dense_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let count = rw.add("Cast", &[count], Attrs::new().with("to", i64::from(dtype.to_onnx())));
         g = rw.add("Div", &[g, count], no_attrs());
     }
-    let prob = rw.add("Exp", &[log_prob], no_attrs());
-    let share = rw.add("Mul", &[prob, sums], no_attrs());
-    let difference = rw.add("Sub", &[share, labels], no_attrs());
-    let gradient = rw.add("Mul", &[difference, g], no_attrs());
+    let values = [log_prob, sums, labels, g];
+    let gradient = formula(rw, values, |[log_prob, sums, labels, g]| (log_prob.exp() * sums - labels) * g);
     rw.replace_output(0, gradient);
     Ok(())
 }
@@ -285,11 +285,14 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 
 pub(super) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("com.microsoft", "SoftmaxCrossEntropy", &[1], build).composition(decompose_dense),
+        Definition::new("com.microsoft", "SoftmaxCrossEntropy", &[1], build)
+            .composition(decompose_dense)
+            .traits(Traits::COMPUTES_LOSS),
         Definition::new("com.microsoft", "SoftmaxCrossEntropyGrad", &[1], build)
             .composition(decompose_dense_grad),
         Definition::new("", "SparseSoftmaxCrossEntropy", &[9], build)
             .composition(decompose_sparse)
+            .traits(Traits::COMPUTES_LOSS)
             .extension(),
         Definition::new("", "SparseSoftmaxCrossEntropyGrad", &[9], build)
             .composition(decompose_sparse_grad)

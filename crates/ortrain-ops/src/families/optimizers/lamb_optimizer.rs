@@ -3,7 +3,7 @@
 use super::adam_optimizer::{ALPHA_BETA, LAMBDA, MOMENTS, bias_corrections, next_moments};
 use crate::families::optimizers::row::{Optimizer, Range, Rule, setting};
 
-pub(super) const LAMB_OPTIMIZER: Optimizer = Optimizer {
+pub(crate) const LAMB_OPTIMIZER: Optimizer = Optimizer {
     name: "LambOptimizer",
     summary: "Adam with a learning rate for each tensor, scaled by its norm",
     source: "com.microsoft LambOptimizer, version 1; You et al., Large Batch Optimization for Deep Learning, 2020",

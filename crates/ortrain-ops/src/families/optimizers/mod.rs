@@ -38,6 +38,7 @@ mod tensors;
 pub use divided_step::{DividedModels, divided_models, sum_input};
 pub use elementwise_steps::is_elementwise;
 pub use function::OptimizerFunction;
+pub(crate) use lamb_optimizer::LAMB_OPTIMIZER;
 pub use map_tensors::{BoundInputs, bind, bind_with_slots, bound_inputs};
 pub(crate) use map_tensors::{DOMAIN, definitions};
 pub(crate) use model::description_entry;
@@ -47,6 +48,7 @@ pub use row::{
     Average, Flag, Optimizer, Range, Rule, Setting, Slot, SlotShape, Start, StepResult, Update, When,
 };
 pub use sequence_expansion::{SequenceTensor, expand_sequences};
+pub(crate) use sgd_optimizer::SGD_OPTIMIZER;
 pub use spec::{Group, OptimizerSpec, SlotSpec};
 
 /// Optimizers of the table, by name.
@@ -70,7 +72,7 @@ pub const OPTIMIZERS: &[&Optimizer] = &[
 
 /// Optimizers of `com.microsoft` that update one parameter with one node, by operator name.
 pub const NODE_OPTIMIZERS: &[&Optimizer] =
-    &[&adam_optimizer::ADAM_OPTIMIZER, &lamb_optimizer::LAMB_OPTIMIZER, &sgd_optimizer::SGD_OPTIMIZER];
+    &[&adam_optimizer::ADAM_OPTIMIZER, &LAMB_OPTIMIZER, &SGD_OPTIMIZER];
 
 impl Optimizer {
     /// Returns the row with this name.

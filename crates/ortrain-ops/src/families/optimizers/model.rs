@@ -17,8 +17,8 @@ use super::spec::{EMA, EMA_DECAY, MAX_NORM_CLIP, MAX_NORM_PER_TENSOR, MAX_VALUE}
 use super::tensors::TensorBuilder;
 use super::{OptimizerFunction, OptimizerSpec};
 use crate::families::optimizers::row::{Flag, OPSET, Optimizer, Rule, StepResult, Update};
-use crate::onnx_decomposition::{NodeSink, emit_all_as_onnx};
 use crate::passes::functions::inline_functions;
+use crate::support::onnx_decomposition::{NodeSink, emit_all_as_onnx};
 use crate::{OpError, OperatorLibrary};
 
 /// IR version of optimizer models.

@@ -18,10 +18,10 @@ use super::{adam_optimizer, lamb_optimizer, sgd_optimizer};
 use crate::OpError;
 use crate::families::optimizers::row::{Optimizer, Rule, Update};
 use crate::infer::{Infer, element_count};
-use crate::onnx_decomposition::emit_all_as_onnx;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
+use crate::support::onnx_decomposition::emit_all_as_onnx;
 
 /// Maximum number of parameters of one `LambOptimizer`.
 const MAX_PARAMETERS: usize = 1024;

@@ -9,8 +9,8 @@ use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Tensor, ValueId, Value
 
 use super::map_tensors::{BoundInputs, SETTINGS, add_snapshot, bound_inputs, overwritten_inputs};
 use crate::Error;
-use crate::onnx_decomposition::NodeSink;
 use crate::passes::{infer::infer_known, versions::upgrade};
+use crate::support::onnx_decomposition::NodeSink;
 use crate::support::state_update::add_state_update;
 
 /// Tensor of an input sequence of an optimizer model.

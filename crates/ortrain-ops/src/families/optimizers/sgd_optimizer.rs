@@ -2,7 +2,7 @@
 
 use crate::families::optimizers::row::{Optimizer, Rule};
 
-pub(super) const SGD_OPTIMIZER: Optimizer = Optimizer {
+pub(crate) const SGD_OPTIMIZER: Optimizer = Optimizer {
     name: "SGDOptimizer",
     summary: "plain gradient descent",
     source: "com.microsoft SGDOptimizer, version 1",

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 
-use crate::onnx_decomposition::NodeSink;
+use crate::support::onnx_decomposition::NodeSink;
 
 /// Builder of the step of one parameter from operators. Values have the type of the arithmetic.
 pub struct TensorBuilder<'g> {

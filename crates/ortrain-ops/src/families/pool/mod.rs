@@ -14,6 +14,7 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId, ValueType};
 use ortrain_program::{BufferId, Instruction, Window, WindowIndex};
 
 use crate::OpError;
+use crate::class::Traits;
 use crate::families::pool::windows::{
     AveragePool, Windows, are_known_to_differ, read_average, sum_dtype, window_sample,
 };
@@ -421,6 +422,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .later_types(BFLOAT16),
         Definition::new("", "GlobalMaxPool", &[1, 22], build_global_max).later_types(BFLOAT16),
         Definition::new("", "GlobalAveragePool", &[1, 22], build_global_average)
+            .traits(Traits::FOLLOWS_HEAD)
             .composition(decompose_global_average)
             .later_types(BFLOAT16),
         Definition::new("", "MaxPoolGrad", &[9], build_max_grad)

@@ -5,9 +5,9 @@ use ortrain_graph::{Attrs, DType, Shape, Tensor, ValueId};
 
 use crate::OpError;
 use crate::families::pool::windows::{AveragePool, Windows, inverse_count, read_average, sum_dtype};
-use crate::onnx_decomposition::NodeSink;
 use crate::rewrite::Rewrite;
 use crate::sliding::{AutoPad, Sliding};
+use crate::support::onnx_decomposition::NodeSink;
 
 /// Maximum number of window elements for a gradient with a filter, and of windows for a table of factors.
 const MAX_WINDOW_ELEMENTS: usize = 1 << 20;

@@ -38,6 +38,7 @@ use versions::{downgrade, upgrade, upgrade_upsample};
 
 use crate::OpError;
 use crate::axis_map::apply_axis_maps;
+use crate::class::Traits;
 use crate::families::resize::sampling::{ROI, SCALES, SIZES, is_empty_list};
 use crate::grad::Grad;
 use crate::infer::Infer;
@@ -327,8 +328,14 @@ fn build_upsample(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     vec![
-        Definition::new("", "Resize", &[10, 11, 13, 18, 19], build).upgrade(upgrade).downgrade(downgrade),
-        Definition::new("", "Upsample", &[7, 9, 10], build_upsample).always_rewritten(upgrade_upsample),
+        Definition::new("", "Resize", &[10, 11, 13, 18, 19], build)
+            .traits(Traits::PREPARES)
+            .kept_inputs(&[1, 2])
+            .upgrade(upgrade)
+            .downgrade(downgrade),
+        Definition::new("", "Upsample", &[7, 9, 10], build_upsample)
+            .kept_inputs(&[1])
+            .always_rewritten(upgrade_upsample),
         Definition::new("com.microsoft", "ResizeGrad", &[1], build_grad).differentiated_as(decompose_grad),
     ]
 }

@@ -7,7 +7,7 @@ use super::sampling::{AspectRatioPolicy, CoordinateMode, ResizeAttributes, Resiz
 use crate::OpError;
 use crate::axis_map::AxisMap;
 use crate::families::resize::sampling::{ROI, SCALES, SIZES};
-use crate::onnx_decomposition::NodeSink;
+use crate::support::onnx_decomposition::NodeSink;
 
 /// Maximum number of elements of a weight matrix: larger matrices are not worth their memory.
 const MAX_MATRIX_ELEMENTS: usize = 1 << 22;

@@ -31,6 +31,7 @@ mod tests;
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueType};
 
 use crate::OpError;
+use crate::class::Class;
 use crate::families::rnn::net::{
     Attributes, B, C0, GradInputs, H0, LENGTHS, NetKind, P, R, W, X, check_lengths, check_shape,
 };
@@ -287,8 +288,9 @@ fn gradient_sample(definition: &Definition) -> Sample {
 pub(crate) fn definitions() -> Vec<Definition> {
     const WEIGHTS: &[usize] = &[W, R, B, P];
     const BFLOAT16: &[(i64, &[DType])] = &[(22, &[DType::BF16])];
-    let plain = ["RNN", "GRU", "LSTM"].map(|name| {
+    let plain = [("RNN", &[H0][..]), ("GRU", &[H0]), ("LSTM", &[H0, C0])].map(|(name, states)| {
         Definition::new("", name, &[1, 7, 14, 22], build)
+            .class(Class::Recurrent { states })
             .decompose(direction::decompose)
             .composition_where(direction::is_composition)
             .weights(WEIGHTS)

@@ -9,8 +9,8 @@ use super::activation::Clipped;
 use super::direction::zero_state;
 use crate::OpError;
 use crate::families::rnn::net::{Attributes, B, GradInputs, LENGTHS, NetKind, P, R, W, X};
-use crate::onnx_decomposition::{NodeSink, emit_as_onnx};
 use crate::rewrite::Rewrite;
+use crate::support::onnx_decomposition::{NodeSink, emit_as_onnx};
 
 /// Emitter of operators on matrices `[batch, columns]`, and on matrices of all steps, `[steps, batch, columns]`.
 struct MatrixEmitter<'a, E: NodeSink> {

@@ -6,7 +6,8 @@ use rustc_hash::FxHashSet;
 use super::ConstantUses;
 use super::names;
 use super::values::element;
-use crate::training::parameters::levels::{ARITHMETIC, DependencyLevel, MOVE_OPERATORS};
+use crate::class::Class;
+use crate::training::parameters::levels::DependencyLevel;
 
 /// Maximum term that removes a score from a softmax: the weight is below 1e-21.
 pub(super) const MASK_TERM: f64 = -50.0;
@@ -33,7 +34,7 @@ impl ConstantUses<'_> {
         let is_added = |node: usize, input: usize| {
             let other = self.graph.nodes[node].inputs.get(1 - input.min(1)).copied().flatten();
             let compared = other.is_some_and(|other| self.compares_data(other));
-            self.op(node) == "Add"
+            self.class(node) == Class::Add
                 && compared
                 && (has_mask || !self.differs_by_head(node, input))
                 && self.outputs(node).any(|output| self.reaches_softmax(output))
@@ -59,9 +60,9 @@ impl ConstantUses<'_> {
         let mut rest = vec![id];
         while let Some(id) = rest.pop() {
             for (node, _) in self.readers_of(id) {
-                match self.op(node) {
-                    "Softmax" => return true,
-                    op if op == "Add" || MOVE_OPERATORS.contains(&op) => {
+                match self.class(node) {
+                    Class::Softmax { log: false } => return true,
+                    class if class == Class::Add || self.moves(node) => {
                         rest.extend(self.outputs(node).filter(|output| visited.insert(*output)));
                     }
                     _ => {}
@@ -76,11 +77,13 @@ impl ConstantUses<'_> {
         while let Some(maker) = self.producers[id.0 as usize] {
             let node = &self.graph.nodes[maker];
             let mut data = node.present_inputs().filter(|&id| self.level(id) > DependencyLevel::Shape);
-            id = match (self.op(maker), data.next(), data.next()) {
-                ("MatMul" | "FusedMatMul" | "Einsum", Some(_), Some(_)) => return true,
+            id = match (self.class(maker), data.next(), data.next()) {
+                (Class::MatrixProduct | Class::ScaledProduct | Class::Contraction, Some(_), Some(_)) => {
+                    return true;
+                }
                 // A positional bias, computed from learned tables.
-                ("Add", Some(first), Some(_)) => first,
-                (op, Some(only), None) if ARITHMETIC.contains(&op) || MOVE_OPERATORS.contains(&op) => only,
+                (Class::Add, Some(first), Some(_)) => first,
+                (class, Some(only), None) if class.is_arithmetic() || self.moves(maker) => only,
                 _ => return false,
             };
         }

@@ -3,38 +3,8 @@
 use ortrain_graph::{DType, Graph, Node, ValueId};
 use rustc_hash::FxHashSet;
 
-use crate::Registry;
-
-/// Element-wise arithmetic of two values.
-pub(super) const ARITHMETIC: [&str; 4] = ["Add", "Div", "Mul", "Sub"];
-
-/// Operators that pass the elements of their first input through, possibly with another shape, type or order, or only
-/// some of them.
-pub(super) const MOVE_OPERATORS: [&str; 15] = [
-    "Cast",
-    "CastLike",
-    "Concat",
-    "DequantizeLinear",
-    "Expand",
-    "Flatten",
-    "Identity",
-    "Pad",
-    "Reshape",
-    "Slice",
-    "Split",
-    "Squeeze",
-    "Tile",
-    "Transpose",
-    "Unsqueeze",
-];
-
-/// Operators that change the type or shape of their first input; further inputs determine the change.
-pub(super) const RESHAPE_OPERATORS: [&str; 6] =
-    ["CastLike", "Expand", "Reshape", "Squeeze", "Tile", "Unsqueeze"];
-
-/// Preprocessing operators on an input before the first layer, in addition to [`ARITHMETIC`] and [`MOVE_OPERATORS`].
-pub(super) const PREPROCESSING_OPERATORS: [&str; 8] =
-    ["Abs", "Clip", "Exp", "Gather", "Log", "Neg", "Resize", "Sqrt"];
+use crate::class::{Class, Traits};
+use crate::registry::{class_of, definition_of, has_traits};
 
 /// Dependencies of a value, from constants to data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -61,9 +31,9 @@ pub(super) fn levels(graph: &Graph) -> Vec<DependencyLevel> {
     }
     for node in &graph.nodes {
         let of = |id: ValueId| levels[id.0 as usize];
-        let op = &*node.op;
+        let (op, class) = (&*node.op, class_of(node));
         // The other inputs are a type, axes or sizes.
-        let read = if RESHAPE_OPERATORS.contains(&op) { 1 } else { node.inputs.len() };
+        let read = if has_traits(node, Traits::SHAPED_BY_INPUTS) { 1 } else { node.inputs.len() };
         let highest = node.inputs[..read.min(node.inputs.len())]
             .iter()
             .flatten()
@@ -72,26 +42,26 @@ pub(super) fn levels(graph: &Graph) -> Vec<DependencyLevel> {
             .unwrap_or(DependencyLevel::Constant);
         let has_weights = has_weights(node, &levels);
         let leads_to_sines = node.present_outputs().any(|output| to_sines.contains(&output));
-        let level = match op {
-            "Shape" | "Size" => DependencyLevel::Shape,
-            "Range" => highest.max(DependencyLevel::Position),
+        let level = match class {
+            Class::Shape | Class::Size => DependencyLevel::Shape,
+            Class::Positions => highest.max(DependencyLevel::Position),
             _ if op.starts_with("Random") || op == "Bernoulli" => DependencyLevel::Data,
             // Captured values are among the inputs.
             _ if highest > DependencyLevel::Shape && Graph::subgraphs(node).next().is_some() => {
                 DependencyLevel::Data
             }
-            "Sin" | "Cos" if highest > DependencyLevel::Shape => DependencyLevel::Data,
+            Class::Sine if highest > DependencyLevel::Shape => DependencyLevel::Data,
             _ if highest == DependencyLevel::Position && has_weights => {
-                if PRODUCT_OPERATORS.contains(&op) && leads_to_sines {
+                if class.is_product() && leads_to_sines {
                     DependencyLevel::Position
                 } else {
                     DependencyLevel::Data
                 }
             }
             _ if highest == DependencyLevel::Input => {
-                let prepares = ARITHMETIC.contains(&op)
-                    || MOVE_OPERATORS.contains(&op)
-                    || PREPROCESSING_OPERATORS.contains(&op);
+                let prepares = class.is_arithmetic()
+                    || has_traits(node, Traits::MOVES)
+                    || has_traits(node, Traits::PREPARES);
                 if prepares && !has_weights { DependencyLevel::Input } else { DependencyLevel::Data }
             }
             _ => highest,
@@ -112,19 +82,16 @@ pub(super) fn has_weights(node: &Node, levels: &[DependencyLevel]) -> bool {
             .flatten()
             .is_some_and(|id| levels[id.0 as usize] <= DependencyLevel::Shape)
     };
-    let definition = Registry::standard().find(&node.domain, &node.op);
-    definition.is_some_and(|known| known.weights.iter().any(|&at| is_constant(at)))
+    definition_of(node).is_some_and(|known| known.weights.iter().any(|&at| is_constant(at)))
 }
 
 /// Returns the values that become sines and cosines only through arithmetic.
 pub(super) fn values_to_sines(graph: &Graph) -> FxHashSet<ValueId> {
     let mut values = FxHashSet::default();
     for node in graph.nodes.iter().rev() {
-        let op = &*node.op;
-        let on = ARITHMETIC.contains(&op) || MOVE_OPERATORS.contains(&op);
-        if matches!(op, "Sin" | "Cos")
-            || (on && node.present_outputs().any(|output| values.contains(&output)))
-        {
+        let class = class_of(node);
+        let on = class.is_arithmetic() || has_traits(node, Traits::MOVES);
+        if class == Class::Sine || (on && node.present_outputs().any(|output| values.contains(&output))) {
             values.extend(node.present_inputs());
         }
     }
@@ -141,6 +108,3 @@ pub(super) fn values_before_weights(graph: &Graph, levels: &[DependencyLevel]) -
     }
     values
 }
-
-/// Products of a constant with values that may be positions.
-pub(super) const PRODUCT_OPERATORS: [&str; 4] = ["Einsum", "FusedMatMul", "Gemm", "MatMul"];

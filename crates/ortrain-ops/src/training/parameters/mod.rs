@@ -18,42 +18,14 @@ use rustc_hash::{FxHashMap, FxHashSet};
 pub(super) use self::names::is_path;
 pub use self::roles::{Confidence, Judgement, ParameterRole, about_guesses};
 use self::values::element;
-use crate::training::parameters::levels::{
-    ARITHMETIC, DependencyLevel, MOVE_OPERATORS, PRODUCT_OPERATORS, has_weights, levels,
-    values_before_weights,
-};
+use crate::Definition;
+use crate::class::{Class, Traits};
+use crate::registry::{class_of, definition_of, has_traits};
+use crate::training::parameters::levels::{DependencyLevel, has_weights, levels, values_before_weights};
 use crate::training::parameters::uses::{Use, collect_uses};
-use crate::{Definition, Registry};
-
-/// Recurrent layers, with the inputs that are their initial states.
-const RECURRENT: [(&str, &[usize]); 3] = [("GRU", &[5]), ("LSTM", &[5, 6]), ("RNN", &[5])];
 
 /// Bound below which a score masks an element of a softmax; minus infinity is below it, too.
 const MASK_SCORE: f64 = -1e4;
-
-/// Operators that write values into parts of another value, with the inputs that an exporter fills with one number.
-const WRITE_OPERATORS: [(&str, &[usize]); 5] = [
-    ("Scatter", &[0, 2]),
-    ("ScatterElements", &[0, 2]),
-    ("ScatterND", &[0, 2]),
-    ("Pad", &[0, 2]),
-    ("TensorScatter", &[0, 1]),
-];
-
-/// Operators that join or select values, with the inputs that an exporter fills with one number.
-const JOIN_OPERATORS: [(&str, &[usize]); 2] = [("Expand", &[0]), ("Where", &[1, 2])];
-
-/// Operators that weight values with consecutive numbers: the expected value of a distribution over bins.
-const WEIGHTING_OPERATORS: [&str; 5] = ["Conv", "Einsum", "FusedMatMul", "Gemm", "MatMul"];
-
-/// Normalizations with their scale and bias inputs.
-const NORMALIZATIONS: [(&str, usize, usize); 5] = [
-    ("BatchNormalization", 1, 2),
-    ("GroupNormalization", 1, 2),
-    ("InstanceNormalization", 1, 2),
-    ("LayerNormalization", 1, 2),
-    ("RMSNormalization", 1, usize::MAX),
-];
 
 /// Uses of all values of a graph, for the classification of its constants.
 pub struct ConstantUses<'g> {
@@ -146,7 +118,7 @@ impl<'g> ConstantUses<'g> {
         }
         if let Some(used) = of(|definition| definition.weights) {
             // A computed constant may be on either side of a product.
-            let is_sure = !self.is_generated_constant(id) || !PRODUCT_OPERATORS.contains(&used.operator());
+            let is_sure = !self.is_generated_constant(id) || !used.class().is_product();
             let confidence = if is_sure { Confidence::Certain } else { Confidence::Likely };
             return (ParameterRole::Trained, confidence, format!("it is a weight of {}", used.label));
         }
@@ -235,14 +207,14 @@ impl<'g> ConstantUses<'g> {
             return Some(format!("it is a literal in the code of the network, in {}", uses[0].label));
         }
         if let Some(tensor) = content {
-            if uses.iter().all(|used| used.operator() == "Conv") && values::is_fixed_filter(tensor) {
+            if uses.iter().all(|used| used.class() == Class::Convolution) && values::is_fixed_filter(tensor) {
                 return Some(format!("it is one filter for all channels, in {}", uses[0].label));
             }
             if uses.iter().any(Use::is_weight) {
                 let is_position = |used: &Use| {
-                    used.is_weight() && WEIGHTING_OPERATORS.contains(&used.operator())
-                        || MOVE_OPERATORS.contains(&used.operator())
-                        || used.operator() == "Shape"
+                    // The expected value of a distribution over bins weights consecutive numbers.
+                    let weights = used.class().is_product() || used.class() == Class::Convolution;
+                    used.is_weight() && weights || used.has(Traits::MOVES) || used.class() == Class::Shape
                 };
                 if uses.iter().all(is_position) && values::is_consecutive(tensor) {
                     return Some(format!("its elements are evenly spaced, in {}", uses[0].label));
@@ -288,9 +260,9 @@ impl<'g> ConstantUses<'g> {
                 "it is a statistic of a normalization that is written as arithmetic, in {first}"
             ));
         }
-        let arithmetic = |node: usize| ARITHMETIC.contains(&self.op(node));
+        let arithmetic = |node: usize| self.class(node).is_arithmetic();
         // A table of parameters may be looked up and added to a mask before both are added to scores.
-        let is_looked_up = |used: &Use| used.operator() == "Gather" && used.input == 0;
+        let is_looked_up = |used: &Use| used.class() == Class::Lookup && used.input == 0;
         let is_table = names::is_path(name) && uses.iter().any(is_looked_up);
         if !is_table
             && all_meetings(&|node, _| {
@@ -303,7 +275,7 @@ impl<'g> ConstantUses<'g> {
         let prepares = |node: usize, input: usize| {
             arithmetic(node)
                 && self.result_level(node) == DependencyLevel::Input
-                && (one_axis || (["Div", "Sub"].contains(&self.op(node)) && input == 1))
+                && (one_axis || (matches!(self.class(node), Class::Divide | Class::Subtract) && input == 1))
                 && self.outputs(node).any(|output| self.weighted.contains(&output))
         };
         if all_meetings(&prepares) {
@@ -337,19 +309,18 @@ impl<'g> ConstantUses<'g> {
         // Without such a name a number may preprocess an input of the model.
         let min_level = if is_learned { DependencyLevel::Input } else { DependencyLevel::Data };
         all_meetings(&|node, input| {
-            let weights = Registry::standard()
-                .find(&self.graph.nodes[node].domain, &self.graph.nodes[node].op)
-                .map_or(&[][..], |definition| definition.weights);
+            let weights =
+                definition_of(&self.graph.nodes[node]).map_or(&[][..], |definition| definition.weights);
             weights.contains(&input)
-                || (ARITHMETIC.contains(&self.op(node)) && self.result_level(node) >= min_level)
+                || (self.class(node).is_arithmetic() && self.result_level(node) >= min_level)
         })
     }
 
     /// Returns true if a number is added to data or multiplied with data at all their meetings.
     fn is_factor_or_term(&self, meetings: &[(usize, usize)]) -> bool {
         meetings.iter().all(|&(node, input)| {
-            let op = self.op(node);
-            matches!(op, "Add" | "Mul") || (op == "Sub" && input == 1)
+            let class = self.class(node);
+            matches!(class, Class::Add | Class::Multiply) || (class == Class::Subtract && input == 1)
         })
     }
 
@@ -366,11 +337,11 @@ impl<'g> ConstantUses<'g> {
         let inputs = &self.graph.nodes[node].inputs;
         let other = inputs.get(1 - input.min(1)).copied().flatten();
         let product = other.and_then(|other| Some((other, self.producers[other.0 as usize]?)));
-        self.op(node) == "Add"
+        self.class(node) == Class::Add
             && product.is_some_and(|(value, maker)| {
                 let last =
                     self.graph.value(value).ty.shape().and_then(|shape| shape.0.last().and_then(Dim::known));
-                PRODUCT_OPERATORS.contains(&self.op(maker))
+                self.class(maker).is_product()
                     && has_weights(&self.graph.nodes[maker], &self.levels)
                     && last == Some(outputs)
             })
@@ -386,16 +357,16 @@ impl<'g> ConstantUses<'g> {
                     return true;
                 }
                 let mut data = node.present_inputs().filter(|&id| self.level(id) > DependencyLevel::Shape);
-                let op = self.op(maker);
+                let class = self.class(maker);
                 let scales = |&id: &ValueId| {
                     self.level(id) <= DependencyLevel::Shape
                         && self.graph.value(id).content().is_some_and(|tensor| tensor.len() > 1)
                 };
-                if op == "Mul" && node.present_inputs().any(|id| scales(&id)) {
+                if class == Class::Multiply && node.present_inputs().any(|id| scales(&id)) {
                     return true;
                 }
                 match (data.next(), data.next()) {
-                    (Some(only), None) if ARITHMETIC.contains(&op) || MOVE_OPERATORS.contains(&op) => {
+                    (Some(only), None) if class.is_arithmetic() || self.moves(maker) => {
                         value = only;
                     }
                     _ => return false,
@@ -408,9 +379,9 @@ impl<'g> ConstantUses<'g> {
             self.graph.nodes[node].inputs.get(1 - input.min(1)).copied().flatten()
         };
         !meetings.is_empty()
-            && meetings
-                .iter()
-                .all(|&(node, input)| self.op(node) == "Add" && other(node, input).is_some_and(is_layer))
+            && meetings.iter().all(|&(node, input)| {
+                self.class(node) == Class::Add && other(node, input).is_some_and(is_layer)
+            })
     }
 
     /// Returns true if a node adds a number before a root, a logarithm or a division to keep them finite, or if the
@@ -424,11 +395,11 @@ impl<'g> ConstantUses<'g> {
             .is_some_and(|value| value <= MASK_SCORE);
         hides
             || self.readers_of(id).any(|(node, _)| {
-                self.op(node) == "Add"
+                self.class(node) == Class::Add
                     && self.outputs(node).any(|output| {
-                        self.readers_of(output).any(|(reader, at)| match self.op(reader) {
-                            "Sqrt" | "Log" | "Reciprocal" | "Pow" => true,
-                            "Div" => at == 1,
+                        self.readers_of(output).any(|(reader, at)| match self.class(reader) {
+                            Class::Root | Class::Logarithm | Class::Reciprocal | Class::Power => true,
+                            Class::Divide => at == 1,
                             _ => false,
                         })
                     })
@@ -441,11 +412,9 @@ impl<'g> ConstantUses<'g> {
         let tensor = self.graph.value(id).content()?;
         let is_generated = self.is_generated_constant(id);
         let neutral = |used: &Use| {
-            let Some(definition) = used.definition else { return false };
-            let known = NORMALIZATIONS.iter().find(|(name, ..)| *name == definition.name);
-            let Some(&(_, scale, bias)) = known else { return false };
+            let Class::Normalization { scale, bias, .. } = used.class() else { return false };
             let is_neutral = (used.input == scale && values::is_filled_with(tensor, 1.0))
-                || (used.input == bias && values::is_filled_with(tensor, 0.0));
+                || (Some(used.input) == bias && values::is_filled_with(tensor, 0.0));
             is_neutral
                 && (is_generated || (self.normalizes_groups(id) && !names::is_path(self.graph.name_of(id))))
         };
@@ -459,9 +428,10 @@ impl<'g> ConstantUses<'g> {
 
     /// Returns the node that uses a constant as its initial state, if only recurrent layers use the constant.
     fn initial_state_node(&self, id: ValueId) -> Option<String> {
-        self.sole_meeting(id, |node, input| {
-            RECURRENT.iter().any(|(op, states)| *op == self.op(node) && states.contains(&input))
-        })
+        self.sole_meeting(
+            id,
+            |node, input| matches!(self.class(node), Class::Recurrent { states } if states.contains(&input)),
+        )
     }
 
     /// Returns the node that writes into a constant of one value, joins it with other values, or selects between both.
@@ -474,12 +444,14 @@ impl<'g> ConstantUses<'g> {
         if !is_computed && names::is_path(name) {
             return None;
         }
-        let at = |table: &[(&str, &[usize])], node: usize, input: usize| {
-            table.iter().any(|(op, inputs)| *op == self.op(node) && inputs.contains(&input))
-        };
-        self.sole_reader(id, |node, input| {
-            let is_written = at(&WRITE_OPERATORS, node, input) && (is_computed || self.op(node) != "Pad");
-            is_written || (is_computed && (self.op(node) == "Concat" || at(&JOIN_OPERATORS, node, input)))
+        // Inputs that exporters fill with one number.
+        self.sole_reader(id, |node, input| match self.class(node) {
+            Class::Write { filled } => filled.contains(&input),
+            Class::Pad => is_computed && matches!(input, 0 | 2),
+            Class::Join => is_computed,
+            Class::Expand => is_computed && input == 0,
+            Class::Selection => is_computed && matches!(input, 1 | 2),
+            _ => false,
         })
     }
 
@@ -491,15 +463,12 @@ impl<'g> ConstantUses<'g> {
         let mut rest = vec![id];
         while let Some(id) = rest.pop() {
             for (node, input) in self.readers_of(id) {
-                let op = self.op(node);
                 if test(node, input) {
                     first = Some(first.map_or(node, |first| first.min(node)));
-                } else if MOVE_OPERATORS.contains(&op)
-                    && input == 0
-                    && self.result_level(node) <= DependencyLevel::Shape
+                } else if self.moves(node) && input == 0 && self.result_level(node) <= DependencyLevel::Shape
                 {
                     rest.extend(self.outputs(node).filter(|output| visited.insert(*output)));
-                } else if !matches!(op, "Shape" | "Size") {
+                } else if !matches!(self.class(node), Class::Shape | Class::Size) {
                     return None;
                 }
             }
@@ -522,9 +491,9 @@ impl<'g> ConstantUses<'g> {
     /// Returns the first product of a constant, as its left operand, with another constant, if it has only such uses.
     fn coordinate_product(&self, id: ValueId) -> Option<String> {
         self.sole_reader(id, |node, input| {
-            let op = self.op(node);
+            let class = self.class(node);
             input == 0
-                && (PRODUCT_OPERATORS.contains(&op) || op == "Conv")
+                && (class.is_product() || class == Class::Convolution)
                 && self.result_level(node) <= DependencyLevel::Shape
         })
     }
@@ -534,13 +503,19 @@ impl<'g> ConstantUses<'g> {
         self.readers_of(id).all(|(node, _)| {
             let data = self.graph.nodes[node].inputs.first().copied().flatten();
             let maker = data.and_then(|data| self.producers[data.0 as usize]);
-            self.op(node) == "InstanceNormalization" && maker.is_some_and(|maker| self.op(maker) == "Reshape")
+            matches!(self.class(node), Class::Normalization { of_instances: true, .. })
+                && maker.is_some_and(|maker| self.class(maker) == Class::Reshape)
         })
     }
 
-    /// Returns the operator of a node.
-    fn op(&self, node: usize) -> &str {
-        &self.graph.nodes[node].op
+    /// Returns the class of a node's operator.
+    fn class(&self, node: usize) -> Class {
+        class_of(&self.graph.nodes[node])
+    }
+
+    /// Returns true if a node passes the elements of its first input through.
+    fn moves(&self, node: usize) -> bool {
+        has_traits(&self.graph.nodes[node], Traits::MOVES)
     }
 
     fn outputs(&self, node: usize) -> impl Iterator<Item = ValueId> + '_ {
@@ -586,8 +561,8 @@ impl<'g> ConstantUses<'g> {
         let mut rest = vec![id];
         while let Some(id) = rest.pop() {
             for (node, _) in self.readers_of(id) {
-                match self.op(node) {
-                    "Sin" | "Cos" => has_sine = true,
+                match self.class(node) {
+                    Class::Sine => has_sine = true,
                     _ if self.result_level(node) > DependencyLevel::Position => return false,
                     _ => rest.extend(self.outputs(node).filter(|output| visited.insert(*output))),
                 }
@@ -607,12 +582,12 @@ impl<'g> ConstantUses<'g> {
                     return false;
                 }
                 let other = self.graph.nodes[node].inputs.get(1 - input.min(1)).copied().flatten();
-                match self.op(node) {
+                match self.class(node) {
                     _ if self.is_root(node) => has_root = true,
-                    op if MOVE_OPERATORS.contains(&op) => {
+                    _ if self.moves(node) => {
                         rest.extend(self.outputs(node).filter(|output| visited.insert(*output)));
                     }
-                    "Add" if other.is_some_and(|other| self.is_number(other)) => {
+                    Class::Add if other.is_some_and(|other| self.is_number(other)) => {
                         rest.extend(self.outputs(node).filter(|output| visited.insert(*output)));
                     }
                     _ => return false,
@@ -633,9 +608,9 @@ impl<'g> ConstantUses<'g> {
             let tensor = self.graph.value(exponent).content()?;
             if tensor.len() == 1 { element(tensor, 0) } else { None }
         };
-        match self.op(node) {
-            "Sqrt" => true,
-            "Pow" => exponent().is_some_and(|exponent| exponent.abs() == 0.5),
+        match self.class(node) {
+            Class::Root => true,
+            Class::Power => exponent().is_some_and(|exponent| exponent.abs() == 0.5),
             _ => false,
         }
     }
@@ -645,9 +620,8 @@ impl<'g> ConstantUses<'g> {
             if self.result_level(index) > DependencyLevel::Shape {
                 continue;
             }
-            let on = MOVE_OPERATORS.contains(&&*node.op)
-                || ARITHMETIC.contains(&&*node.op)
-                || &*node.op == "Reciprocal";
+            let class = class_of(node);
+            let on = self.moves(index) || class.is_arithmetic() || class == Class::Reciprocal;
             if self.is_root(index) || (on && node.present_inputs().any(|id| self.roots.contains(&id))) {
                 self.roots.extend(node.present_outputs());
             }
@@ -656,7 +630,7 @@ impl<'g> ConstantUses<'g> {
 
     /// Returns true if an input of a node is a mean: the node subtracts it, and a deviation divides the difference.
     fn is_mean(&self, node: usize, input: usize) -> bool {
-        if (self.op(node), input) != ("Sub", 1) {
+        if (self.class(node), input) != (Class::Subtract, 1) {
             return false;
         }
         let inputs = &self.graph.nodes[node].inputs;
@@ -664,9 +638,9 @@ impl<'g> ConstantUses<'g> {
         let divided = |output: ValueId| {
             self.readers_of(output).any(|(reader, at)| {
                 let other = self.graph.nodes[reader].inputs.get(1 - at.min(1)).copied().flatten();
-                other.is_some_and(|other| match self.op(reader) {
-                    "Div" => at == 0 && self.level(other) <= DependencyLevel::Shape,
-                    "Mul" => self.roots.contains(&other),
+                other.is_some_and(|other| match self.class(reader) {
+                    Class::Divide => at == 0 && self.level(other) <= DependencyLevel::Shape,
+                    Class::Multiply => self.roots.contains(&other),
                     _ => false,
                 })
             })
@@ -680,18 +654,17 @@ impl<'g> ConstantUses<'g> {
     fn is_scaled_mean(&self, id: ValueId) -> bool {
         let is_subtracted = |output: ValueId| {
             let mut readers = self.readers_of(output).peekable();
-            readers.peek().is_some() && readers.all(|(reader, at)| (self.op(reader), at) == ("Sub", 1))
+            readers.peek().is_some()
+                && readers.all(|(reader, at)| (self.class(reader), at) == (Class::Subtract, 1))
         };
         let mut visited = FxHashSet::from_iter([id]);
         let mut rest = vec![id];
         while let Some(id) = rest.pop() {
             for (node, input) in self.readers_of(id) {
                 let other = self.graph.nodes[node].inputs.get(1 - input.min(1)).copied().flatten();
-                let is_scaled =
-                    self.op(node) == "Mul" && other.is_some_and(|other| self.roots.contains(&other));
-                if MOVE_OPERATORS.contains(&self.op(node))
-                    && self.result_level(node) <= DependencyLevel::Shape
-                {
+                let is_scaled = self.class(node) == Class::Multiply
+                    && other.is_some_and(|other| self.roots.contains(&other));
+                if self.moves(node) && self.result_level(node) <= DependencyLevel::Shape {
                     rest.extend(self.outputs(node).filter(|output| visited.insert(*output)));
                 } else if !is_scaled || !self.outputs(node).all(is_subtracted) {
                     return false;
@@ -703,14 +676,15 @@ impl<'g> ConstantUses<'g> {
 
     /// Returns true if an input of a node divides a difference to a constant.
     fn is_divisor(&self, node: usize, input: usize) -> bool {
-        if (self.op(node), input) != ("Div", 1) {
+        if (self.class(node), input) != (Class::Divide, 1) {
             return false;
         }
         let data = self.graph.nodes[node].inputs.first().copied().flatten();
         let maker = data.and_then(|data| self.producers[data.0 as usize]);
         maker.is_some_and(|maker| {
             let mean = self.graph.nodes[maker].inputs.get(1).copied().flatten();
-            self.op(maker) == "Sub" && mean.is_some_and(|mean| self.level(mean) <= DependencyLevel::Shape)
+            self.class(maker) == Class::Subtract
+                && mean.is_some_and(|mean| self.level(mean) <= DependencyLevel::Shape)
         })
     }
 
@@ -737,7 +711,7 @@ impl<'g> ConstantUses<'g> {
                 (Some(only), None) => depth_of.get(&only).copied(),
                 _ => None,
             };
-            let goes_on = ARITHMETIC.contains(&&*node.op) || MOVE_OPERATORS.contains(&&*node.op);
+            let goes_on = class_of(node).is_arithmetic() || self.moves(index);
             let layer = match inputs_by_layer.get(&index) {
                 None => before.filter(|_| goes_on),
                 Some(positions) => {

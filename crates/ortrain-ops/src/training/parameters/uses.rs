@@ -1,8 +1,10 @@
 //! Uses of the values of a graph by its nodes.
 
-use crate::{Definition, Registry};
 use ortrain_graph::{Graph, Node, ValueId};
 use rustc_hash::FxHashMap;
+
+use crate::class::{Class, Traits};
+use crate::{Definition, Registry};
 
 /// Use of a value by a node.
 pub(super) struct Use {
@@ -18,14 +20,20 @@ pub(super) struct Use {
 }
 
 impl Use {
-    pub(super) fn operator(&self) -> &'static str {
-        self.definition.map_or("", |definition| definition.name)
+    /// Returns the class of the node's operator.
+    pub(super) fn class(&self) -> Class {
+        self.definition.map_or(Class::Other, |definition| definition.class)
+    }
+
+    /// Returns true if the operator of the node has these traits.
+    pub(super) fn has(&self, traits: Traits) -> bool {
+        self.definition.is_some_and(|definition| definition.traits.has(traits))
     }
 
     /// Returns true for a weight input. The table of a Gather does not count, because it may be any table.
     pub(super) fn is_weight(&self) -> bool {
         let weights = self.definition.map_or(&[][..], |definition| definition.weights);
-        self.operator() != "Gather" && weights.contains(&self.input)
+        self.class() != Class::Lookup && weights.contains(&self.input)
     }
 }
 
