@@ -64,21 +64,7 @@ type Outer = FxHashMap<String, ValueType>;
 
 fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Graph, GraphError> {
     let mut graph = Graph::new(&proto.name);
-    let mut constants: IndexMap<String, Tensor> = IndexMap::new();
-    for tensor in &proto.initializer {
-        let value = Graph::tensor_from_proto(model, tensor).map_err(|error| with_users(error, proto))?;
-        if constants.insert(tensor.name.clone(), value).is_some() {
-            return Err(GraphError::DuplicateValue {
-                value: tensor.name.clone(),
-                second: "an initializer".into(),
-            });
-        }
-    }
-    for sparse in &proto.sparse_initializer {
-        let dense = model.densify(sparse, SPARSE_LIMIT)?;
-        constants.insert(dense.name.clone(), Graph::tensor_from_proto(model, &dense)?);
-    }
-
+    let constants = import_initializers(model, proto)?;
     for info in &proto.input {
         if constants.contains_key(&info.name) {
             continue;
@@ -114,30 +100,7 @@ fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Grap
     let mut captured: Vec<ValueId> = Vec::new();
     for node in &proto.node {
         pause();
-        let mut attrs = Attrs::new();
-        let mut free: Vec<String> = Vec::new();
-        for attribute in &node.attribute {
-            let value = attr(model, node, attribute, &visible)?;
-            if let Attr::Graph(subgraph) = &value {
-                let names =
-                    subgraph.inputs[formal_inputs(attribute)..].iter().map(|&id| subgraph.name_of(id));
-                for name in names {
-                    if !free.iter().any(|known| known == name) {
-                        free.push(name.to_owned());
-                    }
-                }
-            }
-            if attrs.0.insert(attribute.name.clone(), value).is_some() {
-                return Err(GraphError::DuplicateAttribute {
-                    attribute: attribute.name.clone(),
-                    node: label(node),
-                });
-            }
-        }
-        // Sorted, so that the order does not depend on the order of the attributes.
-        free.sort();
-        align_captures(&mut attrs, node, &free, &visible);
-
+        let (attrs, free) = import_attributes(model, node, &visible)?;
         let mut inputs: Vec<&str> = node.input.iter().map(String::as_str).collect();
         while inputs.last() == Some(&"") {
             inputs.pop();
@@ -149,18 +112,7 @@ fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Grap
         for name in inputs {
             resolved.push(match name {
                 "" => None,
-                name => Some(match graph.find(name) {
-                    Some(id) => id,
-                    None => {
-                        let ty = outer.get(name).ok_or_else(|| GraphError::UndefinedValue {
-                            node: label(node),
-                            value: name.to_owned(),
-                        })?;
-                        let id = graph.add_value(name, ty.clone());
-                        captured.push(id);
-                        id
-                    }
-                }),
+                name => Some(find_or_capture(&mut graph, name, outer, &mut captured, || label(node))?),
             });
         }
         let mut outputs: Vec<Option<ValueId>> = node.output.iter().map(|name| graph.find(name)).collect();
@@ -175,23 +127,83 @@ fn import(model: &LoadedModel, proto: &GraphProto, outer: &Outer) -> Result<Grap
     }
 
     for info in &proto.output {
-        let id = match graph.find(&info.name) {
-            Some(id) => id,
-            None => {
-                let ty = outer.get(&info.name).ok_or_else(|| GraphError::UndefinedValue {
-                    node: "the list of the graph's outputs".into(),
-                    value: info.name.clone(),
-                })?;
-                let id = graph.add_value(&info.name, ty.clone());
-                captured.push(id);
-                id
-            }
-        };
+        let reader = || "the list of the graph's outputs".to_owned();
+        let id = find_or_capture(&mut graph, &info.name, outer, &mut captured, reader)?;
         graph.outputs.push(id);
     }
     graph.inputs.extend(captured);
     sort(&mut graph)?;
     Ok(graph)
+}
+
+/// Returns the initializers of a graph, in their order. Sparse ones become dense.
+fn import_initializers(
+    model: &LoadedModel,
+    proto: &GraphProto,
+) -> Result<IndexMap<String, Tensor>, GraphError> {
+    let mut constants: IndexMap<String, Tensor> = IndexMap::new();
+    for tensor in &proto.initializer {
+        let value = Graph::tensor_from_proto(model, tensor).map_err(|error| with_users(error, proto))?;
+        if constants.insert(tensor.name.clone(), value).is_some() {
+            return Err(GraphError::DuplicateValue {
+                value: tensor.name.clone(),
+                second: "an initializer".into(),
+            });
+        }
+    }
+    for sparse in &proto.sparse_initializer {
+        let dense = model.densify(sparse, SPARSE_LIMIT)?;
+        constants.insert(dense.name.clone(), Graph::tensor_from_proto(model, &dense)?);
+    }
+    Ok(constants)
+}
+
+/// Returns the attributes of a node, and the sorted names of the outer values that its subgraphs read.
+fn import_attributes(
+    model: &LoadedModel,
+    node: &NodeProto,
+    visible: &Outer,
+) -> Result<(Attrs, Vec<String>), GraphError> {
+    let mut attrs = Attrs::new();
+    let mut free: Vec<String> = Vec::new();
+    for attribute in &node.attribute {
+        let value = attr(model, node, attribute, visible)?;
+        if let Attr::Graph(subgraph) = &value {
+            let names = subgraph.inputs[formal_inputs(attribute)..].iter().map(|&id| subgraph.name_of(id));
+            for name in names {
+                if !free.iter().any(|known| known == name) {
+                    free.push(name.to_owned());
+                }
+            }
+        }
+        if attrs.0.insert(attribute.name.clone(), value).is_some() {
+            return Err(GraphError::DuplicateAttribute {
+                attribute: attribute.name.clone(),
+                node: label(node),
+            });
+        }
+    }
+    // Sorted, so that the order does not depend on the order of the attributes.
+    free.sort();
+    align_captures(&mut attrs, node, &free, visible);
+    Ok((attrs, free))
+}
+
+/// Returns a value of the graph by name. A value of an outer graph becomes a captured value.
+fn find_or_capture(
+    graph: &mut Graph,
+    name: &str,
+    outer: &Outer,
+    captured: &mut Vec<ValueId>,
+    reader: impl Fn() -> String,
+) -> Result<ValueId, GraphError> {
+    if let Some(id) = graph.find(name) {
+        return Ok(id);
+    }
+    let undefined = || GraphError::UndefinedValue { node: reader(), value: name.to_owned() };
+    let id = graph.add_value(name, outer.get(name).ok_or_else(undefined)?.clone());
+    captured.push(id);
+    Ok(id)
 }
 
 /// Returns the number of inputs that a subgraph declares itself.

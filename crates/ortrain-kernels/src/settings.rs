@@ -50,11 +50,11 @@ impl TileMode {
     /// Returns an error if the variable has another value.
     pub fn detect() -> Result<TileMode, UnknownSetting> {
         static MODE: OnceLock<Result<TileMode, UnknownSetting>> = OnceLock::new();
-        MODE.get_or_init(|| TileMode::of(value_of(JIT))).clone()
+        MODE.get_or_init(|| TileMode::of(value_of(JIT).as_deref())).clone()
     }
 
-    fn of(value: Option<String>) -> Result<TileMode, UnknownSetting> {
-        match value.as_deref() {
+    fn of(value: Option<&str>) -> Result<TileMode, UnknownSetting> {
+        match value {
             None | Some("on") => Ok(TileMode::MachineCode),
             Some("off") => Ok(TileMode::Interpreter),
             Some(other) => Err(UnknownSetting::Jit(other.to_owned())),
@@ -114,7 +114,7 @@ mod tests {
 
     #[test]
     fn machine_code_is_on_or_off() {
-        let of = |value: &str| TileMode::of(Some(value.to_owned()));
+        let of = |value: &str| TileMode::of(Some(value));
         assert_eq!(TileMode::of(None), Ok(TileMode::MachineCode));
         assert_eq!(of("on"), Ok(TileMode::MachineCode));
         assert_eq!(of("off"), Ok(TileMode::Interpreter));

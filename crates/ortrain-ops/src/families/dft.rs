@@ -194,7 +194,47 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     };
     let output_len = if op.onesided && !op.inverse { half(rw) } else { length };
 
-    // Angles `[given, wanted]`. Full turns are removed before any rounding.
+    let [cosines, sines] = rotations(rw, &op, (used_len, output_len), length, ty);
+
+    // The signal's axis comes last, before the axis of the parts.
+    let mut order: Vec<usize> = (0..rank - 1).filter(|&other| other != axis).collect();
+    order.extend([axis, rank - 1]);
+    let data = cast(rw, x, dtype, ty);
+    let data = permute_axes(rw, data, &order);
+    let data = slice_between(rw, data, rank as i64 - 2, Size::Number(0), used_len);
+    let last = rank as i64 - 1;
+    let pieces: Vec<ValueId> = (0..parts as i64)
+        .map(|k| {
+            let piece = slice_axis(rw, data, last, k, k + 1, 1);
+            remove_axes(rw, piece, &[last])
+        })
+        .collect();
+    let (real, imaginary) = rotate(rw, &op, &pieces, [cosines, sines]);
+    let mut results = vec![insert_axes(rw, real, &[last])];
+    if let Some(imaginary) = imaginary {
+        results.push(insert_axes(rw, imaginary, &[last]));
+    }
+    let result = match results[..] {
+        [only] => only,
+        _ => rw.add("Concat", &results, Attrs::new().with("axis", last)),
+    };
+    let inverse_perm: Vec<usize> =
+        (0..rank).filter_map(|axis| order.iter().position(|&other| other == axis)).collect();
+    let result = permute_axes(rw, result, &inverse_perm);
+    let result = cast(rw, result, ty, dtype);
+    rw.replace_output(0, result);
+    Ok(())
+}
+
+/// Returns the cosines and sines of the angles `[given, wanted]`, divided by the length for the inverse.
+fn rotations(
+    rw: &mut Rewrite<'_>,
+    op: &Dft,
+    (used_len, output_len): (Size, Size),
+    length: Size,
+    ty: DType,
+) -> [ValueId; 2] {
+    // Full turns are removed before any rounding.
     let (rows, columns) = (range_positions(rw, used_len), range_positions(rw, output_len));
     let rows_down = insert_axes(rw, rows, &[1]);
     let products = add_op(rw, "Mul", &[rows_down, columns]);
@@ -218,27 +258,22 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let half_length = add_op(rw, "Mul", &[length_value, halved]);
         add_op(rw, "Where", &[unpaired, length_value, half_length])
     });
-    let [cosines, sines] = ["Cos", "Sin"].map(|function| {
+    ["Cos", "Sin"].map(|function| {
         let mut matrix = add_op(rw, function, &[angles]);
         if let Some(scale) = scale {
             matrix = add_op(rw, "Div", &[matrix, scale]);
         }
         cast(rw, matrix, DType::F64, ty)
-    });
+    })
+}
 
-    // The signal's axis comes last, before the axis of the parts.
-    let mut order: Vec<usize> = (0..rank - 1).filter(|&other| other != axis).collect();
-    order.extend([axis, rank - 1]);
-    let data = cast(rw, x, dtype, ty);
-    let data = permute_axes(rw, data, &order);
-    let data = slice_between(rw, data, rank as i64 - 2, Size::Number(0), used_len);
-    let last = rank as i64 - 1;
-    let pieces: Vec<ValueId> = (0..parts as i64)
-        .map(|k| {
-            let piece = slice_axis(rw, data, last, k, k + 1, 1);
-            remove_axes(rw, piece, &[last])
-        })
-        .collect();
+/// Returns the real part and, if the result has one, the imaginary part of a signal times cosines and sines.
+fn rotate(
+    rw: &mut Rewrite<'_>,
+    op: &Dft,
+    pieces: &[ValueId],
+    [cosines, sines]: [ValueId; 2],
+) -> (ValueId, Option<ValueId>) {
     let times_matrix =
         |rw: &mut Rewrite<'_>, piece: ValueId, matrix: ValueId| add_op(rw, "MatMul", &[piece, matrix]);
     // (a + bi)(cos - i sin), or (a + bi)(cos + i sin) for the inverse.
@@ -255,20 +290,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             imaginary = Some(add_op(rw, "Add", &[before, straight]));
         }
     }
-    let mut results = vec![insert_axes(rw, real, &[last])];
-    if let Some(imaginary) = imaginary {
-        results.push(insert_axes(rw, imaginary, &[last]));
-    }
-    let result = match results[..] {
-        [only] => only,
-        _ => rw.add("Concat", &results, Attrs::new().with("axis", last)),
-    };
-    let inverse_perm: Vec<usize> =
-        (0..rank).filter_map(|axis| order.iter().position(|&other| other == axis)).collect();
-    let result = permute_axes(rw, result, &inverse_perm);
-    let result = cast(rw, result, ty, dtype);
-    rw.replace_output(0, result);
-    Ok(())
+    (real, imaginary)
 }
 
 /// Upgrades a node from opset 17, which has the axis as an attribute, 1 by default.

@@ -8,8 +8,8 @@ use ortrain_expr::{Precision, pause};
 use ortrain_graph::{Attr, DType, Dim, Graph, Node, Shape, Tensor, Value, ValueId, ValueType};
 use ortrain_program::{
     Branch, BranchSource, Branches, Count, PassLog, PlaneId, PlaneLocation, Program, ProgramBuilder, Repeat,
-    Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised, StackedResult, Target,
-    YieldSlots,
+    ScanAxis, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised, StackedResult,
+    Target, YieldSlots,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -432,13 +432,12 @@ struct PlacedNode {
     kind: NodeKind,
 }
 
-/// Compiles a schedule. `known` has the shape of each user input, if known.
-fn compile(
+/// Returns the graph with the types and values of the known user inputs, and without the shapes of other values.
+fn with_known_inputs(
     source: &Graph,
     roles: &[Role],
     known: &[Option<KnownInput<'_>>],
-    settings: &Settings,
-) -> Result<Compiled, Error> {
+) -> Result<Graph, Error> {
     let mut graph = source.clone();
     // Lowerings may assume that the first output is present, even if it is unused.
     for index in 0..graph.nodes.len() {
@@ -469,7 +468,17 @@ fn compile(
     }
     // Declared shapes of intermediate values are symbolic at best, and may be wrong; inference determines them again.
     forget_shapes(&mut graph);
+    Ok(graph)
+}
 
+/// Compiles a schedule. `known` has the shape of each user input, if known.
+fn compile(
+    source: &Graph,
+    roles: &[Role],
+    known: &[Option<KnownInput<'_>>],
+    settings: &Settings,
+) -> Result<Compiled, Error> {
+    let mut graph = with_known_inputs(source, roles, known)?;
     // Deferred values: their shapes become known only during a run.
     let mut late: FxHashSet<ValueId> = FxHashSet::default();
     let mut user = 0;
@@ -660,6 +669,60 @@ fn with_shape_producers(graph: &Graph, placed: &[PlacedNode], members: &[usize])
     extended
 }
 
+/// Nodes that run in one segment.
+struct NodeGroup {
+    kind: NodeKind,
+    /// True if shapes of the nodes become known only during a run.
+    is_late: bool,
+    /// Indices of the nodes.
+    members: Vec<usize>,
+}
+
+/// Groups nodes of one kind. A node is added to the earliest possible program, so that a host function is followed by
+/// one program and not by several.
+fn group_nodes(graph: &Graph, placed: &[PlacedNode], late: &FxHashSet<ValueId>) -> Vec<NodeGroup> {
+    let node_is_late =
+        |node: &Node| node.present_inputs().chain(node.present_outputs()).any(|id| late.contains(&id));
+    let mut groups: Vec<NodeGroup> = Vec::new();
+    let mut group_of: FxHashMap<ValueId, usize> = FxHashMap::default();
+    let last = nodes_to_write_last(graph, placed);
+    for (index, node) in graph.nodes.iter().enumerate() {
+        pause();
+        let kind = placed[index].kind;
+        if kind == NodeKind::Folded || last[index] {
+            continue;
+        }
+        let is_late = node_is_late(node);
+        let after = node.present_inputs().filter_map(|id| group_of.get(&id).copied()).max();
+        let fits = |(k, other): (usize, &NodeGroup)| {
+            (kind == NodeKind::Program
+                && other.kind == NodeKind::Program
+                && other.is_late == is_late
+                && after.is_none_or(|a| k >= a))
+            .then_some(k)
+        };
+        let position = groups.iter().enumerate().find_map(fits);
+        let group = position.unwrap_or_else(|| {
+            groups.push(NodeGroup { kind, is_late, members: Vec::new() });
+            groups.len() - 1
+        });
+        groups[group].members.push(index);
+        for output in node.present_outputs() {
+            group_of.insert(output, group);
+        }
+    }
+    for index in (0..graph.nodes.len()).filter(|&index| last[index]) {
+        let is_late = node_is_late(&graph.nodes[index]);
+        match groups.last_mut() {
+            Some(group) if group.kind == NodeKind::Program && group.is_late == is_late => {
+                group.members.push(index);
+            }
+            _ => groups.push(NodeGroup { kind: NodeKind::Program, is_late, members: vec![index] }),
+        }
+    }
+    groups
+}
+
 /// Partitions the nodes into segments and compiles the segments with known shapes.
 fn partition_segments(
     graph: &Graph,
@@ -677,71 +740,32 @@ fn partition_segments(
             maker.schedule.inputs.push(slot);
         }
     }
-    let node_is_late =
-        |node: &Node| node.present_inputs().chain(node.present_outputs()).any(|id| late.contains(&id));
     let needed_outputs: FxHashSet<ValueId> = graph.outputs.iter().copied().collect();
 
-    // Groups of nodes of one kind. A node is added to the earliest possible program, so that a host function is
-    // followed by one program and not by several.
-    let mut groups: Vec<(NodeKind, bool, Vec<usize>)> = Vec::new();
-    let mut group_of: FxHashMap<ValueId, usize> = FxHashMap::default();
-    let last = nodes_to_write_last(graph, placed);
-    for (index, node) in graph.nodes.iter().enumerate() {
-        pause();
-        let kind = placed[index].kind;
-        if kind == NodeKind::Folded || last[index] {
-            continue;
-        }
-        let is_late = node_is_late(node);
-        let after = node.present_inputs().filter_map(|id| group_of.get(&id).copied()).max();
-        let fits = |(k, (other, other_late, _)): (usize, &(NodeKind, bool, Vec<usize>))| {
-            (kind == NodeKind::Program
-                && *other == NodeKind::Program
-                && *other_late == is_late
-                && after.is_none_or(|a| k >= a))
-            .then_some(k)
-        };
-        let position = groups.iter().enumerate().find_map(fits);
-        let group = position.unwrap_or_else(|| {
-            groups.push((kind, is_late, Vec::new()));
-            groups.len() - 1
-        });
-        groups[group].2.push(index);
-        for output in node.present_outputs() {
-            group_of.insert(output, group);
-        }
-    }
-    for index in (0..graph.nodes.len()).filter(|&index| last[index]) {
-        let is_late = node_is_late(&graph.nodes[index]);
-        match groups.last_mut() {
-            Some((NodeKind::Program, late, members)) if *late == is_late => members.push(index),
-            _ => groups.push((NodeKind::Program, is_late, vec![index])),
-        }
-    }
-
+    let mut groups = group_nodes(graph, placed, late);
     let is_concrete =
         |id: ValueId| graph.value(id).ty.shape().is_some_and(|shape| shape.concrete().is_some());
     let concrete_inputs = maker.user_inputs().into_iter().all(is_concrete);
     // Constant outputs are delivered by a program; inputs are passed through.
     let constants: Vec<ValueId> =
         graph.outputs.iter().copied().filter(|&id| graph.value(id).constant.is_some()).collect();
-    let is_ready = |(kind, is_late, _): &(NodeKind, bool, Vec<usize>)| *kind == NodeKind::Program && !is_late;
+    let is_ready = |group: &NodeGroup| group.kind == NodeKind::Program && !group.is_late;
     if !constants.is_empty() && !groups.iter().any(is_ready) || groups.is_empty() && concrete_inputs {
-        groups.push((NodeKind::Program, false, Vec::new()));
+        groups.push(NodeGroup { kind: NodeKind::Program, is_late: false, members: Vec::new() });
     }
     let last_program = groups.iter().rposition(is_ready);
-    for (_, _, members) in groups.iter_mut().filter(|(_, is_late, _)| *is_late) {
-        *members = with_shape_producers(graph, placed, members);
+    for group in groups.iter_mut().filter(|group| group.is_late) {
+        group.members = with_shape_producers(graph, placed, &group.members);
     }
     let mut delivered: FxHashSet<ValueId> = FxHashSet::default();
-    for (g, (kind, is_late, members)) in groups.iter().enumerate() {
+    for (g, NodeGroup { kind, is_late, members }) in groups.iter().enumerate() {
         let produced: FxHashSet<ValueId> =
             members.iter().flat_map(|&index| graph.nodes[index].present_outputs()).collect();
         let used_later = |id: &ValueId| {
             needed_outputs.contains(id)
                 || groups[g + 1..]
                     .iter()
-                    .flat_map(|(_, _, later)| later)
+                    .flat_map(|later| &later.members)
                     .any(|&index| graph.nodes[index].present_inputs().any(|input| input == *id))
         };
         let mut inputs: Vec<ValueId> = Vec::new();
@@ -1068,12 +1092,7 @@ impl ScheduleBuilder<'_> {
             inputs.push(id);
         }
         // Large loop invariants get additional planes after the existing ones.
-        let last = self.roles.iter().flat_map(|role| match role {
-            Role::Plane(plane, _) => vec![plane.0],
-            Role::Planes(parts) => parts.iter().map(|part| part.plane.0).collect(),
-            Role::User | Role::ResetFlag => Vec::new(),
-        });
-        let first_plane = last.max().map_or(0, |last| last + 1);
+        let first_plane = self.next_plane();
         let (mut passed, mut in_planes): (Vec<ValueId>, Vec<ValueId>) = Default::default();
         let captured = node.inputs[input_count..].iter().flatten().copied();
         for (inner, outer) in fixed.into_iter().zip(captured) {
@@ -1113,11 +1132,10 @@ impl ScheduleBuilder<'_> {
         let arguments: Vec<Option<ValueId>> =
             (0..input_count).map(|k| Repetition::own_input(node, k)).collect();
         self.deliver_constants(arguments.iter().copied().flatten())?;
-        let count = if r.conditional {
-            let is_there = |k: usize| arguments.get(k).copied().flatten().is_some();
-            Count::While { has_limit: is_there(0), has_condition: is_there(1) }
-        } else {
-            Count::Scanned
+        let is_there = |k: usize| arguments.get(k).copied().flatten().is_some();
+        let count = match r.conditional {
+            true => Count::While { has_limit: is_there(0), has_condition: is_there(1) },
+            false => Count::Scanned,
         };
         let inputs = arguments.into_iter().flatten().chain(passed).chain(in_planes.iter().copied());
         let inputs = inputs.map(|id| self.slot(id)).collect();
@@ -1132,17 +1150,7 @@ impl ScheduleBuilder<'_> {
         for (k, &along) in r.stacked.iter().enumerate() {
             let Some(id) = node.outputs.get(r.carried + k).copied().flatten() else { continue };
             outputs.push(self.slot(id));
-            let ty = &body.value(results[k]).ty;
-            let dtype = ty.dtype().or(self.graph.value(id).ty.dtype()).ok_or_else(|| {
-                let message = format!("the type of {:?} is not known", self.graph.name_of(id));
-                Error::at(self.graph, node, OpError::invalid(message))
-            })?;
-            let dims = ty.shape().map(|shape| shape.iter().map(Dim::known).collect());
-            stacked.push(StackedResult {
-                label: self.graph.value(id).name.clone(),
-                scan_axis: along,
-                element: (dtype, dims),
-            });
+            stacked.push(self.stacked_result(node, id, along, &body.value(results[k]).ty)?);
         }
         let carried = (0..r.carried)
             .map(|j| {
@@ -1165,6 +1173,32 @@ impl ScheduleBuilder<'_> {
             unrolled_positions: positions,
         };
         Ok((inputs, outputs, Segment::Repeat(Box::new(repeat), label)))
+    }
+
+    /// Returns the index of the first plane that no input has.
+    fn next_plane(&self) -> u32 {
+        let used = self.roles.iter().flat_map(|role| match role {
+            Role::Plane(plane, _) => vec![plane.0],
+            Role::Planes(parts) => parts.iter().map(|part| part.plane.0).collect(),
+            Role::User | Role::ResetFlag => Vec::new(),
+        });
+        used.max().map_or(0, |last| last + 1)
+    }
+
+    /// Describes a result with elements of a type, stacked over the iterations.
+    fn stacked_result(
+        &self,
+        node: &Node,
+        id: ValueId,
+        scan_axis: ScanAxis,
+        element: &ValueType,
+    ) -> Result<StackedResult, Error> {
+        let dtype = element.dtype().or(self.graph.value(id).ty.dtype()).ok_or_else(|| {
+            let message = format!("the type of {:?} is not known", self.graph.name_of(id));
+            Error::at(self.graph, node, OpError::invalid(message))
+        })?;
+        let dims = element.shape().map(|shape| shape.iter().map(Dim::known).collect());
+        Ok(StackedResult { label: self.graph.value(id).name.clone(), scan_axis, element: (dtype, dims) })
     }
 
     /// Returns true if a value that branches use is passed to them at run time.

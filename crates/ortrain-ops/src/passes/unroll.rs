@@ -1,6 +1,6 @@
 //! Inlining of subgraphs: the branch of an `If` with a known condition, and the iterations of a short Loop or Scan.
 
-use ortrain_graph::{Attr, Attrs, Graph, Node, Patch, Shape, Tensor, ValueId, ValueType};
+use ortrain_graph::{Attr, Attrs, DType, Graph, Node, Patch, Shape, Tensor, ValueId, ValueType};
 use ortrain_program::ScanAxis;
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -242,27 +242,12 @@ pub(crate) fn unroll(
     let per_iteration = node_count(body) + 2 * r.scanned.len() + r.stacked.len();
     let total = usize::try_from(count).ok().and_then(|count| count.checked_mul(per_iteration.max(1)));
     let Some(total) = total.filter(|total| total <= budget) else { return Ok(false) };
-    let mut empty: Vec<Option<Tensor>> = vec![None; is_requested.len()];
-    if count == 0 {
-        for (k, along) in r.stacked.iter().enumerate().filter(|&(k, _)| is_requested[k]) {
-            let value = body.value(body.outputs[r.leading_outputs() + r.carried + k]);
-            let dims = value.ty.shape().and_then(Shape::concrete).zip(value.ty.dtype());
-            let Some((mut dims, dtype)) = dims else { return Ok(false) };
-            let Ok(axis) = normalize_axis(along.axis, dims.len() + 1) else { return Ok(false) };
-            dims.insert(axis, 0);
-            empty[k] = Some(Tensor::filled(dtype, &dims, 0.0));
-        }
-    }
+    let empty = if count == 0 { empty_stacks(body, r, &is_requested) } else { Some(FxHashMap::default()) };
+    let Some(mut empty) = empty else { return Ok(false) };
     *budget -= total;
 
     let producers = graph.producers();
     let mut patch = Patch::new(graph, "");
-    let named = |op: &str, name: &str, inputs: &[ValueId], output: ValueId, attrs: Attrs| {
-        let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
-        let mut constant_node = Node::new("", op, &inputs, &[Some(output)], attrs);
-        constant_node.name = name.into();
-        constant_node
-    };
     let label = if node.name.is_empty() { &node.op } else { &node.name };
     let mut carried: Vec<ValueId> =
         (0..r.carried).filter_map(|j| node.inputs[r.leading_inputs() + j]).collect();
@@ -271,10 +256,8 @@ pub(crate) fn unroll(
         .copied()
         .zip(node.inputs[input_count..].iter().flatten().copied())
         .collect();
-    let around: Vec<i64> = match node.attrs.0.get(POSITIONS) {
-        Some(Attr::Ints(positions)) => positions.clone(),
-        _ => Vec::new(),
-    };
+    let positions = node.attrs.0.get(POSITIONS);
+    let around = if let Some(Attr::Ints(positions)) = positions { positions.clone() } else { Vec::new() };
     let mut collected: Vec<Vec<ValueId>> = vec![Vec::new(); r.stacked.len()];
     for iteration in 0..count {
         let at = |along: ScanAxis| if along.reversed { count - 1 - iteration } else { iteration };
@@ -284,7 +267,7 @@ pub(crate) fn unroll(
             for (k, content) in [(0, iteration as f64), (1, 1.0)] {
                 let ty = &body.value(body.inputs[k]).ty;
                 let dims = ty.shape().and_then(Shape::concrete).unwrap_or_default();
-                let dtype = if k == 0 { ortrain_graph::DType::I64 } else { ortrain_graph::DType::Bool };
+                let dtype = if k == 0 { DType::I64 } else { DType::Bool };
                 let name = format!("{label}/{}.{iteration}", body.name_of(body.inputs[k]));
                 let value = patch.constant(&name, Tensor::filled(dtype, &dims, content));
                 outside.insert(body.inputs[k], value);
@@ -334,7 +317,7 @@ pub(crate) fn unroll(
     }
     for (k, mut values) in collected.into_iter().enumerate() {
         let Some(old) = node.outputs.get(r.carried + k).copied().flatten() else { continue };
-        if let Some(tensor) = empty[k].take() {
+        if let Some(tensor) = empty.remove(&k) {
             let empty_tensor = patch.constant(graph.name_of(old), tensor);
             patch.replace(old, empty_tensor);
             continue;
@@ -358,6 +341,27 @@ pub(crate) fn unroll(
     }
     patch.apply(graph, &[index]);
     Ok(true)
+}
+
+/// Returns a node of `ai.onnx` with one output.
+fn named(op: &str, name: &str, inputs: &[ValueId], output: ValueId, attrs: Attrs) -> Node {
+    let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
+    let mut node = Node::new("", op, &inputs, &[Some(output)], attrs);
+    node.name = name.into();
+    node
+}
+
+/// Returns the requested stacks of a loop without iterations, by index; `None` if a shape or type is not known.
+fn empty_stacks(body: &Graph, r: &Repetition, is_requested: &[bool]) -> Option<FxHashMap<usize, Tensor>> {
+    let mut empty = FxHashMap::default();
+    for (k, along) in r.stacked.iter().enumerate().filter(|&(k, _)| is_requested[k]) {
+        let value = body.value(body.outputs[r.leading_outputs() + r.carried + k]);
+        let mut dims = value.ty.shape().and_then(Shape::concrete)?;
+        let axis = normalize_axis(along.axis, dims.len() + 1).ok()?;
+        dims.insert(axis, 0);
+        empty.insert(k, Tensor::filled(value.ty.dtype()?, &dims, 0.0));
+    }
+    Some(empty)
 }
 
 /// Returns the slice at a position along an axis of a value, if the value was stacked from slices.

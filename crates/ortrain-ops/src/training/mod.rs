@@ -27,6 +27,7 @@ mod scores;
 mod shared_initializers;
 mod stop_gradients;
 mod training_mode;
+mod updates;
 
 pub use crate::passes::gradient_stops::find_stop;
 pub use batch::{FixedBatch, OpenShape, batch_shape_nodes, find_fixed_batches, first_slice_nodes};
@@ -44,8 +45,8 @@ pub use modes::{
     use_batch_statistics,
 };
 pub use one_graph::{
-    ACCUMULATED, ALL_FINITE, GRADIENT_NORM, LOSS_SCALE, Updates, append_scaled_loss, append_updates,
-    default_trained, find_node_optimizer, has_shared_counter,
+    ACCUMULATED, ALL_FINITE, GRADIENT_NORM, LOSS_SCALE, Updates, append_scaled_loss, default_trained,
+    find_node_optimizer, has_shared_counter,
 };
 pub use parameters::{Confidence, ConstantUses, Judgement, ParameterRole, about_guesses};
 pub use scores::{check_scores, class_axis_of_tokens, label_error, loss_problems, probabilities_note};
@@ -54,6 +55,7 @@ pub use stop_gradients::{StopCandidate, stop_candidates, stop_gradients, stopped
 pub use training_mode::{
     TRAINING_MODE, choose_statistics, count_batch_norm_modes, free_training_mode, share_training_mode,
 };
+pub use updates::append_updates;
 
 const MICROSOFT: &str = "com.microsoft";
 /// Operator at which a graph yields to its caller.

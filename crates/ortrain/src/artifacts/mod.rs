@@ -10,6 +10,7 @@ pub(crate) mod batch_independence;
 pub(crate) mod classifier_scores;
 pub(crate) mod files;
 pub(crate) mod head;
+mod losses;
 pub(crate) mod options;
 pub mod parts;
 pub(crate) mod training_model;
@@ -17,16 +18,15 @@ pub(crate) mod training_model;
 use std::sync::Arc;
 
 use ortrain_checkpoint::{Checkpoint, ModuleState, NamedTensor, NominalTensor};
-use ortrain_graph::{DType, Graph, Tensor, ValueId, ValueType};
+use ortrain_graph::{DType, Graph, ValueType};
 use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, ValueInfoProto, visit_tensors_mut};
 use ortrain_ops::passes::functions::{has_wrapped_nodes, unwrap_nodes};
 use ortrain_ops::training::{
-    add_master_weights, append_loss, append_sum, check_scores, class_axis_of_tokens, default_target,
-    is_class_axis_open, is_narrow, loss_problems, narrow_weights_note, rename_value, running_statistics,
-    set_inference_mode,
+    add_master_weights, is_narrow, loss_problems, narrow_weights_note, running_statistics, set_inference_mode,
 };
 use rustc_hash::FxHashSet;
 
+use crate::artifacts::losses::{AppendedLosses, append_losses, first_output};
 use crate::artifacts::training_model::{Value, training_model, unknown_value};
 use crate::model::checks::check_forward;
 use crate::model::computed_parameters::{constants_of_subgraphs, lift_from_subgraphs, make_initializers};
@@ -285,26 +285,12 @@ pub(crate) fn generate_loaded(
     let parameters = choose_parameters(label, &forward, options, &computable, &statistics)?;
 
     if options.master_weights {
-        let graph = message_graph(label, &mut forward.proto)?;
-        let added = add_master_weights(graph, &parameters.trainable);
-        if added.map_err(|source| Error::graph(label, source))? == 0 {
-            return Err(Error::Argument(
-                "master_weights needs a trained weight of float16 or bfloat16, and there is none; leave \
-                 master_weights out"
-                    .into(),
-            ));
-        }
+        require_master_weights(label, message_graph(label, &mut forward.proto)?, &parameters.trainable)?;
     }
 
     // The loss derives the type of its target from the types of the forward model.
     let typed = infer_graph(label, &forward)?;
-    if let Some(name) =
-        typed.inputs.iter().map(|&id| typed.name_of(id)).find(|name| parameter_of_gradient(name).is_some())
-    {
-        return Err(Error::Argument(format!(
-            "input {name:?} of the model has a name that training models use for gradients; rename it"
-        )));
-    }
+    check_input_names(&typed)?;
     let mut names = NameGenerator::new();
     let graph = message_graph(label, &mut forward.proto)?;
     let AppendedLosses { sum: loss, compared, notes, open_labels } = match options.losses.is_empty() {
@@ -325,19 +311,7 @@ pub(crate) fn generate_loaded(
     let outputs: Vec<String> =
         std::iter::once(loss).chain(output_names).chain(additional.iter().cloned()).collect();
 
-    // Parameters are converted from initializers to inputs, in their order.
-    let mut values: Vec<Value> = Vec::new();
-    for tensor in &graph.initializer {
-        if let Some(requires_grad) = parameters.is_trained(&tensor.name) {
-            let source = |source| Error::graph(label, source);
-            let value = Graph::tensor_from_proto(
-                &LoadedModel::from_proto(ModelProto::default(), Default::default()),
-                tensor,
-            )
-            .map_err(source)?;
-            values.push((tensor.name.as_str().into(), requires_grad, value));
-        }
-    }
+    let values = move_parameters_to_inputs(label, graph, &parameters)?;
     let trained = values.iter().filter(|(_, trained, _)| *trained);
     let narrow: Vec<(&str, DType)> = (trained.clone().map(|(name, _, value)| (&**name, value.dtype())))
         .filter(|(_, dtype)| is_narrow(*dtype))
@@ -345,12 +319,6 @@ pub(crate) fn generate_loaded(
     warnings.extend(narrow_weights_note(&narrow, trained.clone().count()));
     let trained: Vec<(Arc<str>, DType)> =
         trained.map(|(name, _, value)| (name.clone(), value.dtype())).collect();
-    graph.initializer.retain(|tensor| parameters.is_trained(&tensor.name).is_none());
-    graph.input.extend(
-        values
-            .iter()
-            .map(|(name, _, value)| declare_value(name, ValueType::tensor(value.dtype(), value.dims()))),
-    );
     // The evaluation model has expanded bodies instead of custom-gradient nodes.
     let original_nodes = has_wrapped_nodes(graph).then(|| graph.node.clone());
     unwrap_nodes(graph);
@@ -380,23 +348,7 @@ pub(crate) fn generate_loaded(
     }
     let optimizer_model = match &options.optimizer {
         None => None,
-        Some(OptimizerChoice::Kind(OptimizerKind::AdamW, settings)) if lacks_formula(settings) => {
-            return Err(Error::Argument(
-                "PyTorch's formula of AdamW always corrects the bias of the moments; use onnxruntime's formula \
-                 without bias_correction"
-                    .into(),
-            ));
-        }
-        Some(OptimizerChoice::Kind(kind, settings)) => {
-            Some(optimizer_model(*kind, settings, &mut names, opset))
-        }
-        Some(OptimizerChoice::Described(spec)) => {
-            Some(build_described_optimizer(spec, None, &trained, &mut names, opset)?)
-        }
-        Some(OptimizerChoice::Function(function, spec)) => {
-            Some(build_described_optimizer(spec, Some(function), &trained, &mut names, opset)?)
-        }
-        Some(OptimizerChoice::Model(model)) => Some(load_optimizer_model(model)?),
+        Some(choice) => Some(build_optimizer_model(choice, &trained, &mut names, opset)?),
     };
     let nominal_checkpoint = options.nominal_checkpoint.then(|| build_nominal_checkpoint(&values));
     Ok(Artifacts {
@@ -407,6 +359,74 @@ pub(crate) fn generate_loaded(
         nominal_checkpoint,
         warnings,
         origins,
+    })
+}
+
+/// Lets the model read trained weights of narrow floats through casts of float32 weights.
+fn require_master_weights(label: &str, graph: &mut GraphProto, trainable: &FxHashSet<&str>) -> Result<()> {
+    if add_master_weights(graph, trainable).map_err(|source| Error::graph(label, source))? == 0 {
+        return Err(Error::Argument(
+            "master_weights needs a trained weight of float16 or bfloat16, and there is none; leave master_weights out"
+                .into(),
+        ));
+    }
+    Ok(())
+}
+
+/// Checks that no input has a name that training models use for gradients.
+fn check_input_names(typed: &Graph) -> Result<()> {
+    let mut names = typed.inputs.iter().map(|&id| typed.name_of(id));
+    match names.find(|name| parameter_of_gradient(name).is_some()) {
+        None => Ok(()),
+        Some(name) => Err(Error::Argument(format!(
+            "input {name:?} of the model has a name that training models use for gradients; rename it"
+        ))),
+    }
+}
+
+/// Converts the parameters from initializers to inputs, in their order, and returns their values.
+fn move_parameters_to_inputs(
+    label: &str,
+    graph: &mut GraphProto,
+    parameters: &Parameters<'_>,
+) -> Result<Vec<Value>> {
+    let no_files = LoadedModel::from_proto(ModelProto::default(), Default::default());
+    let mut values: Vec<Value> = Vec::new();
+    for tensor in &graph.initializer {
+        if let Some(requires_grad) = parameters.is_trained(&tensor.name) {
+            let value = Graph::tensor_from_proto(&no_files, tensor);
+            let value = value.map_err(|source| Error::graph(label, source))?;
+            values.push((tensor.name.as_str().into(), requires_grad, value));
+        }
+    }
+    graph.initializer.retain(|tensor| parameters.is_trained(&tensor.name).is_none());
+    let declare =
+        |(name, _, value): &Value| declare_value(name, ValueType::tensor(value.dtype(), value.dims()));
+    graph.input.extend(values.iter().map(declare));
+    Ok(values)
+}
+
+/// Builds the optimizer model for trained parameters.
+fn build_optimizer_model(
+    choice: &OptimizerChoice,
+    trained: &[(Arc<str>, DType)],
+    names: &mut NameGenerator,
+    opset: i64,
+) -> Result<ModelProto> {
+    Ok(match choice {
+        OptimizerChoice::Kind(OptimizerKind::AdamW, settings) if lacks_formula(settings) => {
+            return Err(Error::Argument(
+                "PyTorch's formula of AdamW always corrects the bias of the moments; use onnxruntime's formula \
+                 without bias_correction"
+                    .into(),
+            ));
+        }
+        OptimizerChoice::Kind(kind, settings) => optimizer_model(*kind, settings, names, opset),
+        OptimizerChoice::Described(spec) => build_described_optimizer(spec, None, trained, names, opset)?,
+        OptimizerChoice::Function(function, spec) => {
+            build_described_optimizer(spec, Some(function), trained, names, opset)?
+        }
+        OptimizerChoice::Model(model) => load_optimizer_model(model)?,
     })
 }
 
@@ -620,114 +640,6 @@ fn to_self_contained_with_origins(
     graph.input.retain(|info| !initializers.contains(info.name.as_str()));
     proto.ir_version = proto.ir_version.max(SEPARATE_INITIALIZERS);
     Ok(model.with_proto(proto))
-}
-
-fn first_output(label: &str, graph: &GraphProto, options: &ArtifactOptions) -> Result<String> {
-    if let Some(name) = options.loss_input_names.first() {
-        return Err(Error::Argument(format!("loss_input_names has {name:?}, but there is no loss")));
-    }
-    let missing = || Error::WrongModel {
-        model: label.to_owned(),
-        reason: "it has no output to use as the loss".into(),
-    };
-    graph.output.first().map(|info| info.name.clone()).ok_or_else(missing)
-}
-
-/// Losses that were appended to a model.
-struct AppendedLosses {
-    /// Name of their sum.
-    sum: String,
-    /// Losses, each with its scores.
-    compared: Vec<(Loss, ValueId)>,
-    /// A sentence about each inferred class axis.
-    notes: Vec<String>,
-    /// Labels with a symbolic class axis: their shape at the first step determines it.
-    open_labels: Vec<String>,
-}
-
-/// Appends the losses to the model.
-fn append_losses(
-    label: &str,
-    graph: &mut GraphProto,
-    names: &mut NameGenerator,
-    typed: &Graph,
-    options: &ArtifactOptions,
-    opset: i64,
-) -> Result<AppendedLosses> {
-    let (mut terms, mut compared, mut notes) = (Vec::new(), Vec::new(), Vec::new());
-    let mut open_labels = Vec::new();
-    let mut dtype = DType::F32;
-    // Targets of earlier losses are no outputs of the model.
-    let forward: Vec<String> = graph.output.iter().map(|info| info.name.clone()).collect();
-    let mut selected = Vec::new();
-    for term in &options.losses {
-        let (scores, target) = match &term.scores {
-            Some(scores) => (scores.clone(), None),
-            None => loss_inputs(&forward, options)?,
-        };
-        selected.push((term, scores, term.target.clone().or(target)));
-    }
-    // Terms with different scores have separate targets, unless they name one.
-    let shared = |term: &LossTerm, scores: &str| {
-        let mut rivals = selected.iter().filter(|(other, _, target)| {
-            target.is_none() && default_target(other.loss) == default_target(term.loss)
-        });
-        rivals.all(|(_, other, _)| other == scores)
-    };
-    for (term, scores, target) in &selected {
-        let default_name = || format!("{}_{scores}", default_target(term.loss));
-        let target = target.clone().or_else(|| (!shared(term, scores)).then(default_name));
-        let id = typed.find(scores).ok_or_else(|| unknown_value(typed, scores, "an input of the loss"))?;
-        check_scores(typed, term, id).map_err(|source| Error::model(label, source))?;
-        compared.push((term.loss, id));
-        let ty = &typed.value(id).ty;
-        dtype = ty.dtype().unwrap_or(dtype);
-        let (loss, mut settings) = (term.loss, term.settings.clone());
-        if loss == Loss::CrossEntropyLoss && settings.class_axis.is_none() {
-            let labels = target.as_deref().and_then(|target| typed.find(target));
-            let labels = labels.and_then(|labels| typed.value(labels).ty.shape());
-            let weights = settings.weight.as_ref().map(Tensor::len);
-            if let Some((axis, reason)) = class_axis_of_tokens(typed, id, labels, weights) {
-                settings.class_axis = Some(axis as i64);
-                notes.push(format!(
-                    "the class axis of {scores:?} ({ty}) is assumed to be {axis}, the last one, because {reason}; \
-                     confirm it with class_axis={axis}, or set class_axis=1"
-                ));
-            } else if labels.is_none()
-                && settings.label_smoothing == 0.0
-                && ty.shape().is_some_and(is_class_axis_open)
-            {
-                open_labels.push(target.clone().unwrap_or_else(|| default_target(loss).to_owned()));
-            }
-        }
-        let appended = append_loss(graph, names, loss, &settings, scores, ty, target.as_deref(), opset);
-        let mut output = appended.map_err(|source| Error::model(label, source))?;
-        if let Some(name) = &term.name {
-            if !rename_value(graph, &output, name) {
-                return Err(Error::Argument(format!(
-                    "a loss cannot be named {name:?}: the name must not be empty or the name of another value"
-                )));
-            }
-            output.clone_from(name);
-        }
-        terms.push((output, term.factor));
-    }
-    let sum = append_sum(graph, names, &terms, dtype).expect("there is a loss");
-    Ok(AppendedLosses { sum, compared, notes, open_labels })
-}
-
-/// Returns the scores, and the target if it is named.
-fn loss_inputs(forward: &[String], options: &ArtifactOptions) -> Result<(String, Option<String>)> {
-    let names = if options.loss_input_names.is_empty() { forward } else { &options.loss_input_names };
-    match names {
-        [scores] => Ok((scores.clone(), None)),
-        [scores, target] => Ok((scores.clone(), Some(target.clone()))),
-        _ => Err(Error::Argument(format!(
-            "a loss takes scores and an optional target, got {} values ({}); choose them with loss_input_names",
-            names.len(),
-            names.join(", ")
-        ))),
-    }
 }
 
 pub(crate) fn declare_value(name: &str, ty: ValueType) -> ValueInfoProto {

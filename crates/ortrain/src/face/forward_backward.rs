@@ -216,6 +216,93 @@ pub struct ForwardBackward {
     passes: AtomicU64,
 }
 
+/// Returns the weights that the outputs depend on, without running statistics if the model is trained: these update
+/// themselves.
+fn default_weights(label: &str, graph: &Graph, is_trained: bool) -> Result<Vec<String>> {
+    let mut names = find_reached_weights(label, graph)?;
+    if is_trained {
+        // Ambiguous statistics are reported later.
+        let statistics = running_statistics(graph, BatchNormMode::Train, &FxHashSet::default());
+        let moved: FxHashSet<String> =
+            statistics.unwrap_or_default().into_iter().map(|statistic| statistic.name).collect();
+        names.retain(|name| !moved.contains(name));
+    }
+    Ok(names)
+}
+
+/// Returns the indices of the outputs with gradients.
+fn float_outputs(label: &str, outputs: &[ValueInfo]) -> Result<Vec<usize>> {
+    let floats: Vec<usize> = (0..outputs.len()).filter(|&k| outputs[k].dtype.is_float()).collect();
+    if floats.is_empty() {
+        let descriptions: Vec<String> =
+            outputs.iter().map(|info| format!("{:?} is {info}", info.name)).collect();
+        let reason =
+            format!("it has no float output, so there are no gradients: {}", descriptions.join(", "));
+        return Err(Error::WrongModel { model: label.to_owned(), reason });
+    }
+    Ok(floats)
+}
+
+/// Returns the roles of the inputs of a graph: user inputs, then planes, then the flag that resets gradients.
+fn roles_of_inputs(graph: &Graph, users: usize, planes: usize) -> Vec<Role> {
+    let role = |k: usize| match k.checked_sub(users) {
+        None => Role::User,
+        Some(k) if k < planes => Role::Plane(PlaneId(k as u32), 0),
+        Some(_) => Role::ResetFlag,
+    };
+    (0..graph.inputs.len()).map(role).collect()
+}
+
+/// Stores the initial values of running statistics in memory of the backend.
+fn allocate_statistics(
+    backend: &Arc<dyn Backend>,
+    statistics: Vec<Weight>,
+) -> Result<Vec<(Weight, Arc<Memory>)>> {
+    let placement = Placement::of(backend);
+    let allocate = |weight: Weight| {
+        let memory = placement.allocate(weight.initial.data().len()).map_err(RunError::from)?;
+        memory.write(0, weight.initial.data())?;
+        Ok((weight, Arc::new(memory)))
+    };
+    statistics.into_iter().map(allocate).collect()
+}
+
+/// Gradients of inputs and weights.
+#[derive(Default)]
+struct FoundGradients {
+    /// Indices of the inputs with a gradient.
+    input_gradients: Vec<usize>,
+    /// Gradients of these inputs.
+    results: Vec<ValueId>,
+    of_weights: Vec<ValueId>,
+}
+
+impl FoundGradients {
+    /// Separates the gradients of targets: the selected inputs, then the weights. An input without a gradient is an
+    /// error only if the caller named it.
+    fn new(
+        targets: &[ValueId],
+        gradients: &[Option<ValueId>],
+        selected_inputs: &[usize],
+        are_named: bool,
+        without: impl Fn(ValueId) -> Error,
+    ) -> Result<FoundGradients> {
+        let mut found = FoundGradients::default();
+        for (at, (&target, gradient)) in targets.iter().zip(gradients).enumerate() {
+            match (gradient, selected_inputs.get(at)) {
+                (Some(gradient), Some(&input)) => {
+                    found.input_gradients.push(input);
+                    found.results.push(*gradient);
+                }
+                (Some(gradient), None) => found.of_weights.push(*gradient),
+                (None, Some(_)) if !are_named => {}
+                (None, _) => return Err(without(target)),
+            }
+        }
+        Ok(found)
+    }
+}
+
 impl ForwardBackward {
     /// Prepares the two passes of a model. The model has outputs; a loss is not required.
     ///
@@ -245,39 +332,21 @@ impl ForwardBackward {
         let iterations = options.session.iteration_limit.unwrap_or(ITERATION_LIMIT);
         let mut model = model.load_for_gradients()?;
         let opset = opset_of(&model.proto);
-        let mut names = options.weights.clone().unwrap_or_default();
-        if options.weights.is_none() {
-            let graph = graph_to_run(&label, &model)?;
-            names = find_reached_weights(&label, &graph)?;
-            if options.training.is_some() {
-                // Running statistics update themselves. Ambiguous statistics are reported below.
-                let statistics_result =
-                    running_statistics(&graph, BatchNormMode::Train, &FxHashSet::default());
-                let moved: FxHashSet<String> = statistics_result
-                    .unwrap_or_default()
-                    .into_iter()
-                    .map(|statistic| statistic.name)
-                    .collect();
-                names.retain(|name| !moved.contains(name));
-            }
-        }
+        let names = match &options.weights {
+            Some(names) => names.clone(),
+            None => default_weights(&label, &graph_to_run(&label, &model)?, options.training.is_some())?,
+        };
         check_unique(&names)?;
         let inner = constants_of_subgraphs(&model.proto);
-        let inner: Vec<&str> =
-            names.iter().map(String::as_str).filter(|name| inner.iter().any(|inner| inner == name)).collect();
-        lift_from_subgraphs(&label, &mut model.proto, &inner)?;
+        let inner = names.iter().map(String::as_str).filter(|name| inner.iter().any(|inner| inner == name));
+        lift_from_subgraphs(&label, &mut model.proto, &inner.collect::<Vec<_>>())?;
         let statistics = match options.training {
             Some(mode) => {
-                let outputs: Vec<String> =
-                    postprocessing::output_names(&model).into_iter().map(str::to_owned).collect();
+                let outputs = postprocessing::output_names(&model);
+                let outputs: Vec<String> = outputs.into_iter().map(str::to_owned).collect();
                 let outputs: Vec<&str> = outputs.iter().map(String::as_str).collect();
-                updated_statistics(
-                    &label,
-                    &mut model,
-                    mode,
-                    &names.iter().map(String::as_str).collect(),
-                    &outputs,
-                )?
+                let trained = names.iter().map(String::as_str).collect();
+                updated_statistics(&label, &mut model, mode, &trained, &outputs)?
             }
             None => Vec::new(),
         };
@@ -286,14 +355,10 @@ impl ForwardBackward {
         let mut graph = graph_to_run(&label, &model)?;
         check_forward(&label, &graph)?;
         let user_inputs = graph.inputs.clone();
-        let weights = names
-            .iter()
-            .map(|name| initializer_to_input(&label, &mut graph, name))
-            .collect::<Result<Vec<_>>>()?;
-        let statistics = statistics
-            .iter()
-            .map(|name| initializer_to_input(&label, &mut graph, name))
-            .collect::<Result<Vec<_>>>()?;
+        let mut to_inputs = |names: &[String]| -> Result<Vec<Weight>> {
+            names.iter().map(|name| initializer_to_input(&label, &mut graph, name)).collect()
+        };
+        let (weights, statistics) = (to_inputs(&names)?, to_inputs(&statistics)?);
         infer(&mut graph).map_err(fail)?;
         if graph.outputs.is_empty() {
             return Err(Error::WrongModel { model: label, reason: "it has no outputs".into() });
@@ -311,36 +376,16 @@ impl ForwardBackward {
 
         let random = random_nodes(&graph);
         // The forward pass ends after the outputs.
-        let is_float = |info: &ValueInfo| info.dtype.is_float();
-        let differentiable: Vec<usize> = (0..outputs.len()).filter(|&k| is_float(&outputs[k])).collect();
-        if differentiable.is_empty() {
-            let descriptions: Vec<String> =
-                outputs.iter().map(|info| format!("{:?} is {info}", info.name)).collect();
-            let reason =
-                format!("it has no float output, so there are no gradients: {}", descriptions.join(", "));
-            return Err(Error::WrongModel { model: label, reason });
-        }
+        let differentiable = float_outputs(&label, &outputs)?;
         let seeds = append_yield(&mut graph, &differentiable);
         let selected_inputs = inputs_with_gradients(&label, &inputs, options.inputs.as_deref())?;
         let mut targets: Vec<ValueId> = selected_inputs.iter().map(|&k| user_inputs[k]).collect();
         targets.extend(weights.iter().filter_map(|weight| graph.find(&weight.name)));
         let gradients = backpropagate(&mut graph, &seeds, &targets).map_err(fail)?;
         let from: Vec<ValueId> = seeds.iter().map(|&(value, _)| value).collect();
-        let mut input_gradients = Vec::new();
-        let mut results = Vec::new();
-        let mut of_weights = Vec::new();
-        for (at, (&target, gradient)) in targets.iter().zip(&gradients).enumerate() {
-            match (gradient, selected_inputs.get(at)) {
-                (Some(gradient), Some(&input)) => {
-                    input_gradients.push(input);
-                    results.push(*gradient);
-                }
-                (Some(gradient), None) => of_weights.push(*gradient),
-                // An input without a gradient is an error only if the caller named it.
-                (None, Some(_)) if options.inputs.is_none() => {}
-                (None, _) => return Err(fail(no_path_error(&graph, target, &from))),
-            }
-        }
+        let without = |target: ValueId| fail(no_path_error(&graph, target, &from));
+        let FoundGradients { input_gradients, results, of_weights } =
+            FoundGradients::new(&targets, &gradients, &selected_inputs, options.inputs.is_some(), without)?;
         if results.is_empty() && of_weights.is_empty() {
             return Err(Error::Argument(format!(
                 "{label} has no gradient: no weight is named, and its outputs depend on no float input"
@@ -356,16 +401,8 @@ impl ForwardBackward {
         let buffers = accumulate_into_inputs(&mut graph, &weights, &of_weights);
         unwrap_gradients(&mut graph).map_err(fail)?;
         infer(&mut graph).map_err(fail)?;
-        let plane_role = |k: usize| Role::Plane(PlaneId(k as u32), 0);
-        let planes = weights.len() + statistics.len();
-        let roles = |graph: &Graph| {
-            let role = |(k, _): (usize, &ValueId)| match k.checked_sub(user_inputs.len()) {
-                None => Role::User,
-                Some(k) if k < planes + buffers => plane_role(k),
-                Some(_) => Role::ResetFlag,
-            };
-            graph.inputs.iter().enumerate().map(role).collect::<Vec<Role>>()
-        };
+        let planes = weights.len() + statistics.len() + buffers;
+        let roles = |graph: &Graph| roles_of_inputs(graph, user_inputs.len(), planes);
         let bytes = |weight: &Weight| weight.initial.data().len();
         let parameter_bytes =
             2 * weights.iter().map(bytes).sum::<usize>() + statistics.iter().map(bytes).sum::<usize>();
@@ -378,12 +415,6 @@ impl ForwardBackward {
             })
         };
         let (roles_of_training, roles_of_evaluation) = (roles(&graph), roles(&evaluation));
-        let placement = Placement::of(&backend);
-        let statistics = statistics.into_iter().map(|weight| {
-            let memory = placement.allocate(weight.initial.data().len()).map_err(RunError::from)?;
-            memory.write(0, weight.initial.data())?;
-            Ok((weight, Arc::new(memory)))
-        });
         Ok(ForwardBackward {
             training: prepared(graph, roles_of_training),
             evaluation: Some(prepared(evaluation.clone(), roles_of_evaluation)),
@@ -395,7 +426,7 @@ impl ForwardBackward {
             })),
             names,
             weights,
-            statistics: statistics.collect::<Result<_>>()?,
+            statistics: allocate_statistics(&backend, statistics)?,
             inputs,
             outputs,
             differentiable,

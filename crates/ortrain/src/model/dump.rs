@@ -188,15 +188,12 @@ fn add_gradients(label: &str, graph: &mut Graph) -> Result<()> {
     Ok(())
 }
 
-/// Prints the schedule of a graph. Sequences in `scalars` have one number for each parameter.
-fn print_program(
+/// Returns the sizes of the symbols of inputs for the given shapes.
+fn sizes_of_symbols<'a>(
     label: &str,
-    stage: Stage,
-    graph: Graph,
+    graph: &'a Graph,
     shapes: &[(String, Vec<usize>)],
-    training: bool,
-    scalars: &[String],
-) -> Result<String> {
+) -> Result<Vec<(&'a Dim, usize)>> {
     for (name, _) in shapes {
         if !graph.inputs.iter().any(|&id| graph.name_of(id) == name) {
             return Err(Error::Argument(format!(
@@ -205,8 +202,7 @@ fn print_program(
             )));
         }
     }
-    // Sizes of symbols, from the argument `shapes`.
-    let mut symbols: Vec<(&Dim, usize)> = Vec::new();
+    let mut symbols = Vec::new();
     for &id in &graph.inputs {
         let argument = shapes.iter().find(|(name, _)| name == graph.name_of(id));
         let (Some((_, shape)), Some(declared)) = (argument, graph.value(id).ty.shape()) else { continue };
@@ -219,6 +215,17 @@ fn print_program(
         }
         symbols.extend(declared.iter().zip(shape.iter().copied()));
     }
+    Ok(symbols)
+}
+
+/// Returns the roles of the inputs, and the shapes of the inputs that users provide.
+fn choose_roles(
+    graph: &Graph,
+    shapes: &[(String, Vec<usize>)],
+    symbols: &[(&Dim, usize)],
+    training: bool,
+    scalars: &[String],
+) -> Result<(Vec<Role>, Vec<Vec<usize>>)> {
     let mut inputs = Vec::new();
     let mut roles = Vec::new();
     // Trainable parameters of a training model and their gradients are stored in planes, as in a run.
@@ -284,6 +291,20 @@ fn print_program(
             }
         }
     }
+    Ok((roles, inputs))
+}
+
+/// Prints the schedule of a graph. Sequences in `scalars` have one number for each parameter.
+fn print_program(
+    label: &str,
+    stage: Stage,
+    graph: Graph,
+    shapes: &[(String, Vec<usize>)],
+    training: bool,
+    scalars: &[String],
+) -> Result<String> {
+    let symbols = sizes_of_symbols(label, &graph, shapes)?;
+    let (roles, inputs) = choose_roles(&graph, shapes, &symbols, training, scalars)?;
     let log = match stage {
         Stage::Lowered => PassLog::with_text_after(LOWERED).unwrap_or_default(),
         Stage::Pass(name) => PassLog::with_text_after(name)

@@ -162,79 +162,13 @@ impl Op for Attention {
         if cx.has_input(NONPAD_KV_SEQLEN) {
             cx.expect_dtype(NONPAD_KV_SEQLEN, "int64", |dtype| dtype == DType::I64)?;
         }
-        if cx.has_input(PAST_KEY) != cx.has_input(PAST_VALUE) {
-            return Err(OpError::invalid("past_key and past_value must both be present or both be absent"));
-        }
-        if cx.has_input(PAST_KEY) && cx.has_input(NONPAD_KV_SEQLEN) {
-            return Err(OpError::invalid(
-                "nonpad_kv_seqlen is for keys that include the past; it cannot be combined with past_key",
-            ));
-        }
+        check_presence(cx)?;
         let rank = cx.shape(Q).map(Shape::rank);
-        for other in [K, V] {
-            if let (Some(rank), Some(other_shape)) = (rank, cx.shape(other))
-                && other_shape.rank() != rank
-            {
-                return Err(OpError::invalid(format!(
-                    "input {other} has shape {other_shape}, but the queries have {rank} axes"
-                )));
-            }
-        }
         let unknown = [const { None }; 4];
         let dims =
             |cx: &Infer<'_>, k: usize| cx.shape(k).map_or(Ok(unknown.clone()), |shape| self.dims(k, shape));
         let (q, k, v) = (dims(cx, Q)?, dims(cx, K)?, dims(cx, V)?);
-        for (what, a, b) in [
-            ("batches", &q[0], &k[0]),
-            ("batches", &q[0], &v[0]),
-            ("numbers of heads", &k[1], &v[1]),
-            ("lengths", &k[2], &v[2]),
-        ] {
-            if sizes_differ(a.as_ref(), b.as_ref()) {
-                let [a, b] = [a, b].map(|dim| dim.as_ref().map_or(String::new(), ToString::to_string));
-                return Err(OpError::invalid(format!(
-                    "{what} of queries, keys and values differ: {a} and {b}"
-                )));
-            }
-        }
-        if sizes_differ(q[3].as_ref(), k[3].as_ref()) {
-            return Err(OpError::invalid(format!(
-                "the queries have head size {}, but the keys {}",
-                q[3].as_ref().map_or(0, |dim| dim.known().unwrap_or(0)),
-                k[3].as_ref().map_or(0, |dim| dim.known().unwrap_or(0)),
-            )));
-        }
-        if let (Some(of_queries), Some(of_keys)) =
-            (q[1].as_ref().and_then(Dim::known), k[1].as_ref().and_then(Dim::known))
-            && (of_keys == 0 || of_queries % of_keys != 0)
-        {
-            return Err(OpError::invalid(format!(
-                "the number of query heads, {of_queries}, must be a multiple of the number of key heads, {of_keys}"
-            )));
-        }
-        for (past, new) in [(PAST_KEY, &k), (PAST_VALUE, &v)] {
-            let Some(shape) = cx.shape(past) else { continue };
-            let fits = shape.rank() == 4
-                && [0, 1, 3].iter().all(|&axis| !sizes_differ(Some(&shape[axis]), new[axis].as_ref()));
-            if !fits {
-                let text = |dim: &Option<Dim>| dim.as_ref().map_or("?".into(), ToString::to_string);
-                return Err(OpError::invalid(format!(
-                    "input {past} has shape {shape}, but [{}, {}, length, {}] is needed",
-                    text(&new[0]),
-                    text(&new[1]),
-                    text(&new[3])
-                )));
-            }
-        }
-        let batch = q[0].as_ref().and_then(Dim::known);
-        if let Some(filled) = cx.shape(NONPAD_KV_SEQLEN)
-            && (filled.rank() != 1 || sizes_differ(filled.first(), q[0].as_ref()))
-        {
-            let expected = batch.map_or("batch".to_owned(), |batch| batch.to_string());
-            return Err(OpError::invalid(format!(
-                "nonpad_kv_seqlen has shape {filled}, but [{expected}] is needed"
-            )));
-        }
+        check_sizes(cx, &q, &k, &v)?;
         let total = |cx: &Infer<'_>, output: usize, axis: usize| match (
             cx.has_input(PAST_KEY),
             cx.shape(PAST_KEY),
@@ -280,6 +214,85 @@ impl Op for Attention {
         cx.set_output(3, dtype, products);
         Ok(())
     }
+}
+
+/// Checks which inputs are present, and that queries, keys and values have the same number of axes.
+fn check_presence(cx: &Infer<'_>) -> Result<(), OpError> {
+    if cx.has_input(PAST_KEY) != cx.has_input(PAST_VALUE) {
+        return Err(OpError::invalid("past_key and past_value must both be present or both be absent"));
+    }
+    if cx.has_input(PAST_KEY) && cx.has_input(NONPAD_KV_SEQLEN) {
+        return Err(OpError::invalid(
+            "nonpad_kv_seqlen is for keys that include the past; it cannot be combined with past_key",
+        ));
+    }
+    for other in [K, V] {
+        if let (Some(rank), Some(other_shape)) = (cx.shape(Q).map(Shape::rank), cx.shape(other))
+            && other_shape.rank() != rank
+        {
+            return Err(OpError::invalid(format!(
+                "input {other} has shape {other_shape}, but the queries have {rank} axes"
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Sizes of queries, keys or values: batch, heads, length, head size.
+type HeadSizes = [Option<Dim>; 4];
+
+/// Checks that the known sizes of queries, keys, values and the past fit together.
+fn check_sizes(cx: &Infer<'_>, q: &HeadSizes, k: &HeadSizes, v: &HeadSizes) -> Result<(), OpError> {
+    for (what, a, b) in [
+        ("batches", &q[0], &k[0]),
+        ("batches", &q[0], &v[0]),
+        ("numbers of heads", &k[1], &v[1]),
+        ("lengths", &k[2], &v[2]),
+    ] {
+        if sizes_differ(a.as_ref(), b.as_ref()) {
+            let [a, b] = [a, b].map(|dim| dim.as_ref().map_or(String::new(), ToString::to_string));
+            return Err(OpError::invalid(format!("{what} of queries, keys and values differ: {a} and {b}")));
+        }
+    }
+    if sizes_differ(q[3].as_ref(), k[3].as_ref()) {
+        return Err(OpError::invalid(format!(
+            "the queries have head size {}, but the keys {}",
+            q[3].as_ref().map_or(0, |dim| dim.known().unwrap_or(0)),
+            k[3].as_ref().map_or(0, |dim| dim.known().unwrap_or(0)),
+        )));
+    }
+    if let (Some(of_queries), Some(of_keys)) =
+        (q[1].as_ref().and_then(Dim::known), k[1].as_ref().and_then(Dim::known))
+        && (of_keys == 0 || of_queries % of_keys != 0)
+    {
+        return Err(OpError::invalid(format!(
+            "the number of query heads, {of_queries}, must be a multiple of the number of key heads, {of_keys}"
+        )));
+    }
+    for (past, new) in [(PAST_KEY, k), (PAST_VALUE, v)] {
+        let Some(shape) = cx.shape(past) else { continue };
+        let fits = shape.rank() == 4
+            && [0, 1, 3].iter().all(|&axis| !sizes_differ(Some(&shape[axis]), new[axis].as_ref()));
+        if !fits {
+            let text = |dim: &Option<Dim>| dim.as_ref().map_or("?".into(), ToString::to_string);
+            return Err(OpError::invalid(format!(
+                "input {past} has shape {shape}, but [{}, {}, length, {}] is needed",
+                text(&new[0]),
+                text(&new[1]),
+                text(&new[3])
+            )));
+        }
+    }
+    let batch = q[0].as_ref().and_then(Dim::known);
+    if let Some(filled) = cx.shape(NONPAD_KV_SEQLEN)
+        && (filled.rank() != 1 || sizes_differ(filled.first(), q[0].as_ref()))
+    {
+        let expected = batch.map_or("batch".to_owned(), |batch| batch.to_string());
+        return Err(OpError::invalid(format!(
+            "nonpad_kv_seqlen has shape {filled}, but [{expected}] is needed"
+        )));
+    }
+    Ok(())
 }
 
 /// Returns input `k`, split into heads. `alike` is another input with its heads. Sizes that are equal to its sizes are

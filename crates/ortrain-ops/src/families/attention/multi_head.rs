@@ -266,6 +266,16 @@ impl Op for MultiHead {
     }
 }
 
+/// Splits the bias into the parts of queries, keys and values. Keys and values that are already split into heads get no
+/// bias.
+fn split_bias(rw: &mut Rewrite<'_>, bias: ValueId, width: Size, layout: Layout) -> [Option<ValueId>; 3] {
+    let second = add_sizes(rw, width, width);
+    let ends = [Size::Number(0), width, second, Size::Number(i64::MAX)];
+    let part = |rw: &mut Rewrite<'_>, k: usize| Some(slice_between(rw, bias, 0, ends[k], ends[k + 1]));
+    let of_queries = part(rw, 0);
+    if layout == Layout::AsHeads { [of_queries, None, None] } else { [of_queries, part(rw, 1), part(rw, 2)] }
+}
+
 pub(super) fn decompose_multi_head(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = MultiHead { common: CommonAttrs::read(rw.node())? };
     let query = rw.required_input(QUERY)?;
@@ -304,21 +314,8 @@ pub(super) fn decompose_multi_head(rw: &mut Rewrite<'_>) -> Result<(), OpError> 
         (_, Some(key)) if same_size(rw, (key, 1), (query, 1)) => length,
         (_, Some(key)) => size_of(rw, key, 1),
     };
-    // The bias consists of parts for queries, keys and values. Keys and values that are already split into heads get no
-    // bias.
     let biases = match rw.input(PROJECTION_BIAS) {
-        Some(bias) => {
-            let (first, second) = (of_queries.0, add_sizes(rw, of_queries.0, of_queries.0));
-            let ends = [Size::Number(0), first, second, Size::Number(i64::MAX)];
-            let part =
-                |rw: &mut Rewrite<'_>, k: usize| Some(slice_between(rw, bias, 0, ends[k], ends[k + 1]));
-            let of_queries = part(rw, 0);
-            if known.layout == Layout::AsHeads {
-                [of_queries, None, None]
-            } else {
-                [of_queries, part(rw, 1), part(rw, 2)]
-            }
-        }
+        Some(bias) => split_bias(rw, bias, of_queries.0, known.layout),
         None => [None; 3],
     };
     let split_heads =

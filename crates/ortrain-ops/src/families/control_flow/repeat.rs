@@ -18,6 +18,7 @@
 //!
 //! If values that a Loop carries change their shape, the gradient is a Loop that reads tapes (see `GrowingLoop`).
 
+mod flow;
 mod gradient;
 
 use ortrain_graph::{Attr, Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};

@@ -6,7 +6,8 @@
 //! h := (1 - z) * n + z * h
 //! ```
 
-use ortrain_expr::Reg;
+use ortrain_expr::{Builder, Reg};
+use ortrain_graph::DType;
 
 use super::steps::{
     Lengths, Matrix, Sizes, active_or_zero, alloc_factor, alloc_padded, alloc_temp, emit_input_gradients,
@@ -175,22 +176,18 @@ pub(super) fn lower(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<(), O
     Ok(())
 }
 
-pub(super) fn lower_grad(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
-    let sizes = Sizes::from_context(NetKind::Gru, cx);
-    let stored = cx.dtype(X);
+/// Emits the contribution of the state to the new gate, at all steps: (h Rn' + bias), or r * h, a factor of the gradient
+/// of the weights. `first` is the initial state, `all_h` are the later ones.
+fn emit_from_state(
+    attributes: &Attributes,
+    cx: &mut Lower<'_>,
+    sizes: &Sizes,
+    at: &GradInputs,
+    (first, all_h): (Option<Matrix>, Matrix),
+    all_gates: Matrix,
+) -> Result<Matrix, OpError> {
     let (batch, hidden) = (sizes.batch, sizes.hidden);
-    let at = GradInputs::from_kind(NetKind::Gru);
-    let lengths = Lengths::new(cx, at.lengths, &sizes)?;
     let r = Matrix::rows(cx.input(R), hidden);
-    let first = initial_state(cx, at.states.start, &sizes);
-    let all_h = Matrix::rows(cx.input(at.hidden), hidden);
-    let all_gates = Matrix::rows(cx.input(at.stored.start), sizes.rows);
-    let of_all = initial_state(cx, at.incoming, &sizes);
-    let mut of_next = initial_state(cx, at.incoming + 1, &sizes);
-    let before_step = |step: usize| if step > 0 { Some(all_h.at_row((step - 1) * batch)) } else { first };
-
-    // The state's contribution to the new gate, at all steps: (h Rn' + bias), or r * h, a factor of the weights'
-    // gradient.
     let from_state = alloc_factor(cx, "from_state", sizes.total_rows(), hidden);
     let bias = at.biases.filter(|&k| cx.has_input(k));
     let bias = bias.map(|k| Matrix::broadcast(cx.input(k)).at_column(sizes.rows + NEW * hidden));
@@ -222,6 +219,71 @@ pub(super) fn lower_grad(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<
             }
         }
     }
+    Ok(from_state)
+}
+
+/// Returns the gradients of the arguments of the update gate and of the new gate, and the part of `g` that reaches the
+/// state before the step directly.
+fn gate_gradients(
+    attributes: &Attributes,
+    b: &mut Builder,
+    stored: DType,
+    g: Reg,
+    [z, new, before]: [Reg; 3],
+) -> [Reg; 3] {
+    let ty = b.ty(z);
+    let one = b.constant(ty, 1.0);
+    let difference = b.sub(before, new);
+    let of_z = b.mul(g, difference);
+    let slope = attributes.gate_activation(0).slope(b, z, stored);
+    let of_z = b.mul(of_z, slope);
+    let rest = b.sub(one, z);
+    let of_new = b.mul(g, rest);
+    let slope = attributes.gate_activation(1).slope(b, new, stored);
+    let of_new = b.mul(of_new, slope);
+    [of_z, of_new, b.mul(g, z)]
+}
+
+/// Emits the gradient of the recurrent weights, if it is needed.
+fn emit_recurrent_gradient(
+    attributes: &Attributes,
+    cx: &mut Lower<'_>,
+    sizes: &Sizes,
+    of_state: Matrix,
+    from_state: Matrix,
+    states: (Option<Matrix>, Matrix),
+) -> Result<(), OpError> {
+    let hidden = sizes.hidden;
+    if let Some(result) = output_matrix(cx, 2, hidden) {
+        if attributes.linear_before_reset {
+            emit_product_with_states(cx, sizes, (of_state, sizes.rows), states, result)?;
+        } else {
+            emit_product_with_states(cx, sizes, (of_state, 2 * hidden), states, result)?;
+            let (left, target) = (of_state.at_column(NEW * hidden), result.at_row(NEW * hidden));
+            let shape = (hidden, hidden, sizes.total_rows());
+            emit_product(cx, shape, left.transposed(), from_state, |cx, nest, value| {
+                target.store(cx, nest, value);
+            })?;
+        }
+    }
+    Ok(())
+}
+
+pub(super) fn lower_grad(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<(), OpError> {
+    let sizes = Sizes::from_context(NetKind::Gru, cx);
+    let stored = cx.dtype(X);
+    let (batch, hidden) = (sizes.batch, sizes.hidden);
+    let at = GradInputs::from_kind(NetKind::Gru);
+    let lengths = Lengths::new(cx, at.lengths, &sizes)?;
+    let r = Matrix::rows(cx.input(R), hidden);
+    let first = initial_state(cx, at.states.start, &sizes);
+    let all_h = Matrix::rows(cx.input(at.hidden), hidden);
+    let all_gates = Matrix::rows(cx.input(at.stored.start), sizes.rows);
+    let of_all = initial_state(cx, at.incoming, &sizes);
+    let mut of_next = initial_state(cx, at.incoming + 1, &sizes);
+    let before_step = |step: usize| if step > 0 { Some(all_h.at_row((step - 1) * batch)) } else { first };
+
+    let from_state = emit_from_state(attributes, cx, &sizes, &at, (first, all_h), all_gates)?;
 
     // The gradients of the arguments of the gates' activations, and of the products with the state. They differ in the
     // new gate if the reset gate is applied after the product.
@@ -250,18 +312,7 @@ pub(super) fn lower_grad(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<
             [Z, RESET, NEW].map(|gate| all_gates.at_row(row).at_column(gate * hidden).load(cx, &mut nest));
         let before = load_state(cx, &mut nest, before_step(step));
         let active = lengths.step_mask(cx, &mut nest, step);
-        let b = &mut nest.b;
-        let ty = b.ty(z);
-        let one = b.constant(ty, 1.0);
-        let difference = b.sub(before, new);
-        let of_z = b.mul(g, difference);
-        let slope = attributes.gate_activation(0).slope(b, z, stored);
-        let of_z = b.mul(of_z, slope);
-        let rest = b.sub(one, z);
-        let of_new = b.mul(g, rest);
-        let slope = attributes.gate_activation(1).slope(b, new, stored);
-        let of_new = b.mul(of_new, slope);
-        let direct = b.mul(g, z);
+        let [of_z, of_new, direct] = gate_gradients(attributes, &mut nest.b, stored, g, [z, new, before]);
         let (of_z, of_new) =
             (active_or_zero(&mut nest, active, of_z), active_or_zero(&mut nest, active, of_new));
         of_input.at_row(row).at_column(Z * hidden).store(cx, &mut nest, of_z);
@@ -325,17 +376,6 @@ pub(super) fn lower_grad(attributes: &Attributes, cx: &mut Lower<'_>) -> Result<
     if sizes.steps == 0 {
         lower_empty(cx, &[4], &[of_next], &sizes)?;
     }
-    if let Some(result) = output_matrix(cx, 2, hidden) {
-        if attributes.linear_before_reset {
-            emit_product_with_states(cx, &sizes, (of_state, sizes.rows), (first, all_h), result)?;
-        } else {
-            emit_product_with_states(cx, &sizes, (of_state, 2 * hidden), (first, all_h), result)?;
-            let (left, target) = (of_state.at_column(NEW * hidden), result.at_row(NEW * hidden));
-            let shape = (hidden, hidden, sizes.total_rows());
-            emit_product(cx, shape, left.transposed(), from_state, |cx, nest, value| {
-                target.store(cx, nest, value);
-            })?;
-        }
-    }
+    emit_recurrent_gradient(attributes, cx, &sizes, of_state, from_state, (first, all_h))?;
     emit_input_gradients(cx, &sizes, of_input, of_state)
 }

@@ -189,13 +189,7 @@ pub(super) fn build(
         (&targets, &gradients),
     )?;
     if parameters.set_gradients_as_graph_outputs {
-        for (name, &gradient) in weights.iter().zip(&gradients) {
-            let input_names =
-                graph.add_value(&format!("{name}{GRADIENT_OUTPUT_SUFFIX}"), graph.value(gradient).ty.clone());
-            let (inputs, outputs) = ([Some(gradient)], [Some(input_names)]);
-            graph.nodes.push(ortrain_graph::Node::new("", "Identity", &inputs, &outputs, Default::default()));
-            graph.outputs.push(input_names);
-        }
+        append_gradient_outputs(&mut graph, &weights, &gradients);
     }
     let first = graph.outputs.len();
     gather_gradients(&mut graph, &targets, &gradients, first)?;
@@ -211,6 +205,17 @@ pub(super) fn build(
         node_outputs: produced,
         meta,
     })
+}
+
+/// Adds an output for the gradient of each weight.
+fn append_gradient_outputs(graph: &mut Graph, weights: &[String], gradients: &[ValueId]) {
+    for (name, &gradient) in weights.iter().zip(gradients) {
+        let ty = graph.value(gradient).ty.clone();
+        let output = graph.add_value(&format!("{name}{GRADIENT_OUTPUT_SUFFIX}"), ty);
+        let (inputs, outputs) = ([Some(gradient)], [Some(output)]);
+        graph.nodes.push(ortrain_graph::Node::new("", "Identity", &inputs, &outputs, Default::default()));
+        graph.outputs.push(output);
+    }
 }
 
 /// Returns the graph of runs that only compute outputs.

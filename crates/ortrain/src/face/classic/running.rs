@@ -117,15 +117,8 @@ impl TrainingSession {
         Ok(())
     }
 
-    pub(super) fn compute(
-        &mut self,
-        feeds: &[(&str, Feed<'_>)],
-        destinations: &[Fetch<'_>],
-        output_indices: &[usize],
-        options: RunOptions,
-        deliver: &mut Deliver<'_>,
-    ) -> Result<()> {
-        self.check_feeds(feeds)?;
+    /// Returns the learning rate and the loss scale: inputs of sessions with an optimizer and with narrow floats.
+    fn read_rates(&self, feeds: &[(&str, Feed<'_>)]) -> Result<(f32, f32)> {
         let rate = match &self.optimizer {
             Some(_) => {
                 let rate = Self::scalar_input(feeds, &self.learning_rate_name)?;
@@ -146,6 +139,19 @@ impl TrainingSession {
             }
             None => 1.0,
         };
+        Ok((rate, loss_scale))
+    }
+
+    pub(super) fn compute(
+        &mut self,
+        feeds: &[(&str, Feed<'_>)],
+        destinations: &[Fetch<'_>],
+        output_indices: &[usize],
+        options: RunOptions,
+        deliver: &mut Deliver<'_>,
+    ) -> Result<()> {
+        self.check_feeds(feeds)?;
+        let (rate, loss_scale) = self.read_rates(feeds)?;
         let fetches: Vec<FetchSource> =
             output_indices.iter().map(|&at| self.fetch_sources[at].clone()).collect();
         let of_model = self.model_output_count();
