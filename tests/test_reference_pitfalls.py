@@ -360,7 +360,7 @@ REFUSED: dict[str, tuple[Callable[[Desk], object], type[Exception], str]] = {
     "api 3: a device that is not there": (
         lambda desk: Module(desk.mlp / TRAIN, desk.state(), device="tpu"),
         ARGUMENT,
-        'there is no device "tpu" here; there are "cpu", "reference", "auto", and for GPUs "webgpu", "vulkan", '
+        'there is no device "tpu" here; there are "cpu", "reference", "auto", and for GPUs "cuda", "webgpu", "vulkan", '
         '"metal" and "dx12"'
         '; did you mean "cpu"?',
     ),
