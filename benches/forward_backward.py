@@ -57,12 +57,7 @@ def compare(name: str, rounds: int, folder: Path) -> tuple[float, float, float]:
         [],
         training="auto",
         seed=0,
-        device="cpu",
-        num_threads=0,
-        memory_limit=None,
-        iteration_limit=None,
-        precision="f32",
-        bf16_fallback="none",
+        options=_ortrain.RunOptions(),
     )
     x, labels = workloads.batch(name, 0)
     inputs = [OrtValue.ortvalue_from_numpy(array) for array in (x, labels)]

@@ -52,8 +52,7 @@ def steps_of(name: str) -> tuple[Callable[[], None], Callable[[], None], Callabl
         optimizer.step()
         optimizer.zero_grad()
 
-    settings: dict[str, Any] = {"training": "auto", "seed": 0, "device": "cpu", **native_options(None)}
-    native = _ortrain.ForwardBackward(model, trained, [], **settings)
+    native = _ortrain.ForwardBackward(model, trained, [], training="auto", seed=0, options=native_options(None))
     parameters = [torch.nn.Parameter(torch.from_dlpack(value)) for value in native.initial_weights()]
     weights = [_ortrain.OrtValue.from_dlpack(parameter.detach()) for parameter in parameters]
     inputs = [_ortrain.OrtValue.from_dlpack(x)]

@@ -493,19 +493,13 @@ def test_two_calls_have_the_bits_of_a_step(net: str, mode: str, tmp_path: Path) 
             module = Module(tmp_path / "training_model.onnx", state, session_options=options)
             module.train()
             want = np.asarray(module(x, y))
-            native = ortrain._ortrain.ForwardBackward(
-                model,
-                made.trained,
-                [],
-                training=mode,
-                seed=0,
-                device="cpu",
+            native_options = ortrain._ortrain.RunOptions(
                 num_threads=threads,
                 # The loss and its gradient pass between the two calls, which takes more memory.
                 memory_limit=None if limit is None else limit + (1 << 12),
-                iteration_limit=None,
-                precision="f32",
-                bf16_fallback="none",
+            )
+            native = ortrain._ortrain.ForwardBackward(
+                model, made.trained, [], training=mode, seed=0, options=native_options
             )
             values = [ortrain.OrtValue.ortvalue_from_numpy(array)._ortvalue for array in (x, np.asarray(y))]
             live, (loss,) = native.forward(values, native.initial_weights())

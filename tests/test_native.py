@@ -14,15 +14,7 @@ from ortrain import InvalidArgumentError, _ortrain
 from ortrain.capi import OrtDevice
 
 # Default options of a forward and backward pass.
-OPTIONS: dict[str, Any] = {
-    "seed": 0,
-    "device": "cpu",
-    "num_threads": 0,
-    "memory_limit": None,
-    "iteration_limit": None,
-    "precision": "f32",
-    "bf16_fallback": "none",
-}
+OPTIONS: dict[str, Any] = {"seed": 0, "options": _ortrain.RunOptions()}
 
 
 def value_of(array: Any) -> _ortrain.OrtValue:

@@ -6,7 +6,7 @@ import enum
 import operator
 import os
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from ortrain import _ortrain
 from ortrain._inputs import is_ortvalue, native_value
@@ -633,41 +633,20 @@ def check_begin(options: RunOptions | None) -> None:
         raise OrtrainError("the run did not start: terminate is set in its run options")
 
 
-class NativeOptions(TypedDict):
-    """Session options in the form of the core."""
-
-    num_threads: int
-    memory_limit: int | None
-    iteration_limit: int | None
-    precision: str
-    bf16_fallback: str
-
-
-class NativeTrainingOptions(NativeOptions):
-    """Options of a module in the form of the core."""
-
-    detect_anomaly: bool
-
-
-def training_options(
-    options: SessionOptions | None, precision: str | None = None, bf16_fallback: str | None = None
-) -> NativeTrainingOptions:
-    """Return :func:`native_options` together with the options that only a training has."""
-    detect = isinstance(options, SessionOptions) and options.detect_anomaly
-    return NativeTrainingOptions(**native_options(options, precision, bf16_fallback), detect_anomaly=detect)
-
-
 def native_options(
     options: SessionOptions | None,
+    device: str = "cpu",
+    *,
     precision: str | None = None,
     bf16_fallback: str | None = None,
-    *,
+    num_threads: int = 0,
     of_session: bool = False,
-) -> NativeOptions:
-    """Return the session options for the core. The arguments ``precision`` and ``bf16_fallback`` override them.
+) -> _ortrain.RunOptions:
+    """Return the session options for the core, with a device.
 
-    Of onnxruntime's options, only the number of threads has an effect. An option for inference sessions is an error
-    unless ``of_session`` is set.
+    The arguments ``precision`` and ``bf16_fallback`` override the options, and ``num_threads`` replaces a default
+    number of threads. Of onnxruntime's options, only the number of threads has an effect. An option for inference
+    sessions is an error unless ``of_session`` is set.
     """
     options = own_options(options)
     if not of_session:
@@ -686,12 +665,14 @@ def native_options(
         raise InvalidArgumentError(f"memory_limit must be at least 0 bytes, got {options.memory_limit}")
     if options.iteration_limit is not None and options.iteration_limit < 0:
         raise InvalidArgumentError(f"iteration_limit must be at least 0, got {options.iteration_limit}")
-    return NativeOptions(
-        num_threads=options.intra_op_num_threads,
+    return _ortrain.RunOptions(
+        device=device,
+        num_threads=options.intra_op_num_threads or num_threads,
         memory_limit=options.memory_limit,
         iteration_limit=options.iteration_limit,
         precision=options.precision if precision is None else _name("precision", precision),
         bf16_fallback=options.bf16_fallback if bf16_fallback is None else _name("bf16_fallback", bf16_fallback),
+        detect_anomaly=options.detect_anomaly,
     )
 
 

@@ -29,6 +29,7 @@ __all__ = [
     "OwnOptimizer",
     "Profile",
     "RankControl",
+    "RunOptions",
     "Schedule",
     "TrainingSession",
     "__version__",
@@ -268,6 +269,20 @@ class CheckpointState:
     def set_property(self, name: str, value: int | float | str) -> None: ...
 
 @final
+class RunOptions:
+    def __new__(
+        cls,
+        *,
+        device: str = "cpu",
+        num_threads: int = 0,
+        memory_limit: int | None = None,
+        iteration_limit: int | None = None,
+        precision: str = "f32",
+        bf16_fallback: str = "none",
+        detect_anomaly: bool = False,
+    ) -> RunOptions: ...
+
+@final
 class Module:
     def __new__(
         cls,
@@ -275,13 +290,7 @@ class Module:
         state: CheckpointState,
         eval_model: str | bytes | None,
         *,
-        device: str,
-        num_threads: int,
-        memory_limit: int | None,
-        iteration_limit: int | None,
-        precision: str,
-        bf16_fallback: str,
-        detect_anomaly: bool,
+        options: RunOptions,
     ) -> Module: ...
     def profile(self, inputs: Sequence[OrtValue], training: bool, steps: int, warmup: int) -> Profile: ...
     def precision(self) -> tuple[str, str | None]:
@@ -398,13 +407,7 @@ class TrainingSession:
         eval_model: str | bytes | None,
         optimizer_model: str | bytes | None,
         *,
-        device: str,
-        num_threads: int,
-        memory_limit: int | None,
-        iteration_limit: int | None,
-        precision: str,
-        bf16_fallback: str,
-        detect_anomaly: bool,
+        options: RunOptions,
     ) -> TrainingSession: ...
     def close(self) -> None: ...
     def check_open(self) -> None: ...
@@ -458,12 +461,7 @@ class ForwardBackward:
         *,
         training: str | None,
         seed: int,
-        device: str,
-        num_threads: int,
-        memory_limit: int | None,
-        iteration_limit: int | None,
-        precision: str,
-        bf16_fallback: str,
+        options: RunOptions,
     ) -> ForwardBackward: ...
     @staticmethod
     def of_session(session: InferenceSession) -> ForwardBackward:
@@ -534,13 +532,7 @@ class ClassicSession:
         parameters: dict[str, Any],
         seed: int | None,
         *,
-        device: str,
-        num_threads: int,
-        memory_limit: int | None,
-        iteration_limit: int | None,
-        precision: str,
-        bf16_fallback: str,
-        detect_anomaly: bool,
+        options: RunOptions,
         ranks: tuple[RankControl, Any, int, str, bool] | None,
     ) -> ClassicSession: ...
     def precision(self) -> tuple[str, str | None]: ...
@@ -590,12 +582,7 @@ class InferenceSession:
         cls,
         model: Source,
         *,
-        device: str,
-        num_threads: int,
-        memory_limit: int | None,
-        iteration_limit: int | None,
-        precision: str,
-        bf16_fallback: str,
+        options: RunOptions,
         optimized_model: str | None = None,
     ) -> InferenceSession: ...
     def precision(self) -> tuple[str, str | None]:

@@ -514,17 +514,13 @@ class TrainingSession(InferenceSession):
                 )
             settings["model_with_training_graph_path"] = options.optimized_model_filepath
         self._optimizer_name: str = settings["training_optimizer_name"]
-        native = native_options(options, of_session=True)
-        if self._world is not None and native["num_threads"] == 0:
-            native["num_threads"] = self._world.threads
+        threads = 0 if self._world is None else self._world.threads
         self._classic = _ortrain.ClassicSession(
             with_changes(with_operators(model_source(path_or_bytes), None), options),
             settings,
             _seeds.of_process(),
-            device=self._device,
-            detect_anomaly=options.detect_anomaly,
+            options=native_options(options, self._device, num_threads=threads, of_session=True),
             ranks=_session_ranks(self._world, parameters),
-            **native,
         )
 
     def __reduce__(self) -> Any:

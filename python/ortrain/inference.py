@@ -162,8 +162,7 @@ class InferenceSession:
         source = with_changes(with_operators(model_source(path_or_bytes), operators), options)
         self._native = _ortrain.InferenceSession(
             source,
-            device=self._device,
-            **native_options(options, of_session=True),
+            options=native_options(options, self._device, of_session=True),
             optimized_model=options.optimized_model_filepath or None,
         )
         self._begin_profile()

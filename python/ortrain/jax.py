@@ -279,8 +279,7 @@ def _opened(
     source: Source, weights: list[str] | None, inputs: list[str] | None, *, options: SessionOptions | None
 ) -> _ortrain.ForwardBackward:
     """Open the forward and backward pass of a model."""
-    settings = native_options(options)
-    return _ortrain.ForwardBackward(source, weights, inputs, training=None, seed=0, device="cpu", **settings)
+    return _ortrain.ForwardBackward(source, weights, inputs, training=None, seed=0, options=native_options(options))
 
 
 # Function that opens the passes of a model. Its arguments are the source, the weights, and the inputs to differentiate.

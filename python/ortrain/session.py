@@ -27,7 +27,7 @@ import numpy as np
 from ortrain import _ortrain
 from ortrain._inputs import input_value, native_value, outputs_like_inputs
 from ortrain._model_source import ModelLike, PathLike, model_source
-from ortrain._options import check_begin, training_options
+from ortrain._options import check_begin, native_options
 from ortrain.api.checkpoint_state import CheckpointState
 from ortrain.errors import OrtrainError, _warn_of_gradients
 from ortrain.inference import RunOptions, SessionOptions
@@ -84,8 +84,7 @@ class TrainingSession:
             model_source(train_model),
             None if eval_model is None else model_source(eval_model),
             None if optimizer_model is None else model_source(optimizer_model),
-            device=self._device,
-            **training_options(session_options),
+            options=native_options(session_options, self._device),
         )
 
     def __repr__(self) -> str:

@@ -9,8 +9,8 @@ use std::sync::Arc;
 
 use ortrain::artifacts::{Artifacts, OptimizerKind};
 use ortrain::{
-    CheckpointState, Delivered, ErrorKind, ModelSource, Module, ModuleOptions, Optimizer, RunInput, Tensor,
-    backend,
+    CheckpointState, Delivered, ErrorKind, ModelSource, Module, ModuleOptions, Optimizer, RunInput,
+    RunOptions, Tensor, backend,
 };
 use ortrain_cuda::Cuda;
 use ortrain_expr::{Builder, DType, Type};
@@ -39,7 +39,7 @@ impl Training {
         backend: Arc<dyn Backend>,
     ) -> ortrain::Result<Training> {
         let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
-        let options = ModuleOptions::default().backend(backend);
+        let options = ModuleOptions::from(RunOptions::default().backend(backend));
         let module = Module::new(source(&artifacts.training_model), &mut state, None, options)?;
         let model = artifacts.optimizer_model.as_ref().expect("it was requested");
         let optimizer = Optimizer::new(source(model), &mut state, &module)?;
@@ -331,7 +331,7 @@ fn failing_calls_are_errors() {
             let mut state = state_of(&trained);
             let before = state.to_bytes(true)?;
             let source = ModelSource::from_proto(&trained.training_model)?;
-            let options = ModuleOptions::default().backend(Arc::new(device.clone()));
+            let options = ModuleOptions::from(RunOptions::default().backend(Arc::new(device.clone())));
             let refused = Module::new(source, &mut state, None, options).err();
             if refused.is_some() && state.device() == "cpu" {
                 assert!(state.to_bytes(true)? == before, "a refused module has changed the state");

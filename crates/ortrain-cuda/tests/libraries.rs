@@ -11,7 +11,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 use ortrain::artifacts::OptimizerKind;
-use ortrain::{CheckpointState, ModelSource, Module, ModuleOptions, Optimizer, RunInput, Tensor, collect};
+use ortrain::{
+    CheckpointState, ModelSource, Module, ModuleOptions, Optimizer, RunInput, RunOptions, Tensor, collect,
+};
 use ortrain_cuda::{Cuda, cuda_devices};
 
 use common::software::calls;
@@ -26,7 +28,7 @@ fn train(device: &Cuda) -> ortrain::Result<Vec<f32>> {
     let trained = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
     let mut state = CheckpointState::from_checkpoint(trained.checkpoint.clone()).expect("it can be read");
     let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
-    let options = ModuleOptions::default().backend(Arc::new(device.clone()));
+    let options = ModuleOptions::from(RunOptions::default().backend(Arc::new(device.clone())));
     let mut module = Module::new(source(&trained.training_model), &mut state, None, options)?;
     let model = trained.optimizer_model.as_ref().expect("it was requested");
     let mut optimizer = Optimizer::new(source(model), &mut state, &module)?;

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::device;
 use example::{WEIGHTS, artifacts};
 use ortrain::artifacts::OptimizerKind;
-use ortrain::{CheckpointState, ModelSource, Module, ModuleOptions, Optimizer, RunInput, Tensor};
+use ortrain::{CheckpointState, ModelSource, Module, ModuleOptions, Optimizer, RunInput, RunOptions, Tensor};
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
@@ -41,7 +41,7 @@ fn warm_step_allocates_nothing() {
     let trained = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
     let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
     let mut state = CheckpointState::from_checkpoint(trained.checkpoint.clone()).expect("it can be read");
-    let options = ModuleOptions::default().backend(device());
+    let options = ModuleOptions::from(RunOptions::default().backend(device()));
     let mut module =
         Module::new(source(&trained.training_model), &mut state, None, options).expect("it can run");
     let optimizer = trained.optimizer_model.as_ref().expect("it was requested");

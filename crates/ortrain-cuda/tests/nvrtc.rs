@@ -9,7 +9,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ortrain::{
-    CheckpointState, Dim, ModelSource, Module, ModuleOptions, Optimizer, RunInput, Tensor, ValueInfo,
+    CheckpointState, Dim, ModelSource, Module, ModuleOptions, Optimizer, RunInput, RunOptions, Tensor,
+    ValueInfo,
 };
 use ortrain_codegen::{CudaC, Dialect as _, KernelSource};
 use ortrain_cuda::{compile_source, search_packages};
@@ -155,7 +156,7 @@ fn workload_kernels() -> Vec<KernelSource> {
         let mut state =
             CheckpointState::from_checkpoint(artifacts.checkpoint.clone()).expect("it can be read");
         let eval = Some(source(&artifacts.eval_model));
-        let options = ModuleOptions::default().backend(Arc::new(printer.clone()));
+        let options = ModuleOptions::from(RunOptions::default().backend(Arc::new(printer.clone())));
         let mut module =
             Module::new(source(&artifacts.training_model), &mut state, eval, options).expect("it can run");
         let optimizer = artifacts.optimizer_model.as_ref().expect("it was requested");

@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 
-use ortrain::classic::{RunOptions, StatesByWeight, TrainingParameters};
+use ortrain::classic::{CallOptions, StatesByWeight, TrainingParameters};
 use ortrain::{DType, Feed, Fetch, Lent, Memory, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -11,8 +11,10 @@ use std::sync::Arc;
 
 use crate::error::{detached, raise};
 use crate::gil::Exclusive;
+use crate::inputs::SessionInput;
+use crate::model::Source;
 use crate::ranks::{Ranks, data_parallel};
-use crate::tools::{SessionInput, Source, module_options};
+use crate::run_options::RunOptions;
 use crate::training::memory_parts;
 use crate::value::{OrtValue, describe_info};
 
@@ -108,33 +110,16 @@ pub(crate) struct ClassicSession {
 #[pymethods]
 impl ClassicSession {
     #[new]
-    #[pyo3(signature = (
-        model, parameters, seed, *, device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback,
-        detect_anomaly, ranks
-    ))]
+    #[pyo3(signature = (model, parameters, seed, *, options, ranks))]
     fn new(
         py: Python<'_>,
         model: Source,
         parameters: Parameters,
         seed: Option<i64>,
-        device: &str,
-        num_threads: usize,
-        memory_limit: Option<usize>,
-        iteration_limit: Option<u64>,
-        precision: &str,
-        bf16_fallback: &str,
-        detect_anomaly: bool,
+        options: &RunOptions,
         ranks: Option<Ranks<'_>>,
     ) -> PyResult<ClassicSession> {
-        let options = module_options(
-            device,
-            num_threads,
-            memory_limit,
-            iteration_limit,
-            precision,
-            bf16_fallback,
-            detect_anomaly,
-        )?;
+        let options = options.of_module();
         let parameters = parameters.read()?;
         let ranks = ranks.map(data_parallel).transpose()?;
         let session = detached(py, || {
@@ -206,7 +191,7 @@ impl ClassicSession {
             };
         let buffers =
             outputs.iter().map(to_buffer).collect::<PyResult<Vec<(usize, Option<Destination>)>>>()?;
-        let options = RunOptions { only_execute_path_to_fetches: restricted, training_mode };
+        let options = CallOptions { only_execute_path_to_fetches: restricted, training_mode };
         let results = self.session.enter(py, |session| {
             let fetches: Vec<Fetch<'_>> = buffers
                 .iter()

@@ -6,8 +6,12 @@ use ortrain::{DType, Error, ForwardBackwardOptions, Lent, Memory, RunInput, enco
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
+use crate::artifacts::batch_norm_of;
 use crate::error::{detached, raise};
-use crate::tools::{InferenceSession, SessionInput, Source, batch_norm_of, copied_inputs, session_options};
+use crate::inference::InferenceSession;
+use crate::inputs::{SessionInput, copied_inputs};
+use crate::model::Source;
+use crate::run_options::RunOptions;
 use crate::value::{OrtValue, Results, describe_info};
 
 /// A forward pass that waits for its backward pass.
@@ -66,10 +70,7 @@ pub(crate) struct ForwardBackward(ortrain::ForwardBackward);
 #[pymethods]
 impl ForwardBackward {
     #[new]
-    #[pyo3(signature = (
-        model, weights=None, inputs=None, *, training, seed, device, num_threads, memory_limit, iteration_limit,
-        precision, bf16_fallback
-    ))]
+    #[pyo3(signature = (model, weights=None, inputs=None, *, training, seed, options))]
     fn new(
         py: Python<'_>,
         model: Source,
@@ -77,16 +78,9 @@ impl ForwardBackward {
         inputs: Option<Vec<String>>,
         training: Option<&str>,
         seed: i64,
-        device: &str,
-        num_threads: usize,
-        memory_limit: Option<usize>,
-        iteration_limit: Option<u64>,
-        precision: &str,
-        bf16_fallback: &str,
+        options: &RunOptions,
     ) -> PyResult<ForwardBackward> {
-        let session =
-            session_options(device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback)?;
-        let mut options = ForwardBackwardOptions::default().seed(seed).session(session);
+        let mut options = ForwardBackwardOptions::default().seed(seed).run(options.run.clone());
         options.training = training.map(batch_norm_of).transpose()?;
         (options.weights, options.inputs) = (weights, inputs);
         py.detach(|| ortrain::ForwardBackward::new(model.0, options)).map(ForwardBackward).map_err(raise)

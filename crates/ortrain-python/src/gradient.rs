@@ -10,7 +10,7 @@ use pyo3::types::PyBytes;
 
 use crate::error::{detached, raise};
 use crate::forward_backward::encode_detached;
-use crate::tools::Source;
+use crate::model::Source;
 
 #[pyfunction]
 pub(crate) fn grad(

@@ -2,6 +2,7 @@
 #![deny(unsafe_code)]
 #![expect(clippy::needless_pass_by_value, reason = "PyO3 hands extracted arguments over by value")]
 
+mod artifacts;
 mod classic;
 mod cuda_packages;
 mod device;
@@ -10,15 +11,19 @@ mod error;
 mod forward_backward;
 mod gil;
 mod gradient;
+mod inference;
+mod inputs;
+mod inspection;
 mod lent;
+mod model;
 mod optim;
 mod ort_device;
 mod ranks;
+mod run_options;
 mod schedule;
 mod session;
 mod shapes;
 mod state;
-mod tools;
 mod training;
 mod value;
 mod vector;
@@ -30,6 +35,11 @@ mod _ortrain {
     use pyo3::prelude::*;
 
     #[pymodule_export]
+    use crate::artifacts::{
+        checkpoint_initializers, generate_artifacts, loss_fragment, open_batch, optimizer_model,
+        replace_head, save_checkpoint, training_models,
+    };
+    #[pymodule_export]
     use crate::classic::ClassicSession;
     #[pymodule_export]
     use crate::device::{DeviceArray, device_name, devices};
@@ -38,23 +48,25 @@ mod _ortrain {
     #[pymodule_export]
     use crate::gradient::{GradientGraph, grad, vjp};
     #[pymodule_export]
+    use crate::inference::InferenceSession;
+    #[pymodule_export]
+    use crate::inspection::{declarations, dump, inspect, operators};
+    #[pymodule_export]
+    use crate::model::{ModelChanges, OperatorLibrary};
+    #[pymodule_export]
     use crate::optim::{OwnOptimizer, described_optimizer, optimizer_spec, optimizer_table};
     #[pymodule_export]
     use crate::ort_device::OrtDevice;
     #[pymodule_export]
     use crate::ranks::RankControl;
     #[pymodule_export]
+    use crate::run_options::RunOptions;
+    #[pymodule_export]
     use crate::schedule::{LrScheduler, Schedule, curve_steps, draw_curve, schedule_kinds};
     #[pymodule_export]
     use crate::session::TrainingSession;
     #[pymodule_export]
     use crate::state::CheckpointState;
-    #[pymodule_export]
-    use crate::tools::{
-        InferenceSession, ModelChanges, OperatorLibrary, checkpoint_initializers, declarations, dump,
-        generate_artifacts, inspect, loss_fragment, open_batch, operators, optimizer_model, replace_head,
-        save_checkpoint, training_models,
-    };
     #[pymodule_export]
     use crate::training::{LinearLRScheduler, Module, Optimizer, Profile};
     #[pymodule_export]

@@ -9,10 +9,12 @@ use pyo3::types::PyTuple;
 
 use crate::error::warn;
 use crate::gil::Exclusive;
+use crate::inputs::{SessionInput, copied_inputs, step_inputs};
+use crate::model::Source;
 use crate::optim::spec_of;
+use crate::run_options::RunOptions;
 use crate::schedule::Schedule;
 use crate::state::CheckpointState;
-use crate::tools::{SessionInput, Source, copied_inputs, module_options, step_inputs};
 use crate::training::StateGuarded;
 use crate::value::{OrtValue, OutputBuffer, check_no_overlap, describe_info, float_elements, to_vector};
 
@@ -50,33 +52,16 @@ impl TrainingSession {
 #[pymethods]
 impl TrainingSession {
     #[new]
-    #[pyo3(signature = (
-        state, train_model, eval_model, optimizer_model, *, device, num_threads, memory_limit, iteration_limit,
-        precision, bf16_fallback, detect_anomaly
-    ))]
+    #[pyo3(signature = (state, train_model, eval_model, optimizer_model, *, options))]
     fn new(
         py: Python<'_>,
         state: &CheckpointState,
         train_model: Source,
         eval_model: Option<Source>,
         optimizer_model: Option<Source>,
-        device: &str,
-        num_threads: usize,
-        memory_limit: Option<usize>,
-        iteration_limit: Option<u64>,
-        precision: &str,
-        bf16_fallback: &str,
-        detect_anomaly: bool,
+        options: &RunOptions,
     ) -> PyResult<TrainingSession> {
-        let options = module_options(
-            device,
-            num_threads,
-            memory_limit,
-            iteration_limit,
-            precision,
-            bf16_fallback,
-            detect_anomaly,
-        )?;
+        let options = options.of_module();
         let (eval, optimizer) = (eval_model.map(|source| source.0), optimizer_model.map(|source| source.0));
         let session = state.door.enter(py, |state| {
             let session = ortrain::TrainingSession::new(state, train_model.0, eval, optimizer, options)?;

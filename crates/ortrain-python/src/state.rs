@@ -13,7 +13,7 @@ use pyo3::types::{PyBytes, PyFloat, PyInt, PyString};
 use crate::device::wrap_planes;
 use crate::error::{OutOfRangeError, raise};
 use crate::gil::Exclusive;
-use crate::tools::backend;
+use crate::run_options::backend;
 use crate::value::{OrtValue, view};
 
 /// Returns loaded, missing and unexpected names.

@@ -10,9 +10,11 @@ use pyo3::types::PyTuple;
 use crate::device::wrap_planes;
 use crate::error::{raise, warn};
 use crate::gil::Exclusive;
+use crate::inputs::{SessionInput, step_inputs};
+use crate::model::Source;
 use crate::optim::spec_of;
+use crate::run_options::RunOptions;
 use crate::state::CheckpointState;
-use crate::tools::{SessionInput, Source, module_options, step_inputs};
 use crate::value::{OrtValue, Results, describe_info, float_elements, tensors, to_run_inputs, to_vector};
 
 /// A value that is only accessed under the lock of a state, so its own lock is never contended.
@@ -52,32 +54,15 @@ impl Module {
 #[pymethods]
 impl Module {
     #[new]
-    #[pyo3(signature = (
-        train_model, state, eval_model, *, device, num_threads, memory_limit, iteration_limit, precision, bf16_fallback,
-        detect_anomaly
-    ))]
+    #[pyo3(signature = (train_model, state, eval_model, *, options))]
     fn new(
         py: Python<'_>,
         train_model: Source,
         state: &CheckpointState,
         eval_model: Option<Source>,
-        device: &str,
-        num_threads: usize,
-        memory_limit: Option<usize>,
-        iteration_limit: Option<u64>,
-        precision: &str,
-        bf16_fallback: &str,
-        detect_anomaly: bool,
+        options: &RunOptions,
     ) -> PyResult<Module> {
-        let options = module_options(
-            device,
-            num_threads,
-            memory_limit,
-            iteration_limit,
-            precision,
-            bf16_fallback,
-            detect_anomaly,
-        )?;
+        let options = options.of_module();
         let eval = eval_model.map(|source| source.0);
         let module =
             state.door.enter(py, |state| ortrain::Module::new(train_model.0, state, eval, options))?;

@@ -7,8 +7,8 @@ mod setup {
 
 use std::sync::Arc;
 
-use ortrain::classic::{RunOptions, TrainingParameters, TrainingSession};
-use ortrain::{Backend, ModuleOptions, RunInput, Tensor, backend};
+use ortrain::classic::{CallOptions, TrainingParameters, TrainingSession};
+use ortrain::{Backend, ModuleOptions, RunInput, RunOptions, Tensor, backend};
 
 const WEIGHTS: [&str; 4] = ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"];
 const ROWS: usize = 20;
@@ -19,7 +19,7 @@ const STATE_TOLERANCE: f64 = 1e-5;
 fn trained(optimizer: &str, backend: Arc<dyn Backend>) -> Vec<f64> {
     let parameters = TrainingParameters::new("loss").optimizer(optimizer).train(WEIGHTS);
     let model = setup::model_with_loss().expect("it has a loss");
-    let options = ModuleOptions::default().backend(backend);
+    let options = ModuleOptions::from(RunOptions::default().backend(backend));
     let mut session = TrainingSession::new(model, &parameters, options).expect("it trains");
     let x: Vec<f32> = (0..ROWS * 64).map(|k| (k as f32 * 0.37).sin()).collect();
     let labels: Vec<i64> = (0..ROWS).map(|row| (row * 7 % 10) as i64).collect();
@@ -31,7 +31,7 @@ fn trained(optimizer: &str, backend: Arc<dyn Backend>) -> Vec<f64> {
         ("Learning_Rate", RunInput::from(&rate)),
     ];
     for _ in 0..3 {
-        session.run_tensors(&feeds, &["loss"], RunOptions::default()).expect("it runs");
+        session.run_tensors(&feeds, &["loss"], CallOptions::default()).expect("it runs");
     }
     session.state().expect("it can be read").into_values().flat_map(|tensor| tensor.to_f64()).collect()
 }

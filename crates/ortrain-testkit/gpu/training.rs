@@ -5,8 +5,8 @@ use std::sync::Arc;
 use ortrain::artifacts::{Artifacts, OptimizerKind};
 use ortrain::optim::{Group, OPTIMIZERS, OptimizerSpec, optimizer_model};
 use ortrain::{
-    Backend, CheckpointState, DType, ModelSource, Module, ModuleOptions, Optimizer, RunInput, Tensor,
-    backend, collect,
+    Backend, CheckpointState, DType, ModelSource, Module, ModuleOptions, Optimizer, RunInput, RunOptions,
+    Tensor, backend, collect,
 };
 
 use super::example::{WEIGHTS, artifacts};
@@ -31,7 +31,7 @@ fn train(
     batches: &[[Tensor; 2]],
 ) -> Vec<f32> {
     let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
-    let options = ModuleOptions::default().backend(backend.clone());
+    let options = ModuleOptions::from(RunOptions::default().backend(backend.clone()));
     let mut module =
         Module::new(source(&artifacts.training_model), state, None, options).expect("it can run");
     let model = artifacts.optimizer_model.as_ref().expect("it was requested");
@@ -202,7 +202,7 @@ fn a_label_out_of_range_changes_nothing() {
     let labels = Tensor::i64(&[3], &[1, 2, 10]);
     let inputs = [RunInput::from(&x), RunInput::from(&labels)];
     let error = |backend: Arc<dyn Backend>, state: &mut CheckpointState| {
-        let options = ModuleOptions::default().backend(backend);
+        let options = ModuleOptions::from(RunOptions::default().backend(backend));
         let mut module =
             Module::new(source(&trained.training_model), state, None, options).expect("it can run");
         let failed = module.train_step(state, &inputs, &mut |_, _, _, _| Ok(()));

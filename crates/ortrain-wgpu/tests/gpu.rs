@@ -5,7 +5,7 @@ mod common;
 mod gpu;
 
 use ortrain::artifacts::OptimizerKind;
-use ortrain::{Delivered, ModelSource, Module, ModuleOptions, Optimizer, RunInput, collect};
+use ortrain::{Delivered, ModelSource, Module, ModuleOptions, Optimizer, RunInput, RunOptions, collect};
 use ortrain_expr::{BinaryOp, Builder, DType, Reg, UnaryOp};
 use ortrain_program::UnsupportedOnBackend;
 use ortrain_wgpu::DeviceCounts;
@@ -25,7 +25,7 @@ fn warm_step_creates_no_objects() {
     let trained = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
     let mut state = state_of(&trained);
     let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
-    let options = ModuleOptions::default().backend(backend.clone());
+    let options = ModuleOptions::from(RunOptions::default().backend(backend.clone()));
     let mut module =
         Module::new(source(&trained.training_model), &mut state, None, options).expect("it can run");
     let model = trained.optimizer_model.as_ref().expect("it was requested");
@@ -69,7 +69,7 @@ fn device_memory_equals_the_module_count() {
     let trained = artifacts("perceptron", &WEIGHTS, OptimizerKind::AdamW);
     let mut state = state_of(&trained);
     let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
-    let options = ModuleOptions::default().backend(device());
+    let options = ModuleOptions::from(RunOptions::default().backend(device()));
     let mut module =
         Module::new(source(&trained.training_model), &mut state, None, options).expect("it can run");
     let model = trained.optimizer_model.as_ref().expect("it was requested");

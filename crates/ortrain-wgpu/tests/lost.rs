@@ -12,7 +12,7 @@ use std::thread;
 use ortrain::artifacts::{Artifacts, OptimizerKind};
 use ortrain::{
     Backend, CheckpointState, Error, ErrorKind, ModelSource, Module, ModuleOptions, Optimizer, RunInput,
-    Tensor, backend, collect,
+    RunOptions, Tensor, backend, collect,
 };
 use ortrain_wgpu::Wgpu;
 
@@ -33,7 +33,7 @@ struct Training {
 impl Training {
     fn new(artifacts: &Artifacts, mut state: CheckpointState, backend: Arc<dyn Backend>) -> Training {
         let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
-        let options = ModuleOptions::default().backend(backend);
+        let options = ModuleOptions::from(RunOptions::default().backend(backend));
         let module =
             Module::new(source(&artifacts.training_model), &mut state, None, options).expect("it can run");
         let model = artifacts.optimizer_model.as_ref().expect("it was requested");

@@ -101,6 +101,7 @@ pub use exec::io_binding::{Feed, Fetch};
 pub use exec::lent::Lent;
 pub use exec::outputs::{Destination, collect};
 pub use exec::profile::{InstructionProfile, Profile, ProfileOptions};
+pub use exec::run_options::RunOptions;
 pub use exec::value::Value;
 pub use face::forward_backward::{ForwardBackward, LiveForward};
 pub use face::gradient_options::{ForwardBackwardOptions, Weight};
@@ -388,7 +389,7 @@ pub use ortrain_program::align;
 
 #[doc(hidden)]
 pub use exec::executable_cache::interruptible;
-/// Interrupt that ends a run early: see [`ModuleOptions::interrupt`].
+/// Interrupt that ends a run early: see [`RunOptions::interrupt`].
 ///
 /// ```
 /// use ortrain::Interrupt;
@@ -411,7 +412,7 @@ pub use ortrain_program::Interrupt;
 #[doc(inline)]
 pub use ortrain_program::Backend;
 
-/// Alternative to AMX for bfloat16 products: see [`ModuleOptions::bf16_fallback`].
+/// Alternative to AMX for bfloat16 products: see [`RunOptions::bf16_fallback`].
 ///
 /// ```
 /// use ortrain::Bf16Fallback;
@@ -661,9 +662,9 @@ pub use ortrain_program::MemoryNeed;
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let batch = setup::batch();
 /// # let inputs = [ortrain::RunInput::from(&batch[0])];
-/// use ortrain::{Error, InferenceSession, SessionOptions};
+/// use ortrain::{Error, InferenceSession, RunOptions};
 ///
-/// let options = SessionOptions::default().memory_limit(1000);
+/// let options = RunOptions::default().memory_limit(1000).into();
 /// let mut session = InferenceSession::new(setup::MODEL.into(), options)?;
 /// let Err(Error::StepOverLimit { over, .. }) = session.run(&inputs, &mut |_, _, _, _| Ok(())) else {
 ///     panic!("1000 bytes are not enough")
@@ -674,7 +675,7 @@ pub use ortrain_program::MemoryNeed;
 #[doc(inline)]
 pub use ortrain_program::OverLimit;
 
-/// Precision of inner products: see [`ModuleOptions::precision`].
+/// Precision of inner products: see [`RunOptions::precision`].
 ///
 /// ```
 /// use ortrain::Precision;
@@ -695,9 +696,9 @@ pub use ortrain_program::Precision;
 /// # let artifacts = setup::artifacts()?;
 /// # let mut state = ortrain::CheckpointState::from_bytes(artifacts.checkpoint_bytes()?)?;
 /// # let train = ortrain::ModelSource::from_proto(&artifacts.training_model)?;
-/// use ortrain::{Error, Module, ModuleOptions, RunError};
+/// use ortrain::{Error, Module, RunError, RunOptions};
 ///
-/// let result = Module::new(train, &mut state, None, ModuleOptions::default().memory_limit(1000));
+/// let result = Module::new(train, &mut state, None, RunOptions::default().memory_limit(1000).into());
 /// let Err(Error::Run(RunError::OverLimit(over))) = result else { panic!("the parameters take more") };
 /// assert!(over.need.total() > 1000);
 /// # Ok::<(), Box<dyn std::error::Error>>(())

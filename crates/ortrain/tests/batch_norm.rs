@@ -7,7 +7,7 @@ use common::{batch, evaluate, gradient, numbers, run_input, train};
 use ortrain::artifacts::{ArtifactOptions, Artifacts, BatchNormMode, Loss, OptimizerKind, generate};
 use ortrain::{
     CheckpointState, DType, ErrorKind, InferenceSession, ModelSource, Module, ModuleOptions, Optimizer,
-    SessionOptions, Tensor, backend,
+    RunOptions, SessionOptions, Tensor, backend,
 };
 use ortrain_graph::{Attrs, Dim, Graph, Node, ValueId, ValueType};
 use ortrain_onnx::{GraphProto, ModelProto, OperatorSetIdProto, encode};
@@ -447,7 +447,7 @@ fn statistics_survive_save_load_export() {
 fn failed_or_empty_step_keeps_statistics() {
     let artifacts = generate_artifacts(&two_normalizations(), &PARAMETERS, BatchNormMode::Auto);
     for name in ["cpu", "reference"] {
-        let options = ModuleOptions::default().backend(backend(name, 1).unwrap());
+        let options = ModuleOptions::from(RunOptions::default().backend(backend(name, 1).unwrap()));
         let mut run = Run::on(&artifacts, artifacts.checkpoint_bytes().unwrap(), options);
         let before = run.values(&STATISTICS);
         let x = Tensor::f32(&[3, 10], &numbers(30, 1));
@@ -470,7 +470,7 @@ fn failed_or_empty_step_keeps_statistics() {
 fn same_bits_at_every_thread_count() {
     let artifacts = generate_artifacts(&two_normalizations(), &PARAMETERS, BatchNormMode::Auto);
     let bits = |threads: usize| {
-        let options = ModuleOptions::default().backend(backend("cpu", threads).unwrap());
+        let options = ModuleOptions::from(RunOptions::default().backend(backend("cpu", threads).unwrap()));
         let mut run = Run::on(&artifacts, artifacts.checkpoint_bytes().unwrap(), options);
         let losses: Vec<u32> = (0..3).map(|seed| run.step(&batch(20_000, seed)).to_bits()).collect();
         let values: Vec<Vec<u32>> = [&STATISTICS[..], &PARAMETERS]

@@ -6,7 +6,7 @@ mod setup {
     include!("../doc/setup.rs");
 }
 
-use ortrain::classic::{RunOptions, TrainingParameters, TrainingSession};
+use ortrain::classic::{CallOptions, TrainingParameters, TrainingSession};
 use std::sync::Arc;
 
 use ortrain::{DType, Feed, Fetch, Lent, Memory, ModuleOptions, RunInput, Tensor, backend};
@@ -37,7 +37,7 @@ fn run_steps(session: &mut TrainingSession, scale: f32) -> Vec<(String, Tensor)>
         feeds.push((name, RunInput::from(&scale)));
     }
     for _ in 0..3 {
-        session.run_tensors(&feeds, &["loss"], RunOptions::default()).expect("it runs");
+        session.run_tensors(&feeds, &["loss"], CallOptions::default()).expect("it runs");
     }
     session.state().expect("it is whole").into_iter().collect()
 }
@@ -141,7 +141,7 @@ impl Batch {
 fn run_reads_inputs_in_place() {
     let batch = Batch::new();
     let (rate, scale) = (Tensor::f32(&[1], &[0.01]), Tensor::f32(&[1], &[1024.0]));
-    let restricted = RunOptions { only_execute_path_to_fetches: true, ..RunOptions::default() };
+    let restricted = CallOptions { only_execute_path_to_fetches: true, ..CallOptions::default() };
     for narrow in [None, Some(DType::F16)] {
         let run = |in_place: bool| {
             let mut session = session("AdamOptimizer", &WEIGHTS, narrow);
@@ -153,7 +153,7 @@ fn run_reads_inputs_in_place() {
             }
             let fetches = [Fetch { output: 0, into: None }, Fetch { output: 1, into: None }];
             let mut outputs = Vec::new();
-            for options in [RunOptions::default(), restricted, RunOptions::default()] {
+            for options in [CallOptions::default(), restricted, CallOptions::default()] {
                 outputs.extend(session.run_bound(&feeds, &fetches, options).expect("it runs"));
             }
             let work = session.memory().work;
@@ -175,12 +175,13 @@ fn written_inputs_are_copied() {
     let (rate, scale) = (Tensor::f32(&[1], &[0.01]), Tensor::f32(&[1], &[1.0]));
     let mut session = session("SGDOptimizer", &WEIGHTS, None);
     let feeds = &batch.feeds(true, &rate, &scale)[..3];
-    let expected =
-        session.run_bound(feeds, &[Fetch { output: 1, into: None }], RunOptions::default()).expect("it runs");
+    let expected = session
+        .run_bound(feeds, &[Fetch { output: 1, into: None }], CallOptions::default())
+        .expect("it runs");
     // The logits overwrite the memory of the inputs.
     let dims = [ROWS, 10];
     let into = Lent { dtype: DType::F32, dims: &dims, memory: &batch.memory };
-    let restricted = RunOptions { only_execute_path_to_fetches: true, ..RunOptions::default() };
+    let restricted = CallOptions { only_execute_path_to_fetches: true, ..CallOptions::default() };
     let logits = session.run_bound(feeds, &[Fetch { output: 1, into: None }], restricted).expect("it runs");
     assert_ne!(logits, expected, "the weights have changed");
     session.run_bound(feeds, &[Fetch { output: 1, into: Some(into) }], restricted).expect("it runs");
@@ -199,14 +200,14 @@ fn training_resumes_within_window() {
     let batch = Batch::new();
     let (rate, scale) = (Tensor::f32(&[1], &[0.01]), Tensor::f32(&[1], &[1.0]));
     let feeds = &batch.feeds(false, &rate, &scale)[..3];
-    let gathers = RunOptions { only_execute_path_to_fetches: true, ..RunOptions::default() };
+    let gathers = CallOptions { only_execute_path_to_fetches: true, ..CallOptions::default() };
     let run = |session: &mut TrainingSession, steps: std::ops::Range<usize>| {
         for step in steps {
             let updates = step % 3 == 2;
             let name = if updates { "loss" } else { "Group_Accumulated_Gradients" };
             let output =
                 session.outputs().iter().position(|output| output.name == name).expect("it is there");
-            let options = if updates { RunOptions::default() } else { gathers };
+            let options = if updates { CallOptions::default() } else { gathers };
             session.run_bound(feeds, &[Fetch { output, into: None }], options).expect("it runs");
         }
     };

@@ -9,11 +9,11 @@ mod setup {
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use ortrain::classic::{RunOptions, TrainingParameters};
+use ortrain::classic::{CallOptions, TrainingParameters};
 use ortrain::optim::{OPTIMIZERS, OptimizerSpec, optimizer_model};
 use ortrain::{
     Backend, CheckpointState, DType, Error, ForwardBackward, ForwardBackwardOptions, InferenceSession,
-    ModelSource, Module, ModuleOptions, Optimizer, RunError, RunInput, SessionOptions, Tensor,
+    ModelSource, Module, ModuleOptions, Optimizer, RunError, RunInput, RunOptions, SessionOptions, Tensor,
     TrainingSession, backend, collect,
 };
 use ortrain_testkit::Remote;
@@ -27,7 +27,7 @@ fn remote() -> Arc<dyn Backend> {
 }
 
 fn on(backend: &Arc<dyn Backend>) -> ModuleOptions {
-    ModuleOptions::default().backend(backend.clone())
+    RunOptions::default().backend(backend.clone()).into()
 }
 
 /// Creates a module with an evaluation model on a state.
@@ -221,11 +221,11 @@ fn other_interfaces_run_on_device() {
     let x = [RunInput::from(&batch[0])];
     let faces = |backend: &Arc<dyn Backend>| {
         let mut results = Vec::new();
-        let options = SessionOptions::default().backend(backend.clone());
-        let mut session = InferenceSession::new(setup::MODEL.into(), options.clone()).unwrap();
+        let options = RunOptions::default().backend(backend.clone());
+        let mut session = InferenceSession::new(setup::MODEL.into(), options.clone().into()).unwrap();
         results.extend(collect(|deliver| session.run(&x, deliver)).unwrap());
 
-        let both = ForwardBackwardOptions::default().session(options);
+        let both = ForwardBackwardOptions::default().run(options);
         let both = ForwardBackward::new(setup::MODEL.into(), both).unwrap();
         let memories: Vec<_> = both.weights().iter().map(|weight| weight.to_memory().unwrap()).collect();
         let gradient_buffers: Vec<_> =
@@ -255,7 +255,7 @@ fn other_interfaces_run_on_device() {
         let [x, labels] = batch.each_ref().map(RunInput::from);
         let feeds = [("x", x), ("labels", labels), ("Learning_Rate", RunInput::from(&rate))];
         for _ in 0..2 {
-            results.extend(classic.run_tensors(&feeds, &[], RunOptions::default()).unwrap());
+            results.extend(classic.run_tensors(&feeds, &[], CallOptions::default()).unwrap());
         }
         results.extend(classic.state().unwrap().into_values());
 

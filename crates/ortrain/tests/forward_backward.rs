@@ -10,7 +10,7 @@ use common::{Workload, batch, collect, module_on, recorded, run_input, state_of}
 use ortrain::artifacts::BatchNormMode;
 use ortrain::{
     Backend, CheckpointState, DType, ErrorKind, ForwardBackward, ForwardBackwardOptions, Lent, LiveForward,
-    Memory, ModelSource, Module, ModuleOptions, Result, RunInput, SessionOptions, Tensor, backend,
+    Memory, ModelSource, Module, ModuleOptions, Result, RunInput, RunOptions, Tensor, backend,
 };
 
 /// Returns a model with loss and embedded weights, from the models of a training.
@@ -126,7 +126,7 @@ fn memory_limit_preserves_results() {
     drop(live);
     let options = ForwardBackwardOptions::default()
         .training(BatchNormMode::Auto)
-        .session(SessionOptions::default().memory_limit(limit));
+        .run(RunOptions::default().memory_limit(limit));
     same_bits(&mut net, options, ModuleOptions::default(), "within a limit");
 }
 
@@ -287,7 +287,7 @@ fn live_passes_count_towards_the_limit() {
     let weights: usize = free.weights().iter().map(|weight| 2 * weight.initial.data().len()).sum();
     let limit = weights + live.bytes() * 5 / 2 + (1 << 16);
     let (_, _, both) =
-        perceptron(ForwardBackwardOptions::default().session(SessionOptions::default().memory_limit(limit)));
+        perceptron(ForwardBackwardOptions::default().run(RunOptions::default().memory_limit(limit)));
     let hands = CallerMemory::new(&both);
     let mut live = Vec::new();
     let error = loop {
@@ -309,7 +309,7 @@ fn live_passes_count_towards_the_limit() {
 fn host_functions_and_control_flow_in_both_passes() {
     for name in ["cpu", "reference"] {
         let backend: Arc<dyn Backend> = backend(name, 0).unwrap();
-        let options = ForwardBackwardOptions::default().session(SessionOptions::default().backend(backend));
+        let options = ForwardBackwardOptions::default().run(RunOptions::default().backend(backend));
         let both = ForwardBackward::new(common::branching(), options).unwrap();
         assert_eq!(both.weights().iter().map(|weight| weight.name.as_str()).collect::<Vec<_>>(), ["w"]);
         let hands = CallerMemory::new(&both);

@@ -14,7 +14,7 @@ const CASE: &str = "mlp_adamw_ce";
 
 fn module(state: &mut CheckpointState, limit: Option<usize>) -> Result<Module> {
     let mut options = ModuleOptions::default();
-    options.memory_limit = limit;
+    options.run.memory_limit = limit;
     let [train, eval] = ["training_model.onnx", "eval_model.onnx"].map(|file| recorded(CASE, file).into());
     Module::new(train, state, Some(eval), options)
 }
@@ -99,7 +99,7 @@ fn parameters_may_exceed_limit() {
 fn oversized_arena_is_freed() {
     let session = |limit: Option<usize>| {
         let mut options = SessionOptions::default();
-        options.memory_limit = limit;
+        options.run.memory_limit = limit;
         InferenceSession::new(recorded(CASE, "forward.onnx").into(), options).unwrap()
     };
     let inputs = [4, 300].map(|rows| Tensor::f32(&[rows, 10], &vec![0.5; rows * 10]));

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::{Workload, batch, module_on, optimizer_on, recorded, run_input, state_of};
 use ortrain::{
     CheckpointState, DType, Delivered, Destination, ForwardBackward, ForwardBackwardOptions, ModelSource,
-    Module, ModuleOptions, RunInput, Tensor, TrainingSession, backend,
+    Module, ModuleOptions, RunInput, RunOptions, Tensor, TrainingSession, backend,
 };
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
@@ -84,7 +84,8 @@ fn sums() -> ortrain::InferenceSession {
         opset_import: vec![opset],
         ..Default::default()
     };
-    let options = ortrain::SessionOptions::default().backend(backend("cpu", 2).unwrap());
+    let options =
+        ortrain::SessionOptions::from(ortrain::RunOptions::default().backend(backend("cpu", 2).unwrap()));
     ortrain::InferenceSession::new(ModelSource::from_proto(&model).unwrap(), options).unwrap()
 }
 
@@ -94,7 +95,7 @@ fn sums() -> ortrain::InferenceSession {
 fn warm_step_allocates_nothing() {
     let case = "mlp_adamw_ce";
     let mut state: CheckpointState = state_of(case);
-    let options = ModuleOptions::default().backend(backend("cpu", 2).unwrap());
+    let options = ModuleOptions::from(RunOptions::default().backend(backend("cpu", 2).unwrap()));
     let source = recorded(case, "training_model.onnx").into();
     let mut module = Module::new(source, &mut state, None, options).unwrap();
     let mut optimizer = optimizer_on(case, &mut state, &module);
@@ -127,7 +128,7 @@ fn warm_step_allocates_nothing() {
     let loss = module.outputs(true)[0].name.clone();
     let model = module.inference_model(&state, &[&loss]).unwrap().proto;
     let options = ForwardBackwardOptions::default()
-        .session(ortrain::SessionOptions::default().backend(backend("cpu", 2).unwrap()));
+        .run(ortrain::RunOptions::default().backend(backend("cpu", 2).unwrap()));
     let both = ForwardBackward::new(ModelSource::from_proto(&model).unwrap(), options).unwrap();
     let memories: Vec<_> = both.weights().iter().map(|weight| weight.to_memory().unwrap()).collect();
     let gradient_buffers: Vec<_> =

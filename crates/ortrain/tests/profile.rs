@@ -4,13 +4,13 @@
 mod common;
 
 use common::{batch, collect, gradient, module_on, recorded, run_input, state_of, train};
-use ortrain::{Module, ModuleOptions, Profile, ProfileOptions, backend};
+use ortrain::{Module, ModuleOptions, Profile, ProfileOptions, RunOptions, backend};
 
 const CASE: &str = "mlp_adamw_ce";
 
 fn profile(backend_name: &str, training: bool) -> Profile {
     let mut state = state_of(CASE);
-    let options = ModuleOptions::default().backend(backend(backend_name, 0).unwrap());
+    let options = ModuleOptions::from(RunOptions::default().backend(backend(backend_name, 0).unwrap()));
     let [train, eval] = ["training_model.onnx", "eval_model.onnx"].map(|file| recorded(CASE, file).into());
     let mut module = Module::new(train, &mut state, Some(eval), options).unwrap();
     let data = batch(8, 3);

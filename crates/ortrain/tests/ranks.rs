@@ -10,7 +10,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-use ortrain::classic::{RunOptions, TrainingParameters, TrainingSession};
+use ortrain::classic::{CallOptions, TrainingParameters, TrainingSession};
 use ortrain::distributed::{
     Collective, Communicator, Control, DataParallel, Pending, Strategy, ThreadCommunicator,
 };
@@ -85,9 +85,9 @@ fn run(session: &mut TrainingSession, (x, labels): &(Tensor, Tensor), is_update:
         ("labels", RunInput::from(labels)),
         ("Learning_Rate", RunInput::from(&rate)),
     ];
-    let accumulate = RunOptions { only_execute_path_to_fetches: true, training_mode: None };
+    let accumulate = CallOptions { only_execute_path_to_fetches: true, training_mode: None };
     let (fetches, options): (&[&str], _) = match is_update {
-        true => (&["loss"], RunOptions::default()),
+        true => (&["loss"], CallOptions::default()),
         false => (&["loss", "Group_Accumulated_Gradients"], accumulate),
     };
     Ok(session.run_tensors(&feeds, fetches, options)?[0].to_vec::<f32>()[0])

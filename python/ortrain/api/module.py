@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 from ortrain import _ortrain
 from ortrain._inputs import Described, input_value, native_value, outputs_like_inputs
 from ortrain._model_source import ModelLike, PathLike, model_source
-from ortrain._options import training_options
+from ortrain._options import native_options
 from ortrain._suggest import hint
 from ortrain.api.checkpoint_state import CheckpointState
 from ortrain.api.outputs import Outputs
@@ -95,8 +95,7 @@ class Module:
             source,
             state._native,
             None if eval_model_uri is None else model_source(eval_model_uri),
-            device=self._device,
-            **training_options(session_options, precision, bf16_fallback),
+            options=native_options(session_options, self._device, precision=precision, bf16_fallback=bf16_fallback),
         )
 
     def __repr__(self) -> str:

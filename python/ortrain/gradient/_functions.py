@@ -34,7 +34,7 @@ class OnnxFunction:
 
     def __init__(self, model: onnx.ModelProto) -> None:
         self._bytes = model.SerializeToString()
-        self._session = _ortrain.InferenceSession(self._bytes, device="cpu", **native_options(None))
+        self._session = _ortrain.InferenceSession(self._bytes, options=native_options(None))
         self._outputs = [name for name, _, _ in self._session.outputs()]
 
     def __reduce__(self) -> Any:

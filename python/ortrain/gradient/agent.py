@@ -342,8 +342,7 @@ class OrtModuleGraphBuilder:
             None if input_names is None else _names(input_names),
             training=None,
             seed=0,
-            device=self._device,
-            **native_options(self._options),
+            options=native_options(self._options, self._device),
         )
 
     def _built(self) -> _ortrain.ForwardBackward:

@@ -372,7 +372,7 @@ def _native(
     sess_options: SessionOptions | None,
 ) -> _ortrain.ForwardBackward:
     options = native_options(sess_options)
-    return _ortrain.ForwardBackward(source, weights, inputs, training=None, seed=0, device="cpu", **options)
+    return _ortrain.ForwardBackward(source, weights, inputs, training=None, seed=0, options=options)
 
 
 def _listed(requested_names: Sequence[str] | None, found: list[str], what: str) -> list[str]:

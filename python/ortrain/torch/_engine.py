@@ -47,8 +47,7 @@ class Settings:
             inputs,
             training=self.batch_norm if training else None,
             seed=self.seed + seed_offset,
-            device="cpu",
-            **native_options(self.options),
+            options=native_options(self.options),
         )
 
 

@@ -8,6 +8,7 @@ pub(crate) mod lent;
 pub(crate) mod outputs;
 pub(crate) mod over_limit;
 pub(crate) mod profile;
+pub(crate) mod run_options;
 pub(crate) mod step_inputs;
 pub(crate) mod trace;
 pub(crate) mod value;

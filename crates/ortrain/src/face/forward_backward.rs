@@ -19,8 +19,7 @@ use ortrain_ops::training::{
     set_training_mode,
 };
 use ortrain_program::{
-    Backend, ForwardState, ITERATION_LIMIT, Interrupt, Memory, PlaneId, RunError, RunInput, Scalars,
-    ScheduleExecutor, Workspace,
+    Backend, ForwardState, Memory, PlaneId, RunError, RunInput, Scalars, ScheduleExecutor, Workspace,
 };
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -31,6 +30,7 @@ use crate::exec::executable_cache::{ExecutableCache, interruptible};
 use crate::exec::inputs::Signature;
 use crate::exec::lent::Lent;
 use crate::exec::over_limit;
+use crate::exec::run_options::RunOptions;
 use crate::face::gradient_options::{ForwardBackwardOptions, Weight};
 use crate::face::inference_session::Parts;
 use crate::model::checks::check_forward;
@@ -39,7 +39,7 @@ use crate::model::graph::{graph_to_run, opset_of};
 use crate::model::postprocessing;
 use crate::state::placement::Placement;
 use crate::suggest::hint;
-use crate::{Error, InferenceSession, ModelSource, Result, SessionOptions, ValueInfo, default_backend};
+use crate::{Error, InferenceSession, ModelSource, Result, ValueInfo};
 
 /// Maximum number of idle workspaces in the pool.
 const MAX_IDLE_PASSES: usize = 4;
@@ -205,11 +205,9 @@ pub struct ForwardBackward {
     graphs: Option<Box<Graphs>>,
     pool: Arc<Pool>,
     backend: Arc<dyn Backend>,
-    /// Settings of the workspace of each new pass.
-    limit: Option<usize>,
+    run: RunOptions,
+    /// Bytes of the weights and their gradients, which the memory limit covers.
     parameter_bytes: usize,
-    iterations: u64,
-    interrupt: Option<Interrupt>,
     seed: u64,
     /// Nodes of a forward pass that draw random numbers.
     random_nodes: Vec<String>,
@@ -320,16 +318,14 @@ impl ForwardBackward {
     /// If the model cannot be read, differentiated or run; a name is unknown or occurs twice; or no gradient
     /// reaches a named value.
     pub fn new(model: ModelSource, options: ForwardBackwardOptions) -> Result<ForwardBackward> {
-        let interrupt = options.session.interrupt.clone();
+        let interrupt = options.run.interrupt.clone();
         interruptible(interrupt.as_ref(), || ForwardBackward::build(model, options))
     }
 
     fn build(model: ModelSource, options: ForwardBackwardOptions) -> Result<ForwardBackward> {
         let label = model.label("the model");
-        let SessionOptions { backend, precision, bf16_fallback, .. } = options.session;
-        let backend = backend.map_or_else(default_backend, Ok)?.with_precision(precision, bf16_fallback)?;
-        let (limit, interrupt) = (options.session.memory_limit, options.session.interrupt);
-        let iterations = options.session.iteration_limit.unwrap_or(ITERATION_LIMIT);
+        let run = options.run;
+        let backend = run.open_backend()?;
         let mut model = model.load_for_gradients()?;
         let opset = opset_of(&model.proto);
         let names = match &options.weights {
@@ -408,10 +404,10 @@ impl ForwardBackward {
             2 * weights.iter().map(bytes).sum::<usize>() + statistics.iter().map(bytes).sum::<usize>();
         let prepared = |graph: Graph, roles: Vec<Role>| {
             Mutex::new(Prepared {
-                executables: ExecutableCache::new(graph, roles, backend.clone()).with_precision(precision),
+                executables: ExecutableCache::new(graph, roles, backend.clone())
+                    .with_precision(run.precision),
                 signature: Signature::new(inputs.clone()),
-                planning_workspace: Workspace::with_limit(backend.clone(), limit, parameter_bytes)
-                    .iteration_limit(iterations),
+                planning_workspace: run.workspace(&backend, parameter_bytes),
             })
         };
         let (roles_of_training, roles_of_evaluation) = (roles(&graph), roles(&evaluation));
@@ -434,10 +430,8 @@ impl ForwardBackward {
             label,
             pool: Arc::default(),
             backend: backend.clone(),
-            limit,
+            run: run.clone(),
             parameter_bytes,
-            iterations,
-            interrupt,
             seed: options.seed.cast_unsigned(),
             random_nodes: random,
             passes: AtomicU64::new(0),
@@ -463,8 +457,7 @@ impl ForwardBackward {
     /// # Errors
     /// If the model of the session has no YieldOp.
     pub fn of_session(session: &InferenceSession) -> Result<ForwardBackward> {
-        let Parts { label, graph, backend, precision, limit, iterations, interrupt } =
-            session.session_parts();
+        let Parts { label, graph, backend, run } = session.session_parts();
         let (yield_inputs, yield_outputs) = find_yield(graph).ok_or_else(|| Error::WrongModel {
             model: label.to_owned(),
             reason: "it has no YieldOp, the end of the forward pass; a training graph of ForwardBackward needs one".into(),
@@ -475,9 +468,9 @@ impl ForwardBackward {
         let roles = vec![Role::User; graph.inputs.len()];
         let prepared = Prepared {
             executables: ExecutableCache::new(graph.clone(), roles, backend.clone())
-                .with_precision(precision),
+                .with_precision(run.precision),
             signature: Signature::new(inputs.clone()),
-            planning_workspace: Workspace::with_limit(backend.clone(), limit, 0).iteration_limit(iterations),
+            planning_workspace: run.workspace(backend, 0),
         };
         Ok(ForwardBackward {
             label: label.to_owned(),
@@ -493,10 +486,8 @@ impl ForwardBackward {
             graphs: None,
             pool: Arc::default(),
             backend: backend.clone(),
-            limit,
+            run: run.clone(),
             parameter_bytes: 0,
-            iterations,
-            interrupt: interrupt.clone(),
             seed: 0,
             random_nodes: random_nodes(graph),
             passes: AtomicU64::new(0),

@@ -8,7 +8,8 @@ use ortrain_program::{Memory, RunError};
 
 use crate::exec::io_binding::{DEVICE_ALIGN, is_aligned};
 use crate::exec::lent::Lent;
-use crate::{Error, Result, SessionOptions};
+use crate::exec::run_options::RunOptions;
+use crate::{Error, Result};
 
 /// Options of a [`ForwardBackward`].
 ///
@@ -30,8 +31,8 @@ pub struct ForwardBackwardOptions {
     pub training: Option<BatchNormMode>,
     /// Seed of random numbers.
     pub seed: i64,
-    /// Backend, limits and precision: see [`ForwardBackwardOptions::session`].
-    pub session: SessionOptions,
+    /// Backend, limits and precision: see [`ForwardBackwardOptions::run`].
+    pub run: RunOptions,
 }
 
 impl ForwardBackwardOptions {
@@ -76,8 +77,8 @@ impl ForwardBackwardOptions {
     /// A memory limit covers the weights, their gradients, and the activations of all live forward passes
     /// together. Activations are recomputed if a single pass would exceed the limit.
     #[must_use]
-    pub fn session(mut self, options: SessionOptions) -> ForwardBackwardOptions {
-        self.session = options;
+    pub fn run(mut self, options: RunOptions) -> ForwardBackwardOptions {
+        self.run = options;
         self
     }
 }

@@ -11,19 +11,18 @@ use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, ValueInfoProto};
 use ortrain_ops::passes::{infer::infer, updates::written_inputs};
 use ortrain_ops::training::{check_sequences, sequence_input};
 use ortrain_ops::{NEWEST_OPSET, PartTensor, PlanePart, Role};
-use ortrain_program::{
-    Backend, Bf16Fallback, ITERATION_LIMIT, Interrupt, Memory, PlaneId, Precision, RunError, Workspace, align,
-};
+use ortrain_program::{Backend, Memory, PlaneId, Precision, RunError, Workspace, align};
 use rustc_hash::FxHashSet;
 
 use crate::artifacts::training_model::training_message;
 use crate::exec::executable_cache::{ExecutableCache, interruptible};
 use crate::exec::inputs::Signature;
 use crate::exec::io_binding::{describe_feeds, is_read_in_place, memory_span, output_spans, spans_overlap};
+use crate::exec::run_options::RunOptions;
 use crate::exec::trace::Trace;
 use crate::face::session_options::{ModelMeta, SessionOptions};
 use crate::model::graph::{graph_to_run, opset_of};
-use crate::{Error, Feed, Fetch, Lent, ModelSource, Result, ValueInfo, default_backend};
+use crate::{Error, Feed, Fetch, Lent, ModelSource, Result, ValueInfo};
 
 /// Sequences of tensors with their element types.
 type Sequences<'a> = Vec<(DType, &'a [Tensor])>;
@@ -51,13 +50,11 @@ pub struct InferenceSession {
     base: Variant,
     /// Models with overridden initializers, the most recently used one last.
     variants: Vec<Variant>,
-    precision: Precision,
-    bf16_fallback: Bf16Fallback,
+    run: RunOptions,
     backend: Arc<dyn Backend>,
     /// Prepared runs, the most recently used one last.
     prepared: Vec<Prepared>,
     work: Workspace,
-    limits: Limits,
     outputs: Vec<ValueInfo>,
     overridable: Vec<ValueInfo>,
     /// Model as it was read, if runs can override initializers.
@@ -114,32 +111,12 @@ struct PreparedKey {
     lent: Vec<(usize, Vec<usize>)>,
 }
 
-/// Resource limits of runs, and their interrupt.
-#[derive(Clone, Debug)]
-struct Limits {
-    memory: Option<usize>,
-    iterations: u64,
-    interrupt: Option<Interrupt>,
-}
-
-impl Limits {
-    /// Creates a workspace on a backend.
-    fn workspace(&self, backend: &Arc<dyn Backend>) -> Workspace {
-        Workspace::with_limit(backend.clone(), self.memory, 0)
-            .iteration_limit(self.iterations)
-            .interrupt(self.interrupt.clone())
-    }
-}
-
 /// Model and settings of a session.
 pub(crate) struct Parts<'a> {
     pub(crate) label: &'a str,
     pub(crate) graph: &'a Graph,
     pub(crate) backend: &'a Arc<dyn Backend>,
-    pub(crate) precision: Precision,
-    pub(crate) limit: Option<usize>,
-    pub(crate) iterations: u64,
-    pub(crate) interrupt: &'a Option<Interrupt>,
+    pub(crate) run: &'a RunOptions,
 }
 
 /// The model prepared for some of its outputs, and for values of certain sizes.
@@ -177,13 +154,13 @@ impl InferenceSession {
     /// # Errors
     /// If the model cannot be read or run.
     pub fn new(model: ModelSource, options: SessionOptions) -> Result<InferenceSession> {
-        let interrupt = options.interrupt.clone();
+        let interrupt = options.run.interrupt.clone();
         interruptible(interrupt.as_ref(), || InferenceSession::build(model, options))
     }
 
     fn build(model: ModelSource, options: SessionOptions) -> Result<InferenceSession> {
-        let backend = options.backend.map_or_else(default_backend, Ok)?;
-        let backend = backend.with_precision(options.precision, options.bf16_fallback)?;
+        let SessionOptions { run, optimized_model } = options;
+        let backend = run.open_backend()?;
         let label = model.label("the model");
         let model = model.load_to_run(None)?;
         let meta = ModelMeta::of(&model.proto);
@@ -196,25 +173,18 @@ impl InferenceSession {
         let info = |id: &_| ValueInfo::of_tensor_or_sequence(&label, &graph, *id);
         let outputs = graph.outputs.iter().map(info).collect::<Result<_>>()?;
         let overridable = overridable_infos(&label, &model)?;
-        if let Some(path) = options.optimized_model {
+        if let Some(path) = optimized_model {
             write_optimized(&label, &model, &graph, &path)?;
         }
-        let limits = Limits {
-            memory: options.memory_limit,
-            iterations: options.iteration_limit.unwrap_or(ITERATION_LIMIT),
-            interrupt: options.interrupt,
-        };
-        let work = limits.workspace(&backend);
+        let work = run.workspace(&backend, 0);
         Ok(InferenceSession {
             base: Variant::new(&label, graph, Vec::new())?,
             variants: Vec::new(),
             label,
-            precision: options.precision,
-            bf16_fallback: options.bf16_fallback,
+            run,
             backend,
             prepared: Vec::new(),
             work,
-            limits,
             outputs,
             model: (!overridable.is_empty()).then_some(model),
             overridable,
@@ -238,8 +208,8 @@ impl InferenceSession {
     /// If the backend does not support the precision of the session; then the session keeps its current
     /// backend.
     pub fn set_backend(&mut self, backend: &Arc<dyn Backend>) -> Result<()> {
-        let backend = backend.with_precision(self.precision, self.bf16_fallback)?;
-        self.work = self.limits.workspace(&backend);
+        let backend = backend.with_precision(self.run.precision, self.run.bf16_fallback)?;
+        self.work = self.run.workspace(&backend, 0);
         self.backend = backend;
         self.prepared.clear();
         Ok(())
@@ -273,9 +243,7 @@ impl InferenceSession {
 
     /// Returns the model and the settings of the session.
     pub(crate) fn session_parts(&self) -> Parts<'_> {
-        let Limits { memory: limit, iterations, ref interrupt } = self.limits;
-        let (graph, backend, precision) = (&self.base.graph, &self.backend, self.precision);
-        Parts { label: &self.label, graph, backend, precision, limit, iterations, interrupt }
+        Parts { label: &self.label, graph: &self.base.graph, backend: &self.backend, run: &self.run }
     }
 
     /// Returns the metadata of the model.
@@ -284,10 +252,10 @@ impl InferenceSession {
         &self.meta
     }
 
-    /// Returns the precision of inner products, as set by [`SessionOptions::precision`].
+    /// Returns the precision of inner products, as set by [`RunOptions::precision`].
     #[must_use]
     pub fn precision(&self) -> Precision {
-        self.precision
+        self.run.precision
     }
 
     /// Returns the unit that multiplies bfloat16, as [`Module::bf16_unit`] does.
@@ -415,7 +383,8 @@ impl InferenceSession {
             roles.push(Role::Planes(if bytes == 0 { Vec::new() } else { vec![part] }));
             planes.push(self.backend.allocate(bytes, bytes).map_err(RunError::from)?);
         }
-        let runners = ExecutableCache::new(graph, roles, self.backend.clone()).with_precision(self.precision);
+        let runners =
+            ExecutableCache::new(graph, roles, self.backend.clone()).with_precision(self.run.precision);
         let mut key = PreparedKey {
             selected_outputs: key.selected_outputs.clone(),
             shapes: key.shapes.clone(),

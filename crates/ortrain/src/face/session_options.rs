@@ -2,88 +2,37 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
 
 use ortrain_onnx::ModelProto;
-use ortrain_program::{Backend, Bf16Fallback, Interrupt, Precision};
 
-/// Options of an [`InferenceSession`].
+use crate::exec::run_options::RunOptions;
+
+/// Options of an [`InferenceSession`]: the options of its runs, and a file for the optimized model.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// use ortrain::{InferenceSession, SessionOptions, backend};
+/// use ortrain::{InferenceSession, RunOptions, SessionOptions, backend};
 ///
-/// let options = SessionOptions::default().backend(backend("cpu", 2)?).memory_limit(64 << 20);
-/// let session = InferenceSession::new(setup::MODEL.into(), options)?;
+/// let run = RunOptions::default().backend(backend("cpu", 2)?).memory_limit(64 << 20);
+/// let session = InferenceSession::new(setup::MODEL.into(), SessionOptions::from(run))?;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct SessionOptions {
-    /// Backend; the default is [`default_backend`].
-    pub backend: Option<Arc<dyn Backend>>,
-    /// Memory limit of a run in bytes: constants, values, scratch of kernels. The default is no limit.
-    pub memory_limit: Option<usize>,
-    /// Maximum iterations of a loop; the default is [`ITERATION_LIMIT`].
-    pub iteration_limit: Option<u64>,
-    /// Precision of inner products: see [`SessionOptions::precision`].
-    pub precision: Precision,
-    /// Alternative to AMX for bfloat16 products: see [`SessionOptions::bf16_fallback`].
-    pub bf16_fallback: Bf16Fallback,
-    /// Interrupt that can end a run early: see [`SessionOptions::interrupt`].
-    pub interrupt: Option<Interrupt>,
+    /// Options of the runs.
+    pub run: RunOptions,
     /// Output file of the optimized model: see [`SessionOptions::optimized_model`].
     pub optimized_model: Option<PathBuf>,
 }
 
+impl From<RunOptions> for SessionOptions {
+    fn from(run: RunOptions) -> SessionOptions {
+        SessionOptions { run, ..SessionOptions::default() }
+    }
+}
+
 impl SessionOptions {
-    /// Sets the backend.
-    #[must_use]
-    pub fn backend(mut self, backend: Arc<dyn Backend>) -> SessionOptions {
-        self.backend = Some(backend);
-        self
-    }
-
-    /// Sets the memory limit in bytes. A run that would exceed it is rejected before it allocates memory.
-    #[must_use]
-    pub fn memory_limit(mut self, bytes: usize) -> SessionOptions {
-        self.memory_limit = Some(bytes);
-        self
-    }
-
-    /// Sets the maximum iterations of a loop (default: [`ITERATION_LIMIT`]). A loop that exceeds it stops
-    /// with an error that names the loop.
-    #[must_use]
-    pub fn iteration_limit(mut self, iterations: u64) -> SessionOptions {
-        self.iteration_limit = Some(iterations);
-        self
-    }
-
-    /// Sets an interrupt that can end a run early. It is polled every tenth of a second, between two
-    /// instructions.
-    #[must_use]
-    pub fn interrupt(mut self, interrupt: Interrupt) -> SessionOptions {
-        self.interrupt = Some(interrupt);
-        self
-    }
-
-    /// Sets the precision of inner products (default: [`Precision::F32`]); see [`ModuleOptions::precision`].
-    ///
-    /// [`ModuleOptions::precision`]: crate::ModuleOptions::precision
-    #[must_use]
-    pub fn precision(mut self, precision: Precision) -> SessionOptions {
-        self.precision = precision;
-        self
-    }
-
-    /// Sets the alternative to AMX for a precision that needs AMX on a machine without it. The default is an
-    /// error.
-    #[must_use]
-    pub fn bf16_fallback(mut self, fallback: Bf16Fallback) -> SessionOptions {
-        self.bf16_fallback = fallback;
-        self
-    }
-
     /// Sets a file for the optimized model, before shapes are known: functions are inlined, and every value
     /// has its inferred type.
     ///

@@ -18,13 +18,14 @@ use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written_inputs};
 use ortrain_ops::training::{classes_last_note, with_classes_last};
 use ortrain_program::{
-    Backend, Bf16Fallback, ITERATION_LIMIT, Interrupt, LargeBuffer, Memory, MemoryNeed, OverLimit, PlaneId,
-    Precision, RunError, RunInput, Scalars, Workspace,
+    Backend, LargeBuffer, Memory, MemoryNeed, OverLimit, PlaneId, Precision, RunError, RunInput, Scalars,
+    Workspace,
 };
 
 use crate::exec::executable_cache::{ExecutableCache, interruptible};
 use crate::exec::inputs::Signature;
 use crate::exec::outputs::check_destinations;
+use crate::exec::run_options::RunOptions;
 use crate::exec::step_inputs::StepInputs;
 use crate::exec::trace::Trace;
 use crate::model::checks::{check_training, missing_parameter_reason};
@@ -34,109 +35,32 @@ use crate::state::binding::{self, bind, is_gradient};
 use crate::state::gradient_names::{UPDATED_SUFFIX, parameter_of_gradient};
 use crate::state::layout::{PlaneLayout, StateLayout};
 use crate::state::placement::Placement;
-use crate::{
-    CheckpointState, Destination, Error, Lent, ModelSource, ParameterView, Result, ValueInfo, default_backend,
-};
+use crate::{CheckpointState, Destination, Error, Lent, ModelSource, ParameterView, Result, ValueInfo};
 
-/// Options of a [`Module`].
+/// Options of a [`Module`]: the options of its runs, and the check for NaN and infinities.
 ///
 /// ```
-/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// # let artifacts = setup::artifacts()?;
-/// use ortrain::{CheckpointState, ModelSource, Module, ModuleOptions, backend};
+/// use ortrain::{ModuleOptions, RunOptions};
 ///
-/// # let mut state = CheckpointState::from_bytes(artifacts.checkpoint_bytes()?)?;
-/// # let train = ModelSource::from_proto(&artifacts.training_model)?;
-/// let options = ModuleOptions::default().backend(backend("cpu", 2)?).memory_limit(64 << 20);
-/// let module = Module::new(train, &mut state, None, options)?;
-/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// let options = ModuleOptions::from(RunOptions::default().memory_limit(64 << 20)).detect_anomaly(true);
+/// assert_eq!(options.run.memory_limit, Some(64 << 20));
 /// ```
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct ModuleOptions {
-    /// Backend; the default is [`default_backend`].
-    pub backend: Option<Arc<dyn Backend>>,
-    /// Memory limit of the module in bytes: see [`ModuleOptions::memory_limit`].
-    pub memory_limit: Option<usize>,
-    /// Maximum iterations of a loop; the default is [`ITERATION_LIMIT`].
-    pub iteration_limit: Option<u64>,
-    /// Precision of inner products: see [`ModuleOptions::precision`].
-    pub precision: Precision,
-    /// Alternative to AMX for bfloat16 products: see [`ModuleOptions::bf16_fallback`].
-    pub bf16_fallback: Bf16Fallback,
-    /// Interrupt that can end a step early: see [`ModuleOptions::interrupt`].
-    pub interrupt: Option<Interrupt>,
+    /// Options of the runs.
+    pub run: RunOptions,
     /// True if a step that produces NaN or infinities must fail: see [`ModuleOptions::detect_anomaly`].
     pub detect_anomaly: bool,
 }
 
+impl From<RunOptions> for ModuleOptions {
+    fn from(run: RunOptions) -> ModuleOptions {
+        ModuleOptions { run, ..ModuleOptions::default() }
+    }
+}
+
 impl ModuleOptions {
-    /// Sets the backend.
-    #[must_use]
-    pub fn backend(mut self, backend: Arc<dyn Backend>) -> ModuleOptions {
-        self.backend = Some(backend);
-        self
-    }
-
-    /// Sets the memory limit in bytes for everything that a step reads and writes.
-    ///
-    /// The limit covers all parameters (also frozen ones and running statistics), their gradients, the
-    /// constants of the program, the arena of its values, and kernel scratch. All of these are known before a
-    /// step. A step that would exceed the limit is rejected before any allocation, with an error that names
-    /// the largest buffers. Optimizer state and tensors of the caller do not count.
-    #[must_use]
-    pub fn memory_limit(mut self, bytes: usize) -> ModuleOptions {
-        self.memory_limit = Some(bytes);
-        self
-    }
-
-    /// Sets the maximum iterations of a loop (default: [`ITERATION_LIMIT`]). A loop that exceeds it stops
-    /// with an error that names the loop.
-    #[must_use]
-    pub fn iteration_limit(mut self, iterations: u64) -> ModuleOptions {
-        self.iteration_limit = Some(iterations);
-        self
-    }
-
-    /// Sets the precision of inner products in the training and evaluation model (default:
-    /// [`Precision::F32`]).
-    ///
-    /// It applies to matrix products and convolutions that sum in `float32`. Sums and all other operations
-    /// remain `float32`, and so do inputs, outputs, parameters and gradients. Products with short sides
-    /// ([`Precision::of_product`]) and the products of fused attention are always computed in `float32`.
-    ///
-    /// The products run on AMX, or on the alternative that [`ModuleOptions::bf16_fallback`] allows.
-    /// [`Module::bf16_unit`] returns the choice.
-    #[must_use]
-    pub fn precision(mut self, precision: Precision) -> ModuleOptions {
-        self.precision = precision;
-        self
-    }
-
-    /// Sets the alternative to AMX for a precision that needs AMX on a machine without it. With
-    /// [`Bf16Fallback::None`], that is an error: the precision is never changed silently.
-    #[must_use]
-    pub fn bf16_fallback(mut self, fallback: Bf16Fallback) -> ModuleOptions {
-        self.bf16_fallback = fallback;
-        self
-    }
-
-    /// Sets an interrupt that can end a step early. It is polled every tenth of a second, between two
-    /// instructions.
-    ///
-    /// An interrupted step ends with [`RunError::Interrupted`], and the state is unchanged. If the step would
-    /// have accumulated gradients, they are unchanged, too. If it would have replaced them
-    /// ([`Module::lazy_reset_grad`]), they are zero, and the next step replaces them.
-    ///
-    /// To restore gradients, a step that takes more than a few hundredths of a second and accumulates into
-    /// nonzero gradients keeps a copy of them, if the memory limit permits. Otherwise the step cannot be
-    /// interrupted.
-    #[must_use]
-    pub fn interrupt(mut self, interrupt: Interrupt) -> ModuleOptions {
-        self.interrupt = Some(interrupt);
-        self
-    }
-
     /// Makes steps fail if they produce NaN or infinities.
     ///
     /// After each training step, the loss, the gradients and the running statistics are checked, and the
@@ -262,7 +186,7 @@ pub struct MemoryUse {
 }
 
 impl MemoryUse {
-    /// Returns the sum. [`ModuleOptions::memory_limit`] limits the sum without the moments.
+    /// Returns the sum. [`RunOptions::memory_limit`](crate::RunOptions::memory_limit) limits the sum without the moments.
     #[must_use]
     pub fn total(&self) -> usize {
         self.parameters + self.gradients + self.moments + self.work + self.scratch
@@ -464,7 +388,7 @@ impl Module {
         eval: Option<ModelSource>,
         options: ModuleOptions,
     ) -> Result<Module> {
-        let interrupt = options.interrupt.clone();
+        let interrupt = options.run.interrupt.clone();
         interruptible(interrupt.as_ref(), || Module::build(train, state, eval, options))
     }
 
@@ -474,8 +398,8 @@ impl Module {
         eval: Option<ModelSource>,
         options: ModuleOptions,
     ) -> Result<Module> {
-        let (backend, precision) = (options.backend.map_or_else(default_backend, Ok)?, options.precision);
-        let backend = backend.with_precision(precision, options.bf16_fallback)?;
+        let ModuleOptions { run, detect_anomaly } = options;
+        let (backend, precision) = (run.open_backend()?, run.precision);
         let computed = (&backend, precision);
         let label = train.label("the training model");
         let (train, mut read_from) = train.load_with_files(None)?;
@@ -510,14 +434,8 @@ impl Module {
         let is_frozen = |name| state.entry(name).is_some_and(|entry| !entry.requires_grad);
         let graph = train.executables.graph();
         let updates_frozen = written_inputs(graph).into_iter().any(|id| is_frozen(graph.name_of(id)));
-        let work = Workspace::with_limit(
-            backend.clone(),
-            options.memory_limit,
-            parameter_and_gradient_bytes(&layout),
-        )
-        .iteration_limit(options.iteration_limit.unwrap_or(ITERATION_LIMIT))
-        .interrupt(options.interrupt);
-        check_planes(&layout, options.memory_limit)?;
+        let work = run.workspace(&backend, parameter_and_gradient_bytes(&layout));
+        check_planes(&layout, run.memory_limit)?;
         let gradients = Placement::of(&backend).allocate_planes(&layout.trainable)?;
         unstoppable(|| state.move_for_module(&backend))?;
         state.set_gradients(gradients.clone());
@@ -538,7 +456,7 @@ impl Module {
             accumulated_steps: 0,
             gradients_are_used: AtomicBool::new(false),
             updates_frozen,
-            detect_anomaly: options.detect_anomaly,
+            detect_anomaly,
             returned_notes: Vec::new(),
             rank: 0,
             trace: None,

@@ -37,16 +37,16 @@ use graphs::{GRADIENT_SUFFIX, OptimizerModels, SessionParts};
 use ranks::{Fingerprints, GradientSums, Loads};
 use session_optimizer::{AdasumCopies, SessionOptimizer};
 
-/// Options of one run.
+/// Options of one call of [`TrainingSession::run_tensors`] and its kin.
 ///
 /// ```
-/// use ortrain::classic::RunOptions;
+/// use ortrain::classic::CallOptions;
 ///
-/// let evaluation = RunOptions { only_execute_path_to_fetches: true, training_mode: Some(false) };
-/// assert_ne!(evaluation, RunOptions::default());
+/// let evaluation = CallOptions { only_execute_path_to_fetches: true, training_mode: Some(false) };
+/// assert_ne!(evaluation, CallOptions::default());
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct RunOptions {
+pub struct CallOptions {
     /// True to compute only the requested results: no weight changes.
     pub only_execute_path_to_fetches: bool,
     /// Default of the input `training_mode` for this run. If true, Dropout drops elements. An evaluation run
@@ -72,14 +72,14 @@ enum FetchSource {
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let mut session = setup::classic()?;
 /// # let batch = setup::batch();
-/// use ortrain::classic::RunOptions;
+/// use ortrain::classic::CallOptions;
 /// use ortrain::{RunInput, Tensor};
 ///
 /// let rate = Tensor::f32(&[1], &[0.1]);
 /// let feeds = [("x", RunInput::from(&batch[0])), ("labels", RunInput::from(&batch[1])), ("Learning_Rate", RunInput::from(&rate))];
 /// let mut losses = Vec::new();
 /// for _ in 0..5 {
-///     let results = session.run_tensors(&feeds, &["loss"], RunOptions::default())?;
+///     let results = session.run_tensors(&feeds, &["loss"], CallOptions::default())?;
 ///     losses.push(results[0].to_vec::<f32>()[0]);
 /// }
 /// assert!(losses[4] < losses[0]);
@@ -168,7 +168,7 @@ impl TrainingSession {
     /// use std::sync::Arc;
     ///
     /// use ortrain::ModuleOptions;
-    /// use ortrain::classic::{RunOptions, TrainingParameters, TrainingSession};
+    /// use ortrain::classic::{CallOptions, TrainingParameters, TrainingSession};
     /// use ortrain::distributed::{Control, DataParallel, ThreadCommunicator};
     ///
     /// fn train(control: ThreadCommunicator, data: ThreadCommunicator) -> ortrain::Result<Vec<u8>> {
@@ -179,7 +179,7 @@ impl TrainingSession {
     ///     let batch = setup::batch();
     ///     let rate = ortrain::Tensor::f32(&[1], &[0.1]);
     ///     let feeds = [("x", (&batch[0]).into()), ("labels", (&batch[1]).into()), ("Learning_Rate", (&rate).into())];
-    ///     session.run_tensors(&feeds, &["loss"], RunOptions::default())?;
+    ///     session.run_tensors(&feeds, &["loss"], CallOptions::default())?;
     ///     Ok(session.state()?["fc2.bias"].data().to_vec())
     /// }
     /// let (control, data) = (ThreadCommunicator::create(2), ThreadCommunicator::create(2));
@@ -411,7 +411,7 @@ impl TrainingSession {
     /// Runs the model, its gradients and the update of the weights. Passes the results with these names to
     /// `deliver`, in this order; without names, all results.
     ///
-    /// With [`RunOptions::only_execute_path_to_fetches`], only the results are computed. Then no weight
+    /// With [`CallOptions::only_execute_path_to_fetches`], only the results are computed. Then no weight
     /// changes. Gradients are accumulated if a result requires them and an update takes several runs.
     ///
     /// ```
@@ -420,11 +420,11 @@ impl TrainingSession {
     /// # let batch = setup::batch();
     /// # let rate = ortrain::Tensor::f32(&[1], &[0.1]);
     /// use ortrain::RunInput;
-    /// use ortrain::classic::RunOptions;
+    /// use ortrain::classic::CallOptions;
     ///
     /// let feeds = [("x", RunInput::from(&batch[0])), ("labels", RunInput::from(&batch[1])), ("Learning_Rate", RunInput::from(&rate))];
     /// let before = session.state()?;
-    /// let only = RunOptions { only_execute_path_to_fetches: true, ..RunOptions::default() };
+    /// let only = CallOptions { only_execute_path_to_fetches: true, ..CallOptions::default() };
     /// session.run(&feeds, &["logits"], only, &mut |_, _, dims, _| {
     ///     assert_eq!(dims, [2, 10]);
     ///     Ok(())
@@ -439,7 +439,7 @@ impl TrainingSession {
         &mut self,
         feeds: &[(&str, RunInput<'_>)],
         fetches: &[&str],
-        options: RunOptions,
+        options: CallOptions,
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         let position = |name: &&str| self.outputs.iter().position(|output| output.name == **name);
@@ -458,9 +458,9 @@ impl TrainingSession {
     /// # let batch = setup::batch();
     /// # let rate = ortrain::Tensor::f32(&[1], &[0.1]);
     /// # use ortrain::RunInput;
-    /// # use ortrain::classic::RunOptions;
+    /// # use ortrain::classic::CallOptions;
     /// # let feeds = [("x", RunInput::from(&batch[0])), ("labels", RunInput::from(&batch[1])), ("Learning_Rate", RunInput::from(&rate))];
-    /// let results = session.run_tensors(&feeds, &[], RunOptions::default())?;
+    /// let results = session.run_tensors(&feeds, &[], CallOptions::default())?;
     /// assert_eq!(results.len(), session.outputs().len());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -471,7 +471,7 @@ impl TrainingSession {
         &mut self,
         feeds: &[(&str, RunInput<'_>)],
         fetches: &[&str],
-        options: RunOptions,
+        options: CallOptions,
     ) -> Result<Vec<Tensor>> {
         let count = if fetches.is_empty() { self.outputs.len() } else { fetches.len() };
         let mut results: Vec<Option<Tensor>> = vec![None; count];
@@ -494,7 +494,7 @@ impl TrainingSession {
     /// # let batch = setup::batch();
     /// # let rate = ortrain::Tensor::f32(&[1], &[0.1]);
     /// # use ortrain::RunInput;
-    /// # use ortrain::classic::RunOptions;
+    /// # use ortrain::classic::CallOptions;
     /// # let feeds = [("x", RunInput::from(&batch[0])), ("labels", RunInput::from(&batch[1])), ("Learning_Rate", RunInput::from(&rate))];
     /// use std::sync::Arc;
     ///
@@ -503,7 +503,7 @@ impl TrainingSession {
     /// let memory = Arc::new(Memory::new(4));
     /// let loss = Lent { dtype: DType::F32, dims: &[], memory: &memory };
     /// let feeds = feeds.map(|(name, given)| (name, given.into()));
-    /// let results = session.run_bound(&feeds, &[Fetch { output: 0, into: Some(loss) }], RunOptions::default())?;
+    /// let results = session.run_bound(&feeds, &[Fetch { output: 0, into: Some(loss) }], CallOptions::default())?;
     /// assert!(results[0].is_none() && !memory.is_zero()?);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -515,7 +515,7 @@ impl TrainingSession {
         &mut self,
         feeds: &[(&str, Feed<'_>)],
         fetches: &[Fetch<'_>],
-        options: RunOptions,
+        options: CallOptions,
     ) -> Result<Vec<Option<Tensor>>> {
         let outputs = fetches.iter().map(|fetch| fetch.output);
         self.report_failure(options, outputs, |session| session.run_bound_unreported(feeds, fetches, options))
@@ -531,7 +531,7 @@ impl TrainingSession {
         &mut self,
         feeds: &[(&str, Feed<'_>)],
         fetches: &[Fetch<'_>],
-        options: RunOptions,
+        options: CallOptions,
     ) -> Result<Vec<Option<Tensor>>> {
         let count = self.outputs.len();
         if let Some(fetch) = fetches.iter().find(|fetch| fetch.output >= count) {
@@ -572,7 +572,7 @@ fn order_inputs<'a>(
     infos: &[ValueInfo],
     defaults: &'a [(String, Tensor)],
     feeds: &[(&str, Feed<'a>)],
-    options: RunOptions,
+    options: CallOptions,
 ) -> Result<Vec<Feed<'a>>> {
     const FLAGS: [&[u8]; 2] = [&[0], &[1]];
     let value = |input: &ValueInfo| {

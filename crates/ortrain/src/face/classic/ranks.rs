@@ -141,7 +141,7 @@ impl Fingerprints {
             optimizer_int_attributes_map: BTreeMap::new(),
             ..parameters.clone()
         };
-        let numerics = (options.precision, options.detect_anomaly);
+        let numerics = (options.run.precision, options.detect_anomaly);
         Ok(Fingerprints {
             model: hash_of_bytes(&encode(model)?),
             options: hash_of_bytes(format!("{parameters:?} {numerics:?}").as_bytes()),

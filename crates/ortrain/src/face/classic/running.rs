@@ -8,7 +8,7 @@ use ortrain_program::{Deliver, Delivered};
 
 use super::ranks::train_once;
 use super::{
-    FetchSource, RunOptions, TrainingSession, check_shapes, copy_planes, order_inputs, restore_planes,
+    CallOptions, FetchSource, TrainingSession, check_shapes, copy_planes, order_inputs, restore_planes,
 };
 use crate::distributed::StepKind;
 use crate::exec::io_binding::output_spans;
@@ -106,7 +106,7 @@ impl TrainingSession {
         feeds: &[(&str, Feed<'_>)],
         fetches: &[Fetch<'_>],
         output_indices: &[usize],
-        options: RunOptions,
+        options: CallOptions,
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         let start = Instant::now();
@@ -147,7 +147,7 @@ impl TrainingSession {
         feeds: &[(&str, Feed<'_>)],
         destinations: &[Fetch<'_>],
         output_indices: &[usize],
-        options: RunOptions,
+        options: CallOptions,
         deliver: &mut Deliver<'_>,
     ) -> Result<()> {
         self.check_feeds(feeds)?;

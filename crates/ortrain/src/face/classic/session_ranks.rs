@@ -4,7 +4,7 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex};
 
 use super::ranks::{Fingerprints, GradientSums, WEIGHTS, hash_of_parameters};
-use super::{FetchSource, RunOptions, TrainingSession};
+use super::{CallOptions, FetchSource, TrainingSession};
 use crate::Result;
 use crate::distributed::{CommunicationQueue, CommunicationTime, DataParallel, StepCall, StepKind, buckets};
 
@@ -68,7 +68,7 @@ impl TrainingSession {
     /// error. `outputs` are the indices of the fetched outputs, as far as they exist.
     pub(super) fn report_failure<T>(
         &mut self,
-        options: RunOptions,
+        options: CallOptions,
         mut outputs: impl Iterator<Item = usize>,
         work: impl FnOnce(&mut TrainingSession) -> Result<T>,
     ) -> Result<T> {

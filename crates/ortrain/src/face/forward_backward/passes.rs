@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 
 use ortrain_program::{
     Bindings, Deliver, ForwardState, GradientMode, Memory, RunContext, RunError, RunInput, Scalars,
-    ScheduleExecutor, Workspace,
+    ScheduleExecutor,
 };
 use smallvec::SmallVec;
 
@@ -160,9 +160,7 @@ impl ForwardBackward {
     pub(super) fn begin_pass(&self, weights: &[Lent<'_>]) -> LiveForward {
         let idle = self.pool.lock_idle().pop();
         let mut pass = idle.unwrap_or_else(|| {
-            let work = Workspace::with_limit(self.backend.clone(), self.limit, self.parameter_bytes)
-                .iteration_limit(self.iterations)
-                .interrupt(self.interrupt.clone());
+            let work = self.run.workspace(&self.backend, self.parameter_bytes);
             let weights = Vec::with_capacity(self.weights.len());
             let (suspended, scalars) = (ForwardState::default(), Scalars::default());
             PassState { work, weights, forward_state: suspended, executor: None, scalars, bytes: 0 }

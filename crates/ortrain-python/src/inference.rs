@@ -1,0 +1,177 @@
+//! The session that runs a model.
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+use ortrain::{Fetch, SessionOptions, Value};
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::error::raise;
+use crate::gil::Exclusive;
+use crate::inputs::{Feed, Fetched, SessionInput};
+use crate::model::Source;
+use crate::run_options::{RunOptions, backend};
+use crate::value::{OrtValue, Results, describe_info};
+
+/// A session that runs a model.
+#[pyclass(frozen, module = "ortrain._ortrain")]
+pub(crate) struct InferenceSession {
+    session: Exclusive<ortrain::InferenceSession>,
+}
+
+impl InferenceSession {
+    /// Runs `work` on the session, under its lock.
+    pub(crate) fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        work: impl FnOnce(&mut ortrain::InferenceSession) -> ortrain::Result<R> + Send,
+    ) -> PyResult<R> {
+        self.session.enter(py, work)
+    }
+}
+
+#[pymethods]
+impl InferenceSession {
+    #[new]
+    #[pyo3(signature = (model, *, options, optimized_model=None))]
+    fn new(
+        py: Python<'_>,
+        model: Source,
+        options: &RunOptions,
+        optimized_model: Option<PathBuf>,
+    ) -> PyResult<InferenceSession> {
+        let mut options = SessionOptions::from(options.run.clone());
+        options.optimized_model = optimized_model;
+        let session = py.detach(|| ortrain::InferenceSession::new(model.0, options)).map_err(raise)?;
+        Ok(InferenceSession { session: Exclusive::new(session) })
+    }
+
+    /// Returns the name of the precision and the unit that multiplies bfloat16.
+    fn precision(&self, py: Python<'_>) -> PyResult<(&'static str, Option<&'static str>)> {
+        self.session.enter(py, |session| Ok((session.precision().name(), session.bf16_unit())))
+    }
+
+    fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let infos = self.session.enter(py, |session| Ok(session.inputs().to_vec()))?;
+        infos.iter().map(|info| describe_info(py, info)).collect()
+    }
+
+    fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let infos = self.session.enter(py, |session| Ok(session.outputs().to_vec()))?;
+        infos.iter().map(|info| describe_info(py, info)).collect()
+    }
+
+    fn meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        let meta = self.session.enter(py, |session| Ok(session.meta().clone()))?;
+        let texts =
+            [meta.producer_name, meta.graph_name, meta.domain, meta.description, meta.graph_description];
+        (texts, meta.version, meta.custom).into_pyobject(py)
+    }
+
+    /// Returns the initializers that a run may override.
+    fn overridable<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+        let infos = self.session.enter(py, |session| Ok(session.overridable_initializers().to_vec()))?;
+        infos.iter().map(|info| describe_info(py, info)).collect()
+    }
+
+    /// Changes the device.
+    fn set_device(&self, py: Python<'_>, device: &str, num_threads: usize) -> PyResult<()> {
+        let backend = backend(device, num_threads)?;
+        self.session.enter(py, |session| session.set_backend(&backend))
+    }
+
+    fn begin_trace(&self, py: Python<'_>) -> PyResult<()> {
+        self.session.enter(py, |session| {
+            session.begin_trace();
+            Ok(())
+        })
+    }
+
+    /// Returns the trace of runs as JSON.
+    fn end_trace(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.session.enter(py, |session| Ok(session.end_trace()))
+    }
+
+    /// Runs the model and returns the outputs at the positions `only`, without computing others; by default,
+    /// all outputs.
+    #[pyo3(signature = (feeds, only))]
+    fn run(
+        &self,
+        py: Python<'_>,
+        feeds: HashMap<String, Feed>,
+        only: Option<Vec<usize>>,
+    ) -> PyResult<Vec<Fetched>> {
+        let owned_feeds = to_session_inputs(&feeds)?;
+        let results = self.session.enter(py, |session| {
+            let restricted = only.is_some();
+            let output_indices = only.unwrap_or_else(|| (0..session.outputs().len()).collect());
+            let fetches: Vec<Fetch<'_>> =
+                output_indices.into_iter().map(|output| Fetch { output, into: None }).collect();
+            run_fetches(session, &named_feeds(&owned_feeds), &fetches, restricted)
+        })?;
+        Ok(results.into_iter().flatten().collect())
+    }
+
+    /// Runs the model and writes outputs, by position, into the memory of their values. Outputs without a
+    /// value are returned at their index. An output may overwrite the memory of an input. If the run fails,
+    /// or an output does not fit, no value has changed.
+    #[pyo3(signature = (feeds, outputs, *, restricted=true))]
+    fn run_into(
+        &self,
+        py: Python<'_>,
+        feeds: HashMap<String, Feed>,
+        outputs: Vec<(usize, Option<Bound<'_, OrtValue>>)>,
+        restricted: bool,
+    ) -> PyResult<Vec<Option<Fetched>>> {
+        let owned_feeds = to_session_inputs(&feeds)?;
+        let to_buffer = |(at, value): &(usize, Option<Bound<'_, OrtValue>>)| {
+            Ok((*at, value.as_ref().map(|value| SessionInput::output_buffer(value.get())).transpose()?))
+        };
+        let buffers: Vec<(usize, Option<SessionInput>)> =
+            outputs.iter().map(to_buffer).collect::<PyResult<_>>()?;
+        self.session.enter(py, |session| {
+            let buffers = buffers.iter();
+            let fetches: Vec<Fetch<'_>> = buffers
+                .map(|(output, buffer)| Fetch {
+                    output: *output,
+                    into: buffer.as_ref().and_then(SessionInput::lent),
+                })
+                .collect();
+            run_fetches(session, &named_feeds(&owned_feeds), &fetches, restricted)
+        })
+    }
+}
+
+/// Extracts the inputs of a run.
+fn to_session_inputs(feeds: &HashMap<String, Feed>) -> PyResult<Vec<(&str, SessionInput)>> {
+    feeds.iter().map(|(name, feed)| Ok((name.as_str(), SessionInput::of(feed)?))).collect()
+}
+
+fn named_feeds<'a>(inputs: &'a [(&'a str, SessionInput)]) -> Vec<(&'a str, ortrain::Feed<'a>)> {
+    inputs.iter().map(|(name, input)| (*name, input.feed())).collect()
+}
+
+/// Runs a model and returns its results; `None` for results in memory of the caller. Tensors remain on a
+/// device.
+fn run_fetches(
+    session: &mut ortrain::InferenceSession,
+    feeds: &[(&str, ortrain::Feed<'_>)],
+    fetches: &[Fetch<'_>],
+    restricted: bool,
+) -> ortrain::Result<Vec<Option<Fetched>>> {
+    let mut results = Results::default();
+    let found = session.run_delivered(feeds, fetches, restricted, &mut |at, dtype, dims, value| {
+        results.store(at, dtype, dims, value)
+    })?;
+    let mut tensors = results.by_index();
+    tensors.resize_with(found.len(), || None);
+    let fetched = |(value, tensor): (Option<Value>, Option<OrtValue>)| match value {
+        Some(Value::Tensor(tensor)) => Some(Fetched::Tensor(OrtValue::of(tensor))),
+        Some(Value::Sequence(several)) => {
+            Some(Fetched::Sequence(several.into_iter().map(OrtValue::of).collect()))
+        }
+        None => tensor.map(Fetched::Tensor),
+    };
+    Ok(found.into_iter().zip(tensors).map(fetched).collect())
+}
