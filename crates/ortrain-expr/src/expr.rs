@@ -311,6 +311,10 @@ impl fmt::Display for Expr {
 /// are short, and a table costs an allocation.
 const MAX_LINEAR_SEARCH: usize = 16;
 
+/// Number of searches without a hash table after [`Builder::from_expr`]. A table costs as much as some searches, and
+/// few instructions follow most copies.
+const SEARCHES_WITHOUT_TABLE: u8 = 8;
+
 /// Number of slots of the first hash table.
 const INITIAL_TABLE_SLOTS: usize = 256;
 
@@ -322,8 +326,11 @@ const FREE_SLOT: u16 = u16::MAX;
 pub struct Builder {
     insts: Vec<(Inst, Type)>,
     /// Open-addressing hash table with linear probing: indices of instructions by their hash. The number of slots is a
-    /// power of two, and at least half of the slots are free. Empty up to [`MAX_LINEAR_SEARCH`] instructions.
+    /// power of two, and at least half of the slots are free. Empty up to [`MAX_LINEAR_SEARCH`] instructions, and while
+    /// searches without a table remain.
     table: Vec<u16>,
+    /// Number of remaining searches without a table.
+    searches_without_table: u8,
 }
 
 impl Builder {
@@ -335,12 +342,14 @@ impl Builder {
 
     /// Creates a builder with the instructions of an expression, each in the same register.
     #[must_use]
-    pub fn from_expr(expr: &Expr) -> Builder {
-        let mut builder = Builder { insts: Vec::with_capacity(2 * expr.insts.len()), table: Vec::new() };
-        expr.insts.iter().for_each(|&(inst, ty)| {
-            builder.append(inst, ty);
-        });
-        builder
+    pub fn from_expr(expr: Expr) -> Builder {
+        Builder { insts: expr.insts, table: Vec::new(), searches_without_table: SEARCHES_WITHOUT_TABLE }
+    }
+
+    /// Returns true if there is no instruction.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.insts.is_empty()
     }
 
     /// Returns the type of a register.
@@ -360,13 +369,29 @@ impl Builder {
     /// # Panics
     /// Panics if the expression has more than 65 536 instructions. No lowering comes near this number.
     pub fn push(&mut self, inst: Inst, ty: Type) -> Reg {
-        let index = if self.table.is_empty() {
+        let index = if self.searches_linearly() {
             self.insts.iter().position(|&entry| entry == (inst, ty))
         } else {
             self.find_in_table(inst, ty)
         };
         let index = index.unwrap_or_else(|| self.append(inst, ty));
         Reg(u16::try_from(index).expect("an expression has fewer than 65 536 instructions"))
+    }
+
+    /// Returns true if the next search is linear. Otherwise there is a table.
+    fn searches_linearly(&mut self) -> bool {
+        if !self.table.is_empty() {
+            return false;
+        }
+        if self.insts.len() <= MAX_LINEAR_SEARCH {
+            return true;
+        }
+        let remain = self.searches_without_table > 0;
+        match remain {
+            true => self.searches_without_table -= 1,
+            false => self.build_table(),
+        }
+        remain
     }
 
     /// Looks up the index of an instruction in the hash table.
@@ -386,15 +411,21 @@ impl Builder {
     fn append(&mut self, inst: Inst, ty: Type) -> usize {
         let count = self.insts.len();
         self.insts.push((inst, ty));
-        if count < MAX_LINEAR_SEARCH || count >= usize::from(FREE_SLOT) {
+        if count < MAX_LINEAR_SEARCH || count >= usize::from(FREE_SLOT) || self.searches_without_table > 0 {
             return count;
         }
-        if 2 * count >= self.table.len() {
-            self.table = vec![FREE_SLOT; (2 * self.table.len()).max(INITIAL_TABLE_SLOTS)];
-            (0..count).for_each(|index| self.insert_into_table(index));
+        match 2 * count >= self.table.len() {
+            true => self.build_table(),
+            false => self.insert_into_table(count),
         }
-        self.insert_into_table(count);
         count
+    }
+
+    /// Builds a hash table of all instructions.
+    fn build_table(&mut self) {
+        let count = self.insts.len().min(usize::from(FREE_SLOT));
+        self.table = vec![FREE_SLOT; (2 * count).next_power_of_two().max(INITIAL_TABLE_SLOTS)];
+        (0..count).for_each(|index| self.insert_into_table(index));
     }
 
     /// Inserts an instruction into the hash table.
@@ -628,6 +659,9 @@ impl Builder {
         let full = Expr { insts: self.insts, outputs: Vec::new() };
         let roots: SmallVec<[Reg; 16]> = outputs.iter().chain(saved).copied().chain(full.guards()).collect();
         let needed = full.dependencies_of(&roots);
+        if needed.iter().all(|&needed| needed) {
+            return (Expr { insts: full.insts, outputs: outputs.to_vec() }, saved.to_vec());
+        }
         let mut new: SmallVec<[Reg; 64]> = SmallVec::from_elem(Reg(0), needed.len());
         let mut insts = Vec::with_capacity(needed.iter().filter(|&&needed| needed).count());
         for (i, &(inst, ty)) in full.insts.iter().enumerate() {

@@ -186,6 +186,12 @@ impl Guest<'_> {
                 loads.find_or_add(new_operand, dims)
             }));
         }
+        if b.is_empty()
+            && let Some(same) = self.expression_with_slots(&slots)
+        {
+            *b = Builder::from_expr(same);
+            return Some((0..nest.expr.insts().len() as u16).map(Reg).collect());
+        }
         Some(b.copy(&nest.expr, |b, inst, ty| match inst {
             Inst::Load(slot) => match (slots[usize::from(slot)], known(usize::from(slot))) {
                 (None, Some(value)) => reload_value(b, value, nest.loads[usize::from(slot)].dtype(), ty),
@@ -195,6 +201,17 @@ impl Guest<'_> {
             Inst::Coordinate(axis) => self.embedding.coordinate(b, usize::from(axis)),
             other => b.push(other, ty),
         }))
+    }
+
+    /// Returns the expression with these slots of loads, if nothing else changes in the host.
+    fn expression_with_slots(&self, slots: &[Option<usize>]) -> Option<Expr> {
+        let expr = &self.map.expr;
+        let is_distinct = |k: usize| slots[k].is_some() && !slots[..k].contains(&slots[k]);
+        let uses_coordinate = expr.insts().iter().any(|(inst, _)| matches!(inst, Inst::Coordinate(_)));
+        if uses_coordinate || !(0..slots.len()).all(is_distinct) {
+            return None;
+        }
+        Some(expr.clone().with_slots(|slot| slots[usize::from(slot)].unwrap_or(0) as u16))
     }
 }
 
@@ -355,7 +372,7 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
     let embedding = Embedding::new(space, at, map, &stored, split)?;
     let mut nest = embedding.split_host(host);
     let mut loads = Loads(std::mem::take(&mut nest.loads));
-    let mut b = Builder::from_expr(&nest.expr);
+    let mut b = Builder::from_expr(nest.expr.clone());
     let results = nest.expr.outputs();
     let part = Guest { map, embedding: &embedding, more_axes: if per_row { nest.inner } else { 0 } };
     // Results of the host must be read with exactly the access of their store, or not at all.

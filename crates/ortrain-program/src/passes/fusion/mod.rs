@@ -484,7 +484,7 @@ impl<'a> Fusion<'a> {
     ) -> Option<(Instruction, Versions)> {
         let entries = self.slots[at].as_ref()?.gradient_modes;
         let mut best: Option<(Instruction, Versions)> = None;
-        let mut known: Option<recompute_filter::ValueNumbers> = None;
+        let mut own_numbers = recompute_filter::ValueNumbers::new();
         let mut tried: SmallVec<[BufferId; 8]> = SmallVec::new();
         loop {
             let (instruction, versions) = best.as_ref().unwrap_or(as_it_is);
@@ -495,9 +495,9 @@ impl<'a> Fusion<'a> {
             let Some(maker) = self.only_writer(id).filter(|&maker| maker < at) else { continue };
             let gone_by = || self.recipes.get(&id).map(|recipe| (&*recipe.map, recipe.result));
             let Some(producer) = self.producing_map_and_result(id).or_else(gone_by) else { continue };
-            let value_numbers = known.get_or_insert_with(|| recompute_filter::ValueNumbers::from_nest(nest));
+            let machine = (self.buffers, &self.weights);
             if !instruction.factor_buffers().contains(&id)
-                && value_numbers.cannot_save_weight(instruction, id, producer, (self.buffers, &self.weights))
+                && recompute_filter::cannot_save_weight(instruction, &own_numbers, id, producer, machine)
             {
                 continue;
             }
@@ -519,7 +519,8 @@ impl<'a> Fusion<'a> {
                 < weight(instruction, self.buffers, &self.weights)
                 && let Some(versions) = versions.clone().merge_reads(&recipe_versions)
             {
-                (best, known) = (Some((lighter, versions)), None);
+                best = Some((lighter, versions));
+                own_numbers = recompute_filter::ValueNumbers::new();
             }
         }
     }

@@ -826,8 +826,19 @@ fn gradient_only_positions_become_cells() {
     assert!(wide.work_bytes >= narrow.work_bytes + 2400 * 7 - 1024, "{wide}\n{narrow}");
 }
 
+/// Another computation in the reader of an expensive map.
+#[derive(Clone, Copy)]
+enum Shared {
+    /// None: the reader does not load the operand of the map.
+    Nothing,
+    /// Another function of the operand.
+    Operand,
+    /// The value of the map.
+    Value,
+}
+
 /// Returns the result of the test for an instruction that reads 16 elements with some strides, and an expensive map.
-fn cannot_save_weight(dims: &[usize], strides: &[isize]) -> bool {
+fn cannot_save_weight(dims: &[usize], strides: &[isize], shared: Shared) -> bool {
     let mut images = Images::new(1, 1, 4, 4);
     let [x, y, z] = ["x", "y", "z"].map(|name| images.image(name));
     let square: &[isize] = &[4, 1];
@@ -835,22 +846,43 @@ fn cannot_save_weight(dims: &[usize], strides: &[isize]) -> bool {
         let exponential = b.unary(UnaryOp::Exp, regs[0]);
         vec![b.unary(UnaryOp::Exp, exponential)]
     });
-    let reader =
-        images.nest(dims, &[(y, strides)], &[(z, square)], |b, regs| vec![b.unary(UnaryOp::Neg, regs[0])]);
-    let known = super::recompute_filter::ValueNumbers::from_nest(&reader);
+    let loads = [(y, strides), (x, square)];
+    let count = if matches!(shared, Shared::Nothing) { 1 } else { 2 };
+    let reader = images.nest(dims, &loads[..count], &[(z, square)], |b, regs| {
+        let value = b.unary(UnaryOp::Neg, regs[0]);
+        match shared {
+            Shared::Nothing => vec![value],
+            Shared::Operand => vec![b.binary(BinaryOp::Add, value, regs[1])],
+            Shared::Value => {
+                let exponential = b.unary(UnaryOp::Exp, regs[1]);
+                let same = b.unary(UnaryOp::Exp, exponential);
+                vec![b.binary(BinaryOp::Add, value, same)]
+            }
+        }
+    });
     let buffers = [x, y, z].map(|id| images.b.buffer(id).clone());
-    known.cannot_save_weight(&Instruction::from(reader), y, (&map, 0), (&buffers, &FusionWeights::CPU_CORE))
+    let machine = (&buffers[..], &FusionWeights::CPU_CORE);
+    let own_numbers = super::recompute_filter::ValueNumbers::new();
+    let reader = Instruction::from(reader);
+    super::recompute_filter::cannot_save_weight(&reader, &own_numbers, y, (&map, 0), machine)
 }
 
 /// The test rejects only instructions that read each element at one point. Other instructions could compute the value
 /// at fewer points than the map.
 #[test]
 fn recomputation_of_single_reads_is_rejected() {
-    assert!(cannot_save_weight(&[4, 4], &[4, 1]));
-    assert!(cannot_save_weight(&[4, 4], &[1, 4]));
-    assert!(!cannot_save_weight(&[4, 4], &[0, 0]), "one element");
-    assert!(!cannot_save_weight(&[4, 4], &[0, 1]), "one row");
-    assert!(!cannot_save_weight(&[2, 4], &[4, 1]), "two rows");
+    for shared in [Shared::Nothing, Shared::Operand] {
+        assert!(cannot_save_weight(&[4, 4], &[4, 1], shared));
+        assert!(cannot_save_weight(&[4, 4], &[1, 4], shared));
+        assert!(!cannot_save_weight(&[4, 4], &[0, 0], shared), "one element");
+        assert!(!cannot_save_weight(&[4, 4], &[0, 1], shared), "one row");
+        assert!(!cannot_save_weight(&[2, 4], &[4, 1], shared), "two rows");
+    }
+}
+
+#[test]
+fn recomputation_of_a_computed_value_is_not_rejected() {
+    assert!(!cannot_save_weight(&[4, 4], &[4, 1], Shared::Value));
 }
 
 /// A map may read a few buffers through many accesses.
