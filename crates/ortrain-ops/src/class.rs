@@ -176,6 +176,12 @@ impl Traits {
     pub const READS_LABELS: Traits = Traits(1 << 10);
     /// The derivative is zero almost everywhere.
     pub const ZERO_DERIVATIVE: Traits = Traits(1 << 11);
+    /// Returns every element of the first input, in the same order.
+    pub const KEEPS_ELEMENTS: Traits = Traits::MOVES
+        .and(Traits::KEEPS_SCORES)
+        .and(Traits::TAKES_PARTS)
+        .and(Traits::KEEPS_DECISION)
+        .and(Traits::FOLLOWS_HEAD);
 
     /// Returns the properties of both sets.
     #[must_use]

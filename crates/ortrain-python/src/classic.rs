@@ -16,7 +16,7 @@ use crate::model::Source;
 use crate::ranks::{Ranks, data_parallel};
 use crate::run_options::RunOptions;
 use crate::training::memory_parts;
-use crate::value::{OrtValue, describe_info};
+use crate::value::{OrtValue, describe_infos, describe_meta};
 
 /// Output values by weight, then by name.
 type States = HashMap<String, HashMap<String, OrtValue>>;
@@ -141,24 +141,22 @@ impl ClassicSession {
 
     fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.session.enter(py, |session| Ok(session.inputs().to_vec()))?;
-        infos.iter().map(|info| describe_info(py, info)).collect()
+        describe_infos(py, &infos)
     }
 
     fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.session.enter(py, |session| Ok(session.outputs().to_vec()))?;
-        infos.iter().map(|info| describe_info(py, info)).collect()
+        describe_infos(py, &infos)
     }
 
     fn overridable<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.session.enter(py, |session| Ok(session.overridable_initializers().to_vec()))?;
-        infos.iter().map(|info| describe_info(py, info)).collect()
+        describe_infos(py, &infos)
     }
 
     fn meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let meta = self.session.enter(py, |session| Ok(session.meta().clone()))?;
-        let texts =
-            [meta.producer_name, meta.graph_name, meta.domain, meta.description, meta.graph_description];
-        (texts, meta.version, meta.custom).into_pyobject(py)
+        describe_meta(py, meta)
     }
 
     fn loss_scale_input_name(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {

@@ -12,7 +12,7 @@ use crate::inference::InferenceSession;
 use crate::inputs::{SessionInput, copied_inputs};
 use crate::model::Source;
 use crate::run_options::RunOptions;
-use crate::value::{OrtValue, Results, describe_info};
+use crate::value::{OrtValue, Results, describe_infos};
 
 /// A forward pass that waits for its backward pass.
 #[pyclass(frozen, module = "ortrain._ortrain")]
@@ -94,12 +94,12 @@ impl ForwardBackward {
 
     /// Returns name, type and shape of each input.
     fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        self.0.inputs().iter().map(|info| describe_info(py, info)).collect()
+        describe_infos(py, self.0.inputs())
     }
 
     /// Returns name, type and shape of each output.
     fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        self.0.outputs().iter().map(|info| describe_info(py, info)).collect()
+        describe_infos(py, self.0.outputs())
     }
 
     /// Returns the names of the outputs with gradients as inputs of a backward pass.

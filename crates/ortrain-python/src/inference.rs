@@ -12,7 +12,7 @@ use crate::gil::Exclusive;
 use crate::inputs::{Feed, Fetched, SessionInput};
 use crate::model::Source;
 use crate::run_options::{RunOptions, backend};
-use crate::value::{OrtValue, Results, describe_info};
+use crate::value::{OrtValue, Results, describe_infos, describe_meta};
 
 /// A session that runs a model.
 #[pyclass(frozen, module = "ortrain._ortrain")]
@@ -54,25 +54,23 @@ impl InferenceSession {
 
     fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.session.enter(py, |session| Ok(session.inputs().to_vec()))?;
-        infos.iter().map(|info| describe_info(py, info)).collect()
+        describe_infos(py, &infos)
     }
 
     fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.session.enter(py, |session| Ok(session.outputs().to_vec()))?;
-        infos.iter().map(|info| describe_info(py, info)).collect()
+        describe_infos(py, &infos)
     }
 
     fn meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let meta = self.session.enter(py, |session| Ok(session.meta().clone()))?;
-        let texts =
-            [meta.producer_name, meta.graph_name, meta.domain, meta.description, meta.graph_description];
-        (texts, meta.version, meta.custom).into_pyobject(py)
+        describe_meta(py, meta)
     }
 
     /// Returns the initializers that a run may override.
     fn overridable<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.session.enter(py, |session| Ok(session.overridable_initializers().to_vec()))?;
-        infos.iter().map(|info| describe_info(py, info)).collect()
+        describe_infos(py, &infos)
     }
 
     /// Changes the device.

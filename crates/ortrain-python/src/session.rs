@@ -16,7 +16,7 @@ use crate::run_options::RunOptions;
 use crate::schedule::Schedule;
 use crate::state::CheckpointState;
 use crate::training::StateGuarded;
-use crate::value::{OrtValue, OutputBuffer, check_no_overlap, describe_info, float_elements, to_vector};
+use crate::value::{OrtValue, OutputBuffer, check_no_overlap, describe_infos, float_elements, to_vector};
 
 /// Number of Python frames between a step and the line of the user.
 const CALLER_OF_STEP: i32 = 3;
@@ -129,7 +129,7 @@ impl TrainingSession {
     /// Returns name, type and shape of each input.
     fn inputs<'py>(&self, py: Python<'py>, training: bool) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.with(py, |session| Ok(session.module().inputs(training).to_vec()))?;
-        infos.iter().map(|info| describe_info(py, info)).collect()
+        describe_infos(py, &infos)
     }
 
     fn lazy_reset_grad(&self, py: Python<'_>) -> PyResult<()> {

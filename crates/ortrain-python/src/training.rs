@@ -15,7 +15,7 @@ use crate::model::Source;
 use crate::optim::spec_of;
 use crate::run_options::RunOptions;
 use crate::state::CheckpointState;
-use crate::value::{OrtValue, Results, describe_info, float_elements, tensors, to_run_inputs, to_vector};
+use crate::value::{OrtValue, Results, describe_infos, float_elements, tensors, to_run_inputs, to_vector};
 
 /// A value that is only accessed under the lock of a state, so its own lock is never contended.
 #[derive(Debug)]
@@ -136,7 +136,7 @@ impl Module {
     /// Returns name, type and shape of each input.
     fn inputs<'py>(&self, py: Python<'py>, training: bool) -> PyResult<Vec<Bound<'py, PyTuple>>> {
         let infos = self.with(py, |module, _| Ok(module.inputs(training).to_vec()))?;
-        infos.iter().map(|info| describe_info(py, info)).collect()
+        describe_infos(py, &infos)
     }
 
     fn lazy_reset_grad(&self, py: Python<'_>) -> PyResult<()> {

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ortrain::cuda::is_adopted;
 use ortrain::{
-    Bytes, DType, Delivered, Destination, DeviceError, Dim, Memory, ParameterView, RunInput, Tensor,
-    ValueInfo,
+    Bytes, DType, Delivered, Destination, DeviceError, Dim, Memory, ModelMeta, ParameterView, RunInput,
+    Tensor, ValueInfo,
 };
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyMemoryError, PyTypeError};
 use pyo3::prelude::*;
@@ -806,8 +806,22 @@ fn type_name(dtype: DType) -> String {
     format!("tensor({name})")
 }
 
+/// Describes the inputs or outputs of a model.
+pub(crate) fn describe_infos<'py>(
+    py: Python<'py>,
+    infos: &[ValueInfo],
+) -> PyResult<Vec<Bound<'py, PyTuple>>> {
+    infos.iter().map(|info| describe_info(py, info)).collect()
+}
+
+/// Describes the metadata of a model: its texts, its version, and its custom entries.
+pub(crate) fn describe_meta(py: Python<'_>, meta: ModelMeta) -> PyResult<Bound<'_, PyTuple>> {
+    let texts = [meta.producer_name, meta.graph_name, meta.domain, meta.description, meta.graph_description];
+    (texts, meta.version, meta.custom).into_pyobject(py)
+}
+
 /// Returns name, type and shape of an input or output.
-pub(crate) fn describe_info<'py>(py: Python<'py>, info: &ValueInfo) -> PyResult<Bound<'py, PyTuple>> {
+fn describe_info<'py>(py: Python<'py>, info: &ValueInfo) -> PyResult<Bound<'py, PyTuple>> {
     let shape = PyList::empty(py);
     for dim in info.shape.iter().flatten() {
         match dim {

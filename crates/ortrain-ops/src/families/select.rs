@@ -389,13 +389,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .decomposed_before(9, decompose_where),
         Definition::new("", "Cast", &[6, 9, 13, 19, 21, 23, 24, 25, 28], build_cast)
             .class(Class::Cast)
-            .traits(
-                Traits::MOVES
-                    .and(Traits::KEEPS_SCORES)
-                    .and(Traits::TAKES_PARTS)
-                    .and(Traits::KEEPS_DECISION)
-                    .and(Traits::FOLLOWS_HEAD),
-            )
+            .traits(Traits::KEEPS_ELEMENTS)
             .downgrade(downgrade_cast),
         Definition::new("", "CastLike", &[15, 19, 21, 23, 24, 25], |_, _| Ok(Box::new(CastLike)))
             .traits(Traits::MOVES.and(Traits::SHAPED_BY_INPUTS).and(Traits::KEEPS_SCORES))

@@ -712,14 +712,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             Ok(Box::new(View::Reshape { allow_zero: node.attrs.int("allowzero")?.unwrap_or(0) != 0 }))
         })
         .class(Class::Reshape)
-        .traits(
-            Traits::MOVES
-                .and(Traits::SHAPED_BY_INPUTS)
-                .and(Traits::KEEPS_SCORES)
-                .and(Traits::TAKES_PARTS)
-                .and(Traits::KEEPS_DECISION)
-                .and(Traits::FOLLOWS_HEAD),
-        )
+        .traits(Traits::KEEPS_ELEMENTS.and(Traits::SHAPED_BY_INPUTS))
         .inputs_without_gradient(&[1])
         .downgrade(downgrade_reshape),
         Definition::new("", "Flatten", &[1, 9, 11, 13, 21, 23, 24, 25], |_, node| {
@@ -730,14 +723,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             Traits::MOVES.and(Traits::KEEPS_SCORES).and(Traits::KEEPS_DECISION).and(Traits::FOLLOWS_HEAD),
         ),
         Definition::new("", "Squeeze", AXES, |_, _| Ok(Box::new(View::Squeeze)))
-            .traits(
-                Traits::MOVES
-                    .and(Traits::SHAPED_BY_INPUTS)
-                    .and(Traits::KEEPS_SCORES)
-                    .and(Traits::TAKES_PARTS)
-                    .and(Traits::KEEPS_DECISION)
-                    .and(Traits::FOLLOWS_HEAD),
-            )
+            .traits(Traits::KEEPS_ELEMENTS.and(Traits::SHAPED_BY_INPUTS))
             .inputs_without_gradient(&[1])
             .upgrade(axes_to_input)
             .downgrade(axes_to_attribute),
@@ -769,13 +755,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .inputs_without_gradient(&[0]),
         Definition::new("", "Identity", &[1, 13, 14, 16, 19, 21, 23, 24, 25], |_, _| Ok(Box::new(Identity)))
             .class(Class::Copy)
-            .traits(
-                Traits::MOVES
-                    .and(Traits::KEEPS_SCORES)
-                    .and(Traits::TAKES_PARTS)
-                    .and(Traits::KEEPS_DECISION)
-                    .and(Traits::FOLLOWS_HEAD),
-            ),
+            .traits(Traits::KEEPS_ELEMENTS),
         Definition::new("", "Constant", &[1, 9, 11, 12, 13, 19, 21, 23, 24, 25], build_constant)
             .class(Class::Constant)
             .sample(|_| Sample::of(Attrs::new().with("value_float", 1.0f32)))

@@ -93,7 +93,9 @@ pub(super) fn cannot_save_weight(
         varies.push(varying);
     }
     // The users of the value must be evaluated as often as before.
-    let is_evaluated_as_often = total <= 1 || covers_points && varies[usize::from(root.0)];
+    if total > 1 && !(covers_points && varies[usize::from(root.0)]) {
+        return false;
+    }
     let needed = expr.dependencies_of(&[root]);
     let removed = max_load_weight(nest, &slots, machine);
     // Returns true if the added operations are as heavy as the removed loads.
@@ -119,12 +121,12 @@ pub(super) fn cannot_save_weight(
         };
         is_foreign.push(of_load || inst.operands().any(|reg| is_foreign[usize::from(reg.0)]));
     }
-    if is_foreign[usize::from(root.0)] && is_evaluated_as_often && adds_too_much(&|k| is_foreign[k]) {
+    if is_foreign[usize::from(root.0)] && adds_too_much(&|k| is_foreign[k]) {
         return true;
     }
     let own_numbers = own_numbers.get_or_init(|| value_numbers(nest).into_iter().collect());
     let numbers = value_numbers(map);
-    if own_numbers.contains(&numbers[usize::from(root.0)]) || !is_evaluated_as_often {
+    if own_numbers.contains(&numbers[usize::from(root.0)]) {
         return false;
     }
     adds_too_much(&|k| !own_numbers.contains(&numbers[k]))
