@@ -1,7 +1,7 @@
 //! Liveness: the live range of each value of a program, and the number of live bytes.
 
 /// Live range: first and last position at which a value is needed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct LiveRange {
     pub(crate) first: isize,
     pub(crate) last: isize,

@@ -13,6 +13,10 @@ const MAX_EXPRESSION_LEN: usize = 192;
 /// Maximum number of buffers that a fused nest reads.
 const MAX_LOADS: usize = 32;
 
+/// Maximum number of buffers that a fused nest writes. With more of them, the test of every further candidate takes
+/// longer than its fusion saves.
+const MAX_STORES: usize = 64;
+
 /// Returns true if an expression can compute the value that a load reads after a store of this type ([`reload_value`]).
 fn is_reloadable(dtype: DType) -> bool {
     !matches!(dtype, DType::I8 | DType::U8 | DType::I16 | DType::U16)
@@ -117,6 +121,11 @@ fn exceeds_max_loads(others: impl Iterator<Item = BufferId>) -> bool {
 /// Fusion is impossible if it exceeds [`max_loads_after`].
 pub(crate) fn count_loads(map: &Nest) -> usize {
     if map.loads.len() <= MAX_LOADS { map.loads.len() } else { distinct(expression_loads(map)).len() }
+}
+
+/// Returns true if [`inline`] is impossible for every load of a nest, because the nest reads too many other buffers.
+pub(crate) fn has_too_many_loads(host: &Nest) -> bool {
+    host.loads.len() > MAX_LOADS && distinct(expression_loads(host)).len() > MAX_LOADS + 1
 }
 
 /// Returns the maximum number of buffers that a map may load to be fused after an instruction: the limit of a nest, and
@@ -351,6 +360,10 @@ pub(crate) fn append(host: &Nest, map: &Nest, link: Link, keep: &[bool], split: 
         Link::Result(store, load) => (&host.stores[store].access, load_access(&map.loads[load], &map.dims)),
         Link::Shared(own, load) => (host.loads[own].access()?, load_access(&map.loads[load], &map.dims)),
     };
+    let retained = keep.iter().filter(|&&is_retained| is_retained).count();
+    if retained + map.stores.len() > MAX_STORES {
+        return None;
+    }
     if at.dtype != stored.dtype || host.dims.contains(&0) {
         return None;
     }

@@ -483,6 +483,9 @@ impl<'a> Fusion<'a> {
         obsolete: Option<BufferId>,
     ) -> Option<(Instruction, Versions)> {
         let entries = self.slots[at].as_ref()?.gradient_modes;
+        if inline_nest::has_too_many_loads(as_it_is.0.flexible_nest()?) {
+            return None;
+        }
         let mut best: Option<(Instruction, Versions)> = None;
         let mut own_numbers = recompute_filter::ValueNumbers::new();
         let mut tried: SmallVec<[BufferId; 8]> = SmallVec::new();

@@ -900,3 +900,19 @@ fn loads_of_one_buffer_are_one_load() {
     assert_eq!(map.loads.len(), 40);
     assert_eq!(super::inline_nest::count_loads(&map), 2);
 }
+
+/// A map with many readers merges with few of them: the fusion of every further one would take longer.
+#[test]
+fn fused_nests_write_a_bounded_number_of_buffers() {
+    let mut i = Images::new(1, 4, 1, 1);
+    let [x, y] = ["x", "y"].map(|name| i.image(name));
+    i.flat(&[x], y, |b, regs| b.unary(UnaryOp::Tanh, regs[0]));
+    let outputs: Vec<BufferId> = (0..200).map(|_| i.image("out")).collect();
+    for &out in &outputs {
+        i.flat(&[y], out, |b, regs| b.unary(UnaryOp::Exp, regs[0]));
+    }
+    let program = i.finish(&[x], &outputs);
+    let stores = |scheduled: &crate::ScheduledInstruction| scheduled.instruction.writes().len();
+    let most = program.instructions.iter().map(stores).max().unwrap();
+    assert!((32..=64).contains(&most), "{program}");
+}

@@ -1,7 +1,10 @@
 //! Memory plan: assigns an offset in the arena to every work buffer, before any allocation.
 
+mod first_fit;
+
 use std::cmp::Reverse;
 
+use first_fit::place_blocks;
 use ortrain_expr::Access;
 
 use super::{Changed, Draft, Outcome, Target};
@@ -204,54 +207,6 @@ fn pack_blocks(blocks: &[Block], instructions: usize) -> Option<(Vec<usize>, usi
 fn peak_live_bytes(blocks: &[Block], instructions: usize) -> u128 {
     let alive = live_bytes(instructions, blocks.iter().map(|block| (block.life, block.size as i128)));
     alive.into_iter().max().unwrap_or(0).unsigned_abs()
-}
-
-/// Number of instructions per span. Blocks with short live ranges are indexed by their spans.
-const SPAN_INSTRUCTIONS: usize = 64;
-
-/// Maximum number of spans of a short live range.
-const MAX_SHORT_SPANS: usize = 4;
-
-/// Places blocks in this order, each at the lowest free offset.
-fn place_blocks(blocks: &[Block], order: &[usize]) -> Option<(Vec<usize>, usize)> {
-    let mut offsets = vec![0; blocks.len()];
-    let mut total = 0usize;
-    let spans = |life: LiveRange| {
-        (life.first + 1).unsigned_abs() / SPAN_INSTRUCTIONS
-            ..=(life.last + 1).unsigned_abs() / SPAN_INSTRUCTIONS
-    };
-    let last = blocks.iter().map(|block| *spans(block.life).end()).max().unwrap_or(0);
-    // Start, end and live range of placed blocks: short live ranges by span, long ones in one list.
-    let mut short: Vec<Vec<(usize, usize, LiveRange)>> = vec![Vec::new(); last + 1];
-    let mut long: Vec<(usize, usize, LiveRange)> = Vec::new();
-    let mut others: Vec<(usize, usize)> = Vec::new();
-    for &k in order {
-        let Block { size, life, .. } = blocks[k];
-        let mut offset = 0usize;
-        others.clear();
-        let neighbors =
-            short[spans(life)].iter().flatten().chain(&long).filter(|(.., other)| life.overlaps(*other));
-        others.extend(neighbors.map(|&(start, end, _)| (start, end)));
-        others.sort_unstable();
-        for &(start, end) in &others {
-            if end <= offset {
-                continue;
-            }
-            if start >= offset && start - offset >= size {
-                break;
-            }
-            offset = end;
-        }
-        let end = offset.checked_add(size).filter(|&end| isize::try_from(end).is_ok())?;
-        if spans(life).count() <= MAX_SHORT_SPANS {
-            short[spans(life)].iter_mut().for_each(|span| span.push((offset, end, life)));
-        } else {
-            long.push((offset, end, life));
-        }
-        offsets[k] = offset;
-        total = total.max(end);
-    }
-    Some((offsets, total))
 }
 
 #[cfg(test)]
