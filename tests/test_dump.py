@@ -207,7 +207,29 @@ def test_kernels_of_an_instruction_set(level: str) -> None:
     assert [row.split()[1] for row in rows] == ["MatMul", "MatMul"]
     if level == "portable":
         assert header.endswith("portable")
-        assert "panels of 4x8" in rows[0]
+        assert "product.panels, 4x8" in rows[0]
+
+
+def test_kernels_are_excluded_and_forced(monkeypatch: pytest.MonkeyPatch) -> None:
+    """``ORTRAIN_KERNELS`` changes the kernels of instructions; an unknown name is an error."""
+
+    def first_kernel(kernels: str) -> str:
+        monkeypatch.setenv("ORTRAIN_KERNELS", kernels)
+        done = run_command("dump", str(PERCEPTRON), "--stage", "cpu_kernels", "--shape", "x=32,64", isa="portable")
+        assert (done.returncode, done.stderr) == (0, "")
+        return done.stdout.splitlines()[1]
+
+    assert "product.panels" in first_kernel("")
+    assert "product.few_rows" in first_kernel("+product.few_rows")
+    assert "product.few_rows" in first_kernel("-product.panels,+product.few_rows")
+    monkeypatch.setenv("ORTRAIN_KERNELS", "-conv.winnograd")
+    done = run_command("dump", str(PERCEPTRON), "--stage", "cpu_kernels", "--shape", "x=32,64")
+    assert done.returncode == 1
+    assert 'ORTRAIN_KERNELS has the unknown entry "-conv.winnograd"' in done.stderr
+    monkeypatch.setenv("ORTRAIN_KERNELS", "-product.panels")
+    done = run_command("dump", str(PERCEPTRON), "--stage", "cpu_kernels", "--shape", "x=32,64", isa="portable")
+    assert done.returncode == 1
+    assert "ORTRAIN_KERNELS excludes all kernels" in done.stderr
 
 
 def test_last_pass_makes_the_program() -> None:

@@ -7,9 +7,9 @@ use std::time::Instant;
 
 use ortrain_expr::{Access, OutOfRange};
 use ortrain_kernels::{
-    AttentionDesc, AttentionKernel, Bf16Unit, Compiler, ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa,
-    NestKernel, Pool, Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, TileMode, WindowDesc,
-    WindowKernel, with_shared_code,
+    AttentionDesc, AttentionKernel, Bf16Unit, Compiler, ConvDesc, ConvKernel, GemmDesc, GemmKernel,
+    NestKernel, Pool, Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc, WindowKernel,
+    with_shared_code,
 };
 use ortrain_program::{
     Attention, AttentionPass, Bindings, BufferId, BufferLocation, Executable, GradientMode, Instruction,
@@ -19,6 +19,7 @@ use ortrain_program::{
 
 use crate::addresses::{Addresses, host_memory};
 use crate::prefault::prefault;
+use crate::settings::Settings;
 
 /// Compiled instruction.
 #[derive(Debug)]
@@ -124,7 +125,7 @@ impl Kernel {
                 let dtype = w.target.access.dtype;
                 let index = w.index.as_ref().map(|index| (index.kind, index.operand.access.dtype));
                 let desc = WindowDesc { shape: w.shape.clone(), dtype, index };
-                WindowKernel::new(&desc, compiler.isa()).map(|kernel| Kernel::Window(Box::new(kernel)))
+                WindowKernel::new(&desc, compiler).map(|kernel| Kernel::Window(Box::new(kernel)))
             }
             Instruction::ScatterAdd(s) => {
                 let desc = ScatterDesc {
@@ -225,11 +226,10 @@ pub(crate) struct CpuExecutable {
 impl CpuExecutable {
     pub(crate) fn new(
         program: Arc<Program>,
-        isa: Isa,
-        mode: TileMode,
-        bf16: Option<Bf16Unit>,
+        settings: &Settings,
     ) -> Result<CpuExecutable, UnsupportedOnBackend> {
-        let kernels = with_shared_code(isa, mode, |compiler| {
+        let &Settings { isa, mode, ref kernels, bf16_unit } = settings;
+        let kernels = with_shared_code(isa, mode, kernels, |compiler| {
             let compile = |k: usize| {
                 let scheduled = &program.instructions[k];
                 let unsupported = |reason| UnsupportedOnBackend {
@@ -238,7 +238,7 @@ impl CpuExecutable {
                     instruction: scheduled.instruction.name(),
                     reason,
                 };
-                Kernel::new(&program, &scheduled.instruction, compiler, bf16).map_err(unsupported)
+                Kernel::new(&program, &scheduled.instruction, compiler, bf16_unit).map_err(unsupported)
             };
             let kernels = Pool::global().map(program.instructions.len(), compile);
             kernels.into_iter().collect::<Result<Vec<_>, _>>()

@@ -6,53 +6,58 @@
 mod addresses;
 mod executable;
 mod prefault;
+mod settings;
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use ortrain_kernels::{Bf16Unit, Isa, Pool, TileMode, limits, prefer_large_pages};
+use ortrain_kernels::{Bf16Unit, Isa, KernelFilter, Pool, TileMode, limits, prefer_large_pages};
 pub use ortrain_kernels::{UnknownSetting, memory_bytes};
 use ortrain_program::{
     AllocationError, Backend, Bf16Fallback, Executable, HostMemory, Limits, Memory, OutOfMemory, Precision,
     Program, Reference, Target, UnsupportedOnBackend, UnsupportedPrecision,
 };
 pub use prefault::prefault;
+use settings::Settings;
 
 /// Backend that runs programs on the CPU.
 #[derive(Clone, Debug)]
 pub struct Cpu {
-    isa: Isa,
-    mode: TileMode,
-    /// Unit for bfloat16 products, if a bfloat16 precision is selected.
-    bf16_unit: Option<Bf16Unit>,
+    settings: Settings,
 }
 
 impl Cpu {
     /// Creates a backend at the best instruction-set level of this machine, capped by `ORTRAIN_ISA`. With
-    /// `ORTRAIN_JIT=off` it uses no machine code.
+    /// `ORTRAIN_JIT=off` it uses no machine code, and `ORTRAIN_KERNELS` excludes or forces kernels.
     ///
     /// # Errors
     /// Returns an error if one of the variables has an unknown value.
     pub fn new() -> Result<Cpu, UnknownSetting> {
-        Ok(Cpu { isa: Isa::detect()?, mode: TileMode::detect()?, bf16_unit: None })
+        Ok(Cpu { settings: Settings::detect()? })
     }
 
     /// Creates a backend at an instruction-set level, independent of the environment.
     #[must_use]
     pub fn with_isa(isa: Isa) -> Cpu {
-        Cpu { isa, mode: TileMode::MachineCode, bf16_unit: None }
+        Cpu { settings: Settings::with_isa(isa) }
     }
 
     /// Returns the backend with another mode for groups of element-wise operations.
     #[must_use]
     pub fn with_mode(self, mode: TileMode) -> Cpu {
-        Cpu { mode, ..self }
+        Cpu { settings: Settings { mode, ..self.settings } }
+    }
+
+    /// Returns the backend with another filter of kernels.
+    #[must_use]
+    pub fn with_kernels(self, kernels: KernelFilter) -> Self {
+        Cpu { settings: Settings { kernels, ..self.settings } }
     }
 
     /// Returns the name of the instruction-set level.
     #[must_use]
     pub fn level(&self) -> &'static str {
-        self.isa.name()
+        self.settings.isa.name()
     }
 
     /// Sets the number of threads for runs of this process, including the calling thread.
@@ -68,7 +73,7 @@ impl Cpu {
 }
 
 /// Returns the backend for the host part of a program on another device: the processor, or the reference evaluator if
-/// `ORTRAIN_ISA` or `ORTRAIN_JIT` has an unknown value.
+/// `ORTRAIN_ISA`, `ORTRAIN_JIT` or `ORTRAIN_KERNELS` has an unknown value.
 #[must_use]
 pub fn host_backend() -> Arc<dyn Backend> {
     match Cpu::new() {
@@ -121,14 +126,15 @@ impl Backend for Cpu {
         fallback: Bf16Fallback,
     ) -> Result<Arc<dyn Backend>, UnsupportedPrecision> {
         let unit = || {
-            select_bf16_unit(self.isa, fallback).map_err(|reason| UnsupportedPrecision { precision, reason })
+            select_bf16_unit(self.settings.isa, fallback)
+                .map_err(|reason| UnsupportedPrecision { precision, reason })
         };
-        let bf16 = (precision != Precision::F32).then(unit).transpose()?;
-        Ok(Arc::new(Cpu { bf16_unit: bf16, ..self.clone() }))
+        let bf16_unit = (precision != Precision::F32).then(unit).transpose()?;
+        Ok(Arc::new(Cpu { settings: Settings { bf16_unit, ..self.settings.clone() } }))
     }
 
     fn bf16_unit(&self) -> Option<&'static str> {
-        self.bf16_unit.map(Bf16Unit::name)
+        self.settings.bf16_unit.map(Bf16Unit::name)
     }
 
     fn target(&self) -> Target {
@@ -151,12 +157,14 @@ impl Backend for Cpu {
     fn limits(&self) -> Option<Limits> {
         const PATIENCE: Duration = Duration::from_millis(40);
         let pool = Pool::global();
-        let ortrain_kernels::Limits { flops, bandwidth } = ortrain_kernels::Limits::measure(self.isa, pool);
-        let of_unit = self.bf16_unit.and_then(|unit| limits::measure_bf16_flops(unit, pool, PATIENCE));
+        let ortrain_kernels::Limits { flops, bandwidth } =
+            ortrain_kernels::Limits::measure(self.settings.isa, pool);
+        let of_unit =
+            self.settings.bf16_unit.and_then(|unit| limits::measure_bf16_flops(unit, pool, PATIENCE));
         Some(Limits { flops, product_flops: of_unit.unwrap_or(flops), bandwidth })
     }
 
     fn compile(&self, program: Arc<Program>) -> Result<Box<dyn Executable>, UnsupportedOnBackend> {
-        Ok(Box::new(executable::CpuExecutable::new(program, self.isa, self.mode, self.bf16_unit)?))
+        Ok(Box::new(executable::CpuExecutable::new(program, &self.settings)?))
     }
 }

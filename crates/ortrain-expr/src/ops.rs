@@ -154,8 +154,8 @@ pub enum ReduceOp {
     Sum,
     /// Product, from 1.
     Prod,
-    /// Maximum, from the least value; NaN wins.
+    /// Maximum, from the least value; NaN wins. Of zeros, any may be the result.
     Max,
-    /// Minimum, from the greatest value; NaN wins.
+    /// Minimum, from the greatest value; NaN wins. Of zeros, any may be the result.
     Min,
 }

@@ -12,6 +12,7 @@
 //!   [`Bf16Unit`].
 //! - [`with_shared_code`] compiles the kernels of a program. Nests that differ only in the positions of their operands
 //!   share code.
+//! - [`KernelFilter`] excludes kernels, or uses one wherever it supports the sizes; [`kernel_names`] lists them.
 //! - [`Pool`] distributes the tasks of a run over threads; [`Isa`] is the instruction-set level of the code.
 //! - [`prefer_large_pages`] makes the first access to new memory faster.
 //! - [`Limits`] are the measured peak rates of the machine.
@@ -27,6 +28,8 @@
 compile_error!("registers and constants are laid out for little-endian machines");
 
 mod attention;
+mod candidates;
+mod catalog;
 mod conv;
 mod gemm;
 mod huge_pages;
@@ -44,6 +47,8 @@ pub mod vecmath;
 mod window;
 
 pub use attention::{AttentionDesc, AttentionGradients, AttentionKernel, AttentionPass};
+pub use candidates::KernelFilter;
+pub use catalog::kernel_names;
 pub use conv::{ConvDesc, ConvKernel};
 pub use gemm::{GemmDesc, GemmKernel, Products};
 pub use huge_pages::{memory_bytes, prefer_large_pages};

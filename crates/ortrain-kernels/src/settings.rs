@@ -1,4 +1,4 @@
-//! Environment variables that select the code of kernels: the instruction-set level, and machine code.
+//! Environment variables that select the code of kernels: the instruction-set level, machine code, and kernels.
 
 use std::fmt;
 use std::sync::OnceLock;
@@ -11,7 +11,7 @@ const ISA: &str = "ORTRAIN_ISA";
 const JIT: &str = "ORTRAIN_JIT";
 
 /// Returns the value of an environment variable, if it is neither unset nor empty.
-fn value_of(variable: &str) -> Option<String> {
+pub(crate) fn value_of(variable: &str) -> Option<String> {
     let value = std::env::var_os(variable)?.to_string_lossy().into_owned();
     (!value.is_empty()).then_some(value)
 }
@@ -69,6 +69,13 @@ pub enum UnknownSetting {
     Isa(String),
     /// `ORTRAIN_JIT` has this value.
     Jit(String),
+    /// `ORTRAIN_KERNELS` has this entry.
+    Kernels {
+        /// The entry, with its sign.
+        entry: String,
+        /// Names of all kernels.
+        known: String,
+    },
 }
 
 impl fmt::Display for UnknownSetting {
@@ -86,6 +93,12 @@ impl fmt::Display for UnknownSetting {
                 f,
                 "the environment variable {JIT} is {value:?}; set it to \"off\" to interpret element-wise operations, \
                  or to \"on\" or unset it to run them as machine code"
+            ),
+            UnknownSetting::Kernels { entry, known } => write!(
+                f,
+                "the environment variable ORTRAIN_KERNELS has the unknown entry {entry:?}; entries are names of \
+                 kernels, after a - to exclude the kernel, or after a + to use it wherever it supports the sizes: \
+                 {known}"
             ),
         }
     }

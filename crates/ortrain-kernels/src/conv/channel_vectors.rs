@@ -6,7 +6,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use ortrain_expr::{ConvPass, ConvShape, DType, OutOfRange, SlidingAxis};
+use ortrain_expr::{ConvPass, ConvShape, DType, SlidingAxis};
 
 use super::copy::{add_parts, copy_lines};
 use super::depthwise_3x3::Kernels3x3;
@@ -15,13 +15,11 @@ use super::implicit_gemm::{MAX_TASKS, MIN_TASK_WORK};
 use super::padding_fixup::RunSettings;
 use super::partition::Partition;
 use crate::conv::desc::ConvDesc;
-use crate::conv::engine::Engine;
+use crate::conv::engine::{ConvCandidate, Engine, EngineRun, Request, boxed};
 use crate::conv::rect::Rect;
 use crate::gemm::levels::Real;
 use crate::gemm::pack::transpose;
 use crate::isa::{Isa, Level, Work};
-use crate::pool::Pool;
-use crate::scratch::{BaseAddresses, Scratch};
 use crate::tile::ALIGN;
 
 /// Number of channels that are computed together.
@@ -93,21 +91,50 @@ fn list_products(shape: &ConvShape) -> Option<Vec<[usize; 3]>> {
     Some(list)
 }
 
+/// Depthwise convolutions of many channels with small planes.
+pub(super) fn candidate<T: Real + Send + Sync>() -> ConvCandidate {
+    ConvCandidate {
+        name: "conv.channel_vectors",
+        accepts: |request| request.multiplies_unchanged::<T>() && is_depthwise(&request.desc.shape),
+        preferences: &[has_many_channels, has_small_planes::<T>],
+        build: |request| ChannelVectors::<T>::new(request.desc, request.isa, request.epilogue).map(boxed),
+    }
+}
+
+/// Returns true if each group has one channel, and all positions of a plane fit into 16 bits.
+fn is_depthwise(shape: &ConvShape) -> bool {
+    let is_small = |count| count <= usize::from(u16::MAX);
+    shape.channels_in == 1 && shape.channels_out == 1 && position_counts(shape).into_iter().all(is_small)
+}
+
+/// Returns the number of positions in the planes of A, B and the result.
+fn position_counts(shape: &ConvShape) -> [usize; 3] {
+    shape.operands().each_ref().map(|dims| dims[2..].iter().product::<usize>())
+}
+
+/// Few channels leave lanes unused.
+fn has_many_channels(request: &Request<'_>) -> bool {
+    request.desc.shape.groups >= MIN_CHANNELS
+}
+
+/// Transposed planes must stay in the cache. Other engines have faster kernels for windows of 3×3, even for smaller
+/// planes.
+fn has_small_planes<T: Real>(request: &Request<'_>) -> bool {
+    let shape = &request.desc.shape;
+    let moves = usize::from(shape.axes.iter().any(|axis| axis.stride > 1));
+    let by_three = |axis: &SlidingAxis| axis.kernel == 3 && axis.stride == 1 && axis.dilation == 1;
+    let three = shape.axes.len() == 2
+        && shape.axes.iter().all(by_three)
+        && Kernels3x3::new::<T>(request.isa).is_some();
+    let max_positions = if three { MAX_POSITIONS_3X3 } else { MAX_POSITIONS[moves] };
+    position_counts(shape).into_iter().all(|count| count <= max_positions)
+}
+
 impl<T: Real> ChannelVectors<T> {
-    /// Returns `None` if another engine is better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<ChannelVectors<T>> {
+    /// Returns `None` if a plane has too many products.
+    fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<ChannelVectors<T>> {
         let shape = &desc.shape;
-        let dims = shape.operands();
-        let position_counts = dims.each_ref().map(|dims| dims[2..].iter().product::<usize>());
-        let depthwise = shape.channels_in == 1 && shape.channels_out == 1 && shape.groups >= MIN_CHANNELS;
-        let moves = usize::from(shape.axes.iter().any(|axis| axis.stride > 1));
-        let by_three = |axis: &SlidingAxis| axis.kernel == 3 && axis.stride == 1 && axis.dilation == 1;
-        let three =
-            shape.axes.len() == 2 && shape.axes.iter().all(by_three) && Kernels3x3::new::<T>(isa).is_some();
-        let max_positions = if three { MAX_POSITIONS_3X3 } else { MAX_POSITIONS[moves] };
-        if !depthwise || position_counts.iter().any(|&count| count > max_positions) {
-            return None;
-        }
+        let position_counts = position_counts(shape);
         // From (input, filter, output) to (result, A, B).
         let order = match shape.pass {
             ConvPass::Output => [2, 0, 1],
@@ -301,10 +328,6 @@ impl<T: Real> Work for Sums<'_, T> {
 }
 
 impl<T: Real + Send + Sync> Engine for ChannelVectors<T> {
-    fn name(&self) -> &'static str {
-        "depthwise, vectors of channels"
-    }
-
     fn epilogue(&self) -> &Epilogue {
         &self.epilogue
     }
@@ -313,37 +336,27 @@ impl<T: Real + Send + Sync> Engine for ChannelVectors<T> {
         (self.layout.shared, self.layout.each)
     }
 
-    unsafe fn run(
-        &self,
-        bases: &[*mut u8],
-        settings: RunSettings,
-        pool: &Pool,
-        scratch: Scratch,
-    ) -> Result<(), OutOfRange> {
-        let Layout { planes: [.., result], each, shared, .. } = self.layout;
-        let parts = scratch.split(shared, each, pool);
-        let bases = BaseAddresses(bases);
+    unsafe fn run_tasks(&self, run: EngineRun<'_>) {
+        let EngineRun { settings, parts, .. } = run;
+        let Layout { planes: [.., result], shared, .. } = self.layout;
         let blocks = self.channels.div_ceil(LANES);
         let elements = self.positions[2] * LANES;
-        // SAFETY: scratch memory has the layout that `new` computed. Tasks have separate channels, images and sums.
-        unsafe { self.epilogue.init_frames(parts) };
         if !self.is_filter_gradient {
-            pool.run(blocks * self.batch, parts.workers, &|task, worker| {
-                let bases = &{ bases };
+            run.each(blocks * self.batch, |bases, task, worker| {
                 let (block, image) = (task % blocks, task / blocks);
                 let scratch = parts.worker_part(worker);
-                // SAFETY: as above.
+                // SAFETY: scratch memory has the layout that `new` computed. Tasks have separate channels, images
+                // and sums.
                 unsafe {
                     let to = scratch.add(result).cast::<T>();
                     self.clear(block, scratch);
-                    self.compute_image(bases.0, block, image, to, scratch);
-                    self.store_image(bases.0, settings, (block, image), to, scratch);
+                    self.compute_image(bases, block, image, to, scratch);
+                    self.store_image(bases, settings, (block, image), to, scratch);
                 }
             });
         } else {
             let count = self.parts.parts.max(1);
-            pool.run(blocks * count, parts.workers, &|task, worker| {
-                let bases = &{ bases };
+            run.each(blocks * count, |bases, task, worker| {
                 let (block, part) = (task % blocks, task / blocks);
                 let (begin, end) = if self.parts.parts == 0 { (0, 0) } else { self.parts.part(part) };
                 let scratch = parts.worker_part(worker);
@@ -357,15 +370,15 @@ impl<T: Real + Send + Sync> Engine for ChannelVectors<T> {
                     self.clear(block, scratch);
                     to.cast::<u8>().write_bytes(0, elements * T::BYTES);
                     for image in begin..end {
-                        self.compute_image(bases.0, block, image, to, scratch);
+                        self.compute_image(bases, block, image, to, scratch);
                     }
                     if shared == 0 {
-                        self.store_image(bases.0, settings, (block, 0), to, scratch);
+                        self.store_image(bases, settings, (block, 0), to, scratch);
                     }
                 }
             });
             if shared > 0 {
-                pool.run(blocks, parts.workers, &|block, worker| {
+                run.each(blocks, |bases, block, worker| {
                     let scratch = parts.worker_part(worker);
                     // SAFETY: as above; all sums are complete.
                     unsafe {
@@ -373,12 +386,10 @@ impl<T: Real + Send + Sync> Engine for ChannelVectors<T> {
                         let to = scratch.add(result).cast::<T>();
                         let sums = (count, blocks * elements);
                         add_parts(self.isa, from, LANES, sums, (self.positions[2], LANES), to, LANES);
-                        self.store_image({ bases }.0, settings, (block, 0), to, scratch);
+                        self.store_image(bases, settings, (block, 0), to, scratch);
                     }
                 });
             }
         }
-        // SAFETY: all tasks are done.
-        unsafe { self.epilogue.first_failure(parts) }
     }
 }

@@ -7,7 +7,7 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use ortrain_expr::{ConvPass, DType, OutOfRange};
+use ortrain_expr::{ConvPass, DType};
 
 use super::copy::{copy_lines, fill_strips};
 use super::depthwise_3x3::{self, Grid, Kernels3x3, NINE};
@@ -18,15 +18,13 @@ use super::interleave::{PhaseInterleaver, PhaseTable};
 use super::padding_fixup::RunSettings;
 use super::partition::{BlockUnit, Blocks, Partition};
 use crate::conv::desc::ConvDesc;
-use crate::conv::engine::Engine;
+use crate::conv::engine::{ConvCandidate, Engine, EngineRun, Request, boxed};
 use crate::conv::rect::Rect;
 use crate::gemm::levels::Real;
 use crate::isa::{Isa, Level, Work};
-use crate::pool::Pool;
-use crate::scratch::{BaseAddresses, Scratch};
 use crate::tile::ALIGN;
 
-/// Maximum number of output channels per group for this engine.
+/// Maximum number of output channels per group: more of them fill the rows of a product.
 const MAX_OUTPUTS_OF_GROUP: usize = 4;
 /// Maximum number of positions of a block, and of elements of a block of several planes. A block and its strips fit
 /// into the first-level cache.
@@ -35,13 +33,40 @@ const BLOCK_ELEMENTS: usize = 4 << 10;
 /// Minimum number of elements of a task.
 const MIN_TASK_WORK: usize = 16 << 10;
 
-/// Returns true if the kernels of this module support a convolution.
-fn is_supported(desc: &ConvDesc, patches: &Patches) -> bool {
-    let shape = &desc.shape;
-    shape.channels_in == 1
-        && shape.channels_out <= MAX_OUTPUTS_OF_GROUP
-        && patches.outer.is_empty()
-        && !patches.is_aligned
+/// Outputs and gradients of inputs with one input channel per group.
+pub(super) fn candidate<T: Real + Send + Sync>() -> ConvCandidate {
+    ConvCandidate {
+        name: "conv.depthwise",
+        accepts: |request| is_depthwise::<T>(request) && request.desc.shape.pass != ConvPass::FilterGradient,
+        preferences: &[has_small_groups],
+        build: |request| Depthwise::<T>::new(request.desc, request.isa, request.epilogue).map(boxed),
+    }
+}
+
+/// Gradients of filters with one input channel per group.
+pub(super) fn filter_gradient_candidate<T: Real + Send + Sync>() -> ConvCandidate {
+    ConvCandidate {
+        name: "conv.depthwise_filter_gradient",
+        accepts: |request| is_depthwise::<T>(request) && request.desc.shape.pass == ConvPass::FilterGradient,
+        preferences: &[has_small_groups],
+        build: |request| {
+            DepthwiseFilterGradient::<T>::new(request.desc, request.isa, request.epilogue).map(boxed)
+        },
+    }
+}
+
+fn is_depthwise<T: Real>(request: &Request<'_>) -> bool {
+    request.multiplies_unchanged::<T>() && request.desc.shape.channels_in == 1
+}
+
+/// With many outputs per group, a matrix product reads each input once for all of them.
+fn has_small_groups(request: &Request<'_>) -> bool {
+    request.desc.shape.channels_out <= MAX_OUTPUTS_OF_GROUP
+}
+
+/// Returns true if the patches have elements, along at most two axes.
+fn are_planar(patches: &Patches) -> bool {
+    patches.outer.is_empty() && patches.positions() > 0
 }
 
 /// A tap: index of its weight, and its offset in the strips.
@@ -91,11 +116,11 @@ impl Layout {
 }
 
 impl<T: Real> Depthwise<T> {
-    /// Returns `None` if another engine is better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<Depthwise<T>> {
+    /// Returns `None` if windows slide along too many axes.
+    fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<Depthwise<T>> {
         let shape = &desc.shape;
         let mut patches = Patches::new(shape, false)?;
-        if !is_supported(desc, &patches) || patches.positions() == 0 {
+        if !are_planar(&patches) {
             return None;
         }
         let (groups, outputs_per_group) = (shape.groups, shape.channels_out);
@@ -370,10 +395,6 @@ impl<T: Real, F: Fn(usize) -> (*const T, *const T, *mut T)> Work for Correlate<'
 }
 
 impl<T: Real + Send + Sync> Engine for Depthwise<T> {
-    fn name(&self) -> &'static str {
-        "depthwise"
-    }
-
     fn epilogue(&self) -> &Epilogue {
         &self.epilogue
     }
@@ -382,28 +403,16 @@ impl<T: Real + Send + Sync> Engine for Depthwise<T> {
         (0, self.layout.each)
     }
 
-    unsafe fn run(
-        &self,
-        bases: &[*mut u8],
-        settings: RunSettings,
-        pool: &Pool,
-        scratch: Scratch,
-    ) -> Result<(), OutOfRange> {
-        let parts = scratch.split(0, self.layout.each, pool);
-        let bases = BaseAddresses(bases);
-        // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate blocks.
-        unsafe { self.epilogue.init_frames(parts) };
+    unsafe fn run_tasks(&self, run: EngineRun<'_>) {
+        let EngineRun { settings, parts, .. } = run;
         let tasks = self.patches.batch * self.parts.parts * self.blocks.count;
-        pool.run(tasks, parts.workers, &|task, worker| {
-            let bases = &{ bases };
+        run.each(tasks, |bases, task, worker| {
             let (block, rest) = (task % self.blocks.count, task / self.blocks.count);
             let (part, image) = (rest % self.parts.parts, rest / self.parts.parts);
             let (channels, positions) = (self.parts.part(part), self.blocks.block(block));
-            // SAFETY: as above.
-            unsafe { self.task(bases.0, settings, image, channels, positions, parts.worker_part(worker)) };
+            // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate blocks.
+            unsafe { self.task(bases, settings, image, channels, positions, parts.worker_part(worker)) };
         });
-        // SAFETY: all tasks are done.
-        unsafe { self.epilogue.first_failure(parts) }
     }
 }
 
@@ -433,15 +442,11 @@ pub(super) struct DepthwiseFilterGradient<T> {
 }
 
 impl<T: Real> DepthwiseFilterGradient<T> {
-    /// Returns `None` if another engine is better.
-    pub(super) fn new(
-        desc: &ConvDesc,
-        isa: Isa,
-        finish: &Arc<Epilogue>,
-    ) -> Option<DepthwiseFilterGradient<T>> {
+    /// Returns `None` if windows slide along too many axes.
+    fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<DepthwiseFilterGradient<T>> {
         let shape = &desc.shape;
         let mut patches = Patches::new(shape, false)?;
-        if !is_supported(desc, &patches) || patches.positions() == 0 {
+        if !are_planar(&patches) {
             return None;
         }
         let (groups, channels_per_group) = (shape.groups, shape.channels_out);
@@ -683,10 +688,6 @@ impl<T: Real> Work for Dots<'_, T> {
 }
 
 impl<T: Real + Send + Sync> Engine for DepthwiseFilterGradient<T> {
-    fn name(&self) -> &'static str {
-        "depthwise filter gradient"
-    }
-
     fn epilogue(&self) -> &Epilogue {
         &self.epilogue
     }
@@ -695,23 +696,11 @@ impl<T: Real + Send + Sync> Engine for DepthwiseFilterGradient<T> {
         (0, self.layout.each)
     }
 
-    unsafe fn run(
-        &self,
-        bases: &[*mut u8],
-        settings: RunSettings,
-        pool: &Pool,
-        scratch: Scratch,
-    ) -> Result<(), OutOfRange> {
-        let parts = scratch.split(0, self.layout.each, pool);
-        let bases = BaseAddresses(bases);
-        // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate groups.
-        unsafe { self.epilogue.init_frames(parts) };
-        pool.run(self.parts.parts, parts.workers, &|task, worker| {
-            let bases = &{ bases };
-            // SAFETY: as above.
-            unsafe { self.task(bases.0, settings, self.parts.part(task), parts.worker_part(worker)) };
+    unsafe fn run_tasks(&self, run: EngineRun<'_>) {
+        let EngineRun { settings, parts, .. } = run;
+        run.each(self.parts.parts, |bases, task, worker| {
+            // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate groups.
+            unsafe { self.task(bases, settings, self.parts.part(task), parts.worker_part(worker)) };
         });
-        // SAFETY: all tasks are done.
-        unsafe { self.epilogue.first_failure(parts) }
     }
 }

@@ -8,7 +8,7 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{ConvPass, DType, OutOfRange};
+use ortrain_expr::{ConvPass, ConvShape, DType};
 
 use super::copy::fill_strips;
 use super::epilogue::Epilogue;
@@ -18,12 +18,12 @@ use super::padding_fixup::RunSettings;
 use super::partition::{BlockUnit, Blocks, Partition};
 use super::tiles::{ChannelKernels, LATENCY_POSITIONS, MAX_VECTORS, PositionKernels};
 use crate::conv::desc::ConvDesc;
-use crate::conv::engine::Engine;
+use crate::conv::engine::{ConvCandidate, Engine, EngineRun, Request, boxed};
 use crate::conv::rect::Rect;
+use crate::gemm::levels::Real;
 use crate::gemm::pack::transpose;
 use crate::isa::{CACHE_LINE_BYTES, Isa};
-use crate::pool::Pool;
-use crate::scratch::{BaseAddresses, Scratch, ScratchParts};
+use crate::scratch::ScratchParts;
 use crate::tile::ALIGN;
 
 /// Maximum number of elements of a block of the result.
@@ -114,36 +114,72 @@ struct Layout {
     pitch: usize,
 }
 
+/// Outputs and gradients of inputs, with weights packed once and windows read in place.
+pub(super) fn candidate<T: Real>() -> ConvCandidate {
+    ConvCandidate {
+        name: "conv.direct",
+        accepts: |request| {
+            let ConvDesc { ref shape, b, .. } = *request.desc;
+            let is_supported = shape.pass != ConvPass::FilterGradient && shape.groups == 1;
+            T::BYTES == 4 && b == DType::F32 && is_supported && request.multiplies_unchanged::<f32>()
+        },
+        preferences: &[has_many_channels, fills_lanes],
+        build: |request| Direct::new(request.desc, request.isa, request.epilogue).map(boxed),
+    }
+}
+
+/// Returns the number of channels of the result, and the number of channels that a sum covers.
+fn channels_of(shape: &ConvShape) -> (usize, usize) {
+    match shape.pass {
+        ConvPass::InputGradient => (shape.channels_in, shape.channels_out),
+        ConvPass::Output | ConvPass::FilterGradient => (shape.channels_out, shape.channels_in),
+    }
+}
+
+/// Few channels leave rows of a tile unused.
+fn has_many_channels(request: &Request<'_>) -> bool {
+    channels_of(&request.desc.shape).0 >= MIN_CHANNELS
+}
+
+/// Unused lanes must cost less than the packing of windows for a product.
+fn fills_lanes(request: &Request<'_>) -> bool {
+    let (m, _) = channels_of(&request.desc.shape);
+    Patches::new(&request.desc.shape, false).is_some_and(|patches| {
+        let cols = patches.cols.count;
+        choose_vector_axis(request.isa, m, cols).1 <= (m + PACKING_COST).saturating_mul(cols)
+    })
+}
+
+/// Returns the vector axis with less work for `m` channels and rows of `cols` positions, and the work of a term.
+fn choose_vector_axis(isa: Isa, m: usize, cols: usize) -> (VectorAxis, usize) {
+    let [positions, across] =
+        [VectorAxis::Positions(PositionKernels::new(isa)), VectorAxis::Channels(ChannelKernels::new(isa, m))];
+    let [spent, spent_across] = [positions, across].map(|lanes| lanes.work(m, cols));
+    let spent_across = spent_across + spent_across / MIN_SAVING;
+    if spent_across < spent { (across, spent_across) } else { (positions, spent) }
+}
+
 impl Direct {
-    /// Returns `None` if the convolution is unsupported, or if another engine is better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<Direct> {
+    /// Returns `None` if the windows are unsupported, or if a strip or a block is too large.
+    fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<Direct> {
         const BYTES: usize = size_of::<f32>();
         let shape = &desc.shape;
         let mut patches = Patches::new(shape, false)?;
         let [phase] = patches.phases.as_slice() else { return None };
         let taps: usize = shape.axes.iter().map(|axis| axis.kernel).product();
         let plane = shape.channels_in * taps;
-        let (m, channels, filter) = match shape.pass {
-            ConvPass::Output => (shape.channels_out, shape.channels_in, [plane, taps]),
-            ConvPass::InputGradient => (shape.channels_in, shape.channels_out, [taps, plane]),
-            ConvPass::FilterGradient => return None,
-        };
+        let (m, channels) = channels_of(shape);
+        let filter = if shape.pass == ConvPass::Output { [plane, taps] } else { [taps, plane] };
         let plain = patches.rows.spread * patches.cols.spread == 1 && patches.outer.is_empty();
-        let has_several_taps = phase.taps.len() > 1 && shape.groups == 1 && m >= MIN_CHANNELS && channels > 0;
-        if !plain || !has_several_taps || desc.b != DType::F32 || patches.positions() == 0 {
+        let has_several_taps = phase.taps.len() > 1;
+        if !plain || !has_several_taps || m * channels * patches.positions() == 0 {
             return None;
         }
-        // Compares the cost of unused lanes and rows with the cost of packing.
         let cols = patches.cols.count;
         let tiles = PositionKernels::new(isa);
-        let [positions, across] =
-            [VectorAxis::Positions(tiles), VectorAxis::Channels(ChannelKernels::new(isa, m))];
-        let [spent, spent_across] = [positions, across].map(|lanes| lanes.work(m, cols));
-        let spent_across = spent_across + spent_across / MIN_SAVING;
-        let (lanes, spent) = if spent_across < spent { (across, spent_across) } else { (positions, spent) };
+        let (lanes, _) = choose_vector_axis(isa, m, cols);
         let height = lanes.height();
-        if spent > (m + PACKING_COST).saturating_mul(cols) || m.saturating_mul(cols) > 2 * MAX_BLOCK_ELEMENTS
-        {
+        if m.saturating_mul(cols) > 2 * MAX_BLOCK_ELEMENTS {
             return None;
         }
 
@@ -403,10 +439,6 @@ impl Direct {
 }
 
 impl Engine for Direct {
-    fn name(&self) -> &'static str {
-        "direct, without packing"
-    }
-
     fn epilogue(&self) -> &Epilogue {
         &self.epilogue
     }
@@ -415,91 +447,37 @@ impl Engine for Direct {
         (self.layout.shared, self.layout.each)
     }
 
-    unsafe fn run(
-        &self,
-        bases: &[*mut u8],
-        settings: RunSettings,
-        pool: &Pool,
-        scratch: Scratch,
-    ) -> Result<(), OutOfRange> {
-        let parts = scratch.split(self.layout.shared, self.layout.each, pool);
-        let bases = BaseAddresses(bases);
-        // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate blocks.
-        unsafe { self.epilogue.init_frames(parts) };
+    unsafe fn run_tasks(&self, run: EngineRun<'_>) {
+        let EngineRun { settings, parts, .. } = run;
         let height = self.vector_axis.height();
-        pool.run(self.m.div_ceil(height), parts.workers, &|tile, _| {
-            let filter = { bases }.0[1].cast::<f32>().cast_const();
-            // SAFETY: as above.
+        run.each(self.m.div_ceil(height), |bases, tile, _| {
+            let filter = bases[1].cast::<f32>().cast_const();
+            // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate blocks.
             unsafe {
                 let to = parts.shared_part().cast::<f32>().add(tile * self.offsets.len() * height);
                 self.pack(filter, tile, to);
             }
         });
-        pool.run(self.patches.batch * self.blocks.count, parts.workers, &|task, worker| {
-            let bases = &{ bases };
+        run.each(self.patches.batch * self.blocks.count, |bases, task, worker| {
             let (block, image) = (task % self.blocks.count, task / self.blocks.count);
             // SAFETY: as above; the weights are packed.
-            unsafe { self.task(bases.0, settings, image, self.blocks.block(block), parts, worker) };
+            unsafe { self.task(bases, settings, image, self.blocks.block(block), parts, worker) };
         });
-        // SAFETY: all tasks are done.
-        unsafe { self.epilogue.first_failure(parts) }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use ortrain_expr::{Access, Builder, ConvShape, Load, Nest, SlidingAxis, Type};
-
     use super::*;
-    use crate::Products;
-
-    /// Returns the chosen vector axis for 5×5 windows, with `from` input channels, `to` output channels and `columns`
-    /// output columns.
-    fn chosen_vector_axis(isa: Isa, [from, to]: [usize; 2], columns: usize) -> Option<VectorAxis> {
-        let axis = SlidingAxis {
-            input: columns + 4,
-            output: columns,
-            kernel: 5,
-            stride: 1,
-            dilation: 1,
-            padding_before: 0,
-        };
-        let shape = ConvShape {
-            pass: ConvPass::Output,
-            batch: 2,
-            groups: 1,
-            channels_in: from,
-            channels_out: to,
-            axes: [axis, axis].into_iter().collect(),
-        };
-        let [_, _, dims] = shape.operands();
-        let mut b = Builder::new();
-        let result = b.load(0, Type::F32);
-        let epilogue = Nest {
-            inner: 0,
-            segments: None,
-            loads: vec![Load::Accumulator(DType::F32)],
-            expr: b.finish(&[result]),
-            reductions: Vec::new(),
-            stores: vec![Access::contiguous(DType::F32, &dims)],
-            dims,
-        };
-        let desc = ConvDesc { shape, a: DType::F32, b: DType::F32, products: Products::F32, epilogue };
-        let finish = Arc::new(Epilogue::new::<f32>(&desc, isa.into()).expect("valid description"));
-        Direct::new(&desc, isa, &finish).map(|direct| direct.vector_axis)
-    }
 
     #[test]
     fn vector_axis_follows_the_shape() {
         for isa in Isa::available() {
             let channels = ChannelKernels::new(isa, 32).channels;
-            assert!(
-                matches!(chosen_vector_axis(isa, [16, channels], 10), Some(VectorAxis::Channels(_))),
-                "{isa}"
-            );
-            assert!(matches!(chosen_vector_axis(isa, [16, 18], 64), Some(VectorAxis::Positions(_))), "{isa}");
+            assert!(matches!(choose_vector_axis(isa, channels, 10).0, VectorAxis::Channels(_)), "{isa}");
+            assert!(matches!(choose_vector_axis(isa, 18, 64).0, VectorAxis::Positions(_)), "{isa}");
             // Packing costs one hundredth of the multiplications here.
-            assert!(chosen_vector_axis(isa, [16, 800], 10).is_none(), "{isa}");
+            assert!(choose_vector_axis(isa, 800, 10).1 > (800 + PACKING_COST) * 10, "{isa}");
         }
     }
 }

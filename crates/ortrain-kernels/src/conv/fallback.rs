@@ -3,19 +3,16 @@
 use std::marker::PhantomData;
 use std::sync::Arc;
 
-use ortrain_expr::{ConvPass, ConvShape, DType, OutOfRange};
+use ortrain_expr::{ConvPass, ConvShape, DType};
 
 use super::epilogue::Epilogue;
-use super::padding_fixup::RunSettings;
 use crate::conv::desc::ConvDesc;
-use crate::conv::engine::{Engine, choose_micro_kernel};
+use crate::conv::engine::{ConvCandidate, Engine, EngineRun, boxed, choose_micro_kernel};
 use crate::conv::rect::Rect;
 use crate::gemm::levels::Real;
 use crate::gemm::micro::{Factor, Micro, Target};
 use crate::gemm::tiles::{Session, Side};
 use crate::isa::Isa;
-use crate::pool::Pool;
-use crate::scratch::{BaseAddresses, Scratch};
 use crate::tile::ALIGN;
 use crate::tile::number::{Bf16, F16, Stored};
 
@@ -39,8 +36,20 @@ pub(super) struct Fallback<T: 'static> {
     real: PhantomData<T>,
 }
 
+/// All convolutions, with operands that are packed element by element.
+pub(super) fn candidate<T: Real + Send + Sync>() -> ConvCandidate {
+    ConvCandidate {
+        name: "conv.fallback",
+        accepts: |_| true,
+        preferences: &[],
+        build: |request| {
+            Some(boxed(Fallback::<T>::new(request.desc, request.isa, Arc::clone(request.epilogue))))
+        },
+    }
+}
+
 impl<T: Real> Fallback<T> {
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: Arc<Epilogue>) -> Fallback<T> {
+    fn new(desc: &ConvDesc, isa: Isa, finish: Arc<Epilogue>) -> Fallback<T> {
         let shape = &desc.shape;
         let [a, b] = [desc.a, desc.b];
         let dtypes = if shape.pass == ConvPass::FilterGradient { [a, b] } else { [b, a] };
@@ -186,10 +195,6 @@ unsafe fn read<T: Real>(base: *const u8, dtype: DType, element: usize) -> T {
 }
 
 impl<T: Real + Send + Sync> Engine for Fallback<T> {
-    fn name(&self) -> &'static str {
-        "operands packed element by element"
-    }
-
     fn epilogue(&self) -> &Epilogue {
         &self.epilogue
     }
@@ -198,22 +203,12 @@ impl<T: Real + Send + Sync> Engine for Fallback<T> {
         (0, self.bytes)
     }
 
-    unsafe fn run(
-        &self,
-        bases: &[*mut u8],
-        settings: RunSettings,
-        pool: &Pool,
-        scratch: Scratch,
-    ) -> Result<(), OutOfRange> {
-        let parts = scratch.split(0, self.bytes, pool);
-        let bases = BaseAddresses(bases);
+    unsafe fn run_tasks(&self, run: EngineRun<'_>) {
+        let EngineRun { settings, parts, .. } = run;
         let (isa, micro) = (self.isa, self.micro);
         let Micro { mr, nr, .. } = micro;
         let (row_blocks, col_blocks) = (self.m.div_ceil(self.rows), self.n.div_ceil(self.cols));
-        // SAFETY: scratch memory has the layout that `new` computed.
-        unsafe { self.epilogue.init_frames(parts) };
-        pool.run(self.shape.groups * row_blocks * col_blocks, parts.workers, &|task, worker| {
-            let bases = &{ bases };
+        run.each(self.shape.groups * row_blocks * col_blocks, |bases, task, worker| {
             let _session = Session::open(micro.tiles.as_ref());
             let (row, rest) = (task % row_blocks * self.rows, task / row_blocks);
             let (col, group) = (rest % col_blocks * self.cols, rest / col_blocks);
@@ -232,7 +227,7 @@ impl<T: Real + Send + Sync> Engine for Fallback<T> {
                     let n = PANEL_DEPTH.min(self.k - depth);
                     // The filter is the first matrix, and the windows are the second.
                     let swap = usize::from(self.shape.pass != ConvPass::FilterGradient);
-                    let operand = |i: usize| (bases.0[i ^ swap].cast_const(), self.dtypes[i ^ swap]);
+                    let operand = |i: usize| (bases[i ^ swap].cast_const(), self.dtypes[i ^ swap]);
                     self.pack(operand(0), mr, (row, rows), (depth, n), a, |i, p| self.a_element(group, i, p));
                     self.pack(operand(1), nr, (col, cols), (depth, n), b, |j, p| self.b_element(group, j, p));
                     let (mut left, mut right) = (a, b);
@@ -268,12 +263,10 @@ impl<T: Real + Send + Sync> Engine for Fallback<T> {
                     let (image, position) = ((col + j) / plane, (col + j) % plane);
                     let count = (plane - position).min(cols - j);
                     let rect = Rect { image, channels: (channel, rows), positions: (position, count) };
-                    self.epilogue.run(bases.0, settings, frame, rect, c.add(j), self.cols);
+                    self.epilogue.run(bases, settings, frame, rect, c.add(j), self.cols);
                     j += count;
                 }
             }
         });
-        // SAFETY: all tasks are done.
-        unsafe { self.epilogue.first_failure(parts) }
     }
 }

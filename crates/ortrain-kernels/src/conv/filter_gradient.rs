@@ -7,7 +7,7 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{DType, OutOfRange};
+use ortrain_expr::{ConvPass, DType};
 
 use super::copy::{RowCopy, add_parts, copy_lines, copy_rows, fill_strips};
 use super::epilogue::Epilogue;
@@ -16,15 +16,14 @@ use super::implicit_gemm::{MAX_STRIP_ELEMENTS, MAX_TASKS, MIN_TASK_WORK, PANEL_D
 use super::padding_fixup::RunSettings;
 use super::partition::{BlockUnit, Blocks, Partition};
 use crate::conv::desc::ConvDesc;
-use crate::conv::engine::{Engine, choose_micro_kernel};
+use crate::conv::engine::{ConvCandidate, Engine, EngineRun, boxed, choose_micro_kernel};
 use crate::conv::rect::Rect;
 use crate::gemm::levels::Real;
 use crate::gemm::micro::{Factor, Micro, Target};
 use crate::gemm::pack::{Block, transpose};
 use crate::gemm::tiles::{Session, Side};
 use crate::isa::Isa;
-use crate::pool::Pool;
-use crate::scratch::{BaseAddresses, Scratch, ScratchParts};
+use crate::scratch::ScratchParts;
 use crate::tile::ALIGN;
 
 /// Maximum number of elements of a task's sums.
@@ -99,9 +98,19 @@ struct Layout {
     step_channels: usize,
 }
 
+/// Gradients of filters, with panels of windows that are packed on demand.
+pub(super) fn candidate<T: Real + Send + Sync>() -> ConvCandidate {
+    ConvCandidate {
+        name: "conv.filter_gradient",
+        accepts: |request| request.desc.shape.pass == ConvPass::FilterGradient,
+        preferences: &[],
+        build: |request| FilterGradient::<T>::new(request.desc, request.isa, request.epilogue).map(boxed),
+    }
+}
+
 impl<T: Real> FilterGradient<T> {
-    /// Returns `None` if another engine is better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<FilterGradient<T>> {
+    /// Returns `None` if the windows have too many phases, or if there is nothing to sum.
+    fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<FilterGradient<T>> {
         let shape = &desc.shape;
         let micro: Micro<T> = choose_micro_kernel(desc, isa, [desc.a, desc.b]);
         let Micro { mr, nr, .. } = micro;
@@ -534,10 +543,6 @@ fn divide_into_steps(
 }
 
 impl<T: Real + Send + Sync> Engine for FilterGradient<T> {
-    fn name(&self) -> &'static str {
-        "implicit GEMM of the filter gradient"
-    }
-
     fn epilogue(&self) -> &Epilogue {
         &self.epilogue
     }
@@ -546,52 +551,40 @@ impl<T: Real + Send + Sync> Engine for FilterGradient<T> {
         (self.layout.shared, self.layout.each)
     }
 
-    unsafe fn run(
-        &self,
-        bases: &[*mut u8],
-        settings: RunSettings,
-        pool: &Pool,
-        scratch: Scratch,
-    ) -> Result<(), OutOfRange> {
+    unsafe fn run_tasks(&self, run: EngineRun<'_>) {
+        let EngineRun { settings, parts, .. } = run;
         let layout = &self.layout;
-        let parts = scratch.split(layout.shared, layout.each, pool);
-        let bases = BaseAddresses(bases);
         let split = self.parts.parts > 1;
-        // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate sums.
-        unsafe { self.epilogue.init_frames(parts) };
         let tasks = self.task_index(self.parts.parts, 0, 0, 0);
-        pool.run(tasks, parts.workers, &|task, worker| {
-            let bases = &{ bases };
+        run.each(tasks, |bases, task, worker| {
             let _session = Session::open(self.micro.tiles.as_ref());
             let (in_, rest) = (task % self.ins.parts, task / self.ins.parts);
             let (out, rest) = (rest % self.outs.parts, rest / self.outs.parts);
             let (group, part) = (rest % self.groups, rest / self.groups);
             let (outs, ins) = (self.outs.part(out), self.ins.part(in_));
             let scratch = parts.worker_part(worker);
-            // SAFETY: as above.
+            // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate sums.
             unsafe {
                 let sums = if split {
                     parts.shared_part().cast::<T>().add(task * layout.size)
                 } else {
                     scratch.add(layout.sums).cast::<T>()
                 };
-                self.sum_blocks(bases.0, group, self.parts.part(part), outs, ins, scratch, sums);
+                self.sum_blocks(bases, group, self.parts.part(part), outs, ins, scratch, sums);
                 if !split {
-                    self.run_epilogue(bases.0, settings, group, outs, ins, sums, layout.pitch, scratch);
+                    self.run_epilogue(bases, settings, group, outs, ins, sums, layout.pitch, scratch);
                 }
             }
         });
         if split {
             let tiles = self.outs.max_size().div_ceil(TRANSPOSED_CHANNELS);
-            pool.run(self.task_index(1, 0, 0, 0) * tiles, parts.workers, &|task, worker| {
+            run.each(self.task_index(1, 0, 0, 0) * tiles, |bases, task, worker| {
                 let (tile, rest) = (task % tiles, task / tiles);
                 let (in_, rest) = (rest % self.ins.parts, rest / self.ins.parts);
                 let (out, group) = (rest % self.outs.parts, rest / self.outs.parts);
                 // SAFETY: as above.
-                unsafe { self.add_parts({ bases }.0, settings, (group, out, in_), tile, parts, worker) };
+                unsafe { self.add_parts(bases, settings, (group, out, in_), tile, parts, worker) };
             });
         }
-        // SAFETY: all tasks are done.
-        unsafe { self.epilogue.first_failure(parts) }
     }
 }

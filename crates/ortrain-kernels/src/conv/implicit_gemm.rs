@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{ConvPass, DType, OutOfRange};
+use ortrain_expr::{ConvPass, DType};
 
 use super::copy::{RowCopy, copy_rows, fill_strips};
 use super::epilogue::Epilogue;
@@ -20,15 +20,14 @@ use super::interleave::{PhaseInterleaver, PhaseTable};
 use super::padding_fixup::RunSettings;
 use super::partition::{BlockUnit, Blocks, Partition};
 use crate::conv::desc::ConvDesc;
-use crate::conv::engine::{Engine, choose_micro_kernel};
+use crate::conv::engine::{ConvCandidate, Engine, EngineRun, boxed, choose_micro_kernel};
 use crate::conv::rect::Rect;
 use crate::gemm::levels::Real;
 use crate::gemm::micro::{Factor, Micro, Target};
 use crate::gemm::pack::{Block, pack};
 use crate::gemm::tiles::{Session, Side};
 use crate::isa::Isa;
-use crate::pool::Pool;
-use crate::scratch::{BaseAddresses, Scratch, ScratchParts};
+use crate::scratch::ScratchParts;
 use crate::tile::ALIGN;
 
 /// Depth of a panel, which stays in the first-level cache.
@@ -146,9 +145,19 @@ fn panel_elements<T: Real>(micro: &Micro<T>, depth: usize) -> usize {
     micro.packed_len(Side::B, micro.nr, depth) + slack
 }
 
+/// Outputs and gradients of inputs, with panels of windows that are packed on demand.
+pub(super) fn candidate<T: Real + Send + Sync>() -> ConvCandidate {
+    ConvCandidate {
+        name: "conv.implicit_gemm",
+        accepts: |request| request.desc.shape.pass != ConvPass::FilterGradient,
+        preferences: &[],
+        build: |request| ImplicitGemm::<T>::new(request.desc, request.isa, request.epilogue).map(boxed),
+    }
+}
+
 impl<T: Real> ImplicitGemm<T> {
-    /// Returns `None` if another engine is better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<ImplicitGemm<T>> {
+    /// Returns `None` if the windows have too many phases.
+    fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<ImplicitGemm<T>> {
         let shape = &desc.shape;
         let micro: Micro<T> = choose_micro_kernel(desc, isa, [desc.b, desc.a]);
         let Micro { mr, nr, .. } = micro;
@@ -623,10 +632,6 @@ impl<T: Real> ImplicitGemm<T> {
 }
 
 impl<T: Real + Send + Sync> Engine for ImplicitGemm<T> {
-    fn name(&self) -> &'static str {
-        "implicit GEMM"
-    }
-
     fn epilogue(&self) -> &Epilogue {
         &self.epilogue
     }
@@ -635,27 +640,19 @@ impl<T: Real + Send + Sync> Engine for ImplicitGemm<T> {
         (self.layout.shared, self.layout.each)
     }
 
-    unsafe fn run(
-        &self,
-        bases: &[*mut u8],
-        settings: RunSettings,
-        pool: &Pool,
-        scratch: Scratch,
-    ) -> Result<(), OutOfRange> {
-        let parts = scratch.split(self.layout.shared, self.layout.each, pool);
-        let bases = BaseAddresses(bases);
-        // SAFETY: scratch memory has the layout that `new` computed. Tasks have separate blocks.
-        unsafe { self.epilogue.init_frames(parts) };
+    unsafe fn run_tasks(&self, run: EngineRun<'_>) {
+        let EngineRun { settings, parts, .. } = run;
         if self.shares_windows {
             let (begin, end) = self.blocks.block(0);
             let nr = self.micro.nr;
             let partition = Partition::with_max_size(end - begin, nr, MAX_PACKED_COLUMNS);
-            pool.run(self.steps.len() * partition.parts, parts.workers, &|task, worker| {
-                let a = { bases }.0[0].cast_const();
+            run.each(self.steps.len() * partition.parts, |bases, task, worker| {
+                let a = bases[0].cast_const();
                 let scratch = parts.worker_part(worker);
                 let (steps, positions) =
                     (&self.steps[task / partition.parts], partition.part(task % partition.parts));
-                // SAFETY: as above; parts are whole panels.
+                // SAFETY: scratch memory has the layout that `new` computed. Tasks have separate blocks; parts are
+                // whole panels.
                 unsafe {
                     let strips = scratch.add(self.layout.strips).cast::<T>();
                     self.clear(strips);
@@ -668,8 +665,8 @@ impl<T: Real + Send + Sync> Engine for ImplicitGemm<T> {
                 }
             });
         } else if self.weights == Weights::Shared {
-            pool.run(self.m.div_ceil(self.height), parts.workers, &|task, worker| {
-                let filter = { bases }.0[1].cast_const();
+            run.each(self.m.div_ceil(self.height), |bases, task, worker| {
+                let filter = bases[1].cast_const();
                 let rows = (task * self.height, self.m.min((task + 1) * self.height));
                 for step in self.steps.iter().flatten() {
                     let at =
@@ -683,16 +680,13 @@ impl<T: Real + Send + Sync> Engine for ImplicitGemm<T> {
             });
         }
         let row_parts = self.rows.parts;
-        pool.run(self.groups * self.blocks.count * row_parts, parts.workers, &|task, worker| {
-            let bases = &{ bases };
+        run.each(self.groups * self.blocks.count * row_parts, |bases, task, worker| {
             let _session = Session::open(self.micro.tiles.as_ref());
             let (row, rest) = (task % row_parts, task / row_parts);
             let (block, group) = (rest % self.blocks.count, rest / self.blocks.count);
             let (positions, rows) = (self.blocks.block(block), self.rows.part(row));
             // SAFETY: as above.
-            unsafe { self.run_task(bases.0, settings, group, positions, rows, parts, worker) };
+            unsafe { self.run_task(bases, settings, group, positions, rows, parts, worker) };
         });
-        // SAFETY: all tasks are done.
-        unsafe { self.epilogue.first_failure(parts) }
     }
 }

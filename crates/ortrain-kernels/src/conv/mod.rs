@@ -28,30 +28,30 @@ pub use desc::ConvDesc;
 use std::fmt;
 use std::sync::Arc;
 
-use ortrain_expr::{ConvPass, DType, Dims, OutOfRange, Type};
+use ortrain_expr::{DType, Dims, OutOfRange, Type};
 
-use crate::conv::engine::{Engine, choose_micro_kernel};
+use crate::candidates::choose;
+use crate::conv::engine::{ConvCandidate, Engine, Request};
 use crate::gemm::levels::Real;
+use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::scratch::{RunScalars, Scratch};
 use crate::tile::Compiler;
-use channel_vectors::ChannelVectors;
-use depthwise::{Depthwise, DepthwiseFilterGradient};
-use direct::Direct;
 use epilogue::Epilogue;
-use fallback::Fallback;
-use filter_gradient::FilterGradient;
-use implicit_gemm::ImplicitGemm;
 use padding_fixup::RunSettings;
 use rect::Rect;
-use winograd::Winograd;
+use winograd::has_unsupported_elements;
 
 /// A compiled [`ConvDesc`].
 pub struct ConvKernel {
+    name: &'static str,
     engine: Box<dyn Engine>,
-    /// A faster algorithm, for operands without infinite, NaN or huge elements.
-    winograd: Option<Winograd>,
+    /// Engine for infinite, NaN or huge elements, if `engine` needs moderate elements.
+    general: Option<(&'static str, Box<dyn Engine>)>,
+    isa: Isa,
     is_f64: bool,
+    /// Number of elements of A and B, and number of buffers.
+    sizes: [usize; 2],
     buffers: usize,
 }
 
@@ -85,23 +85,30 @@ impl ConvKernel {
             (a, b) if Type::of(a) == Type::F32 && Type::of(b) == Type::F32 => false,
             (a, b) => return Err(format!("a convolution of {a} and {b} is not supported")),
         };
-        let (engine, transformed) = if double {
-            choose_engine::<f64>(desc, compiler)?
+        let (chosen, general) = if double {
+            choose_engines::<f64>(desc, compiler)?
         } else {
-            choose_engine::<f32>(desc, compiler)?
+            choose_engines::<f32>(desc, compiler)?
         };
-        let nest = &desc.epilogue;
-        let buffers = 1 + nest.loads.len() + nest.stores.len();
-        Ok(ConvKernel { engine, winograd: transformed, is_f64: double, buffers })
+        let [a, b, _] = desc.shape.operands().map(|dims| dims.iter().product());
+        Ok(ConvKernel {
+            name: chosen.0,
+            engine: chosen.1,
+            general,
+            isa: compiler.isa(),
+            is_f64: double,
+            sizes: [a, b],
+            buffers: 1 + desc.epilogue.loads.len() + desc.epilogue.stores.len(),
+        })
     }
 
-    /// Describes the algorithm.
+    /// Returns the name of the kernel.
     #[must_use]
     pub fn describe(&self) -> String {
-        let name = self.engine.name();
-        match self.winograd {
-            Some(_) => {
-                format!("Winograd F(2x2, 3x3); for operands with infinite, NaN or huge elements: {name}")
+        let name = self.name;
+        match &self.general {
+            Some((general, _)) => {
+                format!("{name}; for operands with infinite, NaN or huge elements {general}")
             }
             None => name.to_owned(),
         }
@@ -122,7 +129,8 @@ impl ConvKernel {
 
     /// Returns the bytes that all workers share, and the bytes of each worker. They suffice for both algorithms.
     fn scratch(&self) -> (usize, usize) {
-        let (a, b) = (self.engine.scratch(), self.winograd.as_ref().map_or((0, 0), Winograd::scratch));
+        let general = self.general.as_ref().map_or((0, 0), |(_, engine)| engine.scratch());
+        let (a, b) = (self.engine.scratch(), general);
         (a.0.max(b.0), a.1.max(b.1))
     }
 
@@ -151,12 +159,14 @@ impl ConvKernel {
         let workers = scratch.split(shared, each, pool).workers;
         let finish = self.engine.epilogue();
         let mut settings = RunSettings { scalars, may_need_fixup: true };
-        if let Some(transformed) = &self.winograd {
-            if !transformed.has_unsupported_elements(bases, pool, workers) {
+        let mut engine = &self.engine;
+        if let Some((_, general)) = &self.general {
+            if !has_unsupported_elements(self.isa, self.sizes, bases, pool, workers) {
                 settings.may_need_fixup = false;
                 // SAFETY: the caller's contract.
-                return unsafe { transformed.run(bases, settings, pool, scratch) };
+                return unsafe { engine.run(bases, settings, pool, scratch) };
             }
+            engine = general;
         } else {
             settings.may_need_fixup = finish
                 .padding_fixup
@@ -164,7 +174,7 @@ impl ConvKernel {
                 .is_some_and(|edges| edges.may_be_nonfinite(bases, pool, workers));
         }
         // SAFETY: the caller's contract.
-        unsafe { self.engine.run(bases, settings, pool, scratch) }?;
+        unsafe { engine.run(bases, settings, pool, scratch) }?;
         if let Some(edges) =
             finish.padding_fixup.as_ref().filter(|_| settings.may_need_fixup && finish.is_direct())
         {
@@ -182,34 +192,41 @@ impl ConvKernel {
     }
 }
 
-/// Chooses the engine for a shape: the first one that supports the shape and is not slower than the engines after it.
-/// Also chooses Winograd's algorithm if that is faster.
-fn choose_engine<T: Real + Send + Sync>(
+/// All candidates, from the fastest to the most general one.
+fn candidates<T: Real + Send + Sync>() -> [ConvCandidate; 9] {
+    [
+        winograd::result::candidate::<T>(),
+        winograd::filter::candidate::<T>(),
+        channel_vectors::candidate::<T>(),
+        depthwise::candidate::<T>(),
+        depthwise::filter_gradient_candidate::<T>(),
+        direct::candidate::<T>(),
+        implicit_gemm::candidate::<T>(),
+        filter_gradient::candidate::<T>(),
+        fallback::candidate::<T>(),
+    ]
+}
+
+/// Returns the names of all candidates.
+pub(crate) fn kernel_names() -> [&'static str; 9] {
+    candidates::<f32>().map(|candidate| candidate.name)
+}
+
+/// An engine and its name.
+type Named = (&'static str, Box<dyn Engine>);
+
+/// Chooses the engine for a shape, and a general engine if the first one needs moderate elements.
+fn choose_engines<T: Real + Send + Sync>(
     desc: &ConvDesc,
     compiler: Compiler<'_>,
-) -> Result<(Box<dyn Engine>, Option<Winograd>), String> {
-    let isa = compiler.isa();
-    let finish = Arc::new(Epilogue::new::<T>(desc, compiler)?);
-    fn boxed<E: Engine + 'static>(engine: E) -> Box<dyn Engine> {
-        Box::new(engine)
-    }
-    // Engines without packing, and engines that transform windows, multiply the operands unchanged.
-    let as_they_are = choose_micro_kernel::<T>(desc, isa, [desc.a, desc.b]).tiles.is_none();
-    let engine = as_they_are.then(|| ChannelVectors::<T>::new(desc, isa, &finish).map(boxed)).flatten();
-    let engine = engine.or_else(|| match desc.shape.pass {
-        ConvPass::Output | ConvPass::InputGradient => as_they_are
-            .then(|| {
-                let direct = || if T::BYTES == 4 { Direct::new(desc, isa, &finish).map(boxed) } else { None };
-                Depthwise::<T>::new(desc, isa, &finish).map(boxed).or_else(direct)
-            })
-            .flatten()
-            .or_else(|| ImplicitGemm::<T>::new(desc, isa, &finish).map(boxed)),
-        ConvPass::FilterGradient => as_they_are
-            .then(|| DepthwiseFilterGradient::<T>::new(desc, isa, &finish).map(boxed))
-            .flatten()
-            .or_else(|| FilterGradient::<T>::new(desc, isa, &finish).map(boxed)),
-    });
-    let engine = engine.unwrap_or_else(|| boxed(Fallback::<T>::new(desc, isa, Arc::clone(&finish))));
-    let fits = T::BYTES == 4 && as_they_are;
-    Ok((engine, fits.then(|| Winograd::new(desc, isa, &finish)).flatten()))
+) -> Result<(Named, Option<Named>), String> {
+    let epilogue = &Arc::new(Epilogue::new::<T>(desc, compiler)?);
+    let request = Request { desc, isa: compiler.isa(), epilogue };
+    let candidates = candidates::<T>();
+    let chosen = choose(&candidates, &request, compiler.kernels())?;
+    let general = chosen
+        .1
+        .needs_moderate_elements()
+        .then(|| choose(&candidates, &request, &compiler.kernels().without(&winograd::NAMES)));
+    Ok((chosen, general.transpose()?))
 }

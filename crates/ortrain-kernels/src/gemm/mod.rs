@@ -17,11 +17,13 @@ mod corner_copy;
 mod desc;
 pub(crate) mod levels;
 pub(crate) mod micro;
+mod operand;
 pub(crate) mod pack;
 mod plan;
 mod portable;
 pub(crate) mod run;
 mod small_m;
+mod strategies;
 pub(crate) mod tiles;
 
 use std::fmt;
@@ -37,6 +39,11 @@ use run::{Engine, Product};
 /// Compiled [`GemmDesc`].
 pub struct GemmKernel {
     engine: Box<dyn Engine>,
+}
+
+/// Returns the names of all candidates.
+pub(crate) fn kernel_names() -> [&'static str; 6] {
+    strategies::candidates::<f32>().map(|candidate| candidate.name)
 }
 
 impl fmt::Debug for GemmKernel {
@@ -72,7 +79,7 @@ impl GemmKernel {
         Ok(GemmKernel { engine })
     }
 
-    /// Describes the algorithm: the blocks, the packing of the operands, and the epilogue.
+    /// Describes the kernel: its name, the blocks, the packing of the operands, and the epilogue.
     #[must_use]
     pub fn describe(&self) -> String {
         self.engine.describe()

@@ -5,9 +5,10 @@ use ortrain_expr::{Access, DType, Inst, Load, Nest, Type};
 use super::desc::GemmDesc;
 use super::levels::Real;
 use super::micro::Micro;
-use super::pack::Elements;
-use super::small_m;
+use super::operand::{MAX_REUSED_BLOCK_BYTES, Operand, Packing, has_page_stride};
+use super::strategies::{MIN_SPLIT_K_DEPTH, Request, Strategy, candidates};
 use super::tiles::Side;
+use crate::candidates::choose;
 use crate::isa::CACHE_LINE_BYTES;
 use crate::tile::strided_iter::StridedIter;
 use crate::tile::{ALIGN, Compiler, LoopOrder, LoopPlan, TileProgram};
@@ -25,9 +26,6 @@ const BLOCK_ROW_PANELS: usize = 16;
 const BLOCK_COLUMNS: usize = 256;
 /// Columns of a block if A is too long to be kept packed: each further block of columns would pack A again.
 const WIDE_BLOCK_COLUMNS: usize = 1024;
-/// Maximum number of bytes of an operand's block that is kept packed over all of k. It is packed once, so it may exceed
-/// the second-level cache.
-const MAX_REUSED_BLOCK_BYTES: usize = 2 << 20;
 /// Bytes of B that are packed at a time for all threads.
 const SHARED_STRIP_BYTES: usize = 8 << 20;
 /// Minimum number of multiplications of a task.
@@ -46,28 +44,17 @@ const MIN_UNPACKED_ROW_BYTES: usize = 2 * CACHE_LINE_BYTES;
 const MAX_SEPARATE_EPILOGUE_BYTES: usize = 1 << 20;
 /// Number of columns below which an epilogue is inefficient, because it processes one piece of a row at a time.
 const NARROW_COLUMNS: usize = 512;
-/// Maximum number of elements of results for split-K.
-const MAX_SPLIT_K_ELEMENTS: usize = 128 * 128;
-/// Maximum numbers of rows and of columns of a product computed by dot products.
-const MAX_DOT_LINES: (usize, usize) = (16, 12);
-/// Minimum depth for dot products with few rows; with few columns twice as much.
-const MIN_DOT_DEPTH: usize = 64;
-/// Minimum depth of a part of split-K.
-const MIN_SPLIT_K_DEPTH: usize = 512;
 /// Bytes of chunks that stay in the first-level cache beside sums.
 const L1_CHUNK_BYTES: usize = 32 << 10;
 /// Maximum number of elements of all partial results of split-K.
 const MAX_PARTIAL_ELEMENTS: usize = 1 << 19;
 
-/// Minimum ratio of the elements of B to the elements of A and of the results for a swapped product, in halves. The
-/// first value applies if B then needs no packing, the second otherwise.
-const MIN_SWAP_RATIO_HALVES: (usize, usize) = (3, 4);
-
 /// Partition of the product, and layout of scratch memory.
 #[derive(Debug)]
 pub(super) struct ProductPlan {
-    /// True if the operands are swapped: the kernel computes blocks of `Cᵀ = Bᵀ·Aᵀ`, and transposes finished blocks.
-    pub(super) is_swapped: bool,
+    /// Name of the kernel.
+    name: &'static str,
+    pub(super) strategy: Strategy,
     pub(super) batch: usize,
     pub(super) m: usize,
     pub(super) n: usize,
@@ -94,11 +81,6 @@ pub(super) struct ProductPlan {
     pub(super) epilogue: TileProgram,
     /// Destination of the micro-kernel, if the epilogue only stores the product, and columns are adjacent.
     pub(super) direct: Option<DirectStore>,
-    /// True if the product has few rows, and is computed without packing B.
-    pub(super) has_small_m: bool,
-    /// Operand with few rows or few columns, if the product is computed as dot products with lines of the other operand
-    /// in place.
-    pub(super) skinny_operand: Option<SkinnyOperand>,
     /// Bytes of shared scratch memory, and the offset of the partial results of split-K.
     pub(super) shared: usize,
     pub(super) partial_at: usize,
@@ -108,109 +90,6 @@ pub(super) struct ProductPlan {
     pub(super) swapped_at: usize,
     pub(super) corner_at: usize,
     pub(super) bytes: usize,
-}
-
-/// Storage of an operand for the micro-kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Packing {
-    /// Read in place.
-    InPlace,
-    /// Packed by each task. If `full_depth`, the block covers all of a part's depth, and the next task may reuse it.
-    PerTask { full_depth: bool },
-    /// Packed once for all tasks.
-    Shared,
-}
-
-impl Packing {
-    fn describe(self) -> &'static str {
-        match self {
-            Packing::InPlace => "in place",
-            Packing::PerTask { .. } => "packed by each task",
-            Packing::Shared => "packed once",
-        }
-    }
-}
-
-/// Operand with few lines, in a product computed as dot products.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum SkinnyOperand {
-    /// Few rows.
-    A,
-    /// Few columns.
-    B,
-}
-
-impl SkinnyOperand {
-    fn of((m, n, k): (usize, usize, usize), real: DType, a: &Operand, b: &Operand) -> Option<SkinnyOperand> {
-        let along = |operand: &Operand| operand.elements.are_stored_as(real) && operand.depth == 1;
-        if m <= MAX_DOT_LINES.0 && k >= MIN_DOT_DEPTH && along(b) {
-            Some(SkinnyOperand::A)
-        } else if n <= MAX_DOT_LINES.1 && k >= 2 * MIN_DOT_DEPTH && along(a) {
-            Some(SkinnyOperand::B)
-        } else {
-            None
-        }
-    }
-}
-
-/// Operand A or B.
-#[derive(Debug)]
-pub(super) struct Operand {
-    /// Index among the buffers.
-    pub(super) slot: usize,
-    pub(super) elements: Elements,
-    pub(super) offset: isize,
-    pub(super) batch: StridedIter,
-    /// Steps across the panels and along k.
-    pub(super) line: isize,
-    pub(super) depth: isize,
-    pub(super) packing: Packing,
-    /// Offset of the packed block in scratch memory.
-    pub(super) at: usize,
-}
-
-impl Operand {
-    /// Creates operand `slot` of a product over `nest`. Its lines are the lines of the axes `lines`, with a constant
-    /// step. `across` is the last of these axes in the access, and `along` is the axis of k.
-    fn new(
-        (access, rounded, slot): (&Access, Option<DType>, usize),
-        nest: &Nest,
-        k: usize,
-        outside: &[usize],
-        (across, along): (usize, usize),
-    ) -> Result<Operand, String> {
-        let mut dims = nest.dims.clone();
-        dims[along] = k;
-        if access.strides.len() != dims.len() {
-            return Err(format!("strides {:?} for {} axes", access.strides, dims.len()));
-        }
-        if let Some((low, high)) = access.position_range(&dims)
-            && (low < 0 || high >= access.len as isize)
-        {
-            return Err(format!("elements {low}..={high} of a buffer of {}", access.len));
-        }
-        let batch = outside.iter().map(|&axis| (nest.dims[axis], access.strides[axis]));
-        Ok(Operand {
-            slot,
-            elements: Elements { stored: access.dtype, rounded },
-            offset: access.offset as isize,
-            batch: StridedIter::new(batch)?,
-            line: access.strides[across],
-            depth: access.strides[along],
-            packing: Packing::InPlace,
-            at: 0,
-        })
-    }
-
-    /// Returns true if a micro-kernel can read the lines in place like lines of A: elements are adjacent along k.
-    fn is_adjacent_along_k(&self, real: DType) -> bool {
-        self.elements.are_stored_as(real) && self.depth == 1 && !has_page_stride(self.line, real.size(), 4096)
-    }
-}
-
-/// Returns true if the distance between lines is a multiple of a page: the lines then conflict in the caches.
-fn has_page_stride(step: isize, bytes: usize, page: isize) -> bool {
-    step.wrapping_mul(bytes as isize) % page == 0
 }
 
 /// Axes of the epilogue: outer axes, and the axes of the rows and columns of one product.
@@ -307,30 +186,13 @@ impl ProductPlan {
         let mut direct =
             direct_store(nest, &outside, if swaps_operands { (axes + 1, axes) } else { (axes, axes + 1) })?;
 
-        // Paths without packing need operands as they are; bfloat16 tiles are always packed.
-        let as_they_are = micro.tiles.is_none();
-        let dots = as_they_are && T::dots(isa).is_some();
-        let skinny = if dots { SkinnyOperand::of((m, n, k), real, &a, &b) } else { None };
-        let has_small_m = as_they_are
-            && skinny.is_none()
-            && m <= small_m::MAX_ROWS
-            && (b.line == 1 || b.depth == 1)
-            && (m * T::BYTES).saturating_mul(k) <= MAX_REUSED_BLOCK_BYTES;
-        let small = batch * m * n <= MAX_SPLIT_K_ELEMENTS && k >= 2 * MIN_SPLIT_K_DEPTH;
+        let request = Request { batch, m, n, k, a: &a, b: &b, micro, isa };
+        let (name, strategy) = choose(&candidates::<T>(), &request, compiler.kernels())?;
+        let splits_k = strategy != Strategy::FewRows && request.may_split_k();
         let keeps = |side: Side, lines: usize, depths: usize| {
             micro.packed_len(side, lines, depths).saturating_mul(T::BYTES) <= MAX_REUSED_BLOCK_BYTES
         };
-        let halves =
-            if b.is_adjacent_along_k(real) { MIN_SWAP_RATIO_HALVES.0 } else { MIN_SWAP_RATIO_HALVES.1 };
-        let swapped = as_they_are
-            && skinny.is_none()
-            && !has_small_m
-            && !small
-            && b.elements.are_stored_as(real)
-            && (b.depth == 1 || b.line == 1)
-            && micro.fills_panels(m)
-            && 2usize.saturating_mul(n).saturating_mul(k)
-                >= halves.saturating_mul(m).saturating_mul(k.saturating_add(n));
+        let swapped = strategy == Strategy::SwappedPanels;
         let (mut m, mut n) = (m, n);
         if swapped {
             std::mem::swap(&mut a, &mut b);
@@ -340,28 +202,25 @@ impl ProductPlan {
             row_unit = mr;
         }
         let mut partition = BlockPartition::new(batch, m, n, k, (mr, nr), row_unit);
-        if !has_small_m && small && partition.tasks() < partition.target_tasks {
+        if splits_k && partition.tasks() < partition.target_tasks {
             partition.parts = (partition.target_tasks / partition.tasks().max(1))
                 .min(k / MIN_SPLIT_K_DEPTH)
                 .min(MAX_PARTIAL_ELEMENTS / (batch * m * n).max(1))
                 .max(1);
         }
         if partition.parts == 1 {
-            let panels = skinny.is_none() && !has_small_m;
             if swapped {
                 partition.refine(true, false);
-            } else if panels && !keeps(Side::A, partition.rows.div_ceil(2), k) {
+            } else if strategy == Strategy::Panels && !keeps(Side::A, partition.rows.div_ceil(2), k) {
                 partition.cols = even_block_size(n, WIDE_BLOCK_COLUMNS, nr);
                 partition.refine(true, false);
             } else {
-                partition.refine(
-                    !has_small_m && skinny != Some(SkinnyOperand::A),
-                    skinny != Some(SkinnyOperand::B),
-                );
+                let keeps_rows = matches!(strategy, Strategy::FewRows | Strategy::DotsOfRows);
+                partition.refine(!keeps_rows, strategy != Strategy::DotsOfColumns);
             }
         }
         // With few long sums, a chunk of both operands stays in the first-level cache.
-        let max_tasks = if skinny.is_some() {
+        let max_tasks = if strategy.is_dots() {
             MAX_DOT_CHUNK_DEPTH
         } else if partition.parts > 1 {
             (L1_CHUNK_BYTES / ((m + n) * T::BYTES).max(1))
@@ -378,21 +237,21 @@ impl ProductPlan {
         let small = (batch * m * n).saturating_mul(T::BYTES) <= MAX_SEPARATE_EPILOGUE_BYTES;
         // Length of a piece of a row of results, and of the row.
         let (piece, row) = if swapped { (rows, m) } else { (cols, n) };
-        let is_separate =
-            parts > 1 || direct.is_none() && !has_small_m && piece < row.min(NARROW_COLUMNS) && small;
+        let is_separate = parts > 1
+            || direct.is_none() && strategy != Strategy::FewRows && piece < row.min(NARROW_COLUMNS) && small;
         if is_separate {
             direct = None;
         }
-        let strip = match skinny {
-            _ if has_small_m => n.next_multiple_of(cols).max(cols),
-            Some(skinny_side) => {
-                let operand = if skinny_side == SkinnyOperand::A { &mut a } else { &mut b };
+        let strip = match strategy {
+            Strategy::FewRows => n.next_multiple_of(cols).max(cols),
+            Strategy::DotsOfRows | Strategy::DotsOfColumns => {
+                let operand = if strategy == Strategy::DotsOfRows { &mut a } else { &mut b };
                 if !operand.elements.are_stored_as(real) || operand.depth != 1 {
                     operand.packing = Packing::PerTask { full_depth: true };
                 }
                 n.next_multiple_of(cols).max(cols)
             }
-            None => {
+            Strategy::SwappedPanels | Strategy::Panels => {
                 let blocks = BlockSizes { m, n, k, batch, rows, cols, bytes: T::BYTES };
                 let part = part.min(k);
                 let keeps_blocks = (keeps(Side::A, rows, part), keeps(Side::B, cols, part));
@@ -421,7 +280,7 @@ impl ProductPlan {
             bytes += (elements * T::BYTES).next_multiple_of(ALIGN);
             at
         };
-        if has_small_m {
+        if strategy == Strategy::FewRows {
             a.at = reserve(m * k);
         } else {
             let (rows, cols) = (rows.next_multiple_of(mr), cols.next_multiple_of(nr));
@@ -443,12 +302,13 @@ impl ProductPlan {
             }
         }
         let partial_at = reserve_shared(if is_separate { parts * batch * m * n } else { 0 });
-        let block = if direct.is_some() && !has_small_m { 0 } else { rows * cols };
+        let block = if direct.is_some() && strategy != Strategy::FewRows { 0 } else { rows * cols };
         let block_at = reserve(if is_separate { tape.tile } else { block });
         let swapped_at = reserve(if swapped { rows * cols } else { 0 });
         let corner_at = reserve(mr * nr);
         let shape = ProductPlan {
-            is_swapped: swapped,
+            name,
+            strategy,
             batch,
             m,
             n,
@@ -467,8 +327,6 @@ impl ProductPlan {
             buffers: 1 + nest.loads.len() + nest.stores.len(),
             epilogue: tape,
             direct,
-            has_small_m,
-            skinny_operand: skinny,
             shared,
             partial_at,
             block_at,
@@ -481,20 +339,12 @@ impl ProductPlan {
 }
 
 impl ProductPlan {
-    /// Describes the algorithm: the micro-kernel, the packing of the operands, the split of k, and the epilogue.
+    /// Describes the kernel: its name, the micro-kernel, the packing of the operands, the split of k, and the epilogue.
     pub(super) fn describe<T>(&self, micro: &Micro<T>) -> String {
-        let mut text = match (self.skinny_operand, self.has_small_m) {
-            (Some(SkinnyOperand::A), _) => "dot products of few rows".to_owned(),
-            (Some(SkinnyOperand::B), _) => "dot products of few columns".to_owned(),
-            (None, true) => "few rows, B in place".to_owned(),
-            (None, false) => {
-                let tiles = if micro.tiles.is_some() { "bfloat16 tiles" } else { "panels" };
-                let [a, b] = [&self.a, &self.b].map(|operand| operand.packing.describe());
-                format!("{tiles} of {}x{}, A {a}, B {b}", micro.mr, micro.nr)
-            }
-        };
-        if self.is_swapped {
-            text += ", operands swapped";
+        let mut text = self.name.to_owned();
+        if self.strategy.is_panels() {
+            let [a, b] = [&self.a, &self.b].map(|operand| operand.packing.describe());
+            text += &format!(", {}x{}, A {a}, B {b}", micro.mr, micro.nr);
         }
         if self.parts > 1 {
             text += &format!(", split-K in {} parts", self.parts);

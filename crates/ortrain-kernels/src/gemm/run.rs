@@ -5,9 +5,11 @@ use ortrain_expr::OutOfRange;
 use super::desc::GemmDesc;
 use super::levels::Real;
 use super::micro::{DotKernels, Factor, Micro, Target};
+use super::operand::{Operand, Packing};
 use super::pack::{Block, pack, transpose};
-use super::plan::{BlockKey, Operand, PackedBlocks, Packing, ProductPlan, SkinnyOperand};
+use super::plan::{BlockKey, PackedBlocks, ProductPlan};
 use super::small_m::{self, SmallMBlock};
+use super::strategies::Strategy;
 use super::tiles::{Session, Side};
 use crate::isa::{Level, Work};
 use crate::pool::{Pool, pause};
@@ -176,7 +178,9 @@ impl<T: Real> Product<T> {
         // SAFETY: the caller's contract, and the layout of `Shape::new`.
         unsafe {
             let (c, c_row) = match &shape.direct {
-                _ if shape.is_swapped => (scratch.add(shape.swapped_at).cast::<T>(), cols.1 as isize),
+                _ if shape.strategy == Strategy::SwappedPanels => {
+                    (scratch.add(shape.swapped_at).cast::<T>(), cols.1 as isize)
+                }
                 _ if shape.has_separate_epilogue => {
                     let partial = parts.shared_part().add(shape.partial_at).cast::<T>();
                     let row = ((part * shape.batch + batch) * shape.m + rows.0) * shape.n;
@@ -191,14 +195,15 @@ impl<T: Real> Product<T> {
             };
             let shared = parts.shared_part();
             let task = Task { batch, rows, cols, depths, strip, shared, scratch, bases: bases.0, c, c_row };
-            if shape.has_small_m {
-                self.multiply_small_m(&task);
-            } else if let (Some(side), Some(dots)) = (shape.skinny_operand, self.dots) {
-                self.multiply_by_dots(&task, side, dots);
-            } else {
-                self.multiply(&task);
+            match (shape.strategy, self.dots) {
+                (Strategy::FewRows, _) => self.multiply_small_m(&task),
+                (Strategy::DotsOfRows | Strategy::DotsOfColumns, Some(dots)) => {
+                    self.multiply_by_dots(&task, dots);
+                }
+                _ => self.multiply(&task),
             }
-            let task = if shape.is_swapped { self.transpose_block(task, parts) } else { task };
+            let is_swapped = shape.strategy == Strategy::SwappedPanels;
+            let task = if is_swapped { self.transpose_block(task, parts) } else { task };
             if shape.direct.is_none() && !shape.has_separate_epilogue {
                 self.finish_block(&task, scalars);
             }
@@ -268,12 +273,13 @@ impl<T: Real> Product<T> {
 
     /// Computes a block of a product as dot products. Few lines of one operand, which stay in the first-level cache,
     /// are multiplied with the lines of the other operand.
-    unsafe fn multiply_by_dots(&self, task: &Task<'_, T>, side: SkinnyOperand, dots: DotKernels<T>) {
-        let ProductPlan { depth, epilogue: ref tape, ref a, ref b, .. } = self.shape;
+    unsafe fn multiply_by_dots(&self, task: &Task<'_, T>, dots: DotKernels<T>) {
+        let ProductPlan { depth, strategy, epilogue: ref tape, ref a, ref b, .. } = self.shape;
         let &Task { rows, cols, depths, scratch, c, c_row, .. } = task;
-        let (operand, other, lines, others, line_step, other_step) = match side {
-            SkinnyOperand::A => (a, b, rows, cols, c_row, 1),
-            SkinnyOperand::B => (b, a, cols, rows, 1, c_row),
+        let (operand, other, lines, others, line_step, other_step) = if strategy == Strategy::DotsOfRows {
+            (a, b, rows, cols, c_row, 1)
+        } else {
+            (b, a, cols, rows, 1, c_row)
         };
         let first = element_address(operand, task.bases[operand.slot], task.batch, lines.0, depths.0);
         let (mut at, mut line) = (first.cast::<T>(), operand.line);
@@ -487,7 +493,7 @@ impl<T: Real> Product<T> {
 
     /// Runs the epilogue over a finished block.
     unsafe fn finish_block(&self, task: &Task<'_, T>, scalars: RunScalars) {
-        let n = if self.shape.is_swapped { self.shape.m } else { self.shape.n };
+        let n = if self.shape.strategy == Strategy::SwappedPanels { self.shape.m } else { self.shape.n };
         let (rows, cols) = (task.rows, task.cols);
         // SAFETY: the caller's contract.
         unsafe {

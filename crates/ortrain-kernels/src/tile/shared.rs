@@ -11,6 +11,7 @@ use rustc_hash::FxHashMap;
 use super::jit::CodeMemory;
 use super::loop_plan::{FirstStageOutputs, LoopOrder, LoopPlan};
 use super::program::Code;
+use crate::candidates::{ALL_KERNELS, KernelFilter};
 use crate::isa::Isa;
 use crate::settings::TileMode;
 
@@ -51,31 +52,45 @@ struct CodeCache {
 pub fn with_shared_code<T, E>(
     isa: Isa,
     mode: TileMode,
+    kernels: &KernelFilter,
     make: impl Fn(Compiler<'_>) -> Result<T, E>,
 ) -> Result<T, E> {
     let codes = CodeCache::default();
-    let result = make(Compiler { isa, mode, cache: Some(&codes) })?;
+    let result = make(Compiler { isa, mode, kernels, cache: Some(&codes) })?;
     if codes.memory.finish() {
         return Ok(result);
     }
-    make(Compiler { isa, mode: TileMode::Interpreter, cache: Some(&CodeCache::default()) })
+    make(Compiler { isa, mode: TileMode::Interpreter, kernels, cache: Some(&CodeCache::default()) })
 }
 
-/// Compiler of kernels: an instruction-set level, for one kernel or for [several kernels](with_shared_code).
+/// Compiler of kernels: an instruction-set level and a filter of kernels, for one kernel or for [several
+/// kernels](with_shared_code).
 #[derive(Clone, Copy, Debug)]
 pub struct Compiler<'a> {
     isa: Isa,
     mode: TileMode,
+    kernels: &'a KernelFilter,
     cache: Option<&'a CodeCache>,
 }
 
 impl From<Isa> for Compiler<'_> {
     fn from(isa: Isa) -> Self {
-        Compiler { isa, mode: TileMode::MachineCode, cache: None }
+        Compiler { isa, mode: TileMode::MachineCode, kernels: &ALL_KERNELS, cache: None }
     }
 }
 
-impl Compiler<'_> {
+impl<'a> Compiler<'a> {
+    /// Returns a compiler that filters kernels.
+    #[must_use]
+    pub fn with_kernels(self, kernels: &'a KernelFilter) -> Self {
+        Compiler { kernels, ..self }
+    }
+
+    /// Returns the filter of kernels.
+    pub(crate) fn kernels(self) -> &'a KernelFilter {
+        self.kernels
+    }
+
     /// Returns the instruction-set level.
     #[must_use]
     pub fn isa(self) -> Isa {
@@ -160,7 +175,7 @@ mod tests {
     #[test]
     fn nests_at_other_offsets_share_code() {
         let isa = Isa::detect().unwrap();
-        let tapes = with_shared_code(isa, TileMode::MachineCode, |compiler| {
+        let tapes = with_shared_code(isa, TileMode::MachineCode, &ALL_KERNELS, |compiler| {
             let others = [((17, 300), 50, 2.0), ((0, 0), 51, 2.0), ((0, 0), 50, -2.0)];
             let first = scale_program(compiler, 50, 2.0, (0, 0));
             Ok::<_, String>((
@@ -183,7 +198,7 @@ mod tests {
     fn kernels_are_interpreted_without_code_memory() {
         let isa = Isa::detect().unwrap();
         let tapes = RefCell::new(Vec::new());
-        let result = with_shared_code(isa, TileMode::MachineCode, |compiler| {
+        let result = with_shared_code(isa, TileMode::MachineCode, &ALL_KERNELS, |compiler| {
             let program = scale_program(compiler, 50, 2.0, (0, 0));
             // Executable memory accepts no more code, so the system refuses at the end.
             if let Some(codes) = compiler.cache.filter(|_| compiler.uses_machine_code()) {

@@ -2,10 +2,11 @@
 
 use std::marker::PhantomData;
 
-use ortrain_expr::{DType, WindowShape};
+use ortrain_expr::{DType, WindowPass, WindowShape};
 
-use crate::isa::{Level, Work};
+use crate::isa::{Isa, Level, Work, portable};
 use crate::tile::number::{Number, Stored};
+use crate::window::engine::{Engine, Selected, WindowCandidate, with_element};
 use crate::window::plan::{
     Buffers, Element, MAX_AXES, MIN_TASK_WORK, MIN_UNDIVIDED_PLANES, Part, Plan, Positions, Tasks,
 };
@@ -29,6 +30,36 @@ const BATCH: usize = 4;
 const MAX_NARROW_ELEMENTS: usize = 16 * 1024;
 /// Offset of a missing cell. It is outside of the plane, wherever the window begins.
 const NO_CELL: isize = isize::MIN / 2;
+
+/// Gradient of a maximum with overlapping windows. Follows positions, or the numbers of cells in their windows.
+pub(super) fn candidate() -> WindowCandidate {
+    WindowCandidate {
+        name: "window.max_backward",
+        accepts: |request| request.plan.pass == WindowPass::MaxGradient,
+        preferences: &[],
+        build: |request| {
+            let &Plan { dtype, ref positions, planes, source, target, .. } = request.plan;
+            let spread = MaxBackward::new(dtype, request.shape, positions);
+            let tasks = spread.tasks(planes, source, target);
+            let scratch = spread.scratch(&tasks);
+            Some(Selected { engine: Box::new(spread), tasks, scratch })
+        },
+    }
+}
+
+impl Engine for MaxBackward {
+    /// Returns the number of elements of a plane.
+    fn rows(&self, plan: &Plan) -> usize {
+        plan.target
+    }
+
+    fn compute_part(&self, plan: &Plan, _: Isa, buffers: Buffers, part: Part) {
+        // Work that goes element by element gains nothing from vectors.
+        with_element!(plan.dtype, S => {
+            portable::enter(Run::<S>::new(plan, self, buffers, part));
+        });
+    }
+}
 
 impl MaxBackward {
     /// Plans the gradient for elements of type `dtype`.

@@ -1,24 +1,11 @@
 //! Pooling: the largest element or the sum under windows that slide over planes, and the gradients of both.
 //!
-//! The sizes select one of six algorithms:
-//!
-//! - `plane_vectors`: vectors of windows over a whole plane. The plane is laid out first, as `row_vectors` does with
-//!   rows. For planes that fit into a cache.
-//! - `row_vectors`: vectors of windows along the last axis. Rows are first laid out as lines, with padding, and
-//!   separated by the remainder of the position modulo the stride. Adjacent windows then read adjacent elements. For
-//!   large planes.
-//! - `per_window`: window by window, over the cells inside of the input. For integers, for few windows along the last
-//!   axis, and for sizes that fit no line.
-//! - `nonoverlapping`: gradients if at most one window covers an element. Tests for each element if the window over it
-//!   had its maximum there.
-//! - `sum_backward`: the gradient of a sum with overlapping windows. Sums for each element the gradients of the windows
-//!   that cover it.
-//! - `max_backward`: the gradient of a maximum with overlapping windows. Follows positions, or the numbers of cells in
-//!   their windows.
+//! The sizes select one of several algorithms, each in its own file. [`candidates`] lists them.
 //!
 //! All algorithms give the same bits: maxima are exact, and sums have the order that [`ortrain_expr::WindowPass`]
 //! defines.
 
+mod engine;
 mod max_backward;
 mod nonoverlapping;
 mod per_window;
@@ -30,18 +17,13 @@ mod sum_backward;
 use ortrain_expr::{DType, IndexKind, SlidingAxis, WindowPass, WindowShape};
 use smallvec::SmallVec;
 
-use crate::isa::{Isa, portable};
+use crate::candidates::choose;
+use crate::isa::Isa;
 use crate::pool::Pool;
 use crate::scratch::{BaseAddresses, Scratch};
-use crate::tile::number::{Bf16, F16};
-use crate::window::plan::{
-    Axes, Buffers, MAX_AXES, MIN_TASK_WORK, MIN_UNDIVIDED_PLANES, Part, Plan, Positions, Tasks, max_sources,
-};
-use max_backward::MaxBackward;
-use nonoverlapping::NonOverlapping;
-use plane_vectors::PlaneVectors;
-use row_vectors::RowVectors;
-use sum_backward::SumBackward;
+use crate::tile::Compiler;
+use crate::window::engine::{Request, Selected, WindowCandidate};
+use crate::window::plan::{Axes, Buffers, MAX_AXES, Part, Plan, Positions, Tasks};
 
 /// A pooling, as [`WindowShape`] defines it. Results have the type of the source.
 #[derive(Clone, Debug)]
@@ -56,79 +38,36 @@ pub struct WindowDesc {
 }
 
 /// A compiled [`WindowDesc`].
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct WindowKernel {
+    name: &'static str,
     plan: Plan,
-    algorithm: Algorithm,
-    dtype: DType,
     isa: Isa,
-    tasks: Tasks,
-    /// Bytes of scratch memory of a worker.
-    scratch: usize,
+    selected: Selected,
 }
 
-#[derive(Clone, Debug)]
-enum Algorithm {
-    PlaneVectors(PlaneVectors),
-    RowVectors(RowVectors),
-    PerWindow,
-    NonOverlapping(NonOverlapping),
-    SumBackward(SumBackward),
-    MaxBackward(MaxBackward),
+/// All candidates, from the fastest to the most general one.
+fn candidates() -> [WindowCandidate; 6] {
+    [
+        nonoverlapping::candidate(),
+        max_backward::candidate(),
+        plane_vectors::candidate(),
+        sum_backward::candidate(),
+        row_vectors::candidate(),
+        per_window::candidate(),
+    ]
 }
 
-/// Evaluates an expression with `$s` as the [`Element`] of a listed type.
-macro_rules! with_one_of {
-    ($dtype:expr, $s:ident => $e:expr, [$($variant:ident: $t:ty),*], $other:ident => $fault:expr) => {
-        match $dtype {
-            $(DType::$variant => {
-                type $s = $t;
-                $e
-            })*
-            $other => $fault,
-        }
-    };
-}
-
-/// Evaluates an expression with `$s` as the [`Element`] of any type that is pooled.
-macro_rules! with_element {
-    ($dtype:expr, $s:ident => $e:expr) => {
-        with_one_of!(
-            $dtype,
-            $s => $e,
-            [
-                F32: f32, F64: f64, F16: F16, BF16: Bf16,
-                I8: i8, I16: i16, I32: i32, I64: i64, U8: u8, U16: u16, U32: u32, U64: u64
-            ],
-            other => unreachable!("pooling of {other}: rejected at compile time")
-        )
-    };
-}
-
-/// Evaluates an expression with `$s` as the [`Element`] of a float type, for algorithms that only support floats.
-macro_rules! with_float {
-    ($dtype:expr, $s:ident => $e:expr) => {
-        with_one_of!(
-            $dtype,
-            $s => $e,
-            [F32: f32, F64: f64, F16: F16, BF16: Bf16],
-            other => unreachable!("{other}: this path is only for floats")
-        )
-    };
+/// Returns the names of all candidates.
+pub(crate) fn kernel_names() -> [&'static str; 6] {
+    candidates().map(|candidate| candidate.name)
 }
 
 impl WindowKernel {
-    /// Returns the name of the algorithm.
+    /// Returns the name of the kernel.
     #[must_use]
     pub fn describe(&self) -> &'static str {
-        match self.algorithm {
-            Algorithm::PlaneVectors(_) => "vectors of the windows of a plane",
-            Algorithm::RowVectors(_) => "vectors of windows along the last axis",
-            Algorithm::PerWindow => "one window at a time",
-            Algorithm::NonOverlapping(_) => "gradient of windows that do not overlap",
-            Algorithm::SumBackward(_) => "gradient of sums",
-            Algorithm::MaxBackward(_) => "gradient of maxima, added at their positions",
-        }
+        self.name
     }
 
     /// Compiles a pooling.
@@ -136,7 +75,8 @@ impl WindowKernel {
     /// # Errors
     /// If the pooling is not defined for the type, if sizes or positions overflow, or if the window slides along too
     /// many axes.
-    pub fn new(desc: &WindowDesc, isa: Isa) -> Result<WindowKernel, String> {
+    pub fn new<'a>(desc: &WindowDesc, compiler: impl Into<Compiler<'a>>) -> Result<WindowKernel, String> {
+        let compiler = compiler.into();
         let WindowDesc { ref shape, dtype, index } = *desc;
         let pass = shape.pass;
         if dtype == DType::Bool {
@@ -193,69 +133,22 @@ impl WindowKernel {
         if [source, target].iter().any(|n| n.checked_mul(planes).and_then(|n| n.checked_mul(8)).is_none()) {
             return Err(too_large());
         }
-        if planes * target == 0 {
+        let plan = Plan { pass, dtype, planes, axes, last, width, source, target, positions };
+        let (name, mut selected) = if planes * target == 0 {
             // Nothing is written.
-            let selected = Algorithm::PerWindow;
-            let plan = Plan { pass, planes, axes, last, width, source, target, positions };
-            let tasks = Tasks { planes: 1, parts: 1, rows: 0 };
-            return Ok(WindowKernel { plan, algorithm: selected, dtype, isa, tasks, scratch: 0 });
-        }
-        let mut non_overlapping_kernel =
-            if gradient { NonOverlapping::new(pass, &axes, dtype, &positions, target) } else { None };
-        // True if all cells are over the input.
-        let inside = |axis: &SlidingAxis| {
-            axis.output > 0
-                && [0, axis.output - 1].iter().all(|&o| axis.cells_over_input(o) == (0..axis.kernel))
-        };
-        let is_fast =
-            index.is_none() || index == Some((IndexKind::Cell, DType::U8)) && shape.axes.iter().all(inside);
-        let (selected, tasks, scratch) = if let Some(non_overlapping_kernel) =
-            non_overlapping_kernel.take_if(|_| is_fast)
-        {
-            let (tasks, scratch) =
-                (non_overlapping_kernel.tasks(planes, target), non_overlapping_kernel.scratch());
-            (Algorithm::NonOverlapping(non_overlapping_kernel), tasks, scratch)
-        } else if pass == WindowPass::MaxGradient {
-            let spread = MaxBackward::new(dtype, shape, &positions);
-            let tasks = spread.tasks(planes, source, target);
-            let scratch = spread.scratch(&tasks);
-            match non_overlapping_kernel {
-                // This fallback needs tasks with whole planes.
-                Some(non_overlapping_kernel) if tasks.parts == 1 => {
-                    let non_overlapping_kernel = non_overlapping_kernel.with_fallback(spread, scratch);
-                    let scratch = non_overlapping_kernel.scratch();
-                    (Algorithm::NonOverlapping(non_overlapping_kernel), tasks, scratch)
-                }
-                _ => (Algorithm::MaxBackward(spread), tasks, scratch),
-            }
+            per_window::nothing()
         } else {
-            let tasks = divide_into_rows(planes, &axes, gradient, width, target);
-            let covers = if gradient { SumBackward::new(&axes, dtype, target / width.max(1)) } else { None };
-            let plane_kernel =
-                if tasks.parts == 1 { PlaneVectors::new(pass, &axes, dtype, &positions) } else { None };
-            if let Some(planes) = plane_kernel {
-                let scratch = planes.scratch();
-                (Algorithm::PlaneVectors(planes), tasks, scratch)
-            } else if let Some(covers) = covers {
-                let scratch = covers.scratch();
-                (Algorithm::SumBackward(covers), tasks, scratch)
-            } else if let Some(lines) = RowVectors::new(pass, &axes, dtype, &positions) {
-                let scratch = lines.scratch();
-                (Algorithm::RowVectors(lines), tasks, scratch)
-            } else {
-                (Algorithm::PerWindow, tasks, 0)
-            }
+            choose(&candidates(), &Request { plan: &plan, shape }, compiler.kernels())?
         };
-        let plan = Plan { pass, planes, axes, last, width, source, target, positions };
-        let scratch = scratch.next_multiple_of(Scratch::ALIGN);
-        Ok(WindowKernel { plan, algorithm: selected, dtype, isa, tasks, scratch })
+        selected.scratch = selected.scratch.next_multiple_of(Scratch::ALIGN);
+        Ok(WindowKernel { name, plan, isa: compiler.isa(), selected })
     }
 
     /// Returns the bytes of scratch memory that a run on `threads` threads can use. A run requires the bytes of one
     /// thread.
     #[must_use]
     pub fn scratch_bytes(&self, threads: usize) -> usize {
-        self.scratch.saturating_mul(threads)
+        self.selected.scratch.saturating_mul(threads)
     }
 
     /// Pools. Allocates nothing, and the result has the same bits on any number of threads.
@@ -286,15 +179,12 @@ impl WindowKernel {
         if planes * elements == 0 {
             return;
         }
-        let Tasks { planes: planes_per_task, parts, rows } = self.tasks;
-        let last = match self.algorithm {
-            Algorithm::NonOverlapping(ref kernel) => kernel.steps(),
-            Algorithm::MaxBackward(_) => elements,
-            _ => self.plan.target_rows(),
-        };
+        let Selected { ref engine, tasks: Tasks { planes: planes_per_task, parts, rows }, scratch: bytes } =
+            self.selected;
+        let last = engine.rows(&self.plan);
         let pointers = [source.cast_mut(), index, target];
         let bases = BaseAddresses(&pointers);
-        let (memory, limit) = match self.scratch {
+        let (memory, limit) = match bytes {
             0 => (None, usize::MAX),
             each => {
                 let parts = scratch.split(0, each, pool);
@@ -315,66 +205,7 @@ impl WindowKernel {
                 let (plane, part) = (task / parts, task % parts);
                 Part { planes: (plane, plane + 1), rows: (part * rows, ((part + 1) * rows).min(last)) }
             };
-            self.compute_part(buffers, part);
+            engine.compute_part(&self.plan, self.isa, buffers, part);
         });
     }
-
-    /// Computes a part of the target. Requires the contract of [`WindowKernel::run`], and that no other task uses the
-    /// part.
-    fn compute_part(&self, buffers: Buffers, part: Part) {
-        let (plan, isa) = (&self.plan, self.isa);
-        macro_rules! laid {
-            ($way:ident, $laid:ident) => {
-                with_float!(self.dtype, S => match (plan.pass, plan.positions.are_needed()) {
-                    (WindowPass::Max, true) => {
-                        isa.run($way::Run::<S, true, true>::new(plan, $laid, buffers, part))
-                    }
-                    (WindowPass::Max, false) => {
-                        isa.run($way::Run::<S, true, false>::new(plan, $laid, buffers, part))
-                    }
-                    _ => isa.run($way::Run::<S, false, false>::new(plan, $laid, buffers, part)),
-                })
-            };
-        }
-        // Algorithms that go element by element gain nothing from vectors.
-        match &self.algorithm {
-            Algorithm::PlaneVectors(planes) => laid!(plane_vectors, planes),
-            Algorithm::RowVectors(lines) => laid!(row_vectors, lines),
-            Algorithm::PerWindow if plan.pass == WindowPass::Max => with_element!(self.dtype, S => {
-                portable::enter(per_window::Run::<S, true>::new(plan, buffers, part));
-            }),
-            Algorithm::PerWindow => with_element!(self.dtype, S => {
-                portable::enter(per_window::Run::<S, false>::new(plan, buffers, part));
-            }),
-            Algorithm::NonOverlapping(kernel) => {
-                with_float!(self.dtype, S => nonoverlapping::Run::<S>::new(plan, kernel, buffers, part).run(isa));
-            }
-            Algorithm::SumBackward(covers) => {
-                with_float!(self.dtype, S => sum_backward::Run::<S>::new(plan, covers, buffers, part).run(isa));
-            }
-            Algorithm::MaxBackward(spread) => with_element!(self.dtype, S => {
-                portable::enter(max_backward::Run::<S>::new(plan, spread, buffers, part));
-            }),
-        }
-    }
-}
-
-/// Divides planes into rows if there are few planes, and combines small planes.
-fn divide_into_rows(
-    planes: usize,
-    axes: &[SlidingAxis],
-    gradient: bool,
-    width: usize,
-    target: usize,
-) -> Tasks {
-    // Maximum number of elements that are read for one written element.
-    let cells = axes.iter().fold(1usize, |n, axis| n.saturating_mul(max_sources(axis, gradient)));
-    let work = target.saturating_mul(cells);
-    let rows = target / width.max(1);
-    if planes < MIN_UNDIVIDED_PLANES && work > MIN_TASK_WORK {
-        let per_row = width.saturating_mul(cells).max(1);
-        let rows_of_part = (MIN_TASK_WORK / per_row).max(1);
-        return Tasks { planes: 1, parts: rows.div_ceil(rows_of_part), rows: rows_of_part };
-    }
-    Tasks { planes: (MIN_TASK_WORK / work.max(1)).clamp(1, planes.max(1)), parts: 1, rows }
 }

@@ -7,11 +7,12 @@
 
 use std::marker::PhantomData;
 
-use ortrain_expr::{DType, SlidingAxis, WindowPass};
+use ortrain_expr::{DType, IndexKind, SlidingAxis, WindowPass};
 
 use super::max_backward::{self, MaxBackward};
 use crate::isa::{Isa, Level, Work, portable};
 use crate::tile::number::Number;
+use crate::window::engine::{Engine, Request, Selected, WindowCandidate, with_float};
 use crate::window::plan::{
     Buffers, Element, MIN_TASK_WORK, MIN_UNDIVIDED_PLANES, Part, Plan, Positions, Rows, Tasks,
     computed_bytes, windows_over,
@@ -73,10 +74,59 @@ pub(super) struct NonOverlapping {
     fallback_bytes: usize,
 }
 
+/// Gradients if at most one window covers an element. Tests for each element if the window over it had its maximum
+/// there.
+pub(super) fn candidate() -> WindowCandidate {
+    WindowCandidate {
+        name: "window.nonoverlapping",
+        accepts: |request| !request.is_forward(),
+        preferences: &[],
+        build: |request| {
+            let &Plan { pass, ref axes, dtype, ref positions, planes, source, target, .. } = request.plan;
+            let kernel = NonOverlapping::new(pass, axes, dtype, positions, target)?;
+            let (kernel, tasks) = if has_positions_of_cells(request) {
+                let tasks = kernel.tasks(planes, target);
+                (kernel, tasks)
+            } else {
+                // The fallback needs tasks with whole planes.
+                let spread = MaxBackward::new(dtype, request.shape, positions);
+                let tasks = spread.tasks(planes, source, target);
+                let scratch = spread.scratch(&tasks);
+                if tasks.parts > 1 {
+                    return None;
+                }
+                (kernel.with_fallback(spread, scratch), tasks)
+            };
+            let scratch = kernel.bytes.max(kernel.fallback_bytes);
+            Some(Selected { engine: Box::new(kernel), tasks, scratch })
+        },
+    }
+}
+
+/// Returns true if there are no positions, or if every position is a cell over the input.
+fn has_positions_of_cells(request: &Request<'_>) -> bool {
+    let inside = |axis: &SlidingAxis| {
+        axis.output > 0 && [0, axis.output - 1].iter().all(|&o| axis.cells_over_input(o) == (0..axis.kernel))
+    };
+    let index = request.plan.positions.index;
+    index.is_none() || index == Some((IndexKind::Cell, DType::U8)) && request.shape.axes.iter().all(inside)
+}
+
+impl Engine for NonOverlapping {
+    /// Returns the number of steps of a plane.
+    fn rows(&self, _: &Plan) -> usize {
+        self.steps.len()
+    }
+
+    fn compute_part(&self, plan: &Plan, isa: Isa, buffers: Buffers, part: Part) {
+        with_float!(plan.dtype, S => Run::<S>::new(plan, self, buffers, part).run(isa));
+    }
+}
+
 impl NonOverlapping {
     /// Plans the gradient of a maximum or of a sum over planes of `target` elements, if windows do not overlap. Maxima
     /// must have cell numbers, because comparisons of bytes are faster than comparisons of positions.
-    pub(super) fn new(
+    fn new(
         pass: WindowPass,
         axes: &[SlidingAxis],
         dtype: DType,
@@ -158,29 +208,19 @@ impl NonOverlapping {
 
     /// Adds a plan for positions outside of their windows. If a part has such positions, `spread` recomputes its
     /// planes, with `scratch` bytes of memory.
-    pub(super) fn with_fallback(mut self, spread: MaxBackward, scratch: usize) -> NonOverlapping {
+    fn with_fallback(mut self, spread: MaxBackward, scratch: usize) -> NonOverlapping {
         (self.fallback, self.fallback_bytes) = (Some(spread), scratch);
         self
     }
 
-    /// Returns the number of steps of a plane. Parts of planes consist of steps.
-    pub(super) fn steps(&self) -> usize {
-        self.steps.len()
-    }
-
     /// Divides planes of `target` elements if there are few planes, and combines small planes.
-    pub(super) fn tasks(&self, planes: usize, target: usize) -> Tasks {
+    fn tasks(&self, planes: usize, target: usize) -> Tasks {
         let steps = self.steps.len();
         if planes < MIN_UNDIVIDED_PLANES && target > MIN_TASK_WORK {
             let rows = (MIN_TASK_WORK * steps / target).max(1);
             return Tasks { planes: 1, parts: steps.div_ceil(rows), rows };
         }
         Tasks { planes: (MIN_TASK_WORK / target.max(1)).clamp(1, planes.max(1)), parts: 1, rows: steps }
-    }
-
-    /// Returns the bytes of scratch memory of a worker.
-    pub(super) fn scratch(&self) -> usize {
-        self.bytes.max(self.fallback_bytes)
     }
 }
 

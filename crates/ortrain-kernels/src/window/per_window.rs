@@ -2,11 +2,48 @@
 
 use std::marker::PhantomData;
 
-use ortrain_expr::DType;
+use ortrain_expr::{DType, WindowPass};
 
-use crate::isa::{Level, Work};
+use crate::isa::{Isa, Level, Work, portable};
 use crate::tile::number::Number;
-use crate::window::plan::{Buffers, Element, Part, Plan, Rows, sources};
+use crate::window::engine::{Engine, Selected, WindowCandidate, with_element};
+use crate::window::plan::{Buffers, Element, Part, Plan, Rows, Tasks, sources};
+
+/// Window by window, over the cells inside of the input. For integers, for few windows along the last axis, and for
+/// sizes that fit no line.
+pub(super) fn candidate() -> WindowCandidate {
+    WindowCandidate {
+        name: NAME,
+        accepts: |request| request.plan.pass != WindowPass::MaxGradient,
+        preferences: &[],
+        build: |request| Some(select(request.plan.divide_into_rows())),
+    }
+}
+
+const NAME: &str = "window.per_window";
+
+fn select(tasks: Tasks) -> Selected {
+    Selected { engine: Box::new(PerWindow), tasks, scratch: 0 }
+}
+
+/// Returns the engine for a pooling without results.
+pub(super) fn nothing() -> (&'static str, Selected) {
+    (NAME, select(Tasks { planes: 1, parts: 1, rows: 0 }))
+}
+
+#[derive(Debug)]
+struct PerWindow;
+
+impl Engine for PerWindow {
+    fn compute_part(&self, plan: &Plan, _: Isa, buffers: Buffers, part: Part) {
+        // Work that goes element by element gains nothing from vectors.
+        with_element!(plan.dtype, S => if plan.pass == WindowPass::Max {
+            portable::enter(Run::<S, true>::new(plan, buffers, part));
+        } else {
+            portable::enter(Run::<S, false>::new(plan, buffers, part));
+        });
+    }
+}
 
 /// A part of a maximum (`MAX`), a sum or the gradient of a sum.
 pub(super) struct Run<'a, S, const MAX: bool> {

@@ -18,6 +18,7 @@ pub(super) const MIN_UNDIVIDED_PLANES: usize = 16;
 #[derive(Clone, Debug)]
 pub(super) struct Plan {
     pub(super) pass: WindowPass,
+    pub(super) dtype: DType,
     pub(super) planes: usize,
     pub(super) axes: Axes,
     /// The last axis, and the positions of the target along it.
@@ -130,7 +131,7 @@ pub(super) struct Tasks {
     pub(super) planes: usize,
     /// Parts of a plane.
     pub(super) parts: usize,
-    /// Rows of the target (elements for `Algorithm::MaxBackward`, steps for `Algorithm::NonOverlapping`) of a part.
+    /// Rows of a part, as [`super::engine::Engine::rows`] counts them.
     pub(super) rows: usize,
 }
 
@@ -352,6 +353,22 @@ pub(super) struct Part {
 }
 
 impl Plan {
+    /// Divides planes into rows if there are few planes, and combines small planes.
+    pub(super) fn divide_into_rows(&self) -> Tasks {
+        let &Plan { pass, planes, ref axes, width, target, .. } = self;
+        let gradient = matches!(pass, WindowPass::MaxGradient | WindowPass::SumGradient);
+        // Maximum number of elements that are read for one written element.
+        let cells = axes.iter().fold(1usize, |n, axis| n.saturating_mul(max_sources(axis, gradient)));
+        let work = target.saturating_mul(cells);
+        let rows = target / width.max(1);
+        if planes < MIN_UNDIVIDED_PLANES && work > MIN_TASK_WORK {
+            let per_row = width.saturating_mul(cells).max(1);
+            let rows_of_part = (MIN_TASK_WORK / per_row).max(1);
+            return Tasks { planes: 1, parts: rows.div_ceil(rows_of_part), rows: rows_of_part };
+        }
+        Tasks { planes: (MIN_TASK_WORK / work.max(1)).clamp(1, planes.max(1)), parts: 1, rows }
+    }
+
     #[inline(always)]
     pub(super) fn is_gradient(&self) -> bool {
         matches!(self.pass, WindowPass::MaxGradient | WindowPass::SumGradient)

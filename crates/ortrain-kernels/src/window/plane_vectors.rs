@@ -12,8 +12,9 @@ use ortrain_expr::{DType, SlidingAxis, WindowPass};
 use smallvec::SmallVec;
 
 use super::per_window::{LANES, combine, split_pairs};
-use crate::isa::{Level, Work};
+use crate::isa::{Isa, Level, Work};
 use crate::tile::number::Number;
+use crate::window::engine::{Engine, Request, Selected, WindowCandidate, run_forward};
 use crate::window::plan::{
     Buffers, Element, MAX_AXES, Part, Plan, Positions, computed_bytes, steps_to_cover,
 };
@@ -22,7 +23,7 @@ use crate::window::plan::{
 const MAX_ELEMENTS: usize = 32 * 1024;
 /// Maximum number of cells of a window.
 const MAX_CELLS: usize = 256;
-/// Minimum number of windows for this algorithm.
+/// Minimum number of windows of a plane.
 const MIN_WINDOWS: usize = 4;
 /// Marks a row that no window covers.
 const NONE: u32 = u32::MAX;
@@ -107,9 +108,36 @@ fn for_each_index(dims: &[usize], mut f: impl FnMut(&[usize])) {
     }
 }
 
+/// Vectors of windows over a whole plane. The plane is laid out first, as `row_vectors` does with rows. For planes that
+/// fit into a cache.
+pub(super) fn candidate() -> WindowCandidate {
+    WindowCandidate {
+        name: "window.plane_vectors",
+        accepts: |request| request.is_forward() && request.plan.divide_into_rows().parts == 1,
+        preferences: &[has_many_windows],
+        build: |request| {
+            let Plan { pass, ref axes, dtype, ref positions, .. } = *request.plan;
+            let layout = PlaneVectors::new(pass, axes, dtype, positions)?;
+            let (tasks, scratch) = (request.plan.divide_into_rows(), layout.bytes);
+            Some(Selected { engine: Box::new(layout), tasks, scratch })
+        },
+    }
+}
+
+/// Few windows do not fill a vector.
+fn has_many_windows(request: &Request<'_>) -> bool {
+    request.shape.plane_outputs() >= MIN_WINDOWS
+}
+
+impl Engine for PlaneVectors {
+    fn compute_part(&self, plan: &Plan, isa: Isa, buffers: Buffers, part: Part) {
+        run_forward!(self, plan, isa, buffers, part);
+    }
+}
+
 impl PlaneVectors {
     /// Plans the layout of a plane, if the sizes are suitable.
-    pub(super) fn new(
+    fn new(
         pass: WindowPass,
         axes: &[SlidingAxis],
         dtype: DType,
@@ -124,7 +152,7 @@ impl PlaneVectors {
         if !forward || !dtype.is_float() || cells == 0 || cells > MAX_CELLS || inputs == 0 {
             return None;
         }
-        if !(MIN_WINDOWS..=MAX_ELEMENTS).contains(&outputs) || inputs > 4 * MAX_ELEMENTS {
+        if outputs > MAX_ELEMENTS || inputs > 4 * MAX_ELEMENTS {
             return None;
         }
         let mut laid: SmallVec<[AxisLayout; MAX_AXES]> = SmallVec::new();
@@ -252,11 +280,6 @@ impl PlaneVectors {
             inside,
             bytes,
         })
-    }
-
-    /// Returns the bytes of scratch memory of a worker.
-    pub(super) fn scratch(&self) -> usize {
-        self.bytes
     }
 }
 

@@ -10,8 +10,9 @@ use std::marker::PhantomData;
 use ortrain_expr::{DType, SlidingAxis, WindowPass};
 
 use super::per_window::{LANES, combine, split_pairs};
-use crate::isa::{Level, Work};
+use crate::isa::{Isa, Level, Work};
 use crate::tile::number::Number;
+use crate::window::engine::{Engine, Request, Selected, WindowCandidate, run_forward};
 use crate::window::plan::{
     Buffers, Element, Part, Plan, Positions, Rows, computed_bytes, max_sources, steps_to_cover,
 };
@@ -25,7 +26,7 @@ const MAX_LINE_ELEMENTS: usize = 4 * 1024;
 const MAX_TILE_WINDOWS: usize = 2048;
 /// Maximum number of cells along the last axis.
 const MAX_CELLS: usize = 1024;
-/// Minimum number of adjacent windows for this algorithm.
+/// Minimum number of windows of a row.
 const MIN_WINDOWS: usize = 4;
 
 /// A cell of the window along the last axis.
@@ -58,9 +59,36 @@ pub(super) struct RowVectors {
     bytes: usize,
 }
 
+/// Vectors of windows along the last axis. Rows are first laid out as lines, with padding, and separated by the
+/// remainder of the position modulo the stride. Adjacent windows then read adjacent elements. For large planes.
+pub(super) fn candidate() -> WindowCandidate {
+    WindowCandidate {
+        name: "window.row_vectors",
+        accepts: |request| request.is_forward(),
+        preferences: &[has_long_rows],
+        build: |request| {
+            let Plan { pass, ref axes, dtype, ref positions, .. } = *request.plan;
+            let layout = RowVectors::new(pass, axes, dtype, positions)?;
+            let (tasks, scratch) = (request.plan.divide_into_rows(), layout.bytes);
+            Some(Selected { engine: Box::new(layout), tasks, scratch })
+        },
+    }
+}
+
+/// Short rows do not fill a vector.
+fn has_long_rows(request: &Request<'_>) -> bool {
+    request.plan.last.output >= MIN_WINDOWS
+}
+
+impl Engine for RowVectors {
+    fn compute_part(&self, plan: &Plan, isa: Isa, buffers: Buffers, part: Part) {
+        run_forward!(self, plan, isa, buffers, part);
+    }
+}
+
 impl RowVectors {
     /// Plans the layout of rows, if the sizes are suitable.
-    pub(super) fn new(
+    fn new(
         pass: WindowPass,
         axes: &[SlidingAxis],
         dtype: DType,
@@ -86,9 +114,6 @@ impl RowVectors {
         let cell_offset = |k: usize| k * dilation;
         let unit = *positions.units.last()?;
         let last_cell = cell_offset(kernel - 1) / stride;
-        if output < MIN_WINDOWS {
-            return None;
-        }
         // Remainders of the positions under cells.
         let mut remainders: Vec<usize> = (0..kernel).map(|k| cell_offset(k) % stride).collect();
         remainders.sort_unstable();
@@ -127,11 +152,6 @@ impl RowVectors {
         let elements = rows * lines * line + tile;
         let bytes = elements * computed_bytes(dtype) + if index { tile * size_of::<i32>() } else { 0 };
         Some(RowVectors { tile, line, reach: last_cell, firsts, step: stride, cells, rows, inside, bytes })
-    }
-
-    /// Returns the bytes of scratch memory of a worker.
-    pub(super) fn scratch(&self) -> usize {
-        self.bytes
     }
 }
 

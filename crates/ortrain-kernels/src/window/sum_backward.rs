@@ -8,10 +8,11 @@
 
 use std::marker::PhantomData;
 
-use ortrain_expr::{DType, SlidingAxis};
+use ortrain_expr::{DType, SlidingAxis, WindowPass};
 
 use crate::isa::{Isa, Level, Work};
 use crate::tile::number::Number;
+use crate::window::engine::{Engine, Selected, WindowCandidate, with_float};
 use crate::window::plan;
 use crate::window::plan::{Buffers, Element, Part, Plan, computed_bytes, max_sources};
 
@@ -58,9 +59,30 @@ pub(super) struct SumBackward {
     bytes: usize,
 }
 
+/// Gradient of a sum with overlapping windows. Sums for each element the gradients of the windows that cover it.
+pub(super) fn candidate() -> WindowCandidate {
+    WindowCandidate {
+        name: "window.sum_backward",
+        accepts: |request| request.plan.pass == WindowPass::SumGradient,
+        preferences: &[],
+        build: |request| {
+            let &Plan { ref axes, dtype, target, width, .. } = request.plan;
+            let covers = SumBackward::new(axes, dtype, target / width.max(1))?;
+            let (tasks, scratch) = (request.plan.divide_into_rows(), covers.bytes);
+            Some(Selected { engine: Box::new(covers), tasks, scratch })
+        },
+    }
+}
+
+impl Engine for SumBackward {
+    fn compute_part(&self, plan: &Plan, isa: Isa, buffers: Buffers, part: Part) {
+        with_float!(plan.dtype, S => Run::<S>::new(plan, self, buffers, part).run(isa));
+    }
+}
+
 impl SumBackward {
     /// Plans the gradient of a sum over planes with `rows` rows, if the sizes are suitable.
-    pub(super) fn new(axes: &[SlidingAxis], dtype: DType, rows: usize) -> Option<SumBackward> {
+    fn new(axes: &[SlidingAxis], dtype: DType, rows: usize) -> Option<SumBackward> {
         let (last, outer) = axes.split_last()?;
         let SlidingAxis { input, output, kernel, stride, dilation, padding_before: before } = *last;
         let max_sources_total =
@@ -116,11 +138,6 @@ impl SumBackward {
         }
         let bytes = (rows * pitch + stride + LANES).next_multiple_of(LANES) * computed_bytes(dtype);
         Some(SumBackward { covering, starts, taps, masks, tile, pitch, leading_elements: lead, rows, bytes })
-    }
-
-    /// Returns the bytes of scratch memory of a worker.
-    pub(super) fn scratch(&self) -> usize {
-        self.bytes
     }
 
     /// Returns the rows of windows that cover a row of the target.

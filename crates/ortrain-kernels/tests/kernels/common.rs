@@ -4,7 +4,9 @@ use ortrain_expr::{
     Access, BinaryOp, DType, Evaluation, Expr, Mode, Nest, OutOfRange, Precision, ReduceOp, Reg, RunScalar,
     Scalar, Strides, Type,
 };
-use ortrain_kernels::{Bf16Unit, Isa, NestKernel, Order, Pool, Products, RunScalars, Scratch};
+use ortrain_kernels::{
+    Bf16Unit, Isa, KernelFilter, NestKernel, Order, Pool, Products, RunScalars, Scratch, kernel_names,
+};
 
 pub(crate) const SCALARS: RunScalars = RunScalars { seed: 0x0123_4567_89ab_cdef, train_step: 42 };
 
@@ -39,6 +41,29 @@ pub(crate) fn machines_for(precision: Precision) -> Vec<(Isa, Products)> {
     let units = if precision == Precision::F32 { Vec::new() } else { Bf16Unit::available() };
     let others = units.into_iter().filter(|&unit| unit != Bf16Unit::EMULATED).map(|unit| (best, unit));
     emulated.chain(others).map(|(isa, unit)| (isa, Products { precision, unit })).collect()
+}
+
+/// Returns the filter without entries and, at the best level of this machine, filters that force each other kernel of a
+/// table. `describe` describes the kernel that a filter selects.
+pub(crate) fn kernel_filters(
+    table: &str,
+    isa: Isa,
+    describe: impl Fn(&KernelFilter) -> String,
+) -> Vec<KernelFilter> {
+    let mut filters = vec![KernelFilter::default()];
+    if Isa::available().last() != Some(&isa) {
+        return filters;
+    }
+    let mut known = vec![describe(&filters[0])];
+    for name in kernel_names().into_iter().filter(|name| name.starts_with(table)) {
+        let filter = KernelFilter::parse(&format!("+{name}")).unwrap();
+        let description = describe(&filter);
+        if !known.contains(&description) {
+            known.push(description);
+            filters.push(filter);
+        }
+    }
+    filters
 }
 
 /// Random number generator `SplitMix64`.
@@ -342,6 +367,16 @@ pub(crate) fn assert_same(dtype: DType, got: &[u8], expected: &[u8], what: &str)
     for i in 0..expected.len() / dtype.size() {
         let (g, w) = (get(got, dtype, i), get(expected, dtype, i));
         assert!(canonical(g) == canonical(w), "{what}: element {i} is {g}, not {w}");
+    }
+}
+
+/// As [`assert_same`], but zeros may have other signs: of several zeros, a maximum or minimum takes any.
+#[track_caller]
+pub(crate) fn assert_same_but_zero_signs(dtype: DType, got: &[u8], expected: &[u8], what: &str) {
+    for i in 0..expected.len() / dtype.size() {
+        let (g, w) = (get(got, dtype, i), get(expected, dtype, i));
+        let are_zeros = g.to_f64() == 0.0 && w.to_f64() == 0.0;
+        assert!(are_zeros || canonical(g) == canonical(w), "{what}: element {i} is {g}, not {w}");
     }
 }
 

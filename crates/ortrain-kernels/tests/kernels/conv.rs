@@ -4,7 +4,7 @@ use ortrain_expr::{
     Access, BinaryOp, Builder, ConvPass, ConvShape, DType, Load, Nest, OutOfRange, Precision, Scalar,
     SlidingAxis, Type, flat_index_of,
 };
-use ortrain_kernels::{ConvDesc, ConvKernel, Isa, Pool, Products};
+use ortrain_kernels::{Compiler, ConvDesc, ConvKernel, Isa, KernelFilter, Pool, Products};
 use proptest::prelude::*;
 
 use crate::common::*;
@@ -72,14 +72,14 @@ fn convolve(desc: &ConvDesc, inputs: &[Vec<u8>]) -> (Vec<f64>, Vec<f64>) {
     (sums, scale)
 }
 
-fn run_conv(
+fn run_conv<'a>(
     desc: &ConvDesc,
-    isa: Isa,
+    compiler: impl Into<Compiler<'a>>,
     threads: usize,
     inputs: &[Vec<u8>],
     outs: &[Vec<u8>],
 ) -> Result<Vec<Vec<u8>>, OutOfRange> {
-    let kernel = ConvKernel::new(desc, isa).unwrap();
+    let kernel = ConvKernel::new(desc, compiler).unwrap();
     let pool = Pool::new(threads);
     let mut memory = Memory::new(kernel.scratch_bytes(threads));
     let (mut inputs, mut outs) = (inputs.to_vec(), outs.to_vec());
@@ -118,6 +118,14 @@ fn plain(shape: ConvShape, [a, b]: [DType; 2], store: Option<Access>) -> ConvDes
     ConvDesc { shape, a, b, products: Products::F32, epilogue }
 }
 
+/// Returns the filters that select each kernel of a description.
+fn filters(desc: &ConvDesc, isa: Isa) -> Vec<KernelFilter> {
+    kernel_filters("conv.", isa, |filter| {
+        ConvKernel::new(desc, Compiler::from(isa).with_kernels(filter)).unwrap().describe()
+    })
+}
+
+/// Checks every kernel that supports a description.
 fn check(desc: &ConvDesc, random: &mut Random, what: &str) {
     let store = &desc.epilogue.stores[0];
     let inputs = operands(desc, random);
@@ -130,32 +138,35 @@ fn check(desc: &ConvDesc, random: &mut Random, what: &str) {
     };
     for (isa, products) in machines_for(desc.products.precision) {
         let desc = &ConvDesc { products, ..desc.clone() };
-        let what = &format!("{what} by {:?}", products.unit);
-        let got = run_conv(desc, isa, 1, &inputs, &outs).unwrap();
-        for threads in [2, 3] {
-            let more = run_conv(desc, isa, threads, &inputs, &outs).unwrap();
-            assert!(got == more, "{what}: {threads} threads change bits at {isa}");
-        }
-        let mut touched = vec![false; store.len];
-        for (i, index) in indices(&desc.epilogue.dims).into_iter().enumerate() {
-            let offset: isize =
-                store.strides.iter().zip(&index).map(|(&stride, &i)| stride * i as isize).sum();
-            let at = (store.offset as isize + offset) as usize;
-            touched[at] = true;
-            let got = get(&got[0], store.dtype, at).to_f64();
-            assert!(
-                (got - sums[i]).abs() <= epsilon * (1.0 + scale[i]),
-                "{what} at {isa}: {index:?} is {got}, not {}",
-                sums[i]
-            );
-        }
-        for (i, touched) in touched.iter().enumerate() {
-            let size = store.dtype.size();
-            let is_unwritten = got[0][i * size..(i + 1) * size].iter().all(|&byte| byte == 0xee);
-            assert!(
-                *touched || is_unwritten,
-                "{what} at {isa}: wrote element {i}, which is none of the result's"
-            );
+        for filter in filters(desc, isa) {
+            let compiler = Compiler::from(isa).with_kernels(&filter);
+            let what = &format!("{what} by {:?}, {filter:?}", products.unit);
+            let got = run_conv(desc, compiler, 1, &inputs, &outs).unwrap();
+            for threads in [2, 3] {
+                let more = run_conv(desc, compiler, threads, &inputs, &outs).unwrap();
+                assert!(got == more, "{what}: {threads} threads change bits at {isa}");
+            }
+            let mut touched = vec![false; store.len];
+            for (i, index) in indices(&desc.epilogue.dims).into_iter().enumerate() {
+                let offset: isize =
+                    store.strides.iter().zip(&index).map(|(&stride, &i)| stride * i as isize).sum();
+                let at = (store.offset as isize + offset) as usize;
+                touched[at] = true;
+                let got = get(&got[0], store.dtype, at).to_f64();
+                assert!(
+                    (got - sums[i]).abs() <= epsilon * (1.0 + scale[i]),
+                    "{what} at {isa}: {index:?} is {got}, not {}",
+                    sums[i]
+                );
+            }
+            for (i, touched) in touched.iter().enumerate() {
+                let size = store.dtype.size();
+                let is_unwritten = got[0][i * size..(i + 1) * size].iter().all(|&byte| byte == 0xee);
+                assert!(
+                    *touched || is_unwritten,
+                    "{what} at {isa}: wrote element {i}, which is none of the result's"
+                );
+            }
         }
     }
 }

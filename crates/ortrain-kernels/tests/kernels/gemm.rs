@@ -5,7 +5,7 @@ use std::iter::once;
 use ortrain_expr::{
     Access, Builder, DType, Load, Nest, OutOfRange, Precision, Reg, Scalar, Strides, Type, UnaryOp,
 };
-use ortrain_kernels::{GemmDesc, GemmKernel, Isa, Pool, Products};
+use ortrain_kernels::{Compiler, GemmDesc, GemmKernel, Isa, KernelFilter, Pool, Products};
 use proptest::prelude::*;
 
 use crate::common::*;
@@ -62,14 +62,14 @@ fn epilogue(
     }
 }
 
-fn run_gemm(
+fn run_gemm<'a>(
     desc: &GemmDesc,
-    isa: Isa,
+    compiler: impl Into<Compiler<'a>>,
     threads: usize,
     inputs: &[Vec<u8>],
     outs: &[Vec<u8>],
 ) -> Result<Vec<Vec<u8>>, OutOfRange> {
-    let kernel = GemmKernel::new(desc, isa).unwrap();
+    let kernel = GemmKernel::new(desc, compiler).unwrap();
     let pool = Pool::new(threads);
     let mut memory = Memory::new(kernel.scratch_bytes(threads));
     let (mut inputs, mut outs) = (inputs.to_vec(), outs.to_vec());
@@ -126,6 +126,14 @@ fn random_buffer(random: &mut Random, access: &Access) -> Vec<u8> {
     bytes
 }
 
+/// Returns the filters that select each kernel of a description.
+fn filters(desc: &GemmDesc, isa: Isa) -> Vec<KernelFilter> {
+    kernel_filters("product.", isa, |filter| {
+        GemmKernel::new(desc, Compiler::from(isa).with_kernels(filter)).unwrap().describe()
+    })
+}
+
+/// Checks every kernel that supports a description.
 fn check(desc: &GemmDesc, random: &mut Random, what: &str) {
     let store = &desc.epilogue.stores[0];
     let dims: [usize; 3] = desc.epilogue.dims.as_slice().try_into().unwrap();
@@ -139,32 +147,35 @@ fn check(desc: &GemmDesc, random: &mut Random, what: &str) {
     };
     for (isa, products) in machines_for(desc.products.precision) {
         let desc = &GemmDesc { products, ..desc.clone() };
-        let what = &format!("{what} by {:?}", products.unit);
-        let got = run_gemm(desc, isa, 1, &inputs, &outs).unwrap();
-        for threads in [2, 3] {
-            let more = run_gemm(desc, isa, threads, &inputs, &outs).unwrap();
-            assert!(got == more, "{what}: {threads} threads change bits at {isa}");
-        }
-        let mut touched = vec![false; store.len];
-        let [_, m, n] = dims;
-        for flat in 0..c.len() {
-            let index = [flat / n / m, flat / n % m, flat % n];
-            let at = element(store, index);
-            touched[at] = true;
-            if c[flat].is_nan() {
-                continue;
+        for filter in filters(desc, isa) {
+            let compiler = Compiler::from(isa).with_kernels(&filter);
+            let what = &format!("{what} by {:?}, {filter:?}", products.unit);
+            let got = run_gemm(desc, compiler, 1, &inputs, &outs).unwrap();
+            for threads in [2, 3] {
+                let more = run_gemm(desc, compiler, threads, &inputs, &outs).unwrap();
+                assert!(got == more, "{what}: {threads} threads change bits at {isa}");
             }
-            let got = get(&got[0], store.dtype, at).to_f64();
-            assert!(
-                (got - c[flat]).abs() <= epsilon * (1.0 + scale[flat]),
-                "{what} at {isa}: {index:?} is {got}, not {}",
-                c[flat]
-            );
-        }
-        for (i, touched) in touched.iter().enumerate() {
-            let size = store.dtype.size();
-            let is_unwritten = got[0][i * size..(i + 1) * size].iter().all(|&byte| byte == 0xee);
-            assert!(*touched || is_unwritten, "{what} at {isa}: wrote element {i}, which is none of C's");
+            let mut touched = vec![false; store.len];
+            let [_, m, n] = dims;
+            for flat in 0..c.len() {
+                let index = [flat / n / m, flat / n % m, flat % n];
+                let at = element(store, index);
+                touched[at] = true;
+                if c[flat].is_nan() {
+                    continue;
+                }
+                let got = get(&got[0], store.dtype, at).to_f64();
+                assert!(
+                    (got - c[flat]).abs() <= epsilon * (1.0 + scale[flat]),
+                    "{what} at {isa}: {index:?} is {got}, not {}",
+                    c[flat]
+                );
+            }
+            for (i, touched) in touched.iter().enumerate() {
+                let size = store.dtype.size();
+                let is_unwritten = got[0][i * size..(i + 1) * size].iter().all(|&byte| byte == 0xee);
+                assert!(*touched || is_unwritten, "{what} at {isa}: wrote element {i}, which is none of C's");
+            }
         }
     }
 }

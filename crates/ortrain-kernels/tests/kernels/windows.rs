@@ -1,7 +1,7 @@
 //! Compares pooling with loops over the definition.
 
 use ortrain_expr::{BinaryOp, DType, IndexKind, Scalar, SlidingAxis, Type, WindowPass, WindowShape};
-use ortrain_kernels::{Isa, Pool, WindowDesc, WindowKernel};
+use ortrain_kernels::{Compiler, Isa, Pool, WindowDesc, WindowKernel};
 use proptest::prelude::*;
 
 use crate::common::*;
@@ -134,14 +134,14 @@ fn pool_by_definition(
 }
 
 /// Computes the same by the kernel. Buffers have the lengths of the description, and start at odd addresses.
-fn run_window(
+fn run_window<'a>(
     desc: &WindowDesc,
-    isa: Isa,
+    compiler: impl Into<Compiler<'a>>,
     threads: usize,
     source: &[u8],
     index: &[i64],
 ) -> (Vec<u8>, Vec<i64>) {
-    let kernel = WindowKernel::new(desc, isa).unwrap_or_else(|fault| panic!("{fault}: {desc:?}"));
+    let kernel = WindowKernel::new(desc, compiler).unwrap_or_else(|fault| panic!("{fault}: {desc:?}"));
     let outputs = desc.shape.planes * desc.shape.plane_outputs();
     let mut memory = Memory::new(kernel.scratch_bytes(threads));
     let unaligned = |bytes: &[u8]| [&[0x55], bytes].concat();
@@ -206,10 +206,17 @@ fn check(shape: &WindowShape, dtype: DType, random: &mut Random, threads: &[usiz
         for index in [index].into_iter().chain(max_positions) {
             let (expected, positions) = pool_by_definition(shape, dtype, &source, &index, numbered);
             for isa in Isa::available() {
-                for &threads in threads {
-                    let desc = WindowDesc { shape: shape.clone(), dtype, index: index_type };
-                    let (got, positions_found) = run_window(&desc, isa, threads, &source, &index);
-                    let what = format!("{desc:?} on {threads} threads at {isa}");
+                let desc = WindowDesc { shape: shape.clone(), dtype, index: index_type };
+                let filters = kernel_filters("window.", isa, |filter| {
+                    let compiler = Compiler::from(isa).with_kernels(filter);
+                    WindowKernel::new(&desc, compiler).unwrap().describe().to_owned()
+                });
+                for (filter, &threads) in
+                    filters.iter().flat_map(|filter| threads.iter().map(move |n| (filter, n)))
+                {
+                    let compiler = Compiler::from(isa).with_kernels(filter);
+                    let (got, positions_found) = run_window(&desc, compiler, threads, &source, &index);
+                    let what = format!("{desc:?} on {threads} threads at {isa}, {filter:?}");
                     assert_same(dtype, &got, &expected, &what);
                     if shape.pass == WindowPass::Max && index_type.is_some() {
                         assert!(

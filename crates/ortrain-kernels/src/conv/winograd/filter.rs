@@ -6,23 +6,22 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{ConvPass, DType, OutOfRange};
+use ortrain_expr::{ConvPass, ConvShape, DType};
 
 use super::transform::{FilterPlaneTransform, GradientTransform, Images, TileTransform};
 use crate::conv::desc::ConvDesc;
-use crate::conv::engine::Engine;
+use crate::conv::engine::{ConvCandidate, Engine, EngineRun, Request, boxed};
 use crate::conv::epilogue::Epilogue;
 use crate::conv::implicit_gemm::{MAX_TASKS, PANEL_DEPTH};
 use crate::conv::padding_fixup::RunSettings;
 use crate::conv::partition::Partition;
 use crate::conv::rect::Rect;
-use crate::conv::winograd::shared::{Costs, LANES, POINTS, TAPS, row_pitch, supported_axes};
+use crate::conv::winograd::shared::{Costs, LANES, POINTS, TAPS, is_supported, row_pitch, supported_axes};
 use crate::gemm::levels::Real;
 use crate::gemm::micro::Micro;
 use crate::gemm::pack::{Block, pack};
 use crate::isa::Isa;
-use crate::pool::Pool;
-use crate::scratch::{BaseAddresses, Scratch, ScratchParts};
+use crate::scratch::ScratchParts;
 use crate::tile::ALIGN;
 
 /// Maximum bytes of the packed tiles of a strip.
@@ -69,24 +68,41 @@ struct Layout {
     line: usize,
 }
 
+/// Gradients of filters of 3×3.
+pub(crate) fn candidate<T: Real>() -> ConvCandidate {
+    ConvCandidate {
+        name: NAME,
+        accepts: |request| is_supported::<T>(request) && request.desc.shape.pass == ConvPass::FilterGradient,
+        preferences: &[has_less_work],
+        build: |request| FilterGradient::new(request.desc, request.isa, request.epilogue).map(boxed),
+    }
+}
+
+/// Name of the candidate.
+pub(super) const NAME: &str = "conv.winograd_filter_gradient";
+
+/// Transforms must cost less than the multiplications that they save.
+fn has_less_work(request: &Request<'_>) -> bool {
+    let Some([rows, cols]) = supported_axes(request.desc) else { return false };
+    let ConvShape { batch, channels_in, channels_out, .. } = request.desc.shape;
+    let tiles = batch * rows.output.div_ceil(2) * cols.output.div_ceil(2);
+    let positions = batch * rows.output * cols.output;
+    COSTS.favour_tiles(tiles, positions, [channels_in, channels_out], f32::micro(request.isa).nr)
+}
+
 impl FilterGradient {
-    /// Returns `None` if another engine is better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<FilterGradient> {
+    /// Returns `None` if there is nothing to sum.
+    fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<FilterGradient> {
         const BYTES: usize = size_of::<f32>();
         let shape = &desc.shape;
         let [rows, cols] = supported_axes(desc)?;
-        if shape.pass != ConvPass::FilterGradient {
-            return None;
-        }
         let (m, channels) = (shape.channels_out, shape.channels_in);
         let output = [rows.output, cols.output];
         let grid = output.map(|size| size.div_ceil(2));
         let tile_rows = shape.batch * grid[0];
-        let tiles = tile_rows * grid[1];
-        let positions = shape.batch * output[0] * output[1];
         let micro = f32::micro(isa);
         let Micro { mr, nr, .. } = micro;
-        if !COSTS.favour_tiles(tiles, positions, [channels, m], nr)? || rows.input * cols.input == 0 {
+        if m * channels * tile_rows * grid[1] * rows.input * cols.input == 0 {
             return None;
         }
         // An even number of panels: the few panels are divided among all threads.
@@ -249,44 +265,31 @@ impl FilterGradient {
 }
 
 impl Engine for FilterGradient {
-    fn name(&self) -> &'static str {
-        "Winograd F(2x2, 3x3)"
-    }
-
     fn epilogue(&self) -> &Epilogue {
         &self.epilogue
+    }
+
+    fn needs_moderate_elements(&self) -> bool {
+        true
     }
 
     fn scratch(&self) -> (usize, usize) {
         (self.layout.shared, self.layout.each)
     }
 
-    unsafe fn run(
-        &self,
-        bases: &[*mut u8],
-        settings: RunSettings,
-        pool: &Pool,
-        scratch: Scratch,
-    ) -> Result<(), OutOfRange> {
-        let parts = scratch.split(self.layout.shared, self.layout.each, pool);
-        let bases = BaseAddresses(bases);
-        // SAFETY: here and below, scratch memory has the layout that `new` computed, and tasks have separate panels or
-        // rows.
-        unsafe { self.epilogue.init_frames(parts) };
+    unsafe fn run_tasks(&self, run: EngineRun<'_>) {
+        let EngineRun { settings, parts, .. } = run;
         for strip in 0..self.strips.parts {
-            pool.run(self.layout.width / self.micro.nr, parts.workers, &|panel, worker| {
-                let input = { bases }.0[1].cast::<f32>().cast_const();
+            run.each(self.layout.width / self.micro.nr, |bases, panel, worker| {
+                let input = bases[1].cast::<f32>().cast_const();
                 let (packed, scratch) = (parts.shared_part().cast(), parts.worker_part(worker));
-                // SAFETY: as said above.
+                // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate panels or rows.
                 unsafe { self.pack(input, self.strips.part(strip), panel, scratch, packed) };
             });
-            pool.run(self.rows.parts, parts.workers, &|task, worker| {
-                let bases = &{ bases };
+            run.each(self.rows.parts, |bases, task, worker| {
                 // SAFETY: as said above; the strip is packed.
-                unsafe { self.task(bases.0, settings, strip, task, parts, worker) };
+                unsafe { self.task(bases, settings, strip, task, parts, worker) };
             });
         }
-        // SAFETY: all tasks are done.
-        unsafe { self.epilogue.first_failure(parts) }
     }
 }

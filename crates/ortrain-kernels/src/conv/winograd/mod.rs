@@ -12,81 +12,44 @@
 //! infinite, NaN or huge element, another engine computes the convolution. There each such element affects only the
 //! results that see it.
 
-mod filter;
-mod result;
+pub(super) mod filter;
+pub(super) mod result;
 mod shared;
 mod transform;
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use ortrain_expr::OutOfRange;
-
-use super::epilogue::Epilogue;
-use super::padding_fixup::{MagnitudeScan, RunSettings, SCAN_PIECE};
-use crate::conv::desc::ConvDesc;
-use crate::conv::engine::Engine;
+use super::padding_fixup::{MagnitudeScan, SCAN_PIECE};
 use crate::isa::Isa;
 use crate::pool::Pool;
-use crate::scratch::{BaseAddresses, Scratch};
-use filter::FilterGradient;
-use result::Results;
+use crate::scratch::BaseAddresses;
+
+/// Names of the candidates. Their engines support only moderate elements, and are no alternative for other ones.
+pub(super) const NAMES: [&str; 2] = [result::NAME, filter::NAME];
 
 /// Smallest magnitude that is huge: below it no transformed product overflows.
 const HUGE_MAGNITUDE: f32 = (1u64 << 48) as f32;
 
-/// A convolution by Winograd's algorithm.
-pub(super) struct Winograd {
+/// Returns true if an operand has elements that another engine must process: infinite, NaN or huge ones. `sizes` are the
+/// numbers of elements of the operands.
+pub(super) fn has_unsupported_elements(
     isa: Isa,
-    engine: Box<dyn Engine>,
-    /// Number of elements of the operands.
     sizes: [usize; 2],
-}
-
-impl Winograd {
-    /// Returns `None` if the other engines are better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<Winograd> {
-        let results = Results::new(desc, isa, finish).map(|engine| Box::new(engine) as Box<dyn Engine>);
-        let gradient = || FilterGradient::new(desc, isa, finish).map(|engine| Box::new(engine) as Box<_>);
-        let engine = results.or_else(gradient)?;
-        let [a, b, _] = desc.shape.operands().map(|dims| dims.iter().product());
-        Some(Winograd { isa, engine, sizes: [a, b] })
-    }
-
-    /// Returns the bytes of scratch memory, as [`Engine::scratch`] does.
-    pub(super) fn scratch(&self) -> (usize, usize) {
-        self.engine.scratch()
-    }
-
-    /// Returns true if an operand has elements that another engine must process.
-    pub(super) fn has_unsupported_elements(&self, bases: &[*mut u8], pool: &Pool, workers: usize) -> bool {
-        let odd = AtomicBool::new(false);
-        let pieces = self.sizes.map(|size| size.div_ceil(SCAN_PIECE));
-        let operands = BaseAddresses(bases);
-        pool.run(pieces[0] + pieces[1], workers, &|piece, _| {
-            let operands = &{ operands };
-            let (operand, piece) = if piece < pieces[0] { (0, piece) } else { (1, piece - pieces[0]) };
-            let len = SCAN_PIECE.min(self.sizes[operand] - piece * SCAN_PIECE);
-            let from = operands.0[operand].cast::<f32>().wrapping_add(piece * SCAN_PIECE).cast_const();
-            if self.isa.run(MagnitudeScan { from, len, threshold_bits: HUGE_MAGNITUDE.to_bits() }) {
-                odd.store(true, Ordering::Relaxed);
-            }
-        });
-        odd.into_inner()
-    }
-
-    /// Runs as an engine does, on operands without infinite, NaN or huge elements.
-    ///
-    /// # Safety
-    /// As [`super::ConvKernel::run`].
-    pub(super) unsafe fn run(
-        &self,
-        bases: &[*mut u8],
-        settings: RunSettings,
-        pool: &Pool,
-        scratch: Scratch,
-    ) -> Result<(), OutOfRange> {
-        // SAFETY: the caller's contract.
-        unsafe { self.engine.run(bases, settings, pool, scratch) }
-    }
+    bases: &[*mut u8],
+    pool: &Pool,
+    workers: usize,
+) -> bool {
+    let odd = AtomicBool::new(false);
+    let pieces = sizes.map(|size| size.div_ceil(SCAN_PIECE));
+    let operands = BaseAddresses(bases);
+    pool.run(pieces[0] + pieces[1], workers, &|piece, _| {
+        let operands = &{ operands };
+        let (operand, piece) = if piece < pieces[0] { (0, piece) } else { (1, piece - pieces[0]) };
+        let len = SCAN_PIECE.min(sizes[operand] - piece * SCAN_PIECE);
+        let from = operands.0[operand].cast::<f32>().wrapping_add(piece * SCAN_PIECE).cast_const();
+        if isa.run(MagnitudeScan { from, len, threshold_bits: HUGE_MAGNITUDE.to_bits() }) {
+            odd.store(true, Ordering::Relaxed);
+        }
+    });
+    odd.into_inner()
 }

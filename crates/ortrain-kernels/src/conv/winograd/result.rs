@@ -5,23 +5,21 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{ConvPass, DType, OutOfRange};
+use ortrain_expr::{ConvPass, ConvShape, DType};
 
 use super::transform::{Images, ResultTransform, TileTransform, WeightTransform};
 use crate::conv::desc::ConvDesc;
-use crate::conv::engine::Engine;
+use crate::conv::engine::{ConvCandidate, Engine, EngineRun, Request, boxed};
 use crate::conv::epilogue::Epilogue;
 use crate::conv::implicit_gemm::{MAX_TASKS, PANEL_DEPTH};
 use crate::conv::padding_fixup::RunSettings;
 use crate::conv::partition::Partition;
 use crate::conv::rect::Rect;
-use crate::conv::winograd::shared::{Costs, LANES, POINTS, TAPS, row_pitch, supported_axes};
+use crate::conv::winograd::shared::{Costs, LANES, POINTS, TAPS, is_supported, row_pitch, supported_axes};
 use crate::gemm::levels::Real;
 use crate::gemm::micro::Micro;
 use crate::gemm::pack::{Block, pack};
 use crate::isa::Isa;
-use crate::pool::Pool;
-use crate::scratch::{BaseAddresses, Scratch};
 use crate::tile::ALIGN;
 
 /// Maximum number of tiles of a block with shared weights, and maximum bytes of its transformed tiles.
@@ -78,32 +76,73 @@ struct Layout {
     line: usize,
 }
 
-impl Results {
-    /// Returns `None` if another engine is better.
-    pub(super) fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<Results> {
-        const BYTES: usize = size_of::<f32>();
-        let shape = &desc.shape;
+/// Outputs and gradients of inputs, with windows of 3×3.
+pub(crate) fn candidate<T: Real>() -> ConvCandidate {
+    ConvCandidate {
+        name: NAME,
+        accepts: |request| is_supported::<T>(request) && request.desc.shape.pass != ConvPass::FilterGradient,
+        preferences: &[has_less_work],
+        build: |request| Results::new(request.desc, request.isa, request.epilogue).map(boxed),
+    }
+}
+
+/// Name of the candidate.
+pub(super) const NAME: &str = "conv.winograd";
+
+/// Transforms must cost less than the multiplications that they save.
+fn has_less_work(request: &Request<'_>) -> bool {
+    let Some(Sizes { m, channels, result, .. }) = Sizes::new(request.desc) else { return false };
+    let batch = request.desc.shape.batch;
+    let tiles = batch * result.map(|size| size.div_ceil(2)).iter().product::<usize>();
+    let positions = batch * result.iter().product::<usize>();
+    COSTS.favour_tiles(tiles, positions, [channels, m], f32::micro(request.isa).nr)
+}
+
+/// Sizes of a convolution in the order of its sums.
+struct Sizes {
+    /// True for the gradient of the input.
+    is_reversed: bool,
+    /// Number of channels of the result, and number of channels of a sum.
+    m: usize,
+    channels: usize,
+    /// Rows and columns of the planes that windows read, and of the planes of the result.
+    source: [usize; 2],
+    result: [usize; 2],
+    /// Padding before the source.
+    before: [isize; 2],
+}
+
+impl Sizes {
+    fn new(desc: &ConvDesc) -> Option<Sizes> {
         let [rows, cols] = supported_axes(desc)?;
-        let reversed = match shape.pass {
-            ConvPass::Output => false,
-            ConvPass::InputGradient => true,
-            ConvPass::FilterGradient => return None,
-        };
         let (inputs, outputs) = ([rows.input, cols.input], [rows.output, cols.output]);
         let before = [rows.padding_before, cols.padding_before];
-        let (m, channels, source, result, before, filter) = if reversed {
+        let ConvShape { pass, channels_in, channels_out, .. } = desc.shape;
+        Some(if pass == ConvPass::InputGradient {
             let before = before.map(|before| 2 - before);
-            (shape.channels_in, shape.channels_out, outputs, inputs, before, [TAPS, shape.channels_in * TAPS])
+            let (m, channels) = (channels_in, channels_out);
+            Sizes { is_reversed: true, m, channels, source: outputs, result: inputs, before }
         } else {
-            (shape.channels_out, shape.channels_in, inputs, outputs, before, [shape.channels_in * TAPS, TAPS])
-        };
+            let (m, channels) = (channels_out, channels_in);
+            Sizes { is_reversed: false, m, channels, source: inputs, result: outputs, before }
+        })
+    }
+}
+
+impl Results {
+    /// Returns `None` if there is nothing to sum.
+    fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<Results> {
+        const BYTES: usize = size_of::<f32>();
+        let shape = &desc.shape;
+        let Sizes { is_reversed: reversed, m, channels, source, result, before } = Sizes::new(desc)?;
+        let plane = shape.channels_in * TAPS;
+        let filter = if reversed { [TAPS, plane] } else { [plane, TAPS] };
         let grid = result.map(|size| size.div_ceil(2));
         let tile_rows = shape.batch * grid[0];
         let tiles = tile_rows * grid[1];
-        let positions = shape.batch * result[0] * result[1];
         let micro = f32::micro(isa);
         let Micro { mr, nr, .. } = micro;
-        if !COSTS.favour_tiles(tiles, positions, [channels, m], nr)? || source.contains(&0) {
+        if m * channels * tiles == 0 || source.contains(&0) {
             return None;
         }
         let height = m.div_ceil(m.div_ceil(mr));
@@ -317,60 +356,50 @@ impl Results {
 }
 
 impl Engine for Results {
-    fn name(&self) -> &'static str {
-        "Winograd F(2x2, 3x3)"
-    }
-
     fn epilogue(&self) -> &Epilogue {
         &self.epilogue
+    }
+
+    fn needs_moderate_elements(&self) -> bool {
+        true
     }
 
     fn scratch(&self) -> (usize, usize) {
         (self.layout.shared, self.layout.each)
     }
 
-    unsafe fn run(
-        &self,
-        bases: &[*mut u8],
-        settings: RunSettings,
-        pool: &Pool,
-        scratch: Scratch,
-    ) -> Result<(), OutOfRange> {
+    unsafe fn run_tasks(&self, run: EngineRun<'_>) {
+        let EngineRun { settings, parts, .. } = run;
         let Results { layout, strips, rows, channels, .. } = self;
-        let parts = scratch.split(layout.shared, layout.each, pool);
-        let bases = BaseAddresses(bases);
-        let source = move || { bases }.0[0].cast::<f32>().cast_const();
-        let filter = move || { bases }.0[1].cast::<f32>().cast_const();
+        let source = |bases: &[*mut u8]| bases[0].cast::<f32>().cast_const();
+        let filter = |bases: &[*mut u8]| bases[1].cast::<f32>().cast_const();
         let shared = move || parts.shared_part().cast::<f32>();
-        // SAFETY: here and below, scratch memory has the layout that `new` computed, and tasks have separate blocks,
-        // panels or channels.
-        unsafe { self.epilogue.init_frames(parts) };
         if self.shared_weights {
             let panels = self.m.div_ceil(self.height);
-            pool.run(panels, parts.workers, &|panel, worker| {
+            run.each(panels, |bases, panel, worker| {
                 let rows = (panel * self.height, self.m.min((panel + 1) * self.height));
-                // SAFETY: as said above.
+                // SAFETY: scratch memory has the layout that `new` computed, and tasks have separate blocks, panels
+                // or channels.
                 unsafe {
                     let packed = parts.worker_part(worker).add(layout.packed).cast();
                     self.transform_weights(
-                        filter(),
+                        filter(bases),
                         rows,
                         packed,
                         shared().add(panel * POINTS * layout.panel),
                     );
                 }
             });
-            pool.run(strips.parts, parts.workers, &|strip, worker| {
-                let bases = &{ bases };
+            run.each(strips.parts, |bases, strip, worker| {
                 let (strip, scratch) = (strips.part(strip), parts.worker_part(worker));
                 // SAFETY: as said above.
                 unsafe {
                     let tiles = scratch.add(layout.tiles).cast::<f32>();
-                    self.transform_tiles(source(), strip, (0, *channels), scratch, tiles);
+                    self.transform_tiles(source(bases), strip, (0, *channels), scratch, tiles);
                     for i in 0..rows.parts {
                         let rows = rows.part(i);
                         let weights = shared().add(rows.0 / self.height * POINTS * layout.panel);
-                        self.task(bases.0, settings, strip, rows, (weights, tiles), scratch);
+                        self.task(bases, settings, strip, rows, (weights, tiles), scratch);
                     }
                 }
             });
@@ -378,11 +407,11 @@ impl Engine for Results {
             for strip in 0..strips.parts {
                 let strip = strips.part(strip);
                 let some = Partition::new(*channels, 1, MAX_TASKS);
-                pool.run(some.parts, parts.workers, &|i, worker| {
+                run.each(some.parts, |bases, i, worker| {
                     // SAFETY: as said above.
                     unsafe {
                         self.transform_tiles(
-                            source(),
+                            source(bases),
                             strip,
                             some.part(i),
                             parts.worker_part(worker),
@@ -390,19 +419,21 @@ impl Engine for Results {
                         );
                     };
                 });
-                pool.run(rows.parts, parts.workers, &|i, worker| {
-                    let bases = &{ bases };
+                run.each(rows.parts, |bases, i, worker| {
                     let (rows, scratch) = (rows.part(i), parts.worker_part(worker));
                     // SAFETY: as said above.
                     unsafe {
                         let weights = scratch.add(layout.weights).cast::<f32>();
-                        self.transform_weights(filter(), rows, scratch.add(layout.packed).cast(), weights);
-                        self.task(bases.0, settings, strip, rows, (weights, shared()), scratch);
+                        self.transform_weights(
+                            filter(bases),
+                            rows,
+                            scratch.add(layout.packed).cast(),
+                            weights,
+                        );
+                        self.task(bases, settings, strip, rows, (weights, shared()), scratch);
                     }
                 });
             }
         }
-        // SAFETY: all tasks are done.
-        unsafe { self.epilogue.first_failure(parts) }
     }
 }

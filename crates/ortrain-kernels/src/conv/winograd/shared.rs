@@ -3,6 +3,8 @@
 use ortrain_expr::{DType, SlidingAxis};
 
 use crate::conv::desc::ConvDesc;
+use crate::conv::engine::Request;
+use crate::gemm::levels::Real;
 
 /// Number of values of a tile, and of a filter's plane.
 pub(super) const POINTS: usize = 16;
@@ -19,22 +21,26 @@ pub(super) const LANES: usize = 8;
 pub(super) struct Costs(pub(super) [usize; 3]);
 
 impl Costs {
-    /// Returns true if tiles are less work than sums. `channels`: channels of the tensor with tiles; `others`: channels
-    /// of the other tensor. Panels of products have `columns` columns. Returns `None` if the costs overflow.
+    /// Returns true if tiles are surely less work than sums. `channels`: channels of the tensor with tiles; `others`: channels
+    /// of the other tensor. Panels of products have `columns` columns.
     pub(super) fn favour_tiles(
         &self,
         tiles: usize,
         positions: usize,
         [channels, others]: [usize; 2],
         columns: usize,
-    ) -> Option<bool> {
+    ) -> bool {
         let wider = columns.div_ceil(2 * LANES);
         let [of_channel, of_other, of_filter] = self.0.map(|cost| cost * wider);
-        let planes = channels.checked_mul(others)?;
-        let multiplied = tiles.checked_mul(planes + of_channel * channels + of_other * others)?;
-        let spent = multiplied.checked_add(of_filter * planes)?;
-        let plain = (positions.checked_mul(TAPS)? / POINTS).checked_mul(planes)?;
-        Some(planes * positions > 0 && spent <= plain)
+        // `None` if the costs overflow.
+        let costs = || {
+            let planes = channels.checked_mul(others)?;
+            let multiplied = tiles.checked_mul(planes + of_channel * channels + of_other * others)?;
+            let spent = multiplied.checked_add(of_filter * planes)?;
+            let plain = (positions.checked_mul(TAPS)? / POINTS).checked_mul(planes)?;
+            Some(planes * positions > 0 && spent <= plain)
+        };
+        costs().unwrap_or(false)
     }
 }
 
@@ -42,6 +48,11 @@ impl Costs {
 /// conflicts between rows.
 pub(super) fn row_pitch(elements: usize) -> usize {
     elements.div_ceil(16) / 2 * 2 * 16 + 16
+}
+
+/// Returns true if Winograd's algorithm supports the operands and windows of a request.
+pub(super) fn is_supported<T: Real>(request: &Request<'_>) -> bool {
+    T::BYTES == 4 && request.multiplies_unchanged::<f32>() && supported_axes(request.desc).is_some()
 }
 
 /// Returns the two axes, if Winograd's algorithm supports the windows and images are not too wide.

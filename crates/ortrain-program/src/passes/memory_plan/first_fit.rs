@@ -1,6 +1,5 @@
 //! First fit: the lowest free offset for each block, among blocks with overlapping live ranges.
 
-use super::Block;
 use crate::liveness::LiveRange;
 
 /// Number of instructions per span. Blocks with short live ranges are indexed by their spans.
@@ -11,6 +10,13 @@ const MAX_SHORT_SPANS: usize = 4;
 
 /// Maximum number of placed blocks per chunk.
 const MAX_CHUNK_LEN: usize = 256;
+
+/// Bytes to place in the arena.
+pub(super) struct Block {
+    pub(super) buffer: usize,
+    pub(super) size: usize,
+    pub(super) life: LiveRange,
+}
 
 /// Block at its offset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

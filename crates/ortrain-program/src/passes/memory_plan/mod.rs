@@ -4,7 +4,7 @@ mod first_fit;
 
 use std::cmp::Reverse;
 
-use first_fit::place_blocks;
+use first_fit::{Block, place_blocks};
 use ortrain_expr::Access;
 
 use super::{Changed, Draft, Outcome, Target};
@@ -144,13 +144,6 @@ fn has_other_reads(nest: &Nest, load: &Operand) -> bool {
             .operand()
             .is_some_and(|other| other.buffer == load.buffer && (other != load || nest.is_gathered(slot)))
     })
-}
-
-/// Bytes to place in the arena.
-struct Block {
-    buffer: usize,
-    size: usize,
-    life: LiveRange,
 }
 
 /// Maximum number of blocks for which several orders are tried.

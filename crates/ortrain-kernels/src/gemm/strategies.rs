@@ -1,0 +1,173 @@
+//! Strategies of products, from which the sizes choose.
+
+use std::marker::PhantomData;
+
+use ortrain_expr::DType;
+
+use super::levels::Real;
+use super::micro::Micro;
+use super::operand::{MAX_REUSED_BLOCK_BYTES, Operand};
+use super::small_m;
+use crate::candidates::{Candidate, Table};
+use crate::isa::Isa;
+
+/// Maximum number of elements of results for split-K.
+const MAX_SPLIT_K_ELEMENTS: usize = 128 * 128;
+/// Maximum numbers of rows and of columns of a product computed by dot products.
+const MAX_DOT_LINES: (usize, usize) = (16, 12);
+/// Minimum depth for dot products with few rows; with few columns twice as much.
+const MIN_DOT_DEPTH: usize = 64;
+/// Minimum depth of a part of split-K.
+pub(super) const MIN_SPLIT_K_DEPTH: usize = 512;
+/// Minimum ratio of the elements of B to the elements of A and of the results for a swapped product, in halves. The
+/// first value applies if B then needs no packing, the second otherwise.
+const MIN_SWAP_RATIO_HALVES: (usize, usize) = (3, 4);
+
+/// Way to compute the blocks of a product.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Strategy {
+    /// Dot products of few rows with columns of B in place, which are adjacent along k.
+    DotsOfRows,
+    /// Dot products of few columns with rows of A in place, which are adjacent along k.
+    DotsOfColumns,
+    /// Products of few rows, with B in place.
+    FewRows,
+    /// Panels of the swapped product `Cᵀ = Bᵀ·Aᵀ`. Finished blocks are transposed.
+    SwappedPanels,
+    /// Panels of both operands, packed or in place.
+    Panels,
+}
+
+impl Strategy {
+    /// Returns true if the product is computed as dot products.
+    pub(super) fn is_dots(self) -> bool {
+        matches!(self, Strategy::DotsOfRows | Strategy::DotsOfColumns)
+    }
+
+    /// Returns true if panels of both operands are multiplied.
+    pub(super) fn is_panels(self) -> bool {
+        matches!(self, Strategy::SwappedPanels | Strategy::Panels)
+    }
+}
+
+/// Request for a strategy.
+pub(super) struct Request<'a, T: 'static> {
+    pub(super) batch: usize,
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    pub(super) a: &'a Operand,
+    pub(super) b: &'a Operand,
+    pub(super) micro: Micro<T>,
+    pub(super) isa: Isa,
+}
+
+impl<T: Real> Request<'_, T> {
+    const REAL: DType = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+
+    /// Returns true if the operands are multiplied unchanged, without packing. Tiles of bfloat16 are always packed.
+    fn multiplies_unchanged(&self) -> bool {
+        self.micro.tiles.is_none()
+    }
+
+    /// Returns true if there are dot products of at least one term, and if the lines of an operand are adjacent along k.
+    fn has_dots_of(&self, operand: &Operand) -> bool {
+        let adjacent = operand.elements.are_stored_as(Self::REAL) && operand.depth == 1;
+        adjacent && self.k > 0 && self.multiplies_unchanged() && T::dots(self.isa).is_some()
+    }
+
+    /// Returns true if there are few long sums, so that k may be split.
+    pub(super) fn may_split_k(&self) -> bool {
+        self.batch * self.m * self.n <= MAX_SPLIT_K_ELEMENTS && self.k >= 2 * MIN_SPLIT_K_DEPTH
+    }
+}
+
+/// Table of products.
+pub(super) struct Products<T>(PhantomData<T>);
+
+impl<T: 'static> Table for Products<T> {
+    type Request<'a> = Request<'a, T>;
+    type Kernel = Strategy;
+}
+
+/// All candidates, from the fastest to the most general one.
+pub(super) fn candidates<T: Real>() -> [Candidate<Products<T>>; 6] {
+    [
+        Candidate {
+            name: "product.dots_of_rows",
+            accepts: |request| request.has_dots_of(request.b),
+            preferences: &[suits_dots_of_rows],
+            build: |_| Some(Strategy::DotsOfRows),
+        },
+        Candidate {
+            name: "product.dots_of_columns",
+            accepts: |request| request.has_dots_of(request.a),
+            preferences: &[suits_dots_of_columns],
+            build: |_| Some(Strategy::DotsOfColumns),
+        },
+        Candidate {
+            name: "product.few_rows",
+            accepts: |request| {
+                let Request { m, k, b, .. } = *request;
+                let fits = (m * T::BYTES).saturating_mul(k) <= MAX_REUSED_BLOCK_BYTES;
+                request.multiplies_unchanged() && (b.line == 1 || b.depth == 1) && fits
+            },
+            preferences: &[has_small_m],
+            build: |_| Some(Strategy::FewRows),
+        },
+        Candidate {
+            name: "product.swapped_panels",
+            accepts: |request| {
+                let plain = request.b.elements.are_stored_as(Request::<T>::REAL);
+                let adjacent = request.b.depth == 1 || request.b.line == 1;
+                request.multiplies_unchanged() && plain && adjacent && !request.may_split_k()
+            },
+            preferences: &[fills_swapped_panels, has_large_b],
+            build: |_| Some(Strategy::SwappedPanels),
+        },
+        Candidate {
+            name: "product.bf16_tiles",
+            accepts: |request| request.micro.tiles.is_some(),
+            preferences: &[],
+            build: |_| Some(Strategy::Panels),
+        },
+        Candidate {
+            name: "product.panels",
+            accepts: |request| request.multiplies_unchanged(),
+            preferences: &[],
+            build: |_| Some(Strategy::Panels),
+        },
+    ]
+}
+
+/// All rows must stay in the first-level cache. In short sums, joining the lanes costs more than the products.
+fn suits_dots_of_rows<T>(request: &Request<'_, T>) -> bool {
+    request.m <= MAX_DOT_LINES.0 && request.k >= MIN_DOT_DEPTH
+}
+
+/// All columns must stay in the first-level cache. In short sums, joining the lanes costs more than the products.
+fn suits_dots_of_columns<T>(request: &Request<'_, T>) -> bool {
+    request.n <= MAX_DOT_LINES.1 && request.k >= 2 * MIN_DOT_DEPTH
+}
+
+/// For few rows, packing B would cost more than multiplying.
+fn has_small_m<T>(request: &Request<'_, T>) -> bool {
+    request.m <= small_m::MAX_ROWS
+}
+
+/// Rows of A become columns of panels. Panels that are not full waste lanes.
+fn fills_swapped_panels<T: Real>(request: &Request<'_, T>) -> bool {
+    request.micro.fills_panels(request.m)
+}
+
+/// Only one task reads or packs each part of the operand that becomes A. This pays if B is larger than the other
+/// tensors.
+fn has_large_b<T: Real>(request: &Request<'_, T>) -> bool {
+    let Request { m, n, k, b, .. } = *request;
+    let halves = if b.is_adjacent_along_k(Request::<T>::REAL) {
+        MIN_SWAP_RATIO_HALVES.0
+    } else {
+        MIN_SWAP_RATIO_HALVES.1
+    };
+    2usize.saturating_mul(n).saturating_mul(k) >= halves.saturating_mul(m).saturating_mul(k.saturating_add(n))
+}
