@@ -21,8 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from ortrain import _unpickler
 from ortrain.errors import InvalidArgumentError
-from ortrain.trainer import _unpickler
 
 # Memory limit of the process beyond its size at the start.
 ALLOWED_BYTES = 1 << 29

@@ -14,8 +14,8 @@ import numpy as np
 import pickle_grammar
 import pytest
 
+from ortrain import _unpickler
 from ortrain.errors import InvalidArgumentError
-from ortrain.trainer import _unpickler
 
 # A few seconds of pickles; `tests/conform/test_pickles.py` reads many more.
 GENERATED, DAMAGED, SEED = 1500, 4000, 52

@@ -20,8 +20,10 @@ import h5py
 import numpy as np
 import pytest
 
+from ortrain import _hdf5, _unpickler
+from ortrain._hdf5 import _parts, _write
 from ortrain.errors import InvalidArgumentError, NoSuchFileError
-from ortrain.trainer import _checkpoint_storage, _hdf5, _hdf5_parts, _hdf5_write, _unpickler
+from ortrain.trainer import _checkpoint_storage
 
 CONFORM = "ORTRAIN_CONFORM" in os.environ
 DAMAGES = 10_000 if CONFORM else 500
@@ -749,7 +751,7 @@ def test_damaged_files(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatc
 
     The contents themselves must be validated, because anyone can write a correct checksum.
     """
-    monkeypatch.setattr(_hdf5_parts.Parts, "verify", lambda *_: None)
+    monkeypatch.setattr(_parts.Parts, "verify", lambda *_: None)
     DAMAGED[kind](tmp_path / "file")
     whole = (tmp_path / "file").read_bytes()
     with within(20 * len(whole)):
@@ -784,7 +786,7 @@ def damage(whole: bytes, path: Path, count: int) -> None:
 @pytest.mark.parametrize("kind", ["newest", "ordered", "many"])
 def test_damaged_starts_of_parts(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers after signatures locate the parts of a group: each number is damaged, without a check of checksums."""
-    monkeypatch.setattr(_hdf5_parts.Parts, "verify", lambda *_: None)
+    monkeypatch.setattr(_parts.Parts, "verify", lambda *_: None)
     DAMAGED[kind](tmp_path / "file")
     whole = (tmp_path / "file").read_bytes()
     places = [
@@ -832,15 +834,15 @@ def test_checksums_find_changed_bytes(tmp_path: Path, kind: str) -> None:
 def test_more_checksums_than_a_file_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Checksums take at most seconds for files of any size."""
     DAMAGED["many"](tmp_path / "file")
-    monkeypatch.setattr(_hdf5_parts, "MAX_CHECKED", (tmp_path / "file").stat().st_size // 2)
+    monkeypatch.setattr(_parts, "MAX_CHECKED", (tmp_path / "file").stat().st_size // 2)
     with pytest.raises(InvalidArgumentError, match=r"has more than \d+ bytes of names"):
         _checkpoint_storage.load(tmp_path / "file")
 
 
 def test_the_checksum() -> None:
     """The checksum matches the hash author's value, for lengths around the block size of twelve bytes."""
-    assert _hdf5_parts.checksum(b"Four score and seven years ago") == 0x17770551
-    assert len({_hdf5_parts.checksum(bytes(size)) for size in range(1, 40)}) == 39
+    assert _parts.checksum(b"Four score and seven years ago") == 0x17770551
+    assert len({_parts.checksum(bytes(size)) for size in range(1, 40)}) == 39
 
 
 def soft_link(file: h5py.File) -> None:
@@ -992,7 +994,7 @@ def test_additional_headers_of_older_h5py(tmp_path: Path) -> None:
 
 
 def with_checksum(data: bytes) -> bytes:
-    return data + struct.pack("<I", _hdf5_parts.checksum(data))
+    return data + struct.pack("<I", _parts.checksum(data))
 
 
 def newest(root: bytes, *others: bytes) -> bytes:
@@ -1112,7 +1114,7 @@ def test_links_that_overlap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
             changed += 1
     assert changed > 1000
     (tmp_path / "made").write_bytes(made)
-    monkeypatch.setattr(_hdf5_parts.Parts, "verify", lambda *_: None)
+    monkeypatch.setattr(_parts.Parts, "verify", lambda *_: None)
     with within(20 * len(made)), pytest.raises(InvalidArgumentError, match="its parts overlap"):
         _checkpoint_storage.load(tmp_path / "made")
 
@@ -1122,7 +1124,7 @@ def test_parts_that_overlap(tmp_path: Path) -> None:
     count, size = 50, 100_000
     _checkpoint_storage.save({str(i): np.full(1 if i else size, i, np.int64) for i in range(count)}, tmp_path / "file")
     content = (tmp_path / "file").read_bytes()
-    large = _hdf5_write.Plan()
+    large = _write.Plan()
     # Small arrays get the layout and shape of the large array.
     large_layout = content[content.index(b"\x03\x01") :][:18]
     assert large_layout[10:] == (8 * size).to_bytes(8, "little")
@@ -1336,7 +1338,7 @@ def test_bombs(case: str) -> None:
     ids=["lists", "tuples", "dicts", "ordered"],
 )
 def test_deep_values_end_no_process(data: bytes) -> None:
-    program = "import sys; from ortrain.trainer import _unpickler; _unpickler.loads(sys.stdin.buffer.read())"
+    program = "import sys; from ortrain import _unpickler; _unpickler.loads(sys.stdin.buffer.read())"
     subprocess.run([sys.executable, "-c", program], input=data, check=True)
 
 

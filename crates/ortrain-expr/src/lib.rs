@@ -14,6 +14,7 @@
 pub mod coefficients;
 mod derive;
 mod dtype;
+pub mod elementary;
 mod expr;
 mod iteration_space;
 mod nest;

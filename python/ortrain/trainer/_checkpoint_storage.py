@@ -19,11 +19,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ortrain import _hdf5, _unpickler
 from ortrain._files import placed
 from ortrain._model_source import PathLike
 from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, NoSuchFileError
-from ortrain.trainer import _hdf5, _unpickler
 from ortrain.trainer._values import as_array
 
 __all__ = ["NoCheckpointError", "check_readable", "from_serialized_hex", "load", "placed", "save", "to_serialized_hex"]

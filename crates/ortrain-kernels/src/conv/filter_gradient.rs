@@ -108,6 +108,49 @@ pub(super) fn candidate<T: Real + Send + Sync>() -> ConvCandidate {
     }
 }
 
+/// Division of the work: parts of the sums, of the output's channels, and of the input's channels.
+struct Division {
+    parts: Partition,
+    outs: Partition,
+    ins: Partition,
+}
+
+impl Division {
+    /// Divides a product of `m` output channels and `ct` columns of windows, of `channels` input channels, over `n`
+    /// positions in `blocks` blocks. `units` are the units of `ct` and of `m`.
+    fn new(
+        groups: usize,
+        [m, ct, n]: [usize; 3],
+        channels: usize,
+        blocks: usize,
+        (ct_unit, m_unit): (usize, usize),
+    ) -> Division {
+        let work = n.saturating_mul(m).saturating_mul(ct).saturating_mul(groups);
+        let target_tasks = (work / MIN_TASK_WORK).clamp(1, MAX_TASKS).div_ceil(groups);
+        let padded = m.next_multiple_of(m_unit) * ct.next_multiple_of(ct_unit);
+        let ins = padded.div_ceil(MAX_SUM_ELEMENTS).min(channels);
+        let outs = padded.div_ceil(ins).div_ceil(MAX_SUM_ELEMENTS);
+        let max_parts = (MAX_PARTIAL_ELEMENTS / (groups * padded)).min(n / PANEL_DEPTH).max(1);
+        let parts = Partition::new(blocks, 1, target_tasks.div_ceil(ins * outs).min(max_parts));
+        let left = target_tasks.div_ceil(parts.parts);
+        let ins = Partition::new(channels, 1, ins.max(left.min(ct / MAX_WINDOW_ROWS)));
+        let left = left.div_ceil(ins.parts);
+        let outs = Partition::new(m, m_unit, outs.max(left.min(m / (4 * m_unit))));
+        Division { parts, outs, ins }
+    }
+}
+
+/// Positions that are multiplied together: a block of an image, or of several images.
+#[derive(Clone, Copy)]
+struct Positions {
+    begin: usize,
+    end: usize,
+    /// Image and position of the first one.
+    image: usize,
+    position: usize,
+    is_one_image: bool,
+}
+
 impl<T: Real> FilterGradient<T> {
     /// Returns `None` if the windows have too many phases, or if there is nothing to sum.
     fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<FilterGradient<T>> {
@@ -139,34 +182,50 @@ impl<T: Real> FilterGradient<T> {
         let blocks = Blocks::new(n, row, unit, max_rows, 1);
         patches.plan_strip(blocks.max_positions, blocks.is_split_by_rows(), false);
 
-        // Division of the work.
-        let (ct_unit, m_unit) = if wide { (mr, nr) } else { (nr, mr) };
-        let work = n.saturating_mul(m).saturating_mul(c * alive).saturating_mul(groups);
-        let target_tasks = (work / MIN_TASK_WORK).clamp(1, MAX_TASKS).div_ceil(groups);
-        let padded = m.next_multiple_of(m_unit) * (c * alive).next_multiple_of(ct_unit);
-        let ins = padded.div_ceil(MAX_SUM_ELEMENTS).min(c);
-        let outs = padded.div_ceil(ins).div_ceil(MAX_SUM_ELEMENTS);
-        let max_parts = (MAX_PARTIAL_ELEMENTS / (groups * padded)).min(n / PANEL_DEPTH).max(1);
-        let parts = Partition::new(blocks.count, 1, target_tasks.div_ceil(ins * outs).min(max_parts));
-        let left = target_tasks.div_ceil(parts.parts);
-        let ins = Partition::new(c, 1, ins.max(left.min(c * alive / MAX_WINDOW_ROWS)));
-        let left = left.div_ceil(ins.parts);
-        let outs = Partition::new(m, m_unit, outs.max(left.min(m / (4 * m_unit))));
+        let units = if wide { (mr, nr) } else { (nr, mr) };
+        let Division { parts, outs, ins } = Division::new(groups, [m, c * alive, n], c, blocks.count, units);
+        let mut engine = FilterGradient {
+            epilogue: Arc::clone(finish),
+            micro,
+            isa,
+            patches,
+            dtypes: [desc.a, desc.b],
+            groups,
+            m,
+            channels_in: c,
+            taps,
+            plane,
+            columns_are_outputs: wide,
+            blocks,
+            parts,
+            outs,
+            ins,
+            layout: Layout::default(),
+        };
+        engine.layout = engine.lay_out();
+        Some(engine)
+    }
 
+    /// Lays out scratch memory.
+    fn lay_out(&self) -> Layout {
+        let &FilterGradient { micro, ref patches, groups, taps, blocks, parts, outs, ins, .. } = self;
+        let Micro { mr, nr, .. } = micro;
+        let wide = self.columns_are_outputs;
+        let alive = patches.phases[0].taps.len();
         let (in_rows, out_rows) = (ins.max_size() * alive, outs.max_size());
         // A pitch that is no power of two avoids cache conflicts between columns.
         let (sum_rows, pitch) = if wide {
             (in_rows, out_rows.next_multiple_of(nr) + 16)
         } else {
             // The columns of every step are padded.
-            let steps = divide_into_steps(ins.max_size(), alive, MAX_WINDOW_COLUMNS, &patches).count();
+            let steps = divide_into_steps(ins.max_size(), alive, MAX_WINDOW_COLUMNS, patches).count();
             (out_rows, in_rows + steps * nr + 16)
         };
         let max_rows_per_step = if wide { MAX_WINDOW_ROWS } else { MAX_WINDOW_COLUMNS };
         // Fewer channels may have fewer, but larger steps.
         let (mut max_step_rows, mut max_step_channels) = (0, 0);
         for channels in ins.sizes() {
-            for step in divide_into_steps(channels, alive, max_rows_per_step, &patches) {
+            for step in divide_into_steps(channels, alive, max_rows_per_step, patches) {
                 max_step_rows = max_step_rows.max(step.rows());
                 max_step_channels = max_step_channels.max(step.channels);
             }
@@ -178,7 +237,7 @@ impl<T: Real> FilterGradient<T> {
             pitch,
             step_rows: max_step_rows,
             step_channels: max_step_channels,
-            each: finish.frame,
+            each: self.epilogue.frame,
             ..Layout::default()
         };
         let mut reserve = |elements: usize| {
@@ -212,24 +271,7 @@ impl<T: Real> FilterGradient<T> {
             let tasks = parts.parts * groups * ins.parts * outs.parts;
             layout.shared = (tasks * size * T::BYTES).next_multiple_of(ALIGN);
         }
-        Some(FilterGradient {
-            epilogue: Arc::clone(finish),
-            micro,
-            isa,
-            patches,
-            dtypes: [desc.a, desc.b],
-            groups,
-            m,
-            channels_in: c,
-            taps,
-            plane,
-            columns_are_outputs: wide,
-            blocks,
-            parts,
-            outs,
-            ins,
-            layout,
-        })
+        layout
     }
 
     fn steps(&self, channels: usize) -> impl Iterator<Item = Step> {
@@ -240,6 +282,78 @@ impl<T: Real> FilterGradient<T> {
             if self.columns_are_outputs { MAX_WINDOW_ROWS } else { MAX_WINDOW_COLUMNS },
             &self.patches,
         )
+    }
+
+    /// Returns the lines of the output's gradient, in place if possible, and their type.
+    unsafe fn output_lines(
+        &self,
+        bases: &[*mut u8],
+        group: usize,
+        outs: (usize, usize),
+        positions: Positions,
+        scratch: *mut u8,
+    ) -> (Block, DType) {
+        let &FilterGradient { ref layout, isa, plane, m, groups, dtypes: [dtype, _], .. } = self;
+        let Positions { begin, end, image, position, is_one_image } = positions;
+        let (lines, depth) = (outs.1 - outs.0, end - begin);
+        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+        if is_one_image && (self.columns_are_outputs || dtype == real) {
+            let channel = (image * groups + group) * m + outs.0;
+            let at = bases[0].wrapping_add((channel * plane + position) * dtype.size()).cast_const();
+            return (Block { at, line_step: plane as isize, depth_step: 1, lines, depth }, dtype);
+        }
+        let image = groups * m * plane;
+        let from = bases[0].wrapping_add((group * m + outs.0) * plane * dtype.size());
+        let to = scratch.wrapping_add(layout.lines).cast::<T>();
+        // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
+        unsafe { copy_lines(isa, dtype, from, (plane, image), lines, (begin, end), to, depth) };
+        let at = to.cast::<u8>().cast_const();
+        (Block { at, line_step: depth as isize, depth_step: 1, lines, depth }, real)
+    }
+
+    /// Returns the windows of a step: their address, and the elements from row to row. They are in place if possible.
+    unsafe fn windows(
+        &self,
+        source: *const u8,
+        (first_channel, step): (usize, &Step),
+        positions: Positions,
+        segments: &[Segment],
+        scratch: *mut u8,
+    ) -> (*const T, usize) {
+        let &FilterGradient { ref layout, ref patches, isa, dtypes: [_, dtype], .. } = self;
+        let Positions { begin, end, image, position, is_one_image } = positions;
+        let source = source.wrapping_add(first_channel * dtype.size());
+        if patches.is_aligned && is_one_image {
+            let at = source.cast::<T>().wrapping_add(image * patches.image + position);
+            return (at, patches.plane);
+        }
+        // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
+        unsafe {
+            let at = |offset: usize| scratch.add(offset).cast::<T>();
+            let strips = at(layout.strips);
+            let (from, limit, channel) = if patches.is_aligned {
+                (source.cast(), patches.batch * patches.image - first_channel, patches.plane)
+            } else {
+                if step.tap == 0 {
+                    fill_strips(isa, dtype, patches, (begin, end), source, step.channels, strips);
+                }
+                (strips.cast_const(), usize::MAX, patches.strip.elements)
+            };
+            let copy = RowCopy {
+                from,
+                limit,
+                channel,
+                channels: step.channels,
+                taps: &patches.phases[0].offsets[step.tap..step.tap + step.taps],
+                taps_are_inner: true,
+                segments,
+                tail: (0, 0),
+                pitch: end - begin,
+                to: at(layout.rows),
+            };
+            copy_rows(isa, copy);
+            (at(layout.rows).cast_const(), end - begin)
+        }
     }
 
     /// Multiplies the positions of some blocks, and stores the sums in `sums`.
@@ -255,49 +369,19 @@ impl<T: Real> FilterGradient<T> {
     ) {
         let &FilterGradient { ref layout, ref patches, micro, isa, columns_are_outputs: wide, plane, .. } =
             self;
-        let nr = micro.nr;
         let out_rows = outs.1 - outs.0;
-        let offsets = &patches.phases[0].offsets;
+        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let at = |offset: usize| scratch.add(offset).cast::<T>();
+            let panels = at(layout.panels);
             for block in part..part_end {
                 let (begin, end) = self.blocks.block(block);
                 let depth = end - begin;
                 let first = block == part;
                 let (image, position) = (begin / plane, begin % plane);
-                let one_image = position + depth <= plane;
-
-                // The gradient of the output, line by line, in place if possible.
-                let channel = (image * self.groups + group) * self.m + outs.0;
-                let from = bases[0].wrapping_add((channel * plane + position) * self.dtypes[0].size());
-                let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
-                let (out, out_step, dtype) = if one_image && (wide || self.dtypes[0] == real) {
-                    (from.cast_const(), plane as isize, self.dtypes[0])
-                } else {
-                    let image = self.groups * self.m * plane;
-                    let from =
-                        bases[0].wrapping_add((group * self.m + outs.0) * plane * self.dtypes[0].size());
-                    copy_lines(
-                        isa,
-                        self.dtypes[0],
-                        from,
-                        (plane, image),
-                        out_rows,
-                        (begin, end),
-                        at(layout.lines),
-                        depth,
-                    );
-                    (at(layout.lines).cast::<u8>().cast_const(), depth as isize, real)
-                };
-                let panels = at(layout.panels);
-                let lines_of = |at: *const u8, line_step: isize, lines: usize| Block {
-                    at,
-                    line_step,
-                    depth_step: 1,
-                    lines,
-                    depth,
-                };
+                let is_one_image = position + depth <= plane;
+                let positions = Positions { begin, end, image, position, is_one_image };
                 // Lines are multiplied in place, unless they are packed into tiles.
                 let left = |dtype: DType, lines: Block| {
                     if micro.tiles.is_none() {
@@ -307,7 +391,7 @@ impl<T: Real> FilterGradient<T> {
                     micro.pack(isa, dtype, lines, Side::A, to);
                     Factor { at: to.cast_const(), line: 1, depth: 1 }
                 };
-                let out = lines_of(out, out_step, out_rows);
+                let (out, dtype) = self.output_lines(bases, group, outs, positions, scratch);
                 let out_left = if wide { None } else { Some(left(dtype, out)) };
                 if wide {
                     micro.pack(isa, dtype, out, Side::B, panels);
@@ -324,47 +408,26 @@ impl<T: Real> FilterGradient<T> {
                 let segments = std::slice::from_raw_parts(segments, count);
                 let mut column = 0;
                 for step in self.steps(ins.1 - ins.0) {
-                    let step_height = step.rows();
-                    debug_assert!(step_height <= layout.step_rows && step.channels <= layout.step_channels);
+                    let lines = step.rows();
+                    debug_assert!(lines <= layout.step_rows && step.channels <= layout.step_channels);
                     let first_channel = (group * self.channels_in + ins.0 + step.channel) * patches.plane;
-                    let source = bases[1].wrapping_add(first_channel * self.dtypes[1].size()).cast_const();
-                    let (windows, windows_step) = if patches.is_aligned && one_image {
-                        (source.cast::<T>().wrapping_add(image * patches.image + position), patches.plane)
-                    } else {
-                        let strips = at(layout.strips);
-                        let (from, limit, channel) = if patches.is_aligned {
-                            (source.cast(), patches.batch * patches.image - first_channel, patches.plane)
-                        } else {
-                            if step.tap == 0 {
-                                let (dtype, count) = (self.dtypes[1], step.channels);
-                                fill_strips(isa, dtype, patches, (begin, end), source, count, strips);
-                            }
-                            (strips.cast_const(), usize::MAX, patches.strip.elements)
-                        };
-                        let copy = RowCopy {
-                            from,
-                            limit,
-                            channel,
-                            channels: step.channels,
-                            taps: &offsets[step.tap..step.tap + step.taps],
-                            taps_are_inner: true,
-                            segments,
-                            tail: (0, 0),
-                            pitch: depth,
-                            to: at(layout.rows),
-                        };
-                        copy_rows(isa, copy);
-                        (at(layout.rows).cast_const(), depth)
-                    };
-                    let windows = lines_of(windows.cast(), windows_step as isize, step_height);
+                    let (windows, line_step) = self.windows(
+                        bases[1].cast_const(),
+                        (first_channel, &step),
+                        positions,
+                        segments,
+                        scratch,
+                    );
+                    let line_step = line_step as isize;
+                    let windows = Block { at: windows.cast(), line_step, depth_step: 1, lines, depth };
                     if let Some(out) = out_left {
                         micro.pack(isa, real, windows, Side::B, panels);
-                        self.multiply(out, out_rows, panels, step_height, depth, sums.add(column), !first);
-                        column += step_height.next_multiple_of(nr);
+                        self.multiply(out, out_rows, panels, lines, depth, sums.add(column), !first);
+                        column += lines.next_multiple_of(micro.nr);
                     } else {
                         let to = sums.add(column * layout.pitch);
-                        self.multiply(left(real, windows), step_height, panels, out_rows, depth, to, !first);
-                        column += step_height;
+                        self.multiply(left(real, windows), lines, panels, out_rows, depth, to, !first);
+                        column += lines;
                     }
                 }
             }

@@ -155,83 +155,98 @@ pub(super) fn candidate<T: Real + Send + Sync>() -> ConvCandidate {
     }
 }
 
-impl<T: Real> ImplicitGemm<T> {
-    /// Returns `None` if the windows have too many phases.
-    fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<ImplicitGemm<T>> {
-        let shape = &desc.shape;
-        let micro: Micro<T> = choose_micro_kernel(desc, isa, [desc.b, desc.a]);
-        let Micro { mr, nr, .. } = micro;
-        let tiled = micro.tiles.is_some();
-        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
-        let mut patches = Patches::new(shape, desc.a == real)?;
-        let taps: usize = shape.axes.iter().map(|axis| axis.kernel).product();
-        let (groups, plane) = (shape.groups, shape.channels_in * taps);
-        let is_gradient = shape.pass == ConvPass::InputGradient;
-        let (m, channels) = if is_gradient {
-            (shape.channels_in, shape.channels_out)
-        } else {
-            (shape.channels_out, shape.channels_in)
-        };
-        let filter = if is_gradient { [taps, plane, channels * plane] } else { [plane, taps, m * plane] };
-        if channels == 0 {
-            patches.phases.clear();
-        }
-        let phases = patches.phases.len();
-        let axes = || patches.outer.iter().chain([&patches.rows, &patches.cols]);
-        let spread: usize = axes().map(|axis| axis.spread).product();
-        let single = phases == 1 && spread == 1;
-        let natural = !is_gradient && phases == 1 && patches.phases[0].taps.len() == taps;
-        let height = micro.panel_rows(m);
-        let row_panels = m.div_ceil(height);
+/// Returns the number of offsets of all phases along all axes.
+fn spread(patches: &Patches) -> usize {
+    patches.outer.iter().chain([&patches.rows, &patches.cols]).map(|axis| axis.spread).product()
+}
 
-        // Amount of work, and its division into tasks.
+/// Returns true if the result has one phase, in order.
+fn has_single_phase(patches: &Patches) -> bool {
+    patches.phases.len() == 1 && spread(patches) == 1
+}
+
+/// Division of the work into tasks: rows of the result, and blocks of positions.
+struct Division {
+    rows: Partition,
+    blocks: Blocks,
+    /// True if windows are packed once for all tasks.
+    shares_windows: bool,
+}
+
+impl Division {
+    /// Divides a product of `m` rows, with sums over `channels` channels.
+    fn new<T: Real>(
+        micro: &Micro<T>,
+        patches: &Patches,
+        groups: usize,
+        (m, channels): (usize, usize),
+    ) -> Division {
+        let Micro { mr, nr, .. } = *micro;
+        let single = has_single_phase(patches);
+        let height = micro.panel_rows(m);
         let n = patches.batch * patches.positions();
         let depth: usize = patches.phases.iter().map(|phase| phase.taps.len() * channels).sum();
         let work = n.saturating_mul(m).saturating_mul(depth).saturating_mul(groups);
         let target_tasks = (work / MIN_TASK_WORK).clamp(1, MAX_TASKS);
-        let copies = if single { 1 } else { phases + spread };
+        let copies = if single { 1 } else { patches.phases.len() + spread(patches) };
         let windows = micro.packed_len(Side::B, n.next_multiple_of(nr), depth).saturating_mul(T::BYTES);
         let is_cached = single && windows <= MAX_CACHED_WINDOW_BYTES && m >= MIN_TASK_ROWS * target_tasks;
         let is_small = is_cached || n <= MAX_TASKS * nr && (single || patches.cols.count <= BLOCK_COLUMNS);
-        let shared =
-            groups == 1 && is_small && m >= 2 * mr && target_tasks > 1 && windows <= MAX_SHARED_WINDOW_BYTES;
-        let (rows, blocks);
-        if shared {
+        let is_shareable = groups == 1 && is_small && m >= 2 * mr && target_tasks > 1;
+        if is_shareable && windows <= MAX_SHARED_WINDOW_BYTES {
             let max_columns = (MAX_BLOCK_ELEMENTS / (copies * n.next_multiple_of(nr))).max(1);
             let parts = Partition::with_max_size(m, height, max_columns).parts.max(target_tasks);
-            rows = Partition::new(m, height, parts);
-            blocks = Blocks::new(n, n, BlockUnit::Any(n), n, 1);
-        } else {
-            let min_columns = (2 * nr).max(if single { 0 } else { patches.cols.count.min(BLOCK_COLUMNS) });
-            rows =
-                Partition::with_max_size(m, height, (MAX_BLOCK_ELEMENTS / copies / min_columns).max(height));
-            let deepest = patches.phases.iter().map(|phase| phase.taps.len() * channels).max();
-            let columns = (MAX_PANEL_ELEMENTS / deepest.unwrap_or(1).clamp(1, PANEL_DEPTH))
-                .clamp(BLOCK_COLUMNS, 4 * BLOCK_COLUMNS);
-            let max_columns =
-                (MAX_BLOCK_ELEMENTS / copies / rows.max_size().max(1)).clamp(nr, columns) / nr * nr;
-            // Whole images: contiguous elements are read and written at once.
-            let images =
-                single && patches.batch >= MIN_IMAGES_PER_BLOCK && patches.positions() <= max_columns;
-            let unit = match (single, patches.is_aligned) {
-                _ if images => BlockUnit::Any(patches.positions().max(1)),
-                (true, true) => BlockUnit::Any(nr),
-                (true, false) => BlockUnit::Within(nr),
-                (false, _) => BlockUnit::Rows(nr),
-            };
-            let target_parts = target_tasks.div_ceil(groups.max(1)).min(n.div_ceil(2 * nr).max(1));
-            blocks = Blocks::new(n, patches.cols.count, unit, max_columns, target_parts);
+            let blocks = Blocks::new(n, n, BlockUnit::Any(n), n, 1);
+            return Division { rows: Partition::new(m, height, parts), blocks, shares_windows: true };
         }
-        let cols = blocks.max_positions.next_multiple_of(nr);
-        patches.plan_strip(blocks.max_positions, blocks.is_split_by_rows(), false);
+        let min_columns = (2 * nr).max(if single { 0 } else { patches.cols.count.min(BLOCK_COLUMNS) });
+        let rows =
+            Partition::with_max_size(m, height, (MAX_BLOCK_ELEMENTS / copies / min_columns).max(height));
+        let deepest = patches.phases.iter().map(|phase| phase.taps.len() * channels).max();
+        let columns = (MAX_PANEL_ELEMENTS / deepest.unwrap_or(1).clamp(1, PANEL_DEPTH))
+            .clamp(BLOCK_COLUMNS, 4 * BLOCK_COLUMNS);
+        let max_columns = (MAX_BLOCK_ELEMENTS / copies / rows.max_size().max(1)).clamp(nr, columns) / nr * nr;
+        // Whole images: contiguous elements are read and written at once.
+        let images = single && patches.batch >= MIN_IMAGES_PER_BLOCK && patches.positions() <= max_columns;
+        let unit = match (single, patches.is_aligned) {
+            _ if images => BlockUnit::Any(patches.positions().max(1)),
+            (true, true) => BlockUnit::Any(nr),
+            (true, false) => BlockUnit::Within(nr),
+            (false, _) => BlockUnit::Rows(nr),
+        };
+        let target_parts = target_tasks.div_ceil(groups.max(1)).min(n.div_ceil(2 * nr).max(1));
+        let blocks = Blocks::new(n, patches.cols.count, unit, max_columns, target_parts);
+        Division { rows, blocks, shares_windows: false }
+    }
+}
 
-        // Some channels at a time.
+/// All steps, and the memory that they need.
+#[derive(Default)]
+struct Steps {
+    /// For each range of channels: its steps.
+    steps: Vec<Vec<Step>>,
+    /// Maximum number of channels of a range, and maximum depth of a step.
+    max_channels: usize,
+    deepest: usize,
+    /// Number of elements of the packed windows of a block, and of all packed weights.
+    panels: usize,
+    weights: usize,
+}
+
+impl Steps {
+    /// Divides the sums over `channels` channels. Blocks have `cols` columns, and weights `row_panels` panels.
+    fn new<T: Real>(
+        micro: &Micro<T>,
+        patches: &Patches,
+        channels: usize,
+        (row_panels, cols): (usize, usize),
+    ) -> Steps {
         let max_taps = patches.phases.iter().map(|phase| phase.taps.len()).max().unwrap_or(1);
-        let images_per_block =
+        let max_channels =
             (PANEL_DEPTH / max_taps).min(MAX_STRIP_ELEMENTS / patches.strip.elements.max(1)).max(1);
-        let chunks = Partition::with_max_size(if phases == 0 { 0 } else { channels }, 1, images_per_block);
-        let mut steps = Vec::new();
-        let (mut panels, mut packed, mut deepest) = (0, 0usize, 0);
+        let channels = if patches.phases.is_empty() { 0 } else { channels };
+        let chunks = Partition::with_max_size(channels, 1, max_channels);
+        let mut all = Steps { max_channels: chunks.max_size(), ..Steps::default() };
         for i in 0..chunks.parts {
             let (begin, end) = chunks.part(i);
             let mut group = Vec::new();
@@ -246,63 +261,67 @@ impl<T: Real> ImplicitGemm<T> {
                         tap: from,
                         taps: to - from,
                         first: begin == 0 && from == 0,
-                        panels,
-                        weights: packed,
+                        panels: all.panels,
+                        weights: all.weights,
                     };
-                    deepest = deepest.max(step.depth());
-                    panels += cols / nr * panel_elements(&micro, step.depth());
-                    packed = row_panels
-                        .saturating_mul(micro.packed_len(Side::A, mr, step.depth()))
-                        .saturating_add(packed);
+                    all.deepest = all.deepest.max(step.depth());
+                    all.panels += cols / micro.nr * panel_elements(micro, step.depth());
+                    all.weights = row_panels
+                        .saturating_mul(micro.packed_len(Side::A, micro.mr, step.depth()))
+                        .saturating_add(all.weights);
                     group.push(step);
                 }
             }
-            steps.push(group);
+            all.steps.push(group);
         }
-        let packed = packed.saturating_mul(T::BYTES);
-        let weights = if natural && desc.b == real && !tiled {
+        all
+    }
+}
+
+impl<T: Real> ImplicitGemm<T> {
+    /// Returns `None` if the windows have too many phases.
+    fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<ImplicitGemm<T>> {
+        let shape = &desc.shape;
+        let micro: Micro<T> = choose_micro_kernel(desc, isa, [desc.b, desc.a]);
+        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+        let mut patches = Patches::new(shape, desc.a == real)?;
+        let taps: usize = shape.axes.iter().map(|axis| axis.kernel).product();
+        let (groups, plane) = (shape.groups, shape.channels_in * taps);
+        let is_gradient = shape.pass == ConvPass::InputGradient;
+        let (m, channels) = if is_gradient {
+            (shape.channels_in, shape.channels_out)
+        } else {
+            (shape.channels_out, shape.channels_in)
+        };
+        let filter = if is_gradient { [taps, plane, channels * plane] } else { [plane, taps, m * plane] };
+        if channels == 0 {
+            patches.phases.clear();
+        }
+        let has_single_phase = has_single_phase(&patches);
+        let is_filter_order =
+            !is_gradient && patches.phases.len() == 1 && patches.phases[0].taps.len() == taps;
+        let height = micro.panel_rows(m);
+        let Division { rows, blocks, shares_windows } =
+            Division::new(&micro, &patches, groups, (m, channels));
+        patches.plan_strip(blocks.max_positions, blocks.is_split_by_rows(), false);
+        let cols = blocks.max_positions.next_multiple_of(micro.nr);
+        let all = Steps::new(&micro, &patches, channels, (m.div_ceil(height), cols));
+        let weights = if is_filter_order && desc.b == real && micro.tiles.is_none() {
             Weights::InPlace
-        } else if groups == 1 && blocks.count > 1 && packed <= MAX_SHARED_WEIGHT_BYTES {
+        } else if groups == 1
+            && blocks.count > 1
+            && all.weights.saturating_mul(T::BYTES) <= MAX_SHARED_WEIGHT_BYTES
+        {
             Weights::Shared
         } else {
             Weights::Local
         };
-        let direct = single && steps.len() == 1 && steps[0].len() == 1 && finish.is_direct();
-
-        let pitch = cols + 16;
-        let phase = rows.max_size() * pitch;
-        let mut layout = Layout { pitch, phase, each: finish.frame, ..Layout::default() };
-        let mut reserve = |bytes: usize| {
-            let at = layout.each;
-            layout.each += bytes.next_multiple_of(ALIGN);
-            at
-        };
-        layout.segments = reserve(patches.max_segments(blocks.max_positions, nr) * size_of::<Segment>());
-        let strip_bytes = patches.strip.elements * chunks.max_size() * T::BYTES;
-        layout.strips = reserve(strip_bytes);
-        let panels_of = |each: usize| cols / nr * each * T::BYTES;
-        layout.windows = reserve(if shared && !tiled { 0 } else { panels_of(deepest * nr + SLACK) });
-        layout.tiles = reserve(if tiled && !shared { panels_of(panel_elements(&micro, deepest)) } else { 0 });
-        let local = if weights == Weights::Local { rows.max_size().div_ceil(height) } else { 0 };
-        layout.weights = reserve(local * micro.packed_len(Side::A, mr, deepest) * T::BYTES);
-        layout.plain = reserve(if tiled { mr * deepest * T::BYTES } else { 0 });
-        layout.block = reserve(if direct { mr * nr } else { phase * phases } * T::BYTES);
-        let line =
-            if single || finish.is_direct() { 0 } else { blocks.max_positions * spread * rows.max_size() };
-        layout.line = reserve(line * T::BYTES);
-        let bytes = match (shared, weights) {
-            (true, _) => panels * T::BYTES,
-            (false, Weights::Shared) => packed,
-            (false, _) => 0,
-        };
-        layout.shared = bytes.next_multiple_of(ALIGN);
-        layout.strip_bytes = strip_bytes;
-
-        let strands = PhaseTable::new(&patches);
-        Some(ImplicitGemm {
+        let is_one_step = all.steps.len() == 1 && all.steps[0].len() == 1;
+        let mut engine = ImplicitGemm {
             epilogue: Arc::clone(finish),
             micro,
             isa,
+            phase_table: PhaseTable::new(&patches),
             patches,
             dtypes: [desc.a, desc.b],
             groups,
@@ -310,17 +329,59 @@ impl<T: Real> ImplicitGemm<T> {
             height,
             channels,
             filter,
-            is_filter_order: natural,
+            is_filter_order,
             weights,
             blocks,
             rows,
-            shares_windows: shared,
-            steps,
-            phase_table: strands,
-            has_single_phase: single,
-            stores_directly: direct,
-            layout,
-        })
+            shares_windows,
+            steps: Vec::new(),
+            has_single_phase,
+            stores_directly: has_single_phase && is_one_step && finish.is_direct(),
+            layout: Layout::default(),
+        };
+        engine.layout = engine.lay_out(&all);
+        engine.steps = all.steps;
+        Some(engine)
+    }
+
+    /// Lays out scratch memory.
+    fn lay_out(&self, all: &Steps) -> Layout {
+        let ImplicitGemm { micro, patches, height, weights, blocks, rows, shares_windows, epilogue, .. } =
+            self;
+        let (Micro { mr, nr, .. }, shared) = (*micro, *shares_windows);
+        let tiled = micro.tiles.is_some();
+        let cols = blocks.max_positions.next_multiple_of(nr);
+        let pitch = cols + 16;
+        let phase = rows.max_size() * pitch;
+        let mut layout = Layout { pitch, phase, each: epilogue.frame, ..Layout::default() };
+        let mut reserve = |bytes: usize| {
+            let at = layout.each;
+            layout.each += bytes.next_multiple_of(ALIGN);
+            at
+        };
+        layout.segments = reserve(patches.max_segments(blocks.max_positions, nr) * size_of::<Segment>());
+        let strip_bytes = patches.strip.elements * all.max_channels * T::BYTES;
+        layout.strips = reserve(strip_bytes);
+        let panels_of = |each: usize| cols / nr * each * T::BYTES;
+        let deepest = all.deepest;
+        layout.windows = reserve(if shared && !tiled { 0 } else { panels_of(deepest * nr + SLACK) });
+        layout.tiles = reserve(if tiled && !shared { panels_of(panel_elements(micro, deepest)) } else { 0 });
+        let local = if *weights == Weights::Local { rows.max_size().div_ceil(*height) } else { 0 };
+        layout.weights = reserve(local * micro.packed_len(Side::A, mr, deepest) * T::BYTES);
+        layout.plain = reserve(if tiled { mr * deepest * T::BYTES } else { 0 });
+        let block = if self.stores_directly { mr * nr } else { phase * patches.phases.len() };
+        layout.block = reserve(block * T::BYTES);
+        let has_lines = !self.has_single_phase && !epilogue.is_direct();
+        let line = if has_lines { blocks.max_positions * spread(patches) * rows.max_size() } else { 0 };
+        layout.line = reserve(line * T::BYTES);
+        let bytes = match (shared, weights) {
+            (true, _) => all.panels * T::BYTES,
+            (false, Weights::Shared) => all.weights.saturating_mul(T::BYTES),
+            (false, _) => 0,
+        };
+        layout.shared = bytes.next_multiple_of(ALIGN);
+        layout.strip_bytes = strip_bytes;
+        layout
     }
 
     /// Returns the address of the filter element of a row, a channel and a tap.

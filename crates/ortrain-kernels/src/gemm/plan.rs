@@ -152,56 +152,54 @@ pub(super) struct DirectStore {
     pub(super) row: isize,
 }
 
-impl ProductPlan {
-    pub(super) fn new<T: Real>(
-        desc: &GemmDesc,
-        compiler: Compiler<'_>,
-    ) -> Result<(ProductPlan, Micro<T>), String> {
-        let isa = compiler.isa();
-        let nest = &desc.epilogue;
-        let Some(axes) = nest.dims.len().checked_sub(2) else {
-            return Err("a product needs at least two axes".to_owned());
-        };
-        if nest.inner != 0 {
-            return Err("an epilogue cannot reduce".to_owned());
-        }
-        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
-        if nest.loads.first() != Some(&Load::Accumulator(real)) || nest.num_accumulators() != 1 {
-            return Err(format!("the accumulator of the epilogue must be the product, of type {real}"));
-        }
-        let Axes { is_transposed: swaps_operands, outside, rows, cols } = Axes::new(desc);
-        let k = desc.k;
-        let size = |list: &[usize]| list.iter().map(|&axis| nest.dims[axis]).product::<usize>();
-        let (batch, m, n) = (size(&outside), size(&rows), size(&cols));
-        let along = [rows.as_slice(), &cols].concat();
-        let plan = LoopPlan { nest, loop_order: LoopOrder::Map, outer_axes: &outside, tile_axes: &along };
-        let tape = TileProgram::new(&plan, compiler)?;
-        let of_a = Operand::new((&desc.a, desc.rounded_to[0], 0), nest, k, &outside, (axes, axes + 1))?;
-        let of_b = Operand::new((&desc.b, desc.rounded_to[1], 1), nest, k, &outside, (axes + 1, axes))?;
-        let (mut a, mut b) = if swaps_operands { (of_b, of_a) } else { (of_a, of_b) };
-        let micro: Micro<T> =
-            Micro::select(isa, desc.products, [&a, &b].map(|operand| operand.elements.loaded_dtype()));
-        let Micro { mr, nr, .. } = micro;
-        let (mut row_unit, depth_unit) = micro.block_units();
-        let mut direct =
-            direct_store(nest, &outside, if swaps_operands { (axes + 1, axes) } else { (axes, axes + 1) })?;
+/// Sizes of a product in the order of its panels, and the micro-kernel.
+struct Sizes<T: 'static> {
+    strategy: Strategy,
+    batch: usize,
+    m: usize,
+    n: usize,
+    k: usize,
+    micro: Micro<T>,
+}
 
-        let request = Request { batch, m, n, k, a: &a, b: &b, micro, isa };
-        let (name, strategy) = choose(&candidates::<T>(), &request, compiler.kernels())?;
-        let splits_k = strategy != Strategy::FewRows && request.may_split_k();
-        let keeps = |side: Side, lines: usize, depths: usize| {
-            micro.packed_len(side, lines, depths).saturating_mul(T::BYTES) <= MAX_REUSED_BLOCK_BYTES
-        };
-        let swapped = strategy == Strategy::SwappedPanels;
-        let (mut m, mut n) = (m, n);
-        if swapped {
-            std::mem::swap(&mut a, &mut b);
-            std::mem::swap(&mut m, &mut n);
-            direct = None;
-            // All panels of the larger operand are full, except for the last one.
-            row_unit = mr;
-        }
-        let mut partition = BlockPartition::new(batch, m, n, k, (mr, nr), row_unit);
+/// Blocks of the result, and chunks and parts of k.
+struct Blocks {
+    rows: usize,
+    cols: usize,
+    depth: usize,
+    part: usize,
+    parts: usize,
+}
+
+/// Offsets and bytes of scratch memory.
+struct Layout {
+    shared: usize,
+    partial_at: usize,
+    block_at: usize,
+    swapped_at: usize,
+    corner_at: usize,
+    bytes: usize,
+}
+
+impl<T: Real> Sizes<T> {
+    const REAL: DType = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+
+    fn is_swapped(&self) -> bool {
+        self.strategy == Strategy::SwappedPanels
+    }
+
+    /// Returns true if a packed block of an operand can be kept.
+    fn keeps(&self, side: Side, lines: usize, depths: usize) -> bool {
+        self.micro.packed_len(side, lines, depths).saturating_mul(T::BYTES) <= MAX_REUSED_BLOCK_BYTES
+    }
+
+    /// Divides the result into blocks, and k into chunks and parts.
+    fn divide(&self, splits_k: bool) -> Blocks {
+        let Sizes { strategy, batch, m, n, k, micro } = *self;
+        let (row_unit, depth_unit) = micro.block_units();
+        // All panels of the larger operand are full, except for the last one.
+        let row_unit = if self.is_swapped() { micro.mr } else { row_unit };
+        let mut partition = BlockPartition::new(batch, m, n, k, (micro.mr, micro.nr), row_unit);
         if splits_k && partition.tasks() < partition.target_tasks {
             partition.parts = (partition.target_tasks / partition.tasks().max(1))
                 .min(k / MIN_SPLIT_K_DEPTH)
@@ -209,10 +207,10 @@ impl ProductPlan {
                 .max(1);
         }
         if partition.parts == 1 {
-            if swapped {
+            if self.is_swapped() {
                 partition.refine(true, false);
-            } else if strategy == Strategy::Panels && !keeps(Side::A, partition.rows.div_ceil(2), k) {
-                partition.cols = even_block_size(n, WIDE_BLOCK_COLUMNS, nr);
+            } else if strategy == Strategy::Panels && !self.keeps(Side::A, partition.rows.div_ceil(2), k) {
+                partition.cols = even_block_size(n, WIDE_BLOCK_COLUMNS, micro.nr);
                 partition.refine(true, false);
             } else {
                 let keeps_rows = matches!(strategy, Strategy::FewRows | Strategy::DotsOfRows);
@@ -220,7 +218,7 @@ impl ProductPlan {
             }
         }
         // With few long sums, a chunk of both operands stays in the first-level cache.
-        let max_tasks = if strategy.is_dots() {
+        let max_depth = if strategy.is_dots() {
             MAX_DOT_CHUNK_DEPTH
         } else if partition.parts > 1 {
             (L1_CHUNK_BYTES / ((m + n) * T::BYTES).max(1))
@@ -228,46 +226,58 @@ impl ProductPlan {
         } else {
             MAX_CHUNK_DEPTH
         };
-        let chunks = k.div_ceil(max_tasks).max(1);
+        let chunks = k.div_ceil(max_depth).max(1);
         let depth = k.div_ceil(chunks).next_multiple_of(depth_unit).max(depth_unit);
         let chunks = k.div_ceil(depth).max(1);
         let part = chunks.div_ceil(partition.parts) * depth;
-        let parts = k.div_ceil(part).max(1);
         let BlockPartition { rows, cols, .. } = partition;
+        Blocks { rows, cols, depth, part, parts: k.div_ceil(part).max(1) }
+    }
+
+    /// Returns true if a separate pass finishes the results: after a split of k, or because blocks have short rows.
+    fn needs_separate_epilogue(&self, blocks: &Blocks, is_direct: bool) -> bool {
+        let Sizes { strategy, batch, m, n, .. } = *self;
         let small = (batch * m * n).saturating_mul(T::BYTES) <= MAX_SEPARATE_EPILOGUE_BYTES;
         // Length of a piece of a row of results, and of the row.
-        let (piece, row) = if swapped { (rows, m) } else { (cols, n) };
-        let is_separate = parts > 1
-            || direct.is_none() && strategy != Strategy::FewRows && piece < row.min(NARROW_COLUMNS) && small;
-        if is_separate {
-            direct = None;
-        }
-        let strip = match strategy {
-            Strategy::FewRows => n.next_multiple_of(cols).max(cols),
+        let (piece, row) = if self.is_swapped() { (blocks.rows, m) } else { (blocks.cols, n) };
+        let is_narrow = piece < row.min(NARROW_COLUMNS) && small;
+        blocks.parts > 1 || !is_direct && strategy != Strategy::FewRows && is_narrow
+    }
+
+    /// Chooses the storage of both operands. Returns the number of columns of a strip.
+    fn choose_packing(&self, blocks: &Blocks, a: &mut Operand, b: &mut Operand) -> usize {
+        let Sizes { strategy, batch, m, n, k, micro } = *self;
+        let &Blocks { rows, cols, part, .. } = blocks;
+        let all_columns = n.next_multiple_of(cols).max(cols);
+        match strategy {
+            Strategy::FewRows => all_columns,
             Strategy::DotsOfRows | Strategy::DotsOfColumns => {
-                let operand = if strategy == Strategy::DotsOfRows { &mut a } else { &mut b };
-                if !operand.elements.are_stored_as(real) || operand.depth != 1 {
+                let operand = if strategy == Strategy::DotsOfRows { a } else { b };
+                if !operand.elements.are_stored_as(Self::REAL) || operand.depth != 1 {
                     operand.packing = Packing::PerTask { full_depth: true };
                 }
-                n.next_multiple_of(cols).max(cols)
+                all_columns
             }
             Strategy::SwappedPanels | Strategy::Panels => {
-                let blocks = BlockSizes { m, n, k, batch, rows, cols, bytes: T::BYTES };
+                let sizes = BlockSizes { m, n, k, batch, rows, cols, bytes: T::BYTES };
                 let part = part.min(k);
-                let keeps_blocks = (keeps(Side::A, rows, part), keeps(Side::B, cols, part));
-                blocks.choose_packing(micro, real, (&mut a, keeps_blocks.0), (&mut b, keeps_blocks.1))
+                let keeps = (self.keeps(Side::A, rows, part), self.keeps(Side::B, cols, part));
+                sizes.choose_packing(micro, Self::REAL, (a, keeps.0), (b, keeps.1))
             }
-        };
-        // An operand that tasks pack for themselves has its axis in an outer loop: each packed block is then used by
-        // all blocks of the other operand.
-        let order = match (a.packing, b.packing) {
-            (_, Packing::PerTask { .. }) if b.batch.is_constant() => [2, 0, 1],
-            (_, Packing::PerTask { .. }) => [0, 2, 1],
-            (Packing::PerTask { .. }, _) if a.batch.is_constant() => [1, 0, 2],
-            _ => [0, 1, 2],
-        };
-        let work = (rows.min(m) * cols.min(n)).saturating_mul(part.min(k)).max(1);
+        }
+    }
 
+    /// Lays out scratch memory, and assigns the operands their offsets. `tape` is the epilogue.
+    fn lay_out(
+        &self,
+        blocks: &Blocks,
+        strip: usize,
+        operands: (&mut Operand, &mut Operand),
+        tape: &TileProgram,
+        (is_direct, is_separate): (bool, bool),
+    ) -> Layout {
+        let Sizes { strategy, batch, m, n, k, micro } = *self;
+        let &Blocks { rows, cols, depth, part, parts } = blocks;
         let mut shared = 0;
         let mut reserve_shared = |elements: usize| {
             let at = shared;
@@ -280,11 +290,12 @@ impl ProductPlan {
             bytes += (elements * T::BYTES).next_multiple_of(ALIGN);
             at
         };
+        let (a, b) = operands;
         if strategy == Strategy::FewRows {
             a.at = reserve(m * k);
         } else {
-            let (rows, cols) = (rows.next_multiple_of(mr), cols.next_multiple_of(nr));
-            for (operand, side, lines) in [(&mut a, Side::A, rows), (&mut b, Side::B, cols)] {
+            let (rows, cols) = (rows.next_multiple_of(micro.mr), cols.next_multiple_of(micro.nr));
+            for (operand, side, lines) in [(a, Side::A, rows), (b, Side::B, cols)] {
                 operand.at = match operand.packing {
                     Packing::PerTask { full_depth: true } => {
                         reserve(micro.packed_len(side, lines, part.min(k)))
@@ -293,7 +304,7 @@ impl ProductPlan {
                         reserve(micro.packed_len(side, lines, depth.min(k)))
                     }
                     // Even if B is read in place, its last, narrow panel is packed.
-                    Packing::InPlace => reserve(nr * depth.min(k)),
+                    Packing::InPlace => reserve(micro.nr * depth.min(k)),
                     Packing::Shared => {
                         let copies = if operand.batch.is_constant() { 1 } else { batch };
                         reserve_shared(copies * micro.packed_len(side, strip, k))
@@ -302,11 +313,83 @@ impl ProductPlan {
             }
         }
         let partial_at = reserve_shared(if is_separate { parts * batch * m * n } else { 0 });
-        let block = if direct.is_some() && strategy != Strategy::FewRows { 0 } else { rows * cols };
+        let block = if is_direct && strategy != Strategy::FewRows { 0 } else { rows * cols };
         let block_at = reserve(if is_separate { tape.tile } else { block });
-        let swapped_at = reserve(if swapped { rows * cols } else { 0 });
-        let corner_at = reserve(mr * nr);
-        let shape = ProductPlan {
+        let swapped_at = reserve(if self.is_swapped() { rows * cols } else { 0 });
+        let corner_at = reserve(micro.mr * micro.nr);
+        Layout { shared, partial_at, block_at, swapped_at, corner_at, bytes }
+    }
+}
+
+/// Returns the order of the axes of blocks. An operand that tasks pack for themselves has its axis in an outer loop: each
+/// packed block is then used by all blocks of the other operand.
+fn order_axes(a: &Operand, b: &Operand) -> [usize; 3] {
+    match (a.packing, b.packing) {
+        (_, Packing::PerTask { .. }) if b.batch.is_constant() => [2, 0, 1],
+        (_, Packing::PerTask { .. }) => [0, 2, 1],
+        (Packing::PerTask { .. }, _) if a.batch.is_constant() => [1, 0, 2],
+        _ => [0, 1, 2],
+    }
+}
+
+/// Returns the number of axes before rows and columns, if the epilogue has the form that products need.
+fn count_outer_axes(nest: &Nest, real: DType) -> Result<usize, String> {
+    let Some(axes) = nest.dims.len().checked_sub(2) else {
+        return Err("a product needs at least two axes".to_owned());
+    };
+    if nest.inner != 0 {
+        return Err("an epilogue cannot reduce".to_owned());
+    }
+    if nest.loads.first() != Some(&Load::Accumulator(real)) || nest.num_accumulators() != 1 {
+        return Err(format!("the accumulator of the epilogue must be the product, of type {real}"));
+    }
+    Ok(axes)
+}
+
+impl ProductPlan {
+    pub(super) fn new<T: Real>(
+        desc: &GemmDesc,
+        compiler: Compiler<'_>,
+    ) -> Result<(ProductPlan, Micro<T>), String> {
+        let (isa, nest) = (compiler.isa(), &desc.epilogue);
+        let axes = count_outer_axes(nest, Sizes::<T>::REAL)?;
+        let Axes { is_transposed, outside, rows, cols } = Axes::new(desc);
+        let k = desc.k;
+        let size = |list: &[usize]| list.iter().map(|&axis| nest.dims[axis]).product::<usize>();
+        let (batch, m, n) = (size(&outside), size(&rows), size(&cols));
+        let along = [rows.as_slice(), &cols].concat();
+        let plan = LoopPlan { nest, loop_order: LoopOrder::Map, outer_axes: &outside, tile_axes: &along };
+        let tape = TileProgram::new(&plan, compiler)?;
+        let of_a = Operand::new((&desc.a, desc.rounded_to[0], 0), nest, k, &outside, (axes, axes + 1))?;
+        let of_b = Operand::new((&desc.b, desc.rounded_to[1], 1), nest, k, &outside, (axes + 1, axes))?;
+        let (mut a, mut b) = if is_transposed { (of_b, of_a) } else { (of_a, of_b) };
+        let micro: Micro<T> =
+            Micro::select(isa, desc.products, [&a, &b].map(|operand| operand.elements.loaded_dtype()));
+
+        let request = Request { batch, m, n, k, a: &a, b: &b, micro, isa };
+        let (name, strategy) = choose(&candidates::<T>(), &request, compiler.kernels())?;
+        let splits_k = strategy != Strategy::FewRows && request.may_split_k();
+        let mut sizes = Sizes { strategy, batch, m, n, k, micro };
+        let mut direct =
+            direct_store(nest, &outside, if is_transposed { (axes + 1, axes) } else { (axes, axes + 1) })?;
+        if sizes.is_swapped() {
+            std::mem::swap(&mut a, &mut b);
+            std::mem::swap(&mut sizes.m, &mut sizes.n);
+            direct = None;
+        }
+        let blocks = sizes.divide(splits_k);
+        let is_separate = sizes.needs_separate_epilogue(&blocks, direct.is_some());
+        if is_separate {
+            direct = None;
+        }
+        let strip = sizes.choose_packing(&blocks, &mut a, &mut b);
+        let uses = (direct.is_some(), is_separate);
+        let layout = sizes.lay_out(&blocks, strip, (&mut a, &mut b), &tape, uses);
+        let Sizes { m, n, .. } = sizes;
+        let Blocks { rows, cols, depth, part, parts } = blocks;
+        let Layout { shared, partial_at, block_at, swapped_at, corner_at, bytes } = layout;
+        let work = (rows.min(m) * cols.min(n)).saturating_mul(part.min(k)).max(1);
+        let plan = ProductPlan {
             name,
             strategy,
             batch,
@@ -320,7 +403,7 @@ impl ProductPlan {
             part,
             has_separate_epilogue: is_separate,
             strip,
-            order,
+            order: order_axes(&a, &b),
             group: (MIN_TASK_WORK / 2 / work).max(1),
             a,
             b,
@@ -334,7 +417,7 @@ impl ProductPlan {
             corner_at,
             bytes,
         };
-        Ok((shape, micro))
+        Ok((plan, micro))
     }
 }
 

@@ -4,13 +4,15 @@
 //! test checks the bound over all magnitudes. Infinities, NaN, signed zeros and subnormal numbers follow IEEE 754.
 //! Functions of f64 call `libm`, element by element.
 //!
-//! Coefficients are in [`ortrain_expr::coefficients`]. Error bounds were measured.
+//! [`ortrain_expr::elementary`] defines `exp`, `log`, `tanh`, `sigmoid` and `erf`. Coefficients are in
+//! [`ortrain_expr::coefficients`]. Error bounds were measured.
+
+use std::marker::PhantomData;
+
+use ortrain_expr::coefficients::{ATAN, COSINE, EXP2, LOG2, SINE, SQRT_HALF_BITS};
+use ortrain_expr::elementary::{self, Machine};
 
 use crate::isa::Level;
-use ortrain_expr::coefficients::{
-    ATAN, COSINE, ERF, ERF_LARGE, ERF_POLYNOMIAL_LIMIT, ERF_SATURATION, EXP, EXP_MIN_ARGUMENT, EXP2,
-    LN2_HIGH, LN2_LOW, LOG, LOG2, SINE, SQRT_HALF_BITS, TANH, TANH_POLYNOMIAL_LIMIT,
-};
 
 /// Maximum error of `exp`, in ULP.
 pub const EXP_MAX_ULP: u32 = 1;
@@ -33,16 +35,6 @@ pub const ATAN_MAX_ULP: u32 = 1;
 /// Maximum error of `pow`, in ULP.
 pub const POW_MAX_ULP: u32 = 1;
 
-/// Evaluates a polynomial by Horner's rule; `coefficients` has the highest power first.
-#[inline(always)]
-fn polynomial<L: Level, const N: usize>(x: f32, coefficients: [f32; N]) -> f32 {
-    let mut sum = coefficients[0];
-    for &c in &coefficients[1..] {
-        sum = L::mul_add(sum, x, c);
-    }
-    sum
-}
-
 #[inline(always)]
 fn polynomial64<L: Level, const N: usize>(x: f64, coefficients: [f64; N]) -> f64 {
     let mut sum = coefficients[0];
@@ -61,22 +53,128 @@ fn exp2_int(n: i32) -> f32 {
 /// Adding and subtracting this constant rounds a small float to the nearest integer. The low bits of the sum contain
 /// this integer.
 pub(crate) const ROUNDING_OFFSET: f32 = 12_582_912.0;
+/// A lane of a vector, as a machine of elementary functions.
+struct Lane<L>(PhantomData<L>);
+
+impl<L: Level> Machine for Lane<L> {
+    type Number = f32;
+    type Truth = bool;
+    /// The sum of the number and [`ROUNDING_OFFSET`].
+    type Rounded = f32;
+
+    #[inline(always)]
+    fn number(&mut self, value: f32) -> f32 {
+        value
+    }
+
+    #[inline(always)]
+    fn add(&mut self, a: f32, b: f32) -> f32 {
+        a + b
+    }
+
+    #[inline(always)]
+    fn sub(&mut self, a: f32, b: f32) -> f32 {
+        a - b
+    }
+
+    #[inline(always)]
+    fn mul(&mut self, a: f32, b: f32) -> f32 {
+        a * b
+    }
+
+    #[inline(always)]
+    fn div(&mut self, a: f32, b: f32) -> f32 {
+        a / b
+    }
+
+    #[inline(always)]
+    fn mul_add(&mut self, a: f32, b: f32, c: f32) -> f32 {
+        L::mul_add(a, b, c)
+    }
+
+    #[inline(always)]
+    fn negative(&mut self, a: f32) -> f32 {
+        -a
+    }
+
+    #[inline(always)]
+    fn magnitude(&mut self, a: f32) -> f32 {
+        a.abs()
+    }
+
+    #[inline(always)]
+    fn with_sign(&mut self, a: f32, sign: f32) -> f32 {
+        a.copysign(sign)
+    }
+
+    #[inline(always)]
+    fn clamp_max(&mut self, a: f32, bound: f32) -> f32 {
+        if a > bound { bound } else { a }
+    }
+
+    #[inline(always)]
+    fn clamp_min(&mut self, a: f32, bound: f32) -> f32 {
+        if a < bound { bound } else { a }
+    }
+
+    #[inline(always)]
+    fn is_less(&mut self, a: f32, bound: f32) -> bool {
+        a < bound
+    }
+
+    #[inline(always)]
+    fn is_zero(&mut self, a: f32) -> bool {
+        a == 0.0
+    }
+
+    #[inline(always)]
+    fn is_nonnegative(&mut self, a: f32) -> bool {
+        a >= 0.0
+    }
+
+    #[inline(always)]
+    fn is_positive_infinity(&mut self, a: f32) -> bool {
+        a == f32::INFINITY
+    }
+
+    #[inline(always)]
+    fn is_nan(&mut self, a: f32) -> bool {
+        a.is_nan()
+    }
+
+    #[inline(always)]
+    fn choose(&mut self, truth: bool, yes: f32, no: f32) -> f32 {
+        if truth { yes } else { no }
+    }
+
+    #[inline(always)]
+    fn round_product(&mut self, a: f32, factor: f32) -> f32 {
+        L::mul_add(a, factor, ROUNDING_OFFSET)
+    }
+
+    #[inline(always)]
+    fn integer(&mut self, a: f32) -> f32 {
+        a - ROUNDING_OFFSET
+    }
+
+    #[inline(always)]
+    fn scale(&mut self, a: f32, power: f32) -> f32 {
+        // Multiplies by 2^n in two steps: n is between -254 and 129, and subnormal results must be rounded once.
+        let n = (power.to_bits() as i32).wrapping_sub(ROUNDING_OFFSET.to_bits() as i32);
+        let half = n >> 1;
+        a * exp2_int(half) * exp2_int(n.wrapping_sub(half))
+    }
+
+    #[inline(always)]
+    fn split(&mut self, a: f32) -> (f32, f32) {
+        split_mantissa(a)
+    }
+}
+
 /// Computes the natural exponential.
 #[inline(always)]
 pub(crate) fn exp<L: Level>(x: f32) -> f32 {
-    // Beyond these bounds the result is infinite or zero in any case.
-    let clamped = if x > 89.0 { 89.0 } else { x };
-    let clamped = if clamped < EXP_MIN_ARGUMENT { EXP_MIN_ARGUMENT } else { clamped };
-    let rounded = L::mul_add(clamped, std::f32::consts::LOG2_E, ROUNDING_OFFSET);
-    let n = rounded - ROUNDING_OFFSET;
-    let r = L::mul_add(n, -LN2_HIGH, clamped);
-    let r = L::mul_add(n, -LN2_LOW, r);
-    let q = polynomial::<L, 5>(r, EXP);
-    let p = L::mul_add(q, r * r, r) + 1.0;
-    // Multiplies by 2^n in two steps: n is between -150 and 129, and subnormal results must be rounded once.
-    let n = (rounded.to_bits() as i32).wrapping_sub(ROUNDING_OFFSET.to_bits() as i32);
-    let half = n >> 1;
-    p * exp2_int(half) * exp2_int(n.wrapping_sub(half))
+    elementary::exp(&mut Lane::<L>(PhantomData), x)
 }
 
 /// Splits a positive, finite `x` into `m` in [sqrt(1/2), sqrt(2)) and an exponent.
@@ -94,57 +192,25 @@ fn split_mantissa(x: f32) -> (f32, f32) {
 /// Computes the natural logarithm.
 #[inline(always)]
 pub(crate) fn log<L: Level>(x: f32) -> f32 {
-    let (m, k) = split_mantissa(x);
-    let f = m - 1.0;
-    let s = f / (2.0 + f);
-    let z = s * s;
-    let r = z * polynomial::<L, 4>(z, LOG);
-    let half_square = 0.5 * f * f;
-    // log(1 + f) = f - f²/2 + s (f²/2 + R): small terms first.
-    let low = L::mul_add(k, LN2_LOW, s * (half_square + r));
-    let y = L::mul_add(k, LN2_HIGH, (low - half_square) + f);
-    let y = if x == f32::INFINITY { x } else { y };
-    let y = if x == 0.0 { f32::NEG_INFINITY } else { y };
-    // The comparison is false for NaN, too.
-    if x >= 0.0 { y } else { f32::NAN }
+    elementary::log(&mut Lane::<L>(PhantomData), x)
 }
 
 /// Computes the hyperbolic tangent.
 #[inline(always)]
 pub(crate) fn tanh<L: Level>(x: f32) -> f32 {
-    let t = x.abs();
-    let z = x * x;
-    let p = polynomial::<L, 5>(z, TANH);
-    let small = L::mul_add(p * z, x, x);
-    let large = 1.0 - 2.0 / (exp::<L>(t + t) + 1.0);
-    // Restores the sign of zero, which the sum loses.
-    (if t < TANH_POLYNOMIAL_LIMIT { small } else { large }).copysign(x)
+    elementary::tanh(&mut Lane::<L>(PhantomData), x)
 }
 
 /// Computes `1 / (1 + exp(-x))`.
 #[inline(always)]
 pub(crate) fn sigmoid<L: Level>(x: f32) -> f32 {
-    // The exponential of -|x| cannot overflow, and small results keep their bits.
-    let e = exp::<L>(-x.abs());
-    let numerator = if x < 0.0 { e } else { 1.0 };
-    let y = numerator / (1.0 + e);
-    if x.is_nan() { x } else { y }
+    elementary::sigmoid(&mut Lane::<L>(PhantomData), x)
 }
 
 /// Computes the Gauss error function.
 #[inline(always)]
 pub(crate) fn erf<L: Level>(x: f32) -> f32 {
-    let t = x.abs();
-    let z = x * x;
-    let p = polynomial::<L, 7>(z, ERF);
-    let small = L::mul_add(p, x, x);
-    // The comparison does not clamp NaN.
-    let clamped = if t > ERF_SATURATION { ERF_SATURATION } else { t };
-    let q = polynomial::<L, 9>(clamped - 1.0, ERF_LARGE);
-    // The derivative of `erf` uses the same exponential.
-    let large = L::mul_add(exp::<L>(-z), q, 1.0);
-    // Restores the sign of zero, which the sum loses.
-    (if t < ERF_POLYNOMIAL_LIMIT { small } else { large }).copysign(x)
+    elementary::erf(&mut Lane::<L>(PhantomData), x)
 }
 
 /// Computes `1 / sqrt(x)`.

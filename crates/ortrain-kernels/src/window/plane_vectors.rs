@@ -135,27 +135,16 @@ impl Engine for PlaneVectors {
     }
 }
 
-impl PlaneVectors {
-    /// Plans the layout of a plane, if the sizes are suitable.
-    fn new(
-        pass: WindowPass,
-        axes: &[SlidingAxis],
-        dtype: DType,
-        positions: &Positions,
-    ) -> Option<PlaneVectors> {
-        let forward = matches!(pass, WindowPass::Max | WindowPass::Sum);
-        let product = |size: &dyn Fn(&SlidingAxis) -> usize| {
-            axes.iter().fold(1usize, |n, axis| n.saturating_mul(size(axis)))
-        };
-        let (inputs, outputs) = (product(&|axis| axis.input), product(&|axis| axis.output));
-        let cells = product(&|axis| axis.kernel);
-        if !forward || !dtype.is_float() || cells == 0 || cells > MAX_CELLS || inputs == 0 {
-            return None;
-        }
-        if outputs > MAX_ELEMENTS || inputs > 4 * MAX_ELEMENTS {
-            return None;
-        }
-        let mut laid: SmallVec<[AxisLayout; MAX_AXES]> = SmallVec::new();
+/// Layout of a plane along all axes.
+struct PlaneLayout {
+    axes: SmallVec<[AxisLayout; MAX_AXES]>,
+    /// Elements of a block, with the elements that whole vectors read after its end.
+    padded_block: usize,
+}
+
+impl PlaneLayout {
+    fn new(axes: &[SlidingAxis]) -> PlaneLayout {
+        let mut layouts: SmallVec<[AxisLayout; MAX_AXES]> = SmallVec::new();
         let (mut block, mut source) = (1usize, 1usize);
         for &axis in axes.iter().rev() {
             let reach = |k: usize| k.saturating_mul(axis.dilation);
@@ -164,48 +153,58 @@ impl PlaneVectors {
                 (0..axis.kernel).map(|k| reach(k) % axis.stride).collect();
             remainders.sort_unstable();
             remainders.dedup();
-            laid.push(AxisLayout { axis, remainders, pitch, block_stride: block, source_stride: source });
+            layouts.push(AxisLayout { axis, remainders, pitch, block_stride: block, source_stride: source });
             block = block.saturating_mul(pitch);
             source *= axis.input;
         }
-        laid.reverse();
-        let count = laid.iter().fold(1usize, |n, axis| n * axis.remainders.len());
-        // Whole vectors are read after the end of a block.
+        layouts.reverse();
         let padded_block = block.saturating_add(LANES).next_multiple_of(LANES);
-        let blocks = padded_block.saturating_mul(count);
-        let position_counts = laid.iter().map(|l| (l.axis.output - 1).saturating_mul(l.block_stride));
-        let position_counts = position_counts.fold(1usize, usize::saturating_add);
-        if blocks > MAX_ELEMENTS || position_counts > 2 * outputs + 4 * LANES {
-            return None;
-        }
-        let capacity = position_counts.next_multiple_of(LANES);
-        // Index of the block, and index of the element in the block, from remainders and quotients along some axes.
-        let among = |at: &mut dyn Iterator<Item = (usize, usize)>| {
-            laid.iter().zip(at).fold((0, 0), |(window_number, element), (l, (remainder, shift))| {
-                (window_number * l.remainders.len() + remainder, element + shift * l.block_stride)
-            })
-        };
-        let kernel: SmallVec<[usize; MAX_AXES]> = axes.iter().map(|axis| axis.kernel).collect();
-        let mut of_cells = Vec::with_capacity(cells);
-        for_each_index(&kernel, |at| {
-            let reach = |k: usize| at[k] * laid[k].axis.dilation;
-            let strides = |k: usize| {
-                (laid[k].axis.stride, laid[k].remainders.binary_search(&(reach(k) % laid[k].axis.stride)))
-            };
-            let (window_number, element) =
-                among(&mut (0..at.len()).map(|k| (strides(k).1.unwrap_or(0), reach(k) / strides(k).0)));
-            let along = |k: usize| at[k].saturating_mul(positions.units[k]);
-            let base_offset = (0..at.len()).map(along).fold(positions.base, usize::saturating_add);
-            of_cells.push((window_number * padded_block + element, base_offset));
-        });
-        let cells = of_cells
-            .into_iter()
-            .map(|(offset, cell_offset)| {
-                Some(Cell { offset, window_offset: i32::try_from(cell_offset).ok()? })
-            })
-            .collect::<Option<Vec<Cell>>>()?;
+        PlaneLayout { axes: layouts, padded_block }
+    }
 
-        let (last, outer) = laid.split_last()?;
+    /// Returns the number of elements of all blocks.
+    fn blocks(&self) -> usize {
+        let count = self.axes.iter().fold(1usize, |n, axis| n * axis.remainders.len());
+        self.padded_block.saturating_mul(count)
+    }
+
+    /// Returns the number of entries from the first window to the last one.
+    fn entries(&self) -> usize {
+        let steps = self.axes.iter().map(|l| (l.axis.output - 1).saturating_mul(l.block_stride));
+        steps.fold(1usize, usize::saturating_add)
+    }
+
+    /// Returns the index of a block, and the index of an element in the block, from remainders and quotients along some
+    /// axes.
+    fn element(&self, at: impl Iterator<Item = (usize, usize)>) -> (usize, usize) {
+        self.axes.iter().zip(at).fold((0, 0), |(block, element), (l, (remainder, shift))| {
+            (block * l.remainders.len() + remainder, element + shift * l.block_stride)
+        })
+    }
+
+    /// Returns the cells of a window, or `None` if a position exceeds 32 bits.
+    fn cells(&self, positions: &Positions) -> Option<Vec<Cell>> {
+        let kernel: SmallVec<[usize; MAX_AXES]> = self.axes.iter().map(|l| l.axis.kernel).collect();
+        let mut cells = Vec::new();
+        for_each_index(&kernel, |at| {
+            let position = |k: usize| {
+                let SlidingAxis { stride, dilation, .. } = self.axes[k].axis;
+                let reach = at[k] * dilation;
+                (self.axes[k].remainders.binary_search(&(reach % stride)).unwrap_or(0), reach / stride)
+            };
+            let (block, element) = self.element((0..at.len()).map(position));
+            let along = |k: usize| at[k].saturating_mul(positions.units[k]);
+            let from_start = (0..at.len()).map(along).fold(positions.base, usize::saturating_add);
+            cells.push((block * self.padded_block + element, from_start));
+        });
+        let cell =
+            |(offset, from_start)| Some(Cell { offset, window_offset: i32::try_from(from_start).ok()? });
+        cells.into_iter().map(cell).collect()
+    }
+
+    /// Returns the begin of each row of the source among the blocks.
+    fn rows(&self) -> Option<Vec<u32>> {
+        let (last, outer) = self.axes.split_last()?;
         let mut rows = Vec::new();
         let sizes: SmallVec<[usize; MAX_AXES]> = outer.iter().map(|l| l.axis.input).collect();
         for_each_index(&sizes, |at| {
@@ -213,11 +212,18 @@ impl PlaneVectors {
             let coordinates: Option<SmallVec<[(usize, usize); MAX_AXES]>> =
                 (0..at.len()).map(|k| outer[k].block_position(padded(k)?)).collect();
             rows.push(coordinates.map_or(NONE, |coordinates| {
-                let (window_number, element) = among(&mut coordinates.into_iter());
-                (window_number * last.remainders.len() * padded_block + element) as u32
+                let (block, element) = self.element(coordinates.into_iter());
+                (block * last.remainders.len() * self.padded_block + element) as u32
             }));
         });
-        let SlidingAxis { input, output, stride: step, padding_before: before, .. } = last.axis;
+        Some(rows)
+    }
+
+    /// Returns the phases of a row. If the elements of two phases alternate, the phase of the first element is first, and
+    /// the flag is true.
+    fn phases(&self) -> Option<(SmallVec<[Phase; 4]>, bool)> {
+        let last = self.axes.last()?;
+        let SlidingAxis { input, stride: step, padding_before: before, .. } = last.axis;
         let mut phases: SmallVec<[Phase; 4]> = SmallVec::new();
         for (j, &remainder) in last.remainders.iter().enumerate() {
             let start_offset = before - remainder as isize;
@@ -225,23 +231,36 @@ impl PlaneVectors {
             let low = steps_to_cover(start_offset, step).min(end);
             // Without elements the first position is not used.
             let first = usize::try_from((low * step) as isize - start_offset).unwrap_or(0);
-            phases.push(Phase { first, to: j * padded_block + low, count: end - low });
+            phases.push(Phase { first, to: j * self.padded_block + low, count: end - low });
         }
-        // True if no element of a row is padding, and no row is padding.
-        let own_rows: usize = outer.iter().map(|l| l.pitch * l.remainders.len()).product();
-        let full = rows.iter().filter(|&&row| row != NONE).count() == own_rows
-            && phases.iter().enumerate().all(|(j, p)| p.to == j * padded_block && p.count == last.pitch);
-        let mut paired = false;
+        let mut alternate = false;
         if let ([a, b], 2) = (phases.as_mut_slice(), step) {
             if b.first < a.first {
                 std::mem::swap(a, b);
             }
-            paired = b.first == a.first + 1 && a.count > 0 && b.count > 0;
+            alternate = b.first == a.first + 1 && a.count > 0 && b.count > 0;
         }
+        Some((phases, alternate))
+    }
 
+    /// Returns true if no element of a row is padding, and no row is padding.
+    fn is_full(&self, rows: &[u32]) -> bool {
+        let Some((last, outer)) = self.axes.split_last() else { return false };
+        let own_rows: usize = outer.iter().map(|l| l.pitch * l.remainders.len()).product();
+        let SlidingAxis { input, stride, padding_before: before, .. } = last.axis;
+        let is_full_phase = |&remainder: &usize| {
+            let start_offset = before - remainder as isize;
+            start_offset <= 0 && steps_to_cover(input as isize + start_offset, stride) >= last.pitch
+        };
+        rows.iter().filter(|&&row| row != NONE).count() == own_rows
+            && last.remainders.iter().all(is_full_phase)
+    }
+
+    /// Returns, for each row of the target, the entry of its first window, and the start of that window in the source.
+    /// `inside` receives the first cell over the input for each entry, unless it is empty.
+    fn starts(&self, positions: &Positions, inside: &mut [i32]) -> Option<Vec<(usize, i64)>> {
+        let (last, outer) = self.axes.split_last()?;
         let mut starts = Vec::new();
-        let index = pass == WindowPass::Max && positions.are_needed();
-        let mut inside = vec![-1; if index { capacity } else { 0 }];
         let sizes: SmallVec<[usize; MAX_AXES]> = outer.iter().map(|l| l.axis.output).collect();
         for_each_index(&sizes, |at| {
             let start: usize = (0..at.len()).map(|k| at[k] * outer[k].block_stride).sum();
@@ -254,31 +273,64 @@ impl PlaneVectors {
                 return;
             }
             let first = |k: usize, o: usize| {
-                let cells = laid[k].axis.cells_over_input(o);
+                let cells = self.axes[k].axis.cells_over_input(o);
                 (!cells.is_empty()).then(|| (cells.start * positions.units[k]) as i32)
             };
             let row_offset: Option<i32> = (0..at.len()).map(|k| first(k, at[k])).sum();
-            for x in 0..output {
+            for x in 0..last.axis.output {
                 let column_start = first(outer.len(), x);
                 inside[start + x] = row_offset
                     .zip(column_start)
                     .map_or(-1, |(rows, column_start)| rows + column_start + positions.base as i32);
             }
         });
-        let elements = blocks + capacity;
-        let bytes = elements * computed_bytes(dtype) + if index { capacity * size_of::<i32>() } else { 0 };
+        Some(starts)
+    }
+}
+
+impl PlaneVectors {
+    /// Plans the layout of a plane, if the sizes are suitable.
+    fn new(
+        pass: WindowPass,
+        axes: &[SlidingAxis],
+        dtype: DType,
+        positions: &Positions,
+    ) -> Option<PlaneVectors> {
+        let product = |size: &dyn Fn(&SlidingAxis) -> usize| {
+            axes.iter().fold(1usize, |n, axis| n.saturating_mul(size(axis)))
+        };
+        let (inputs, outputs) = (product(&|axis| axis.input), product(&|axis| axis.output));
+        let cells = product(&|axis| axis.kernel);
+        if !dtype.is_float() || cells == 0 || cells > MAX_CELLS || inputs == 0 {
+            return None;
+        }
+        if outputs > MAX_ELEMENTS || inputs > 4 * MAX_ELEMENTS {
+            return None;
+        }
+        let layout = PlaneLayout::new(axes);
+        let (blocks, entries) = (layout.blocks(), layout.entries());
+        if blocks > MAX_ELEMENTS || entries > 2 * outputs + 4 * LANES {
+            return None;
+        }
+        let line_len = entries.next_multiple_of(LANES);
+        let rows = layout.rows()?;
+        let (phases, phases_alternate) = layout.phases()?;
+        let index = pass == WindowPass::Max && positions.are_needed();
+        let mut inside = vec![-1; if index { line_len } else { 0 }];
+        let starts = layout.starts(positions, &mut inside)?;
+        let elements = blocks + line_len;
         Some(PlaneVectors {
-            line_len: capacity,
+            line_len,
             blocks,
-            cells,
+            cells: layout.cells(positions)?,
+            rows_fill_blocks: layout.is_full(&rows),
             rows,
             phases,
-            step,
-            phases_alternate: paired,
-            rows_fill_blocks: full,
+            step: layout.axes.last()?.axis.stride,
+            phases_alternate,
             starts,
             inside,
-            bytes,
+            bytes: elements * computed_bytes(dtype) + if index { line_len * size_of::<i32>() } else { 0 },
         })
     }
 }

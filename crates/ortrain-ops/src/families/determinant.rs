@@ -16,6 +16,7 @@ use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::support::casts::arithmetic_dtype;
+use crate::support::formula::formula;
 use crate::support::sizes::{
     Size, add_op, cast, dtype_of, insert_axes, reduce_sum_axes, remove_axes, reshape_to, scalar_constant,
     shape_of,
@@ -111,8 +112,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let attrs = Attrs::new().with("axis", -1i64).with("keepdims", 1i64);
         let at = rw.add("ArgMax", &[sizes], attrs);
         let p = add_op(rw, "Div", &[at, width]);
-        let before = add_op(rw, "Mul", &[p, width]);
-        let q = add_op(rw, "Sub", &[at, before]);
+        let q = formula(rw, [at, p, width], |[at, p, width]| at - p * width);
         let (of_row, of_column) = (insert_axes(rw, p, &[column_axis]), insert_axes(rw, q, &[column_axis]));
         let (in_row, in_column) =
             (add_op(rw, "Equal", &[of_row, rows]), add_op(rw, "Equal", &[of_column, columns]));
@@ -129,10 +129,9 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let chosen = add_op(rw, "Where", &[in_column, rest, zero]);
         let column = reduce(rw, "ReduceSum", chosen, &[column_axis], true);
         // If the largest element is zero, all remaining elements are zero and nothing is eliminated.
-        let nothing = add_op(rw, "Equal", &[pivot, zero]);
-        let divisor = add_op(rw, "Where", &[nothing, one, pivot]);
-        let factors = add_op(rw, "Div", &[row, divisor]);
-        let product = add_op(rw, "Mul", &[column, factors]);
+        let product = formula(rw, [column, row, pivot, zero, one], |[column, row, pivot, zero, one]| {
+            column * (row / pivot.equals(zero).choose(one, pivot))
+        });
         let difference = add_op(rw, "Sub", &[rest, product]);
         let gone = add_op(rw, "Or", &[in_row, in_column]);
         let mut still = add_op(rw, "Not", &[gone]);
@@ -153,12 +152,9 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     });
     let swaps = add_op(rw, "Add", &orders);
     let two = rw.constant("two", Tensor::i64(&[], &[2]));
-    let pairs = add_op(rw, "Div", &[swaps, two]);
-    let even = add_op(rw, "Mul", &[pairs, two]);
-    let odd = add_op(rw, "Sub", &[swaps, even]);
+    let odd = formula(rw, [swaps, two], |[swaps, two]| swaps - swaps / two * two);
     let odd = cast(rw, odd, DType::I64, DType::Bool);
-    let negative = add_op(rw, "Neg", &[product]);
-    let result = add_op(rw, "Where", &[odd, negative, product]);
+    let result = formula(rw, [odd, product], |[odd, product]| odd.choose(-product, product));
     let result = cast(rw, result, ty, dtype);
     rw.replace_output(0, result);
     Ok(())

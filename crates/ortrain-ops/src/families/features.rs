@@ -25,6 +25,7 @@ use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
 use crate::support::casts::cast;
+use crate::support::formula::formula;
 use crate::support::ml::{ML_DOMAIN, feature_count};
 
 /// Returns the type of the arithmetic for inputs of type `dtype`; the float32 result is rounded from it.
@@ -98,8 +99,7 @@ fn decompose_scaler(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let x = cast(rw.patch().1, x, dtype, wide);
     let offset = add_float_constant(rw, "offset", &scaler.offset, wide);
     let scale = add_float_constant(rw, "scale", &scaler.scale, wide);
-    let centred = add(rw, "Sub", &[x, offset]);
-    let scaled = add(rw, "Mul", &[centred, scale]);
+    let scaled = formula(rw, [x, offset, scale], |[x, offset, scale]| (x - offset) * scale);
     let scaled = cast(rw.patch().1, scaled, wide, DType::F32);
     rw.replace_output(0, scaled);
     Ok(())
@@ -141,8 +141,7 @@ fn decompose_normalizer(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let norm = add(rw, norm, &[x, axes]);
     let zero = rw.constant("zero", Tensor::scalar(wide, 0.0));
     let one = rw.constant("one", Tensor::scalar(wide, 1.0));
-    let nothing = add(rw, "Equal", &[norm, zero]);
-    let safe = add(rw, "Where", &[nothing, one, norm]);
+    let safe = formula(rw, [norm, zero, one], |[norm, zero, one]| norm.equals(zero).choose(one, norm));
     let quotient = add(rw, "Div", &[x, safe]);
     let quotient = cast(rw.patch().1, quotient, wide, DType::F32);
     rw.replace_output(0, quotient);

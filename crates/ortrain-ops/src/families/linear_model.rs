@@ -22,6 +22,7 @@ use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
 use crate::support::casts::cast;
+use crate::support::formula::formula;
 use crate::support::ml::{ML_DOMAIN, feature_count};
 
 /// Name of the classifier. Its results are the labels and the scores.
@@ -220,8 +221,7 @@ fn apply_post_transform(rw: &mut Rewrite<'_>, linear: &LinearModel, scores: Valu
         PostTransform::SoftmaxZero => {
             let axis = rw.ints("axis", &[1]);
             let largest = add(rw, "ReduceMax", &[scores, axis]);
-            let centred = add(rw, "Sub", &[scores, largest]);
-            let power = add(rw, "Exp", &[centred]);
+            let power = formula(rw, [scores, largest], |[scores, largest]| (scores - largest).exp());
             let magnitude = add(rw, "Abs", &[scores]);
             let threshold = rw.constant("next_to_zero", Tensor::scalar(DType::F32, SOFTMAX_ZERO_THRESHOLD));
             let counts = add(rw, "Greater", &[magnitude, threshold]);

@@ -20,6 +20,7 @@ use crate::infer::{Infer, normalize_axes, normalize_axis};
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::support::casts::{arithmetic_dtype, cast};
+use crate::support::formula::formula;
 
 /// Constant that MeanVarianceNormalization adds to the standard deviation.
 const DEVIATION_EPSILON: f64 = 1e-9;
@@ -95,8 +96,7 @@ fn normalize_rows(rw: &mut Rewrite<'_>, x: ValueId, dtype: DType, epsilon: f32) 
     let data = cast(rw.patch().1, x, dtype, arithmetic_dtype(dtype));
     let (centred, variance) = center(rw, data, &[2]);
     let epsilon = rw.constant("epsilon", Tensor::scalar(arithmetic_dtype(dtype), f64::from(epsilon)));
-    let shifted = add(rw, "Add", &[variance, epsilon]);
-    let deviation = add(rw, "Sqrt", &[shifted]);
+    let deviation = formula(rw, [variance, epsilon], |[variance, epsilon]| (variance + epsilon).sqrt());
     let normal = add(rw, "Div", &[centred, deviation]);
     cast(rw.patch().1, normal, arithmetic_dtype(dtype), dtype)
 }
@@ -111,8 +111,7 @@ fn apply_scale_and_bias(rw: &mut Rewrite<'_>, x: ValueId, normal: ValueId) -> Re
     let (scale, bias) = (rw.required_input(1)?, rw.required_input(2)?);
     let axis = rw.ints("axis", &[1]);
     let [scale, bias] = [scale, bias].map(|value| add(rw, "Unsqueeze", &[value, axis]));
-    let product = add(rw, "Mul", &[normal, scale]);
-    let sum = add(rw, "Add", &[product, bias]);
+    let sum = formula(rw, [normal, scale, bias], |[normal, scale, bias]| normal * scale + bias);
     let shape = add(rw, "Shape", &[x]);
     let result = rw.add("Reshape", &[sum, shape], Attrs::new().with("allowzero", 1i64));
     rw.replace_output(0, result);

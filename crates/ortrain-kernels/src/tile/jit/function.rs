@@ -5,6 +5,7 @@ use std::mem::MaybeUninit;
 use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 
 use memmap2::{Mmap, MmapMut};
+use ortrain_expr::elementary::Machine;
 use ortrain_expr::{BinaryOp, DType, ReduceOp, Type, UnaryOp};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;

@@ -1,14 +1,17 @@
 //! Vector instructions of a group of operations. Each value has 32 bits or a truth value in every lane.
 //!
-//! Elementary functions use the same operations in the same order as [`crate::vecmath`], so that both give the same
-//! bits. A test compares them.
+//! A program is a machine of [`ortrain_expr::elementary`], as vector code is ([`crate::vecmath`]). Both give the same bits.
+//! A test compares them.
 
 use std::hash::{Hash, Hasher};
 
+use ortrain_expr::coefficients::SQRT_HALF_BITS;
+use ortrain_expr::elementary::{self, Machine};
 use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, UnaryOp};
 use rustc_hash::FxHashMap;
 
 use crate::tile::op::Slot;
+use crate::vecmath::ROUNDING_OFFSET;
 
 /// Index of a value. A value has 32 bits or a truth value in each lane.
 pub(crate) type Value = u16;
@@ -224,50 +227,8 @@ impl VectorProgram {
         self.push(VectorInst::Binary(two, a, b))
     }
 
-    fn add(&mut self, a: Value, b: Value) -> Value {
-        self.push_binary(VectorBinaryOp::Add, a, b)
-    }
-
-    fn sub(&mut self, a: Value, b: Value) -> Value {
-        self.push_binary(VectorBinaryOp::Sub, a, b)
-    }
-
-    fn mul(&mut self, a: Value, b: Value) -> Value {
-        self.push_binary(VectorBinaryOp::Mul, a, b)
-    }
-
-    fn mul_add(&mut self, a: Value, b: Value, c: Value) -> Value {
-        self.push(VectorInst::MulAdd(a, b, c))
-    }
-
     fn test(&mut self, test: Comparison, a: Value, b: Value) -> Value {
         self.push(VectorInst::Compare(test, a, b))
-    }
-
-    fn select(&mut self, truth: Value, a: Value, b: Value) -> Value {
-        self.push(VectorInst::Select(truth, a, b))
-    }
-
-    fn magnitude(&mut self, a: Value) -> Value {
-        let mask = self.push_bits(!SIGN);
-        self.push_binary(VectorBinaryOp::And, a, mask)
-    }
-
-    /// Returns `a` with the sign of `sign`.
-    fn with_sign(&mut self, a: Value, sign: Value) -> Value {
-        let mask = self.push_bits(SIGN);
-        let (magnitude, sign) = (self.magnitude(a), self.push_binary(VectorBinaryOp::And, sign, mask));
-        self.push_binary(VectorBinaryOp::Or, magnitude, sign)
-    }
-
-    /// Evaluates a polynomial, highest power first, as `vecmath::polynomial`.
-    fn polynomial(&mut self, x: Value, coefficients: &[f32]) -> Value {
-        let mut sum = self.push_number(coefficients[0]);
-        for &coefficient in &coefficients[1..] {
-            let coefficient = self.push_number(coefficient);
-            sum = self.mul_add(sum, x, coefficient);
-        }
-        sum
     }
 
     fn is_constant_number(&self, a: Value) -> bool {
@@ -282,7 +243,7 @@ impl VectorProgram {
             return extreme;
         }
         let (sum, unordered) = (self.add(a, b), self.test(Comparison::Unordered, a, b));
-        self.select(unordered, sum, extreme)
+        self.choose(unordered, sum, extreme)
     }
 
     pub(super) fn binary(&mut self, op: BinaryOp, a: Value, b: Value) -> Option<Value> {
@@ -346,10 +307,6 @@ impl VectorProgram {
         self.test(test, a, b)
     }
 
-    pub(super) fn choose(&mut self, truth: Value, a: Value, b: Value) -> Value {
-        self.select(truth, a, b)
-    }
-
     /// Returns true in each lane with a number other than zero.
     pub(super) fn is_nonzero(&mut self, a: Value) -> Value {
         let zero = self.push_number(0.0);
@@ -359,23 +316,20 @@ impl VectorProgram {
     /// Returns 1 for true, and 0 for false.
     pub(super) fn truth_to_f32(&mut self, a: Value) -> Value {
         let (one, zero) = (self.push_number(1.0), self.push_number(0.0));
-        self.select(a, one, zero)
+        self.choose(a, one, zero)
     }
 
     pub(super) fn unary(&mut self, op: UnaryOp, a: Value) -> Option<Value> {
         Some(match op {
-            UnaryOp::Neg => {
-                let sign = self.push_bits(SIGN);
-                self.push_binary(VectorBinaryOp::Xor, a, sign)
-            }
+            UnaryOp::Neg => self.negative(a),
             UnaryOp::Abs => self.magnitude(a),
             UnaryOp::Sign => {
                 let (zero, one) = (self.push_number(0.0), self.push_number(1.0));
                 let unit = self.with_sign(one, a);
                 let (none, unordered) =
                     (self.test(Comparison::Equal, a, zero), self.test(Comparison::Unordered, a, a));
-                let unit = self.select(none, a, unit);
-                self.select(unordered, a, unit)
+                let unit = self.choose(none, a, unit);
+                self.choose(unordered, a, unit)
             }
             UnaryOp::Floor => self.push(VectorInst::Floor(a)),
             UnaryOp::Sqrt => self.push(VectorInst::Sqrt(a)),
@@ -383,11 +337,11 @@ impl VectorProgram {
                 let (one, root) = (self.push_number(1.0), self.push(VectorInst::Sqrt(a)));
                 self.push_binary(VectorBinaryOp::Div, one, root)
             }
-            UnaryOp::Exp => self.exp(a),
-            UnaryOp::Log => self.log(a),
-            UnaryOp::Tanh => self.tanh(a),
-            UnaryOp::Sigmoid => self.sigmoid(a),
-            UnaryOp::Erf => self.erf(a),
+            UnaryOp::Exp => elementary::exp(self, a),
+            UnaryOp::Log => elementary::log(self, a),
+            UnaryOp::Tanh => elementary::tanh(self, a),
+            UnaryOp::Sigmoid => elementary::sigmoid(self, a),
+            UnaryOp::Erf => elementary::erf(self, a),
             UnaryOp::ToF16 => self.nearest_f16(a),
             UnaryOp::ToBf16 => self.nearest_bf16(a),
             UnaryOp::Sin | UnaryOp::Cos | UnaryOp::Atan | UnaryOp::Not => return None,
@@ -415,7 +369,7 @@ impl VectorProgram {
     fn nearest_bf16(&mut self, x: Value) -> Value {
         let (rounded, quiet) = (self.round_bits(x, 16), self.quiet_nan(x, 16));
         let unordered = self.test(Comparison::Unordered, x, x);
-        self.select(unordered, quiet, rounded)
+        self.choose(unordered, quiet, rounded)
     }
 
     /// As `F16::nearest`.
@@ -429,140 +383,150 @@ impl VectorProgram {
             (self.test(Comparison::Less, magnitude, threshold), self.push_number(65520.0));
         let (is_large, infinity) =
             (self.test(Comparison::LessOrEqual, limit, magnitude), self.push_number(f32::INFINITY));
-        let result = self.select(is_small, subnormal, normal);
-        let result = self.select(is_large, infinity, result);
+        let result = self.choose(is_small, subnormal, normal);
+        let result = self.choose(is_large, infinity, result);
         let unordered = self.test(Comparison::Unordered, x, x);
-        let result = self.select(unordered, quiet, result);
+        let result = self.choose(unordered, quiet, result);
         self.with_sign(result, x)
     }
+}
 
-    fn exp(&mut self, x: Value) -> Value {
-        use crate::vecmath::ROUNDING_OFFSET;
-        use ortrain_expr::coefficients::{EXP, EXP_MIN_ARGUMENT, LN2_HIGH, LN2_LOW};
-        let (upper, lower) = (self.push_number(89.0), self.push_number(EXP_MIN_ARGUMENT));
-        let clamped = self.push_binary(VectorBinaryOp::Min, upper, x);
-        let clamped = self.push_binary(VectorBinaryOp::Max, lower, clamped);
-        let (log2_e, round) = (self.push_number(std::f32::consts::LOG2_E), self.push_number(ROUNDING_OFFSET));
-        let rounded = self.mul_add(clamped, log2_e, round);
-        let n = self.sub(rounded, round);
-        let (high, low) = (self.push_number(-LN2_HIGH), self.push_number(-LN2_LOW));
-        let r = self.mul_add(n, high, clamped);
-        let r = self.mul_add(n, low, r);
-        let q = self.polynomial(r, &EXP);
-        let (square, one) = (self.mul(r, r), self.push_number(1.0));
-        let p = self.mul_add(q, square, r);
-        let p = self.add(p, one);
+/// The same operations as the vector code in [`crate::vecmath`], so that both compute the same bits.
+impl Machine for VectorProgram {
+    type Number = Value;
+    type Truth = Value;
+    /// The sum of the number and [`ROUNDING_OFFSET`].
+    type Rounded = Value;
+
+    fn number(&mut self, value: f32) -> Value {
+        self.push_number(value)
+    }
+
+    fn add(&mut self, a: Value, b: Value) -> Value {
+        self.push_binary(VectorBinaryOp::Add, a, b)
+    }
+
+    fn sub(&mut self, a: Value, b: Value) -> Value {
+        self.push_binary(VectorBinaryOp::Sub, a, b)
+    }
+
+    fn mul(&mut self, a: Value, b: Value) -> Value {
+        self.push_binary(VectorBinaryOp::Mul, a, b)
+    }
+
+    fn div(&mut self, a: Value, b: Value) -> Value {
+        self.push_binary(VectorBinaryOp::Div, a, b)
+    }
+
+    fn mul_add(&mut self, a: Value, b: Value, c: Value) -> Value {
+        self.push(VectorInst::MulAdd(a, b, c))
+    }
+
+    fn negative(&mut self, a: Value) -> Value {
+        let sign = self.push_bits(SIGN);
+        self.push_binary(VectorBinaryOp::Xor, a, sign)
+    }
+
+    fn magnitude(&mut self, a: Value) -> Value {
+        let mask = self.push_bits(!SIGN);
+        self.push_binary(VectorBinaryOp::And, a, mask)
+    }
+
+    fn negative_magnitude(&mut self, a: Value) -> Value {
+        let sign = self.push_bits(SIGN);
+        self.push_binary(VectorBinaryOp::Or, a, sign)
+    }
+
+    fn with_sign(&mut self, a: Value, sign: Value) -> Value {
+        let mask = self.push_bits(SIGN);
+        let (magnitude, sign) = (self.magnitude(a), self.push_binary(VectorBinaryOp::And, sign, mask));
+        self.push_binary(VectorBinaryOp::Or, magnitude, sign)
+    }
+
+    /// The machine instruction returns its second operand if one is NaN.
+    fn clamp_max(&mut self, a: Value, bound: f32) -> Value {
+        let bound = self.push_number(bound);
+        self.push_binary(VectorBinaryOp::Min, bound, a)
+    }
+
+    /// As [`Machine::clamp_max`].
+    fn clamp_min(&mut self, a: Value, bound: f32) -> Value {
+        let bound = self.push_number(bound);
+        self.push_binary(VectorBinaryOp::Max, bound, a)
+    }
+
+    fn is_less(&mut self, a: Value, bound: f32) -> Value {
+        let bound = self.push_number(bound);
+        self.test(Comparison::Less, a, bound)
+    }
+
+    fn is_zero(&mut self, a: Value) -> Value {
+        let zero = self.push_number(0.0);
+        self.test(Comparison::Equal, a, zero)
+    }
+
+    fn is_nonnegative(&mut self, a: Value) -> Value {
+        let zero = self.push_number(0.0);
+        self.test(Comparison::LessOrEqual, zero, a)
+    }
+
+    fn is_positive_infinity(&mut self, a: Value) -> Value {
+        let infinity = self.push_number(f32::INFINITY);
+        self.test(Comparison::Equal, a, infinity)
+    }
+
+    fn is_nan(&mut self, a: Value) -> Value {
+        self.test(Comparison::Unordered, a, a)
+    }
+
+    fn choose(&mut self, truth: Value, yes: Value, no: Value) -> Value {
+        self.push(VectorInst::Select(truth, yes, no))
+    }
+
+    fn round_product(&mut self, a: Value, factor: f32) -> Value {
+        let (factor, offset) = (self.push_number(factor), self.push_number(ROUNDING_OFFSET));
+        self.mul_add(a, factor, offset)
+    }
+
+    fn integer(&mut self, a: Value) -> Value {
+        let offset = self.push_number(ROUNDING_OFFSET);
+        self.sub(a, offset)
+    }
+
+    fn scale(&mut self, a: Value, power: Value) -> Value {
         if self.is_avx512 {
             // One instruction. Like the two multiplications below, it rounds once, if at all.
-            return self.push_binary(VectorBinaryOp::Scale, p, n);
+            let n = self.integer(power);
+            return self.push_binary(VectorBinaryOp::Scale, a, n);
         }
-        let n = self.push_binary(VectorBinaryOp::SubInteger, rounded, round);
+        let offset = self.push_number(ROUNDING_OFFSET);
+        let n = self.push_binary(VectorBinaryOp::SubInteger, power, offset);
         let half = self.push(VectorInst::ShiftRight(n, 1));
         let rest = self.push_binary(VectorBinaryOp::SubInteger, n, half);
         let bias = self.push_bits(127);
-        let mut power = |n: Value| {
+        let mut power_of_two = |n: Value| {
             let exponent = self.push_binary(VectorBinaryOp::AddInteger, n, bias);
             self.push(VectorInst::ShiftLeft(exponent, 23))
         };
-        let (half, rest) = (power(half), power(rest));
-        let p = self.mul(p, half);
-        self.mul(p, rest)
+        let (half, rest) = (power_of_two(half), power_of_two(rest));
+        let a = self.mul(a, half);
+        self.mul(a, rest)
     }
 
-    fn log(&mut self, x: Value) -> Value {
-        use ortrain_expr::coefficients::{LN2_HIGH, LN2_LOW, LOG, SQRT_HALF_BITS};
-        let (zero, one, two) = (self.push_number(0.0), self.push_number(1.0), self.push_number(2.0));
-        // As `vecmath::split`.
-        let smallest = self.push_number(f32::MIN_POSITIVE);
-        let subnormal = self.test(Comparison::Less, x, smallest);
-        let factor = self.push_number(16_777_216.0);
-        let scaled = self.mul(x, factor);
-        let scaled = self.select(subnormal, scaled, x);
-        let shift = self.push_number(-24.0);
-        let correction = self.select(subnormal, shift, zero);
+    fn split(&mut self, a: Value) -> (Value, Value) {
+        let subnormal = self.is_less(a, f32::MIN_POSITIVE);
+        let (factor, shift, zero) =
+            (self.push_number(16_777_216.0), self.push_number(-24.0), self.push_number(0.0));
+        let scaled = self.mul(a, factor);
+        let scaled = self.choose(subnormal, scaled, a);
+        let correction = self.choose(subnormal, shift, zero);
         let root = self.push_bits(SQRT_HALF_BITS);
         let shifted = self.push_binary(VectorBinaryOp::SubInteger, scaled, root);
         let exponent = self.push(VectorInst::ShiftRight(shifted, 23));
         let mask = self.push_bits(0x007f_ffff);
-        let m = self.push_binary(VectorBinaryOp::And, shifted, mask);
-        let m = self.push_binary(VectorBinaryOp::AddInteger, m, root);
-        let k = self.push(VectorInst::FromInteger(exponent));
-        let k = self.add(k, correction);
-
-        let f = self.sub(m, one);
-        let sum = self.add(two, f);
-        let s = self.push_binary(VectorBinaryOp::Div, f, sum);
-        let z = self.mul(s, s);
-        let r = self.polynomial(z, &LOG);
-        let r = self.mul(z, r);
-        let half = self.push_number(0.5);
-        let half_square = self.mul(half, f);
-        let half_square = self.mul(half_square, f);
-        let (high, low) = (self.push_number(LN2_HIGH), self.push_number(LN2_LOW));
-        let small = self.add(half_square, r);
-        let small = self.mul(s, small);
-        let small = self.mul_add(k, low, small);
-        let rest = self.sub(small, half_square);
-        let rest = self.add(rest, f);
-        let y = self.mul_add(k, high, rest);
-        let infinity = self.push_number(f32::INFINITY);
-        let infinite = self.test(Comparison::Equal, x, infinity);
-        let y = self.select(infinite, x, y);
-        let (lowest, none) = (self.push_number(f32::NEG_INFINITY), self.test(Comparison::Equal, x, zero));
-        let y = self.select(none, lowest, y);
-        let (defined, nan) = (self.test(Comparison::LessOrEqual, zero, x), self.push_number(f32::NAN));
-        self.select(defined, y, nan)
-    }
-
-    fn tanh(&mut self, x: Value) -> Value {
-        use ortrain_expr::coefficients::{TANH, TANH_POLYNOMIAL_LIMIT};
-        let t = self.magnitude(x);
-        let z = self.mul(x, x);
-        let p = self.polynomial(z, &TANH);
-        let small = self.mul(p, z);
-        let small = self.mul_add(small, x, x);
-        let twice = self.add(t, t);
-        let e = self.exp(twice);
-        let (one, two) = (self.push_number(1.0), self.push_number(2.0));
-        let sum = self.add(e, one);
-        let rest = self.push_binary(VectorBinaryOp::Div, two, sum);
-        let large = self.sub(one, rest);
-        let bound = self.push_number(TANH_POLYNOMIAL_LIMIT);
-        let is_small = self.test(Comparison::Less, t, bound);
-        let y = self.select(is_small, small, large);
-        self.with_sign(y, x)
-    }
-
-    fn sigmoid(&mut self, x: Value) -> Value {
-        let (sign, zero, one) = (self.push_bits(SIGN), self.push_number(0.0), self.push_number(1.0));
-        let below = self.push_binary(VectorBinaryOp::Or, x, sign);
-        let e = self.exp(below);
-        let negative = self.test(Comparison::Less, x, zero);
-        let numerator = self.select(negative, e, one);
-        let sum = self.add(one, e);
-        let y = self.push_binary(VectorBinaryOp::Div, numerator, sum);
-        let unordered = self.test(Comparison::Unordered, x, x);
-        self.select(unordered, x, y)
-    }
-
-    fn erf(&mut self, x: Value) -> Value {
-        use ortrain_expr::coefficients::{ERF, ERF_LARGE, ERF_POLYNOMIAL_LIMIT, ERF_SATURATION};
-        let t = self.magnitude(x);
-        let z = self.mul(x, x);
-        let p = self.polynomial(z, &ERF);
-        let small = self.mul_add(p, x, x);
-        let end = self.push_number(ERF_SATURATION);
-        let clamped = self.push_binary(VectorBinaryOp::Min, end, t);
-        let one = self.push_number(1.0);
-        let past = self.sub(clamped, one);
-        let q = self.polynomial(past, &ERF_LARGE);
-        let sign = self.push_bits(SIGN);
-        let below = self.push_binary(VectorBinaryOp::Xor, z, sign);
-        let e = self.exp(below);
-        let large = self.mul_add(e, q, one);
-        let bound = self.push_number(ERF_POLYNOMIAL_LIMIT);
-        let is_small = self.test(Comparison::Less, t, bound);
-        let y = self.select(is_small, small, large);
-        self.with_sign(y, x)
+        let mantissa = self.push_binary(VectorBinaryOp::And, shifted, mask);
+        let mantissa = self.push_binary(VectorBinaryOp::AddInteger, mantissa, root);
+        let exponent = self.push(VectorInst::FromInteger(exponent));
+        (mantissa, self.add(exponent, correction))
     }
 }

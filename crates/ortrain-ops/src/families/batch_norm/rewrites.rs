@@ -165,8 +165,7 @@ pub(super) fn decompose_internal(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let none = Attrs::new;
     let (mean, var) = emit_statistics(rw.patch().1, x, rank);
     let epsilon = rw.constant("epsilon", Tensor::scalar(narrow, f64::from(epsilon)));
-    let shifted = rw.add("Add", &[var, epsilon], none());
-    let root = rw.add("Sqrt", &[shifted], none());
+    let root = formula(rw, [var, epsilon], |[var, epsilon]| (var + epsilon).sqrt());
     let normal = formula(rw, [x, mean, root], |[x, mean, root]| (x - mean) / root);
     let mut parameter = |value: ValueId| {
         let value = cast(rw.patch().1, value, scale_ty, narrow);
@@ -229,8 +228,7 @@ pub(super) fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let along = rw.add("Mul", &[normal, slope], none());
         let rest = rw.add("Sub", &[g, share], none());
         let rest = rw.add("Sub", &[rest, along], none());
-        let factor = rw.add("Mul", &[factor, inv], none());
-        let gradient = rw.add("Mul", &[factor, rest], none());
+        let gradient = formula(rw, [factor, inv, rest], |[factor, inv, rest]| factor * inv * rest);
         rw.replace_output(0, gradient);
     }
     for (k, value) in [(1, product), (2, g)] {

@@ -31,6 +31,7 @@ use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::support::casts::arithmetic_dtype;
+use crate::support::formula::formula;
 use crate::support::sizes::{
     Size, add_op, as_number, cast, dtype_of, insert_axes, multiply_sizes, permute_axes, reshape_to,
     scalar_constant, shape_of, size_of, subtract_sizes,
@@ -155,8 +156,7 @@ impl Axis {
             return add_op(rw, "Mul", &[halved, self.span]);
         }
         let scaled = add_op(rw, "Mul", &[from_front, self.span]);
-        let shifted = add_op(rw, "Sub", &[scaled, one]);
-        add_op(rw, "Mul", &[shifted, half])
+        formula(rw, [scaled, one, half], |[scaled, one, half]| (scaled - one) * half)
     }
 
     /// Returns the lower and the upper border.
@@ -177,10 +177,9 @@ impl Axis {
         let spans = add_op(rw, "Div", &[away, self.span]);
         let flips = add_op(rw, "Floor", &[spans]);
         let parity = rest_of(rw, flips, two);
-        let odd = add_op(rw, "Equal", &[parity, one]);
-        let other = add_op(rw, "Sub", &[self.span, rest]);
-        let inside = add_op(rw, "Where", &[odd, other, rest]);
-        let back = add_op(rw, "Add", &[inside, min]);
+        let back = formula(rw, [parity, one, self.span, rest, min], |[parity, one, span, rest, min]| {
+            parity.equals(one).choose(span - rest, rest) + min
+        });
         let (before, after) = (add_op(rw, "Less", &[x, min]), add_op(rw, "Less", &[max, x]));
         let outside = add_op(rw, "Or", &[before, after]);
         add_op(rw, "Where", &[outside, back, x])

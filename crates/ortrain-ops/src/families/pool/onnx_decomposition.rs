@@ -7,6 +7,7 @@ use crate::OpError;
 use crate::families::pool::windows::{AveragePool, Windows, inverse_count, read_average, sum_dtype};
 use crate::rewrite::Rewrite;
 use crate::sliding::{AutoPad, Sliding};
+use crate::support::formula::formula;
 use crate::support::onnx_decomposition::NodeSink;
 
 /// Maximum number of window elements for a gradient with a filter, and of windows for a table of factors.
@@ -260,8 +261,7 @@ fn add_padding_before(
     let reach = |k: usize| (kernel[k] as i64 - 1).saturating_mul(sliding.dilation(k)).saturating_add(1);
     let over: Vec<i64> = (0..count).map(|k| reach(k).saturating_sub(steps[k])).collect();
     let (steps, over, two) = (ints(to, &steps), ints(to, &over), ints(to, &[2]));
-    let passed = add(to, "Mul", &[outputs, steps], Attrs::new());
-    let reached = add(to, "Add", &[passed, over], Attrs::new());
+    let reached = formula(to, [outputs, steps, over], |[outputs, steps, over]| outputs * steps + over);
     let padding = add(to, "Sub", &[reached, inputs], Attrs::new());
     let size = add(to, "Abs", &[padding], Attrs::new());
     let twice = add(to, "Add", &[padding, size], Attrs::new());

@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass, field
 
-from ortrain.trainer._hdf5_parts import (
+from ortrain._hdf5._parts import (
     CONTINUED,
     FILL,
     LAYOUT,

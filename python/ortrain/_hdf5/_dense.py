@@ -10,7 +10,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator
 
-from ortrain.trainer._hdf5_parts import Parts, damaged
+from ortrain._hdf5._parts import Parts, damaged
 
 __all__ = ["heap_objects"]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ortrain.trainer._hdf5_parts import UnreadableError
+from ortrain._hdf5._parts import UnreadableError
 
 __all__ = ["dtype_of", "holds", "is_text", "shape_message", "shape_of", "text_message", "type_message"]
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterable, Iterator
 
-from ortrain.trainer._hdf5_dense import heap_objects
-from ortrain.trainer._hdf5_headers import Header
-from ortrain.trainer._hdf5_parts import ENTRY, LINKS, NOWHERE, TABLE, Parts, UnreadableError, damaged
+from ortrain._hdf5._dense import heap_objects
+from ortrain._hdf5._headers import Header
+from ortrain._hdf5._parts import ENTRY, LINKS, NOWHERE, TABLE, Parts, UnreadableError, damaged
 
 __all__ = ["members"]
 

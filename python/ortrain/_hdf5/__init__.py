@@ -21,9 +21,9 @@ from typing import Any
 
 import numpy as np
 
-from ortrain.trainer._hdf5_groups import members
-from ortrain.trainer._hdf5_headers import read_header
-from ortrain.trainer._hdf5_parts import (
+from ortrain._hdf5._groups import members
+from ortrain._hdf5._headers import read_header
+from ortrain._hdf5._parts import (
     LAYOUT,
     SIGNATURE,
     SPACE,
@@ -34,8 +34,8 @@ from ortrain.trainer._hdf5_parts import (
     damaged,
     padded,
 )
-from ortrain.trainer._hdf5_types import dtype_of, holds, is_text, shape_of
-from ortrain.trainer._hdf5_write import Leaf, write
+from ortrain._hdf5._types import dtype_of, holds, is_text, shape_of
+from ortrain._hdf5._write import Leaf, write
 
 __all__ = ["DEEPEST", "SIGNATURE", "Leaf", "UnreadableError", "holds", "read", "write"]
 

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ortrain.trainer._hdf5_parts import (
+from ortrain._hdf5._parts import (
     ENTRY,
     FILL,
     LAYOUT,
@@ -23,7 +23,7 @@ from ortrain.trainer._hdf5_parts import (
     TYPE,
     padded,
 )
-from ortrain.trainer._hdf5_types import shape_message, text_message, type_message
+from ortrain._hdf5._types import shape_message, text_message, type_message
 
 __all__ = ["Leaf", "Plan", "write"]
 
