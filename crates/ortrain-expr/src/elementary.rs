@@ -10,11 +10,6 @@ use crate::coefficients::{
 
 /// Largest argument of [`exp`]. Beyond it the result is infinite.
 const EXP_MAX_ARGUMENT: f32 = 89.0;
-/// Argument of `exp` from which `tanh` is 1.
-const TANH_SATURATION: f32 = 80.0;
-/// Argument of `exp` from which `erf` is 1.
-const ERF_MAX_SQUARE: f32 = 16.0;
-
 /// Operations that elementary functions consist of. Infinities, NaN, signed zeros and subnormal numbers follow IEEE 754.
 pub trait Machine {
     /// Number of 32 bits.
@@ -52,13 +47,6 @@ pub trait Machine {
     fn clamp_max(&mut self, a: Self::Number, bound: f32) -> Self::Number;
     /// Returns `a`, or `bound` if that is greater. NaN stays NaN.
     fn clamp_min(&mut self, a: Self::Number, bound: f32) -> Self::Number;
-    /// Returns `a`, or `bound` for larger numbers on a machine that may compute wrong infinities. `bound` has the same
-    /// result as larger numbers.
-    #[inline(always)]
-    fn without_overflow(&mut self, a: Self::Number, bound: f32) -> Self::Number {
-        let _ = bound;
-        a
-    }
     /// Returns true if `a < bound`.
     fn is_less(&mut self, a: Self::Number, bound: f32) -> Self::Truth;
     /// Returns true if `a` is a zero.
@@ -79,14 +67,6 @@ pub trait Machine {
     fn scale(&mut self, a: Self::Number, power: Self::Rounded) -> Self::Number;
     /// Splits a positive, finite number into a mantissa in [sqrt(1/2), sqrt(2)) and an exponent.
     fn split(&mut self, a: Self::Number) -> (Self::Number, Self::Number);
-    /// Returns the exponential, which other functions use: [`exp`], or a call of a function that computes it.
-    #[inline(always)]
-    fn exponential(&mut self, a: Self::Number) -> Self::Number
-    where
-        Self: Sized,
-    {
-        exp(self, a)
-    }
 }
 
 /// Computes a polynomial by Horner's rule; `coefficients` has the highest power first.
@@ -155,8 +135,7 @@ pub fn tanh<M: Machine>(m: &mut M, x: M::Number) -> M::Number {
     let small = m.mul(p, z);
     let small = m.mul_add(small, x, x);
     let twice = m.add(t, t);
-    let twice = m.without_overflow(twice, TANH_SATURATION);
-    let e = m.exponential(twice);
+    let e = exp(m, twice);
     let (one, two) = (m.number(1.0), m.number(2.0));
     let sum = m.add(e, one);
     let rest = m.div(two, sum);
@@ -172,7 +151,7 @@ pub fn tanh<M: Machine>(m: &mut M, x: M::Number) -> M::Number {
 pub fn sigmoid<M: Machine>(m: &mut M, x: M::Number) -> M::Number {
     // The exponential of -|x| cannot overflow, and small results keep their bits.
     let below = m.negative_magnitude(x);
-    let e = m.exponential(below);
+    let e = exp(m, below);
     let one = m.number(1.0);
     let is_negative = m.is_less(x, 0.0);
     let numerator = m.choose(is_negative, e, one);
@@ -194,9 +173,8 @@ pub fn erf<M: Machine>(m: &mut M, x: M::Number) -> M::Number {
     let past = m.sub(clamped, one);
     let q = polynomial(m, past, ERF_LARGE);
     // The derivative of `erf` uses the same exponential.
-    let square = m.without_overflow(z, ERF_MAX_SQUARE);
-    let below = m.negative(square);
-    let e = m.exponential(below);
+    let below = m.negative(z);
+    let e = exp(m, below);
     let large = m.mul_add(e, q, one);
     let is_small = m.is_less(t, ERF_POLYNOMIAL_LIMIT);
     let y = m.choose(is_small, small, large);

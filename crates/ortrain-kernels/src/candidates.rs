@@ -27,16 +27,6 @@ pub(crate) struct Candidate<T: Table + 'static> {
     pub(crate) build: fn(&T::Request<'_>) -> Option<T::Kernel>,
 }
 
-impl<T: Table> Candidate<T> {
-    fn build_if_accepted(&self, request: &T::Request<'_>) -> Option<(&'static str, T::Kernel)> {
-        (self.accepts)(request).then(|| (self.build)(request)).flatten().map(|kernel| (self.name, kernel))
-    }
-
-    fn is_preferred(&self, request: &T::Request<'_>) -> bool {
-        (self.accepts)(request) && self.preferences.iter().all(|holds| holds(request))
-    }
-}
-
 /// Returns the kernel for a request with its name, or the error message if the filter excludes every candidate.
 pub(crate) fn choose<T: Table>(
     candidates: &[Candidate<T>],
@@ -44,10 +34,12 @@ pub(crate) fn choose<T: Table>(
     filter: &KernelFilter,
 ) -> Result<(&'static str, T::Kernel), String> {
     let enabled = || candidates.iter().filter(|candidate| !filter.excludes(candidate.name));
-    let mut forced = enabled().filter(|candidate| filter.forces(candidate.name));
-    let mut preferred = enabled().filter(|candidate| candidate.is_preferred(request));
-    let mut build = |candidate: &Candidate<T>| candidate.build_if_accepted(request);
-    forced.find_map(&mut build).or_else(|| preferred.find_map(&mut build)).ok_or_else(|| {
+    let accepts = |candidate: &&Candidate<T>| (candidate.accepts)(request);
+    let prefers = |candidate: &&Candidate<T>| candidate.preferences.iter().all(|holds| holds(request));
+    let build = |candidate: &Candidate<T>| (candidate.build)(request).map(|kernel| (candidate.name, kernel));
+    let forced = enabled().filter(|candidate| filter.forces(candidate.name)).filter(accepts).find_map(build);
+    let preferred = || enabled().filter(accepts).filter(prefers).find_map(build);
+    forced.or_else(preferred).ok_or_else(|| {
         let names: Vec<&str> = candidates.iter().map(|candidate| candidate.name).collect();
         format!("ORTRAIN_KERNELS excludes all kernels that support its sizes, among {}", names.join(", "))
     })

@@ -99,19 +99,16 @@ const MAX_UNBIASED_SCORE: f64 = 4e3;
 
 /// Compute type of an attention.
 trait Computed: Real + Float {
-    const DTYPE: DType;
     fn from_constant(value: f64) -> Self;
 }
 
 impl Computed for f32 {
-    const DTYPE: DType = DType::F32;
     fn from_constant(value: f64) -> f32 {
         value as f32
     }
 }
 
 impl Computed for f64 {
-    const DTYPE: DType = DType::F64;
     fn from_constant(value: f64) -> f64 {
         value
     }

@@ -199,7 +199,7 @@ impl<T: Real> ChannelVectors<T> {
         scratch: *mut u8,
     ) {
         let (positions, dtype) = (self.positions[i], self.dtypes[i]);
-        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+        let real = T::DTYPE;
         let from = bases[i].wrapping_add(first * positions * dtype.size()).cast_const();
         // SAFETY: the planes belong to the operand, and the layout that `new` computed has capacity for them.
         unsafe {

@@ -458,7 +458,7 @@ impl<T: Real> DepthwiseFilterGradient<T> {
             shape.batch.saturating_mul(groups * channels_per_group).saturating_mul(patches.positions());
         let parts = Partition::new(groups, 1, (elements / MIN_TASK_WORK).clamp(1, MAX_TASKS));
         let cols = if blocks.is_split_by_rows() { blocks.max_positions } else { patches.cols.count };
-        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+        let real = T::DTYPE;
         let nine = Kernels3x3::new::<T>(isa).filter(|_| {
             desc.a == real && patches.phases.first().is_some_and(|phase| phase.taps.len() == NINE)
         });

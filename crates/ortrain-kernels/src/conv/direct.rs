@@ -172,7 +172,7 @@ impl Direct {
         let filter = if shape.pass == ConvPass::Output { [plane, taps] } else { [taps, plane] };
         let plain = patches.rows.spread * patches.cols.spread == 1 && patches.outer.is_empty();
         let has_several_taps = phase.taps.len() > 1;
-        if !plain || !has_several_taps || m * channels * patches.positions() == 0 {
+        if !plain || !has_several_taps || [m, channels, patches.positions()].contains(&0) {
             return None;
         }
         let cols = patches.cols.count;

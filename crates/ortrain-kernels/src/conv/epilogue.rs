@@ -53,7 +53,7 @@ impl Epilogue {
         if nest.inner != 0 {
             return Err("an epilogue cannot reduce".to_owned());
         }
-        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+        let real = T::DTYPE;
         if nest.loads.first() != Some(&Load::Accumulator(real)) || nest.num_accumulators() != 1 {
             return Err(format!("the accumulator of the epilogue must be the result, of type {real}"));
         }

@@ -157,7 +157,7 @@ impl<T: Real> FilterGradient<T> {
         let shape = &desc.shape;
         let micro: Micro<T> = choose_micro_kernel(desc, isa, [desc.a, desc.b]);
         let Micro { mr, nr, .. } = micro;
-        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+        let real = T::DTYPE;
         let mut patches = Patches::new(shape, desc.b == real)?;
         let (groups, m, c) = (shape.groups, shape.channels_out, shape.channels_in);
         let taps: usize = shape.axes.iter().map(|axis| axis.kernel).product();
@@ -296,7 +296,7 @@ impl<T: Real> FilterGradient<T> {
         let &FilterGradient { ref layout, isa, plane, m, groups, dtypes: [dtype, _], .. } = self;
         let Positions { begin, end, image, position, is_one_image } = positions;
         let (lines, depth) = (outs.1 - outs.0, end - begin);
-        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+        let real = T::DTYPE;
         if is_one_image && (self.columns_are_outputs || dtype == real) {
             let channel = (image * groups + group) * m + outs.0;
             let at = bases[0].wrapping_add((channel * plane + position) * dtype.size()).cast_const();
@@ -370,7 +370,7 @@ impl<T: Real> FilterGradient<T> {
         let &FilterGradient { ref layout, ref patches, micro, isa, columns_are_outputs: wide, plane, .. } =
             self;
         let out_rows = outs.1 - outs.0;
-        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+        let real = T::DTYPE;
         // SAFETY: scratch memory has the layout that `new` computed, and the caller's contract.
         unsafe {
             let at = |offset: usize| scratch.add(offset).cast::<T>();

@@ -283,7 +283,7 @@ impl<T: Real> ImplicitGemm<T> {
     fn new(desc: &ConvDesc, isa: Isa, finish: &Arc<Epilogue>) -> Option<ImplicitGemm<T>> {
         let shape = &desc.shape;
         let micro: Micro<T> = choose_micro_kernel(desc, isa, [desc.b, desc.a]);
-        let real = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
+        let real = T::DTYPE;
         let mut patches = Patches::new(shape, desc.a == real)?;
         let taps: usize = shape.axes.iter().map(|axis| axis.kernel).product();
         let (groups, plane) = (shape.groups, shape.channels_in * taps);

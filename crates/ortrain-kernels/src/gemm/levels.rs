@@ -13,6 +13,9 @@ use crate::isa::{Isa, Kind};
 
 /// Compute type of products.
 pub(crate) trait Real: Arithmetic {
+    /// Element type.
+    const DTYPE: DType;
+
     /// Returns the micro-kernel of a level.
     fn micro(isa: Isa) -> Micro<Self>;
     /// Returns the dot products, for lines of both operands that are adjacent along k.
@@ -20,6 +23,8 @@ pub(crate) trait Real: Arithmetic {
 }
 
 impl Real for f32 {
+    const DTYPE: DType = DType::F32;
+
     fn micro(isa: Isa) -> Micro<f32> {
         match isa.kind() {
             Kind::Portable => portable::F32,
@@ -42,6 +47,8 @@ impl Real for f32 {
 }
 
 impl Real for f64 {
+    const DTYPE: DType = DType::F64;
+
     fn micro(isa: Isa) -> Micro<f64> {
         match isa.kind() {
             Kind::Portable => portable::F64,

@@ -182,8 +182,6 @@ struct Layout {
 }
 
 impl<T: Real> Sizes<T> {
-    const REAL: DType = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
-
     fn is_swapped(&self) -> bool {
         self.strategy == Strategy::SwappedPanels
     }
@@ -253,7 +251,7 @@ impl<T: Real> Sizes<T> {
             Strategy::FewRows => all_columns,
             Strategy::DotsOfRows | Strategy::DotsOfColumns => {
                 let operand = if strategy == Strategy::DotsOfRows { a } else { b };
-                if !operand.elements.are_stored_as(Self::REAL) || operand.depth != 1 {
+                if !operand.elements.are_stored_as(T::DTYPE) || operand.depth != 1 {
                     operand.packing = Packing::PerTask { full_depth: true };
                 }
                 all_columns
@@ -262,7 +260,7 @@ impl<T: Real> Sizes<T> {
                 let sizes = BlockSizes { m, n, k, batch, rows, cols, bytes: T::BYTES };
                 let part = part.min(k);
                 let keeps = (self.keeps(Side::A, rows, part), self.keeps(Side::B, cols, part));
-                sizes.choose_packing(micro, Self::REAL, (a, keeps.0), (b, keeps.1))
+                sizes.choose_packing(micro, T::DTYPE, (a, keeps.0), (b, keeps.1))
             }
         }
     }
@@ -352,7 +350,7 @@ impl ProductPlan {
         compiler: Compiler<'_>,
     ) -> Result<(ProductPlan, Micro<T>), String> {
         let (isa, nest) = (compiler.isa(), &desc.epilogue);
-        let axes = count_outer_axes(nest, Sizes::<T>::REAL)?;
+        let axes = count_outer_axes(nest, T::DTYPE)?;
         let Axes { is_transposed, outside, rows, cols } = Axes::new(desc);
         let k = desc.k;
         let size = |list: &[usize]| list.iter().map(|&axis| nest.dims[axis]).product::<usize>();

@@ -2,8 +2,6 @@
 
 use std::marker::PhantomData;
 
-use ortrain_expr::DType;
-
 use super::levels::Real;
 use super::micro::Micro;
 use super::operand::{MAX_REUSED_BLOCK_BYTES, Operand};
@@ -63,8 +61,6 @@ pub(super) struct Request<'a, T: 'static> {
 }
 
 impl<T: Real> Request<'_, T> {
-    const REAL: DType = if T::BYTES == 8 { DType::F64 } else { DType::F32 };
-
     /// Returns true if the operands are multiplied unchanged, without packing. Tiles of bfloat16 are always packed.
     fn multiplies_unchanged(&self) -> bool {
         self.micro.tiles.is_none()
@@ -72,7 +68,7 @@ impl<T: Real> Request<'_, T> {
 
     /// Returns true if there are dot products of at least one term, and if the lines of an operand are adjacent along k.
     fn has_dots_of(&self, operand: &Operand) -> bool {
-        let adjacent = operand.elements.are_stored_as(Self::REAL) && operand.depth == 1;
+        let adjacent = operand.elements.are_stored_as(T::DTYPE) && operand.depth == 1;
         adjacent && self.k > 0 && self.multiplies_unchanged() && T::dots(self.isa).is_some()
     }
 
@@ -118,7 +114,7 @@ pub(super) fn candidates<T: Real>() -> [Candidate<Products<T>>; 6] {
         Candidate {
             name: "product.swapped_panels",
             accepts: |request| {
-                let plain = request.b.elements.are_stored_as(Request::<T>::REAL);
+                let plain = request.b.elements.are_stored_as(T::DTYPE);
                 let adjacent = request.b.depth == 1 || request.b.line == 1;
                 request.multiplies_unchanged() && plain && adjacent && !request.may_split_k()
             },
@@ -164,10 +160,7 @@ fn fills_swapped_panels<T: Real>(request: &Request<'_, T>) -> bool {
 /// tensors.
 fn has_large_b<T: Real>(request: &Request<'_, T>) -> bool {
     let Request { m, n, k, b, .. } = *request;
-    let halves = if b.is_adjacent_along_k(Request::<T>::REAL) {
-        MIN_SWAP_RATIO_HALVES.0
-    } else {
-        MIN_SWAP_RATIO_HALVES.1
-    };
+    let halves =
+        if b.is_adjacent_along_k(T::DTYPE) { MIN_SWAP_RATIO_HALVES.0 } else { MIN_SWAP_RATIO_HALVES.1 };
     2usize.saturating_mul(n).saturating_mul(k) >= halves.saturating_mul(m).saturating_mul(k.saturating_add(n))
 }

@@ -102,7 +102,7 @@ impl FilterGradient {
         let tile_rows = shape.batch * grid[0];
         let micro = f32::micro(isa);
         let Micro { mr, nr, .. } = micro;
-        if m * channels * tile_rows * grid[1] * rows.input * cols.input == 0 {
+        if [m, channels, tile_rows, grid[1], rows.input, cols.input].contains(&0) {
             return None;
         }
         // An even number of panels: the few panels are divided among all threads.

@@ -142,7 +142,7 @@ impl Results {
         let tiles = tile_rows * grid[1];
         let micro = f32::micro(isa);
         let Micro { mr, nr, .. } = micro;
-        if m * channels * tiles == 0 || source.contains(&0) {
+        if [m, channels, tiles].contains(&0) || source.contains(&0) {
             return None;
         }
         let height = m.div_ceil(m.div_ceil(mr));
