@@ -3,12 +3,10 @@
 //! Some drivers implement `fma` with two roundings, fuse products and sums, or reverse comparisons with NaN. Exact
 //! parts are therefore exact in either case: numbers are split by their bits, and NaN is detected by its bits.
 
-use std::fmt::Write;
+use std::fmt::{self, Display, Formatter, Write};
 
-use ortrain_expr::coefficients::{
-    ATAN, COSINE, ERF, ERF_LARGE, ERF_POLYNOMIAL_LIMIT, ERF_SATURATION, EXP, EXP_MIN_ARGUMENT, EXP2,
-    LN2_HIGH, LN2_LOW, LOG, LOG2, SINE, SQRT_HALF_BITS, TANH, TANH_POLYNOMIAL_LIMIT,
-};
+use ortrain_expr::coefficients::{ATAN, COSINE, EXP2, LOG2, SINE, SQRT_HALF_BITS};
+use ortrain_expr::elementary::{self, Machine};
 
 /// Formats a number as a literal of WGSL and of C.
 fn format_float(value: f32) -> String {
@@ -32,36 +30,170 @@ fn rounded_polynomial(x: &str, coefficients: &[f64]) -> String {
 /// Returns the source of all functions.
 pub(crate) fn functions() -> String {
     let mut text = String::new();
-    for part in [exponential(), logarithm(), exponential_family(), circular(), inverse_tangent(), power()] {
+    for part in [elementary_functions(), circular(), inverse_tangent(), power()] {
         let _ = writeln!(text, "{part}");
     }
     text
 }
 
-fn exponential() -> String {
-    let (min_argument, high, low) =
-        (format_float(EXP_MIN_ARGUMENT), format_float(LN2_HIGH), format_float(LN2_LOW));
-    let q = polynomial("r", &EXP);
+/// Number in the text of a function: a constant, or the name `vN` of a line.
+#[derive(Clone, Copy)]
+enum Term {
+    Argument,
+    Constant(f32),
+    Line(usize),
+}
+
+/// Lines of a function, as a machine of elementary functions.
+#[derive(Default)]
+struct Lines {
+    text: String,
+    count: usize,
+}
+
+impl Lines {
+    /// Adds a line that defines a value.
+    fn define(&mut self, value: &str) -> Term {
+        let _ = writeln!(self.text, "    let v{} = {value};", self.count);
+        self.count += 1;
+        Term::Line(self.count - 1)
+    }
+}
+
+impl Display for Term {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match *self {
+            Term::Argument => f.write_str("x"),
+            Term::Line(line) => write!(f, "v{line}"),
+            Term::Constant(value) if value.is_finite() => f.write_str(&format_float(value)),
+            Term::Constant(value) => write!(f, "float_of({:#x}u)", value.to_bits()),
+        }
+    }
+}
+
+impl Machine for Lines {
+    type Number = Term;
+    type Truth = Term;
+    type Rounded = Term;
+
+    fn number(&mut self, value: f32) -> Term {
+        Term::Constant(value)
+    }
+
+    fn add(&mut self, a: Term, b: Term) -> Term {
+        self.define(&format!("{a} + {b}"))
+    }
+
+    fn sub(&mut self, a: Term, b: Term) -> Term {
+        self.define(&format!("{a} - {b}"))
+    }
+
+    fn mul(&mut self, a: Term, b: Term) -> Term {
+        self.define(&format!("{a} * {b}"))
+    }
+
+    fn div(&mut self, a: Term, b: Term) -> Term {
+        self.define(&format!("{a} / {b}"))
+    }
+
+    fn mul_add(&mut self, a: Term, b: Term, c: Term) -> Term {
+        self.define(&format!("{a} * {b} + {c}"))
+    }
+
+    fn negative(&mut self, a: Term) -> Term {
+        self.define(&format!("-{a}"))
+    }
+
+    fn magnitude(&mut self, a: Term) -> Term {
+        self.define(&format!("abs_f32({a})"))
+    }
+
+    fn with_sign(&mut self, a: Term, sign: Term) -> Term {
+        self.define(&format!("with_sign({a}, {sign})"))
+    }
+
+    fn clamp_max(&mut self, a: Term, bound: f32) -> Term {
+        self.define(&format!("min({a}, {})", format_float(bound)))
+    }
+
+    fn clamp_min(&mut self, a: Term, bound: f32) -> Term {
+        self.define(&format!("max({a}, {})", format_float(bound)))
+    }
+
+    /// Some drivers compute wrong infinities.
+    fn without_overflow(&mut self, a: Term, bound: f32) -> Term {
+        self.clamp_max(a, bound)
+    }
+
+    fn is_less(&mut self, a: Term, bound: f32) -> Term {
+        self.define(&format!("{a} < {}", format_float(bound)))
+    }
+
+    fn is_zero(&mut self, a: Term) -> Term {
+        self.define(&format!("(bitcast<u32>({a}) & 0x7fffffffu) == 0u"))
+    }
+
+    fn is_nonnegative(&mut self, a: Term) -> Term {
+        self.define(&format!("bitcast<u32>({a}) <= 0x7f800000u || bitcast<u32>({a}) == 0x80000000u"))
+    }
+
+    fn is_positive_infinity(&mut self, a: Term) -> Term {
+        self.define(&format!("bitcast<u32>({a}) == 0x7f800000u"))
+    }
+
+    fn is_nan(&mut self, a: Term) -> Term {
+        self.define(&format!("is_nan({a})"))
+    }
+
+    fn choose(&mut self, truth: Term, yes: Term, no: Term) -> Term {
+        self.define(&format!("select({no}, {yes}, {truth})"))
+    }
+
+    fn round_product(&mut self, a: Term, factor: f32) -> Term {
+        self.define(&format!("floor({a} * {} + 0.5f)", format_float(factor)))
+    }
+
+    fn integer(&mut self, a: Term) -> Term {
+        a
+    }
+
+    fn scale(&mut self, a: Term, power: Term) -> Term {
+        self.define(&format!("scale_f32({a}, i32({power}))"))
+    }
+
+    fn split(&mut self, a: Term) -> (Term, Term) {
+        let mantissa = self.define(&format!("mantissa_of({a})"));
+        (mantissa, self.define(&format!("f32(exponent_of({a}))")))
+    }
+
+    fn exponential(&mut self, a: Term) -> Term {
+        self.define(&format!("exp_f32({a})"))
+    }
+}
+
+/// Elementary function of one number.
+type Elementary = fn(&mut Lines, Term) -> Term;
+
+/// Prints an elementary function. It returns NaN unchanged.
+fn elementary_function(name: &str, compute: Elementary) -> String {
+    let mut lines = Lines::default();
+    let result = compute(&mut lines, Term::Argument);
+    let text = lines.text;
     format!(
-        "fn exp2_int(n: i32) -> f32 {{ return bitcast<f32>(bitcast<u32>(n + 127) << 23u); }}
-fn exp_f32(x: f32) -> f32 {{
-    if (is_nan(x)) {{ return x; }}
-    let clamped = clamp(x, {min_argument}, 89.0f);
-    let rounded = floor(clamped * 1.442695f + 0.5f);
-    let r = (clamped - rounded * {high}) - rounded * {low};
-    let p = (r + r * r * {q}) + 1.0f;
-    let n = i32(rounded);
-    let half = n >> 1u;
-    return p * exp2_int(half) * exp2_int(n - half);
-}}"
+        "fn {name}(x: f32) -> f32 {{\n    if (is_nan(x)) {{ return x; }}\n{text}    return {result};\n}}\n"
     )
 }
 
-fn logarithm() -> String {
-    let (high, low, sqrt_half) = (format_float(LN2_HIGH), format_float(LN2_LOW), SQRT_HALF_BITS);
-    let q = polynomial("z", &LOG);
-    format!(
-        "fn normal_bits(x: f32) -> vec2<u32> {{
+fn elementary_functions() -> String {
+    let sqrt_half = SQRT_HALF_BITS;
+    let parts = format!(
+        "fn exp2_int(n: i32) -> f32 {{ return bitcast<f32>(bitcast<u32>(n + 127) << 23u); }}
+fn scale_f32(x: f32, n: i32) -> f32 {{
+    // Two multiplications: n is between -254 and 129, and subnormal results must be rounded once.
+    let half = n >> 1u;
+    return x * exp2_int(half) * exp2_int(n - half);
+}}
+fn normal_bits(x: f32) -> vec2<u32> {{
     // Returns the bits of x * 2^n as a normal number, and the exponent n: 24 for a subnormal x, otherwise 0.
     // Integer arithmetic, because drivers can flush subnormal floats to zero.
     let bits = bitcast<u32>(x);
@@ -77,52 +209,16 @@ fn exponent_of(x: f32) -> i32 {{
     let normal = normal_bits(x);
     return (bitcast<i32>(normal.x - {sqrt_half}u) >> 23u) - bitcast<i32>(normal.y);
 }}
-fn log_f32(x: f32) -> f32 {{
-    let bits = bitcast<u32>(x);
-    if ((bits & 0x7fffffffu) == 0u) {{ return float_of(0xff800000u); }}
-    if (bits > 0x7f800000u) {{ return float_of(0x7fc00000u); }}
-    if (bits == 0x7f800000u) {{ return x; }}
-    let f = mantissa_of(x) - 1.0f;
-    let k = f32(exponent_of(x));
-    let s = f / (2.0f + f);
-    let z = s * s;
-    let r = z * {q};
-    let half_square = 0.5f * f * f;
-    let rest = k * {low} + s * (half_square + r);
-    return k * {high} + ((rest - half_square) + f);
-}}"
-    )
-}
-
-fn exponential_family() -> String {
-    let (tanh, tanh_small) = (polynomial("z", &TANH), format_float(TANH_POLYNOMIAL_LIMIT));
-    let (erf, erf_large) = (polynomial("z", &ERF), polynomial("u", &ERF_LARGE));
-    let (erf_small, erf_end) = (format_float(ERF_POLYNOMIAL_LIMIT), format_float(ERF_SATURATION));
-    format!(
-        "fn tanh_f32(x: f32) -> f32 {{
-    if (is_nan(x)) {{ return x; }}
-    let t = abs_f32(x);
-    let z = x * x;
-    if (t < {tanh_small}) {{ return with_sign(x + x * z * {tanh}, x); }}
-    return with_sign(1.0f - 2.0f / (exp_f32(min(t + t, 80.0f)) + 1.0f), x);
-}}
-fn sigmoid_f32(x: f32) -> f32 {{
-    if (is_nan(x)) {{ return x; }}
-    let e = exp_f32(-abs_f32(x));
-    return select(1.0f, e, x < 0.0f) / (1.0f + e);
-}}
-fn erf_f32(x: f32) -> f32 {{
-    if (is_nan(x)) {{ return x; }}
-    let t = abs_f32(x);
-    if (t < {erf_small}) {{
-        let z = x * x;
-        return with_sign(x + x * {erf}, x);
-    }}
-    let clamped = min(t, {erf_end});
-    let u = clamped - 1.0f;
-    return with_sign(exp_f32(-clamped * clamped) * {erf_large} + 1.0f, x);
-}}"
-    )
+"
+    );
+    let functions: [(&str, Elementary); 5] = [
+        ("exp_f32", elementary::exp),
+        ("log_f32", elementary::log),
+        ("tanh_f32", elementary::tanh),
+        ("sigmoid_f32", elementary::sigmoid),
+        ("erf_f32", elementary::erf),
+    ];
+    functions.into_iter().fold(parts, |text, (name, compute)| text + &elementary_function(name, compute))
 }
 
 /// Returns parts of pi / 2 with few bits: products with integers of 13 bits are exact.

@@ -1,5 +1,5 @@
-//! Elementary functions of `f32`, written once for every machine that computes them: vector code of the CPU and machine
-//! code of the JIT.
+//! Elementary functions of `f32`, written once for every machine that computes them: vector code of the CPU, machine
+//! code of the JIT, and text of WGSL and CUDA.
 //!
 //! Coefficients are in [`crate::coefficients`]. Error bounds are stated and tested where a machine is defined.
 
@@ -10,6 +10,11 @@ use crate::coefficients::{
 
 /// Largest argument of [`exp`]. Beyond it the result is infinite.
 const EXP_MAX_ARGUMENT: f32 = 89.0;
+/// Bound of `2 |x|` in [`tanh`], beyond which the result is one.
+const TANH_EXP_ARGUMENT: f32 = 80.0;
+/// Bound of `x²` in [`erf`], beyond which the result is one.
+const ERF_EXP_ARGUMENT: f32 = 16.0;
+
 /// Operations that elementary functions consist of. Infinities, NaN, signed zeros and subnormal numbers follow IEEE 754.
 pub trait Machine {
     /// Number of 32 bits.
@@ -47,6 +52,12 @@ pub trait Machine {
     fn clamp_max(&mut self, a: Self::Number, bound: f32) -> Self::Number;
     /// Returns `a`, or `bound` if that is greater. NaN stays NaN.
     fn clamp_min(&mut self, a: Self::Number, bound: f32) -> Self::Number;
+    /// Returns `a`, which may be limited to `bound`: the function's result is the same beyond that bound. A machine
+    /// limits it if its infinities are not those of IEEE 754.
+    #[inline(always)]
+    fn without_overflow(&mut self, a: Self::Number, _bound: f32) -> Self::Number {
+        a
+    }
     /// Returns true if `a < bound`.
     fn is_less(&mut self, a: Self::Number, bound: f32) -> Self::Truth;
     /// Returns true if `a` is a zero.
@@ -67,6 +78,14 @@ pub trait Machine {
     fn scale(&mut self, a: Self::Number, power: Self::Rounded) -> Self::Number;
     /// Splits a positive, finite number into a mantissa in [sqrt(1/2), sqrt(2)) and an exponent.
     fn split(&mut self, a: Self::Number) -> (Self::Number, Self::Number);
+    /// Returns the natural exponential, for functions that are defined by it.
+    #[inline(always)]
+    fn exponential(&mut self, a: Self::Number) -> Self::Number
+    where
+        Self: Sized,
+    {
+        exp(self, a)
+    }
 }
 
 /// Computes a polynomial by Horner's rule; `coefficients` has the highest power first.
@@ -135,7 +154,8 @@ pub fn tanh<M: Machine>(m: &mut M, x: M::Number) -> M::Number {
     let small = m.mul(p, z);
     let small = m.mul_add(small, x, x);
     let twice = m.add(t, t);
-    let e = exp(m, twice);
+    let twice = m.without_overflow(twice, TANH_EXP_ARGUMENT);
+    let e = m.exponential(twice);
     let (one, two) = (m.number(1.0), m.number(2.0));
     let sum = m.add(e, one);
     let rest = m.div(two, sum);
@@ -151,7 +171,7 @@ pub fn tanh<M: Machine>(m: &mut M, x: M::Number) -> M::Number {
 pub fn sigmoid<M: Machine>(m: &mut M, x: M::Number) -> M::Number {
     // The exponential of -|x| cannot overflow, and small results keep their bits.
     let below = m.negative_magnitude(x);
-    let e = exp(m, below);
+    let e = m.exponential(below);
     let one = m.number(1.0);
     let is_negative = m.is_less(x, 0.0);
     let numerator = m.choose(is_negative, e, one);
@@ -173,8 +193,9 @@ pub fn erf<M: Machine>(m: &mut M, x: M::Number) -> M::Number {
     let past = m.sub(clamped, one);
     let q = polynomial(m, past, ERF_LARGE);
     // The derivative of `erf` uses the same exponential.
-    let below = m.negative(z);
-    let e = exp(m, below);
+    let below = m.without_overflow(z, ERF_EXP_ARGUMENT);
+    let below = m.negative(below);
+    let e = m.exponential(below);
     let large = m.mul_add(e, q, one);
     let is_small = m.is_less(t, ERF_POLYNOMIAL_LIMIT);
     let y = m.choose(is_small, small, large);
