@@ -10,7 +10,7 @@ import importlib
 import inspect
 import pkgutil
 import shutil
-import textwrap
+import sys
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -240,13 +240,20 @@ def test_example(name: str, artifact_folder: Path, tmp_path: Path, monkeypatch: 
     assert not report, "".join(report)
 
 
+def class_body(kind: type) -> list[ast.stmt]:
+    """Return the statements of a class. Classes of `_estimators` have names of public modules."""
+    module = kind.__module__.replace("ortrain.gradient.", "ortrain._estimators.")
+    source = inspect.getsource(sys.modules.get(module, sys.modules[kind.__module__]))
+    nodes = ast.walk(ast.parse(source))
+    (body,) = (node.body for node in nodes if isinstance(node, ast.ClassDef) and node.name == kind.__name__)
+    return body
+
+
 @pytest.mark.parametrize("name", CLASSES)
 def test_fields_are_described(name: str) -> None:
     """A description follows each member of an enumeration and each field of a class."""
     kind = CLASSES[name]
-    (body,) = (
-        node.body for node in ast.parse(textwrap.dedent(inspect.getsource(kind))).body if isinstance(node, ast.ClassDef)
-    )
+    body = class_body(kind)
     for node, after in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             field = node.target.id

@@ -113,7 +113,7 @@ def test_b14_descent_matches_its_formula(
         learning_penalty=None if penalty is None else ElasticLearningPenalty(*penalty),
     )
     # Batches in order make the steps predictable.
-    monkeypatch.setattr("ortrain.gradient.data_loader._drawn", lambda last: starts.pop(0))
+    monkeypatch.setattr("ortrain._estimators.data_loader._drawn", lambda last: starts.pop(0))
     starts = list(range(0, 60, 10)) * 30
     descent.fit(x, y, s if weighted else None)
     # A pass uses the rate computed after the previous pass; the first two passes have the same rate.
@@ -278,7 +278,7 @@ def test_b20_descent_matches_its_formula(kind: Any, schedule: str, monkeypatch: 
     model = add_loss_output(line(kind=TensorProto.FLOAT if kind is np.float32 else TensorProto.DOUBLE))
     rate = LearningRateSGD(0.02, alpha=0.1, learning_rate=schedule)
     descent = OrtGradientOptimizer(model, WEIGHTS, max_iter=30, learning_rate=rate, warm_start=True)
-    monkeypatch.setattr("ortrain.gradient.data_loader._drawn", lambda last: starts.pop(0))
+    monkeypatch.setattr("ortrain._estimators.data_loader._drawn", lambda last: starts.pop(0))
     starts = list(range(0, 60, 10)) * 30
     descent.fit(x, y)
     told = LearningRateSGD(0.02, alpha=0.1, learning_rate=schedule).init_learning_rate()
@@ -329,7 +329,7 @@ def test_b20_the_classic_session_trains() -> None:
 def test_b20_nonfinite_loss_keeps_the_weights(wrong: float, use_numpy: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """The weights equal the weights after the previous batch, bit for bit."""
     x, y, _ = data(40)
-    monkeypatch.setattr("ortrain.gradient.data_loader._drawn", lambda last: starts.pop(0))
+    monkeypatch.setattr("ortrain._estimators.data_loader._drawn", lambda last: starts.pop(0))
     descents = []
     for rows in (20, 40):
         starts = list(range(0, rows, 10))

@@ -38,7 +38,7 @@ gradient.utils.onnx_helper.replace_initializers_into_onnx sklearn._estimator.Onn
 # Second names of the same function.
 SAME = {
     "_classic_core.InferenceSession.end_profiling": "inference.InferenceSession.end_profiling",
-    "gradient.optimizers.OrtGradientOptimizer.__init__": "gradient.optimizers.OrtGradientOptimizer",
+    "_estimators.optimizers.OrtGradientOptimizer.__init__": "gradient.optimizers.OrtGradientOptimizer",
 }
 NAME = re.compile(r"save|export|write|dump|generate_artifacts|trace|profil|to_onnx")
 ARGUMENT = re.compile(r"path|folder|(?<!temp_)file(?!_name)|_dir|uri|saved")

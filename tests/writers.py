@@ -162,7 +162,7 @@ def gradient(folder: Path, version: int) -> None:
 def saved_gradient(folder: Path, version: int) -> None:
     from test_docstrings import model_with_loss
 
-    from ortrain.gradient.optimizers import _save_gradient
+    from ortrain._estimators.optimizers import _save_gradient
 
     _save_gradient(model_with_loss(), ["fc2.bias"], "loss", folder / "saved.onnx")
 
@@ -198,7 +198,7 @@ WRITERS: dict[str, Call] = {
         module_of(version).profile(*batch(), steps=2).chrome_trace(folder / "trace.json")
     ),
     "artifacts.generate_artifacts": generate,
-    "gradient._functions.Parameters.save_onnx_graph": rate,
+    "_estimators.functions.Parameters.save_onnx_graph": rate,
     "gradient.builder.GradientGraphBuilder.save": gradient,
     "gradient.optimizers.OrtGradientOptimizer": saved_gradient,
     "gradient.ortgradient.OrtGradientForwardBackwardFunction.save_onnx_graph": forward_backward,

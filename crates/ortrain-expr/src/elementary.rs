@@ -52,8 +52,8 @@ pub trait Machine {
     fn clamp_max(&mut self, a: Self::Number, bound: f32) -> Self::Number;
     /// Returns `a`, or `bound` if that is greater. NaN stays NaN.
     fn clamp_min(&mut self, a: Self::Number, bound: f32) -> Self::Number;
-    /// Returns `a`, which may be limited to `bound`: the function's result is the same beyond that bound. A machine
-    /// limits it if its infinities are not those of IEEE 754.
+    /// Returns `a`, or `bound` if that is less, where the function's result is the same for all numbers above `bound`.
+    /// Machines with infinities as in IEEE 754 return `a`.
     #[inline(always)]
     fn without_overflow(&mut self, a: Self::Number, _bound: f32) -> Self::Number {
         a

@@ -24,7 +24,7 @@ pub(crate) use level::{CHAINS, Level, Work};
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Isa(Kind);
 
-#[derive(Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Kind {
     Portable,
     #[cfg(target_arch = "x86_64")]

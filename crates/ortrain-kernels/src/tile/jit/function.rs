@@ -10,11 +10,12 @@ use ortrain_expr::{BinaryOp, DType, ReduceOp, Type, UnaryOp};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::assembler::Assembled;
 use super::codegen::{MAX_POINTERS, ROUND, emit};
+use super::encoder::Encoder;
 use super::ir::{Effect, Value, VectorInst, VectorProgram};
+use super::x86_64::{Code, EntryPoint, Target};
 use super::{Context, Site};
-use crate::isa::{CACHE_LINE_BYTES, Isa, Kind as Level};
+use crate::isa::{CACHE_LINE_BYTES, Isa};
 use crate::tile::op::{DIRECT_BIT, DIRECT_PRODUCT, Kind, Op, RegisterKind, Slot};
 use crate::tile::ops;
 use crate::tile::pairwise_sum::PairwiseSum;
@@ -30,7 +31,7 @@ enum Pointer {
 /// Operations that become one function, before registers of the tile program have their offsets.
 #[derive(Debug)]
 pub(in crate::tile) struct Group {
-    code: Arc<Assembled>,
+    code: Arc<Code>,
     pointers: SmallVec<[Pointer; 8]>,
     folds: SmallVec<[FoldResult; 2]>,
     /// Registers of the tile program.
@@ -89,10 +90,10 @@ impl Group {
         context: &Context<'_>,
         mut lanes_of: impl FnMut() -> Slot,
     ) -> Option<Group> {
-        let wide = context.isa.kind() == Level::Avx512;
+        let level = context.isa.kind();
         let mut builder = GroupBuilder {
             context,
-            lanes: VectorProgram::new(wide),
+            lanes: VectorProgram::new(level, Target::resources(level).has_scale),
             pointers: SmallVec::new(),
             folds: SmallVec::new(),
             reads: Vec::new(),
@@ -135,14 +136,14 @@ pub(super) const MAX_CACHED_FUNCTIONS: usize = 1024;
 
 /// Returns the cached code of `lanes`, or compiles it. Layers of a network compute the same over other sizes, and so do
 /// programs for other batch sizes. Returns `None` if the code needs too many registers.
-pub(super) fn get_or_assemble(lanes: VectorProgram) -> Option<Arc<Assembled>> {
-    type Cache = FxHashMap<VectorProgram, Option<Arc<Assembled>>>;
+pub(super) fn get_or_assemble(lanes: VectorProgram) -> Option<Arc<Code>> {
+    type Cache = FxHashMap<VectorProgram, Option<Arc<Code>>>;
     static CACHE: LazyLock<Mutex<Cache>> = LazyLock::new(Mutex::default);
     let lock = || CACHE.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(code) = lock().get(&lanes) {
         return code.clone();
     }
-    let code = emit(&lanes).map(Arc::new);
+    let code = emit::<Target>(&lanes).map(Arc::new);
     let mut cache = lock();
     if cache.len() >= MAX_CACHED_FUNCTIONS {
         cache.clear();
@@ -333,9 +334,6 @@ struct Function {
     /// Folds, with offsets in the frame.
     folds: SmallVec<[FoldResult; 2]>,
 }
-
-/// Signature of a function: (frame, pointers, number of indices, mask words of the incomplete end).
-type EntryPoint = unsafe extern "sysv64" fn(*mut u8, *const *const u8, usize, *const i32);
 
 /// 16 words of all ones, then 16 words of zeros. Any 16 consecutive words are the mask of an incomplete end.
 static MASK_WORDS: [i32; 2 * ROUND] = {

@@ -10,6 +10,7 @@ use ortrain_expr::elementary::{self, Machine};
 use ortrain_expr::{BinaryOp, CompareOp, ReduceOp, UnaryOp};
 use rustc_hash::FxHashMap;
 
+use crate::isa::Kind as Level;
 use crate::tile::op::Slot;
 use crate::vecmath::ROUNDING_OFFSET;
 
@@ -65,18 +66,18 @@ pub(super) enum VectorBinaryOp {
     Xor,
     AddInteger,
     SubInteger,
-    /// `a * 2^b` for an integer `b`. Only at AVX-512.
+    /// `a * 2^b` for an integer `b`. Some machines have no such instruction.
     Scale,
 }
 
-/// A comparison, by its predicate in the instruction.
+/// A comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Comparison {
-    Equal = 0,
-    Unordered = 3,
-    NotEqual = 4,
-    Less = 17,
-    LessOrEqual = 18,
+    Equal,
+    Unordered,
+    NotEqual,
+    Less,
+    LessOrEqual,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -163,8 +164,10 @@ pub(super) struct VectorProgram {
     /// For each pointer: bytes from a piece to the next piece, if the next piece is prefetched.
     pub(super) prefetch_steps: Vec<Option<i32>>,
     value_of_inst: FxHashMap<VectorInst, Value>,
-    /// True for vectors of AVX-512.
-    pub(super) is_avx512: bool,
+    /// Instructions of the machine.
+    pub(super) level: Level,
+    /// True if [`VectorBinaryOp::Scale`] is an instruction.
+    has_scale: bool,
 }
 
 /// Programs are equal if they compute the same.
@@ -174,7 +177,7 @@ impl PartialEq for VectorProgram {
             && self.effects == other.effects
             && self.folds == other.folds
             && self.prefetch_steps == other.prefetch_steps
-            && self.is_avx512 == other.is_avx512
+            && self.level == other.level
     }
 }
 
@@ -182,21 +185,22 @@ impl Eq for VectorProgram {}
 
 impl Hash for VectorProgram {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        (&self.insts, &self.effects, &self.folds, &self.prefetch_steps, self.is_avx512).hash(state);
+        (&self.insts, &self.effects, &self.folds, &self.prefetch_steps, self.level).hash(state);
     }
 }
 
 const SIGN: u32 = 1 << 31;
 
 impl VectorProgram {
-    pub(super) fn new(wide: bool) -> VectorProgram {
+    pub(super) fn new(level: Level, has_scale: bool) -> VectorProgram {
         VectorProgram {
             insts: Vec::new(),
             effects: Vec::new(),
             folds: Vec::new(),
             prefetch_steps: Vec::new(),
             value_of_inst: FxHashMap::default(),
-            is_avx512: wide,
+            level,
+            has_scale,
         }
     }
 
@@ -267,10 +271,10 @@ impl VectorProgram {
         self.effects.push(Effect::Sum(fold, sum));
     }
 
-    /// Builds the program that joins the two sets of partial results of these folds.
-    pub(super) fn join(folds: &[Fold], wide: bool) -> VectorProgram {
-        let mut lanes = VectorProgram::new(wide);
-        for (k, fold) in folds.iter().enumerate() {
+    /// Builds the program that joins the two sets of partial results of the folds.
+    pub(super) fn join_folds(&self) -> VectorProgram {
+        let mut lanes = VectorProgram::new(self.level, self.has_scale);
+        for (k, fold) in self.folds.iter().enumerate() {
             let [left, other] =
                 [SumSet::This, SumSet::Second].map(|set| lanes.push(VectorInst::Sum(k as u8, set)));
             let sum = lanes.reduce(fold.op, left, other);
@@ -494,7 +498,7 @@ impl Machine for VectorProgram {
     }
 
     fn scale(&mut self, a: Value, power: Value) -> Value {
-        if self.is_avx512 {
+        if self.has_scale {
             // One instruction. Like the two multiplications below, it rounds once, if at all.
             let n = self.integer(power);
             return self.push_binary(VectorBinaryOp::Scale, a, n);

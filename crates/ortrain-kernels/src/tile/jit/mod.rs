@@ -5,22 +5,26 @@
 //! function computes the same operations in the same order, so results have the same bits with and without machine
 //! code. Operations are interpreted if the system does not allow machine code, or if a group needs too many registers.
 //!
-//! `function` forms groups and runs their functions. `ir` has the vector instructions, `codegen` allocates registers
-//! and generates code, and `assembler` encodes instructions. Memory of code is writable until the code is complete, and
-//! executable from then on, never both.
+//! `function` forms groups and runs their functions. `ir` has the vector instructions, `order` has their order, and
+//! `codegen` allocates registers and generates code. `encoder` is the interface to a machine, and `x86_64` implements
+//! that interface. Memory of code is writable until the code is complete, and executable from then on, never both.
 
 #[cfg(target_arch = "x86_64")]
-mod assembler;
-#[cfg(target_arch = "x86_64")]
 mod codegen;
+#[cfg(target_arch = "x86_64")]
+mod encoder;
 #[cfg(target_arch = "x86_64")]
 mod function;
 #[cfg(target_arch = "x86_64")]
 mod ir;
+#[cfg(target_arch = "x86_64")]
+mod order;
 #[cfg(all(test, target_arch = "x86_64"))]
 mod tests;
 #[cfg(not(target_arch = "x86_64"))]
 mod unsupported;
+#[cfg(target_arch = "x86_64")]
+mod x86_64;
 
 use rustc_hash::FxHashMap;
 

@@ -8,11 +8,13 @@ use ortrain_expr::{
 };
 use proptest::prelude::*;
 
-use super::assembler::Assembled;
-use super::codegen::{ValueOrder, emit_interleaved};
+use super::codegen::emit_interleaved;
+use super::encoder::Encoder;
 use super::function::{MAX_CACHED_FUNCTIONS, get_or_assemble};
 use super::ir::{Effect, VectorInst, VectorProgram};
-use crate::isa::Isa;
+use super::order::ValueOrder;
+use super::x86_64::{Code, Target};
+use crate::isa::{Isa, Kind as Level};
 use crate::tile::op::Kind;
 use crate::tile::{Compiler, ExecContext, Failure, LoopOrder, LoopPlan, PairwiseSum, TileProgram};
 use crate::{NestKernel, Pool, RunScalars, Scratch};
@@ -472,8 +474,8 @@ fn register_pressure_matches_the_interpreter() {
 }
 
 /// Vector instructions with the live ranges of [`nests_with_live_values`].
-fn program_with_live_values(live: u32, wide: bool) -> VectorProgram {
-    let mut lanes = VectorProgram::new(wide);
+fn program_with_live_values(live: u32, level: Level) -> VectorProgram {
+    let mut lanes = VectorProgram::new(level, Target::resources(level).has_scale);
     let x = lanes.push(VectorInst::Memory(0));
     let values: Vec<_> = (0..live)
         .map(|k| {
@@ -490,33 +492,43 @@ fn program_with_live_values(live: u32, wide: bool) -> VectorProgram {
 /// Generates code for every level, even for a level that the machine does not have.
 #[test]
 fn interleaving_depends_on_live_values() {
-    let fits =
-        |lanes: &VectorProgram, wide, abreast| emit_interleaved(&ValueOrder::new(lanes), wide, abreast);
-    for (wide, live, limit) in
-        [(false, 2, 4), (false, 8, 2), (false, 30, 1), (true, 2, 2), (true, 12, 2), (true, 60, 1)]
-    {
-        let lanes = program_with_live_values(live, wide);
-        for abreast in if wide { &[2, 1][..] } else { &[4, 2, 1] }.iter().copied() {
-            let is_interleaved = fits(&lanes, wide, abreast).is_some();
-            assert_eq!(is_interleaved, abreast <= limit, "{live} values, {abreast} vectors, wide: {wide}");
+    let fits = |lanes: &VectorProgram, abreast| {
+        emit_interleaved::<Target>(&ValueOrder::new(lanes), abreast).is_some()
+    };
+    let numbers = |level| if level == Level::Avx512 { &[2, 1][..] } else { &[4, 2, 1] };
+    for (level, live, limit) in [
+        (Level::Avx2, 2, 4),
+        (Level::Avx2, 8, 2),
+        (Level::Avx2, 30, 1),
+        (Level::Avx512, 2, 2),
+        (Level::Avx512, 12, 2),
+        (Level::Avx512, 60, 1),
+    ] {
+        let lanes = program_with_live_values(live, level);
+        for &abreast in numbers(level) {
+            assert_eq!(
+                fits(&lanes, abreast),
+                abreast <= limit,
+                "{live} values, {abreast} vectors, {level:?}"
+            );
         }
     }
-    for wide in [false, true] {
-        assert!(fits(&program_with_live_values(100, wide), wide, 1).is_none(), "more than the stack is for");
+    for level in [Level::Avx2, Level::Avx512] {
+        assert!(!fits(&program_with_live_values(100, level), 1), "more than the stack is for");
         // Common functions run with the maximum number of interleaved vectors.
         for op in [UnaryOp::Exp, UnaryOp::Log, UnaryOp::Tanh, UnaryOp::Sigmoid, UnaryOp::Erf] {
-            let mut lanes = VectorProgram::new(wide);
+            let mut lanes = VectorProgram::new(level, Target::resources(level).has_scale);
             let x = lanes.push(VectorInst::Memory(0));
             let y = lanes.unary(op, x).expect("known");
             lanes.effects.push(Effect::Memory(1, y));
-            assert!(fits(&lanes, wide, if wide { 2 } else { 4 }).is_some(), "{op:?}, wide: {wide}");
+            assert!(fits(&lanes, numbers(level)[0]), "{op:?}, {level:?}");
         }
     }
 }
 
 /// Instructions that multiply callers' elements by a constant.
-fn product_program(factor: f32, wide: bool) -> VectorProgram {
-    let mut lanes = VectorProgram::new(wide);
+fn product_program(factor: f32, level: Level) -> VectorProgram {
+    let mut lanes = VectorProgram::new(level, Target::resources(level).has_scale);
     let [x, factor] =
         [VectorInst::Memory(0), VectorInst::Constant(factor.to_bits())].map(|lane| lanes.push(lane));
     let product = lanes.binary(BinaryOp::Mul, x, factor).expect("lanes have a product");
@@ -527,20 +539,20 @@ fn product_program(factor: f32, wide: bool) -> VectorProgram {
 
 #[test]
 fn equal_programs_share_code() {
-    let of = |factor: f32, wide: bool| get_or_assemble(product_program(factor, wide)).expect("few values");
-    let first = of(2.0, false);
-    assert!(Arc::ptr_eq(&first, &of(2.0, false)));
-    let mut stepping = product_program(2.0, false);
+    let of = |factor: f32, level: Level| get_or_assemble(product_program(factor, level)).expect("few values");
+    let first = of(2.0, Level::Avx2);
+    assert!(Arc::ptr_eq(&first, &of(2.0, Level::Avx2)));
+    let mut stepping = product_program(2.0, Level::Avx2);
     stepping.prefetch_steps[0] = Some(4096);
     let stepping = get_or_assemble(stepping).expect("few values");
-    for other in [of(3.0, false), of(2.0, true), stepping] {
+    for other in [of(3.0, Level::Avx2), of(2.0, Level::Avx512), stepping] {
         assert!(!Arc::ptr_eq(&first, &other));
     }
     // Evicted code is compiled again.
-    (0..=MAX_CACHED_FUNCTIONS).for_each(|k| drop(of(4.0 + k as f32, false)));
-    let second = of(2.0, false);
+    (0..=MAX_CACHED_FUNCTIONS).for_each(|k| drop(of(4.0 + k as f32, Level::Avx2)));
+    let second = of(2.0, Level::Avx2);
     assert!(!Arc::ptr_eq(&first, &second));
-    let bytes = |code: &Assembled| {
+    let bytes = |code: &Code| {
         let mut bytes = Vec::new();
         code.append_to(&mut bytes, |slot| slot);
         bytes

@@ -3,6 +3,7 @@
 //! Vector instructions are encoded as VEX at AVX2 and as EVEX at AVX-512; both use the same opcodes. Encodings follow
 //! Intel's manual (Software Developer's Manual, volume 2). Memory operands have 32-bit displacements.
 
+use crate::tile::jit::encoder::PrefetchKind;
 use crate::tile::op::Slot;
 
 /// Index of a general register.
@@ -66,20 +67,13 @@ pub(super) struct Extra {
 
 /// Position in the code: the target of a jump, or the displacement of a jump without a target.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Label(usize);
+pub(in crate::tile::jit) struct Label(usize);
 
 /// Conditions of jumps after a comparison of unsigned numbers.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Condition {
     Below = 2,
     AboveOrEqual = 3,
-}
-
-/// Access for which a cache line is prefetched.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum PrefetchKind {
-    Read,
-    Write,
 }
 
 pub(super) struct Assembler {
@@ -96,14 +90,14 @@ pub(super) struct Assembler {
 
 /// Complete, position-independent code of a function.
 #[derive(Debug)]
-pub(super) struct Assembled {
+pub(in crate::tile::jit) struct Assembled {
     bytes: Vec<u8>,
     slots: Vec<(usize, Slot)>,
 }
 
 impl Assembled {
     /// Appends the function to other code. `resolve` returns the offset of each register in the frame.
-    pub(super) fn append_to(&self, code: &mut Vec<u8>, resolve: impl Fn(Slot) -> Slot) {
+    pub(in crate::tile::jit) fn append_to(&self, code: &mut Vec<u8>, resolve: impl Fn(Slot) -> Slot) {
         let start = code.len();
         code.extend_from_slice(&self.bytes);
         let displacements = &mut code[start..];

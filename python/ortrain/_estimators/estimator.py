@@ -10,10 +10,10 @@ import numpy.typing as npt
 import onnx
 
 from ortrain import _ortrain
+from ortrain._estimators.functions import Learning, Parameters, shown
+from ortrain._estimators.sgd_learning_rate import BaseLearningRate
 from ortrain._ortrain import OrtDevice, OrtValue
 from ortrain.errors import InvalidArgumentError, OrtrainError, UnsupportedError
-from ortrain.gradient._functions import Learning, Parameters, shown
-from ortrain.gradient.sgd_learning_rate import BaseLearningRate
 from ortrain.gradient.utils.onnxruntime_helper import get_ort_device, ort_device_to_string
 
 Self = TypeVar("Self", bound="Estimator")

@@ -1,0 +1,1 @@
+"""Estimators of onnxcustom. Their public names are in :mod:`ortrain.gradient`."""
