@@ -189,7 +189,7 @@ fn elementary_functions() -> String {
     let parts = format!(
         "fn exp2_int(n: i32) -> f32 {{ return bitcast<f32>(bitcast<u32>(n + 127) << 23u); }}
 fn scale_f32(x: f32, n: i32) -> f32 {{
-    // Two multiplications: n is between -254 and 129, and subnormal results must be rounded once.
+    // Two multiplications: n is between -252 and 254, beyond the exponents of a number, and results are rounded once.
     let half = n >> 1u;
     return x * exp2_int(half) * exp2_int(n - half);
 }}
@@ -382,9 +382,7 @@ fn positive_pow(x: f32, y: f32) -> f32 {{
     let n = floor(whole_part + rest_part + 0.5f);
     let f = (whole_part - n) + rest_part;
     let p = 1.0f + f * {exp2};
-    let number = i32(n);
-    let half = number >> 1u;
-    return p * exp2_int(half) * exp2_int(number - half);
+    return scale_f32(p, i32(n));
 }}"
     )
 }

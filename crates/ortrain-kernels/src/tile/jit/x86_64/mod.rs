@@ -106,10 +106,7 @@ pub(super) struct Target {
 
 impl Target {
     fn vector_bytes(&self) -> usize {
-        match self.level {
-            Level::Portable | Level::Avx2 => 32,
-            Level::Avx512 => 64,
-        }
+        4 * Target::resources(self.level).lanes
     }
 
     /// Returns a register with a pointer to callers' memory. The register is valid until the next call.
