@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use ortrain::artifacts::{Artifacts, OptimizerKind};
 use ortrain::{
-    CheckpointState, Delivered, ErrorKind, ModelSource, Module, ModuleOptions, Optimizer, RunInput,
+    CheckpointState, ErrorKind, InputView, ModelSource, Module, ModuleOptions, Optimizer, OutputView,
     RunOptions, Tensor, backend,
 };
 use ortrain_cuda::Cuda;
@@ -48,9 +48,9 @@ impl Training {
 
     fn step(&mut self) -> ortrain::Result<f32> {
         let (x, labels) = (Tensor::f32(&[4, 64], &[0.25; 256]), Tensor::i64(&[4], &[1, 2, 3, 4]));
-        let inputs = [RunInput::from(&x), RunInput::from(&labels)];
+        let inputs = [InputView::from(&x), InputView::from(&labels)];
         let mut loss = [0; 4];
-        let mut deliver = |_: usize, _, _: &[usize], value: Delivered<'_>| value.copy_to(&mut loss);
+        let mut deliver = |_: usize, value: OutputView<'_>| value.copy_to(&mut loss);
         self.module.train_step(&mut self.state, &inputs, &mut deliver)?;
         self.optimizer.step(&mut self.state, &self.module)?;
         self.module.lazy_reset_grad();

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use ortrain::artifacts::OptimizerKind;
 use ortrain::{
-    CheckpointState, ModelSource, Module, ModuleOptions, Optimizer, RunInput, RunOptions, Tensor, collect,
+    CheckpointState, InputView, ModelSource, Module, ModuleOptions, Optimizer, RunOptions, Tensor, collect,
 };
 use ortrain_cuda::{Cuda, cuda_devices};
 
@@ -34,7 +34,7 @@ fn train(device: &Cuda) -> ortrain::Result<Vec<f32>> {
     let mut optimizer = Optimizer::new(source(model), &mut state, &module)?;
     let x: Vec<f32> = (0..16 * 64).map(|k| (k as f32 * 0.37).sin()).collect();
     let (x, labels) = (Tensor::f32(&[16, 64], &x), Tensor::i64(&[16], &[3; 16]));
-    let inputs = [RunInput::from(&x), RunInput::from(&labels)];
+    let inputs = [InputView::from(&x), InputView::from(&labels)];
     (0..3)
         .map(|_| {
             let results = collect(|deliver| module.train_step(&mut state, &inputs, deliver))?;

@@ -10,7 +10,9 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use common::device;
 use example::{WEIGHTS, artifacts};
 use ortrain::artifacts::OptimizerKind;
-use ortrain::{CheckpointState, ModelSource, Module, ModuleOptions, Optimizer, RunInput, RunOptions, Tensor};
+use ortrain::{
+    CheckpointState, InputView, ModelSource, Module, ModuleOptions, Optimizer, OutputView, RunOptions, Tensor,
+};
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
 
@@ -47,10 +49,10 @@ fn warm_step_allocates_nothing() {
     let optimizer = trained.optimizer_model.as_ref().expect("it was requested");
     let mut optimizer = Optimizer::new(source(optimizer), &mut state, &module).expect("it fits");
     let (x, labels) = (Tensor::f32(&[16, 64], &[0.5; 1024]), Tensor::i64(&[16], &[1; 16]));
-    let inputs = [RunInput::from(&x), RunInput::from(&labels)];
+    let inputs = [InputView::from(&x), InputView::from(&labels)];
     let mut step = || {
         let mut loss = [0; 4];
-        let read = &mut |_, _, _: &[usize], value: ortrain::Delivered<'_>| value.copy_to(&mut loss);
+        let read = &mut |_, value: OutputView<'_>| value.copy_to(&mut loss);
         module.train_step(&mut state, &inputs, read).expect("it runs");
         optimizer.step(&mut state, &module).expect("it runs");
         module.lazy_reset_grad();

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use ortrain::{
-    CheckpointState, Dim, ModelSource, Module, ModuleOptions, Optimizer, RunInput, RunOptions, Tensor,
+    CheckpointState, Dim, InputView, ModelSource, Module, ModuleOptions, Optimizer, RunOptions, Tensor,
     ValueInfo,
 };
 use ortrain_codegen::{CudaC, Dialect as _, KernelSource};
@@ -172,7 +172,7 @@ fn workload_kernels() -> Vec<KernelSource> {
         };
         for training in [true, false] {
             let inputs: Vec<Tensor> = module.inputs(training).iter().map(zeros_of).collect();
-            let inputs: Vec<RunInput<'_>> = inputs.iter().map(RunInput::from).collect();
+            let inputs: Vec<InputView<'_>> = inputs.iter().map(InputView::from).collect();
             module.memory_need(&inputs, training).expect("it can be planned");
         }
     }

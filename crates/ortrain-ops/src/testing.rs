@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_program::{
-    Bindings, GradientMode, Memory, Reference, RunContext, RunError, RunInput, Scalars, Schedule,
+    Bindings, GradientMode, InputView, Memory, Reference, RunContext, RunError, Scalars, Schedule,
     ScheduleExecutor, Workspace,
 };
 
@@ -124,9 +124,9 @@ pub(crate) fn run_specialised(
     let mut work = Workspace::new(Arc::new(Reference));
     let runner = ScheduleExecutor::new(Arc::new(Reference), schedule.clone())
         .expect("the reference runs every instruction");
-    let feeds: Vec<RunInput<'_>> = inputs
+    let feeds: Vec<InputView<'_>> = inputs
         .iter()
-        .map(|tensor| RunInput {
+        .map(|tensor| InputView {
             dtype: tensor.dtype(),
             dims: tensor.dims(),
             bytes: tensor.data()[..].into(),
@@ -137,8 +137,8 @@ pub(crate) fn run_specialised(
         .run(
             RunContext::new(&Bindings { planes }, &mut work, GradientMode::Overwrite, scalars),
             &feeds,
-            &mut |k, dtype, dims, value| {
-                results[k] = Some(value.to_tensor(dtype, dims)?);
+            &mut |k, value| {
+                results[k] = Some(value.to_tensor()?);
                 Ok(())
             },
         )

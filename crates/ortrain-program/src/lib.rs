@@ -16,12 +16,14 @@ mod draft;
 mod editor;
 mod error;
 mod gradient_modes;
+mod input_view;
 mod instruction;
 mod instructions;
 mod interrupt;
 mod last_uses;
 mod liveness;
 mod operand;
+mod output_view;
 mod passes;
 mod program;
 pub mod reference;
@@ -29,7 +31,6 @@ mod repeat;
 mod rewrite;
 mod run_context;
 mod run_error;
-mod run_input;
 mod schedule;
 mod scheduled;
 mod target;
@@ -49,6 +50,7 @@ pub use builder::ProgramBuilder;
 pub use cost::Cost;
 pub use error::ProgramError;
 pub use gradient_modes::{GradientMode, GradientModes};
+pub use input_view::{InputBytes, InputView};
 pub use instruction::Instruction;
 pub use instructions::{
     Attention, AttentionGradients, AttentionPass, Conv, MatMul, NestGroup, ScatterAdd, Window, WindowIndex,
@@ -61,15 +63,15 @@ pub use ortrain_memory::{
     ALIGNMENT, AllocationError, BorrowedMemory, DeviceError, DeviceMemory, HOST, HostMemory, LateFault,
     Memory, OutOfMemory, align,
 };
+pub use output_view::{OutputSink, OutputView};
 pub use passes::{LOWERED, PASSES, Pass, PassLog, PassRecord};
 pub use program::{PlaneUse, Program, RunPart};
 pub use reference::Reference;
 pub use repeat::{Count, SEED_FACTOR, ScanAxis, StackedResult, iteration_seed};
-pub use run_context::{Delivered, RunContext};
+pub use run_context::RunContext;
 pub use run_error::{LargeBuffer, MemoryNeed, OverLimit, RunError, describe_position};
-pub use run_input::{InputBytes, RunInput};
 pub use schedule::{
-    Branch, BranchSource, Branches, Deliver, ForwardState, HostFunction, PlaneLocation, Repeat, Schedule,
+    Branch, BranchSource, Branches, ForwardState, HostFunction, PlaneLocation, Repeat, Schedule,
     ScheduleExecutor, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised, YieldSlots,
 };
 pub use scheduled::ScheduledInstruction;

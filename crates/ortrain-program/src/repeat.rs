@@ -9,10 +9,9 @@ use std::sync::Arc;
 use ortrain_expr::DType;
 use ortrain_graph::Tensor;
 
+use crate::output_view::Elements;
 use crate::run_context::RunContext;
-use crate::{
-    Bindings, Copied, Delivered, Executable, Memory, Observer, OutOfMemory, RunError, RunPart, Scalars,
-};
+use crate::{Bindings, Copied, Executable, Memory, Observer, OutOfMemory, RunError, RunPart, Scalars};
 
 /// Axis along which the values of the iterations are stacked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -216,7 +215,7 @@ impl<'a> StackedBuilder<'a> {
     }
 
     /// Writes the value of the next iteration into the reserved memory.
-    fn push(&mut self, value: Delivered<'_>) -> Result<(), RunError> {
+    fn push(&mut self, value: Elements<'_>) -> Result<(), RunError> {
         let (outer, part) = self.value_layout;
         // With an unknown number of iterations, the result grows along the first axis.
         let count = self.total.unwrap_or(self.done + 1);
@@ -543,7 +542,7 @@ impl Iterations<'_> {
         }
         for (tensor, stack) in results.zip(&mut self.stacks) {
             stack.reserve_next(self.label, turn, (tensor.dtype(), tensor.dims()))?;
-            stack.push(Delivered::Tensor(&tensor))?;
+            stack.push(Elements::Tensor(&tensor))?;
         }
         Ok(())
     }

@@ -2,105 +2,16 @@
 
 use std::time::Instant;
 
-use ortrain_graph::{DType, Tensor};
+use ortrain_graph::Tensor;
 
+use crate::output_view::Elements;
 use crate::{
-    AllocationError, Bindings, BufferId, BufferLocation, Copied, DeviceError, Executable, GradientMode,
-    InputBytes, Memory, Observer, Program, RunError, RunPart, Scalars, Workspace,
+    Bindings, BufferId, BufferLocation, Copied, Executable, GradientMode, InputBytes, Observer, Program,
+    RunError, RunPart, Scalars, Workspace,
 };
 
 /// Bytes of an input that are copied between two checks for an interrupt.
 const INPUT_CHUNK_BYTES: usize = 32 << 20;
-
-/// Bytes of a copy between two memories per chunk.
-const COPY_CHUNK_BYTES: usize = 4 << 10;
-
-/// Result of a run, which must be copied before the next run.
-#[derive(Clone, Copy, Debug)]
-pub enum Delivered<'a> {
-    /// Bytes of the arena or of a plane, from an offset.
-    Memory(&'a Memory, usize),
-    /// A tensor.
-    Tensor(&'a Tensor),
-}
-
-impl Delivered<'_> {
-    /// Copies the elements into `bytes`, which has their length.
-    ///
-    /// # Errors
-    /// When the elements are on a device, and the device fails.
-    pub fn copy_to(&self, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        self.copy_part(0, bytes)
-    }
-
-    /// Copies the elements (`bytes` bytes) to the beginning of a memory that is possibly shared.
-    ///
-    /// # Errors
-    /// When one of the memories is on a device, and the device fails.
-    ///
-    /// # Panics
-    /// When the elements do not fit, or the memory is read-only.
-    pub fn write_to(&self, memory: &Memory, bytes: usize) -> Result<(), DeviceError> {
-        match self {
-            Delivered::Tensor(tensor) => memory.write(0, &tensor.data()[..bytes]),
-            Delivered::Memory(..) => {
-                // Chunks fit into a cache. No Rust reference to either memory exists.
-                let mut piece = [0; COPY_CHUNK_BYTES];
-                for from in (0..bytes).step_by(COPY_CHUNK_BYTES) {
-                    let piece = &mut piece[..COPY_CHUNK_BYTES.min(bytes - from)];
-                    self.copy_part(from, piece)?;
-                    memory.write(from, piece)?;
-                }
-                Ok(())
-            }
-        }
-    }
-
-    /// Copies the elements to a tensor in host memory.
-    ///
-    /// # Errors
-    /// When the elements are on a device, and the device fails.
-    ///
-    /// # Panics
-    /// When the number of elements differs from the shape. Results are delivered with their shape.
-    pub fn to_tensor(&self, dtype: DType, dims: &[usize]) -> Result<Tensor, DeviceError> {
-        let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-        self.copy_to(&mut bytes)?;
-        Ok(Tensor::new(dtype, dims.to_vec(), bytes.into()).expect("the bytes are those of the shape"))
-    }
-
-    /// Copies the elements (`bytes` bytes) within their memory; a copy on a device is asynchronous.
-    ///
-    /// # Errors
-    /// When memory for the copy is not available, or the device fails.
-    pub fn copy(&self, bytes: usize) -> Result<Memory, AllocationError> {
-        match self {
-            Delivered::Memory(memory, offset) => memory.copy(*offset, bytes),
-            Delivered::Tensor(tensor) => {
-                let copy = Memory::try_new(bytes)?;
-                copy.write(0, &tensor.data()[..bytes])?;
-                Ok(copy)
-            }
-        }
-    }
-
-    /// Returns true if the elements are on a device, so that a read waits for the device.
-    #[must_use]
-    pub fn is_on_device(&self) -> bool {
-        matches!(self, Delivered::Memory(memory, _) if memory.host().is_none())
-    }
-
-    /// Copies part of the elements, from byte `from`.
-    pub(crate) fn copy_part(&self, from: usize, bytes: &mut [u8]) -> Result<(), DeviceError> {
-        match self {
-            Delivered::Memory(memory, offset) => memory.read(offset + from, bytes),
-            Delivered::Tensor(tensor) => {
-                bytes.copy_from_slice(&tensor.data()[from..from + bytes.len()]);
-                Ok(())
-            }
-        }
-    }
-}
 
 /// Context of a run of a schedule: planes, workspace, gradient mode, scalars and observer.
 pub struct RunContext<'a, 'o> {
@@ -188,8 +99,9 @@ impl<'a, 'o> RunContext<'a, 'o> {
             let BufferLocation::Work(offset) = program.buffer(id).location else { continue };
             copied += count;
             match input {
-                InputBytes::Device(memory) => self.work.arena().copy_from(offset, memory, count)?,
+                InputBytes::Memory(memory) => self.work.arena().copy_from(offset, memory, count)?,
                 InputBytes::Host(bytes) => self.write_input(offset, bytes)?,
+                InputBytes::Sequence(_) => unreachable!("programs have no sequences as inputs"),
             }
         }
         self.record_copy(Copied::Inputs, copied, start);
@@ -202,13 +114,13 @@ impl<'a, 'o> RunContext<'a, 'o> {
     }
 
     /// Returns a result of a program after a run, without a copy.
-    pub(crate) fn result<'m>(&'m self, program: &'m Program, id: BufferId) -> Delivered<'m> {
+    pub(crate) fn result<'m>(&'m self, program: &'m Program, id: BufferId) -> Elements<'m> {
         match program.buffer(id).location {
-            BufferLocation::Work(offset) => Delivered::Memory(self.work.arena(), offset),
+            BufferLocation::Work(offset) => Elements::Memory(self.work.arena(), offset),
             BufferLocation::Plane(plane, offset) => {
-                Delivered::Memory(self.bindings.planes[plane.0 as usize], offset)
+                Elements::Memory(self.bindings.planes[plane.0 as usize], offset)
             }
-            BufferLocation::Constant(number) => Delivered::Tensor(&program.constants[number]),
+            BufferLocation::Constant(number) => Elements::Tensor(&program.constants[number]),
         }
     }
 
@@ -225,8 +137,8 @@ impl<'a, 'o> RunContext<'a, 'o> {
         let result = |(&id, dims): (&BufferId, &Vec<usize>)| -> Result<Tensor, RunError> {
             let buffer = program.buffer(id);
             let data = match self.result(program, id) {
-                Delivered::Memory(memory, offset) => memory.to_vec(offset, buffer.bytes())?.into(),
-                Delivered::Tensor(tensor) => tensor.data().clone(),
+                Elements::Memory(memory, offset) => memory.to_vec(offset, buffer.bytes())?.into(),
+                Elements::Tensor(tensor) => tensor.data().clone(),
             };
             Ok(Tensor::new(buffer.dtype, dims.clone(), data).expect("shapes were inferred for this program"))
         };

@@ -8,13 +8,14 @@ use std::time::Instant;
 use ortrain_expr::DType;
 use ortrain_graph::Tensor;
 
+use crate::input_view::InputView;
 use crate::interrupt::interruptible;
+use crate::output_view::{OutputSink, OutputView};
 use crate::repeat::{self, RepeatedBody};
 use crate::run_context::RunContext;
-use crate::run_input::RunInput;
 use crate::{
-    Backend, Bindings, Copied, Delivered, DeviceError, Executable, MemoryNeed, PlaneId, Program, RunError,
-    RunPart, UnsupportedOnBackend, Workspace, Yield,
+    Backend, Bindings, Copied, DeviceError, Executable, MemoryNeed, PlaneId, Program, RunError, RunPart,
+    UnsupportedOnBackend, Workspace, Yield,
 };
 
 /// Work of a segment besides its instructions: copies, shapes, a call.
@@ -315,9 +316,6 @@ fn write_indented(f: &mut fmt::Formatter<'_>, text: &str) -> fmt::Result {
     text.lines().try_for_each(|line| writeln!(f, "  {line}"))
 }
 
-/// Callback that receives a result of a run: index, element type, shape, elements. An error ends the run.
-pub type Deliver<'a> = dyn FnMut(usize, DType, &[usize], Delivered<'_>) -> Result<(), DeviceError> + 'a;
-
 /// State of a run between its forward and backward part: see [`ScheduleExecutor::run_before_yield`].
 #[derive(Debug, Default)]
 pub struct ForwardState {
@@ -336,8 +334,8 @@ impl ForwardState {
 }
 
 /// Copies the inputs to tensors.
-fn to_tensors(inputs: &[RunInput<'_>]) -> Result<Vec<Tensor>, DeviceError> {
-    let tensor = |value: &RunInput<'_>| {
+fn to_tensors(inputs: &[InputView<'_>]) -> Result<Vec<Tensor>, DeviceError> {
+    let tensor = |value: &InputView<'_>| {
         let data = value.to_host()?.into_owned().into();
         let tensor = Tensor::new(value.dtype, value.dims.to_vec(), data);
         Ok(tensor.expect("the caller's bytes fit its shape"))
@@ -351,9 +349,9 @@ fn total_bytes(tensors: &[Tensor]) -> usize {
 }
 
 /// Delivers tensors to the caller.
-fn deliver_all(results: &[Tensor], deliver: &mut Deliver<'_>) -> Result<(), RunError> {
+fn deliver_all(results: &[Tensor], deliver: &mut OutputSink<'_>) -> Result<(), RunError> {
     for (k, tensor) in results.iter().enumerate() {
-        deliver(k, tensor.dtype(), tensor.dims(), Delivered::Tensor(tensor))?;
+        deliver(k, OutputView::from(tensor))?;
     }
     Ok(())
 }
@@ -531,8 +529,8 @@ impl ScheduleExecutor {
     pub fn run(
         &self,
         turn: RunContext<'_, '_>,
-        inputs: &[RunInput<'_>],
-        deliver: &mut Deliver<'_>,
+        inputs: &[InputView<'_>],
+        deliver: &mut OutputSink<'_>,
     ) -> Result<(), RunError> {
         self.run_part(turn, RunPart::Full, ForwardState::default(), inputs, deliver).map(drop)
     }
@@ -548,8 +546,8 @@ impl ScheduleExecutor {
     pub fn run_before_yield(
         &self,
         turn: RunContext<'_, '_>,
-        inputs: &[RunInput<'_>],
-        deliver: &mut Deliver<'_>,
+        inputs: &[InputView<'_>],
+        deliver: &mut OutputSink<'_>,
     ) -> Result<ForwardState, RunError> {
         self.run_part(turn, RunPart::BeforeYield, ForwardState::default(), inputs, deliver)
     }
@@ -567,8 +565,8 @@ impl ScheduleExecutor {
         &self,
         suspended: ForwardState,
         turn: RunContext<'_, '_>,
-        received: &[RunInput<'_>],
-        deliver: &mut Deliver<'_>,
+        received: &[InputView<'_>],
+        deliver: &mut OutputSink<'_>,
     ) -> Result<(), RunError> {
         self.run_part(turn, RunPart::AfterYield, suspended, received, deliver).map(drop)
     }
@@ -579,8 +577,8 @@ impl ScheduleExecutor {
         mut turn: RunContext<'_, '_>,
         part: RunPart,
         ForwardState { mut values, intermediate_bytes: between }: ForwardState,
-        caller_inputs: &[RunInput<'_>],
-        deliver: &mut Deliver<'_>,
+        caller_inputs: &[InputView<'_>],
+        deliver: &mut OutputSink<'_>,
     ) -> Result<ForwardState, RunError> {
         let Schedule { inputs, outputs, yield_slots: handed, .. } = &*self.schedule;
         let [takes, gives] = part.inputs_and_outputs([inputs, outputs], handed.as_ref())?;
@@ -626,9 +624,9 @@ impl ScheduleExecutor {
         turn: &mut RunContext<'_, '_>,
         executable: &dyn Executable,
         part: RunPart,
-        run_inputs: &[RunInput<'_>],
+        run_inputs: &[InputView<'_>],
         slots: &[SlotId],
-        deliver: &mut Deliver<'_>,
+        deliver: &mut OutputSink<'_>,
     ) -> Result<(), RunError> {
         let program = executable.program();
         let [inputs, outputs] = program.inputs_and_outputs(part)?;
@@ -642,7 +640,7 @@ impl ScheduleExecutor {
         for (k, (&id, slot)) in outputs.iter().zip(slots).enumerate() {
             let Some((dtype, dims)) = &self.schedule.slots[slot.0 as usize].ty else { continue };
             bytes += program.buffer(id).bytes();
-            deliver(k, *dtype, dims, turn.result(program, id))?;
+            deliver(k, OutputView::new(*dtype, dims, turn.result(program, id)))?;
         }
         turn.record_copy(Copied::Outputs, bytes, start);
         Ok(())

@@ -4,14 +4,13 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::path::PathBuf;
 
 use ortrain::classic::{CallOptions, StatesByWeight, TrainingParameters};
-use ortrain::{DType, Feed, Fetch, Lent, Memory, Tensor};
+use ortrain::{DType, Tensor};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
-use std::sync::Arc;
 
 use crate::error::{detached, raise};
 use crate::gil::Exclusive;
-use crate::inputs::SessionInput;
+use crate::inputs::{Requested, SessionInput, named_views};
 use crate::model::Source;
 use crate::ranks::{Ranks, data_parallel};
 use crate::run_options::RunOptions;
@@ -178,29 +177,10 @@ impl ClassicSession {
         training_mode: Option<bool>,
     ) -> PyResult<Vec<Option<OrtValue>>> {
         let owned_feeds = to_inputs(&feeds)?;
-        type Destination = (DType, Vec<usize>, Arc<Memory>);
-        let to_buffer =
-            |(at, value): &(usize, Option<Bound<'_, OrtValue>>)| -> PyResult<(usize, Option<Destination>)> {
-                let buffer = value.as_ref().map(|value| {
-                    let value = value.get();
-                    Ok::<Destination, PyErr>((value.dtype(), value.dims().to_vec(), value.memory()?))
-                });
-                Ok((*at, buffer.transpose()?))
-            };
-        let buffers =
-            outputs.iter().map(to_buffer).collect::<PyResult<Vec<(usize, Option<Destination>)>>>()?;
+        let requested = Requested::new(&outputs)?;
         let options = CallOptions { only_execute_path_to_fetches: restricted, training_mode };
         let results = self.session.enter(py, |session| {
-            let fetches: Vec<Fetch<'_>> = buffers
-                .iter()
-                .map(|(output, buffer)| Fetch {
-                    output: *output,
-                    into: buffer.as_ref().map(|(dtype, dims, memory)| Lent { dtype: *dtype, dims, memory }),
-                })
-                .collect();
-            let feeds: Vec<(&str, Feed<'_>)> =
-                owned_feeds.iter().map(|(name, input)| (*name, input.feed())).collect();
-            session.run_bound_unreported(&feeds, &fetches, options)
+            session.run_bound_unreported(&named_views(&owned_feeds), &mut requested.targets(), options)
         })?;
         Ok(results.into_iter().map(|tensor| tensor.map(OrtValue::of)).collect())
     }

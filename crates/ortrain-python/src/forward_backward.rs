@@ -2,14 +2,14 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use ortrain::{DType, Error, ForwardBackwardOptions, Lent, Memory, RunInput, encode_model};
+use ortrain::{Error, ForwardBackwardOptions, InputView, Memory, encode_model};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 
 use crate::artifacts::batch_norm_of;
 use crate::error::{detached, raise};
 use crate::inference::InferenceSession;
-use crate::inputs::{SessionInput, copied_inputs};
+use crate::inputs::{ValueMemory, copied_inputs, views};
 use crate::model::Source;
 use crate::run_options::RunOptions;
 use crate::value::{OrtValue, Results, describe_infos};
@@ -33,34 +33,13 @@ impl LiveForward {
     }
 }
 
-/// Type, shape and memory of a value.
-struct ValueMemory {
-    dtype: DType,
-    dims: Vec<usize>,
-    memory: Arc<Memory>,
-}
-
-impl ValueMemory {
-    /// Returns the memory of a value: on the device if it is there, otherwise in this process.
-    fn of(value: &Bound<'_, OrtValue>, device: &str) -> PyResult<ValueMemory> {
-        let value = value.get();
-        let memory = match value.shared_memory().filter(|memory| memory.device() == device) {
-            Some(memory) => memory,
-            None => value.memory()?,
-        };
-        Ok(ValueMemory { dtype: value.dtype(), dims: value.dims().to_vec(), memory })
-    }
-
-    fn lent(memories: &[ValueMemory]) -> Vec<Lent<'_>> {
-        let lent =
-            memories.iter().map(|ValueMemory { dtype, dims, memory }| Lent { dtype: *dtype, dims, memory });
-        lent.collect()
-    }
-}
-
 /// Returns the memory of some values, for passes on a device.
 fn value_memories(values: &[Bound<'_, OrtValue>], device: &str) -> PyResult<Vec<ValueMemory>> {
-    values.iter().map(|value| ValueMemory::of(value, device)).collect()
+    values.iter().map(|value| ValueMemory::on_device(value.get(), device)).collect()
+}
+
+fn weight_views(weights: &[ValueMemory]) -> Vec<InputView<'_>> {
+    weights.iter().map(ValueMemory::input).collect()
 }
 
 /// A model with its two passes as two calls.
@@ -168,10 +147,8 @@ impl ForwardBackward {
         let (inputs, weights) = (copied_inputs(&inputs)?, value_memories(&weights, self.0.device())?);
         let mut results = Results::default();
         let live = py.detach(|| {
-            let inputs: Vec<RunInput<'_>> = inputs.iter().map(SessionInput::run_input).collect();
-            self.0.forward(&ValueMemory::lent(&weights), &inputs, &mut |at, dtype, dims, value| {
-                results.store(at, dtype, dims, value)
-            })
+            self.0
+                .forward(&weight_views(&weights), &views(&inputs), &mut |at, value| results.store(at, value))
         });
         Ok((LiveForward(Mutex::new(live.map_err(raise)?)), results.values()))
     }
@@ -207,9 +184,9 @@ impl ForwardBackward {
             let mut pass = live.pass();
             self.0.backward(
                 &mut pass,
-                &gradients.iter().map(SessionInput::run_input).collect::<Vec<_>>(),
-                &ValueMemory::lent(&buffers),
-                &mut |at, dtype, dims, value| results.store(at, dtype, dims, value),
+                &views(&gradients),
+                &mut buffers.iter().map(ValueMemory::target).collect::<Vec<_>>(),
+                &mut |at, value| results.store(at, value),
             )
         })
         .map_err(raise)?;
@@ -230,11 +207,8 @@ impl ForwardBackward {
         let (inputs, weights) = (copied_inputs(&inputs)?, value_memories(&weights, self.0.device())?);
         let mut results = Results::default();
         py.detach(|| {
-            self.0.evaluate(
-                &ValueMemory::lent(&weights),
-                &inputs.iter().map(SessionInput::run_input).collect::<Vec<_>>(),
-                &mut |at, dtype, dims, value| results.store(at, dtype, dims, value),
-            )
+            self.0
+                .evaluate(&weight_views(&weights), &views(&inputs), &mut |at, value| results.store(at, value))
         })
         .map_err(raise)?;
         Ok(results.values())

@@ -3,13 +3,13 @@
 use std::collections::HashMap;
 use std::path::PathBuf;
 
-use ortrain::{Fetch, SessionOptions, Value};
+use ortrain::{InputView, OutputTarget, SessionOptions, Value};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::error::raise;
 use crate::gil::Exclusive;
-use crate::inputs::{Feed, Fetched, SessionInput};
+use crate::inputs::{Argument, Requested, Returned, SessionInput, named_views};
 use crate::model::Source;
 use crate::run_options::{RunOptions, backend};
 use crate::value::{OrtValue, Results, describe_infos, describe_meta};
@@ -97,16 +97,16 @@ impl InferenceSession {
     fn run(
         &self,
         py: Python<'_>,
-        feeds: HashMap<String, Feed>,
+        feeds: HashMap<String, Argument>,
         only: Option<Vec<usize>>,
-    ) -> PyResult<Vec<Fetched>> {
+    ) -> PyResult<Vec<Returned>> {
         let owned_feeds = to_session_inputs(&feeds)?;
         let results = self.session.enter(py, |session| {
             let restricted = only.is_some();
             let output_indices = only.unwrap_or_else(|| (0..session.outputs().len()).collect());
-            let fetches: Vec<Fetch<'_>> =
-                output_indices.into_iter().map(|output| Fetch { output, into: None }).collect();
-            run_fetches(session, &named_feeds(&owned_feeds), &fetches, restricted)
+            let mut requested: Vec<(usize, Option<OutputTarget<'_>>)> =
+                output_indices.into_iter().map(|output| (output, None)).collect();
+            run_requested(session, &named_views(&owned_feeds), &mut requested, restricted)
         })?;
         Ok(results.into_iter().flatten().collect())
     }
@@ -118,58 +118,42 @@ impl InferenceSession {
     fn run_into(
         &self,
         py: Python<'_>,
-        feeds: HashMap<String, Feed>,
+        feeds: HashMap<String, Argument>,
         outputs: Vec<(usize, Option<Bound<'_, OrtValue>>)>,
         restricted: bool,
-    ) -> PyResult<Vec<Option<Fetched>>> {
+    ) -> PyResult<Vec<Option<Returned>>> {
         let owned_feeds = to_session_inputs(&feeds)?;
-        let to_buffer = |(at, value): &(usize, Option<Bound<'_, OrtValue>>)| {
-            Ok((*at, value.as_ref().map(|value| SessionInput::output_buffer(value.get())).transpose()?))
-        };
-        let buffers: Vec<(usize, Option<SessionInput>)> =
-            outputs.iter().map(to_buffer).collect::<PyResult<_>>()?;
+        let requested = Requested::new(&outputs)?;
         self.session.enter(py, |session| {
-            let buffers = buffers.iter();
-            let fetches: Vec<Fetch<'_>> = buffers
-                .map(|(output, buffer)| Fetch {
-                    output: *output,
-                    into: buffer.as_ref().and_then(SessionInput::lent),
-                })
-                .collect();
-            run_fetches(session, &named_feeds(&owned_feeds), &fetches, restricted)
+            run_requested(session, &named_views(&owned_feeds), &mut requested.targets(), restricted)
         })
     }
 }
 
 /// Extracts the inputs of a run.
-fn to_session_inputs(feeds: &HashMap<String, Feed>) -> PyResult<Vec<(&str, SessionInput)>> {
+fn to_session_inputs(feeds: &HashMap<String, Argument>) -> PyResult<Vec<(&str, SessionInput)>> {
     feeds.iter().map(|(name, feed)| Ok((name.as_str(), SessionInput::of(feed)?))).collect()
-}
-
-fn named_feeds<'a>(inputs: &'a [(&'a str, SessionInput)]) -> Vec<(&'a str, ortrain::Feed<'a>)> {
-    inputs.iter().map(|(name, input)| (*name, input.feed())).collect()
 }
 
 /// Runs a model and returns its results; `None` for results in memory of the caller. Tensors remain on a
 /// device.
-fn run_fetches(
+fn run_requested(
     session: &mut ortrain::InferenceSession,
-    feeds: &[(&str, ortrain::Feed<'_>)],
-    fetches: &[Fetch<'_>],
+    inputs: &[(&str, InputView<'_>)],
+    requested: &mut [(usize, Option<OutputTarget<'_>>)],
     restricted: bool,
-) -> ortrain::Result<Vec<Option<Fetched>>> {
+) -> ortrain::Result<Vec<Option<Returned>>> {
     let mut results = Results::default();
-    let found = session.run_delivered(feeds, fetches, restricted, &mut |at, dtype, dims, value| {
-        results.store(at, dtype, dims, value)
-    })?;
+    let found =
+        session.run_delivered(inputs, requested, restricted, &mut |at, value| results.store(at, value))?;
     let mut tensors = results.by_index();
     tensors.resize_with(found.len(), || None);
     let fetched = |(value, tensor): (Option<Value>, Option<OrtValue>)| match value {
-        Some(Value::Tensor(tensor)) => Some(Fetched::Tensor(OrtValue::of(tensor))),
+        Some(Value::Tensor(tensor)) => Some(Returned::Tensor(OrtValue::of(tensor))),
         Some(Value::Sequence(several)) => {
-            Some(Fetched::Sequence(several.into_iter().map(OrtValue::of).collect()))
+            Some(Returned::Sequence(several.into_iter().map(OrtValue::of).collect()))
         }
-        None => tensor.map(Fetched::Tensor),
+        None => tensor.map(Returned::Tensor),
     };
     Ok(found.into_iter().zip(tensors).map(fetched).collect())
 }

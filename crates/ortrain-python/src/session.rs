@@ -3,13 +3,13 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ortrain::{Destination, DetachedSession, Error, Feed, RunInput};
+use ortrain::{DetachedSession, Error, OutputTarget};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::error::warn;
 use crate::gil::Exclusive;
-use crate::inputs::{SessionInput, copied_inputs, step_inputs};
+use crate::inputs::{copied_inputs, step_inputs, views};
 use crate::model::Source;
 use crate::optim::spec_of;
 use crate::run_options::RunOptions;
@@ -89,10 +89,9 @@ impl TrainingSession {
     ) -> PyResult<Vec<OrtValue>> {
         let inputs = step_inputs(&inputs)?;
         let (outputs, notes) = self.with(py, |session| {
-            let feeds: Vec<Feed<'_>> = inputs.iter().map(SessionInput::feed).collect();
             let outputs = match training {
-                true => session.train_step_bound(&feeds),
-                false => session.eval_step_bound(&feeds),
+                true => session.train_step_bound(&views(&inputs)),
+                false => session.eval_step_bound(&views(&inputs)),
             }?;
             Ok((outputs, session.take_notes()))
         })?;
@@ -113,12 +112,10 @@ impl TrainingSession {
         let mut buffers = buffers.collect::<PyResult<Vec<OutputBuffer>>>()?;
         check_no_overlap(&buffers)?;
         let notes = self.with(py, |session| {
-            let mut destinations: Vec<Destination<'_>> =
-                buffers.iter_mut().map(OutputBuffer::destination).collect();
-            let inputs: Vec<RunInput<'_>> = inputs.iter().map(SessionInput::run_input).collect();
+            let mut targets: Vec<OutputTarget<'_>> = buffers.iter_mut().map(OutputBuffer::target).collect();
             match training {
-                true => session.train_step_into(&inputs, &mut destinations),
-                false => session.eval_step_into(&inputs, &mut destinations),
+                true => session.train_step_into(&views(&inputs), &mut targets),
+                false => session.eval_step_into(&views(&inputs), &mut targets),
             }?;
             Ok(session.take_notes())
         })?;

@@ -3,19 +3,19 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ortrain::{Delivered, Feed, MemoryUse, ProfileOptions};
+use ortrain::{MemoryUse, OutputView, ProfileOptions};
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::device::wrap_planes;
 use crate::error::{raise, warn};
 use crate::gil::Exclusive;
-use crate::inputs::{SessionInput, step_inputs};
+use crate::inputs::{step_inputs, views};
 use crate::model::Source;
 use crate::optim::spec_of;
 use crate::run_options::RunOptions;
 use crate::state::CheckpointState;
-use crate::value::{OrtValue, Results, describe_infos, float_elements, tensors, to_run_inputs, to_vector};
+use crate::value::{OrtValue, Results, describe_infos, float_elements, tensor_views, tensors, to_vector};
 
 /// A value that is only accessed under the lock of a state, so its own lock is never contended.
 #[derive(Debug)]
@@ -78,13 +78,12 @@ impl Module {
         let inputs = step_inputs(&inputs)?;
         let (results, notes) = self.with(py, |module, state| {
             let mut results = Results::default();
-            let mut deliver =
-                |at, dtype, dims: &[usize], value: Delivered<'_>| results.store(at, dtype, dims, value);
-            let feeds: Vec<Feed<'_>> = inputs.iter().map(SessionInput::feed).collect();
+            let mut deliver = |at, value: OutputView<'_>| results.store(at, value);
+            let inputs = views(&inputs);
             if training {
-                module.train_step_bound(state, &feeds, &mut deliver)?;
+                module.train_step_bound(state, &inputs, &mut deliver)?;
             } else {
-                module.eval_step_bound(state, &feeds, &mut deliver)?;
+                module.eval_step_bound(state, &inputs, &mut deliver)?;
             }
             Ok((results.values(), module.take_notes()))
         })?;
@@ -103,7 +102,7 @@ impl Module {
         let inputs = tensors(&inputs)?;
         let options = ProfileOptions::default().steps(steps).warmup(warmup).training(training);
         let profile = self.with(py, |module, state| {
-            module.profile(state, &to_run_inputs(&inputs), options, &mut |_, _, _, _| Ok(()))
+            module.profile(state, &tensor_views(&inputs), options, &mut |_, _| Ok(()))
         })?;
         Ok(Profile(profile))
     }
@@ -127,7 +126,7 @@ impl Module {
     ) -> PyResult<[usize; 5]> {
         let inputs = tensors(&inputs)?;
         self.with(py, |module, state| {
-            let need = module.memory_need(&to_run_inputs(&inputs), training)?;
+            let need = module.memory_need(&tensor_views(&inputs), training)?;
             let memory = MemoryUse { work: need.work, scratch: need.scratch, ..module.memory(state) };
             Ok(memory_parts(memory))
         })

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ortrain::cuda::is_adopted;
 use ortrain::{
-    Bytes, DType, Delivered, Destination, DeviceError, Dim, Memory, ModelMeta, ParameterView, RunInput,
-    Tensor, ValueInfo,
+    Bytes, DType, DeviceError, Dim, InputView, Memory, ModelMeta, OutputTarget, OutputView, ParameterView,
+    TargetBytes, Tensor, ValueInfo,
 };
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyMemoryError, PyTypeError};
 use pyo3::prelude::*;
@@ -482,8 +482,8 @@ impl OrtValue {
 }
 
 /// Wraps tensors as inputs of the core.
-pub(crate) fn to_run_inputs(tensors: &[Tensor]) -> Vec<RunInput<'_>> {
-    tensors.iter().map(RunInput::from).collect()
+pub(crate) fn tensor_views(tensors: &[Tensor]) -> Vec<InputView<'_>> {
+    tensors.iter().map(InputView::from).collect()
 }
 
 /// Returns the tensors of some values. Shared storage is copied before any check.
@@ -496,19 +496,12 @@ pub(crate) fn tensors(values: &[Bound<'_, OrtValue>]) -> PyResult<Vec<Tensor>> {
 pub(crate) struct Results(Vec<Option<OrtValue>>);
 
 impl Results {
-    pub(crate) fn store(
-        &mut self,
-        at: usize,
-        dtype: DType,
-        dims: &[usize],
-        value: Delivered<'_>,
-    ) -> Result<(), DeviceError> {
-        let bytes = dims.iter().product::<usize>() * dtype.size();
+    pub(crate) fn store(&mut self, at: usize, value: OutputView<'_>) -> Result<(), DeviceError> {
         // If the device has no memory for the result, it is copied to this process.
-        let device_copy = if value.is_on_device() { value.copy(bytes).ok() } else { None };
+        let device_copy = if value.is_on_device() { value.copy().ok() } else { None };
         let result = match device_copy {
-            Some(memory) => OrtValue::shared(dtype, dims.to_vec(), Arc::new(memory)),
-            None => OrtValue::of(value.to_tensor(dtype, dims)?),
+            Some(memory) => OrtValue::shared(value.dtype, value.dims.to_vec(), Arc::new(memory)),
+            None => OrtValue::of(value.to_tensor()?),
         };
         if self.0.len() <= at {
             self.0.resize_with(at + 1, || None);
@@ -728,8 +721,8 @@ impl OutputBuffer {
         Ok(OutputBuffer { dtype, dims, bytes, addresses: element_addresses })
     }
 
-    pub(crate) fn destination(&mut self) -> Destination<'_> {
-        Destination { dtype: self.dtype, dims: &self.dims, bytes: &mut self.bytes }
+    pub(crate) fn target(&mut self) -> OutputTarget<'_> {
+        OutputTarget { dtype: self.dtype, dims: &self.dims, bytes: TargetBytes::Host(&mut self.bytes) }
     }
 
     /// Copies the buffer to its array.

@@ -8,7 +8,7 @@ mod setup {
 use std::sync::Arc;
 
 use ortrain::classic::{CallOptions, TrainingParameters, TrainingSession};
-use ortrain::{Backend, ModuleOptions, RunInput, RunOptions, Tensor, backend};
+use ortrain::{Backend, InputView, ModuleOptions, RunOptions, Tensor, backend};
 
 const WEIGHTS: [&str; 4] = ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"];
 const ROWS: usize = 20;
@@ -26,9 +26,9 @@ fn trained(optimizer: &str, backend: Arc<dyn Backend>) -> Vec<f64> {
     let (x, labels) = (Tensor::f32(&[ROWS, 64], &x), Tensor::i64(&[ROWS], &labels));
     let rate = Tensor::f32(&[1], &[0.01]);
     let feeds = [
-        ("x", RunInput::from(&x)),
-        ("labels", RunInput::from(&labels)),
-        ("Learning_Rate", RunInput::from(&rate)),
+        ("x", InputView::from(&x)),
+        ("labels", InputView::from(&labels)),
+        ("Learning_Rate", InputView::from(&rate)),
     ];
     for _ in 0..3 {
         session.run_tensors(&feeds, &["loss"], CallOptions::default()).expect("it runs");

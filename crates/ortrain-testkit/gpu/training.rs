@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ortrain::artifacts::{Artifacts, OptimizerKind};
 use ortrain::optim::{Group, OPTIMIZERS, OptimizerSpec, optimizer_model};
 use ortrain::{
-    Backend, CheckpointState, DType, ModelSource, Module, ModuleOptions, Optimizer, RunInput, RunOptions,
+    Backend, CheckpointState, DType, InputView, ModelSource, Module, ModuleOptions, Optimizer, RunOptions,
     Tensor, backend, collect,
 };
 
@@ -38,7 +38,7 @@ fn train(
     let mut optimizer = Optimizer::new(source(model), state, &module).expect("it fits");
     optimizer.set_learning_rate(state, 0.05).expect("valid learning rate");
     let step = |batch: &[Tensor; 2]| {
-        let inputs = batch.each_ref().map(RunInput::from);
+        let inputs = batch.each_ref().map(InputView::from);
         let results = collect(|deliver| module.train_step(state, &inputs, deliver)).expect("it runs");
         optimizer.step(state, &module).expect("it runs");
         module.lazy_reset_grad();
@@ -200,12 +200,12 @@ fn a_label_out_of_range_changes_nothing() {
     let source = |model| ModelSource::from_proto(model).expect("it fits in memory");
     let x = Tensor::f32(&[3, 64], &[0.5; 192]);
     let labels = Tensor::i64(&[3], &[1, 2, 10]);
-    let inputs = [RunInput::from(&x), RunInput::from(&labels)];
+    let inputs = [InputView::from(&x), InputView::from(&labels)];
     let error = |backend: Arc<dyn Backend>, state: &mut CheckpointState| {
         let options = ModuleOptions::from(RunOptions::default().backend(backend));
         let mut module =
             Module::new(source(&trained.training_model), state, None, options).expect("it can run");
-        let failed = module.train_step(state, &inputs, &mut |_, _, _, _| Ok(()));
+        let failed = module.train_step(state, &inputs, &mut |_, _| Ok(()));
         let gradients = module.gradient_planes()[0].is_zero().expect("it can be read");
         (failed.map_err(|error| error.to_string()), gradients)
     };

@@ -6,7 +6,7 @@ use ortrain_expr::{Mode, Precision, Scalar};
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_ops::{Definition, Registry, Role, Specialiser, passes};
 use ortrain_program::{
-    Backend, Bindings, GradientMode, Program, RunContext, RunInput, Scalars, Schedule, ScheduleExecutor,
+    Backend, Bindings, GradientMode, InputView, Program, RunContext, Scalars, Schedule, ScheduleExecutor,
     Workspace, reference,
 };
 
@@ -61,9 +61,9 @@ pub fn run_with_precision(
     let schedule = specialise(graph.clone(), inputs, precision)?;
     let mut work = Workspace::new(backend.clone());
     let runner = ScheduleExecutor::new(backend, schedule).map_err(|error| error.to_string())?;
-    let run_inputs: Vec<RunInput<'_>> = inputs
+    let run_inputs: Vec<InputView<'_>> = inputs
         .iter()
-        .map(|tensor| RunInput {
+        .map(|tensor| InputView {
             dtype: tensor.dtype(),
             dims: tensor.dims(),
             bytes: tensor.data()[..].into(),
@@ -75,8 +75,8 @@ pub fn run_with_precision(
         .run(
             RunContext::new(&bindings, &mut work, GradientMode::Overwrite, Scalars::default()),
             &run_inputs,
-            &mut |_, dtype, dims, value| {
-                results.push(value.to_tensor(dtype, dims)?);
+            &mut |_, value| {
+                results.push(value.to_tensor()?);
                 Ok(())
             },
         )

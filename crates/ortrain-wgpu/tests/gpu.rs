@@ -5,7 +5,7 @@ mod common;
 mod gpu;
 
 use ortrain::artifacts::OptimizerKind;
-use ortrain::{Delivered, ModelSource, Module, ModuleOptions, Optimizer, RunInput, RunOptions, collect};
+use ortrain::{InputView, ModelSource, Module, ModuleOptions, Optimizer, OutputView, RunOptions, collect};
 use ortrain_expr::{BinaryOp, Builder, DType, Reg, UnaryOp};
 use ortrain_program::UnsupportedOnBackend;
 use ortrain_wgpu::DeviceCounts;
@@ -33,9 +33,9 @@ fn warm_step_creates_no_objects() {
     let counts: Vec<_> = batches(&[16, 64], 8)
         .iter()
         .map(|batch| {
-            let inputs = batch.each_ref().map(RunInput::from);
+            let inputs = batch.each_ref().map(InputView::from);
             let mut loss = [0; 4];
-            let mut deliver = |_: usize, _, _: &[usize], value: Delivered<'_>| value.copy_to(&mut loss);
+            let mut deliver = |_: usize, value: OutputView<'_>| value.copy_to(&mut loss);
             module.train_step(&mut state, &inputs, &mut deliver).expect("it runs");
             optimizer.step(&mut state, &module).expect("it runs");
             module.lazy_reset_grad();
@@ -75,7 +75,7 @@ fn device_memory_equals_the_module_count() {
     let model = trained.optimizer_model.as_ref().expect("it was requested");
     let mut optimizer = Optimizer::new(source(model), &mut state, &module).expect("it fits");
     for batch in batches(&[16, 64], 3) {
-        let inputs = batch.each_ref().map(RunInput::from);
+        let inputs = batch.each_ref().map(InputView::from);
         collect(|deliver| module.train_step(&mut state, &inputs, deliver)).expect("it runs");
         optimizer.step(&mut state, &module).expect("it runs");
     }

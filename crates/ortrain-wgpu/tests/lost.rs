@@ -11,7 +11,7 @@ use std::thread;
 
 use ortrain::artifacts::{Artifacts, OptimizerKind};
 use ortrain::{
-    Backend, CheckpointState, Error, ErrorKind, ModelSource, Module, ModuleOptions, Optimizer, RunInput,
+    Backend, CheckpointState, Error, ErrorKind, InputView, ModelSource, Module, ModuleOptions, Optimizer,
     RunOptions, Tensor, backend, collect,
 };
 use ortrain_wgpu::Wgpu;
@@ -43,7 +43,7 @@ impl Training {
 
     fn step(&mut self) -> ortrain::Result<f32> {
         let (x, labels) = (Tensor::f32(&[4, 64], &[0.25; 256]), Tensor::i64(&[4], &[1, 2, 3, 4]));
-        let inputs = [RunInput::from(&x), RunInput::from(&labels)];
+        let inputs = [InputView::from(&x), InputView::from(&labels)];
         let results = collect(|deliver| self.module.train_step(&mut self.state, &inputs, deliver))?;
         self.optimizer.step(&mut self.state, &self.module)?;
         self.module.lazy_reset_grad();

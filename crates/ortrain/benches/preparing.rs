@@ -14,7 +14,7 @@ mod long;
 use std::time::Instant;
 
 use long::KINDS;
-use ortrain::{InferenceSession, ModelSource, RunInput, SessionOptions, Tensor, collect};
+use ortrain::{InferenceSession, InputView, ModelSource, SessionOptions, Tensor, collect};
 
 /// Numbers of nodes without arguments.
 const NODES: [usize; 2] = [2_000, 20_000];
@@ -62,7 +62,7 @@ fn prepare(kind: &str, nodes: usize) {
     let mut session = InferenceSession::new(source, SessionOptions::default()).unwrap();
     let reading = start.elapsed().as_secs_f64();
     let start = Instant::now();
-    collect(|deliver| session.run(&[RunInput::from(&x)], deliver)).unwrap();
+    collect(|deliver| session.run(&[InputView::from(&x)], deliver)).unwrap();
     let first = start.elapsed().as_secs_f64();
     let per_node = |seconds: f64| seconds / nodes as f64 * 1e6;
     println!(

@@ -47,7 +47,7 @@ fn steps(name: &str, rows: usize) -> ortrain::Result<Vec<Duration>> {
     let mut spent = Duration::ZERO;
     for count in 0.. {
         let start = Instant::now();
-        run.module.train_step(&mut run.state, &inputs, &mut |_, _, _, _| Ok(()))?;
+        run.module.train_step(&mut run.state, &inputs, &mut |_, _| Ok(()))?;
         run.optimizer.step(&mut run.state, &run.module)?;
         run.module.lazy_reset_grad();
         let time = start.elapsed();

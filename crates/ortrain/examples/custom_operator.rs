@@ -9,8 +9,8 @@ use std::path::Path;
 
 use ortrain::artifacts::{ArtifactOptions, Loss, OptimizerKind, generate};
 use ortrain::{
-    AttributeProto, AttributeType, CheckpointState, FunctionProto, InferenceSession, ModelProto, ModelSource,
-    Module, ModuleOptions, NodeProto, OperatorLibrary, OperatorSetIdProto, Optimizer, RunInput,
+    AttributeProto, AttributeType, CheckpointState, FunctionProto, InferenceSession, InputView, ModelProto,
+    ModelSource, Module, ModuleOptions, NodeProto, OperatorLibrary, OperatorSetIdProto, Optimizer,
     SessionOptions, Tensor, collect, decode_model,
 };
 
@@ -97,7 +97,7 @@ pub(crate) fn train(exported: &Path) -> Result<Vec<f32>, Failure> {
     let mut optimizer = Optimizer::new(ModelSource::from_proto(optimizer)?, &mut state, &module)?;
 
     let (x, labels) = images();
-    let inputs = [RunInput::from(&x), RunInput::from(&labels)];
+    let inputs = [InputView::from(&x), InputView::from(&labels)];
     let mut losses = Vec::new();
     for _ in 0..30 {
         let results = collect(|deliver| module.train_step(&mut state, &inputs, deliver))?;

@@ -60,11 +60,11 @@ pub enum ErrorKind {
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
-/// use ortrain::{Error, RunInput, Tensor};
+/// # let inputs = batch.each_ref().map(ortrain::InputView::from);
+/// use ortrain::{Error, InputView, Tensor};
 ///
 /// let narrow = Tensor::f32(&[2, 63], &[0.5; 126]);
-/// let result = module.train_step(&mut state, &[RunInput::from(&narrow), inputs[1]], &mut |_, _, _, _| Ok(()));
+/// let result = module.train_step(&mut state, &[InputView::from(&narrow), inputs[1]], &mut |_, _| Ok(()));
 /// let Err(Error::Input { name, expected, .. }) = result else { panic!("63 columns for 64") };
 /// assert_eq!((name.as_str(), expected.as_str()), ("x", "float32[batch, 64]"));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -15,7 +15,7 @@
 //!
 //! ```
 //! use ortrain::artifacts::{ArtifactOptions, Loss, OptimizerKind, generate};
-//! use ortrain::{CheckpointState, RunInput, Module, ModuleOptions, Optimizer, Tensor, collect};
+//! use ortrain::{CheckpointState, InputView, Module, ModuleOptions, Optimizer, Tensor, collect};
 //!
 //! # let files = tempfile::tempdir()?;
 //! # let folder = files.path();
@@ -36,7 +36,7 @@
 //! let mut optimizer = Optimizer::new(folder.join("optimizer_model.onnx").into(), &mut state, &module)?;
 //!
 //! let (x, labels) = (Tensor::f32(&[2, 64], &[0.5; 128]), Tensor::i64(&[2], &[3, 4]));
-//! let inputs = [RunInput::from(&x), RunInput::from(&labels)];
+//! let inputs = [InputView::from(&x), InputView::from(&labels)];
 //! let mut losses = Vec::new();
 //! for _ in 0..10 {
 //!     let results = collect(|deliver| module.train_step(&mut state, &inputs, deliver))?;
@@ -97,9 +97,7 @@ pub use error::{Error, ErrorKind, Result};
 pub use exec::backend::search_cuda_packages;
 pub use exec::backend::{DeviceInfo, backend, default_backend, devices};
 pub use exec::inputs::ValueInfo;
-pub use exec::io_binding::{Feed, Fetch};
-pub use exec::lent::Lent;
-pub use exec::outputs::{Destination, collect};
+pub use exec::outputs::{OutputTarget, TargetBytes, collect};
 pub use exec::profile::{InstructionProfile, Profile, ProfileOptions};
 pub use exec::run_options::RunOptions;
 pub use exec::value::Value;
@@ -183,8 +181,8 @@ pub use ortrain_checkpoint::Property;
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
-/// let limits = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?.limits;
+/// # let inputs = batch.each_ref().map(ortrain::InputView::from);
+/// let limits = module.profile(&state, &inputs, Default::default(), &mut |_, _| Ok(()))?.limits;
 /// assert!(limits.flops > 0.0 && limits.bandwidth > 0.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -209,7 +207,7 @@ pub use ortrain_graph::DType;
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+/// # let inputs = batch.each_ref().map(ortrain::InputView::from);
 /// use ortrain::Dim;
 ///
 /// let shape = module.inputs(true)[0].shape.as_ref().unwrap();
@@ -433,18 +431,18 @@ pub use ortrain_program::Bf16Fallback;
 #[doc(inline)]
 pub use ortrain_program::Cost;
 
-/// Callback for the results of a step, one after the other: index, element type, shape, elements.
+/// Callback that receives a result of a step and its index. An error ends the step.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
-/// use ortrain::Deliver;
+/// # let inputs = batch.each_ref().map(ortrain::InputView::from);
+/// use ortrain::OutputSink;
 ///
 /// let mut shapes = Vec::new();
-/// let deliver: &mut Deliver<'_> = &mut |_, _, dims, _| {
-///     shapes.push(dims.to_vec());
+/// let deliver: &mut OutputSink<'_> = &mut |_, value| {
+///     shapes.push(value.dims.to_vec());
 ///     Ok(())
 /// };
 /// module.train_step(&mut state, &inputs, deliver)?;
@@ -452,43 +450,45 @@ pub use ortrain_program::Cost;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(inline)]
-pub use ortrain_program::Deliver;
+pub use ortrain_program::OutputSink;
 
-/// A result during its delivery.
+/// Output of a step or run: element type, shape and elements. The elements are valid until the callback returns.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+/// # let inputs = batch.each_ref().map(ortrain::InputView::from);
 /// let mut loss = [0; 4];
-/// module.eval_step(&state, &inputs, &mut |_, _, _, value: ortrain::Delivered<'_>| value.copy_to(&mut loss))?;
+/// module.eval_step(&state, &inputs, &mut |_, value: ortrain::OutputView<'_>| value.copy_to(&mut loss))?;
 /// assert!(f32::from_le_bytes(loss) > 0.0);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[doc(inline)]
-pub use ortrain_program::Delivered;
+pub use ortrain_program::OutputView;
 
-/// Input value of a step: a tensor, or bytes of the caller, which are not copied beforehand.
+/// Input of a step or run: element type, shape and elements, which stay in memory of the caller.
 ///
 /// ```
-/// use ortrain::{DType, RunInput, Tensor};
+/// use ortrain::{DType, InputView, Tensor};
 ///
 /// let x = Tensor::f32(&[2, 3], &[0.5; 6]);
-/// assert_eq!(RunInput::from(&x).dims, [2, 3]);
+/// assert_eq!(InputView::from(&x).dims, [2, 3]);
 /// let labels: Vec<u8> = [3_i64, 4].iter().flat_map(|label| label.to_le_bytes()).collect();
-/// let labels = RunInput { dtype: DType::I64, dims: &[2], bytes: labels[..].into() };
+/// let labels = InputView { dtype: DType::I64, dims: &[2], bytes: labels[..].into() };
 /// ```
 #[doc(inline)]
-pub use ortrain_program::RunInput;
+pub use ortrain_program::InputView;
 
-/// Bytes of a [`RunInput`]: of this process, or on a device.
+/// Elements of an [`InputView`]: bytes of this process, a memory that others may write to, or a sequence of tensors.
 ///
 /// ```
-/// use ortrain::{DType, InputBytes, Memory, RunInput};
+/// use std::sync::Arc;
 ///
-/// let memory = Memory::new(8); // or memory on a device, which a run on this device does not copy to the host
-/// let x = RunInput { dtype: DType::F32, dims: &[2], bytes: InputBytes::Device(&memory) };
+/// use ortrain::{DType, InputBytes, InputView, Memory};
+///
+/// let memory = Arc::new(Memory::new(8)); // or memory on a device, which a run on this device does not copy to the host
+/// let x = InputView { dtype: DType::F32, dims: &[2], bytes: InputBytes::Memory(&memory) };
 /// assert_eq!(&*x.to_host()?, [0; 8]);
 /// # Ok::<(), ortrain::DeviceError>(())
 /// ```
@@ -648,7 +648,7 @@ pub use ortrain_program::BorrowedMemory;
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+/// # let inputs = batch.each_ref().map(ortrain::InputView::from);
 /// let need = module.memory_need(&inputs, true)?;
 /// assert_eq!(need.total(), need.state + need.constants + need.work + need.scratch + need.intermediates);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -661,12 +661,12 @@ pub use ortrain_program::MemoryNeed;
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let batch = setup::batch();
-/// # let inputs = [ortrain::RunInput::from(&batch[0])];
+/// # let inputs = [ortrain::InputView::from(&batch[0])];
 /// use ortrain::{Error, InferenceSession, RunOptions};
 ///
 /// let options = RunOptions::default().memory_limit(1000).into();
 /// let mut session = InferenceSession::new(setup::MODEL.into(), options)?;
-/// let Err(Error::StepOverLimit { over, .. }) = session.run(&inputs, &mut |_, _, _, _| Ok(())) else {
+/// let Err(Error::StepOverLimit { over, .. }) = session.run(&inputs, &mut |_, _| Ok(())) else {
 ///     panic!("1000 bytes are not enough")
 /// };
 /// assert_eq!((over.limit, over.largest[0].label.as_str()), (1000, "hidden"));

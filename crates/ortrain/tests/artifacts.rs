@@ -3,13 +3,13 @@
 
 mod common;
 
-use common::{collect, numbers, recorded, run_input};
+use common::{numbers, recorded, run_input};
 use ortrain::artifacts::{
     ArtifactOptions, Artifacts, Loss, OptimizerChoice, OptimizerKind, OptimizerSettings, generate,
 };
 use ortrain::{
     CheckpointState, DType, Dim, ErrorKind, InferenceSession, ModelSource, Module, ModuleOptions, Optimizer,
-    SessionOptions, Stage, Tensor, dump,
+    SessionOptions, Stage, Tensor, collect, dump,
 };
 use ortrain_onnx::{ExternalData, GraphProto, LoadedModel, ModelProto, NodeProto};
 

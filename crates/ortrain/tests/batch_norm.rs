@@ -7,7 +7,7 @@ use common::{batch, evaluate, gradient, numbers, run_input, train};
 use ortrain::artifacts::{ArtifactOptions, Artifacts, BatchNormMode, Loss, OptimizerKind, generate};
 use ortrain::{
     CheckpointState, DType, ErrorKind, InferenceSession, ModelSource, Module, ModuleOptions, Optimizer,
-    RunOptions, SessionOptions, Tensor, backend,
+    RunOptions, SessionOptions, Tensor, backend, collect,
 };
 use ortrain_graph::{Attrs, Dim, Graph, Node, ValueId, ValueType};
 use ortrain_onnx::{GraphProto, ModelProto, OperatorSetIdProto, encode};
@@ -395,11 +395,10 @@ fn outputs_with_new_statistics() {
         let before = run.value("one.mean");
         let data = batch(6, 6);
         let inputs = [run_input(&data.0), run_input(&data.1)];
-        let results =
-            common::collect(|deliver| run.module.train_step(&mut run.state, &inputs, deliver)).unwrap();
+        let results = collect(|deliver| run.module.train_step(&mut run.state, &inputs, deliver)).unwrap();
         assert_eq!(results[1].to_vec::<f32>(), run.value("one.mean"));
         assert_eq!(run.value("one.mean") != before, updates);
-        let results = common::collect(|deliver| run.module.eval_step(&run.state, &inputs, deliver)).unwrap();
+        let results = collect(|deliver| run.module.eval_step(&run.state, &inputs, deliver)).unwrap();
         assert_eq!(results[1].to_vec::<f32>(), run.value("one.mean"));
     }
 }
@@ -433,7 +432,7 @@ fn statistics_survive_save_load_export() {
     assert!(STATISTICS.iter().all(|name| exported_names.contains(name)), "{exported_names:?}");
     let mut session = InferenceSession::new(bytes.into(), SessionOptions::default()).unwrap();
     let x = [run_input(&data[0].0)];
-    let scores = common::collect(|deliver| session.run(&x, deliver)).unwrap()[0].to_f64();
+    let scores = collect(|deliver| session.run(&x, deliver)).unwrap()[0].to_f64();
     let labels = data[0].1.to_vec::<i64>();
     let loss = |(row, &label): (&[f64], &i64)| {
         row.iter().map(|score| score.exp()).sum::<f64>().ln() - row[label as usize]
@@ -453,8 +452,7 @@ fn failed_or_empty_step_keeps_statistics() {
         let x = Tensor::f32(&[3, 10], &numbers(30, 1));
         let labels = Tensor::i64(&[3], &[0, 1, 5]);
         let outcome =
-            run.module
-                .train_step(&mut run.state, &[run_input(&x), run_input(&labels)], &mut |_, _, _, _| Ok(()));
+            run.module.train_step(&mut run.state, &[run_input(&x), run_input(&labels)], &mut |_, _| Ok(()));
         assert_eq!(outcome.expect_err("there is no class 5").kind(), ErrorKind::InvalidArgument);
         assert_eq!(run.values(&STATISTICS), before);
         let loss = train(&mut run.module, &mut run.state, &batch(0, 1));

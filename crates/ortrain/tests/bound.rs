@@ -7,8 +7,8 @@ use std::sync::Arc;
 
 use common::numbers;
 use ortrain::{
-    DType, Destination, ErrorKind, Feed, Fetch, InferenceSession, Lent, Memory, ModelProto, ModelSource,
-    OperatorSetIdProto, RunInput, SessionOptions, Tensor, Value, decode_model,
+    DType, ErrorKind, InferenceSession, InputView, Memory, ModelProto, ModelSource, OperatorSetIdProto,
+    OutputTarget, SessionOptions, TargetBytes, Tensor, Value, decode_model,
 };
 
 const MODEL: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../examples/perceptron.onnx");
@@ -26,8 +26,12 @@ fn memory_of(values: &[f32]) -> Arc<Memory> {
     memory
 }
 
-fn lent<'a>(memory: &'a Arc<Memory>, dims: &'a [usize]) -> Lent<'a> {
-    Lent { dtype: DType::F32, dims, memory }
+fn input<'a>(memory: &'a Arc<Memory>, dims: &'a [usize]) -> InputView<'a> {
+    InputView::in_memory(DType::F32, dims, memory)
+}
+
+fn target<'a>(memory: &'a Arc<Memory>, dims: &'a [usize]) -> OutputTarget<'a> {
+    OutputTarget::in_memory(DType::F32, dims, memory)
 }
 
 #[test]
@@ -37,69 +41,69 @@ fn caller_memory_gives_identical_results() {
     let tensor = Tensor::f32(&[ROWS, 64], &x);
     let expected = session.run_values(&[tensor.clone().into()], None).unwrap();
     let (inside, logits) = (memory_of(&x), Arc::new(Memory::new(4 * ROWS * 10)));
-    let fetch = Fetch { output: 0, into: Some(lent(&logits, &[ROWS, 10])) };
+    let request = || (0, Some(target(&logits, &[ROWS, 10])));
     for _ in 0..2 {
-        let feed = Feed::from(lent(&inside, &[ROWS, 64]));
-        let results = session.run_bound(&[("x", feed)], &[fetch], false).unwrap();
+        let x = input(&inside, &[ROWS, 64]);
+        let results = session.run_bound(&[("x", x)], &mut [request()], false).unwrap();
         assert_eq!(results, [None]);
         let Value::Tensor(expected) = &expected[0] else { panic!("it is one tensor") };
         assert_eq!(logits.to_vec(0, logits.len()).unwrap(), expected.data().to_vec());
         logits.clear().unwrap();
     }
     // The same output as a separate value.
-    let both = [Fetch { output: 0, into: None }, fetch];
-    let found = session.run_bound(&[("x", RunInput::from(&tensor).into())], &both, true).unwrap();
+    let mut both = [(0, None), request()];
+    let found = session.run_bound(&[("x", InputView::from(&tensor))], &mut both, true).unwrap();
     assert_eq!(found, [Some(expected[0].clone()), None]);
     // The memory is read at every run.
     inside.clear().unwrap();
-    let feed = Feed::from(lent(&inside, &[ROWS, 64]));
-    let found = session.run_bound(&[("x", feed)], &both[..1], true).unwrap();
+    let x = input(&inside, &[ROWS, 64]);
+    let found = session.run_bound(&[("x", x)], &mut both[..1], true).unwrap();
     assert_ne!(found[0].as_ref(), Some(&expected[0]));
 }
 
-/// Feeds, fetches, and the expected error message.
-type Case<'a> = (&'a [(&'a str, Feed<'a>)], &'a [Fetch<'a>], &'a str);
+/// Inputs, requested outputs, and the expected error message.
+type Case<'a> = (&'a [(&'a str, InputView<'a>)], &'a mut [(usize, Option<OutputTarget<'a>>)], &'a str);
 
 #[test]
-fn rejects_invalid_feeds_and_fetches() {
+fn rejects_invalid_inputs_and_targets() {
     let mut session = session();
     let x = memory_of(&numbers(ROWS * 64, 1));
     let logits = Arc::new(Memory::new(4 * ROWS * 10));
     let dims = [ROWS, 64];
-    let feed = || Feed::from(lent(&x, &dims));
-    let fetch = |dims| Fetch { output: 0, into: Some(Lent { dtype: DType::F32, dims, memory: &logits }) };
-    let right = fetch(&[ROWS, 10]);
+    let feed = || input(&x, &dims);
+    let request = |dims| (0, Some(target(&logits, dims)));
+    let right = || request(&[ROWS, 10]);
     let cases: [Case<'_>; 8] = [
-        (&[], &[right], "no value was given for input \"x\""),
-        (&[("x", feed()), ("y", feed())], &[right], "the model has no input \"y\"; it has x"),
-        (&[("x", feed()), ("x", feed())], &[right], "input \"x\" is given twice"),
+        (&[], &mut [right()], "no value was given for input \"x\""),
+        (&[("x", feed()), ("y", feed())], &mut [right()], "the model has no input \"y\"; it has x"),
+        (&[("x", feed()), ("x", feed())], &mut [right()], "input \"x\" is given twice"),
         (
             &[("x", feed())],
-            &[Fetch { output: 1, into: None }],
+            &mut [(1, None)],
             "output index 1 is out of range: the model has 1 \
          outputs",
         ),
-        (&[("x", feed())], &[right, right], "outputs \"logits\" and \"logits\" share memory"),
+        (&[("x", feed())], &mut [right(), right()], "outputs \"logits\" and \"logits\" share memory"),
         (
             &[("x", feed())],
-            &[fetch(&[ROWS, 9])],
+            &mut [request(&[ROWS, 9])],
             "output \"logits\" is float32[48, 10], but its buffer is float32[48, 9]",
         ),
         (
             &[("x", feed())],
-            &[fetch(&[ROWS, 11])],
+            &mut [request(&[ROWS, 11])],
             "is declared as float32[48, 11] (2112 bytes), but it has 1920 bytes",
         ),
-        (&[("x", Feed::Sequence(&[]))], &[right], "a sequence is no tensor"),
+        (&[("x", InputView::from(&[] as &[Tensor]))], &mut [right()], "a sequence is no tensor"),
     ];
-    for (feeds, fetches, sentence) in cases {
-        let error = session.run_bound(feeds, fetches, true).unwrap_err();
+    for (inputs, requested, sentence) in cases {
+        let error = session.run_bound(inputs, requested, true).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument, "{error}");
         assert!(error.to_string().contains(sentence), "{error}");
         assert!(logits.is_zero().unwrap());
     }
     let short = memory_of(&[0.0; 64]);
-    let error = session.run_bound(&[("x", lent(&short, &dims).into())], &[right], true).unwrap_err();
+    let error = session.run_bound(&[("x", input(&short, &dims))], &mut [right()], true).unwrap_err();
     assert!(error.to_string().contains("it should have 12288 bytes but has 256"), "{error}");
 }
 
@@ -129,7 +133,10 @@ fn unknown_shape_results_are_all_or_nothing() {
     let x = Tensor::f32(&[1, 64], &x);
     let mut found = [0_u8; 32];
     let mut run = |dims: &[usize], bytes: &mut [u8]| {
-        session.run_into(&[RunInput::from(&x)], &mut [Destination { dtype: DType::I64, dims, bytes }])
+        session.run_into(
+            &[InputView::from(&x)],
+            &mut [OutputTarget { dtype: DType::I64, dims, bytes: TargetBytes::Host(bytes) }],
+        )
     };
     run(&[2, 2], &mut found).unwrap();
     let read: Vec<i64> = found.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect();

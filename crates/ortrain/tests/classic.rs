@@ -9,7 +9,7 @@ mod setup {
 use ortrain::classic::{CallOptions, TrainingParameters, TrainingSession};
 use std::sync::Arc;
 
-use ortrain::{DType, Feed, Fetch, Lent, Memory, ModuleOptions, RunInput, Tensor, backend};
+use ortrain::{DType, InputView, Memory, ModuleOptions, OutputTarget, Tensor, backend};
 
 const WEIGHTS: [&str; 4] = ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"];
 /// Rows of a batch, sufficient for several threads.
@@ -29,12 +29,12 @@ fn run_steps(session: &mut TrainingSession, scale: f32) -> Vec<(String, Tensor)>
     let (x, labels) = (Tensor::f32(&[ROWS, 64], &x), Tensor::i64(&[ROWS], &labels));
     let (rate, scale) = (Tensor::f32(&[1], &[0.01]), Tensor::f32(&[1], &[scale]));
     let mut feeds = vec![
-        ("x", RunInput::from(&x)),
-        ("labels", RunInput::from(&labels)),
-        ("Learning_Rate", RunInput::from(&rate)),
+        ("x", InputView::from(&x)),
+        ("labels", InputView::from(&labels)),
+        ("Learning_Rate", InputView::from(&rate)),
     ];
     if let Some(name) = session.loss_scale_input_name() {
-        feeds.push((name, RunInput::from(&scale)));
+        feeds.push((name, InputView::from(&scale)));
     }
     for _ in 0..3 {
         session.run_tensors(&feeds, &["loss"], CallOptions::default()).expect("it runs");
@@ -124,15 +124,18 @@ impl Batch {
     }
 
     /// Returns the feeds of a run, with `x` in place or as a tensor.
-    fn feeds<'a>(&'a self, in_place: bool, rate: &'a Tensor, scale: &'a Tensor) -> Vec<(&'a str, Feed<'a>)> {
-        let lent = Lent { dtype: DType::F32, dims: &DIMS, memory: &self.memory };
-        let x: Feed<'_> = if in_place { lent.into() } else { RunInput::from(&self.x).into() };
-        let other = |tensor: &'a Tensor| Feed::from(RunInput::from(tensor));
+    fn feeds<'a>(
+        &'a self,
+        in_place: bool,
+        rate: &'a Tensor,
+        scale: &'a Tensor,
+    ) -> Vec<(&'a str, InputView<'a>)> {
+        let shared = InputView::in_memory(DType::F32, &DIMS, &self.memory);
         vec![
-            ("x", x),
-            ("labels", other(&self.labels)),
-            ("Learning_Rate", other(rate)),
-            ("loss_scale_input", other(scale)),
+            ("x", if in_place { shared } else { InputView::from(&self.x) }),
+            ("labels", InputView::from(&self.labels)),
+            ("Learning_Rate", InputView::from(rate)),
+            ("loss_scale_input", InputView::from(scale)),
         ]
     }
 }
@@ -151,10 +154,11 @@ fn run_reads_inputs_in_place() {
                 (Some(name), Some(last)) => last.0 = name,
                 _ => feeds.truncate(3),
             }
-            let fetches = [Fetch { output: 0, into: None }, Fetch { output: 1, into: None }];
             let mut outputs = Vec::new();
             for options in [CallOptions::default(), restricted, CallOptions::default()] {
-                outputs.extend(session.run_bound(&feeds, &fetches, options).expect("it runs"));
+                outputs.extend(
+                    session.run_bound(&feeds, &mut [(0, None), (1, None)], options).expect("it runs"),
+                );
             }
             let work = session.memory().work;
             ((outputs, session.state().expect("it is whole")), work)
@@ -175,16 +179,14 @@ fn written_inputs_are_copied() {
     let (rate, scale) = (Tensor::f32(&[1], &[0.01]), Tensor::f32(&[1], &[1.0]));
     let mut session = session("SGDOptimizer", &WEIGHTS, None);
     let feeds = &batch.feeds(true, &rate, &scale)[..3];
-    let expected = session
-        .run_bound(feeds, &[Fetch { output: 1, into: None }], CallOptions::default())
-        .expect("it runs");
+    let expected = session.run_bound(feeds, &mut [(1, None)], CallOptions::default()).expect("it runs");
     // The logits overwrite the memory of the inputs.
     let dims = [ROWS, 10];
-    let into = Lent { dtype: DType::F32, dims: &dims, memory: &batch.memory };
+    let target = OutputTarget::in_memory(DType::F32, &dims, &batch.memory);
     let restricted = CallOptions { only_execute_path_to_fetches: true, ..CallOptions::default() };
-    let logits = session.run_bound(feeds, &[Fetch { output: 1, into: None }], restricted).expect("it runs");
+    let logits = session.run_bound(feeds, &mut [(1, None)], restricted).expect("it runs");
     assert_ne!(logits, expected, "the weights have changed");
-    session.run_bound(feeds, &[Fetch { output: 1, into: Some(into) }], restricted).expect("it runs");
+    session.run_bound(feeds, &mut [(1, Some(target))], restricted).expect("it runs");
     let original = batch.memory.to_vec(0, ROWS * 10 * 4).expect("it is there");
     assert_eq!(logits[0].as_ref().map(|tensor| tensor.data().to_vec()), Some(original));
 }
@@ -208,7 +210,7 @@ fn training_resumes_within_window() {
             let output =
                 session.outputs().iter().position(|output| output.name == name).expect("it is there");
             let options = if updates { CallOptions::default() } else { gathers };
-            session.run_bound(feeds, &[Fetch { output, into: None }], options).expect("it runs");
+            session.run_bound(feeds, &mut [(output, None)], options).expect("it runs");
         }
     };
     let mut uninterrupted = make();

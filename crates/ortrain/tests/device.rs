@@ -13,7 +13,7 @@ use ortrain::classic::{CallOptions, TrainingParameters};
 use ortrain::optim::{OPTIMIZERS, OptimizerSpec, optimizer_model};
 use ortrain::{
     Backend, CheckpointState, DType, Error, ForwardBackward, ForwardBackwardOptions, InferenceSession,
-    ModelSource, Module, ModuleOptions, Optimizer, RunError, RunInput, RunOptions, SessionOptions, Tensor,
+    InputView, ModelSource, Module, ModuleOptions, Optimizer, RunError, RunOptions, SessionOptions, Tensor,
     TrainingSession, backend, collect,
 };
 use ortrain_testkit::Remote;
@@ -45,7 +45,7 @@ fn optimizer(state: &mut CheckpointState, module: &Module) -> Optimizer {
 /// Runs a training step and an optimizer step; returns the loss.
 fn step(state: &mut CheckpointState, module: &mut Module, optimizer: &mut Optimizer) -> Tensor {
     let batch = setup::batch();
-    let inputs = batch.each_ref().map(RunInput::from);
+    let inputs = batch.each_ref().map(InputView::from);
     let mut results = collect(|deliver| module.train_step(state, &inputs, deliver)).unwrap();
     optimizer.step(state, module).unwrap();
     module.lazy_reset_grad();
@@ -67,7 +67,7 @@ fn device_training_matches_host_and_resumes() {
             (0..3).map(|_| step(&mut state, &mut module_there, &mut optimizer_there)).collect();
         assert_eq!(state.device(), first.device());
         let batch = setup::batch();
-        let inputs = batch.each_ref().map(RunInput::from);
+        let inputs = batch.each_ref().map(InputView::from);
         losses.extend(collect(|deliver| module_there.eval_step(&state, &inputs, deliver)).unwrap());
         let packed = module_there.copy_parameters_to_buffer(&state, false).unwrap();
         losses.push(Tensor::f32(&[packed.len()], &packed));
@@ -146,8 +146,8 @@ fn state_is_on_one_device() {
     // After an explicit move of the state, its module cannot be used.
     state.to(&remote()).unwrap();
     let batch = setup::batch();
-    let inputs = batch.each_ref().map(RunInput::from);
-    let error = first.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(())).unwrap_err().to_string();
+    let inputs = batch.each_ref().map(InputView::from);
+    let error = first.train_step(&mut state, &inputs, &mut |_, _| Ok(())).unwrap_err().to_string();
     assert!(error.contains("is on device \"remote\""), "{error}");
     let error = of_first.step(&mut state, &first).unwrap_err().to_string();
     assert!(error.contains("is on device \"remote\""), "{error}");
@@ -195,15 +195,15 @@ fn lost_device_reports_every_call() {
     state.save(&path, true).unwrap();
     let saved = std::fs::read(&path).unwrap();
     let batch = setup::batch();
-    let inputs = batch.each_ref().map(RunInput::from);
-    module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(())).unwrap();
+    let inputs = batch.each_ref().map(InputView::from);
+    module.train_step(&mut state, &inputs, &mut |_, _| Ok(())).unwrap();
     device.fail_all();
     let lost = |error: Error| match error {
         Error::Run(RunError::Device(error)) => assert_eq!(error.device, "remote"),
         error => panic!("{error}"),
     };
-    lost(module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(())).unwrap_err());
-    lost(module.eval_step(&state, &inputs, &mut |_, _, _, _| Ok(())).unwrap_err());
+    lost(module.train_step(&mut state, &inputs, &mut |_, _| Ok(())).unwrap_err());
+    lost(module.eval_step(&state, &inputs, &mut |_, _| Ok(())).unwrap_err());
     lost(optimizer.step(&mut state, &module).unwrap_err());
     lost(state.save(&path, true).unwrap_err());
     lost(state.to(&host()).unwrap_err());
@@ -218,7 +218,7 @@ fn lost_device_reports_every_call() {
 #[test]
 fn other_interfaces_run_on_device() {
     let batch = setup::batch();
-    let x = [RunInput::from(&batch[0])];
+    let x = [InputView::from(&batch[0])];
     let faces = |backend: &Arc<dyn Backend>| {
         let mut results = Vec::new();
         let options = RunOptions::default().backend(backend.clone());
@@ -232,16 +232,15 @@ fn other_interfaces_run_on_device() {
             both.weights().iter().map(|weight| weight.allocate_gradient().unwrap()).collect();
         let mut logits = Vec::new();
         let mut live = both
-            .forward(&both.lend(&memories), &x, &mut |_, dtype, dims, value| {
-                let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-                value.copy_to(&mut bytes)?;
-                logits.push(Tensor::new(dtype, dims.to_vec(), bytes.into()).unwrap());
+            .forward(&both.weight_views(&memories), &x, &mut |_, value| {
+                logits.push(value.to_tensor()?);
                 Ok(())
             })
             .unwrap();
-        let gradient = [RunInput::from(&logits[0])];
-        let of_inputs =
-            collect(|deliver| both.backward(&mut live, &gradient, &both.lend(&gradient_buffers), deliver));
+        let gradient = [InputView::from(&logits[0])];
+        let of_inputs = collect(|deliver| {
+            both.backward(&mut live, &gradient, &mut both.gradient_targets(&gradient_buffers), deliver)
+        });
         results.extend(of_inputs.unwrap());
         results.extend(gradient_buffers.iter().map(|buffer| {
             let bytes = buffer.to_vec(0, buffer.len()).unwrap();
@@ -252,8 +251,8 @@ fn other_interfaces_run_on_device() {
         let model = setup::model_with_loss().unwrap();
         let mut classic = ortrain::classic::TrainingSession::new(model, &parameters, on(backend)).unwrap();
         let rate = Tensor::f32(&[1], &[0.1]);
-        let [x, labels] = batch.each_ref().map(RunInput::from);
-        let feeds = [("x", x), ("labels", labels), ("Learning_Rate", RunInput::from(&rate))];
+        let [x, labels] = batch.each_ref().map(InputView::from);
+        let feeds = [("x", x), ("labels", labels), ("Learning_Rate", InputView::from(&rate))];
         for _ in 0..2 {
             results.extend(classic.run_tensors(&feeds, &[], CallOptions::default()).unwrap());
         }

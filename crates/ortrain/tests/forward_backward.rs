@@ -6,11 +6,12 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Workload, batch, collect, module_on, recorded, run_input, state_of};
+use common::{Workload, batch, module_on, recorded, run_input, state_of};
 use ortrain::artifacts::BatchNormMode;
 use ortrain::{
-    Backend, CheckpointState, DType, ErrorKind, ForwardBackward, ForwardBackwardOptions, Lent, LiveForward,
-    Memory, ModelSource, Module, ModuleOptions, Result, RunInput, RunOptions, Tensor, backend,
+    Backend, CheckpointState, DType, ErrorKind, ForwardBackward, ForwardBackwardOptions, InputBytes,
+    InputView, LiveForward, Memory, ModelSource, Module, ModuleOptions, Result, RunOptions, TargetBytes,
+    Tensor, backend, collect,
 };
 
 /// Returns a model with loss and embedded weights, from the models of a training.
@@ -33,10 +34,14 @@ impl CallerMemory {
         CallerMemory { weights, gradient_buffers }
     }
 
-    fn forward(&self, both: &ForwardBackward, inputs: &[RunInput<'_>]) -> Result<(LiveForward, Vec<Tensor>)> {
+    fn forward(
+        &self,
+        both: &ForwardBackward,
+        inputs: &[InputView<'_>],
+    ) -> Result<(LiveForward, Vec<Tensor>)> {
         let mut live = None;
         let outputs = collect(|deliver| {
-            live = Some(both.forward(&both.lend(&self.weights), inputs, deliver)?);
+            live = Some(both.forward(&both.weight_views(&self.weights), inputs, deliver)?);
             Ok(())
         })?;
         Ok((live.unwrap(), outputs))
@@ -48,8 +53,10 @@ impl CallerMemory {
         live: &mut LiveForward,
         seeds: &[Tensor],
     ) -> Result<Vec<Tensor>> {
-        let seeds: Vec<RunInput<'_>> = seeds.iter().map(run_input).collect();
-        collect(|deliver| both.backward(live, &seeds, &both.lend(&self.gradient_buffers), deliver))
+        let seeds: Vec<InputView<'_>> = seeds.iter().map(run_input).collect();
+        collect(|deliver| {
+            both.backward(live, &seeds, &mut both.gradient_targets(&self.gradient_buffers), deliver)
+        })
     }
 
     /// Returns the gradient of each weight.
@@ -192,11 +199,12 @@ fn evaluation_matches_model() {
     let (x, labels) = batch(5, 4);
     let inputs = [run_input(&x), run_input(&labels)];
     let expected = collect(|deliver| module.eval_step(&state, &inputs, deliver)).unwrap();
-    let got = collect(|deliver| both.evaluate(&both.lend(&hands.weights), &inputs, deliver)).unwrap();
+    let got = collect(|deliver| both.evaluate(&both.weight_views(&hands.weights), &inputs, deliver)).unwrap();
     assert_eq!(got[0].data(), expected[0].data());
     // Other weights give another loss.
     hands.weights[0].write(0, &1.0_f32.to_le_bytes()).unwrap();
-    let other = collect(|deliver| both.evaluate(&both.lend(&hands.weights), &inputs, deliver)).unwrap();
+    let other =
+        collect(|deliver| both.evaluate(&both.weight_views(&hands.weights), &inputs, deliver)).unwrap();
     assert_ne!(got[0].data(), other[0].data());
 }
 
@@ -206,20 +214,20 @@ fn rejects_invalid_buffers_without_changes() {
     let hands = CallerMemory::new(&both);
     let (x, labels) = batch(4, 1);
     let inputs = [run_input(&x), run_input(&labels)];
-    let weights = both.lend(&hands.weights);
+    let weights = both.weight_views(&hands.weights);
     let message = |error: ortrain::Error| {
         assert!(matches!(error.kind(), ErrorKind::InvalidArgument | ErrorKind::Fail), "{error}");
         error.to_string()
     };
-    let nothing = &mut |_: usize, _: DType, _: &[usize], _: ortrain::Delivered<'_>| Ok(());
+    let nothing = &mut |_: usize, _: ortrain::OutputView<'_>| Ok(());
     let error = message(both.forward(&weights[1..], &inputs, nothing).unwrap_err());
     assert!(error.starts_with("expected 4 tensors, one for each weight"), "{error}");
     let mut wrong = weights.clone();
-    wrong[0] = Lent { dims: &[3], ..wrong[0] };
+    wrong[0].dims = &[3];
     let error = message(both.forward(&wrong, &inputs, nothing).unwrap_err());
     assert!(error.contains("but it is float32[3]"), "{error}");
     let small = Arc::new(Memory::new(4));
-    wrong[0] = Lent { memory: &small, ..weights[0] };
+    wrong[0] = InputView { bytes: InputBytes::Memory(&small), ..weights[0] };
     let error = message(both.forward(&wrong, &inputs, nothing).unwrap_err());
     assert!(error.contains("but it is 4 bytes"), "{error}");
 
@@ -243,10 +251,11 @@ fn rejects_invalid_buffers_without_changes() {
         (smallest, &hands.weights[biggest]),
         (smallest, &hands.gradient_buffers[biggest]),
     ] {
-        let mut shared = both.lend(&hands.gradient_buffers);
-        shared[at].memory = there;
-        let error =
-            message(both.backward(&mut live, &[run_input(&gradient_of_ones)], &shared, nothing).unwrap_err());
+        let mut shared = both.gradient_targets(&hands.gradient_buffers);
+        shared[at].bytes = TargetBytes::Memory(there);
+        let error = message(
+            both.backward(&mut live, &[run_input(&gradient_of_ones)], &mut shared, nothing).unwrap_err(),
+        );
         assert!(error.contains("share memory; give each gradient its own memory"), "{error}");
     }
     hands.backward(&both, &mut live, std::slice::from_ref(&gradient_of_ones)).unwrap();
@@ -338,8 +347,8 @@ fn training_model_requires_two_calls() {
     let (x, labels) = batch(4, 1);
     let hands = CallerMemory::new(&both);
     let weights: Vec<Tensor> = both.weights().iter().map(|weight| weight.initial.clone()).collect();
-    let inputs: Vec<RunInput<'_>> = [&x, &labels].into_iter().chain(&weights).map(run_input).collect();
-    let error = session.run(&inputs, &mut |_, _, _, _| Ok(())).unwrap_err().to_string();
+    let inputs: Vec<InputView<'_>> = [&x, &labels].into_iter().chain(&weights).map(run_input).collect();
+    let error = session.run(&inputs, &mut |_, _| Ok(())).unwrap_err().to_string();
     assert!(error.contains("returns to the caller"), "{error}");
     drop(hands);
 }

@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 use ortrain_graph::{Attr, AttrError, DType, Graph, Tensor, ValueType};
 use ortrain_ops::passes::{differentiate::backpropagate, infer::infer, versions::upgrade};
 use ortrain_ops::{Error, OpError, Registry, Role, Specialiser};
-use ortrain_program::{Bindings, GradientMode, RunContext, RunInput, Scalars, ScheduleExecutor, Workspace};
+use ortrain_program::{Bindings, GradientMode, InputView, RunContext, Scalars, ScheduleExecutor, Workspace};
 
 /// Maximum additional memory of a node, in bytes.
 const MAX_MEMORY_BYTES: usize = 64 << 20;
@@ -239,13 +239,13 @@ fn run(graph: &Graph, inputs: &[Tensor]) -> Option<Vec<(DType, Vec<usize>)>> {
         Workspace::with_limit(backend.clone(), Some(MAX_MEMORY_BYTES / 2), 0).iteration_limit(1000);
     ScheduleExecutor::check(&schedule, &work).ok()?;
     let runner = ScheduleExecutor::within(backend, schedule.schedule().clone(), &work).ok()?;
-    let given: Vec<RunInput<'_>> = inputs.iter().map(RunInput::from).collect();
+    let given: Vec<InputView<'_>> = inputs.iter().map(InputView::from).collect();
     let mut types = Vec::new();
     let bindings = Bindings { planes: &[] };
     let (entry, scalars) = (GradientMode::Overwrite, Scalars::default());
     runner
-        .run(RunContext::new(&bindings, &mut work, entry, scalars), &given, &mut |_, dtype, dims, _| {
-            types.push((dtype, dims.to_vec()));
+        .run(RunContext::new(&bindings, &mut work, entry, scalars), &given, &mut |_, value| {
+            types.push((value.dtype, value.dims.to_vec()));
             Ok(())
         })
         .ok()?;

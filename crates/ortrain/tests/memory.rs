@@ -3,10 +3,10 @@
 
 mod common;
 
-use common::{batch, collect, recorded, run_input, state_of, train};
+use common::{batch, recorded, run_input, state_of, train};
 use ortrain::{
     CheckpointState, Error, ErrorKind, InferenceSession, Module, ModuleOptions, OverLimit, Result,
-    SessionOptions, Tensor,
+    SessionOptions, Tensor, collect,
 };
 use ortrain_program::RunError;
 
@@ -58,7 +58,7 @@ fn memory_limit_is_exact() {
         too_small = less.total();
     };
     let mut short = module(&mut state, Some(min_limit.total() - 1)).unwrap();
-    let refused = short.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()));
+    let refused = short.train_step(&mut state, &inputs, &mut |_, _| Ok(()));
     let error = over_limit(refused);
     assert_eq!((error.limit, error.need.work), (min_limit.total() - 1, min_limit.work));
     assert_eq!(short.memory(&state).work, 0, "nothing was allocated");
@@ -73,7 +73,7 @@ fn error_lists_largest_buffers() {
     let inputs = [run_input(&data.0), run_input(&data.1)];
     let mut state = state_of(CASE);
     let mut short = module(&mut state, Some(20_000)).unwrap();
-    let result = short.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()));
+    let result = short.train_step(&mut state, &inputs, &mut |_, _| Ok(()));
     let error = result.unwrap_err();
     assert_eq!(error.kind(), ErrorKind::MemoryLimit);
     let text = error.to_string();
@@ -109,7 +109,7 @@ fn oversized_arena_is_freed() {
     // Find the smallest limit at which the larger batch runs.
     for bits in (0..24).rev() {
         let tried = min_bytes + (1 << bits);
-        let fails = session(Some(tried)).run(&[run_input(&inputs[1])], &mut |_, _, _, _| Ok(())).is_err();
+        let fails = session(Some(tried)).run(&[run_input(&inputs[1])], &mut |_, _| Ok(())).is_err();
         min_bytes = if fails { tried } else { min_bytes };
     }
     let mut limited = session(Some(min_bytes + 1));
@@ -118,5 +118,5 @@ fn oversized_arena_is_freed() {
             assert_eq!(&collect(|deliver| limited.run(&[run_input(x)], deliver)).unwrap(), expected);
         }
     }
-    over_limit(session(Some(min_bytes)).run(&[run_input(&inputs[1])], &mut |_, _, _, _| Ok(())));
+    over_limit(session(Some(min_bytes)).run(&[run_input(&inputs[1])], &mut |_, _| Ok(())));
 }

@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use common::{Workload, batch, module_on, optimizer_on, recorded, run_input, state_of};
 use ortrain::{
-    CheckpointState, DType, Delivered, Destination, ForwardBackward, ForwardBackwardOptions, ModelSource,
-    Module, ModuleOptions, RunInput, RunOptions, Tensor, TrainingSession, backend,
+    CheckpointState, DType, ForwardBackward, ForwardBackwardOptions, InputView, ModelSource, Module,
+    ModuleOptions, OutputTarget, OutputView, RunOptions, Tensor, TrainingSession, backend,
 };
 
 static ALLOCATIONS: AtomicUsize = AtomicUsize::new(0);
@@ -51,7 +51,7 @@ fn count_allocations(mut round: impl FnMut() -> f32) -> usize {
 fn step(module: &mut Module, state: &mut CheckpointState, batch: &(Tensor, Tensor)) -> f32 {
     let mut loss = [0; 4];
     let inputs = [run_input(&batch.0), run_input(&batch.1)];
-    module.train_step(state, &inputs, &mut |_, _, _, value| value.copy_to(&mut loss)).unwrap();
+    module.train_step(state, &inputs, &mut |_, value| value.copy_to(&mut loss)).unwrap();
     f32::from_le_bytes(loss)
 }
 
@@ -115,7 +115,7 @@ fn warm_step_allocates_nothing() {
     let round = || {
         let mut loss = [0.0];
         let inputs = [run_input(&batches[0].0), run_input(&batches[0].1)];
-        session.train_step_into(&inputs, &mut [Destination::f32(&[], &mut loss)]).unwrap();
+        session.train_step_into(&inputs, &mut [OutputTarget::f32(&[], &mut loss)]).unwrap();
         session.optimizer_step().unwrap();
         session.lazy_reset_grad();
         loss[0]
@@ -133,17 +133,16 @@ fn warm_step_allocates_nothing() {
     let memories: Vec<_> = both.weights().iter().map(|weight| weight.to_memory().unwrap()).collect();
     let gradient_buffers: Vec<_> =
         both.weights().iter().map(|weight| weight.allocate_gradient().unwrap()).collect();
-    let (weights, gradients) = (both.lend(&memories), both.lend(&gradient_buffers));
+    let (weights, mut gradients) = (both.weight_views(&memories), both.gradient_targets(&gradient_buffers));
     let round = || {
         let mut sum = 0.0;
         for (x, labels) in &batches {
             let mut loss = [0; 4];
             let inputs = [run_input(x), run_input(labels)];
-            let mut live =
-                both.forward(&weights, &inputs, &mut |_, _, _, value| value.copy_to(&mut loss)).unwrap();
+            let mut live = both.forward(&weights, &inputs, &mut |_, value| value.copy_to(&mut loss)).unwrap();
             let one = 1.0_f32.to_le_bytes();
-            let seed = RunInput { dtype: DType::F32, dims: &[], bytes: one[..].into() };
-            both.backward(&mut live, &[seed], &gradients, &mut |_, _, _, _| Ok(())).unwrap();
+            let seed = InputView { dtype: DType::F32, dims: &[], bytes: one[..].into() };
+            both.backward(&mut live, &[seed], &mut gradients, &mut |_, _| Ok(())).unwrap();
             sum += f32::from_le_bytes(loss);
         }
         sum
@@ -158,7 +157,7 @@ fn warm_step_allocates_nothing() {
         let inputs = [run_input(&start), run_input(&steps)];
         count_allocations(|| {
             let mut first = [0; 4];
-            let deliver = &mut |k, _: DType, _: &[usize], value: Delivered<'_>| {
+            let deliver = &mut |k, value: OutputView<'_>| {
                 let mut bytes = vec![0; if k == 0 { 64 * 4 } else { rows * 64 * 4 }];
                 value.copy_to(&mut bytes)?;
                 first.copy_from_slice(&bytes[..4]);

@@ -3,8 +3,8 @@
 
 mod common;
 
-use common::{batch, collect, gradient, module_on, recorded, run_input, state_of, train};
-use ortrain::{Module, ModuleOptions, Profile, ProfileOptions, RunOptions, backend};
+use common::{batch, gradient, module_on, recorded, run_input, state_of, train};
+use ortrain::{Module, ModuleOptions, Profile, ProfileOptions, RunOptions, backend, collect};
 
 const CASE: &str = "mlp_adamw_ce";
 
@@ -16,7 +16,7 @@ fn profile(backend_name: &str, training: bool) -> Profile {
     let data = batch(8, 3);
     let inputs = [run_input(&data.0), run_input(&data.1)];
     let options = ProfileOptions::default().steps(3).training(training);
-    module.profile(&state, &inputs, options, &mut |_, _, _, _| Ok(())).unwrap()
+    module.profile(&state, &inputs, options, &mut |_, _| Ok(())).unwrap()
 }
 
 #[test]
@@ -39,7 +39,7 @@ fn profiling_changes_no_results() {
     assert_eq!(profiled, expected);
     // A pending reset remains pending.
     module.lazy_reset_grad();
-    module.profile(&state, &inputs, options, &mut |_, _, _, _| Ok(())).unwrap();
+    module.profile(&state, &inputs, options, &mut |_, _| Ok(())).unwrap();
     train(&mut module, &mut state, &data);
     assert_eq!(gradient(&module, "fc1.weight"), before.0, "the first step's gradient, not twice that");
 }

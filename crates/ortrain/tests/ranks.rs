@@ -14,7 +14,7 @@ use ortrain::classic::{CallOptions, TrainingParameters, TrainingSession};
 use ortrain::distributed::{
     Collective, Communicator, Control, DataParallel, Pending, Strategy, ThreadCommunicator,
 };
-use ortrain::{ALIGNMENT, DType, Error, ModuleOptions, Result, RunInput, Tensor};
+use ortrain::{ALIGNMENT, DType, Error, InputView, ModuleOptions, Result, Tensor};
 
 const WEIGHTS: [&str; 4] = ["fc1.bias", "fc1.weight", "fc2.bias", "fc2.weight"];
 const OPTIMIZERS: [&str; 3] = ["SGDOptimizer", "AdamOptimizer", "LambOptimizer"];
@@ -81,9 +81,9 @@ fn batch(step: usize, rank: usize, size: usize) -> (Tensor, Tensor) {
 fn run(session: &mut TrainingSession, (x, labels): &(Tensor, Tensor), is_update: bool) -> Result<f32> {
     let rate = Tensor::f32(&[1], &[0.005]);
     let feeds = [
-        ("x", RunInput::from(x)),
-        ("labels", RunInput::from(labels)),
-        ("Learning_Rate", RunInput::from(&rate)),
+        ("x", InputView::from(x)),
+        ("labels", InputView::from(labels)),
+        ("Learning_Rate", InputView::from(&rate)),
     ];
     let accumulate = CallOptions { only_execute_path_to_fetches: true, training_mode: None };
     let (fetches, options): (&[&str], _) = match is_update {

@@ -4,12 +4,11 @@
 mod common;
 
 use common::{
-    batch, collect, evaluate, gradient, module_on, numbers, optimizer_on, recorded, run_input, state_of,
-    train,
+    batch, evaluate, gradient, module_on, numbers, optimizer_on, recorded, run_input, state_of, train,
 };
 use ortrain::{
     Checkpoint, CheckpointState, ErrorKind, InferenceSession, LinearLRScheduler, Module, ModuleOptions,
-    Optimizer, OptimizerValues, SessionOptions, Tensor,
+    Optimizer, OptimizerValues, SessionOptions, Tensor, collect,
 };
 use ortrain_checkpoint::{ModuleState, NamedTensor};
 
@@ -175,7 +174,7 @@ fn inputs_are_checked() {
     let (x, labels) = batch(4, 1);
     let mut sentence = |inputs: &[Tensor]| {
         let inputs: Vec<_> = inputs.iter().map(run_input).collect();
-        let error = module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(())).unwrap_err();
+        let error = module.train_step(&mut state, &inputs, &mut |_, _| Ok(())).unwrap_err();
         assert_eq!(error.kind(), ErrorKind::InvalidArgument);
         error.to_string()
     };
@@ -210,7 +209,7 @@ fn failed_step_changes_nothing() {
     let (x, _) = batch(4, 2);
     let labels = Tensor::i64(&[4], &[0, -7, 2, 3]);
     let inputs = [run_input(&x), run_input(&labels)];
-    module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(())).unwrap_err();
+    module.train_step(&mut state, &inputs, &mut |_, _| Ok(())).unwrap_err();
     let after: Vec<Vec<f32>> = NAMES.iter().map(|name| gradient(&module, name)).collect();
     assert_eq!(before, after);
     assert_eq!(state.train_step_count(), 1);
@@ -284,7 +283,7 @@ fn another_state_is_refused() {
     let mut other = state_of("mlp_l1");
     let (x, labels) = batch(4, 1);
     let inputs = [run_input(&x), run_input(&labels)];
-    let error = module.train_step(&mut other, &inputs, &mut |_, _, _, _| Ok(())).unwrap_err();
+    let error = module.train_step(&mut other, &inputs, &mut |_, _| Ok(())).unwrap_err();
     assert_eq!(error.to_string(), "the state has other parameters than the state of this module");
     optimizer.step(&mut other, &module).unwrap_err();
 }
@@ -304,7 +303,7 @@ fn distinguishes_missing_file_from_wrong_model() {
         Module::new(recorded(CASE, "training_model.onnx").into(), &mut state, None, ModuleOptions::default())
             .unwrap();
     assert!(module.input_names(false).is_empty());
-    let error = module.eval_step(&state, &[], &mut |_, _, _, _| Ok(())).unwrap_err();
+    let error = module.eval_step(&state, &[], &mut |_, _| Ok(())).unwrap_err();
     assert_eq!(
         error.to_string(),
         "an evaluation step needs an evaluation model, but the module was made without one"
@@ -389,7 +388,7 @@ fn buffer_fills_nominal_state() {
     assert_eq!(module.parameters_size(&state, false), 389);
     let (x, labels) = batch(4, 1);
     let inputs = [run_input(&x), run_input(&labels)];
-    let error = module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(())).unwrap_err();
+    let error = module.train_step(&mut state, &inputs, &mut |_, _| Ok(())).unwrap_err();
     assert!(error.to_string().starts_with("the state is nominal"), "{error}");
     optimizer.step(&mut state, &module).unwrap_err();
     module.copy_buffer_to_parameters(&mut state, &packed, true).unwrap_err();

@@ -8,8 +8,8 @@ use std::borrow::BorrowMut;
 use common::{batch, module_on, optimizer_on, recorded, state_of, train};
 use ortrain::artifacts::{ArtifactOptions, Loss, generate};
 use ortrain::{
-    CheckpointState, DType, Destination, ErrorKind, InferenceSession, LinearLRScheduler, ModelSource,
-    ModuleOptions, Result, RunInput, SessionOptions, Tensor, TrainingSession,
+    CheckpointState, DType, ErrorKind, InferenceSession, InputView, LinearLRScheduler, ModelSource,
+    ModuleOptions, OutputTarget, Result, SessionOptions, TargetBytes, Tensor, TrainingSession,
 };
 use ortrain_onnx::{LoadedModel, NodeProto};
 
@@ -39,8 +39,8 @@ fn session_on(case: &str) -> TrainingSession {
     session_with(case, state_of(case), ALL)
 }
 
-fn inputs(batch: &(Tensor, Tensor)) -> [RunInput<'_>; 2] {
-    [RunInput::from(&batch.0), RunInput::from(&batch.1)]
+fn inputs(batch: &(Tensor, Tensor)) -> [InputView<'_>; 2] {
+    [InputView::from(&batch.0), InputView::from(&batch.1)]
 }
 
 fn loss_of(outputs: &[Tensor]) -> f32 {
@@ -126,7 +126,7 @@ fn rejects_other_state() {
 }
 
 #[test]
-fn outputs_are_written_to_destinations() {
+fn outputs_are_written_to_targets() {
     let case = "mlp_adamw_clip_outputs";
     let (mut session, mut other) = (session_on(case), session_on(case));
     assert_eq!(session.output_names(true)[1..], ["logits", "a1"]);
@@ -136,16 +136,16 @@ fn outputs_are_written_to_destinations() {
     let data = batch(8, 1);
     let (mut loss, mut logits, mut a1) = ([f32::NAN; 1], [f32::NAN; 40], [f32::NAN; 192]);
     for training in [true, false] {
-        let mut destinations = [
-            Destination::f32(&[], &mut loss),
-            Destination::f32(&[8, 5], &mut logits),
-            Destination::f32(&[8, 24], &mut a1),
+        let mut targets = [
+            OutputTarget::f32(&[], &mut loss),
+            OutputTarget::f32(&[8, 5], &mut logits),
+            OutputTarget::f32(&[8, 24], &mut a1),
         ];
         let expected = if training {
-            session.train_step_into(&inputs(&data), &mut destinations).unwrap();
+            session.train_step_into(&inputs(&data), &mut targets).unwrap();
             other.train_step(&inputs(&data)).unwrap()
         } else {
-            session.eval_step_into(&inputs(&data), &mut destinations).unwrap();
+            session.eval_step_into(&inputs(&data), &mut targets).unwrap();
             other.eval_step(&inputs(&data)).unwrap()
         };
         assert_eq!(expected[0].to_vec::<f32>(), loss);
@@ -168,36 +168,40 @@ fn rejects_mismatched_outputs_before_step() {
     let narrow: &[usize] = &[6, 8];
     let expected = |text: &str| (ErrorKind::InvalidArgument, text.replace("LOSS", &loss_name));
 
-    let mut single = [Destination::f32(&[], &mut loss)];
+    let mut single = [OutputTarget::f32(&[], &mut loss)];
     let message = sentence(session.train_step_into(&inputs(&data), &mut single));
     assert_eq!(message, expected("expected 3 output buffers (LOSS, logits, a1), got 1"));
 
-    let mut destinations = [
-        Destination::f32(&[], &mut loss),
-        Destination::f32(narrow, &mut logits),
-        Destination::f32(&[8, 24], &mut a1),
+    let mut targets = [
+        OutputTarget::f32(&[], &mut loss),
+        OutputTarget::f32(narrow, &mut logits),
+        OutputTarget::f32(&[8, 24], &mut a1),
     ];
     let text = "output \"logits\" is float32[8, 5], but its buffer is float32[6, 8]";
-    assert_eq!(sentence(session.train_step_into(&inputs(&data), &mut destinations)), expected(text));
-    assert_eq!(sentence(session.eval_step_into(&inputs(&data), &mut destinations)), expected(text));
+    assert_eq!(sentence(session.train_step_into(&inputs(&data), &mut targets)), expected(text));
+    assert_eq!(sentence(session.eval_step_into(&inputs(&data), &mut targets)), expected(text));
 
-    destinations[1].dims = &[8, 5];
+    targets[1].dims = &[8, 5];
     let text =
         "the buffer of output \"logits\" is declared as float32[8, 5] (160 bytes), but it has 192 bytes";
-    assert_eq!(sentence(session.train_step_into(&inputs(&data), &mut destinations)), expected(text));
+    assert_eq!(sentence(session.train_step_into(&inputs(&data), &mut targets)), expected(text));
 
-    destinations[0] = Destination { dtype: DType::F64, dims: &[], bytes: &mut wide };
+    targets[0] = host_target(DType::F64, &[], &mut wide);
     let text = "output \"LOSS\" is float32[], but its buffer is float64[]";
-    assert_eq!(sentence(session.train_step_into(&inputs(&data), &mut destinations)), expected(text));
+    assert_eq!(sentence(session.train_step_into(&inputs(&data), &mut targets)), expected(text));
 
-    destinations[0] = Destination { dtype: DType::F32, dims: &[usize::MAX, 2], bytes: &mut [] };
-    let (kind, text) = sentence(session.train_step_into(&inputs(&data), &mut destinations));
+    targets[0] = host_target(DType::F32, &[usize::MAX, 2], &mut []);
+    let (kind, text) = sentence(session.train_step_into(&inputs(&data), &mut targets));
     assert_eq!(kind, ErrorKind::InvalidArgument);
     assert!(text.contains("too large to address"), "{text}");
 
     assert_eq!(session.state().train_step_count(), 0);
     assert!(common::gradient(session.module(), "fc1.bias").iter().all(|&value| value == 0.0));
     assert!(logits.iter().chain(&a1).all(|&value| value == 7.0), "nothing was written");
+}
+
+fn host_target<'a>(dtype: DType, dims: &'a [usize], bytes: &'a mut [u8]) -> OutputTarget<'a> {
+    OutputTarget { dtype, dims, bytes: TargetBytes::Host(bytes) }
 }
 
 /// A classifier with an additional output, the positions of nonzero inputs: its shape is data-dependent.
@@ -240,10 +244,7 @@ fn writes_outputs_with_value_dependent_shapes() {
     let before = gradients(&session);
 
     let mut buffer = [0_u8; 48];
-    let mut outputs = [
-        Destination::f32(&[], &mut loss),
-        Destination { dtype: DType::I64, dims: &[2, 3], bytes: &mut buffer },
-    ];
+    let mut outputs = [OutputTarget::f32(&[], &mut loss), host_target(DType::I64, &[2, 3], &mut buffer)];
     let text = "output \"places\" is int64[2, 2], but its buffer is int64[2, 3]";
     let expected = (ErrorKind::InvalidArgument, text.to_owned());
     assert_eq!(sentence(session.train_step_into(&inputs(&data), &mut outputs)), expected);
@@ -251,7 +252,7 @@ fn writes_outputs_with_value_dependent_shapes() {
     assert_eq!(gradients(&session), before, "the step was taken back");
     assert_eq!(session.state().train_step_count(), 1);
 
-    outputs[1] = Destination { dtype: DType::I64, dims: &[2, 2], bytes: &mut position_bytes };
+    outputs[1] = host_target(DType::I64, &[2, 2], &mut position_bytes);
     session.train_step_into(&inputs(&data), &mut outputs).unwrap();
     let positions = bytemuck::pod_collect_to_vec::<u8, i64>(&position_bytes);
     assert_eq!(positions, [0, 1, 3, 4]);

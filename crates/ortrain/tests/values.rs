@@ -55,7 +55,7 @@ fn optimizer_model_takes_sequences() {
         assert_eq!(session.run_values(&inputs(shapes), None).unwrap(), std::slice::from_ref(&done));
     }
     let (kind, text) = {
-        let error = session.run(&[], &mut |_, _, _, _| Ok(())).unwrap_err();
+        let error = session.run(&[], &mut |_, _| Ok(())).unwrap_err();
         (error.kind(), error.to_string())
     };
     assert_eq!(kind, ErrorKind::InvalidArgument);

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use ortrain::artifacts::{ArtifactOptions, Loss, OptimizerKind, generate};
 use ortrain::{
-    CheckpointState, InferenceSession, ModuleOptions, Property, RunInput, SessionOptions, Tensor,
+    CheckpointState, InferenceSession, InputView, ModuleOptions, Property, SessionOptions, Tensor,
     TrainingSession, collect,
 };
 
@@ -52,7 +52,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         let mut loss = 0.0;
         for step in 0..STEPS {
             let (x, labels) = examples(round as u64 * STEPS as u64 + step as u64);
-            loss = session.train_step(&[RunInput::from(&x), RunInput::from(&labels)])?[0].to_vec::<f32>()[0];
+            loss =
+                session.train_step(&[InputView::from(&x), InputView::from(&labels)])?[0].to_vec::<f32>()[0];
             session.optimizer_step()?;
             session.lazy_reset_grad();
         }
@@ -110,7 +111,7 @@ fn accuracy(model: &Path) -> Result<f64, Box<dyn Error>> {
     let mut right = 0;
     for seed in 0..BATCHES {
         let (x, labels) = examples(u64::MAX - seed);
-        let scores = collect(|deliver| session.run(&[RunInput::from(&x)], deliver))?[0].to_vec::<f32>();
+        let scores = collect(|deliver| session.run(&[InputView::from(&x)], deliver))?[0].to_vec::<f32>();
         for (row, label) in scores.chunks_exact(CLASSES).zip(labels.to_vec::<i64>()) {
             let best = (0..CLASSES).max_by(|&a, &b| row[a].total_cmp(&row[b]));
             right += usize::from(best == usize::try_from(label).ok());

@@ -7,7 +7,7 @@ use ortrain_ops::passes::differentiate::backpropagate;
 use ortrain_ops::passes::infer::infer;
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{
-    Backend, Bindings, GradientMode, RunContext, RunInput, Scalars, ScheduleExecutor, Workspace,
+    Backend, Bindings, GradientMode, InputView, RunContext, Scalars, ScheduleExecutor, Workspace,
 };
 
 use super::Report;
@@ -83,16 +83,16 @@ fn run(
     let mut work = Workspace::new(backend.clone());
     let runner = ScheduleExecutor::new(backend.clone(), schedule.schedule().clone())
         .map_err(|error| error.to_string())?;
-    let run_inputs: Vec<RunInput<'_>> = inputs.iter().map(RunInput::from).collect();
+    let run_inputs: Vec<InputView<'_>> = inputs.iter().map(InputView::from).collect();
     let mut results = vec![Vec::new(); graph.outputs.len()];
     let (bindings, scalars) = (Bindings { planes: &[] }, Scalars { seed: 3, train_step: 1 });
     runner
         .run(
             RunContext::new(&bindings, &mut work, GradientMode::Overwrite, scalars),
             &run_inputs,
-            &mut |k, dtype, dims, value| {
-                results[k] = vec![0; dims.iter().product::<usize>() * dtype.size()];
-                value.copy_to(&mut results[k])
+            &mut |k, value| {
+                results[k] = value.to_tensor()?.data().to_vec();
+                Ok(())
             },
         )
         .map_err(|error| error.to_string())?;

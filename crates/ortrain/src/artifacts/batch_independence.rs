@@ -7,7 +7,7 @@ use ortrain_expr::random_bits;
 use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_ops::Role;
 use ortrain_ops::passes::infer::infer;
-use ortrain_program::{Backend, GradientMode, RunInput, Scalars, Workspace};
+use ortrain_program::{Backend, GradientMode, InputView, Scalars, Workspace};
 use rustc_hash::FxHashSet;
 
 use crate::exec::executable_cache::ExecutableCache;
@@ -159,15 +159,15 @@ fn run_graph(
     graph.remove_unused();
     let roles = vec![Role::User; graph.inputs.len()];
     let mut results = vec![None; names.len()];
-    let run_inputs: Vec<RunInput<'_>> = inputs.iter().map(RunInput::from).collect();
+    let run_inputs: Vec<InputView<'_>> = inputs.iter().map(InputView::from).collect();
     ExecutableCache::new(graph, roles, backend.clone()).run(
         &mut Workspace::with_limit(backend.clone(), Some(MAX_ELEMENTS_AND_BYTES.1), 0),
         &[],
         GradientMode::Accumulate,
         Scalars::default(),
         &run_inputs,
-        &mut |at, dtype, dims, value| {
-            results[at] = Some(value.to_tensor(dtype, dims)?);
+        &mut |at, value| {
+            results[at] = Some(value.to_tensor()?);
             Ok(())
         },
     )?;

@@ -8,9 +8,9 @@ use ortrain_graph::{Graph, Tensor, ValueId};
 use ortrain_ops::training::label_error;
 use ortrain_ops::{Role, Specialiser};
 use ortrain_program::{
-    Backend, Bindings, Deliver, DeviceError, GradientMode, Interrupt, Memory, MemoryNeed, Observer, PASSES,
-    PassLog, PlaneId, Precision, RunContext, RunError, RunInput, Scalars, Schedule, ScheduleExecutor,
-    Specialised, Workspace, describe_position,
+    Backend, Bindings, DeviceError, GradientMode, InputView, Interrupt, Memory, MemoryNeed, Observer,
+    OutputSink, PASSES, PassLog, PlaneId, Precision, RunContext, RunError, Scalars, Schedule,
+    ScheduleExecutor, Specialised, Workspace, describe_position,
 };
 use smallvec::SmallVec;
 
@@ -89,13 +89,13 @@ impl ExecutableCache {
     }
 
     /// Returns the cached schedule for these inputs.
-    fn cached_schedule(&self, inputs: &[RunInput<'_>]) -> Option<Arc<Specialised>> {
+    fn cached_schedule(&self, inputs: &[InputView<'_>]) -> Option<Arc<Specialised>> {
         let dims: SmallVec<[&[usize]; 16]> = inputs.iter().map(|value| value.dims).collect();
         self.specialiser.find_cached(&dims, &|k| inputs[k].to_host().unwrap_or_default())
     }
 
     /// Returns the schedule for these inputs, planned now if it is not cached.
-    pub(crate) fn schedule(&self, inputs: &[RunInput<'_>]) -> Result<Arc<Specialised>> {
+    pub(crate) fn schedule(&self, inputs: &[InputView<'_>]) -> Result<Arc<Specialised>> {
         if let Some(schedule) = self.cached_schedule(inputs) {
             return Ok(schedule);
         }
@@ -113,7 +113,7 @@ impl ExecutableCache {
     pub(crate) fn profile_planning(
         &self,
         work: &Workspace,
-        inputs: &[RunInput<'_>],
+        inputs: &[InputView<'_>],
     ) -> Result<Vec<(&'static str, Duration)>> {
         let dims: SmallVec<[&[usize]; 16]> = inputs.iter().map(|value| value.dims).collect();
         let log = PassLog::new();
@@ -159,8 +159,8 @@ impl ExecutableCache {
         planes: &[&Memory],
         entry: GradientMode,
         scalars: Scalars,
-        inputs: &[RunInput<'_>],
-        deliver: &mut Deliver<'_>,
+        inputs: &[InputView<'_>],
+        deliver: &mut OutputSink<'_>,
     ) -> Result<()> {
         self.run_traced(work, planes, (entry, scalars), None, inputs, deliver)
     }
@@ -172,8 +172,8 @@ impl ExecutableCache {
         planes: &[&Memory],
         (entry, scalars): (GradientMode, Scalars),
         trace: Option<&mut Trace>,
-        inputs: &[RunInput<'_>],
-        deliver: &mut Deliver<'_>,
+        inputs: &[InputView<'_>],
+        deliver: &mut OutputSink<'_>,
     ) -> Result<()> {
         let runner = self.executor(work, inputs)?;
         let (bindings, observer) = (Bindings { planes }, trace.map(|trace| trace as &mut dyn Observer));
@@ -195,7 +195,7 @@ impl ExecutableCache {
     pub(crate) fn executor(
         &mut self,
         work: &Workspace,
-        inputs: &[RunInput<'_>],
+        inputs: &[InputView<'_>],
     ) -> Result<Arc<ScheduleExecutor>> {
         if let Some(schedule) =
             self.cached_schedule(inputs).filter(|schedule| schedule.cached_executor().is_some())
@@ -234,7 +234,7 @@ pub fn interruptible<T>(interrupt: Option<&Interrupt>, work: impl FnOnce() -> Re
 }
 
 /// Copies an input into a tensor. If its device fails, stores the error, and returns zeros.
-fn to_tensor(value: &RunInput<'_>, failed: &RefCell<Option<DeviceError>>) -> Tensor {
+fn to_tensor(value: &InputView<'_>, failed: &RefCell<Option<DeviceError>>) -> Tensor {
     let data = value.to_host().unwrap_or_else(|error| {
         failed.replace(Some(error));
         vec![0; value.byte_count()].into()

@@ -4,8 +4,9 @@ use std::fmt;
 use std::sync::Arc;
 
 use ortrain_graph::{DType, Dim, Graph, ValueId, ValueType, byte_length};
-use ortrain_program::RunInput;
+use ortrain_program::InputView;
 
+use super::caller_memory::describe_input;
 use crate::{Error, Result};
 
 /// An input or output of a model.
@@ -76,6 +77,12 @@ impl fmt::Display for ValueInfo {
     }
 }
 
+/// Returns the error of a sequence for an input that is a tensor.
+pub(crate) fn sequence_error(info: &ValueInfo, input: &InputView<'_>) -> Error {
+    let (name, expected) = (info.name.clone(), info.to_string());
+    Error::Input { name, expected, found: describe_input(input), reason: "a sequence is no tensor".into() }
+}
+
 /// One axis of an input.
 #[derive(Clone, Copy, Debug)]
 enum Axis {
@@ -116,18 +123,18 @@ impl Signature {
     }
 
     /// Returns the batch size: the size of the first axis of the first input, if that axis is symbolic.
-    pub(crate) fn batch_size(&self, inputs: &[RunInput<'_>]) -> Option<usize> {
+    pub(crate) fn batch_size(&self, inputs: &[InputView<'_>]) -> Option<usize> {
         let first = self.axes.first()?.as_ref()?.first()?;
         matches!(first, Axis::Symbol(_)).then(|| inputs.first()?.dims.first().copied()).flatten()
     }
 
     /// Returns the shapes of the inputs with another batch size.
-    pub(crate) fn shapes_with_batch(&self, inputs: &[RunInput<'_>], size: usize) -> Vec<Vec<usize>> {
+    pub(crate) fn shapes_with_batch(&self, inputs: &[InputView<'_>], size: usize) -> Vec<Vec<usize>> {
         let batch = match self.axes.first().and_then(|axes| axes.as_ref()?.first()) {
             Some(Axis::Symbol(symbol)) => Some(*symbol),
             _ => None,
         };
-        let resized = |(value, axes): (&RunInput<'_>, &Option<Vec<Axis>>)| {
+        let resized = |(value, axes): (&InputView<'_>, &Option<Vec<Axis>>)| {
             let is_batch = |at: usize| match axes.as_ref().and_then(|axes| axes.get(at)) {
                 Some(Axis::Symbol(symbol)) => Some(*symbol) == batch,
                 _ => false,
@@ -138,7 +145,10 @@ impl Signature {
     }
 
     /// Checks number, types and shapes. Allocates only for an error.
-    pub(crate) fn check(&mut self, inputs: &[RunInput<'_>]) -> Result<()> {
+    pub(crate) fn check(&mut self, inputs: &[InputView<'_>]) -> Result<()> {
+        if let Some((info, input)) = self.infos.iter().zip(inputs).find(|(_, input)| input.is_sequence()) {
+            return Err(sequence_error(info, input));
+        }
         self.check_described(inputs.iter().map(|value| (value.dtype, value.dims, value.byte_count())))
     }
 

@@ -1,10 +1,9 @@
 //! Runs: devices, inputs and outputs, compiled schedules, profiles.
 
 pub(crate) mod backend;
+pub(crate) mod caller_memory;
 pub(crate) mod executable_cache;
 pub(crate) mod inputs;
-pub(crate) mod io_binding;
-pub(crate) mod lent;
 pub(crate) mod outputs;
 pub(crate) mod over_limit;
 pub(crate) mod profile;

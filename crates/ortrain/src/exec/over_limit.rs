@@ -1,6 +1,6 @@
 //! Advice for a run that exceeds `memory_limit`: a sufficient limit, and the largest batch.
 
-use ortrain_program::{RunError, RunInput, Workspace};
+use ortrain_program::{InputView, RunError, Workspace};
 
 use crate::Error;
 use crate::exec::executable_cache::ExecutableCache;
@@ -21,7 +21,7 @@ pub(crate) fn explain(
     runners: &ExecutableCache,
     signature: &Signature,
     work: &Workspace,
-    inputs: &[RunInput<'_>],
+    inputs: &[InputView<'_>],
 ) -> Error {
     let Error::Run(RunError::OverLimit(over)) = &error else { return error };
     let plan = |work: &Workspace, batch: Option<usize>| {

@@ -67,8 +67,8 @@ impl ProfileOptions {
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
-/// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
+/// # let inputs = batch.each_ref().map(ortrain::InputView::from);
+/// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _| Ok(()))?;
 /// let products = profile.instructions.iter().filter(|instruction| instruction.kind == "MatMul");
 /// for instruction in products {
 ///     assert!(instruction.flops > 0 && instruction.min <= instruction.median);
@@ -120,8 +120,8 @@ impl InstructionProfile {
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
-/// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
+/// # let inputs = batch.each_ref().map(ortrain::InputView::from);
+/// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _| Ok(()))?;
 /// assert!(profile.to_string().contains("MatMul"));
 /// assert_eq!(profile.memory, module.memory_need(&inputs, true)?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -414,9 +414,9 @@ impl Profile {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
     /// # let folder = tempfile::tempdir()?;
-    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _, _, _| Ok(()))?;
+    /// let profile = module.profile(&state, &inputs, Default::default(), &mut |_, _| Ok(()))?;
     /// profile.chrome_trace(folder.path().join("step.json"))?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

@@ -19,7 +19,7 @@ use ortrain_ops::training::{
     set_training_mode,
 };
 use ortrain_program::{
-    Backend, ForwardState, Memory, PlaneId, RunError, RunInput, Scalars, ScheduleExecutor, Workspace,
+    Backend, ForwardState, InputView, Memory, PlaneId, RunError, Scalars, ScheduleExecutor, Workspace,
 };
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
@@ -28,7 +28,6 @@ use crate::artifacts::training_model::training_message;
 use crate::artifacts::updated_statistics;
 use crate::exec::executable_cache::{ExecutableCache, interruptible};
 use crate::exec::inputs::Signature;
-use crate::exec::lent::Lent;
 use crate::exec::over_limit;
 use crate::exec::run_options::RunOptions;
 use crate::face::gradient_options::{ForwardBackwardOptions, Weight};
@@ -39,7 +38,7 @@ use crate::model::graph::{graph_to_run, opset_of};
 use crate::model::postprocessing;
 use crate::state::placement::Placement;
 use crate::suggest::hint;
-use crate::{Error, InferenceSession, ModelSource, Result, ValueInfo};
+use crate::{Error, InferenceSession, ModelSource, OutputTarget, Result, ValueInfo};
 
 /// Maximum number of idle workspaces in the pool.
 const MAX_IDLE_PASSES: usize = 4;
@@ -96,10 +95,10 @@ impl Pool {
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
 /// # let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<ortrain::Result<Vec<_>>>()?;
-/// # let weights: Vec<ortrain::Lent<'_>> = both.lend(&memories);
+/// # let weights: Vec<ortrain::InputView<'_>> = both.weight_views(&memories);
 /// # let batch = setup::batch();
-/// # let x = [ortrain::RunInput::from(&batch[0])];
-/// let live = both.forward(&weights, &x, &mut |_, _, _, _| Ok(()))?;
+/// # let x = [ortrain::InputView::from(&batch[0])];
+/// let live = both.forward(&weights, &x, &mut |_, _| Ok(()))?;
 /// assert!(live.bytes() > 0);
 /// drop(live);
 /// assert_eq!(both.live_bytes(), 0);
@@ -139,7 +138,7 @@ struct Prepared {
 
 impl Prepared {
     /// Checks the inputs and returns their executor.
-    fn executor(&mut self, inputs: &[RunInput<'_>]) -> Result<Arc<ScheduleExecutor>> {
+    fn executor(&mut self, inputs: &[InputView<'_>]) -> Result<Arc<ScheduleExecutor>> {
         self.signature.check(inputs)?;
         let cached = self.executables.executor(&self.planning_workspace, inputs);
         cached.map_err(|error| {
@@ -167,21 +166,21 @@ struct Graphs {
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let batch = setup::batch();
-/// use ortrain::{ForwardBackward, ForwardBackwardOptions, RunInput, Tensor, collect};
+/// use ortrain::{ForwardBackward, ForwardBackwardOptions, InputView, Tensor, collect};
 ///
 /// let both = ForwardBackward::new(setup::MODEL.into(), ForwardBackwardOptions::default())?;
 /// let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<Result<Vec<_>, _>>()?;
 /// let rooms = both.weights().iter().map(|weight| weight.allocate_gradient()).collect::<Result<Vec<_>, _>>()?;
-/// let (weights, gradients) = (both.lend(&memories), both.lend(&rooms));
+/// let (weights, mut gradients) = (both.weight_views(&memories), both.gradient_targets(&rooms));
 ///
 /// let mut live = None;
 /// let logits = collect(|deliver| {
-///     live = Some(both.forward(&weights, &[RunInput::from(&batch[0])], deliver)?);
+///     live = Some(both.forward(&weights, &[InputView::from(&batch[0])], deliver)?);
 ///     Ok(())
 /// })?;
 /// let seed = Tensor::f32(logits[0].dims(), &vec![1.0; logits[0].len()]);
 /// let of_x =
-///     collect(|deliver| both.backward(live.as_mut().unwrap(), &[RunInput::from(&seed)], &gradients, deliver))?;
+///     collect(|deliver| both.backward(live.as_mut().unwrap(), &[InputView::from(&seed)], &mut gradients, deliver))?;
 /// assert_eq!(of_x[0].dims(), batch[0].dims());
 /// assert!(!rooms[0].is_zero()?);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -500,23 +499,39 @@ impl ForwardBackward {
         &self.weights
     }
 
-    /// Wraps memories, one for each weight, as arguments of calls.
+    /// Returns views of weights in memories, one for each weight, as arguments of calls.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
     /// let memories = both.weights().iter().map(|weight| weight.to_memory()).collect::<Result<Vec<_>, _>>()?;
-    /// assert_eq!(both.lend(&memories)[0].dims, [96, 64]);
+    /// assert_eq!(both.weight_views(&memories)[0].dims, [96, 64]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     #[must_use]
-    pub fn lend<'a>(&'a self, memories: &'a [Arc<Memory>]) -> Vec<Lent<'a>> {
-        let lent = |(weight, memory): (&'a Weight, &'a Arc<Memory>)| Lent {
-            dtype: weight.initial.dtype(),
-            dims: weight.initial.dims(),
-            memory,
+    pub fn weight_views<'a>(&'a self, memories: &'a [Arc<Memory>]) -> Vec<InputView<'a>> {
+        let view = |(weight, memory): (&'a Weight, &'a Arc<Memory>)| {
+            InputView::in_memory(weight.initial.dtype(), weight.initial.dims(), memory)
         };
-        self.weights.iter().zip(memories).map(lent).collect()
+        self.weights.iter().zip(memories).map(view).collect()
+    }
+
+    /// Returns targets for the gradients of weights in memories, one for each weight, as arguments of calls.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// let both = ortrain::ForwardBackward::new(setup::MODEL.into(), Default::default())?;
+    /// let memories =
+    ///     both.weights().iter().map(|weight| weight.allocate_gradient()).collect::<Result<Vec<_>, _>>()?;
+    /// assert_eq!(both.gradient_targets(&memories)[0].dims, [96, 64]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    #[must_use]
+    pub fn gradient_targets<'a>(&'a self, memories: &'a [Arc<Memory>]) -> Vec<OutputTarget<'a>> {
+        let target = |(weight, memory): (&'a Weight, &'a Arc<Memory>)| {
+            OutputTarget::in_memory(weight.initial.dtype(), weight.initial.dims(), memory)
+        };
+        self.weights.iter().zip(memories).map(target).collect()
     }
 
     /// Returns the running statistics that forward passes update, with their memory. They exist only with

@@ -2,12 +2,11 @@
 
 use std::sync::Arc;
 
-use ortrain_graph::Tensor;
+use ortrain_graph::{DType, Tensor};
 use ortrain_ops::training::BatchNormMode;
 use ortrain_program::{Memory, RunError};
 
-use crate::exec::io_binding::{DEVICE_ALIGN, is_aligned};
-use crate::exec::lent::Lent;
+use crate::exec::caller_memory::{DEVICE_ALIGN, is_aligned};
 use crate::exec::run_options::RunOptions;
 use crate::{Error, Result};
 
@@ -121,28 +120,33 @@ impl Weight {
         Ok(Arc::new(Memory::try_new(self.initial.data().len()).map_err(RunError::from)?))
     }
 
-    /// Checks that a buffer has the type, shape and size of the weight, and that its address is aligned.
-    pub(crate) fn check(&self, lent: &Lent<'_>, label: &str) -> Result<()> {
-        let (dtype, dims) = (self.initial.dtype(), self.initial.dims());
-        let fits = lent.dtype == dtype && lent.dims == dims;
-        if fits && lent.memory.len() >= self.initial.data().len() {
-            if is_aligned(lent.memory, dtype) {
-                return Ok(());
-            }
-            let multiple = match lent.memory.host() {
-                Some(_) => format!("{} bytes, its element size", dtype.size()),
-                None => format!("{DEVICE_ALIGN} bytes"),
-            };
+    /// Checks that a buffer of `bytes` bytes has the type, shape and size of the weight, and that the address of a
+    /// memory is aligned.
+    pub(crate) fn check(
+        &self,
+        (dtype, dims): (DType, &[usize]),
+        bytes: usize,
+        memory: Option<&Memory>,
+        label: &str,
+    ) -> Result<()> {
+        let (own_dtype, own_dims) = (self.initial.dtype(), self.initial.dims());
+        let fits = dtype == own_dtype && dims == own_dims;
+        let own_bytes = self.initial.data().len();
+        if !fits || bytes < own_bytes || (memory.is_none() && bytes > own_bytes) {
+            let actual = if fits { format!("{bytes} bytes") } else { format!("{dtype}{dims:?}") };
             return Err(Error::Argument(format!(
-                "the address of {label}{:?} is not a multiple of {multiple}; give an aligned copy",
+                "{label}{:?} should be {own_dtype}{own_dims:?}, but it is {actual}",
                 self.name
             )));
         }
-        let actual = if fits {
-            format!("{} bytes", lent.memory.len())
-        } else {
-            format!("{}{:?}", lent.dtype, lent.dims)
+        let Some(memory) = memory.filter(|memory| !is_aligned(memory, dtype)) else { return Ok(()) };
+        let multiple = match memory.host() {
+            Some(_) => format!("{} bytes, its element size", dtype.size()),
+            None => format!("{DEVICE_ALIGN} bytes"),
         };
-        Err(Error::Argument(format!("{label}{:?} should be {dtype}{dims:?}, but it is {actual}", self.name)))
+        Err(Error::Argument(format!(
+            "the address of {label}{:?} is not a multiple of {multiple}; give an aligned copy",
+            self.name
+        )))
     }
 }

@@ -6,23 +6,27 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use ortrain_graph::{DType, Graph, Tensor, ValueId, ValueType, byte_length};
+use ortrain_graph::{DType, Graph, Tensor, ValueId, ValueType};
 use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, ValueInfoProto};
 use ortrain_ops::passes::{infer::infer, updates::written_inputs};
 use ortrain_ops::training::{check_sequences, sequence_input};
 use ortrain_ops::{NEWEST_OPSET, PartTensor, PlanePart, Role};
-use ortrain_program::{Backend, Memory, PlaneId, Precision, RunError, Workspace, align};
+use ortrain_program::{
+    Backend, InputBytes, InputView, Memory, PlaneId, Precision, RunError, Workspace, align,
+};
 use rustc_hash::FxHashSet;
 
 use crate::artifacts::training_model::training_message;
+use crate::exec::caller_memory::{describe_input, describe_tensors, is_read_in_place};
 use crate::exec::executable_cache::{ExecutableCache, interruptible};
-use crate::exec::inputs::Signature;
-use crate::exec::io_binding::{describe_feeds, is_read_in_place, memory_span, output_spans, spans_overlap};
+use crate::exec::inputs::{Signature, sequence_error};
+use crate::exec::outputs::Targets;
+use crate::exec::outputs::target_spans;
 use crate::exec::run_options::RunOptions;
 use crate::exec::trace::Trace;
 use crate::face::session_options::{ModelMeta, SessionOptions};
 use crate::model::graph::{graph_to_run, opset_of};
-use crate::{Error, Feed, Fetch, Lent, ModelSource, Result, ValueInfo};
+use crate::{Error, ModelSource, Result, ValueInfo};
 
 /// Sequences of tensors with their element types.
 type Sequences<'a> = Vec<(DType, &'a [Tensor])>;
@@ -35,11 +39,11 @@ const MAX_PREPARED: usize = 32;
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// use ortrain::{RunInput, InferenceSession, SessionOptions, Tensor, collect};
+/// use ortrain::{InputView, InferenceSession, SessionOptions, Tensor, collect};
 ///
 /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
 /// let x = Tensor::f32(&[2, 64], &[0.5; 128]);
-/// let results = collect(|deliver| session.run(&[RunInput::from(&x)], deliver))?;
+/// let results = collect(|deliver| session.run(&[InputView::from(&x)], deliver))?;
 /// assert_eq!(results[0].dims(), [2, 10]);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -86,16 +90,16 @@ impl Variant {
     }
 
     /// Returns true if a run must copy the value of the input at this position.
-    fn needs_copy(&self, at: usize, lent: &Lent<'_>, fetches: &[Fetch<'_>]) -> bool {
-        self.written.contains(&at) || !is_read_in_place(lent, output_spans(fetches))
+    fn needs_copy(&self, at: usize, input: &InputView<'_>, targets: &Targets<'_>) -> bool {
+        self.written.contains(&at) || !is_read_in_place(input, target_spans(targets))
     }
 }
 
 /// Values of a run, in the order of a variant's inputs.
-struct OrderedFeeds<'a> {
+struct OrderedInputs<'a> {
     /// Indices of overridden initializers among the overridable ones.
     overridden: Vec<usize>,
-    feeds: Vec<Feed<'a>>,
+    values: Vec<InputView<'a>>,
 }
 
 /// Cache key of a prepared run.
@@ -108,7 +112,7 @@ struct PreparedKey {
     /// Indices of overridden initializers.
     overridden: Vec<usize>,
     /// Positions and shapes of inputs that are read in place.
-    lent: Vec<(usize, Vec<usize>)>,
+    in_place: Vec<(usize, Vec<usize>)>,
 }
 
 /// Model and settings of a session.
@@ -361,9 +365,9 @@ impl InferenceSession {
         let mut planes = Vec::with_capacity(sequences.len());
         let mut roles = Vec::with_capacity(graph.inputs.len());
         for (k, info) in variant.inputs.iter().enumerate() {
-            if let Some(position) = key.lent.iter().position(|(at, _)| *at == k) {
+            if let Some(position) = key.in_place.iter().position(|(at, _)| *at == k) {
                 let id = graph.inputs[k];
-                graph.value_mut(id).ty = ValueType::tensor(info.dtype, &key.lent[position].1);
+                graph.value_mut(id).ty = ValueType::tensor(info.dtype, &key.in_place[position].1);
                 roles.push(Role::Plane(PlaneId((sequences.len() + position) as u32), 0));
                 continue;
             }
@@ -389,20 +393,20 @@ impl InferenceSession {
             selected_outputs: key.selected_outputs.clone(),
             shapes: key.shapes.clone(),
             overridden: key.overridden.clone(),
-            lent: key.lent.clone(),
+            in_place: key.in_place.clone(),
         };
-        if !key.lent.is_empty() {
+        if !key.in_place.is_empty() {
             let inputs = &runners.graph().inputs;
             let writes: FxHashSet<ValueId> = written_inputs(runners.graph()).into_iter().collect();
-            let before = key.lent.len();
-            key.lent.retain(|(at, _)| {
+            let before = key.in_place.len();
+            key.in_place.retain(|(at, _)| {
                 let clean = !writes.contains(&inputs[*at]);
                 if !clean {
                     variant.written.insert(*at);
                 }
                 clean
             });
-            if key.lent.len() != before {
+            if key.in_place.len() != before {
                 return self.prepare(&key);
             }
         }
@@ -471,77 +475,27 @@ fn write_optimized(label: &str, model: &LoadedModel, graph: &Graph, path: &Path)
 }
 
 /// Checks that values fit the inputs.
-fn check_feeds(variant: &mut Variant, feeds: &[Feed<'_>]) -> Result<()> {
-    for (info, feed) in variant.inputs.iter().zip(feeds) {
-        let refuse = |actual: String, reason: &str| {
+fn check_inputs(variant: &mut Variant, inputs: &[InputView<'_>]) -> Result<()> {
+    for (info, input) in variant.inputs.iter().zip(inputs) {
+        let refuse = |found: String, reason: &str| {
             let (name, expected) = (info.name.clone(), info.to_string());
-            Err(Error::Input { name, expected, found: actual, reason: reason.into() })
+            Err(Error::Input { name, expected, found, reason: reason.into() })
         };
-        match feed {
-            Feed::Sequence(_) if !info.sequence => {
-                return refuse(feed.describe(), "a sequence is no tensor");
-            }
-            Feed::Sequence(several) => {
-                if let Some(other) = several.iter().find(|tensor| tensor.dtype() != info.dtype) {
+        match input.bytes {
+            InputBytes::Sequence(_) if !info.sequence => return Err(sequence_error(info, input)),
+            InputBytes::Sequence(tensors) => {
+                if let Some(other) = tensors.iter().find(|tensor| tensor.dtype() != info.dtype) {
                     let other = format!("a sequence with {}{:?}", other.dtype(), other.dims());
                     return refuse(other, "the element types differ");
                 }
             }
-            _ if info.sequence => return refuse(feed.describe(), "a tensor is no sequence"),
-            Feed::Tensor(_) | Feed::Lent(_) => {}
+            InputBytes::Host(_) | InputBytes::Memory(_) if info.sequence => {
+                return refuse(describe_input(input), "a tensor is no sequence");
+            }
+            InputBytes::Host(_) | InputBytes::Memory(_) => {}
         }
     }
-    variant.signature.check_described(describe_feeds(feeds).into_iter())
-}
-
-/// Checks the output buffers against the types that are known before a run.
-pub(crate) fn check_output_buffers(outputs: &[ValueInfo], fetches: &[Fetch<'_>]) -> Result<()> {
-    let mut spans: Vec<(&str, (usize, usize))> = Vec::new();
-    for fetch in fetches {
-        let (info, Some(into)) = (&outputs[fetch.output], &fetch.into) else { continue };
-        let name = &info.name;
-        if info.sequence {
-            return Err(Error::Argument(format!(
-                "output {name:?} is {info}, and only a tensor can have a buffer"
-            )));
-        }
-        let actual = || format!("{}{:?}", into.dtype, into.dims);
-        if into.dtype != info.dtype {
-            let (name, expected) = (name.clone(), info.to_string());
-            return Err(Error::Output { name, expected, found: actual(), dims: None });
-        }
-        let buffer_error = |error: String| Error::Argument(format!("the buffer of output {name:?}: {error}"));
-        let bytes = byte_length(into.dtype, into.dims).map_err(|error| buffer_error(error.to_string()))?;
-        if bytes > into.memory.len() {
-            let have = into.memory.len();
-            return Err(Error::Argument(format!(
-                "the buffer of output {name:?} is declared as {} ({bytes} bytes), but it has {have} bytes",
-                actual()
-            )));
-        }
-        if into.memory.is_read_only() {
-            return Err(buffer_error("it is read-only; give a writable buffer".into()));
-        }
-        let buffer_span = memory_span(into.memory, bytes);
-        if let Some((other, _)) = spans.iter().find(|(_, other)| spans_overlap(buffer_span, *other)) {
-            return Err(Error::Argument(format!(
-                "outputs {other:?} and {name:?} share memory, so one result would overwrite the other; give each \
-                 output its own memory"
-            )));
-        }
-        spans.push((name, buffer_span));
-    }
-    Ok(())
-}
-
-/// Checks that an output buffer has the shape of the result.
-pub(crate) fn check_output_buffer(info: &ValueInfo, into: &Lent<'_>, dims: &[usize]) -> Result<()> {
-    if into.dims == dims {
-        return Ok(());
-    }
-    let (name, expected) = (info.name.clone(), format!("{}{dims:?}", info.dtype));
-    let actual = format!("{}{:?}", into.dtype, into.dims);
-    Err(Error::Output { name, expected, found: actual, dims: Some(dims.to_vec()) })
+    variant.signature.check_described(describe_tensors(inputs).into_iter())
 }
 
 /// Returns the byte ranges of the tensors of a sequence in its plane.

@@ -4,12 +4,12 @@ use std::borrow::BorrowMut;
 use std::path::Path;
 
 use ortrain_graph::Tensor;
-use ortrain_program::RunInput;
+use ortrain_program::InputView;
 
 use crate::train::optim::OptimizerSpec;
 use crate::{
-    CheckpointState, Destination, Error, Feed, LinearLRScheduler, LrScheduler, ModelSource, Module,
-    ModuleOptions, Optimizer, Result, Schedule, ValueInfo, collect,
+    CheckpointState, Error, LinearLRScheduler, LrScheduler, ModelSource, Module, ModuleOptions, Optimizer,
+    OutputTarget, Result, Schedule, ValueInfo, collect,
 };
 
 /// A state with its module, its optimizer and its scheduler: the training session of onnxruntime-training's
@@ -22,7 +22,7 @@ use crate::{
 ///
 /// ```
 /// use ortrain::artifacts::{ArtifactOptions, Loss, OptimizerKind, generate};
-/// use ortrain::{CheckpointState, RunInput, ModelSource, ModuleOptions, Tensor, TrainingSession};
+/// use ortrain::{CheckpointState, InputView, ModelSource, ModuleOptions, Tensor, TrainingSession};
 ///
 /// // Usually files; here they are made on the spot, of a perceptron with 64 inputs and 10 classes.
 /// let artifacts = generate(
@@ -50,7 +50,7 @@ use crate::{
 ///
 /// let x = Tensor::f32(&[2, 64], &[0.5; 128]);
 /// let labels = Tensor::i64(&[2], &[3, 4]);
-/// let inputs = [RunInput::from(&x), RunInput::from(&labels)];
+/// let inputs = [InputView::from(&x), InputView::from(&labels)];
 /// let mut losses = Vec::new();
 /// for _ in 0..5 {
 ///     losses.push(session.train_step(&inputs)?[0].to_vec::<f32>()[0]);
@@ -89,7 +89,7 @@ fn no_scheduler_error() -> Error {
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let mut session = setup::session()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+/// # let inputs = batch.each_ref().map(ortrain::InputView::from);
 /// let (mut state, detached) = session.detach();
 /// state.set_property("epoch", 1);
 /// let mut session = detached.attach(state);
@@ -112,7 +112,7 @@ impl DetachedSession {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let mut session = setup::session()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
     /// let (mut state, detached) = session.detach();
     /// let mut session = detached.attach(&mut state);
     /// session.train_step(&inputs)?;
@@ -183,7 +183,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let mut session = setup::session()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
     /// let loss = session.train_step(&inputs)?[0].to_vec::<f32>()[0];
     /// assert!(loss > 0.0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -191,7 +191,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     ///
     /// # Errors
     /// If the inputs do not fit, the state is nominal, or the run fails; then nothing has changed.
-    pub fn train_step(&mut self, inputs: &[RunInput<'_>]) -> Result<Vec<Tensor>> {
+    pub fn train_step(&mut self, inputs: &[InputView<'_>]) -> Result<Vec<Tensor>> {
         let (module, state) = (&mut self.parts.module, self.state.borrow_mut());
         collect(|deliver| module.train_step(state, inputs, deliver))
     }
@@ -201,9 +201,9 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     ///
     /// # Errors
     /// As [`TrainingSession::train_step`].
-    pub fn train_step_bound(&mut self, feeds: &[Feed<'_>]) -> Result<Vec<Tensor>> {
+    pub fn train_step_bound(&mut self, inputs: &[InputView<'_>]) -> Result<Vec<Tensor>> {
         let (module, state) = (&mut self.parts.module, self.state.borrow_mut());
-        collect(|deliver| module.train_step_bound(state, feeds, deliver))
+        collect(|deliver| module.train_step_bound(state, inputs, deliver))
     }
 
     /// Returns sentences about automatic choices of the last steps: see [`Module::take_notes`].
@@ -217,7 +217,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     ///
     /// ```
     /// # use ortrain::artifacts::{ArtifactOptions, Loss, generate};
-    /// # use ortrain::{CheckpointState, Destination, RunInput, ModelSource, ModuleOptions, Tensor, TrainingSession};
+    /// # use ortrain::{CheckpointState, InputView, OutputTarget, ModelSource, ModuleOptions, Tensor, TrainingSession};
     /// # let artifacts = generate(
     /// #     "../../examples/perceptron.onnx".into(),
     /// #     ArtifactOptions {
@@ -231,12 +231,12 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # let train = ModelSource::from_proto(&artifacts.training_model)?;
     /// # let mut session = TrainingSession::new(state, train, None, None, ModuleOptions::default())?;
     /// # let (x, labels) = (Tensor::f32(&[2, 64], &[0.5; 128]), Tensor::i64(&[2], &[3, 4]));
-    /// # let inputs = [RunInput::from(&x), RunInput::from(&labels)];
+    /// # let inputs = [InputView::from(&x), InputView::from(&labels)];
     /// assert_eq!(session.output_names(true)[1], "logits");
     /// let (mut loss, mut logits) = ([0.0], [0.0; 20]);
     /// session.train_step_into(
     ///     &inputs,
-    ///     &mut [Destination::f32(&[], &mut loss), Destination::f32(&[2, 10], &mut logits)],
+    ///     &mut [OutputTarget::f32(&[], &mut loss), OutputTarget::f32(&[2, 10], &mut logits)],
     /// )?;
     /// assert!(loss[0] > 0.0);
     /// # Ok::<(), ortrain::Error>(())
@@ -247,8 +247,8 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// results.
     pub fn train_step_into(
         &mut self,
-        inputs: &[RunInput<'_>],
-        outputs: &mut [Destination<'_>],
+        inputs: &[InputView<'_>],
+        outputs: &mut [OutputTarget<'_>],
     ) -> Result<()> {
         self.parts.module.train_step_into(self.state.borrow_mut(), inputs, outputs)
     }
@@ -259,14 +259,14 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let mut session = setup::session()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
     /// assert!(session.eval_step(&inputs)?[0].to_vec::<f32>()[0] > 0.0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
     /// If there is no evaluation model, the inputs do not fit, the state is nominal, or the run fails.
-    pub fn eval_step(&mut self, inputs: &[RunInput<'_>]) -> Result<Vec<Tensor>> {
+    pub fn eval_step(&mut self, inputs: &[InputView<'_>]) -> Result<Vec<Tensor>> {
         let (module, state) = (&mut self.parts.module, self.state.borrow());
         collect(|deliver| module.eval_step(state, inputs, deliver).map_err(to_session_error))
     }
@@ -276,9 +276,9 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     ///
     /// # Errors
     /// As [`TrainingSession::eval_step`].
-    pub fn eval_step_bound(&mut self, feeds: &[Feed<'_>]) -> Result<Vec<Tensor>> {
+    pub fn eval_step_bound(&mut self, inputs: &[InputView<'_>]) -> Result<Vec<Tensor>> {
         let (module, state) = (&mut self.parts.module, self.state.borrow());
-        collect(|deliver| module.eval_step_bound(state, feeds, deliver).map_err(to_session_error))
+        collect(|deliver| module.eval_step_bound(state, inputs, deliver).map_err(to_session_error))
     }
 
     /// Runs [`TrainingSession::eval_step`] with outputs in memory of the caller.
@@ -287,11 +287,11 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let mut session = setup::session()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
-    /// use ortrain::Destination;
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
+    /// use ortrain::OutputTarget;
     ///
     /// let mut loss = [0.0];
-    /// session.eval_step_into(&inputs, &mut [Destination::f32(&[], &mut loss)])?;
+    /// session.eval_step_into(&inputs, &mut [OutputTarget::f32(&[], &mut loss)])?;
     /// assert!(loss[0] > 0.0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -299,7 +299,11 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # Errors
     /// As [`TrainingSession::eval_step`]; also if number, types or shapes of `outputs` do not match the
     /// results.
-    pub fn eval_step_into(&mut self, inputs: &[RunInput<'_>], outputs: &mut [Destination<'_>]) -> Result<()> {
+    pub fn eval_step_into(
+        &mut self,
+        inputs: &[InputView<'_>],
+        outputs: &mut [OutputTarget<'_>],
+    ) -> Result<()> {
         self.parts.module.eval_step_into(self.state.borrow(), inputs, outputs).map_err(to_session_error)
     }
 
@@ -319,7 +323,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let mut session = setup::session()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
     /// session.train_step(&inputs)?;
     /// session.optimizer_step()?;
     /// assert_eq!(session.state().optimizer_step_count(), 1);
@@ -712,7 +716,7 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let session = setup::session()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
     /// use std::sync::Mutex;
     ///
     /// let (state, mut rest) = session.detach();

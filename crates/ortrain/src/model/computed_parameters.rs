@@ -222,17 +222,10 @@ fn compute_outputs(label: &str, mut graph: Graph) -> Result<Vec<Tensor>> {
     let backend = default_backend()?;
     let mut work = Workspace::new(backend.clone());
     let mut runners = ExecutableCache::new(graph, Vec::new(), backend);
-    runners.run(
-        &mut work,
-        &[],
-        GradientMode::Accumulate,
-        Scalars::default(),
-        &[],
-        &mut |_, dtype, dims, value| {
-            values.push(value.to_tensor(dtype, dims)?);
-            Ok(())
-        },
-    )?;
+    runners.run(&mut work, &[], GradientMode::Accumulate, Scalars::default(), &[], &mut |_, value| {
+        values.push(value.to_tensor()?);
+        Ok(())
+    })?;
     Ok(values)
 }
 

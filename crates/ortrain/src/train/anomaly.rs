@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ortrain_graph::{DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_ops::passes::updates::writes_state;
 use ortrain_program::{
-    Backend, Delivered, DeviceError, GradientMode, Memory, RunInput, Scalars, Workspace, index_of,
+    Backend, DeviceError, GradientMode, InputView, Memory, OutputView, Scalars, Workspace, index_of,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -74,28 +74,20 @@ impl FirstNonFinite {
     }
 }
 
-/// Copies a result to the host.
-fn bytes_of(dtype: DType, dims: &[usize], value: Delivered<'_>) -> std::result::Result<Vec<u8>, DeviceError> {
-    let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-    value.copy_to(&mut bytes)?;
-    Ok(bytes)
-}
-
 /// Checks a result of a step: the loss, which is the first one, for NaN and infinities; others for NaN only.
 pub(crate) fn check_result(
     at: usize,
     name: &str,
-    (dtype, dims): (DType, &[usize]),
-    value: Delivered<'_>,
+    value: OutputView<'_>,
 ) -> std::result::Result<Option<NotFinite>, DeviceError> {
-    if !dtype.is_float() {
+    if !value.dtype.is_float() {
         return Ok(None);
     }
-    let values = FirstNonFinite::scan(dtype, &bytes_of(dtype, dims, value)?);
+    let values = FirstNonFinite::scan(value.dtype, value.to_tensor()?.data());
     // Scores may be masked by infinities.
     let finite_or_nan = if at == 0 { values } else { FirstNonFinite { infinity: None, ..values } };
     let tensor = if at == 0 { "the loss".to_owned() } else { format!("{name:?}") };
-    Ok(finite_or_nan.to_report(&tensor, dims))
+    Ok(finite_or_nan.to_report(&tensor, value.dims))
 }
 
 /// Checks the gradients and the running statistics that a step updates. The planes hold trainable parameters,
@@ -125,7 +117,7 @@ pub(crate) struct Replay<'a> {
     pub(crate) planes: &'a [&'a Memory],
     pub(crate) gradient_mode: GradientMode,
     pub(crate) scalars: Scalars,
-    pub(crate) inputs: &'a [RunInput<'a>],
+    pub(crate) inputs: &'a [InputView<'a>],
     /// Names and dimensions of the inputs in planes.
     pub(crate) layout: &'a StateLayout,
 }
@@ -206,20 +198,18 @@ impl Replay<'_> {
             self.gradient_mode,
             self.scalars,
             self.inputs,
-            &mut |at, dtype, dims, value| {
+            &mut |at, value| {
                 let Some(&id) = node_outputs.get(at) else { return Ok(()) };
-                let bytes = bytes_of(dtype, dims, value)?;
-                let finding = if dtype.is_float() {
-                    FirstNonFinite::scan(dtype, &bytes)
+                let tensor = value.to_tensor()?;
+                let finding = if value.dtype.is_float() {
+                    FirstNonFinite::scan(value.dtype, tensor.data())
                 } else {
                     FirstNonFinite::default()
                 };
                 if !finding.is_finite() {
-                    result.found.insert(id, (finding, dims.to_vec()));
+                    result.found.insert(id, (finding, value.dims.to_vec()));
                 }
-                if captured.contains(&id)
-                    && let Ok(tensor) = Tensor::new(dtype, dims.to_vec(), bytes.into())
-                {
+                if captured.contains(&id) {
                     result.subgraph_values.insert(id, tensor);
                 }
                 Ok(())

@@ -21,14 +21,14 @@ const MEMORY_KEYWORD: &str = "Memory";
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+/// # let inputs = batch.each_ref().map(ortrain::InputView::from);
 /// use ortrain::{CheckpointState, LrScheduler, Schedule};
 ///
 /// let mut scheduler = LrScheduler::new(&mut state, Schedule::Exponential { gamma: 0.5 }, 1.0)?;
 /// let mut rates = Vec::new();
 /// for _ in 0..3 {
 ///     rates.push(optimizer.learning_rate(&state)?);
-///     module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
+///     module.train_step(&mut state, &inputs, &mut |_, _| Ok(()))?;
 ///     optimizer.step(&mut state, &module)?;
 ///     scheduler.step(&mut state)?;
 ///     module.lazy_reset_grad();
@@ -129,9 +129,9 @@ impl LrScheduler {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
     /// let mut scheduler = ortrain::LrScheduler::new(&mut state, "Linear(total=4)".parse()?, 1.0)?;
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
+    /// module.train_step(&mut state, &inputs, &mut |_, _| Ok(()))?;
     /// optimizer.step(&mut state, &module)?;
     /// scheduler.step(&mut state)?;
     /// assert_eq!(optimizer.learning_rate(&state)?, 0.75);

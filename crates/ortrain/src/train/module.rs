@@ -18,13 +18,13 @@ use ortrain_ops::Role;
 use ortrain_ops::passes::{infer::infer, updates::written_inputs};
 use ortrain_ops::training::{classes_last_note, with_classes_last};
 use ortrain_program::{
-    Backend, LargeBuffer, Memory, MemoryNeed, OverLimit, PlaneId, Precision, RunError, RunInput, Scalars,
+    Backend, InputView, LargeBuffer, Memory, MemoryNeed, OverLimit, PlaneId, Precision, RunError, Scalars,
     Workspace,
 };
 
 use crate::exec::executable_cache::{ExecutableCache, interruptible};
 use crate::exec::inputs::Signature;
-use crate::exec::outputs::check_destinations;
+use crate::exec::outputs::check_all_targets;
 use crate::exec::run_options::RunOptions;
 use crate::exec::step_inputs::StepInputs;
 use crate::exec::trace::Trace;
@@ -35,7 +35,7 @@ use crate::state::binding::{self, bind, is_gradient};
 use crate::state::gradient_names::{UPDATED_SUFFIX, parameter_of_gradient};
 use crate::state::layout::{PlaneLayout, StateLayout};
 use crate::state::placement::Placement;
-use crate::{CheckpointState, Destination, Error, Lent, ModelSource, ParameterView, Result, ValueInfo};
+use crate::{CheckpointState, Error, ModelSource, OutputTarget, ParameterView, Result, ValueInfo};
 
 /// Options of a [`Module`]: the options of its runs, and the check for NaN and infinities.
 ///
@@ -113,7 +113,7 @@ struct Phase {
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+/// # let inputs = batch.each_ref().map(ortrain::InputView::from);
 /// use ortrain::collect;
 ///
 /// for _ in 0..3 {
@@ -234,7 +234,7 @@ impl Phase {
     }
 
     /// Checks number, types and shapes of inputs.
-    fn check(&mut self, inputs: &[RunInput<'_>]) -> Result<()> {
+    fn check(&mut self, inputs: &[InputView<'_>]) -> Result<()> {
         let Err(error) = self.signature.check(inputs) else {
             self.open_labels.clear();
             return Ok(());
@@ -299,8 +299,8 @@ impl Phase {
             return &mut self.executables;
         }
         let is_of = |key: &[(usize, Vec<usize>)]| {
-            let same = |((at, dims), (other, lent)): (&(usize, Vec<usize>), &(usize, Lent<'_>))| {
-                at == other && dims == lent.dims
+            let same = |((at, dims), (other, input)): (&(usize, Vec<usize>), &(usize, InputView<'_>))| {
+                at == other && dims == input.dims
             };
             key.len() == inputs.in_place.len() && key.iter().zip(inputs.in_place).all(same)
         };
@@ -310,8 +310,8 @@ impl Phase {
         if self.in_place_executables.len() == MAX_IN_PLACE_VARIANTS {
             self.in_place_executables.remove(0);
         }
-        let locate = |(index, (at, lent)): (usize, &(usize, Lent<'_>))| {
-            (*at, lent.dims.to_vec(), PlaneId((planes + index) as u32))
+        let locate = |(index, (at, input)): (usize, &(usize, InputView<'_>))| {
+            (*at, input.dims.to_vec(), PlaneId((planes + index) as u32))
         };
         let in_place_inputs: Vec<(usize, Vec<usize>, PlaneId)> =
             inputs.in_place.iter().enumerate().map(locate).collect();
@@ -330,10 +330,10 @@ impl Phase {
     fn check_outputs(
         &mut self,
         work: &Workspace,
-        inputs: &[RunInput<'_>],
-        outputs: &[Destination<'_>],
+        inputs: &[InputView<'_>],
+        outputs: &[OutputTarget<'_>],
     ) -> Result<bool> {
-        check_destinations(&self.outputs, outputs)?;
+        check_all_targets(&self.outputs, outputs)?;
         let runner = self.executables.executor(work, inputs)?;
         let schedule = runner.schedule();
         let mut sure = true;
@@ -478,8 +478,8 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
+    /// module.train_step(&mut state, &inputs, &mut |_, _| Ok(()))?;
     /// assert!(module.take_notes().is_empty(), "the scores have two axes");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -558,8 +558,8 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
+    /// module.train_step(&mut state, &inputs, &mut |_, _| Ok(()))?;
     /// let gradient = module.gradient("fc2.bias").unwrap();
     /// assert!(gradient.to_tensor()?.to_vec::<f32>().iter().any(|element| *element != 0.0));
     /// assert!(module.gradient("fc1.bias").is_none(), "it is frozen");
@@ -589,8 +589,8 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
-    /// # module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
+    /// # module.train_step(&mut state, &inputs, &mut |_, _| Ok(()))?;
     /// # let theirs = vec![0_u8; module.gradient_planes()[0].len()];
     /// # let before = module.gradient("fc2.bias").unwrap().to_tensor()?.to_vec::<f32>()[0];
     /// let plane = &module.gradient_planes()[0];

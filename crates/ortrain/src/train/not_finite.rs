@@ -10,11 +10,11 @@ use std::fmt;
 /// # let artifacts = setup::artifacts()?;
 /// # let mut state = ortrain::CheckpointState::from_bytes(artifacts.checkpoint_bytes()?)?;
 /// # let train = ortrain::ModelSource::from_proto(&artifacts.training_model)?;
-/// use ortrain::{Error, RunInput, Module, ModuleOptions, Tensor};
+/// use ortrain::{Error, InputView, Module, ModuleOptions, Tensor};
 ///
 /// let mut module = Module::new(train, &mut state, None, ModuleOptions::default().detect_anomaly(true))?;
 /// let (x, labels) = (Tensor::f32(&[1, 64], &[f32::INFINITY; 64]), Tensor::i64(&[1], &[3]));
-/// let result = module.train_step(&mut state, &[RunInput::from(&x), RunInput::from(&labels)], &mut |_, _, _, _| Ok(()));
+/// let result = module.train_step(&mut state, &[InputView::from(&x), InputView::from(&labels)], &mut |_, _| Ok(()));
 /// let Err(Error::Anomaly(anomaly)) = result else { panic!("the input is infinite") };
 /// let first = &anomaly.path[0];
 /// assert_eq!((first.node.as_deref(), first.tensor.as_str(), first.index.as_slice()), (None, "x", &[0, 0][..]));

@@ -9,7 +9,7 @@ use ortrain_onnx::LoadedModel;
 use ortrain_ops::Role;
 use ortrain_ops::optimizers::{OptimizerSpec, SlotShape, expand_sequences};
 use ortrain_ops::training::clips_gradients;
-use ortrain_program::{Deliver, GradientMode, PlaneId, RunInput, Scalars, Workspace};
+use ortrain_program::{GradientMode, InputView, OutputSink, PlaneId, Scalars, Workspace};
 use rustc_hash::FxHashMap;
 
 use crate::exec::executable_cache::ExecutableCache;
@@ -38,9 +38,9 @@ struct Table {
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+/// # let inputs = batch.each_ref().map(ortrain::InputView::from);
 /// let before = state.parameter("fc2.bias")?.to_tensor()?;
-/// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
+/// module.train_step(&mut state, &inputs, &mut |_, _| Ok(()))?;
 /// optimizer.step(&mut state, &module)?;
 /// assert_ne!(state.parameter("fc2.bias")?.to_tensor()?, before);
 /// assert_eq!(state.optimizer_step_count(), 1);
@@ -236,8 +236,8 @@ impl Optimizer {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
+    /// module.train_step(&mut state, &inputs, &mut |_, _| Ok(()))?;
     /// optimizer.step(&mut state, &module)?;
     /// assert_eq!(state.optimizer_step_count(), 1);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -283,7 +283,7 @@ impl Optimizer {
             (optimizer, settings, step),
             gradients,
             &RankSums::default(),
-            &mut |_, dtype, dims, value| match (dtype, dims.iter().product::<usize>()) {
+            &mut |_, value| match (value.dtype, value.dims.iter().product::<usize>()) {
                 (DType::Bool, 1) => value.copy_to(&mut updated),
                 (DType::F64, 1) => {
                     has_norm = true;
@@ -463,7 +463,7 @@ impl StepProgram {
         (optimizer, settings, step): (&OptimizerState, Option<&OptimizerState>, i64),
         gradients: GradientInfo,
         rank_sums: &RankSums,
-        deliver: &mut Deliver<'_>,
+        deliver: &mut OutputSink<'_>,
     ) -> Result<()> {
         if let Some(settings) = settings {
             self.table.fill(settings, step, rank_sums)?;
@@ -475,7 +475,7 @@ impl StepProgram {
         let (loss_scale, gradient_norm) =
             (gradients.loss_scale.to_le_bytes(), rank_sums.gradient_norm.to_le_bytes());
         let table_dims = [optimizer.groups.len(), self.table.columns.len()];
-        let run_inputs: smallvec::SmallVec<[RunInput<'_>; NumberInput::ALL.len()]> = (self.numbers.iter())
+        let run_inputs: smallvec::SmallVec<[InputView<'_>; NumberInput::ALL.len()]> = (self.numbers.iter())
             .map(|number| {
                 let scalar_dims: &[usize] = &[1];
                 let (dtype, dims, bytes): (DType, &[usize], &[u8]) = match number {
@@ -487,7 +487,7 @@ impl StepProgram {
                     NumberInput::Settings => (DType::F64, &table_dims, &self.table.bytes),
                     NumberInput::GradientNorm => (DType::F64, scalar_dims, &gradient_norm),
                 };
-                RunInput { dtype, dims, bytes: bytes.into() }
+                InputView { dtype, dims, bytes: bytes.into() }
             })
             .collect();
         let scalars = Scalars::default();

@@ -19,14 +19,14 @@ use crate::{CheckpointState, Error, Result};
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// # let (mut state, mut module, mut optimizer) = setup::training()?;
 /// # let batch = setup::batch();
-/// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+/// # let inputs = batch.each_ref().map(ortrain::InputView::from);
 /// use ortrain::LinearLRScheduler;
 ///
 /// let scheduler = LinearLRScheduler::new(&mut state, 2, 4, 1.0)?;
 /// let mut rates = Vec::new();
 /// for _ in 0..5 {
 ///     rates.push(optimizer.learning_rate(&state)?);
-///     module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
+///     module.train_step(&mut state, &inputs, &mut |_, _| Ok(()))?;
 ///     optimizer.step(&mut state, &module)?;
 ///     scheduler.step(&mut state)?;
 ///     module.lazy_reset_grad();
@@ -104,9 +104,9 @@ impl LinearLRScheduler {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
     /// let scheduler = ortrain::LinearLRScheduler::new(&mut state, 4, 8, 1.0)?;
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
+    /// module.train_step(&mut state, &inputs, &mut |_, _| Ok(()))?;
     /// optimizer.step(&mut state, &module)?;
     /// scheduler.step(&mut state)?;
     /// assert_eq!(optimizer.learning_rate(&state)?, 0.25);

@@ -2,7 +2,7 @@
 #![allow(dead_code, clippy::unwrap_used)]
 
 use ortrain::artifacts::{ArtifactOptions, Artifacts, Loss, OptimizerKind, generate};
-use ortrain::{Bytes, CheckpointState, DType, ModelSource, Module, ModuleOptions, Tensor};
+use ortrain::{Bytes, CheckpointState, DType, ModelSource, Module, ModuleOptions, Tensor, collect};
 use ortrain_onnx::proto::{
     GraphProto, ModelProto, NodeProto, OperatorSetIdProto, TensorProto, TensorShapeProto, TypeProto,
     ValueInfoProto,
@@ -10,7 +10,7 @@ use ortrain_onnx::proto::{
     type_proto,
 };
 
-use super::common::{collect, run_input};
+use super::common::run_input;
 
 /// Kinds of [`model`].
 pub(crate) const KINDS: [&str; 7] = ["maps", "relu", "product", "layers", "residual", "fan", "shapes"];

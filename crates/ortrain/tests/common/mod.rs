@@ -5,8 +5,7 @@ use std::path::PathBuf;
 
 use ortrain::artifacts::{ArtifactOptions, Artifacts, Loss, OptimizerKind, generate};
 use ortrain::{
-    Bytes, CheckpointState, DType, Delivered, ModelSource, Module, ModuleOptions, Optimizer, Result,
-    RunInput, Tensor,
+    Bytes, CheckpointState, DType, InputView, ModelSource, Module, ModuleOptions, Optimizer, Tensor, collect,
 };
 use ortrain_onnx::LoadedModel;
 use ortrain_onnx::proto::{
@@ -18,24 +17,8 @@ pub(crate) fn recorded(case: &str, file: &str) -> PathBuf {
     PathBuf::from(concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/data/ort-1.19.2")).join(case).join(file)
 }
 
-pub(crate) fn run_input(tensor: &Tensor) -> RunInput<'_> {
-    RunInput { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data()[..].into() }
-}
-
-pub(crate) fn tensor(dtype: DType, dims: &[usize], value: Delivered<'_>) -> Tensor {
-    let mut bytes = vec![0; dims.iter().product::<usize>() * dtype.size()];
-    value.copy_to(&mut bytes).unwrap();
-    Tensor::new(dtype, dims.to_vec(), bytes.into()).unwrap()
-}
-
-/// Runs a step and collects its results.
-pub(crate) fn collect(run: impl FnOnce(&mut ortrain::Deliver<'_>) -> Result<()>) -> Result<Vec<Tensor>> {
-    let mut results = Vec::new();
-    run(&mut |_, dtype, dims, value| {
-        results.push(tensor(dtype, dims, value));
-        Ok(())
-    })?;
-    Ok(results)
+pub(crate) fn run_input(tensor: &Tensor) -> InputView<'_> {
+    InputView { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data()[..].into() }
 }
 
 pub(crate) fn state_of(case: &str) -> CheckpointState {

@@ -20,18 +20,17 @@ use std::sync::Arc;
 
 use ortrain_graph::{DType, Dim, Tensor};
 use ortrain_ops::training::{ACCUMULATED, ALL_FINITE, GRADIENT_NORM, LOSS_SCALE, TRAINING_MODE};
-use ortrain_program::{Deliver, Memory, RunInput};
+use ortrain_program::{InputView, Memory, OutputSink};
 
 pub use names::StatesByWeight;
 pub use parameters::TrainingParameters;
 
 use crate::distributed::{CommunicationTime, DataParallel};
+use crate::exec::outputs::{Targets, check_requested};
 use crate::exec::trace::Trace;
-use crate::face::inference_session::{check_output_buffer, check_output_buffers};
 use crate::suggest::hint;
 use crate::{
-    CheckpointState, Error, Feed, Fetch, MemoryUse, ModelMeta, ModelSource, Module, ModuleOptions, Result,
-    ValueInfo,
+    CheckpointState, Error, MemoryUse, ModelMeta, ModelSource, Module, ModuleOptions, Result, ValueInfo,
 };
 use graphs::{GRADIENT_SUFFIX, OptimizerModels, SessionParts};
 use ranks::{Fingerprints, GradientSums, Loads};
@@ -73,10 +72,10 @@ enum FetchSource {
 /// # let mut session = setup::classic()?;
 /// # let batch = setup::batch();
 /// use ortrain::classic::CallOptions;
-/// use ortrain::{RunInput, Tensor};
+/// use ortrain::{InputView, Tensor};
 ///
 /// let rate = Tensor::f32(&[1], &[0.1]);
-/// let feeds = [("x", RunInput::from(&batch[0])), ("labels", RunInput::from(&batch[1])), ("Learning_Rate", RunInput::from(&rate))];
+/// let feeds = [("x", InputView::from(&batch[0])), ("labels", InputView::from(&batch[1])), ("Learning_Rate", InputView::from(&rate))];
 /// let mut losses = Vec::new();
 /// for _ in 0..5 {
 ///     let results = session.run_tensors(&feeds, &["loss"], CallOptions::default())?;
@@ -419,14 +418,14 @@ impl TrainingSession {
     /// # let mut session = setup::classic()?;
     /// # let batch = setup::batch();
     /// # let rate = ortrain::Tensor::f32(&[1], &[0.1]);
-    /// use ortrain::RunInput;
+    /// use ortrain::InputView;
     /// use ortrain::classic::CallOptions;
     ///
-    /// let feeds = [("x", RunInput::from(&batch[0])), ("labels", RunInput::from(&batch[1])), ("Learning_Rate", RunInput::from(&rate))];
+    /// let feeds = [("x", InputView::from(&batch[0])), ("labels", InputView::from(&batch[1])), ("Learning_Rate", InputView::from(&rate))];
     /// let before = session.state()?;
     /// let only = CallOptions { only_execute_path_to_fetches: true, ..CallOptions::default() };
-    /// session.run(&feeds, &["logits"], only, &mut |_, _, dims, _| {
-    ///     assert_eq!(dims, [2, 10]);
+    /// session.run(&feeds, &["logits"], only, &mut |_, value| {
+    ///     assert_eq!(value.dims, [2, 10]);
     ///     Ok(())
     /// })?;
     /// assert_eq!(session.state()?, before);
@@ -437,16 +436,16 @@ impl TrainingSession {
     /// If an input is missing or does not fit, a name is unknown, or the run fails. Then nothing has changed.
     pub fn run(
         &mut self,
-        feeds: &[(&str, RunInput<'_>)],
+        feeds: &[(&str, InputView<'_>)],
         fetches: &[&str],
         options: CallOptions,
-        deliver: &mut Deliver<'_>,
+        deliver: &mut OutputSink<'_>,
     ) -> Result<()> {
         let position = |name: &&str| self.outputs.iter().position(|output| output.name == **name);
         let known: Vec<usize> = fetches.iter().filter_map(position).collect();
         self.report_failure(options, known.into_iter(), |session| {
             let output_indices = session.fetch_indices(fetches)?;
-            session.run_fetches(&to_feeds(feeds), &[], &output_indices, options, deliver)
+            session.run_fetches(feeds, &mut [], &output_indices, options, deliver)
         })
     }
 
@@ -457,9 +456,9 @@ impl TrainingSession {
     /// # let mut session = setup::classic()?;
     /// # let batch = setup::batch();
     /// # let rate = ortrain::Tensor::f32(&[1], &[0.1]);
-    /// # use ortrain::RunInput;
+    /// # use ortrain::InputView;
     /// # use ortrain::classic::CallOptions;
-    /// # let feeds = [("x", RunInput::from(&batch[0])), ("labels", RunInput::from(&batch[1])), ("Learning_Rate", RunInput::from(&rate))];
+    /// # let feeds = [("x", InputView::from(&batch[0])), ("labels", InputView::from(&batch[1])), ("Learning_Rate", InputView::from(&rate))];
     /// let results = session.run_tensors(&feeds, &[], CallOptions::default())?;
     /// assert_eq!(results.len(), session.outputs().len());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -469,14 +468,14 @@ impl TrainingSession {
     /// As [`TrainingSession::run`].
     pub fn run_tensors(
         &mut self,
-        feeds: &[(&str, RunInput<'_>)],
+        feeds: &[(&str, InputView<'_>)],
         fetches: &[&str],
         options: CallOptions,
     ) -> Result<Vec<Tensor>> {
         let count = if fetches.is_empty() { self.outputs.len() } else { fetches.len() };
         let mut results: Vec<Option<Tensor>> = vec![None; count];
-        self.run(feeds, fetches, options, &mut |at, dtype, dims, value| {
-            results[at] = Some(value.to_tensor(dtype, dims)?);
+        self.run(feeds, fetches, options, &mut |at, value| {
+            results[at] = Some(value.to_tensor()?);
             Ok(())
         })?;
         Ok(results.into_iter().map(|tensor| tensor.expect("every result is delivered completely")).collect())
@@ -493,17 +492,16 @@ impl TrainingSession {
     /// # let mut session = setup::classic()?;
     /// # let batch = setup::batch();
     /// # let rate = ortrain::Tensor::f32(&[1], &[0.1]);
-    /// # use ortrain::RunInput;
+    /// # use ortrain::InputView;
     /// # use ortrain::classic::CallOptions;
-    /// # let feeds = [("x", RunInput::from(&batch[0])), ("labels", RunInput::from(&batch[1])), ("Learning_Rate", RunInput::from(&rate))];
+    /// # let feeds = [("x", InputView::from(&batch[0])), ("labels", InputView::from(&batch[1])), ("Learning_Rate", InputView::from(&rate))];
     /// use std::sync::Arc;
     ///
-    /// use ortrain::{DType, Fetch, Lent, Memory};
+    /// use ortrain::{DType, Memory, OutputTarget};
     ///
     /// let memory = Arc::new(Memory::new(4));
-    /// let loss = Lent { dtype: DType::F32, dims: &[], memory: &memory };
-    /// let feeds = feeds.map(|(name, given)| (name, given.into()));
-    /// let results = session.run_bound(&feeds, &[Fetch { output: 0, into: Some(loss) }], CallOptions::default())?;
+    /// let loss = OutputTarget::in_memory(DType::F32, &[], &memory);
+    /// let results = session.run_bound(&feeds, &mut [(0, Some(loss))], CallOptions::default())?;
     /// assert!(results[0].is_none() && !memory.is_zero()?);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -513,12 +511,14 @@ impl TrainingSession {
     /// results overlap. Then nothing has changed.
     pub fn run_bound(
         &mut self,
-        feeds: &[(&str, Feed<'_>)],
-        fetches: &[Fetch<'_>],
+        feeds: &[(&str, InputView<'_>)],
+        outputs: &mut Targets<'_>,
         options: CallOptions,
     ) -> Result<Vec<Option<Tensor>>> {
-        let outputs = fetches.iter().map(|fetch| fetch.output);
-        self.report_failure(options, outputs, |session| session.run_bound_unreported(feeds, fetches, options))
+        let indices: Vec<usize> = outputs.iter().map(|(output, _)| *output).collect();
+        self.report_failure(options, indices.into_iter(), |session| {
+            session.run_bound_unreported(feeds, outputs, options)
+        })
     }
 
     /// Runs as [`TrainingSession::run_bound`], but other ranks do not learn of an error: the caller reports it, or makes
@@ -529,29 +529,16 @@ impl TrainingSession {
     #[doc(hidden)]
     pub fn run_bound_unreported(
         &mut self,
-        feeds: &[(&str, Feed<'_>)],
-        fetches: &[Fetch<'_>],
+        feeds: &[(&str, InputView<'_>)],
+        outputs: &mut Targets<'_>,
         options: CallOptions,
     ) -> Result<Vec<Option<Tensor>>> {
-        let count = self.outputs.len();
-        if let Some(fetch) = fetches.iter().find(|fetch| fetch.output >= count) {
-            return Err(Error::Argument(format!(
-                "output index {} is out of range: the model has {count} outputs",
-                fetch.output
-            )));
-        }
-        check_output_buffers(&self.outputs, fetches)?;
-        let output_indices: Vec<usize> = fetches.iter().map(|fetch| fetch.output).collect();
-        let mut results: Vec<Option<Tensor>> = vec![None; fetches.len()];
-        self.run_fetches(feeds, fetches, &output_indices, options, &mut |at, dtype, dims, value| {
-            let bytes = dims.iter().product::<usize>() * dtype.size();
-            match &fetches[at].into {
-                Some(into) => value.write_to(into.memory, bytes),
-                None => {
-                    results[at] = Some(value.to_tensor(dtype, dims)?);
-                    Ok(())
-                }
-            }
+        check_requested(&self.outputs, outputs)?;
+        let indices: Vec<usize> = outputs.iter().map(|(output, _)| *output).collect();
+        let mut results: Vec<Option<Tensor>> = vec![None; outputs.len()];
+        self.run_fetches(feeds, outputs, &indices, options, &mut |at, value| {
+            results[at] = Some(value.to_tensor()?);
+            Ok(())
         })?;
         Ok(results)
     }
@@ -571,50 +558,43 @@ fn restore_planes(planes: &[Arc<Memory>], contents: &[Vec<u8>]) -> Result<()> {
 fn order_inputs<'a>(
     infos: &[ValueInfo],
     defaults: &'a [(String, Tensor)],
-    feeds: &[(&str, Feed<'a>)],
+    feeds: &[(&str, InputView<'a>)],
     options: CallOptions,
-) -> Result<Vec<Feed<'a>>> {
+) -> Result<Vec<InputView<'a>>> {
     const FLAGS: [&[u8]; 2] = [&[0], &[1]];
     let value = |input: &ValueInfo| {
         if let Some((_, feed)) = feeds.iter().find(|(name, _)| *name == input.name) {
             return Ok(*feed);
         }
         if let (TRAINING_MODE, Some(mode)) = (input.name.as_str(), options.training_mode) {
-            return Ok(
-                RunInput { dtype: DType::Bool, dims: &[], bytes: FLAGS[usize::from(mode)].into() }.into()
-            );
+            return Ok(InputView { dtype: DType::Bool, dims: &[], bytes: FLAGS[usize::from(mode)].into() });
         }
         let default = defaults.iter().find(|(name, _)| *name == input.name);
         let missing = || Error::Argument(format!("no value was given for input {:?}", input.name));
-        default.map(|(_, tensor)| RunInput::from(tensor).into()).ok_or_else(missing)
+        default.map(|(_, tensor)| InputView::from(tensor)).ok_or_else(missing)
     };
     infos.iter().map(value).collect()
 }
 
-/// Converts named values to feeds.
-fn to_feeds<'a>(feeds: &[(&'a str, RunInput<'a>)]) -> Vec<(&'a str, Feed<'a>)> {
-    feeds.iter().map(|&(name, value)| (name, value.into())).collect()
-}
-
-/// Checks that results have the shapes of their destinations. `shapes` are the shapes of the module's
+/// Checks that results have the shapes of their targets. `shapes` are the shapes of the module's
 /// results; the first `of_model` ones are outputs of the model.
 fn check_shapes(
-    fetches: &[Fetch<'_>],
+    requested: &Targets<'_>,
     outputs: &[ValueInfo],
     sources: &[FetchSource],
     of_model: usize,
     shapes: &[Option<Vec<usize>>],
 ) -> Result<()> {
-    for fetch in fetches {
-        let Some(into) = &fetch.into else { continue };
-        let dims = match sources[fetch.output] {
+    for (output, target) in requested {
+        let Some(target) = target else { continue };
+        let dims = match sources[*output] {
             FetchSource::Output(at) => shapes.get(at).cloned().flatten(),
             FetchSource::Gradient(at) => shapes.get(of_model + at).cloned().flatten(),
             _ => Some(Vec::new()),
         };
-        let info = &outputs[fetch.output];
+        let info = &outputs[*output];
         let dims = dims.ok_or_else(|| Error::OutputOfUnknownShape { name: info.name.clone() })?;
-        check_output_buffer(info, into, &dims)?;
+        target.check(info, info.dtype, &dims)?;
     }
     Ok(())
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use ortrain_onnx::{ModelProto, encode};
-use ortrain_program::{CommitGate, Deliver, InterruptPoints, Memory, RunError};
+use ortrain_program::{CommitGate, InterruptPoints, Memory, OutputSink, RunError};
 
 use super::TrainingParameters;
 use crate::distributed::{
@@ -203,7 +203,7 @@ pub(super) fn train_once(
     (ranks, loads, sums): (Option<&DataParallel>, &mut Loads, Option<&Arc<GradientSums>>),
     (module, state): (&mut Module, &mut CheckpointState),
     inputs: StepInputs<'_>,
-    deliver: &mut Deliver<'_>,
+    deliver: &mut OutputSink<'_>,
     (kind, learning_rate, loss_scale): (StepKind, f32, f32),
 ) -> Result<()> {
     let Some(ranks) = ranks else { return module.train_step_on(state, inputs, deliver) };

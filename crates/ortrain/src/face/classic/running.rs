@@ -4,18 +4,20 @@ use std::time::Instant;
 
 use ortrain_graph::{DType, Tensor};
 use ortrain_ops::training::LOSS_SCALE;
-use ortrain_program::{Deliver, Delivered};
+use ortrain_program::{InputView, OutputSink, OutputView};
 
 use super::ranks::train_once;
 use super::{
     CallOptions, FetchSource, TrainingSession, check_shapes, copy_planes, order_inputs, restore_planes,
 };
 use crate::distributed::StepKind;
-use crate::exec::io_binding::output_spans;
+use crate::exec::caller_memory::describe_input;
+use crate::exec::outputs::Targets;
+use crate::exec::outputs::target_spans;
 use crate::exec::step_inputs::{StepInputs, split_inputs};
 use crate::suggest::hint;
 use crate::train::learning_rate::check_rate;
-use crate::{Error, Feed, Fetch, Result};
+use crate::{Error, Result};
 
 impl TrainingSession {
     /// Returns the indices of these outputs; without names, of all outputs.
@@ -51,7 +53,7 @@ impl TrainingSession {
     }
 
     /// Checks the names of the inputs.
-    pub(super) fn check_feeds(&self, feeds: &[(&str, Feed<'_>)]) -> Result<()> {
+    pub(super) fn check_feeds(&self, feeds: &[(&str, InputView<'_>)]) -> Result<()> {
         let is_fed = |name: &str| feeds.iter().any(|(known, _)| *known == name);
         let missing: Vec<&str> =
             self.inputs.iter().map(|input| input.name.as_str()).filter(|name| !is_fed(name)).collect();
@@ -64,7 +66,7 @@ impl TrainingSession {
                 if names.is_empty() { "none".to_owned() } else { names.join(", ") }
             )));
         }
-        if let Some((name, _)) = feeds.iter().find(|(_, feed)| matches!(feed, Feed::Sequence(_))) {
+        if let Some((name, _)) = feeds.iter().find(|(_, input)| input.is_sequence()) {
             return Err(Error::Argument(format!("input {name:?} must be a tensor, got a sequence")));
         }
         match feeds.iter().find(|(name, _)| !known().any(|known| known == *name)) {
@@ -78,39 +80,30 @@ impl TrainingSession {
     }
 
     /// Returns the value of a scalar input.
-    pub(super) fn scalar_input(feeds: &[(&str, Feed<'_>)], name: &str) -> Result<f32> {
-        let feed = feeds.iter().find(|(known, _)| *known == name).map(|(_, feed)| feed);
-        let feed = feed.ok_or_else(|| Error::Argument(format!("no value was given for input {name:?}")))?;
-        let parse = |dtype: DType, dims: &[usize], bytes: &[u8]| match <[u8; 4]>::try_from(bytes) {
-            Ok(bytes) if dtype == DType::F32 && dims == [1] => Some(f32::from_le_bytes(bytes)),
-            _ => None,
-        };
-        let value = match feed {
-            Feed::Tensor(input) => parse(input.dtype, input.dims, &input.to_host()?),
-            Feed::Lent(lent) => {
-                parse(lent.dtype, lent.dims, &lent.memory.to_vec(0, lent.memory.len().min(4))?)
-            }
-            Feed::Sequence(_) => None,
-        };
-        value.ok_or_else(|| Error::Input {
+    pub(super) fn scalar_input(feeds: &[(&str, InputView<'_>)], name: &str) -> Result<f32> {
+        let input = feeds.iter().find(|(known, _)| *known == name).map(|(_, input)| input);
+        let input = input.ok_or_else(|| Error::Argument(format!("no value was given for input {name:?}")))?;
+        let is_number = !input.is_sequence() && input.dtype == DType::F32 && input.dims == [1];
+        let bytes = if is_number { input.to_host()?.into_owned() } else { Vec::new() };
+        <[u8; 4]>::try_from(&bytes[..]).map(f32::from_le_bytes).map_err(|_| Error::Input {
             name: name.into(),
             expected: "float32[1]".into(),
-            found: feed.describe(),
+            found: describe_input(input),
             reason: "it must be one number".into(),
         })
     }
 
-    /// Runs on named inputs. `fetches` are the requested outputs, some with memory of the caller.
+    /// Runs on named inputs. Results go to the memory of `targets` at the same position, or else to `deliver`.
     pub(super) fn run_fetches(
         &mut self,
-        feeds: &[(&str, Feed<'_>)],
-        fetches: &[Fetch<'_>],
+        feeds: &[(&str, InputView<'_>)],
+        targets: &mut Targets<'_>,
         output_indices: &[usize],
         options: CallOptions,
-        deliver: &mut Deliver<'_>,
+        deliver: &mut OutputSink<'_>,
     ) -> Result<()> {
         let start = Instant::now();
-        self.compute(feeds, fetches, output_indices, options, deliver)?;
+        self.compute(feeds, targets, output_indices, options, deliver)?;
         if let Some(trace) = &mut self.module.trace {
             trace.record_run(start, Instant::now());
         }
@@ -118,7 +111,7 @@ impl TrainingSession {
     }
 
     /// Returns the learning rate and the loss scale: inputs of sessions with an optimizer and with narrow floats.
-    fn read_rates(&self, feeds: &[(&str, Feed<'_>)]) -> Result<(f32, f32)> {
+    fn read_rates(&self, feeds: &[(&str, InputView<'_>)]) -> Result<(f32, f32)> {
         let rate = match &self.optimizer {
             Some(_) => {
                 let rate = Self::scalar_input(feeds, &self.learning_rate_name)?;
@@ -144,19 +137,34 @@ impl TrainingSession {
 
     pub(super) fn compute(
         &mut self,
-        feeds: &[(&str, Feed<'_>)],
-        destinations: &[Fetch<'_>],
+        feeds: &[(&str, InputView<'_>)],
+        targets: &mut Targets<'_>,
         output_indices: &[usize],
         options: CallOptions,
-        deliver: &mut Deliver<'_>,
+        deliver: &mut OutputSink<'_>,
     ) -> Result<()> {
         self.check_feeds(feeds)?;
         let (rate, loss_scale) = self.read_rates(feeds)?;
         let fetches: Vec<FetchSource> =
             output_indices.iter().map(|&at| self.fetch_sources[at].clone()).collect();
         let of_model = self.model_output_count();
-        // Each result of the module may have several destinations.
-        let mut give = |at: usize, dtype: DType, dims: &[usize], value: Delivered<'_>| {
+        let restricted = options.only_execute_path_to_fetches;
+        let trains = !(restricted && fetches.iter().all(|fetch| matches!(fetch, FetchSource::Output(_))));
+        let inputs = order_inputs(self.module.inputs(trains), &self.defaults, feeds, options)?;
+        let output_memory: Vec<(usize, usize)> = target_spans(targets).collect();
+        let copies = self.module.copy_inputs(&self.checkpoint, &inputs, &output_memory, trains)?;
+        let (copied, in_place) = split_inputs(&inputs, &copies);
+        let inputs = StepInputs { copied_values: &copied, in_place: &in_place };
+        if targets.iter().any(|(_, target)| target.is_some()) {
+            let shapes = self.module.output_shapes(inputs, trains)?;
+            check_shapes(targets, &self.outputs, &self.fetch_sources, of_model, &shapes)?;
+        }
+        let mut put = |k: usize, value: OutputView<'_>| match targets.get_mut(k) {
+            Some((_, Some(target))) => target.write(value),
+            _ => deliver(k, value),
+        };
+        // A result of the module may be requested several times.
+        let mut give = |at: usize, value: OutputView<'_>| {
             for (k, fetch) in fetches.iter().enumerate() {
                 let wants = match *fetch {
                     FetchSource::Output(output) => output == at,
@@ -164,22 +172,11 @@ impl TrainingSession {
                     _ => false,
                 };
                 if wants {
-                    deliver(k, dtype, dims, value)?;
+                    put(k, value)?;
                 }
             }
             Ok(())
         };
-        let restricted = options.only_execute_path_to_fetches;
-        let trains = !(restricted && fetches.iter().all(|fetch| matches!(fetch, FetchSource::Output(_))));
-        let inputs = order_inputs(self.module.inputs(trains), &self.defaults, feeds, options)?;
-        let output_memory: Vec<(usize, usize)> = output_spans(destinations).collect();
-        let copies = self.module.copy_inputs(&self.checkpoint, &inputs, &output_memory, trains)?;
-        let (copied, lent) = split_inputs(&inputs, &copies);
-        let inputs = StepInputs { copied_values: &copied, in_place: &lent };
-        if destinations.iter().any(|fetch| fetch.into.is_some()) {
-            let shapes = self.module.output_shapes(inputs, trains)?;
-            check_shapes(destinations, &self.outputs, &self.fetch_sources, of_model, &shapes)?;
-        }
         if !trains {
             return self.module.eval_step_on(&self.checkpoint, inputs, &mut give);
         }
@@ -239,7 +236,7 @@ impl TrainingSession {
                 FetchSource::Norm => scalar(norm.unwrap_or(f64::NAN), DType::F32),
                 FetchSource::AllFinite => scalar(f64::from(u8::from(finite)), DType::Bool),
             };
-            deliver(k, value.dtype(), value.dims(), Delivered::Tensor(&value))?;
+            put(k, OutputView::from(&value))?;
         }
         Ok(())
     }

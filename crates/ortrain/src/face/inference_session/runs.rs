@@ -4,18 +4,20 @@ use std::ops::Range;
 use std::time::Instant;
 
 use ortrain_graph::Tensor;
-use ortrain_program::{Deliver, GradientMode, Memory, RunError, RunInput, Scalars, SlotId};
+use ortrain_program::{
+    GradientMode, InputBytes, InputView, Memory, OutputSink, OutputView, RunError, Scalars, SlotId,
+};
 use smallvec::SmallVec;
 
 use super::{
-    InferenceSession, OrderedFeeds, Origin, Prepared, PreparedKey, Sequences, check_feeds,
-    check_output_buffer, check_output_buffers, tensor_ranges, variant_of,
+    InferenceSession, OrderedInputs, Origin, Prepared, PreparedKey, Sequences, check_inputs, tensor_ranges,
+    variant_of,
 };
-use crate::exec::io_binding::copy_tensor;
-use crate::exec::outputs::{OutputWriter, check_destinations};
+use crate::exec::caller_memory::copy_tensor;
+use crate::exec::outputs::{OutputWriter, Targets, check_all_targets, check_requested};
 use crate::exec::over_limit;
 use crate::exec::value::Value;
-use crate::{Destination, Error, Feed, Fetch, Lent, Result, collect};
+use crate::{Error, OutputTarget, Result, collect};
 
 impl InferenceSession {
     /// Computes the outputs, and passes them to `deliver` in the order of [`InferenceSession::outputs`].
@@ -23,11 +25,11 @@ impl InferenceSession {
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
     /// # use ortrain::{InferenceSession, SessionOptions};
     /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
     /// let mut logits = vec![0; 2 * 10 * 4];
-    /// session.run(&inputs[..1], &mut |_, _, _, value| value.copy_to(&mut logits))?;
+    /// session.run(&inputs[..1], &mut |_, value| value.copy_to(&mut logits))?;
     /// assert!(logits.iter().any(|byte| *byte != 0));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -35,7 +37,7 @@ impl InferenceSession {
     /// # Errors
     /// If the inputs do not fit, the run fails, or the model has sequence inputs or outputs: use
     /// [`InferenceSession::run_values`] for sequences.
-    pub fn run(&mut self, inputs: &[RunInput<'_>], deliver: &mut Deliver<'_>) -> Result<()> {
+    pub fn run(&mut self, inputs: &[InputView<'_>], deliver: &mut OutputSink<'_>) -> Result<()> {
         self.check_tensors_only("run supports only tensors; call run_values for sequences")?;
         self.base.signature.check(inputs)?;
         let at = self.prepared_index(&PreparedKey::default())?;
@@ -48,12 +50,12 @@ impl InferenceSession {
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
-    /// use ortrain::{Destination, InferenceSession, SessionOptions};
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
+    /// use ortrain::{InferenceSession, OutputTarget, SessionOptions};
     ///
     /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
     /// let mut logits = [0.0; 20];
-    /// session.run_into(&inputs[..1], &mut [Destination::f32(&[2, 10], &mut logits)])?;
+    /// session.run_into(&inputs[..1], &mut [OutputTarget::f32(&[2, 10], &mut logits)])?;
     /// assert!(logits.iter().any(|&logit| logit != 0.0));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -61,10 +63,10 @@ impl InferenceSession {
     /// # Errors
     /// As [`InferenceSession::run`]; also if number, types or shapes of `outputs` do not match the results.
     /// Then nothing has been written.
-    pub fn run_into(&mut self, inputs: &[RunInput<'_>], outputs: &mut [Destination<'_>]) -> Result<()> {
+    pub fn run_into(&mut self, inputs: &[InputView<'_>], outputs: &mut [OutputTarget<'_>]) -> Result<()> {
         self.check_tensors_only("run_into supports only tensors; call run_values for sequences")?;
         self.base.signature.check(inputs)?;
-        check_destinations(&self.outputs, outputs)?;
+        check_all_targets(&self.outputs, outputs)?;
         let at = self.prepared_index(&PreparedKey::default())?;
         let known = self.known_output_shapes(at, inputs)?;
         for (info, (output, known)) in self.outputs.iter().zip(outputs.iter().zip(&known)) {
@@ -74,7 +76,7 @@ impl InferenceSession {
         }
         if known.iter().all(Option::is_some) {
             let mut fill = OutputWriter::new(outputs);
-            self.execute(at, inputs, &[], &mut |k, dtype, dims, value| fill.write(k, dtype, dims, value))?;
+            self.execute(at, inputs, &[], &mut |k, value| fill.write(k, value))?;
             return fill.finish(&self.outputs);
         }
         // Data-dependent shapes are known after the run.
@@ -82,10 +84,9 @@ impl InferenceSession {
         for (info, (output, result)) in self.outputs.iter().zip(outputs.iter().zip(&results)) {
             output.check(info, result.dtype(), result.dims())?;
         }
-        outputs
-            .iter_mut()
-            .zip(&results)
-            .for_each(|(output, result)| output.bytes.copy_from_slice(result.data()));
+        for (output, result) in outputs.iter_mut().zip(&results) {
+            output.write(OutputView::from(result))?;
+        }
         Ok(())
     }
 
@@ -125,37 +126,37 @@ impl InferenceSession {
                 found: inputs.len(),
             });
         }
-        let feeds = inputs.iter().map(Feed::from).collect();
+        let values = inputs.iter().map(InputView::from).collect();
         let all_outputs: Vec<usize> = (0..self.outputs.len()).collect();
-        let fetch = |&output: &usize| Fetch { output, into: None };
-        let fetches: Vec<Fetch<'_>> = only.unwrap_or(&all_outputs).iter().map(fetch).collect();
-        let results =
-            self.run_ordered(OrderedFeeds { overridden: Vec::new(), feeds }, &fetches, only.is_some(), None)?;
+        let mut requested: Vec<(usize, Option<OutputTarget<'_>>)> =
+            only.unwrap_or(&all_outputs).iter().map(|&output| (output, None)).collect();
+        let ordered = OrderedInputs { overridden: Vec::new(), values };
+        let results = self.run_ordered(ordered, &mut requested, only.is_some(), None)?;
         Ok(results.into_iter().flatten().collect())
     }
 
     /// Computes outputs from inputs by name. Values in memory of the caller are read and written in place
     /// where possible.
     ///
-    /// Besides inputs, `feeds` may name [`InferenceSession::overridable_initializers`], to override them for
-    /// this run. With `restricted`, only the values for `fetches` are computed; otherwise every output is
-    /// computed.
+    /// Besides inputs, `inputs` may name [`InferenceSession::overridable_initializers`], to override them for
+    /// this run. `outputs` are indices among [`InferenceSession::outputs`], with memory for an output if the caller
+    /// gives some. With `restricted`, only these outputs are computed; otherwise every output is computed.
     ///
-    /// Returns a value for each of `fetches`, or `None` if it was written into memory. An output may
+    /// Returns a value for each of `outputs`, or `None` if it was written into memory. An output may
     /// overwrite the memory of an input.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// use std::sync::Arc;
     ///
-    /// use ortrain::{DType, Feed, Fetch, InferenceSession, Lent, Memory, SessionOptions};
+    /// use ortrain::{DType, InferenceSession, InputView, Memory, OutputTarget, SessionOptions};
     ///
     /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
     /// let (x, logits) = (Arc::new(Memory::new(2 * 64 * 4)), Arc::new(Memory::new(2 * 10 * 4)));
     /// x.write(0, &1_f32.to_le_bytes())?;
-    /// let feed = Feed::from(Lent { dtype: DType::F32, dims: &[2, 64], memory: &x });
-    /// let into = Some(Lent { dtype: DType::F32, dims: &[2, 10], memory: &logits });
-    /// session.run_bound(&[("x", feed)], &[Fetch { output: 0, into }], true)?;
+    /// let input = InputView::in_memory(DType::F32, &[2, 64], &x);
+    /// let target = OutputTarget::in_memory(DType::F32, &[2, 10], &logits);
+    /// session.run_bound(&[("x", input)], &mut [(0, Some(target))], true)?;
     /// assert!(!logits.is_zero()?);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -165,30 +166,29 @@ impl InferenceSession {
     /// or shared by two outputs; or the run fails. Then nothing has been written.
     pub fn run_bound(
         &mut self,
-        feeds: &[(&str, Feed<'_>)],
-        fetches: &[Fetch<'_>],
+        inputs: &[(&str, InputView<'_>)],
+        outputs: &mut Targets<'_>,
         restricted: bool,
     ) -> Result<Vec<Option<Value>>> {
-        let ordered = self.order_feeds(feeds)?;
-        self.run_ordered(ordered, fetches, restricted, None)
+        let ordered = self.order_inputs(inputs)?;
+        self.run_ordered(ordered, outputs, restricted, None)
     }
 
     /// Runs like [`InferenceSession::run_bound`], but passes tensors to `deliver` like
     /// [`InferenceSession::run`].
     ///
-    /// Tensors are delivered with their index in `fetches`, on the device of the session. Tensors that are
+    /// Tensors are delivered with their index in `outputs`, on the device of the session. Tensors that are
     /// written into memory are not delivered; sequences are returned.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-    /// use ortrain::{Feed, Fetch, InferenceSession, SessionOptions, Tensor};
+    /// use ortrain::{InferenceSession, InputView, SessionOptions, Tensor};
     ///
     /// let mut session = InferenceSession::new(setup::MODEL.into(), SessionOptions::default())?;
     /// let x = Tensor::f32(&[2, 64], &[0.5; 128]);
-    /// let (feeds, fetches) = ([("x", Feed::from(ortrain::RunInput::from(&x)))], [Fetch { output: 0, into: None }]);
     /// let mut logits = None;
-    /// session.run_delivered(&feeds, &fetches, true, &mut |_, dtype, dims, value| {
-    ///     logits = Some(value.to_tensor(dtype, dims)?);
+    /// session.run_delivered(&[("x", InputView::from(&x))], &mut [(0, None)], true, &mut |_, value| {
+    ///     logits = Some(value.to_tensor()?);
     ///     Ok(())
     /// })?;
     /// assert_eq!(logits.expect("it was delivered").dims(), [2, 10]);
@@ -199,40 +199,40 @@ impl InferenceSession {
     /// As [`InferenceSession::run_bound`], and the errors of `deliver`.
     pub fn run_delivered(
         &mut self,
-        feeds: &[(&str, Feed<'_>)],
-        fetches: &[Fetch<'_>],
+        inputs: &[(&str, InputView<'_>)],
+        outputs: &mut Targets<'_>,
         restricted: bool,
-        deliver: &mut Deliver<'_>,
+        deliver: &mut OutputSink<'_>,
     ) -> Result<Vec<Option<Value>>> {
-        let ordered = self.order_feeds(feeds)?;
-        self.run_ordered(ordered, fetches, restricted, Some(deliver))
+        let ordered = self.order_inputs(inputs)?;
+        self.run_ordered(ordered, outputs, restricted, Some(deliver))
     }
 
     /// Sorts the values of a run into the order of the inputs.
-    pub(super) fn order_feeds<'v>(&self, feeds: &[(&str, Feed<'v>)]) -> Result<OrderedFeeds<'v>> {
-        let find_feed = |name: &str| feeds.iter().find(|(known, _)| *known == name).map(|(_, feed)| *feed);
-        let mut ordered = OrderedFeeds { overridden: Vec::new(), feeds: Vec::with_capacity(feeds.len()) };
+    pub(super) fn order_inputs<'v>(&self, named: &[(&str, InputView<'v>)]) -> Result<OrderedInputs<'v>> {
+        let find = |name: &str| named.iter().find(|(known, _)| *known == name).map(|(_, input)| *input);
+        let mut ordered = OrderedInputs { overridden: Vec::new(), values: Vec::with_capacity(named.len()) };
         for info in &self.base.inputs {
             let missing = || Error::Argument(format!("no value was given for input {:?}", info.name));
-            ordered.feeds.push(find_feed(&info.name).ok_or_else(missing)?);
+            ordered.values.push(find(&info.name).ok_or_else(missing)?);
         }
         for (at, info) in self.overridable.iter().enumerate() {
-            if let Some(feed) = find_feed(&info.name) {
+            if let Some(input) = find(&info.name) {
                 ordered.overridden.push(at);
-                ordered.feeds.push(feed);
+                ordered.values.push(input);
             }
         }
-        if ordered.feeds.len() != feeds.len() {
-            return Err(self.name_error(feeds));
+        if ordered.values.len() != named.len() {
+            return Err(self.name_error(named));
         }
         Ok(ordered)
     }
 
     /// Returns the error for an unknown or duplicate name.
-    pub(super) fn name_error(&self, feeds: &[(&str, Feed<'_>)]) -> Error {
+    pub(super) fn name_error(&self, named: &[(&str, InputView<'_>)]) -> Error {
         let known: Vec<&str> =
             self.base.inputs.iter().chain(&self.overridable).map(|info| info.name.as_str()).collect();
-        let mut names: Vec<&str> = feeds.iter().map(|(name, _)| *name).collect();
+        let mut names: Vec<&str> = named.iter().map(|(name, _)| *name).collect();
         names.sort_unstable();
         match names.iter().find(|name| !known.contains(name)) {
             Some(name) => {
@@ -247,50 +247,42 @@ impl InferenceSession {
 
     pub(super) fn run_ordered(
         &mut self,
-        ordered: OrderedFeeds<'_>,
-        fetches: &[Fetch<'_>],
+        ordered: OrderedInputs<'_>,
+        requested: &mut Targets<'_>,
         restricted: bool,
-        deliver: Option<&mut Deliver<'_>>,
+        deliver: Option<&mut OutputSink<'_>>,
     ) -> Result<Vec<Option<Value>>> {
-        let count = self.outputs.len();
-        if let Some(fetch) = fetches.iter().find(|fetch| fetch.output >= count) {
-            let position = fetch.output;
-            return Err(Error::Argument(format!(
-                "output index {position} is out of range: the model has {count} outputs"
-            )));
-        }
-        check_output_buffers(&self.outputs, fetches)?;
-        let OrderedFeeds { overridden, feeds } = ordered;
+        check_requested(&self.outputs, requested)?;
+        let OrderedInputs { overridden, values } = ordered;
         self.make_variant(&overridden)?;
         let variant = variant_of(&mut self.base, &mut self.variants, &overridden);
-        check_feeds(variant, &feeds)?;
+        check_inputs(variant, &values)?;
 
         // Split into values to read in place, values to copy first, and sequences.
         let device = self.backend.device();
-        let is_elsewhere = |lent: &Lent<'_>| lent.memory.device() != device;
-        let copy = |(k, feed): (usize, &Feed<'_>)| match feed {
-            Feed::Lent(lent) if is_elsewhere(lent) || variant.needs_copy(k, lent, fetches) => {
-                copy_tensor(feed)
+        let copy = |(k, input): (usize, &InputView<'_>)| match input.memory() {
+            Some(memory) if memory.device() != device || variant.needs_copy(k, input, requested) => {
+                copy_tensor(input)
             }
             _ => Ok(None),
         };
-        let copies: Vec<Option<Tensor>> = feeds.iter().enumerate().map(copy).collect::<Result<_>>()?;
-        let (mut tensors, mut sequences, mut lent) = (Vec::new(), Sequences::new(), Vec::new());
+        let copies: Vec<Option<Tensor>> = values.iter().enumerate().map(copy).collect::<Result<_>>()?;
+        let (mut tensors, mut sequences, mut in_place) = (Vec::new(), Sequences::new(), Vec::new());
         let mut key = PreparedKey {
-            selected_outputs: restricted.then(|| fetches.iter().map(|fetch| fetch.output).collect()),
+            selected_outputs: restricted.then(|| requested.iter().map(|(output, _)| *output).collect()),
             ..PreparedKey::default()
         };
-        for (k, (feed, copy)) in feeds.iter().zip(&copies).enumerate() {
-            match (feed, copy) {
-                (_, Some(tensor)) => tensors.push(RunInput::from(tensor)),
-                (Feed::Tensor(input), None) => tensors.push(*input),
-                (Feed::Lent(value), None) => {
-                    key.lent.push((k, value.dims.to_vec()));
-                    lent.push(&**value.memory);
+        for (k, (input, copy)) in values.iter().zip(&copies).enumerate() {
+            match (input.bytes, copy) {
+                (_, Some(tensor)) => tensors.push(InputView::from(tensor)),
+                (InputBytes::Host(_), None) => tensors.push(*input),
+                (InputBytes::Memory(memory), None) => {
+                    key.in_place.push((k, input.dims.to_vec()));
+                    in_place.push(&**memory);
                 }
-                (Feed::Sequence(several), None) => {
+                (InputBytes::Sequence(several), None) => {
                     key.shapes.push(several.iter().map(|tensor| tensor.dims().to_vec()).collect());
-                    sequences.push((variant.inputs[k].dtype, *several));
+                    sequences.push((variant.inputs[k].dtype, several));
                 }
             }
         }
@@ -300,21 +292,21 @@ impl InferenceSession {
         // all.
         if self.prepared[at].key != key {
             let PreparedKey { overridden, .. } = key;
-            return self.run_ordered(OrderedFeeds { overridden, feeds }, fetches, restricted, deliver);
+            return self.run_ordered(OrderedInputs { overridden, values }, requested, restricted, deliver);
         }
-        let values = (&tensors[..], &sequences, &lent[..]);
-        self.run_prepared(at, values, fetches, deliver).map_err(|error| match lent.is_empty() {
+        let split = (&tensors[..], &sequences, &in_place[..]);
+        self.run_prepared(at, split, requested, deliver).map_err(|error| match in_place.is_empty() {
             true => error,
-            false => self.explain_with_copies(error, &feeds, &key),
+            false => self.explain_with_copies(error, &values, &key),
         })
     }
 
     pub(super) fn run_prepared(
         &mut self,
         at: usize,
-        (tensors, sequences, lent): (&[RunInput<'_>], &Sequences<'_>, &[&Memory]),
-        fetches: &[Fetch<'_>],
-        mut deliver: Option<&mut Deliver<'_>>,
+        (tensors, sequences, in_place): (&[InputView<'_>], &Sequences<'_>, &[&Memory]),
+        requested: &mut Targets<'_>,
+        mut deliver: Option<&mut OutputSink<'_>>,
     ) -> Result<Vec<Option<Value>>> {
         let Prepared { key, planes, origins, .. } = &self.prepared[at];
         let restricted = key.selected_outputs.is_some();
@@ -328,45 +320,45 @@ impl InferenceSession {
                 plane.write(tensor_range.start, tensor.data())?;
             }
         }
-        let origin = |k: usize, fetch: &Fetch<'_>| origins[if restricted { k } else { fetch.output }];
-        let sources: Vec<Origin> = fetches.iter().enumerate().map(|(k, fetch)| origin(k, fetch)).collect();
+        let origin = |(k, (output, _)): (usize, &(usize, _))| origins[if restricted { k } else { *output }];
+        let sources: Vec<Origin> = requested.iter().enumerate().map(origin).collect();
         let mut sure = true;
-        if fetches.iter().any(|fetch| fetch.into.is_some()) {
+        if requested.iter().any(|(_, target)| target.is_some()) {
             let known = self.known_output_shapes(at, tensors)?;
-            for (fetch, source) in fetches.iter().zip(&sources) {
-                let (Some(into), &Origin::Delivered(position)) = (&fetch.into, source) else { continue };
+            for ((output, target), source) in requested.iter().zip(&sources) {
+                let (Some(target), &Origin::Delivered(position)) = (target, source) else { continue };
+                let info = &self.outputs[*output];
                 match &known[position] {
-                    Some(dims) => check_output_buffer(&self.outputs[fetch.output], into, dims)?,
+                    Some(dims) => target.check(info, info.dtype, dims)?,
                     None => sure = false,
                 }
             }
         }
-        let mut delivered: Vec<Option<Tensor>> = vec![None; fetches.len()];
-        self.execute(at, tensors, lent, &mut |result_index, dtype, dims, value| {
-            let bytes = dims.iter().product::<usize>() * dtype.size();
-            for (k, fetch) in fetches.iter().enumerate() {
-                match (&sources[k], &fetch.into) {
-                    (Origin::Delivered(of), Some(into)) if *of == result_index && sure => {
-                        value.write_to(into.memory, bytes)?;
-                    }
-                    (Origin::Delivered(of), into) if *of == result_index => match &mut deliver {
-                        Some(deliver) if into.is_none() => deliver(k, dtype, dims, value)?,
-                        _ => delivered[k] = Some(value.to_tensor(dtype, dims)?),
-                    },
-                    _ => {}
+        let mut delivered: Vec<Option<Tensor>> = vec![None; requested.len()];
+        self.execute(at, tensors, in_place, &mut |result_index, value| {
+            for (k, (_, target)) in requested.iter_mut().enumerate() {
+                if !matches!(sources[k], Origin::Delivered(of) if of == result_index) {
+                    continue;
+                }
+                match (target, &mut deliver) {
+                    (Some(target), _) if sure => target.write(value)?,
+                    (None, Some(deliver)) => deliver(k, value)?,
+                    _ => delivered[k] = Some(value.to_tensor()?),
                 }
             }
             Ok(())
         })?;
         if !sure {
-            for (fetch, result) in fetches.iter().zip(&delivered) {
-                if let (Some(into), Some(result)) = (&fetch.into, result) {
-                    check_output_buffer(&self.outputs[fetch.output], into, result.dims())?;
+            for ((output, target), result) in requested.iter().zip(&delivered) {
+                if let (Some(target), Some(result)) = (target, result) {
+                    target.check(&self.outputs[*output], result.dtype(), result.dims())?;
                 }
             }
-            for (fetch, result) in fetches.iter().zip(&mut delivered) {
-                if let (Some(into), Some(result)) = (&fetch.into, result.take_if(|_| fetch.into.is_some())) {
-                    into.memory.write(0, result.data())?;
+            for ((_, target), result) in requested.iter_mut().zip(&mut delivered) {
+                if let Some(target) = target
+                    && let Some(result) = result.take()
+                {
+                    target.write(OutputView::from(&result))?;
                 }
             }
         }
@@ -391,19 +383,19 @@ impl InferenceSession {
     pub(super) fn execute(
         &mut self,
         at: usize,
-        tensors: &[RunInput<'_>],
-        lent: &[&Memory],
-        deliver: &mut Deliver<'_>,
+        tensors: &[InputView<'_>],
+        in_place: &[&Memory],
+        deliver: &mut OutputSink<'_>,
     ) -> Result<()> {
         let Prepared { key, runners, planes, .. } = &mut self.prepared[at];
-        let bound: SmallVec<[&Memory; 32]> = planes.iter().chain(lent.iter().copied()).collect();
+        let bound: SmallVec<[&Memory; 32]> = planes.iter().chain(in_place.iter().copied()).collect();
         let how = (GradientMode::Accumulate, Scalars::default());
         let start = Instant::now();
         let run = runners.run_traced(&mut self.work, &bound, how, self.trace.as_mut(), tensors, deliver);
         if let (Some(trace), Ok(())) = (&mut self.trace, &run) {
             trace.record_run(start, Instant::now());
         }
-        run.map_err(|error| match key.lent.is_empty() {
+        run.map_err(|error| match key.in_place.is_empty() {
             true => {
                 let variant = variant_of(&mut self.base, &mut self.variants, &key.overridden);
                 over_limit::explain(error, runners, &variant.signature, &self.work, tensors)
@@ -417,19 +409,19 @@ impl InferenceSession {
     pub(super) fn explain_with_copies(
         &mut self,
         error: Error,
-        feeds: &[Feed<'_>],
+        inputs: &[InputView<'_>],
         key: &PreparedKey,
     ) -> Error {
         let Error::Run(RunError::OverLimit(_)) = &error else { return error };
-        let copies: Vec<Tensor> = feeds.iter().filter_map(|feed| copy_tensor(feed).ok()?).collect();
-        let tensors: Vec<RunInput<'_>> = copies.iter().map(RunInput::from).collect();
+        let copies: Vec<Tensor> = inputs.iter().filter_map(|input| copy_tensor(input).ok()?).collect();
+        let tensors: Vec<InputView<'_>> = copies.iter().map(InputView::from).collect();
         let (only, shapes, overridden) =
             (key.selected_outputs.clone(), key.shapes.clone(), key.overridden.clone());
         let Ok(at) = self.prepared_index(&PreparedKey {
             selected_outputs: only,
             shapes,
             overridden,
-            lent: Vec::new(),
+            in_place: Vec::new(),
         }) else {
             return error;
         };
@@ -441,7 +433,7 @@ impl InferenceSession {
     pub(super) fn known_output_shapes(
         &mut self,
         at: usize,
-        tensors: &[RunInput<'_>],
+        tensors: &[InputView<'_>],
     ) -> Result<Vec<Option<Vec<usize>>>> {
         let Prepared { key, runners, .. } = &mut self.prepared[at];
         let shapes = runners.executor(&self.work, tensors).map(|runner| {
@@ -450,7 +442,7 @@ impl InferenceSession {
                 |slot: &SlotId| schedule.slots[slot.0 as usize].ty.as_ref().map(|(_, dims)| dims.clone());
             schedule.outputs.iter().map(dims).collect()
         });
-        shapes.map_err(|error| match key.lent.is_empty() {
+        shapes.map_err(|error| match key.in_place.is_empty() {
             true => {
                 let variant = variant_of(&mut self.base, &mut self.variants, &key.overridden);
                 over_limit::explain(error, runners, &variant.signature, &self.work, tensors)

@@ -163,8 +163,8 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
+    /// module.train_step(&mut state, &inputs, &mut |_, _| Ok(()))?;
     /// let gradients = module.copy_gradients_to_buffer(&state)?;
     /// let norm = gradients.iter().map(|element| element * element).sum::<f32>().sqrt();
     /// assert!(norm > 0.0);
@@ -185,8 +185,8 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
-    /// # module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
+    /// # module.train_step(&mut state, &inputs, &mut |_, _| Ok(()))?;
     /// let mut gradients = module.copy_gradients_to_buffer(&state)?;
     /// gradients.iter_mut().for_each(|element| *element = element.clamp(-0.01, 0.01));
     /// module.copy_buffer_to_gradients(&state, &gradients)?;
@@ -213,8 +213,8 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
-    /// module.train_step(&mut state, &inputs, &mut |_, _, _, _| Ok(()))?;
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
+    /// module.train_step(&mut state, &inputs, &mut |_, _| Ok(()))?;
     /// for norms in module.norms(&state)? {
     ///     assert!(norms.gradient > 0.0, "{} learns nothing", norms.name);
     /// }

@@ -1,6 +1,6 @@
 //! Evaluation steps.
 
-use ortrain_program::{Deliver, GradientMode as ProgramEntry, RunInput};
+use ortrain_program::{GradientMode as ProgramEntry, InputView, OutputSink};
 
 use super::{Module, no_eval_model, scalars};
 use crate::exec::outputs::OutputWriter;
@@ -8,7 +8,7 @@ use crate::exec::step_inputs::{StepInputs, split_inputs};
 use crate::state::binding::{self};
 use crate::train::anomaly::{self, Replay};
 use crate::train::not_finite::Anomaly;
-use crate::{CheckpointState, Destination, Error, Feed, Result};
+use crate::{CheckpointState, Error, OutputTarget, Result};
 
 impl Module {
     /// Computes the outputs of the evaluation model, and passes them to `deliver` in the order of
@@ -18,7 +18,7 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
     /// let results = ortrain::collect(|deliver| module.eval_step(&state, &inputs, deliver))?;
     /// assert!(results[0].dims().is_empty());
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -29,8 +29,8 @@ impl Module {
     pub fn eval_step(
         &mut self,
         state: &CheckpointState,
-        inputs: &[RunInput<'_>],
-        deliver: &mut Deliver<'_>,
+        inputs: &[InputView<'_>],
+        deliver: &mut OutputSink<'_>,
     ) -> Result<()> {
         self.check_state(state)?;
         self.phase_mut(false)?.check(inputs)?;
@@ -44,12 +44,12 @@ impl Module {
     pub fn eval_step_bound(
         &mut self,
         state: &CheckpointState,
-        feeds: &[Feed<'_>],
-        deliver: &mut Deliver<'_>,
+        inputs: &[InputView<'_>],
+        deliver: &mut OutputSink<'_>,
     ) -> Result<()> {
-        let copies = self.copy_inputs(state, feeds, &[], false)?;
-        let (copied, lent) = split_inputs(feeds, &copies);
-        self.eval_step_on(state, StepInputs { copied_values: &copied, in_place: &lent }, deliver)
+        let copies = self.copy_inputs(state, inputs, &[], false)?;
+        let (copied, in_place) = split_inputs(inputs, &copies);
+        self.eval_step_on(state, StepInputs { copied_values: &copied, in_place: &in_place }, deliver)
     }
 
     /// Runs an evaluation step on inputs that [`Module::copy_inputs`] has checked.
@@ -57,7 +57,7 @@ impl Module {
         &mut self,
         state: &CheckpointState,
         inputs: StepInputs<'_>,
-        deliver: &mut Deliver<'_>,
+        deliver: &mut OutputSink<'_>,
     ) -> Result<()> {
         let eval = self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?;
         let mut planes = binding::planes(state, &self.gradients);
@@ -79,11 +79,11 @@ impl Module {
             (entry, scalars),
             self.trace.as_mut(),
             inputs,
-            &mut |k, dtype, dims, value| {
+            &mut |k, value| {
                 if finding.is_none() {
-                    finding = anomaly::check_result(k, &outputs[k].name, (dtype, dims), value)?;
+                    finding = anomaly::check_result(k, &outputs[k].name, value)?;
                 }
-                deliver(k, dtype, dims, value)
+                deliver(k, value)
             },
         );
         if let Err(error) = run {
@@ -112,11 +112,11 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
-    /// use ortrain::Destination;
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
+    /// use ortrain::OutputTarget;
     ///
     /// let mut loss = [0.0];
-    /// module.eval_step_into(&state, &inputs, &mut [Destination::f32(&[], &mut loss)])?;
+    /// module.eval_step_into(&state, &inputs, &mut [OutputTarget::f32(&[], &mut loss)])?;
     /// assert!(loss[0] > 0.0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -126,15 +126,15 @@ impl Module {
     pub fn eval_step_into(
         &mut self,
         state: &CheckpointState,
-        inputs: &[RunInput<'_>],
-        outputs: &mut [Destination<'_>],
+        inputs: &[InputView<'_>],
+        outputs: &mut [OutputTarget<'_>],
     ) -> Result<()> {
         self.check_state(state)?;
         let eval = self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?;
         eval.check(inputs)?;
         eval.check_outputs(&self.work, inputs, outputs)?;
         let mut fill = OutputWriter::new(outputs);
-        self.eval_step(state, inputs, &mut |k, dtype, dims, value| fill.write(k, dtype, dims, value))?;
+        self.eval_step(state, inputs, &mut |k, value| fill.write(k, value))?;
         fill.finish(self.outputs(false))
     }
 }

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use ortrain_program::{
-    Bindings, Deliver, Delivered, GradientMode as ProgramEntry, MemoryNeed, RunContext, RunInput, Schedule,
+    Bindings, GradientMode as ProgramEntry, InputView, MemoryNeed, OutputSink, OutputView, RunContext,
+    Schedule,
 };
 
 use super::{Module, no_eval_model, scalars};
@@ -23,11 +24,11 @@ impl Module {
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
-    /// use ortrain::{RunInput, Tensor};
+    /// use ortrain::{InputView, Tensor};
     ///
     /// let mut of = |rows: usize| {
     ///     let (x, labels) = (Tensor::f32(&[rows, 64], &vec![0.0; rows * 64]), Tensor::i64(&[rows], &vec![0; rows]));
-    ///     module.memory_need(&[RunInput::from(&x), RunInput::from(&labels)], true)
+    ///     module.memory_need(&[InputView::from(&x), InputView::from(&labels)], true)
     /// };
     /// assert!(of(64)?.work > of(8)?.work);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -35,7 +36,7 @@ impl Module {
     ///
     /// # Errors
     /// As [`Module::train_step`] or [`Module::eval_step`], without the errors of the run.
-    pub fn memory_need(&mut self, inputs: &[RunInput<'_>], training: bool) -> Result<MemoryNeed> {
+    pub fn memory_need(&mut self, inputs: &[InputView<'_>], training: bool) -> Result<MemoryNeed> {
         let phase = match training {
             true => &mut self.train,
             false => self.eval.as_mut().ok_or_else(|| no_eval_model("an evaluation step"))?,
@@ -73,11 +74,11 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
     /// use ortrain::ProfileOptions;
     ///
     /// let options = ProfileOptions::default().steps(2);
-    /// let profile = module.profile(&state, &inputs, options, &mut |_, _, _, _| Ok(()))?;
+    /// let profile = module.profile(&state, &inputs, options, &mut |_, _| Ok(()))?;
     /// assert_eq!(profile.steps.len(), 2);
     /// assert!(profile.instructions.iter().any(|instruction| instruction.kind == "MatMul"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -88,9 +89,9 @@ impl Module {
     pub fn profile(
         &mut self,
         state: &CheckpointState,
-        inputs: &[RunInput<'_>],
+        inputs: &[InputView<'_>],
         options: ProfileOptions,
-        deliver: &mut Deliver<'_>,
+        deliver: &mut OutputSink<'_>,
     ) -> Result<Profile> {
         self.check_state(state)?;
         let real = binding::planes(state, &self.gradients);
@@ -119,14 +120,14 @@ impl Module {
         let scalars = scalars(state, self.rank);
         for _ in 0..options.warmup {
             let turn = RunContext::new(&bindings, &mut self.work, entry, scalars);
-            runner.run(turn, inputs, &mut |_, _, _, _| Ok(()))?;
+            runner.run(turn, inputs, &mut |_, _| Ok(()))?;
         }
         let mut collector = Collector::new();
         for step in 0..options.steps {
             let start = Instant::now();
             let last = step + 1 == options.steps;
-            let mut results = |at: usize, dtype, dims: &[usize], value: Delivered<'_>| {
-                if last { deliver(at, dtype, dims, value) } else { Ok(()) }
+            let mut results = |at: usize, value: OutputView<'_>| {
+                if last { deliver(at, value) } else { Ok(()) }
             };
             let turn =
                 RunContext::new(&bindings, &mut self.work, entry, scalars).observed(Some(&mut collector));
@@ -164,7 +165,7 @@ impl Module {
     pub(super) fn add_sufficient_limit(
         &self,
         error: Error,
-        inputs: &[RunInput<'_>],
+        inputs: &[InputView<'_>],
         training: bool,
     ) -> Error {
         let Some(phase) = self.phase(training) else { return error };

@@ -4,17 +4,17 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use ortrain_graph::Tensor;
-use ortrain_program::{CommitGate, Deliver, GradientMode as ProgramEntry, Memory, RunError, RunInput};
+use ortrain_program::{CommitGate, GradientMode as ProgramEntry, InputView, Memory, OutputSink, RunError};
 
 use super::{Module, scalars};
-use crate::exec::io_binding::{copy_tensor, describe_feeds, is_read_in_place, memory_span};
+use crate::exec::caller_memory::{copy_tensor, describe_tensors, is_read_in_place, memory_span};
 use crate::exec::outputs::OutputWriter;
 use crate::exec::step_inputs::{StepInputs, split_inputs};
 use crate::state::binding::{self};
 use crate::state::placement::Placement;
 use crate::train::anomaly::{self, Replay};
 use crate::train::not_finite::Anomaly;
-use crate::{CheckpointState, Destination, Error, Feed, Lent, Result};
+use crate::{CheckpointState, Error, OutputTarget, Result};
 
 impl Module {
     /// Computes the outputs and the gradients. Gradients accumulate, except that the first step after
@@ -25,10 +25,10 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
     /// let mut loss = [0; 4];
-    /// module.train_step(&mut state, &inputs, &mut |at, dtype, dims, value| {
-    ///     assert_eq!((at, dtype, dims.len()), (0, ortrain::DType::F32, 0));
+    /// module.train_step(&mut state, &inputs, &mut |at, value| {
+    ///     assert_eq!((at, value.dtype, value.dims.len()), (0, ortrain::DType::F32, 0));
     ///     value.copy_to(&mut loss)
     /// })?;
     /// assert!(f32::from_le_bytes(loss) > 0.0);
@@ -40,8 +40,8 @@ impl Module {
     pub fn train_step(
         &mut self,
         state: &mut CheckpointState,
-        inputs: &[RunInput<'_>],
-        deliver: &mut Deliver<'_>,
+        inputs: &[InputView<'_>],
+        deliver: &mut OutputSink<'_>,
     ) -> Result<()> {
         self.check_state(state)?;
         self.train.check(inputs)?;
@@ -61,12 +61,11 @@ impl Module {
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// use std::sync::Arc;
     ///
-    /// use ortrain::{DType, Feed, Lent, Memory, RunInput, Tensor};
+    /// use ortrain::{DType, InputView, Memory, Tensor};
     ///
     /// let (x, labels) = (Arc::new(Memory::new(16 * 64 * 4)), Tensor::i64(&[16], &[0; 16]));
-    /// let x = Lent { dtype: DType::F32, dims: &[16, 64], memory: &x };
-    /// let feeds = [Feed::from(x), Feed::from(RunInput::from(&labels))];
-    /// let results = ortrain::collect(|deliver| module.train_step_bound(&mut state, &feeds, deliver))?;
+    /// let inputs = [InputView::in_memory(DType::F32, &[16, 64], &x), InputView::from(&labels)];
+    /// let results = ortrain::collect(|deliver| module.train_step_bound(&mut state, &inputs, deliver))?;
     /// assert!(results[0].to_vec::<f32>()[0] > 0.0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -76,12 +75,12 @@ impl Module {
     pub fn train_step_bound(
         &mut self,
         state: &mut CheckpointState,
-        feeds: &[Feed<'_>],
-        deliver: &mut Deliver<'_>,
+        inputs: &[InputView<'_>],
+        deliver: &mut OutputSink<'_>,
     ) -> Result<()> {
-        let copies = self.copy_inputs(state, feeds, &[], true)?;
-        let (copied, lent) = split_inputs(feeds, &copies);
-        self.train_step_on(state, StepInputs { copied_values: &copied, in_place: &lent }, deliver)
+        let copies = self.copy_inputs(state, inputs, &[], true)?;
+        let (copied, in_place) = split_inputs(inputs, &copies);
+        self.train_step_on(state, StepInputs { copied_values: &copied, in_place: &in_place }, deliver)
     }
 
     /// Checks the inputs of a step, and copies the inputs that the step cannot read in place. `output_spans` are the
@@ -89,7 +88,7 @@ impl Module {
     pub(crate) fn copy_inputs(
         &mut self,
         state: &CheckpointState,
-        feeds: &[Feed<'_>],
+        inputs: &[InputView<'_>],
         output_spans: &[(usize, usize)],
         training: bool,
     ) -> Result<Vec<Option<Tensor>>> {
@@ -102,17 +101,17 @@ impl Module {
             .map(|plane| memory_span(plane, plane.len()))
             .collect();
         let phase = self.phase_mut(training)?;
-        phase.check_described(&describe_feeds(feeds))?;
-        let copy = |(k, feed): (usize, &Feed<'_>)| {
-            let Feed::Lent(lent) = feed else { return Ok(None) };
+        phase.check_described(&describe_tensors(inputs))?;
+        let copy = |(k, input): (usize, &InputView<'_>)| {
+            let Some(memory) = input.memory() else { return Ok(None) };
             let written_spans = planes.iter().chain(output_spans).copied();
             let is_in_place = stays_in_place
-                && lent.memory.device() == backend.device()
+                && memory.device() == backend.device()
                 && !phase.written_inputs.contains(&k)
-                && is_read_in_place(lent, written_spans);
-            if is_in_place { Ok(None) } else { copy_tensor(feed) }
+                && is_read_in_place(input, written_spans);
+            if is_in_place { Ok(None) } else { copy_tensor(input) }
         };
-        feeds.iter().enumerate().map(copy).collect()
+        inputs.iter().enumerate().map(copy).collect()
     }
 
     /// Runs a training step on inputs that [`Module::copy_inputs`] has checked.
@@ -120,7 +119,7 @@ impl Module {
         &mut self,
         state: &mut CheckpointState,
         inputs: StepInputs<'_>,
-        deliver: &mut Deliver<'_>,
+        deliver: &mut OutputSink<'_>,
     ) -> Result<()> {
         self.run_train(state, inputs, deliver)
             .map_err(|error| self.explain_with_copies(error, inputs, true))?;
@@ -133,7 +132,7 @@ impl Module {
         &mut self,
         state: &mut CheckpointState,
         inputs: StepInputs<'_>,
-        deliver: &mut Deliver<'_>,
+        deliver: &mut OutputSink<'_>,
         mut gate: Box<dyn CommitGate>,
     ) -> Result<()> {
         if self.commits_within_run(inputs)? {
@@ -180,10 +179,10 @@ impl Module {
         if inputs.in_place.is_empty() {
             return self.add_sufficient_limit(error, inputs.copied_values, training);
         }
-        let copy = |(at, lent): &(usize, Lent<'_>)| Some((*at, copy_tensor(&Feed::Lent(*lent)).ok()??));
+        let copy = |(at, input): &(usize, InputView<'_>)| Some((*at, copy_tensor(input).ok()??));
         let copies: Vec<(usize, Tensor)> = inputs.in_place.iter().filter_map(copy).collect();
-        let mut all_inputs: Vec<RunInput<'_>> = inputs.copied_values.to_vec();
-        copies.iter().for_each(|(at, tensor)| all_inputs.insert(*at, RunInput::from(tensor)));
+        let mut all_inputs: Vec<InputView<'_>> = inputs.copied_values.to_vec();
+        copies.iter().for_each(|(at, tensor)| all_inputs.insert(*at, InputView::from(tensor)));
         self.add_sufficient_limit(error, &all_inputs, training)
     }
 
@@ -194,11 +193,11 @@ impl Module {
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
     /// # let (mut state, mut module, mut optimizer) = setup::training()?;
     /// # let batch = setup::batch();
-    /// # let inputs = batch.each_ref().map(ortrain::RunInput::from);
-    /// use ortrain::Destination;
+    /// # let inputs = batch.each_ref().map(ortrain::InputView::from);
+    /// use ortrain::OutputTarget;
     ///
     /// let mut loss = [0.0];
-    /// module.train_step_into(&mut state, &inputs, &mut [Destination::f32(&[], &mut loss)])?;
+    /// module.train_step_into(&mut state, &inputs, &mut [OutputTarget::f32(&[], &mut loss)])?;
     /// assert!(loss[0] > 0.0);
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -209,8 +208,8 @@ impl Module {
     pub fn train_step_into(
         &mut self,
         state: &mut CheckpointState,
-        inputs: &[RunInput<'_>],
-        outputs: &mut [Destination<'_>],
+        inputs: &[InputView<'_>],
+        outputs: &mut [OutputTarget<'_>],
     ) -> Result<()> {
         self.check_state(state)?;
         self.train.check(inputs)?;
@@ -219,10 +218,8 @@ impl Module {
         // Data-dependent shapes are known after the step; if they do not fit, written memory is restored.
         let before = if sure { Vec::new() } else { self.copy_written_planes(state)? };
         let mut fill = OutputWriter::new(outputs);
-        self.run_train(state, StepInputs::all_copied(inputs), &mut |k, dtype, dims, value| {
-            fill.write(k, dtype, dims, value)
-        })
-        .map_err(|error| self.add_sufficient_limit(error, inputs, true))?;
+        self.run_train(state, StepInputs::all_copied(inputs), &mut |k, value| fill.write(k, value))
+            .map_err(|error| self.add_sufficient_limit(error, inputs, true))?;
         if let Err(error) = fill.finish(&self.train.outputs) {
             before.iter().try_for_each(|(plane, bytes)| plane.write(0, bytes))?;
             return Err(error);
@@ -236,7 +233,7 @@ impl Module {
         &mut self,
         state: &CheckpointState,
         inputs: StepInputs<'_>,
-        deliver: &mut Deliver<'_>,
+        deliver: &mut OutputSink<'_>,
     ) -> Result<()> {
         // The first step overwrites zero gradients, so that resumed and uninterrupted training are
         // bit-identical.
@@ -262,19 +259,12 @@ impl Module {
             .collect::<Result<Vec<Memory>>>()?;
         let mut finding = None;
         let outputs = &self.train.outputs;
-        self.train.executables.run(
-            &mut self.work,
-            &planes,
-            entry,
-            scalars,
-            inputs,
-            &mut |k, dtype, dims, value| {
-                if finding.is_none() {
-                    finding = anomaly::check_result(k, &outputs[k].name, (dtype, dims), value)?;
-                }
-                deliver(k, dtype, dims, value)
-            },
-        )?;
+        self.train.executables.run(&mut self.work, &planes, entry, scalars, inputs, &mut |k, value| {
+            if finding.is_none() {
+                finding = anomaly::check_result(k, &outputs[k].name, value)?;
+            }
+            deliver(k, value)
+        })?;
         let finding = match finding {
             Some(finding) => Some(finding),
             None => anomaly::check_planes(&self.layout, &planes)?,

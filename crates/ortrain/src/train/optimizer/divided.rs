@@ -89,8 +89,8 @@ impl DividedOptimizer {
                 let mut totals = vec![0.0; self.tensors * count];
                 if !self.rows.is_empty() {
                     let rows = &self.rows;
-                    sums.run(work, &planes, of_step, gradients, &rank_sums, &mut |k, dtype, dims, value| {
-                        let values = value.to_tensor(dtype, dims)?.to_f64();
+                    sums.run(work, &planes, of_step, gradients, &rank_sums, &mut |k, value| {
+                        let values = value.to_tensor()?.to_f64();
                         rows.iter().zip(values).for_each(|(row, value)| totals[row * count + k] = value);
                         Ok(())
                     })?;
@@ -100,7 +100,7 @@ impl DividedOptimizer {
                     self.rows.iter().map(|row| totals[row * count..][..count].to_vec()).collect();
             }
             if !self.rows.is_empty() {
-                program.run(work, &planes, of_step, gradients, &rank_sums, &mut |_, _, _, _| Ok(()))?;
+                program.run(work, &planes, of_step, gradients, &rank_sums, &mut |_, _| Ok(()))?;
             }
         }
         module.mark_gradients_used();
