@@ -20,16 +20,6 @@ OTHERS = ("Group", "OptimizerConfig", "OptimizerRow", "OwnOptimizer", "Parameter
 GENERATED = "# `make optimizers` writes the rest of this file.\n"
 BEGIN, END = "<!-- the table of optimizers, by make optimizers -->", "<!-- end of the table -->"
 
-Row = tuple[
-    str,
-    str,
-    str,
-    float,
-    list[tuple[str, str]],
-    list[tuple[str, float, str, str]],
-    list[tuple[str, bool, str]],
-]
-
 INTRODUCTION = '''\
 """The optimizers of the core's table. `make optimizers` generates this file; a test compares it with the core."""
 
@@ -103,9 +93,9 @@ OPTIONS = (
 )
 
 
-def rows() -> list[Row]:
+def rows() -> list[_ortrain.OptimizerRow]:
     """Return the table of optimizers from the Rust core."""
-    return list(_ortrain.optimizer_table())
+    return _ortrain.optimizer_table()
 
 
 def literal(value: float) -> str:
@@ -124,53 +114,52 @@ def sentence(text: str) -> str:
     return text[:1].upper() + text[1:]
 
 
-def written(row: Row) -> str:
+def written(row: _ortrain.OptimizerRow) -> str:
     """Return the source of the class of an optimizer."""
-    name, summary, source, rate, _, settings, flags = row
-    defaults = {setting: default for setting, default, _, _ in settings}
+    defaults = {setting.name: setting.default for setting in row.settings}
     arguments, parameters, passed, chosen = [item("lr", "the learning rate before any schedule")], [], [], []
-    for setting, default, values, meaning in settings:
-        if setting == "beta2":
+    for setting in row.settings:
+        if setting.name == "beta2":
             continue
-        if setting == "beta1":
-            other = next(words for known, _, _, words in settings if known == "beta2")
-            arguments.append(item("betas", f"{meaning}, and {other}: {values} each"))
-            parameters.append(f"betas: tuple[float, float] = ({default!r}, {defaults['beta2']!r}),")
+        if setting.name == "beta1":
+            other = next(known.meaning for known in row.settings if known.name == "beta2")
+            arguments.append(item("betas", f"{setting.meaning}, and {other}: {setting.values} each"))
+            parameters.append(f"betas: tuple[float, float] = ({setting.default!r}, {defaults['beta2']!r}),")
             passed.append('"betas": betas')
             continue
-        infinity = ", or infinity" if math.isinf(_config.shown(default)) else ""
-        arguments.append(item(setting, f"{meaning.replace('`', '``')}; {values}{infinity}"))
-        parameters.append(f"{setting}: float = {literal(default)},")
-        passed.append(f'"{setting}": {setting}')
-    for flag, flag_default, meaning in flags:
-        if flag == "onnxruntime":
+        infinity = ", or infinity" if math.isinf(_config.shown(setting.default)) else ""
+        arguments.append(item(setting.name, f"{setting.meaning.replace('`', '``')}; {setting.values}{infinity}"))
+        parameters.append(f"{setting.name}: float = {literal(setting.default)},")
+        passed.append(f'"{setting.name}": {setting.name}')
+    for flag in row.flags:
+        if flag.name == "onnxruntime":
             text = "the formula of PyTorch or the formula of onnxruntime: see :class:`ortrain.artifacts.AdamW`"
             arguments.append(item("formula", text))
             parameters.append('formula: Literal["pytorch", "onnxruntime"] = "pytorch",')
             chosen.append('"onnxruntime": is_onnxruntime(formula)')
             continue
-        arguments.append(item(flag, f"whether to {meaning}"))
-        parameters.append(f"{flag}: bool = {flag_default},")
-        chosen.append(f'"{flag}": {flag}')
+        arguments.append(item(flag.name, f"whether to {flag.meaning}"))
+        parameters.append(f"{flag.name}: bool = {flag.default},")
+        chosen.append(f'"{flag.name}": {flag.name}')
     arguments += [item(option, text) for option, text in OPTIONS]
-    other_rate = float(f"{rate * 2:.6g}")
+    other_rate = float(f"{row.learning_rate * 2:.6g}")
     example = [
         ">>> import ortrain",
         ">>> from ortrain import optim",
-        f">>> config = optim.{name}(lr={other_rate!r})",
+        f">>> config = optim.{row.name}(lr={other_rate!r})",
         ">>> config",
-        f"{name}(lr={other_rate!r})",
+        f"{row.name}(lr={other_rate!r})",
         ">>> loss = ortrain.LossType.CrossEntropyLoss",
         ">>> ortrain.generate_artifacts(ortrain.examples.perceptron(), loss=loss, optimizer=config)",
         "",
     ]
     return CLASS.format(
-        name=name,
-        title=f"{name}: {summary}.",
-        source="\n    ".join(textwrap.wrap(f"{source}.", 112)),
+        name=row.name,
+        title=f"{row.name}: {row.summary}.",
+        source="\n    ".join(textwrap.wrap(f"{row.source}.", 112)),
         arguments="\n".join(arguments),
         example="\n".join(f"    {line}".rstrip() for line in example),
-        rate=repr(rate),
+        rate=repr(row.learning_rate),
         parameters="\n".join(f"        {line}" for line in parameters),
         settings="{" + ", ".join(passed) + "}",
         flags="{" + ", ".join(chosen) + "}",
@@ -180,7 +169,7 @@ def written(row: Row) -> str:
 def classes() -> str:
     """Return the source of the module of classes, formatted."""
     found = rows()
-    text = INTRODUCTION.format(names="\n".join(f'    "{name}",' for name in sorted(row[0] for row in found)))
+    text = INTRODUCTION.format(names="\n".join(f'    "{name}",' for name in sorted(row.name for row in found)))
     text += "".join(map(written, found))
     if "is_onnxruntime" in text:
         text = text.replace("Group, OptimizerConfig\n", "Group, OptimizerConfig, is_onnxruntime\n")
@@ -191,7 +180,7 @@ def classes() -> str:
 
 def package() -> str:
     """Return the source of the package with the imports and names of all optimizers, formatted."""
-    names = sorted(row[0] for row in rows())
+    names = sorted(row.name for row in rows())
     every = "".join(f'    "{name}",\n' for name in sorted((*names, *OTHERS)))
     text = PACKAGE.read_text().split(GENERATED)[0]
     text += f"{GENERATED}from ortrain.optim._rows import ({', '.join(names)})\n\n__all__ = [\n{every}]\n"
@@ -211,15 +200,16 @@ def formatted(text: str, place: Path) -> str:
 def page_table() -> str:
     """Return the Markdown table of the page."""
     lines = ["| optimizer | what it is | settings beside the learning rate | slots |", "|---|---|---|---|"]
-    for name, summary, source, rate, slots, settings, flags in rows():
+    for row in rows():
         shown = [
-            f"`{setting}={'inf' if literal(default) == 'math.inf' else f'{default:g}'}`"
-            for setting, default, _, _ in settings
+            f"`{setting.name}={'inf' if literal(setting.default) == 'math.inf' else f'{setting.default:g}'}`"
+            for setting in row.settings
         ]
-        shown += [f"`{flag}={default}`" for flag, default, _ in flags if flag != "onnxruntime"]
-        shown += ['`formula="pytorch"`' for flag, _, _ in flags if flag == "onnxruntime"]
-        kept = ", ".join(f"`{slot}`" for slot, _ in slots)
-        lines.append(f"| `{name}(lr={rate:g})` | {summary} ({source}) | {', '.join(shown)} | {kept} |")
+        shown += [f"`{flag.name}={flag.default}`" for flag in row.flags if flag.name != "onnxruntime"]
+        shown += ['`formula="pytorch"`' for flag in row.flags if flag.name == "onnxruntime"]
+        kept = ", ".join(f"`{slot.name}`" for slot in row.slots)
+        optimizer = f"`{row.name}(lr={row.learning_rate:g})`"
+        lines.append(f"| {optimizer} | {row.summary} ({row.source}) | {', '.join(shown)} | {kept} |")
     return "\n".join(lines)
 
 

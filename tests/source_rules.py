@@ -212,7 +212,7 @@ def source_files() -> Iterator[tuple[Path, str]]:
 
 def operator_names() -> set[str]:
     """Return the names of all operators."""
-    return {row[1] for row in _ortrain.operators()}
+    return {operator.name for operator in _ortrain.operators()}
 
 
 def operator_literals(text: str, names: set[str]) -> int:

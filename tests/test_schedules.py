@@ -50,7 +50,7 @@ STEPS = 40
 
 def kinds() -> dict[str, dict[str, str | None]]:
     """Return all schedules with their settings, as the core lists them."""
-    return {name: dict(settings) for name, settings in _ortrain.schedule_kinds()}
+    return {kind.name: dict(kind.settings) for kind in _ortrain.schedule_kinds()}
 
 
 def halving(t: int) -> float:

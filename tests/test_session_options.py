@@ -28,6 +28,7 @@ from ortrain import (
     RunOptions,
     SessionOptions,
     UnsupportedError,
+    _ortrain,
 )
 from ortrain.api import CheckpointState, Module
 
@@ -565,7 +566,10 @@ def test_a_session_of_another_kind() -> None:
             return [OrtValue.ortvalue_from_numpy(2 * value.numpy())._ortvalue for value in found]
 
         def _described_outputs(self) -> Any:
-            return [(name, kind, [*shape]) for name, kind, shape in super()._described_outputs()]
+            return [
+                _ortrain.ValueDescription(output.name, output.type, [*output.shape])
+                for output in super()._described_outputs()
+            ]
 
     session, plain = Doubled(ortrain.examples.perceptron()), session_on()
     (expected,) = plain.run(None, {"x": X})

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ortrain import _ortrain
+from ortrain._records import record_of
 
 __all__ = ["OperatorInfo", "operators"]
 
@@ -57,16 +58,12 @@ def operators() -> list[OperatorInfo]:
     ['If', 'Loop', 'Scan', 'YieldOp']
     """
     return [
-        OperatorInfo(
-            domain,
-            name,
-            standard,
-            tuple(versions),
-            runs,
-            gradient,
-            tuple(inputs),
-            tuple(tuple(of_input) for of_input in types),
-            variadic,
+        record_of(
+            OperatorInfo,
+            info,
+            versions=tuple(info.versions),
+            gradient_inputs=tuple(info.gradient_inputs),
+            types=tuple(map(tuple, info.types)),
         )
-        for domain, name, standard, versions, runs, (gradient, inputs), types, variadic in _ortrain.operators()
+        for info in _ortrain.operators()
     ]

@@ -11,6 +11,7 @@ import re
 from dataclasses import dataclass
 
 from ortrain import _ortrain
+from ortrain._records import record_of
 
 __all__ = ["DeviceInfo", "devices"]
 
@@ -68,7 +69,7 @@ def devices() -> list[DeviceInfo]:
     >>> [device.name for device in ortrain.devices()][:2]
     ['cpu', 'reference']
     """
-    return [DeviceInfo(*row) for row in _ortrain.devices()]
+    return [record_of(DeviceInfo, device) for device in _ortrain.devices()]
 
 
 def is_gpu(name: str) -> bool:

@@ -13,7 +13,7 @@ from ortrain.errors import InvalidArgumentError
 from ortrain.ortvalue import OrtValue
 
 # Name, type in the notation of onnxruntime, and shape of an input.
-Described: TypeAlias = tuple[str, str, list[int | str | None]]
+Described: TypeAlias = _ortrain.ValueDescription
 
 # Kind of CUDA devices in DLPack.
 _CUDA = 2
@@ -116,7 +116,7 @@ def input_value(value: Any, described: Described) -> _ortrain.OrtValue:
         TypeError: as for :func:`native_value`.
 
     """
-    input_dtype = _TYPES.get(described[1])
+    input_dtype = _TYPES.get(described.type)
     if input_dtype is None or is_ortvalue(value):
         return native_value(value)
     if (on_device := _tensor_of_cuda(value)) is not None:
@@ -141,7 +141,7 @@ def _of_list(value: Any, input_dtype: np.dtype[Any], described: Described) -> np
         array = np.asarray(value)
     except ValueError as error:
         raise InvalidArgumentError(
-            f"input {described[0]!r}: nested lists have different lengths; pad the short lists ({error})"
+            f"input {described.name!r}: nested lists have different lengths; pad the short lists ({error})"
         ) from error
     if array.size == 0:
         return array.astype(input_dtype)
@@ -176,6 +176,5 @@ def _exactly(
 
 
 def _mismatch(described: Described, input_dtype: np.dtype[Any], array: np.ndarray[Any, np.dtype[Any]]) -> str:
-    name, _, shape = described
-    sizes = ", ".join("?" if size is None else str(size) for size in shape)
-    return f'input "{name}" must be {input_dtype}[{sizes}], got {array.dtype}{list(array.shape)}: '
+    sizes = ", ".join(map(str, described.shape))
+    return f'input "{described.name}" must be {input_dtype}[{sizes}], got {array.dtype}{list(array.shape)}: '

@@ -11,6 +11,7 @@ from typing import Any, Literal, overload
 from ortrain import _ortrain
 from ortrain._model_source import ModelLike, model_source
 from ortrain._operators import OperatorLibrary, Source, with_operators, with_stops
+from ortrain._records import record_of
 from ortrain.api.module import Module
 from ortrain.api.norms import Norms, ParameterNorms
 from ortrain.errors import InvalidArgumentError
@@ -380,7 +381,7 @@ def inspect(
         other_arguments = (loss_input_names, batch_size, shapes, operators, stop_gradients)
         if any(argument is not None for argument in other_arguments):
             raise InvalidArgumentError("a module must be the only argument: its loss and its shapes are fixed")
-        return Norms([ParameterNorms(*row) for row in model._native.norms()])
+        return Norms([record_of(ParameterNorms, norms) for norms in model._native.norms()])
     if isinstance(loss_input_names, str):
         raise TypeError("loss_input_names must be a list of names, got one name")
     sizes = [(str(name), _sizes(name, dims)) for name, dims in (shapes or {}).items()]
@@ -417,30 +418,25 @@ def inspection(
     """Inspect a model. ``first_output`` uses only the first output; ``strict`` raises an error for wrong operators."""
     import json
 
-    json_text, text, everything = _ortrain.inspect(
-        source, values, first_output, strict=strict, batch_size=batch_size, shapes=shapes
-    )
-    found = json.loads(json_text)
-    step = found["step"]
-    if step is not None:
-        step = StepCost(**step | {"inputs": {name: tuple(dims) for name, dims in step["inputs"].items()}})
+    native = _ortrain.inspect(source, values, first_output, strict=strict, batch_size=batch_size, shapes=shapes)
+    step, optimizer = native.step(), native.optimizer()
     return Inspection(
-        parameters=[ParameterInfo(**info | {"shape": tuple(info["shape"])}) for info in found["parameters"]],
-        obstacle=found["obstacle"],
-        obstacles=[Obstacle(**obstacle) for obstacle in found["obstacles"]],
-        stops=[GradientStop(**stop) for stop in found["stops"]],
-        stop_candidates=[StopCandidate(**candidate) for candidate in found["stop_candidates"]],
-        warnings=found["warnings"],
-        host_steps=[NodeNote(**note) for note in found["host_steps"]],
-        control_flow=[NodeNote(**note) for note in found["control_flow"]],
-        open_inputs=found["open_inputs"],
-        value_inputs=found["value_inputs"],
-        step=step,
-        kind=found["kind"],
-        inputs=found["inputs"],
-        optimizer=found["optimizer"],
-        _about_guesses=found["about_guesses"],
-        _text=text,
-        _everything=everything,
-        _json=json_text,
+        parameters=[record_of(ParameterInfo, info, shape=tuple(info.shape)) for info in native.parameters()],
+        obstacle=native.obstacle(),
+        obstacles=[record_of(Obstacle, obstacle) for obstacle in native.obstacles()],
+        stops=[record_of(GradientStop, stop) for stop in native.stops()],
+        stop_candidates=[record_of(StopCandidate, candidate) for candidate in native.stop_candidates()],
+        warnings=native.warnings(),
+        host_steps=[record_of(NodeNote, note) for note in native.host_steps()],
+        control_flow=[record_of(NodeNote, note) for note in native.control_flow()],
+        open_inputs=dict(native.open_inputs()),
+        value_inputs=native.value_inputs(),
+        step=step and record_of(StepCost, step, inputs={name: tuple(shape) for name, shape in step.inputs}),
+        kind=native.kind(),
+        inputs=dict(native.inputs()),
+        optimizer=None if optimizer is None else json.loads(optimizer),
+        _about_guesses=native.about_guesses(),
+        _text=native.text(),
+        _everything=native.complete_text(),
+        _json=native.to_json(),
     )

@@ -34,6 +34,7 @@ from ortrain._inputs import Described, input_value, native_value
 from ortrain._model_source import model_source
 from ortrain._operators import with_operators
 from ortrain._options import RunOptions, SessionOptions, is_restricted, native_options, with_changes
+from ortrain._records import record_of
 from ortrain._suggest import hint
 from ortrain._world import World, open_world, reporting, warn_of_no_effect
 from ortrain.errors import InvalidArgumentError, UnsupportedError
@@ -542,7 +543,7 @@ class TrainingSession(InferenceSession):
         >>> classic_session.precision
         'f32'
         """
-        return self._classic.precision()[0]
+        return self._classic.precision().name
 
     @property
     def bf16_unit(self) -> str | None:
@@ -551,7 +552,7 @@ class TrainingSession(InferenceSession):
         >>> classic_session.bf16_unit is None
         True
         """
-        return self._classic.precision()[1]
+        return self._classic.precision().bf16_unit
 
     def _described_inputs(self) -> list[Described]:
         return self._classic.inputs()
@@ -562,7 +563,7 @@ class TrainingSession(InferenceSession):
     def _described_overridable(self) -> list[Described]:
         return self._classic.overridable()
 
-    def _described_model(self) -> tuple[list[str], int, dict[str, str]]:
+    def _described_model(self) -> _ortrain.ModelMetadata:
         return self._classic.meta()
 
     def _input_value(self, value: Any, described: Described) -> _ortrain.OrtValue:
@@ -616,7 +617,7 @@ class TrainingSession(InferenceSession):
             if isinstance(value, list):
                 raise InvalidArgumentError(f"input {name!r} must be a tensor, got a sequence of {len(value)}")
             tensors[name] = value
-        names = [name for name, *_ in self._described_outputs()]
+        names = [output.name for output in self._described_outputs()]
         restricted = is_restricted(run_options)
         mode = False if run_options is not None and not getattr(run_options, "training_mode", True) else None
         indices = [names.index(name) for name, _ in outputs]
@@ -685,7 +686,7 @@ class TrainingSession(InferenceSession):
         """
         from ortrain.api.profile import MemoryUse
 
-        return MemoryUse(*self._classic.memory())
+        return record_of(MemoryUse, self._classic.memory())
 
     def communication_time(self) -> CommunicationTime:
         """Return the time that several processes have needed to exchange gradients.
@@ -694,7 +695,7 @@ class TrainingSession(InferenceSession):
         CommunicationTime(updates=0, total=0.0, waited=0.0)
 
         """
-        return CommunicationTime(*self._classic.communication_time())
+        return record_of(CommunicationTime, self._classic.communication_time())
 
     def load_state(self, dict: Mapping[str, npt.ArrayLike], strict: bool = False) -> None:  # noqa: A002
         """Set some or all values of :meth:`get_state`. With ``strict`` an unknown name is an error.

@@ -34,6 +34,7 @@ from ortrain._options import (
     own_options,
     with_changes,
 )
+from ortrain._records import record_of
 from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, NoSuchFileError, OrtrainError, UnsupportedError, _Beginnings
 from ortrain.iobinding import IOBinding, SessionIOBinding, check_device
@@ -197,7 +198,7 @@ class InferenceSession:
         """Return name, type and shape of the optional inputs."""
         return self._native.overridable()
 
-    def _described_model(self) -> tuple[list[str], int, dict[str, str]]:
+    def _described_model(self) -> _ortrain.ModelMetadata:
         """Return the metadata of the model."""
         return self._native.meta()
 
@@ -205,7 +206,7 @@ class InferenceSession:
         self, feeds: dict[str, Native], requested_names: list[str], run_options: RunOptions | None, restricted: bool
     ) -> list[Native]:
         """Return the outputs with these names; if ``restricted``, compute only the values that they need."""
-        names = [name for name, *_ in self._described_outputs()]
+        names = [output.name for output in self._described_outputs()]
         if restricted:
             return self._native.run(feeds, [names.index(name) for name in requested_names])
         results = dict(zip(names, self._native.run(feeds, None), strict=True))
@@ -218,7 +219,7 @@ class InferenceSession:
         run_options: RunOptions | None,
     ) -> list[Native]:
         """Return the outputs with these names, each in the memory of its value or, without one, in a new value."""
-        names = [name for name, *_ in self._described_outputs()]
+        names = [output.name for output in self._described_outputs()]
         targets = [(names.index(name), value) for name, value in outputs]
         found = self._native.run_into(feeds, targets, restricted=is_restricted(run_options))
         results: list[Native] = []
@@ -262,7 +263,7 @@ class InferenceSession:
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).precision
         'f32'
         """
-        return self._native.precision()[0]
+        return self._native.precision().name
 
     @property
     def bf16_unit(self) -> str | None:
@@ -277,7 +278,7 @@ class InferenceSession:
         >>> session.bf16_unit in ("amx", "avx512_bf16", "emulated")
         True
         """
-        return self._native.precision()[1]
+        return self._native.precision().bf16_unit
 
     def get_inputs(self) -> list[NodeArg]:
         """Return the inputs that :meth:`run` takes.
@@ -286,7 +287,7 @@ class InferenceSession:
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).get_inputs()
         [NodeArg(name='x', type='tensor(float)', shape=['batch', 64])]
         """
-        return [NodeArg(*description) for description in self._described_inputs()]
+        return [NodeArg(found.name, found.type, found.shape) for found in self._described_inputs()]
 
     def get_outputs(self) -> list[NodeArg]:
         """Return the outputs that :meth:`run` returns.
@@ -295,7 +296,7 @@ class InferenceSession:
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).get_outputs()
         [NodeArg(name='logits', type='tensor(float)', shape=['batch', 10])]
         """
-        return [NodeArg(*description) for description in self._described_outputs()]
+        return [NodeArg(found.name, found.type, found.shape) for found in self._described_outputs()]
 
     def get_overridable_initializers(self) -> list[NodeArg]:
         """Return the initializers that a run may override, because the model also lists them as inputs.
@@ -311,7 +312,7 @@ class InferenceSession:
         >>> bool(logits.min() > 90)
         True
         """
-        return [NodeArg(*description) for description in self._described_overridable()]
+        return [NodeArg(found.name, found.type, found.shape) for found in self._described_overridable()]
 
     def get_modelmeta(self) -> ModelMetadata:
         """Return the metadata of the model.
@@ -320,8 +321,7 @@ class InferenceSession:
         >>> ortrain.InferenceSession(ortrain.examples.perceptron()).get_modelmeta().graph_name
         'perceptron'
         """
-        (producer, graph, domain, description, graph_description), version, custom = self._described_model()
-        return ModelMetadata(producer, graph, domain, description, graph_description, version, custom)
+        return record_of(ModelMetadata, self._described_model())
 
     def get_session_options(self) -> SessionOptions:
         """Return the options that the session was made with. Later changes of the options do not affect the session.
@@ -514,8 +514,8 @@ class InferenceSession:
             requested_names = self._requested_outputs(output_names)
             self._check_feed(input_feed)
             inputs = [*self._described_inputs(), *self._described_overridable()]
-            described = {description[0]: description for description in inputs}
-            sequences = {name for name, kind, _ in inputs if kind.startswith("seq(")}
+            described = {found.name: found for found in inputs}
+            sequences = {found.name for found in inputs if found.type.startswith("seq(")}
             feeds: dict[str, Native] = {}
             for name, value in input_feed.items():
                 if name in sequences and isinstance(value, list | tuple):
@@ -687,7 +687,7 @@ class InferenceSession:
         """Return the requested output names, or all output names."""
         if isinstance(output_names, str):
             raise TypeError("output_names must be a list of names, got one name")
-        outputs = [description[0] for description in self._described_outputs()]
+        outputs = [output.name for output in self._described_outputs()]
         requested_names = list(output_names) if output_names else outputs
         for name in requested_names:
             if name not in outputs:
@@ -697,9 +697,9 @@ class InferenceSession:
 
     def _check_feed(self, feed: Mapping[str, object]) -> None:
         """Check that every input has a value. The error for an unknown name suggests a similar missing input."""
-        inputs = [name for name, *_ in self._described_inputs()]
+        inputs = [given.name for given in self._described_inputs()]
         missing = [name for name in inputs if name not in feed]
-        overridable = [name for name, *_ in self._described_overridable()]
+        overridable = [given.name for given in self._described_overridable()]
         for feed_name in feed:
             if feed_name in inputs or feed_name in overridable:
                 continue

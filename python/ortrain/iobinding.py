@@ -206,7 +206,7 @@ class SessionIOBinding:
 
     def _check_input(self, name: str) -> None:
         described = [*self._session._described_inputs(), *self._session._described_overridable()]
-        kinds = {known: kind for known, kind, _ in described}
+        kinds = {given.name: given.type for given in described}
         if name not in kinds:
             there = ", ".join(kinds)
             raise InvalidArgumentError(f"the model has no input {name!r}; it has {there}{hint(str(name), kinds)}")

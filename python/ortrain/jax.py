@@ -162,8 +162,8 @@ class OnnxFunction:
         self._source = source
         self._initial = dict(zip(native.weight_names(), native.initial_weights(), strict=True))
         self._model = _Model(source, native, opened)
-        self.input_names = [name for name, _, _ in native.inputs()]
-        self.output_names = [name for name, _, _ in native.outputs()]
+        self.input_names = [given.name for given in native.inputs()]
+        self.output_names = [output.name for output in native.outputs()]
         self.weight_names = native.weight_names()
 
     @property
@@ -268,7 +268,7 @@ class OnnxFunction:
         if missing:
             raise InvalidArgumentError(f"weights are missing: {', '.join(missing)}")
         described = self._model.values[len(self.input_names) :]
-        return [_fitting("weight", weight, weights[weight[0]], {}) for weight in described]
+        return [_fitting("weight", weight, weights[weight.name], {}) for weight in described]
 
     def __repr__(self) -> str:
         inputs, outputs = ", ".join(self.input_names), ", ".join(self.output_names)
@@ -288,13 +288,12 @@ _Open: TypeAlias = Callable[[Source, "list[str] | None", "list[str] | None"], _o
 
 def _dtype_of(described: Described) -> np.dtype[Any]:
     """Return the element type of a value of the model."""
-    name, kind, _ = described
-    if kind == _BFLOAT16:
+    if described.type == _BFLOAT16:
         bfloat16: np.dtype[Any] = np.dtype(jnp.bfloat16)
         return bfloat16
-    if kind not in _DTYPES:
-        raise UnsupportedError(f'"{name}" has the type {kind}, which jax does not support')
-    return _DTYPES[kind]
+    if described.type not in _DTYPES:
+        raise UnsupportedError(f'"{described.name}" has the type {described.type}, which jax does not support')
+    return _DTYPES[described.type]
 
 
 def _is_float(dtype: np.dtype[Any]) -> bool:
@@ -316,8 +315,7 @@ def _is_representable(value: npt.NDArray[Any] | np.generic) -> bool:
 
 def _fitting(what: str, described: Described, value: Any, sizes: dict[str, tuple[int, str]]) -> Any:
     """Convert a value to a jax array and check it against the model. ``sizes`` has the known sizes of named axes."""
-    name, _, shape = described
-    target = _dtype_of(described)
+    name, shape, target = described.name, described.shape, _dtype_of(described)
     if isinstance(value, (np.ndarray, np.generic)) and not _is_representable(value):
         raise InvalidArgumentError(
             f'{what} "{name}" has values outside the range of {_in_jax(value.dtype)}: {_WITHOUT_64_BITS}'
@@ -345,10 +343,9 @@ def _fitting(what: str, described: Described, value: Any, sizes: dict[str, tuple
 
 
 def _mismatch(what: str, described: Described, array: Any) -> str:
-    name, _, shape = described
-    sizes = ", ".join("?" if size is None else str(size) for size in shape)
+    sizes = ", ".join(map(str, described.shape))
     there = ", ".join(map(str, array.shape))
-    return f'{what} "{name}" must be {_dtype_of(described)}[{sizes}], got {array.dtype}[{there}]: '
+    return f'{what} "{described.name}" must be {_dtype_of(described)}[{sizes}], got {array.dtype}[{there}]: '
 
 
 class _Model:
@@ -362,7 +359,7 @@ class _Model:
         self.inputs = native.inputs()
         initial = native.initial_weights()
         self.values: list[Described] = self.inputs + [
-            (name, weight.data_type(), list(weight.shape()))
+            Described(name, weight.data_type(), list(weight.shape()))
             for name, weight in zip(self._weights, initial, strict=True)
         ]
         self.outputs = native.outputs()
@@ -371,7 +368,7 @@ class _Model:
         self._differentiable = {*native.differentiable_inputs(), *self._weights}
         self._pullbacks: dict[tuple[str, ...], _Pullback] = {}
         self._types: dict[tuple[tuple[int, ...], ...], list[tuple[int, ...]]] = {}
-        names = tuple(name for name, _, _ in self.outputs)
+        names = tuple(output.name for output in self.outputs)
         self.call = _differentiable(_Callback(names, self._evaluated, self.types_of), lambda: (self, names))
 
     def check_width(self) -> None:
@@ -380,7 +377,7 @@ class _Model:
             return
         for described in [*self.values, *self.outputs]:
             if _dtype_of(described) == np.float64:
-                raise UnsupportedError(f'"{described[0]}" is float64, which jax does not have by default; {_SETTING}')
+                raise UnsupportedError(f'"{described.name}" is float64, which jax does not have by default; {_SETTING}')
 
     def natives(self, values: Sequence[npt.NDArray[Any]]) -> tuple[list[Any], list[Any]]:
         """Convert inputs and weights for the core."""
@@ -404,9 +401,11 @@ class _Model:
     def _declared(self, shapes: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]] | None:
         """Return the shapes of the outputs, if the names of axes determine them."""
         sizes: dict[int | str | None, int] = {}
-        for shape, (_, _, axes) in zip(shapes, self.values, strict=True):
-            sizes.update((axis, size) for axis, size in zip(axes, shape, strict=True) if isinstance(axis, str))
-        known = [[size if isinstance(size, int) else sizes.get(size) for size in axes] for _, _, axes in self.outputs]
+        for shape, value in zip(shapes, self.values, strict=True):
+            sizes.update((axis, size) for axis, size in zip(value.shape, shape, strict=True) if isinstance(axis, str))
+        known = [
+            [size if isinstance(size, int) else sizes.get(size) for size in output.shape] for output in self.outputs
+        ]
         found = [tuple(size for size in shape if size is not None) for shape in known]
         return found if [len(shape) for shape in found] == [len(shape) for shape in known] else None
 
@@ -416,30 +415,30 @@ class _Model:
         try:
             found = [value.shape for value in self._evaluated(zeros)]
         except OrtrainError as error:
-            names = ", ".join(name for name, _, _ in self.outputs)
+            names = ", ".join(output.name for output in self.outputs)
             raise type(error)(
                 f"jax needs the shapes of {names} before a run: the names of input axes do not determine them, and a "
                 f"run on zeros fails: {error}"
             ) from error
         # jax drops computations of empty results, so elements that appear in a run would go unnoticed.
-        for shape, (name, _, _) in zip(found, self.outputs, strict=True):
+        for shape, output in zip(found, self.outputs, strict=True):
             if 0 in shape and not any(0 in input_shape for input_shape in shapes):
                 raise UnsupportedError(
-                    f'"{name}" is empty, {list(shape)}, for inputs of zeros; the shape of a result in jax cannot '
-                    "depend on values"
+                    f'"{output.name}" is empty, {list(shape)}, for inputs of zeros; the shape of a result in jax '
+                    "cannot depend on values"
                 )
         return found
 
     def pullback(self, moved: Sequence[bool]) -> _Pullback | None:
         """Return the pullback for the perturbed values; ``None`` if no perturbed value has a gradient."""
-        names = (name for (name, _, _), perturbed in zip(self.values, moved, strict=True) if perturbed)
+        names = (value.name for value, perturbed in zip(self.values, moved, strict=True) if perturbed)
         requested = tuple(name for name in names if name in self._differentiable)
         if requested and requested not in self._pullbacks:
             self._pullbacks.setdefault(requested, self._new_pullback(requested))
         return self._pullbacks.get(requested)
 
     def _new_pullback(self, requested: tuple[str, ...]) -> _Pullback:
-        inputs = [name for name, _, _ in self.inputs if name in requested]
+        inputs = [given.name for given in self.inputs if given.name in requested]
         if len(requested) == len(inputs) + len(self._weights):
             return _Pullback(self, self._opened(self._source, self._weights, inputs))
         # Some weights are constant for jax, so here all weights are inputs.
@@ -459,7 +458,7 @@ class _Model:
         except OrtrainError as error:
             raise UnsupportedError(f"this gradient has no gradient: {error}") from error
         # The gradients follow the other outputs, sorted by the names of their values.
-        added = [name for name, _, _ in model.outputs][len(self.outputs) :]
+        added = [output.name for output in model.outputs][len(self.outputs) :]
         names = dict(zip(sorted(requested), added, strict=True))
         return model, tuple(names[name] for name in requested)
 
@@ -472,8 +471,8 @@ class _Pullback:
         self.of = native.differentiable_outputs()
         self.requested = [*native.differentiable_inputs(), *native.weight_names()]
         self._count = len(model.values)
-        self._kinds = {name: kind for name, kind, _ in model.outputs}
-        positions = {name: at for at, (name, _, _) in enumerate(model.values)}
+        self._kinds = {output.name: output.type for output in model.outputs}
+        positions = {value.name: at for at, value in enumerate(model.values)}
         self._positions = [positions[name] for name in self.requested]
         callback = _Callback(native.gradient_names(), self._pulled, self._types_of)
         self.call = _differentiable(callback, lambda: self._derivative)
@@ -489,7 +488,7 @@ class _Pullback:
         """Run both passes: jax may call this method again, or in another order than the evaluation."""
         inputs, weights = self.model.natives(values[: self._count])
         seeds = [
-            _native(seed, (name, self._kinds[name], []))
+            _native(seed, Described(name, self._kinds[name], []))
             for seed, name in zip(values[self._count :], self.of, strict=True)
         ]
         live, _ = self._native.forward(inputs, weights)
@@ -509,10 +508,10 @@ class _Backward:
             return (None,) * len(values)
         model = self.pullback.model
         cotangents_by_name = dict(zip(self.names, cotangents, strict=True))
-        types = dict(zip([name for name, _, _ in model.outputs], model.types_of(values), strict=True))
+        types = dict(zip([output.name for output in model.outputs], model.types_of(values), strict=True))
         seeds = [_seed(cotangents_by_name.get(name), types[name]) for name in self.pullback.of]
         gradients = dict(zip(self.pullback.requested, self.pullback.call(*values, *seeds), strict=True))
-        return tuple(gradients.get(name) for name, _, _ in model.values)
+        return tuple(gradients.get(value.name) for value in model.values)
 
 
 def _seed(cotangent: Any, described: Any) -> Any:

@@ -119,7 +119,7 @@ class TrainingSession:
         >>> session.precision
         'f32'
         """
-        return self._native.precision()[0]
+        return self._native.precision().name
 
     @property
     def bf16_unit(self) -> str | None:
@@ -132,7 +132,7 @@ class TrainingSession:
         True
         >>> rounded.close()
         """
-        return self._native.precision()[1]
+        return self._native.precision().bf16_unit
 
     @overload
     def train_step(
@@ -248,9 +248,9 @@ class TrainingSession:
         >>> session.lazy_reset_grad()
         """
         check_begin(run_options)
-        doubt, norm = self._native.optimizer_step()
-        _warn_of_gradients(doubt)
-        return norm
+        update = self._native.optimizer_step()
+        _warn_of_gradients(update.warning)
+        return update.norm
 
     def set_learning_rate(self, learning_rate: float) -> None:
         """Set the rate of the next steps, a float32.

@@ -13,6 +13,7 @@ use pyo3::types::PyBytes;
 use crate::error::{InvalidArgumentError, detached, raise};
 use crate::model::{Source, encode_graph};
 use crate::optim::{OwnOptimizer, spec_of};
+use crate::records::LossFragment;
 use crate::value::OrtValue;
 
 /// A loss, as Python describes it.
@@ -62,18 +63,19 @@ impl Term {
     }
 }
 
-/// Returns the nodes of a loss as a message, the name of the loss, and the last number in a generated name.
+/// Returns the nodes of a loss.
 #[pyfunction]
-pub(crate) fn loss_fragment<'py>(
-    py: Python<'py>,
+pub(crate) fn loss_fragment(
+    py: Python<'_>,
     model: Source,
     term: Term,
     target_is_there: bool,
     last: u64,
-) -> PyResult<(Bound<'py, PyBytes>, String, u64)> {
+) -> PyResult<LossFragment> {
     let term = term.read()?;
     let fragment = detached(py, || artifact_parts::loss(model.0, &term, target_is_there, last))?;
-    Ok((encode_graph(py, fragment.graph)?, fragment.output, fragment.last))
+    let model = encode_graph(py, fragment.graph)?.unbind();
+    Ok(LossFragment { model, output: fragment.output, last: fragment.last })
 }
 
 /// Returns a model with a new head, as a message.

@@ -6,16 +6,17 @@ use std::path::PathBuf;
 use ortrain::classic::{CallOptions, StatesByWeight, TrainingParameters};
 use ortrain::{DType, Tensor};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 
 use crate::error::{detached, raise};
 use crate::gil::Exclusive;
 use crate::inputs::{Requested, SessionInput, named_views};
 use crate::model::Source;
 use crate::ranks::{Ranks, data_parallel};
+use crate::records::{
+    CommunicationTime, MemoryBytes, ModelMetadata, Precision, ValueDescription, describe_values,
+};
 use crate::run_options::RunOptions;
-use crate::training::memory_parts;
-use crate::value::{OrtValue, describe_infos, describe_meta};
+use crate::value::OrtValue;
 
 /// Output values by weight, then by name.
 type States = HashMap<String, HashMap<String, OrtValue>>;
@@ -133,29 +134,29 @@ impl ClassicSession {
     }
 
     /// Returns the name of the precision and the unit that multiplies bfloat16.
-    fn precision(&self, py: Python<'_>) -> PyResult<(&'static str, Option<&'static str>)> {
-        self.session
-            .enter(py, |session| Ok((session.module().precision().name(), session.module().bf16_unit())))
+    fn precision(&self, py: Python<'_>) -> PyResult<Precision> {
+        self.session.enter(py, |session| {
+            Ok(Precision {
+                name: session.module().precision().name(),
+                bf16_unit: session.module().bf16_unit(),
+            })
+        })
     }
 
-    fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        let infos = self.session.enter(py, |session| Ok(session.inputs().to_vec()))?;
-        describe_infos(py, &infos)
+    fn inputs(&self, py: Python<'_>) -> PyResult<Vec<ValueDescription>> {
+        self.session.enter(py, |session| Ok(describe_values(session.inputs())))
     }
 
-    fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        let infos = self.session.enter(py, |session| Ok(session.outputs().to_vec()))?;
-        describe_infos(py, &infos)
+    fn outputs(&self, py: Python<'_>) -> PyResult<Vec<ValueDescription>> {
+        self.session.enter(py, |session| Ok(describe_values(session.outputs())))
     }
 
-    fn overridable<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        let infos = self.session.enter(py, |session| Ok(session.overridable_initializers().to_vec()))?;
-        describe_infos(py, &infos)
+    fn overridable(&self, py: Python<'_>) -> PyResult<Vec<ValueDescription>> {
+        self.session.enter(py, |session| Ok(describe_values(session.overridable_initializers())))
     }
 
-    fn meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let meta = self.session.enter(py, |session| Ok(session.meta().clone()))?;
-        describe_meta(py, meta)
+    fn meta(&self, py: Python<'_>) -> PyResult<ModelMetadata> {
+        self.session.enter(py, |session| Ok(session.meta().clone().into()))
     }
 
     fn loss_scale_input_name(&self, py: Python<'_>) -> PyResult<Option<&'static str>> {
@@ -233,16 +234,16 @@ impl ClassicSession {
         self.session.enter(py, |session| Ok(session.model_output_count()))
     }
 
-    /// Returns the memory use in bytes: parameters, gradients, moments, work, scratch.
-    fn memory(&self, py: Python<'_>) -> PyResult<[usize; 5]> {
-        self.session.enter(py, |session| Ok(memory_parts(session.memory())))
+    /// Returns the memory use.
+    fn memory(&self, py: Python<'_>) -> PyResult<MemoryBytes> {
+        self.session.enter(py, |session| Ok(session.memory().into()))
     }
 
-    /// Returns the number of updates, and the seconds of the sums of gradients: in total, and without computations at the
-    /// same time.
-    fn communication_time(&self, py: Python<'_>) -> PyResult<(u64, f64, f64)> {
+    /// Returns the time of the sums of gradients.
+    fn communication_time(&self, py: Python<'_>) -> PyResult<CommunicationTime> {
         let time = self.session.enter(py, |session| Ok(session.communication_time()))?;
-        Ok((time.updates, time.total.as_secs_f64(), time.waited.as_secs_f64()))
+        let (total, waited) = (time.total.as_secs_f64(), time.waited.as_secs_f64());
+        Ok(CommunicationTime { updates: time.updates, total, waited })
     }
 
     /// Returns the shapes of weights with an optimizer state on several ranks.

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ortrain::{Backend, DType, DeviceInfo, Memory, ParameterView};
+use ortrain::{Backend, DType, Memory, ParameterView};
 use pyo3::exceptions::{PyBufferError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -11,21 +11,15 @@ use pyo3::types::{PyCapsule, PyDict};
 use crate::cuda_packages::search_packages_for;
 use crate::dlpack;
 use crate::error::{InvalidArgumentError, device_exception, raise};
+use crate::records::DeviceInfo;
 use crate::shapes::shape_name;
 use crate::value::{OrtValue, numpy_type, view};
 
-/// Name, kind, description, driver, bytes of memory, maximum bytes of a plane and of a tensor.
-type Row = (String, &'static str, String, String, Option<u64>, Option<u64>, Option<u64>);
-
 /// Returns the devices of this machine.
 #[pyfunction]
-pub(crate) fn devices(py: Python<'_>) -> Vec<Row> {
-    let row = |device: DeviceInfo| {
-        let DeviceInfo { name, kind, description, driver, memory, plane_bytes, tensor_bytes, .. } = device;
-        (name, kind, description, driver, memory, plane_bytes, tensor_bytes)
-    };
+pub(crate) fn devices(py: Python<'_>) -> Vec<DeviceInfo> {
     search_packages_for("cuda");
-    py.detach(ortrain::devices).into_iter().map(row).collect()
+    py.detach(ortrain::devices).into_iter().map(DeviceInfo::from).collect()
 }
 
 /// Returns the name of a backend in Python.

@@ -4,15 +4,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ortrain::{Error, ForwardBackwardOptions, InputView, Memory, encode_model};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyTuple};
+use pyo3::types::PyBytes;
 
 use crate::artifacts::batch_norm_of;
 use crate::error::{detached, raise};
 use crate::inference::InferenceSession;
 use crate::inputs::{ValueMemory, copied_inputs, views};
 use crate::model::Source;
+use crate::records::{ValueDescription, describe_values};
 use crate::run_options::RunOptions;
-use crate::value::{OrtValue, Results, describe_infos};
+use crate::value::{OrtValue, Results};
 
 /// A forward pass that waits for its backward pass.
 #[pyclass(frozen, module = "ortrain._ortrain")]
@@ -72,13 +73,13 @@ impl ForwardBackward {
     }
 
     /// Returns name, type and shape of each input.
-    fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        describe_infos(py, self.0.inputs())
+    fn inputs(&self) -> Vec<ValueDescription> {
+        describe_values(self.0.inputs())
     }
 
     /// Returns name, type and shape of each output.
-    fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        describe_infos(py, self.0.outputs())
+    fn outputs(&self) -> Vec<ValueDescription> {
+        describe_values(self.0.outputs())
     }
 
     /// Returns the names of the outputs with gradients as inputs of a backward pass.

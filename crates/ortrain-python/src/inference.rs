@@ -5,14 +5,14 @@ use std::path::PathBuf;
 
 use ortrain::{InputView, OutputTarget, SessionOptions, Value};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 
 use crate::error::raise;
 use crate::gil::Exclusive;
 use crate::inputs::{Argument, Requested, Returned, SessionInput, named_views};
 use crate::model::Source;
+use crate::records::{ModelMetadata, Precision, ValueDescription, describe_values};
 use crate::run_options::{RunOptions, backend};
-use crate::value::{OrtValue, Results, describe_infos, describe_meta};
+use crate::value::{OrtValue, Results};
 
 /// A session that runs a model.
 #[pyclass(frozen, module = "ortrain._ortrain")]
@@ -48,29 +48,27 @@ impl InferenceSession {
     }
 
     /// Returns the name of the precision and the unit that multiplies bfloat16.
-    fn precision(&self, py: Python<'_>) -> PyResult<(&'static str, Option<&'static str>)> {
-        self.session.enter(py, |session| Ok((session.precision().name(), session.bf16_unit())))
+    fn precision(&self, py: Python<'_>) -> PyResult<Precision> {
+        self.session.enter(py, |session| {
+            Ok(Precision { name: session.precision().name(), bf16_unit: session.bf16_unit() })
+        })
     }
 
-    fn inputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        let infos = self.session.enter(py, |session| Ok(session.inputs().to_vec()))?;
-        describe_infos(py, &infos)
+    fn inputs(&self, py: Python<'_>) -> PyResult<Vec<ValueDescription>> {
+        self.session.enter(py, |session| Ok(describe_values(session.inputs())))
     }
 
-    fn outputs<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        let infos = self.session.enter(py, |session| Ok(session.outputs().to_vec()))?;
-        describe_infos(py, &infos)
+    fn outputs(&self, py: Python<'_>) -> PyResult<Vec<ValueDescription>> {
+        self.session.enter(py, |session| Ok(describe_values(session.outputs())))
     }
 
-    fn meta<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let meta = self.session.enter(py, |session| Ok(session.meta().clone()))?;
-        describe_meta(py, meta)
+    fn meta(&self, py: Python<'_>) -> PyResult<ModelMetadata> {
+        self.session.enter(py, |session| Ok(session.meta().clone().into()))
     }
 
     /// Returns the initializers that a run may override.
-    fn overridable<'py>(&self, py: Python<'py>) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        let infos = self.session.enter(py, |session| Ok(session.overridable_initializers().to_vec()))?;
-        describe_infos(py, &infos)
+    fn overridable(&self, py: Python<'_>) -> PyResult<Vec<ValueDescription>> {
+        self.session.enter(py, |session| Ok(describe_values(session.overridable_initializers())))
     }
 
     /// Changes the device.

@@ -2,13 +2,17 @@
 
 use std::collections::HashMap;
 
-use ortrain::{DType, Gradient, InspectOptions, OperatorInfo, Runs, Scope, Stage, artifact_parts};
+use ortrain::optim::OptimizerSpec;
+use ortrain::{InspectOptions, Scope, Stage, artifact_parts};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::cuda_packages::search_packages_for;
 use crate::error::{detached, raise};
 use crate::model::{Source, encode_graph};
+use crate::records::{
+    GradientStop, NodeNote, Obstacle, OperatorInfo, ParameterInfo, StepCost, StopCandidate,
+};
 
 /// Returns declarations of values with types inferred from the model, as a message.
 #[pyfunction]
@@ -20,8 +24,7 @@ pub(crate) fn declarations<'py>(
     encode_graph(py, detached(py, || artifact_parts::declarations(model.0, &names))?)
 }
 
-/// Inspects a model. Returns the report as JSON, as short text and as complete text. With `strict`, errors of
-/// its operators are raised.
+/// Inspects a model. With `strict`, errors of its operators are raised.
 #[pyfunction]
 #[pyo3(signature = (model, values, first_output, *, strict, batch_size, shapes))]
 pub(crate) fn inspect(
@@ -32,7 +35,7 @@ pub(crate) fn inspect(
     strict: bool,
     batch_size: Option<usize>,
     shapes: Vec<(String, Vec<usize>)>,
-) -> PyResult<(String, String, String)> {
+) -> PyResult<Inspection> {
     let scope = match (values.is_empty(), first_output) {
         (false, _) => Scope::Values(values),
         (true, true) => Scope::FirstOutput,
@@ -45,45 +48,95 @@ pub(crate) fn inspect(
         true => ortrain::inspect_strictly(model.0, &scope),
         false => ortrain::inspect_with(model.0, &scope, &options),
     })?;
-    Ok((inspection.to_json(), inspection.to_string(), format!("{inspection:#}")))
+    Ok(Inspection(inspection))
 }
 
-/// Returns every operator: domain, name, true for standard ONNX, versions, kind of execution, kind of
-/// gradient. Then the inputs of a partial gradient, the types of its inputs, and true if the last input may
-/// be repeated.
+/// Findings about a model.
+#[pyclass(frozen, module = "ortrain._ortrain")]
+pub(crate) struct Inspection(ortrain::Inspection);
+
+#[pymethods]
+impl Inspection {
+    fn kind(&self) -> &'static str {
+        self.0.kind.name()
+    }
+
+    /// Returns the inputs of a run with their types.
+    fn inputs(&self) -> Vec<(String, String)> {
+        self.0.inputs.clone()
+    }
+
+    fn parameters(&self) -> Vec<ParameterInfo> {
+        self.0.parameters.iter().map(ParameterInfo::from).collect()
+    }
+
+    fn obstacle(&self) -> Option<&str> {
+        self.0.obstacle.as_deref()
+    }
+
+    fn obstacles(&self) -> Vec<Obstacle> {
+        self.0.obstacles.iter().map(Obstacle::from).collect()
+    }
+
+    fn stops(&self) -> Vec<GradientStop> {
+        self.0.stops.iter().map(GradientStop::from).collect()
+    }
+
+    fn stop_candidates(&self) -> Vec<StopCandidate> {
+        self.0.stop_candidates.iter().map(StopCandidate::from).collect()
+    }
+
+    fn warnings(&self) -> Vec<String> {
+        self.0.warnings.clone()
+    }
+
+    fn about_guesses(&self) -> Option<&str> {
+        self.0.about_guesses.as_deref()
+    }
+
+    fn host_steps(&self) -> Vec<NodeNote> {
+        self.0.host_steps.iter().map(NodeNote::from).collect()
+    }
+
+    fn control_flow(&self) -> Vec<NodeNote> {
+        self.0.control_flow.iter().map(NodeNote::from).collect()
+    }
+
+    /// Returns the inputs with unknown shapes, with their types.
+    fn open_inputs(&self) -> Vec<(String, String)> {
+        self.0.open_inputs.clone()
+    }
+
+    fn value_inputs(&self) -> Vec<String> {
+        self.0.value_inputs.clone()
+    }
+
+    fn step(&self) -> Option<StepCost> {
+        self.0.step.as_ref().map(StepCost::from)
+    }
+
+    /// Returns the description of the optimizer, as the text that checkpoints store.
+    fn optimizer(&self) -> Option<String> {
+        self.0.optimizer.as_ref().map(OptimizerSpec::to_text)
+    }
+
+    fn text(&self) -> String {
+        self.0.to_string()
+    }
+
+    fn complete_text(&self) -> String {
+        format!("{:#}", self.0)
+    }
+
+    fn to_json(&self) -> String {
+        self.0.to_json()
+    }
+}
+
+/// Returns every operator.
 #[pyfunction]
-#[allow(clippy::type_complexity, reason = "the fields of a record")]
-pub(crate) fn operators(
-    py: Python<'_>,
-) -> Vec<(
-    &'static str,
-    &'static str,
-    bool,
-    &'static [i64],
-    &'static str,
-    (&'static str, Vec<usize>),
-    Vec<Vec<&'static str>>,
-    bool,
-)> {
-    let described = |info: OperatorInfo| {
-        let runs = match info.runs {
-            Runs::Row => "row",
-            Runs::Instructions => "instructions",
-            Runs::Decomposition => "decomposition",
-            Runs::Host => "host",
-            Runs::ControlFlow => "control flow",
-        };
-        let gradient = match info.gradient {
-            Gradient::Full => ("full", Vec::new()),
-            Gradient::Partial(inputs) => ("partial", inputs),
-            Gradient::Zero => ("zero", Vec::new()),
-            Gradient::None => ("none", Vec::new()),
-        };
-        let names = |types: Vec<DType>| types.into_iter().map(DType::name).collect();
-        let types = info.types.into_iter().map(names).collect();
-        (info.domain, info.name, info.standard, info.versions, runs, gradient, types, info.variadic)
-    };
-    py.detach(ortrain::operators).into_iter().map(described).collect()
+pub(crate) fn operators(py: Python<'_>) -> Vec<OperatorInfo> {
+    py.detach(ortrain::operators).into_iter().map(OperatorInfo::from).collect()
 }
 
 /// Returns one stage of a model as text.

@@ -19,6 +19,7 @@ mod model;
 mod optim;
 mod ort_device;
 mod ranks;
+mod records;
 mod run_options;
 mod schedule;
 mod session;
@@ -50,7 +51,7 @@ mod _ortrain {
     #[pymodule_export]
     use crate::inference::InferenceSession;
     #[pymodule_export]
-    use crate::inspection::{declarations, dump, inspect, operators};
+    use crate::inspection::{Inspection, declarations, dump, inspect, operators};
     #[pymodule_export]
     use crate::model::{ModelChanges, OperatorLibrary};
     #[pymodule_export]
@@ -59,6 +60,13 @@ mod _ortrain {
     use crate::ort_device::OrtDevice;
     #[pymodule_export]
     use crate::ranks::RankControl;
+    #[pymodule_export]
+    use crate::records::{
+        CommunicationTime, DeviceInfo, GradientStop, Instruction, LoadReport, LossFragment, MemoryBytes,
+        ModelMetadata, NodeNote, Obstacle, OperatorInfo, OptimizerFlag, OptimizerRow, OptimizerSetting,
+        OptimizerSlot, ParameterInfo, ParameterNorms, Plane, PlaneTensor, Precision, ScheduleKind,
+        StateLayout, StepCost, StopCandidate, Update, ValueDescription,
+    };
     #[pymodule_export]
     use crate::run_options::RunOptions;
     #[pymodule_export]

@@ -9,6 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::error::raise;
+use crate::records::OptimizerRow;
 use crate::value::element_type_of_onnx;
 
 /// Parses a description.
@@ -16,30 +17,10 @@ pub(crate) fn spec_of(text: &str) -> ortrain::Result<OptimizerSpec> {
     OptimizerSpec::from_text(text).map_err(|source| ortrain::Error::Argument(source.to_string()))
 }
 
-/// Returns all rows: name, summary, source, learning rate; slots (name, shape); settings (name, default,
-/// values, meaning); flags (name, default, meaning).
+/// Returns all rows of the table of optimizers.
 #[pyfunction]
-#[expect(clippy::type_complexity, reason = "a row of a table")]
-pub(crate) fn optimizer_table() -> Vec<(
-    &'static str,
-    &'static str,
-    &'static str,
-    f64,
-    Vec<(&'static str, &'static str)>,
-    Vec<(&'static str, f64, &'static str, &'static str)>,
-    Vec<(&'static str, bool, &'static str)>,
-)> {
-    let rows = OPTIMIZERS.iter().map(|row| {
-        let slots = row.slots.iter().map(|slot| (slot.name, slot.shape.name()));
-        let settings = row
-            .settings
-            .iter()
-            .map(|known| (known.name, known.default, known.range.describe(), known.meaning));
-        let flags = row.flags.iter().map(|flag| (flag.name, flag.default, flag.meaning));
-        let (slots, settings, flags) = (slots.collect(), settings.collect(), flags.collect());
-        (row.name, row.summary, row.source, row.learning_rate, slots, settings, flags)
-    });
-    rows.collect()
+pub(crate) fn optimizer_table() -> Vec<OptimizerRow> {
+    OPTIMIZERS.iter().copied().map(OptimizerRow::from).collect()
 }
 
 /// Returns the optimizer model of a description as a message, and the last number in a generated name.

@@ -9,6 +9,7 @@ use pyo3::types::PyBool;
 
 use crate::error::raise;
 use crate::gil::Exclusive;
+use crate::records::ScheduleKind;
 use crate::training::Optimizer;
 
 /// A schedule. The core defines names, settings and formulas.
@@ -136,13 +137,11 @@ impl LrScheduler {
     }
 }
 
-/// A setting and its default.
-type Described = (&'static str, Option<&'static str>);
-
-/// Returns all schedules: names, with their settings and defaults.
+/// Returns all schedules with their settings.
 #[pyfunction]
-pub(crate) fn schedule_kinds() -> Vec<(&'static str, Vec<Described>)> {
-    ortrain::Schedule::kinds().iter().map(|(name, settings)| (*name, settings.to_vec())).collect()
+pub(crate) fn schedule_kinds() -> Vec<ScheduleKind> {
+    let kinds = ortrain::Schedule::kinds().iter();
+    kinds.map(|&(name, settings)| ScheduleKind { name, settings: settings.to_vec() }).collect()
 }
 
 /// Returns the steps from 0 to the last one in a curve.

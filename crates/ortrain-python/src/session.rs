@@ -5,18 +5,18 @@ use std::sync::Arc;
 
 use ortrain::{DetachedSession, Error, OutputTarget};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 
 use crate::error::warn;
 use crate::gil::Exclusive;
 use crate::inputs::{copied_inputs, step_inputs, views};
 use crate::model::Source;
 use crate::optim::spec_of;
+use crate::records::{Precision, Update, ValueDescription, describe_values};
 use crate::run_options::RunOptions;
 use crate::schedule::Schedule;
 use crate::state::CheckpointState;
 use crate::training::StateGuarded;
-use crate::value::{OrtValue, OutputBuffer, check_no_overlap, describe_infos, float_elements, to_vector};
+use crate::value::{OrtValue, OutputBuffer, check_no_overlap, float_elements, to_vector};
 
 /// Number of Python frames between a step and the line of the user.
 const CALLER_OF_STEP: i32 = 3;
@@ -124,9 +124,8 @@ impl TrainingSession {
     }
 
     /// Returns name, type and shape of each input.
-    fn inputs<'py>(&self, py: Python<'py>, training: bool) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        let infos = self.with(py, |session| Ok(session.module().inputs(training).to_vec()))?;
-        describe_infos(py, &infos)
+    fn inputs(&self, py: Python<'_>, training: bool) -> PyResult<Vec<ValueDescription>> {
+        self.with(py, |session| Ok(describe_values(session.module().inputs(training))))
     }
 
     fn lazy_reset_grad(&self, py: Python<'_>) -> PyResult<()> {
@@ -138,19 +137,19 @@ impl TrainingSession {
 
     /// Runs a step. Returns the reason if the step is probably a mistake, and the norm of the gradients if
     /// they are clipped.
-    fn optimizer_step(&self, py: Python<'_>) -> PyResult<(Option<&'static str>, Option<f64>)> {
+    fn optimizer_step(&self, py: Python<'_>) -> PyResult<Update> {
         self.with(py, |session| {
-            let doubt = session.module().gradient_warning();
+            let warning = session.module().gradient_warning();
             let norm = session.optimizer_step()?;
-            Ok((doubt, norm))
+            Ok(Update { warning, norm })
         })
     }
 
     /// Returns the name of the precision and the unit that multiplies bfloat16.
-    fn precision(&self, py: Python<'_>) -> PyResult<(&'static str, Option<&'static str>)> {
+    fn precision(&self, py: Python<'_>) -> PyResult<Precision> {
         self.with(py, |session| {
             let module = session.module();
-            Ok((module.precision().name(), module.bf16_unit()))
+            Ok(Precision { name: module.precision().name(), bf16_unit: module.bf16_unit() })
         })
     }
 

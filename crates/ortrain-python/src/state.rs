@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use ortrain::{Bytes, LoadReport, OptimizerValues, ParameterView, PlaneLayout, Property};
+use ortrain::{Bytes, OptimizerValues, ParameterView, PlaneLayout, Property};
 use pyo3::IntoPyObjectExt;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
@@ -13,16 +13,9 @@ use pyo3::types::{PyBytes, PyFloat, PyInt, PyString};
 use crate::device::wrap_planes;
 use crate::error::{OutOfRangeError, raise};
 use crate::gil::Exclusive;
+use crate::records::{LoadReport, Plane, StateLayout};
 use crate::run_options::backend;
 use crate::value::{OrtValue, view};
-
-/// Returns loaded, missing and unexpected names.
-fn report_parts(report: LoadReport) -> (Vec<String>, Vec<String>, Vec<String>) {
-    (report.loaded, report.missing, report.unexpected)
-}
-
-/// Element type, number of elements, and name, shape and first element of each tensor.
-type Plane = (String, usize, Vec<(String, Vec<usize>, usize)>);
 
 /// A state with its lock.
 #[pyclass(frozen, module = "ortrain._ortrain")]
@@ -91,13 +84,8 @@ impl CheckpointState {
         })
     }
 
-    fn load_parameters(
-        &self,
-        py: Python<'_>,
-        path: PathBuf,
-        strict: bool,
-    ) -> PyResult<(Vec<String>, Vec<String>, Vec<String>)> {
-        self.door.enter(py, |state| Ok(report_parts(state.load_parameters(path, strict)?)))
+    fn load_parameters(&self, py: Python<'_>, path: PathBuf, strict: bool) -> PyResult<LoadReport> {
+        self.door.enter(py, |state| Ok(state.load_parameters(path, strict)?.into()))
     }
 
     fn load_safetensors(
@@ -106,9 +94,9 @@ impl CheckpointState {
         path: PathBuf,
         names: HashMap<String, String>,
         strict: bool,
-    ) -> PyResult<(Vec<String>, Vec<String>, Vec<String>)> {
+    ) -> PyResult<LoadReport> {
         let names = names.into_iter().collect();
-        self.door.enter(py, |state| Ok(report_parts(state.load_safetensors(path, &names, strict)?)))
+        self.door.enter(py, |state| Ok(state.load_safetensors(path, &names, strict)?.into()))
     }
 
     fn save_safetensors(
@@ -216,19 +204,12 @@ impl CheckpointState {
         Ok(CheckpointState { door: Arc::new(Exclusive::new(state)) })
     }
 
-    /// Returns the trained and the frozen planes: element type, number of elements, and name, shape and first
-    /// element of each tensor.
-    fn layout(&self, py: Python<'_>) -> PyResult<(Vec<Plane>, Vec<Plane>)> {
-        let plane = |layout: &PlaneLayout| {
-            let size = layout.dtype.size();
-            let tensors = layout.tensors.iter();
-            let tensors =
-                tensors.map(|tensor| (tensor.name.to_string(), tensor.dims.clone(), tensor.offset / size));
-            (layout.dtype.name().to_owned(), layout.bytes / size, tensors.collect())
-        };
+    /// Returns the positions of all parameters in the planes.
+    fn layout(&self, py: Python<'_>) -> PyResult<StateLayout> {
         self.door.enter(py, |state| {
             let layout = state.layout()?;
-            Ok((layout.trainable.iter().map(plane).collect(), layout.frozen.iter().map(plane).collect()))
+            let planes = |layouts: &[PlaneLayout]| layouts.iter().map(Plane::from).collect();
+            Ok(StateLayout { trainable: planes(&layout.trainable), frozen: planes(&layout.frozen) })
         })
     }
 

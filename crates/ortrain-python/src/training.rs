@@ -5,7 +5,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use ortrain::{MemoryUse, OutputView, ProfileOptions};
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 
 use crate::device::wrap_planes;
 use crate::error::{raise, warn};
@@ -13,9 +12,12 @@ use crate::gil::Exclusive;
 use crate::inputs::{step_inputs, views};
 use crate::model::Source;
 use crate::optim::spec_of;
+use crate::records::{
+    Instruction, MemoryBytes, ParameterNorms, Precision, Update, ValueDescription, describe_values,
+};
 use crate::run_options::RunOptions;
 use crate::state::CheckpointState;
-use crate::value::{OrtValue, Results, describe_infos, float_elements, tensor_views, tensors, to_vector};
+use crate::value::{OrtValue, Results, float_elements, tensor_views, tensors, to_vector};
 
 /// A value that is only accessed under the lock of a state, so its own lock is never contended.
 #[derive(Debug)]
@@ -108,13 +110,15 @@ impl Module {
     }
 
     /// Returns the name of the precision and the unit that multiplies bfloat16.
-    fn precision(&self, py: Python<'_>) -> PyResult<(&'static str, Option<&'static str>)> {
-        self.with(py, |module, _| Ok((module.precision().name(), module.bf16_unit())))
+    fn precision(&self, py: Python<'_>) -> PyResult<Precision> {
+        self.with(py, |module, _| {
+            Ok(Precision { name: module.precision().name(), bf16_unit: module.bf16_unit() })
+        })
     }
 
-    /// Returns the memory use in bytes: parameters, gradients, moments, work, scratch.
-    fn memory(&self, py: Python<'_>) -> PyResult<[usize; 5]> {
-        self.with(py, |module, state| Ok(memory_parts(module.memory(state))))
+    /// Returns the memory use.
+    fn memory(&self, py: Python<'_>) -> PyResult<MemoryBytes> {
+        self.with(py, |module, state| Ok(module.memory(state).into()))
     }
 
     /// Returns the memory need of a step on these inputs, without running it.
@@ -123,19 +127,18 @@ impl Module {
         py: Python<'_>,
         inputs: Vec<Bound<'_, OrtValue>>,
         training: bool,
-    ) -> PyResult<[usize; 5]> {
+    ) -> PyResult<MemoryBytes> {
         let inputs = tensors(&inputs)?;
         self.with(py, |module, state| {
             let need = module.memory_need(&tensor_views(&inputs), training)?;
             let memory = MemoryUse { work: need.work, scratch: need.scratch, ..module.memory(state) };
-            Ok(memory_parts(memory))
+            Ok(memory.into())
         })
     }
 
     /// Returns name, type and shape of each input.
-    fn inputs<'py>(&self, py: Python<'py>, training: bool) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-        let infos = self.with(py, |module, _| Ok(module.inputs(training).to_vec()))?;
-        describe_infos(py, &infos)
+    fn inputs(&self, py: Python<'_>, training: bool) -> PyResult<Vec<ValueDescription>> {
+        self.with(py, |module, _| Ok(describe_values(module.inputs(training))))
     }
 
     fn lazy_reset_grad(&self, py: Python<'_>) -> PyResult<()> {
@@ -183,10 +186,10 @@ impl Module {
         self.with(py, |module, state| module.copy_buffer_to_gradients(state, &packed))
     }
 
-    /// Returns name, norm and gradient norm of each trained parameter.
-    fn norms(&self, py: Python<'_>) -> PyResult<Vec<(String, f64, f64)>> {
+    /// Returns the norms of each trained parameter.
+    fn norms(&self, py: Python<'_>) -> PyResult<Vec<ParameterNorms>> {
         let norms = self.with(py, |module, state| module.norms(state))?;
-        Ok(norms.into_iter().map(|norms| (norms.name, norms.parameter, norms.gradient)).collect())
+        Ok(norms.into_iter().map(ParameterNorms::from).collect())
     }
 
     /// Returns live views of the gradient planes.
@@ -228,16 +231,8 @@ pub(crate) struct Profile(ortrain::Profile);
 
 #[pymethods]
 impl Profile {
-    /// Returns node, kind, shapes, kernel, calls, seconds (total, minimum, median), flops, bytes, and the minimum
-    /// seconds on this machine.
-    #[expect(clippy::type_complexity, reason = "a row of a table")]
-    fn instructions(&self) -> Vec<(&str, &str, &str, &str, usize, f64, f64, f64, u64, u64, f64)> {
-        let rows = self.0.instructions.iter().map(|i| {
-            let [total, min, median, bound] =
-                [i.total, i.min, i.median, i.bound].map(|time| time.as_secs_f64());
-            (&*i.node, i.kind, &*i.shapes, &*i.kernel, i.calls, total, min, median, i.flops, i.bytes, bound)
-        });
-        rows.collect()
+    fn instructions(&self) -> Vec<Instruction> {
+        self.0.instructions.iter().map(Instruction::from).collect()
     }
 
     /// Returns the seconds of each step.
@@ -245,9 +240,14 @@ impl Profile {
         self.0.steps.iter().map(std::time::Duration::as_secs_f64).collect()
     }
 
-    /// Returns the peak operations and bytes per second of the machine.
-    fn limits(&self) -> (f64, f64) {
-        (self.0.limits.flops, self.0.limits.bandwidth)
+    /// Returns the peak floating-point operations per second of the machine.
+    fn flops_limit(&self) -> f64 {
+        self.0.limits.flops
+    }
+
+    /// Returns the peak bytes per second of the machine.
+    fn bandwidth_limit(&self) -> f64 {
+        self.0.limits.bandwidth
     }
 
     /// Returns the memory need of a step in bytes.
@@ -293,14 +293,13 @@ impl Optimizer {
         Ok(Optimizer { state: module.state.clone(), module: module.module.clone(), optimizer })
     }
 
-    /// Runs a step. Returns the reason if the step is probably a mistake, and the norm of the gradients if
-    /// they are clipped.
-    fn step(&self, py: Python<'_>) -> PyResult<(Option<&'static str>, Option<f64>)> {
+    /// Runs a step.
+    fn step(&self, py: Python<'_>) -> PyResult<Update> {
         self.state.enter(py, |state| {
             self.module.with(|module| {
-                let doubt = module.gradient_warning();
+                let warning = module.gradient_warning();
                 let norm = self.optimizer.with(|optimizer| optimizer.step(state, module))?;
-                Ok((doubt, norm))
+                Ok(Update { warning, norm })
             })
         })
     }
@@ -360,10 +359,4 @@ impl LinearLRScheduler {
     fn step(&self, py: Python<'_>) -> PyResult<()> {
         self.state.enter(py, |state| self.scheduler.step(state))
     }
-}
-
-/// Returns the parts of the memory use for Python: parameters, gradients, moments, work, scratch.
-pub(crate) fn memory_parts(memory: MemoryUse) -> [usize; 5] {
-    let MemoryUse { parameters, gradients, moments, work, scratch } = memory;
-    [parameters, gradients, moments, work, scratch]
 }

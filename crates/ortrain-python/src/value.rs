@@ -4,14 +4,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ortrain::cuda::is_adopted;
 use ortrain::{
-    Bytes, DType, DeviceError, Dim, InputView, Memory, ModelMeta, OutputTarget, OutputView, ParameterView,
-    TargetBytes, Tensor, ValueInfo,
+    Bytes, DType, DeviceError, InputView, Memory, OutputTarget, OutputView, ParameterView, TargetBytes,
+    Tensor,
 };
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyMemoryError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyByteArray, PyCapsule, PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyByteArray, PyCapsule, PyDict, PyString, PyTuple};
 use pyo3::{IntoPyObjectExt, intern};
 
 use crate::dlpack;
@@ -790,43 +790,13 @@ pub(crate) fn numpy_type(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyA
 }
 
 /// Returns the type of a tensor in onnxruntime's notation.
-fn type_name(dtype: DType) -> String {
+pub(crate) fn type_name(dtype: DType) -> String {
     let name = match dtype {
         DType::F32 => "float",
         DType::F64 => "double",
         other => other.name(),
     };
     format!("tensor({name})")
-}
-
-/// Describes the inputs or outputs of a model.
-pub(crate) fn describe_infos<'py>(
-    py: Python<'py>,
-    infos: &[ValueInfo],
-) -> PyResult<Vec<Bound<'py, PyTuple>>> {
-    infos.iter().map(|info| describe_info(py, info)).collect()
-}
-
-/// Describes the metadata of a model: its texts, its version, and its custom entries.
-pub(crate) fn describe_meta(py: Python<'_>, meta: ModelMeta) -> PyResult<Bound<'_, PyTuple>> {
-    let texts = [meta.producer_name, meta.graph_name, meta.domain, meta.description, meta.graph_description];
-    (texts, meta.version, meta.custom).into_pyobject(py)
-}
-
-/// Returns name, type and shape of an input or output.
-fn describe_info<'py>(py: Python<'py>, info: &ValueInfo) -> PyResult<Bound<'py, PyTuple>> {
-    let shape = PyList::empty(py);
-    for dim in info.shape.iter().flatten() {
-        match dim {
-            Dim::Known(size) => shape.append(size)?,
-            Dim::Symbol(name) => shape.append(&**name)?,
-        }
-    }
-    let mut name = type_name(info.dtype);
-    if info.sequence {
-        name = format!("seq({name})");
-    }
-    (&info.name, name, shape).into_pyobject(py)
 }
 
 /// Part of a plane, exposed through NumPy's array interface. NumPy keeps this object as the base of its

@@ -35,7 +35,7 @@ class OnnxFunction:
     def __init__(self, model: onnx.ModelProto) -> None:
         self._bytes = model.SerializeToString()
         self._session = _ortrain.InferenceSession(self._bytes, options=native_options(None))
-        self._outputs = [name for name, _, _ in self._session.outputs()]
+        self._outputs = [output.name for output in self._session.outputs()]
 
     def __reduce__(self) -> Any:
         return _loaded, (self._bytes,)

@@ -19,6 +19,7 @@ import numpy as np
 from ortrain import _ortrain, _seeds
 from ortrain._inputs import native_value
 from ortrain._model_source import PathLike
+from ortrain._records import record_of
 from ortrain._suggest import nearest
 from ortrain.errors import InvalidArgumentError, OrtrainError, OutOfRangeError
 from ortrain.ortvalue import OrtValue
@@ -480,6 +481,11 @@ class PlaneLayout:
     """Parameters, sorted by name."""
 
 
+def _plane_layout(plane: _ortrain.Plane) -> PlaneLayout:
+    tensors = (record_of(TensorLayout, tensor, shape=tuple(tensor.shape)) for tensor in plane.tensors)
+    return record_of(PlaneLayout, plane, tensors=tuple(tensors))
+
+
 @dataclass(frozen=True)
 class StateLayout:
     """Layout of a state: a plane for each element type. Gradients have the layout of the trainable parameters.
@@ -683,7 +689,7 @@ class CheckpointState:
         ['fc2.bias', 'fc2.weight']
 
         """
-        return LoadReport(*self._native.load_parameters(os.fspath(checkpoint_uri), strict))
+        return record_of(LoadReport, self._native.load_parameters(os.fspath(checkpoint_uri), strict))
 
     def load_safetensors(
         self, path: PathLike, names: Mapping[str, str] | None = None, strict: bool = True
@@ -702,7 +708,7 @@ class CheckpointState:
         ['fc1.bias', 'fc1.weight', 'fc2.bias', 'fc2.weight']
 
         """
-        return LoadReport(*self._native.load_safetensors(os.fspath(path), dict(names or {}), strict))
+        return record_of(LoadReport, self._native.load_safetensors(os.fspath(path), dict(names or {}), strict))
 
     def save_safetensors(self, path: PathLike, names: Mapping[str, str] | None = None) -> None:
         """Write all parameters, including frozen ones, as a safetensors file.
@@ -733,14 +739,8 @@ class CheckpointState:
         ('float32', [('fc1.bias', (96,)), ('fc1.weight', (96, 64))])
 
         """
-        trainable, frozen = (
-            tuple(
-                PlaneLayout(dtype, size, tuple(TensorLayout(name, tuple(shape), at) for name, shape, at in tensors))
-                for dtype, size, tensors in planes
-            )
-            for planes in self._native.layout()
-        )
-        return StateLayout(trainable, frozen)
+        native = self._native.layout()
+        return StateLayout(tuple(map(_plane_layout, native.trainable)), tuple(map(_plane_layout, native.frozen)))
 
     @property
     def device(self) -> str:

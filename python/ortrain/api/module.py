@@ -16,6 +16,7 @@ from ortrain import _ortrain
 from ortrain._inputs import Described, input_value, native_value, outputs_like_inputs
 from ortrain._model_source import ModelLike, PathLike, model_source
 from ortrain._options import native_options
+from ortrain._records import record_of
 from ortrain._suggest import hint
 from ortrain.api.checkpoint_state import CheckpointState
 from ortrain.api.outputs import Outputs
@@ -207,7 +208,7 @@ class Module:
         >>> module.precision
         'f32'
         """
-        return self._native.precision()[0]
+        return self._native.precision().name
 
     @property
     def bf16_unit(self) -> str | None:
@@ -221,7 +222,7 @@ class Module:
         >>> bool(abs(rounded(x, labels) - module(x, labels)) < 1e-4)
         True
         """
-        return self._native.precision()[1]
+        return self._native.precision().bf16_unit
 
     def memory(self, *user_inputs: Any, **named_inputs: Any) -> MemoryUse:
         """Return the bytes that the module holds now; after a step, these are all bytes of the step.
@@ -242,9 +243,9 @@ class Module:
 
         """
         if not user_inputs and not named_inputs:
-            return MemoryUse(*self._native.memory())
+            return record_of(MemoryUse, self._native.memory())
         inputs = self._values(self._in_order(user_inputs, named_inputs))
-        return MemoryUse(*self._native.memory_of(inputs, self.training))
+        return record_of(MemoryUse, self._native.memory_of(inputs, self.training))
 
     def train(self, mode: bool = True) -> Module:
         """Let calls run the training model (or, with ``False``, the eval model).
@@ -299,7 +300,7 @@ class Module:
         True
 
         """
-        return {name: gradient for name, _, gradient in self._native.norms()}
+        return {norms.name: norms.gradient for norms in self._native.norms()}
 
     def input_names(self) -> list[str]:
         """Return the inputs of a call in the current mode; an empty list in eval mode without an eval model.

@@ -81,9 +81,9 @@ class Optimizer:
         >>> module.lazy_reset_grad()
 
         """
-        doubt, norm = self._native.step()
-        _warn_of_gradients(doubt)
-        return norm
+        update = self._native.step()
+        _warn_of_gradients(update.warning)
+        return update.norm
 
     @property
     def groups(self) -> list[ParameterGroup]:

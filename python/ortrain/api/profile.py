@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from ortrain import _ortrain
 from ortrain._model_source import PathLike
+from ortrain._records import record_of
 
 __all__ = ["Instruction", "MemoryUse", "Profile"]
 
@@ -118,9 +119,9 @@ class Profile:
 
     def __init__(self, native: _ortrain.Profile) -> None:
         self._native = native
-        self.instructions = [Instruction(*row) for row in native.instructions()]
+        self.instructions = [record_of(Instruction, profiled) for profiled in native.instructions()]
         self.steps = native.steps()
-        self.flops_limit, self.bandwidth_limit = native.limits()
+        self.flops_limit, self.bandwidth_limit = native.flops_limit(), native.bandwidth_limit()
         self.memory = native.memory()
         self.planning = dict(native.planning())
 

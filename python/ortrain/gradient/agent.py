@@ -109,7 +109,7 @@ class TrainingAgent:
                 raise UnsupportedError("training graphs run on the CPU; pass OrtDevice(OrtDevice.cpu(), 0, 0)")
         native = session._native if isinstance(session, InferenceSession) else session
         self._native = _ortrain.ForwardBackward.of_session(native)
-        inputs = [name for name, _, _ in self._native.inputs()]
+        inputs = [given.name for given in self._native.inputs()]
         outputs = self._native.gradient_names()
         feeds = list(feed_names)
         for name in feeds:
@@ -242,9 +242,9 @@ class GraphInfo:
     """
 
     def __init__(self, native: _ortrain.ForwardBackward) -> None:
-        outputs = [name for name, _, _ in native.outputs()]
+        outputs = [output.name for output in native.outputs()]
         differentiable = native.differentiable_outputs()
-        self.user_input_names = [name for name, _, _ in native.inputs()]
+        self.user_input_names = [given.name for given in native.inputs()]
         # The gradients of inputs precede the gradients of weights.
         self.user_input_grad_names = dict(zip(native.differentiable_inputs(), native.gradient_names(), strict=False))
         self.initializer_names = native.weight_names()

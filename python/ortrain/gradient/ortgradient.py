@@ -173,8 +173,8 @@ or pass ordered=False
         builder.build()
         native = builder._native
         assert native is not None
-        self.input_names = _listed(input_names, [name for name, _, _ in native.inputs()], "input_names")
-        self.output_names = _listed(output_names, [name for name, _, _ in native.outputs()], "output_names")
+        self.input_names = _listed(input_names, [given.name for given in native.inputs()], "input_names")
+        self.output_names = _listed(output_names, [output.name for output in native.outputs()], "output_names")
         self.cls_type_ = self._make_class(builder, native)
         self._info("class %s has inputs %r", self.class_name, self.cls_type_._grad_input_names)
 
@@ -221,8 +221,8 @@ or pass ordered=False
         self, builder: OrtModuleGraphBuilder, native: _ortrain.ForwardBackward
     ) -> type[OrtGradientForwardBackwardFunction]:
         trained, evaluated = builder.get_gradient_model(), builder.get_forward_model()
-        inputs = [name for name, _, _ in native.inputs()]
-        outputs = [name for name, _, _ in native.outputs()]
+        inputs = [given.name for given in native.inputs()]
+        outputs = [output.name for output in native.outputs()]
         argument_names, gradients = [*inputs, *self.weights_to_train], native.gradient_names()
         session = InferenceSession(trained, self.sess_options, providers=self.providers)
         cpu = OrtDevice(OrtDevice.cpu(), OrtDevice.default_memory(), 0)

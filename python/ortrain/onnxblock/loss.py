@@ -35,10 +35,10 @@ class _Loss(Block):
         described = Loss(self._kind, scores=scores, target=target, **self._settings)._described()
         source = with_operators(accessor.source(_declaring(accessor, scores)), accessor.operators)
         there = is_defined(model, target)
-        added, result, last = _ortrain.loss_fragment(source, described, there, accessor.last_number)
-        model.graph.MergeFrom(onnx.ModelProto.FromString(added).graph)
-        accessor.last_number = last
-        return result
+        fragment = _ortrain.loss_fragment(source, described, there, accessor.last_number)
+        model.graph.MergeFrom(onnx.ModelProto.FromString(fragment.model).graph)
+        accessor.last_number = fragment.last
+        return fragment.output
 
 
 class MSELoss(_Loss):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypedDict
 import numpy as np
 
 from ortrain import _ortrain
+from ortrain._records import record_of
 from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 
@@ -84,16 +85,14 @@ def table() -> list[OptimizerRow]:
     ['Adadelta', 'Adafactor', 'Adagrad']
     """
     return [
-        OptimizerRow(
-            name,
-            summary,
-            source,
-            rate,
-            [slot for slot, _ in slots],
-            {setting: shown(default) for setting, default, _, _ in settings},
-            {flag: default for flag, default, _ in flags},
+        record_of(
+            OptimizerRow,
+            row,
+            slots=[slot.name for slot in row.slots],
+            settings={setting.name: shown(setting.default) for setting in row.settings},
+            flags={flag.name: flag.default for flag in row.flags},
         )
-        for name, summary, source, rate, slots, settings, flags in _ortrain.optimizer_table()
+        for row in _ortrain.optimizer_table()
     ]
 
 

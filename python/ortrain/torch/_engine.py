@@ -87,11 +87,11 @@ class Engine:
         self.full_passes = plan.settings.native(plan.source, [*plan.weights, *plan.evaluated], None)
         self.inputs = self.full_passes.inputs()
         self.outputs = self.full_passes.outputs()
-        self.output_types = [dtype_of(f"output {name!r}", kind) for name, kind, _ in self.outputs]
+        self.output_types = [dtype_of(f"output {output.name!r}", output.type) for output in self.outputs]
         self.reached = self.full_passes.differentiable_inputs()
         types = dict(zip(self.full_passes.weight_names(), self.full_passes.initial_weights(), strict=True))
         self.given = [
-            *(Argument("input", name, kind) for name, kind, _ in self.inputs),
+            *(Argument("input", given.name, given.type) for given in self.inputs),
             *(Argument("parameter", name, types[name].data_type()) for name in plan.weights),
             *(Argument("statistic", name, kind) for name, kind in plan.statistics.items()),
         ]
@@ -182,14 +182,14 @@ class Passes:
         else:
             still = plan.evaluated
         self.native = native if training and not still else self._native([*rest, *still], weights, inputs, seed_offset)
-        names = [name for name, _, _ in self.native.inputs()]
+        names = [given.name for given in self.native.inputs()]
         self._inputs = [engine.at[name] for name in names]
         self._weights = [engine.at[name] for name in self.native.weight_names()]
         self._updated = [(engine.at[name], tensor_of(value)) for name, value in self.native.statistics()]
         self.used = [*self._inputs, *self._weights]
         self._of_inputs = len(self.native.differentiable_inputs())
         self.gradients = [engine.at[name] for name in self.native.differentiable_inputs()] + self._weights
-        outputs = [name for name, _, _ in self.native.outputs()]
+        outputs = [output.name for output in self.native.outputs()]
         self.differentiable = [outputs.index(name) for name in self.native.differentiable_outputs()]
         self.others = [index for index in range(len(outputs)) if index not in self.differentiable]
         # Gradient buffers that a later backward pass overwrites once no tensor uses them.
@@ -264,7 +264,7 @@ class Gradient:
             )
         names = engine.named(needs)
         source = engine.full_passes.evaluation_model() if plan.weights or plan.evaluated else plan.source
-        self._argument_positions = [engine.at[name] for name, _, _ in engine.inputs] + engine._evaluated
+        self._argument_positions = [engine.at[given.name] for given in engine.inputs] + engine._evaluated
         try:
             self._of = _depending(source, engine.full_passes.differentiable_outputs(), names)
             model = _ortrain.vjp(source, self._of, names, True)

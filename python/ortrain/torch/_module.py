@@ -155,7 +155,7 @@ class OnnxModule(_Group):
     def _computed(self, inputs: tuple[torch.Tensor, ...], by_name: dict[str, torch.Tensor]) -> Any:
         engine = self._engine or self._running()
         all_positional = not by_name and len(inputs) == len(engine.inputs)
-        tensors = list(inputs) if all_positional else in_order([name for name, _, _ in engine.inputs], inputs, by_name)
+        tensors = list(inputs) if all_positional else in_order([given.name for given in engine.inputs], inputs, by_name)
         if torch.is_autocast_enabled("cpu"):
             tensors = [_cast(tensor, known.dtype) for tensor, known in zip(tensors, engine.given, strict=False)]
         for group, name in self._slots:
@@ -164,7 +164,7 @@ class OnnxModule(_Group):
         outputs = engine.run(self.training, tensors)
         if len(outputs) == 1:
             return outputs[0]
-        return _named(tuple(name for name, _, _ in engine.outputs), outputs)
+        return _named(tuple(output.name for output in engine.outputs), outputs)
 
     def to_onnx(self, path: PathLike | None = None) -> bytes:
         """Returns the original model with the current parameters and running statistics.
@@ -287,7 +287,7 @@ class OnnxModule(_Group):
         if self._closed:
             return "closed"
         engine = self._running()
-        inputs, outputs = ([name for name, _, _ in infos] for infos in (engine.inputs, engine.outputs))
+        inputs, outputs = ([value.name for value in values] for values in (engine.inputs, engine.outputs))
         return f"{', '.join(inputs)} -> {', '.join(outputs)}"
 
     def __getstate__(self) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def _numpy_type(element_type: int) -> np.dtype[Any]:
 
 def shapes_of_losses(description: _ORTTrainerModelDesc, session: TrainingSession) -> dict[str, list[int]]:
     """Returns the described shape of each loss that has another rank in the model."""
-    found = {name: shape for name, _, shape in session._described_outputs()}
+    found = {output.name: output.shape for output in session._described_outputs()}
     return {
         output.name: [1] * len(output.shape)
         for output in description.outputs

@@ -57,13 +57,13 @@ class Runner:
         self.evaluating.training_mode = False
         self._inputs = [(value.name, value.shape) for value in description.inputs]
         described = [*session._described_inputs(), *session._described_overridable()]
-        self._kinds: dict[str, Described] = {kind[0]: kind for kind in described}
+        self._kinds: dict[str, Described] = {given.name: given for given in described}
         self._shapes = shapes_of_losses(description, session)
         # A loss is one number, so its shape need not match the description.
         self._described_shapes = {output.name: output.shape for output in description.outputs if not output.is_loss}
         # Outputs with shapes that depend on values: a run must compute them to know the shape.
         self._by_values: set[str] = set()
-        self._session_outputs: dict[str, Described] = {kind[0]: kind for kind in session._described_outputs()}
+        self._session_outputs: dict[str, Described] = {output.name: output for output in session._described_outputs()}
         named = {size for _, shape in self._inputs for size in shape}
         # Named sizes of outputs that no input has. A run cannot determine these sizes.
         self._unknown = {
@@ -154,7 +154,7 @@ class Runner:
                 continue
             foreseen = self._foreseen(name, own)
             if known != foreseen and not (name in self._by_values and _may_be(foreseen, known)):
-                buffers[name] = _new_buffer(known, self._session_outputs[name][1])
+                buffers[name] = _new_buffer(known, self._session_outputs[name].type)
         return buffers
 
     def _own_sizes(self, feeds: Mapping[str, _ortrain.OrtValue]) -> dict[int | str | None, int]:
@@ -163,12 +163,12 @@ class Runner:
             size: found
             for name, feed in feeds.items()
             if name in self._kinds
-            for size, found in zip(self._kinds[name][2], feed.shape(), strict=False)
+            for size, found in zip(self._kinds[name].shape, feed.shape(), strict=False)
         }
 
     def _foreseen(self, name: str, own: Mapping[int | str | None, int]) -> list[int | None]:
         """Returns the predicted shape of an output. A size that does not follow from the inputs is ``None``."""
-        return [size if isinstance(size, int) else own.get(size) for size in self._session_outputs[name][2]]
+        return [size if isinstance(size, int) else own.get(size) for size in self._session_outputs[name].shape]
 
     def _native(self, name: str, value: Any) -> _ortrain.OrtValue:
         if is_torch_tensor(value):

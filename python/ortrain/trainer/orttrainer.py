@@ -191,7 +191,7 @@ class ORTTrainer:
         )
         described = {name for name, *_ in self.model_desc.inputs}
         own = {self.model_desc.learning_rate.name, session.loss_scale_input_name}
-        missing = [name for name, *_ in session._described_inputs() if name not in described | own]
+        missing = [given.name for given in session._described_inputs() if given.name not in described | own]
         if missing:
             raise InvalidArgumentError(
                 f"input {missing[0]!r} of the model is missing in model_desc{hint(missing[0], described)}"
