@@ -15,6 +15,8 @@ const MAX_SPLIT_K_ELEMENTS: usize = 128 * 128;
 const MAX_DOT_LINES: (usize, usize) = (16, 12);
 /// Minimum depth for dot products with few rows; with few columns twice as much.
 const MIN_DOT_DEPTH: usize = 64;
+/// Maximum number of rows for which converting B anew for each row is faster than packing it.
+const MAX_CONVERTED_ROWS: usize = 4;
 /// Minimum depth of a part of split-K.
 pub(super) const MIN_SPLIT_K_DEPTH: usize = 512;
 /// Minimum ratio of the elements of B to the elements of A and of the results for a swapped product, in halves. The
@@ -146,9 +148,15 @@ fn suits_dots_of_columns<T>(request: &Request<'_, T>) -> bool {
     request.n <= MAX_DOT_LINES.1 && request.k >= 2 * MIN_DOT_DEPTH
 }
 
-/// For few rows, packing B would cost more than multiplying.
-fn has_small_m<T>(request: &Request<'_, T>) -> bool {
-    request.m <= small_m::MAX_ROWS
+/// Packing B costs more than multiplying one row, or some rows if B must be converted. Panels may split k and then add
+/// in another order, so products with long sums stay here.
+fn has_small_m<T: Real>(request: &Request<'_, T>) -> bool {
+    let max_rows = match request.b.line == 1 && !request.may_split_k() {
+        true if request.b.elements.are_stored_as(T::DTYPE) => 1,
+        true => MAX_CONVERTED_ROWS,
+        false => small_m::MAX_ROWS,
+    };
+    request.m <= max_rows
 }
 
 /// Rows of A become columns of panels. Panels that are not full waste lanes.
