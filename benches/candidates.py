@@ -61,7 +61,7 @@ def measured(folder: Path, name: str, seconds: float, threads: int) -> dict[str,
 
 def kernel_of(description: str) -> str | None:
     """Returns the name of a kernel of a table from the description of an instruction's kernel."""
-    words = description.replace(",", " ").split()
+    words = description.replace(",", " ").replace(";", " ").split()
     return next((word for word in words if word.startswith(("product.", "conv.", "window."))), None)
 
 

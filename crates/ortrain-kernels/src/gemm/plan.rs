@@ -6,16 +6,13 @@ use super::desc::GemmDesc;
 use super::levels::Real;
 use super::micro::Micro;
 use super::operand::{MAX_REUSED_BLOCK_BYTES, Operand, Packing, has_page_stride};
-use super::strategies::{MIN_SPLIT_K_DEPTH, Request, Strategy, candidates};
+use super::strategies::{MAX_CHUNK_DEPTH, MIN_SPLIT_K_DEPTH, Request, Strategy, candidates};
 use super::tiles::Side;
 use crate::candidates::choose;
 use crate::isa::CACHE_LINE_BYTES;
 use crate::tile::strided_iter::StridedIter;
 use crate::tile::{ALIGN, Compiler, LoopOrder, LoopPlan, TileProgram};
 
-/// Maximum depth of a chunk: a panel of A of this depth stays in the first-level cache while panels of B stream
-/// through.
-const MAX_CHUNK_DEPTH: usize = 384;
 /// Maximum depth of a chunk of dot products.
 const MAX_DOT_CHUNK_DEPTH: usize = 512;
 /// Minimum and maximum depth of a chunk of few long sums.

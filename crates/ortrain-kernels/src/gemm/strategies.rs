@@ -17,6 +17,9 @@ const MAX_DOT_LINES: (usize, usize) = (16, 12);
 const MIN_DOT_DEPTH: usize = 64;
 /// Maximum number of rows for which converting B anew for each row is faster than packing it.
 const MAX_CONVERTED_ROWS: usize = 4;
+/// Maximum depth of a chunk: a panel of A of this depth stays in the first-level cache while panels of B stream
+/// through.
+pub(super) const MAX_CHUNK_DEPTH: usize = 384;
 /// Minimum depth of a part of split-K.
 pub(super) const MIN_SPLIT_K_DEPTH: usize = 512;
 /// Minimum ratio of the elements of B to the elements of A and of the results for a swapped product, in halves. The
@@ -148,10 +151,10 @@ fn suits_dots_of_columns<T>(request: &Request<'_, T>) -> bool {
     request.n <= MAX_DOT_LINES.1 && request.k >= 2 * MIN_DOT_DEPTH
 }
 
-/// Packing B costs more than multiplying one row, or some rows if B must be converted. Panels may split k and then add
-/// in another order, so products with long sums stay here.
+/// Packing B costs more than multiplying one row, or some rows if B must be converted. Panels add longer sums in
+/// chunks, which would change the order of the additions.
 fn has_small_m<T: Real>(request: &Request<'_, T>) -> bool {
-    let max_rows = match request.b.line == 1 && !request.may_split_k() {
+    let max_rows = match request.b.line == 1 && request.k <= MAX_CHUNK_DEPTH {
         true if request.b.elements.are_stored_as(T::DTYPE) => 1,
         true => MAX_CONVERTED_ROWS,
         false => small_m::MAX_ROWS,
