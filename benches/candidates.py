@@ -1,4 +1,4 @@
-"""Gain of each kernel that a workload picks: the time of its instructions without it, relative to the time with it.
+"""Gain of each kernel that a workload picks: the ratio of the times of the kernel's instructions without and with it.
 
     python benches/candidates.py                      every workload of the comparison
     python benches/candidates.py mlp lenet --isa avx2 these workloads, at this instruction-set level
