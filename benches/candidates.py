@@ -1,12 +1,12 @@
-"""Gain of each kernel that a workload picks: the ratio of the times of the kernel's instructions without and with it.
+"""Gain of each kernel that a workload picks: time of the instructions without the kernel / time with the kernel.
 
     python benches/candidates.py                      every workload of the comparison
     python benches/candidates.py mlp lenet --isa avx2 these workloads, at this instruction-set level
 
 A run is a process of its own, because `ORTRAIN_KERNELS` is read once. Runs with and without a kernel take turns, and
-the fastest call of each instruction counts. The table names a kernel only where a workload picks it. Where other
-instructions replace those of the kernel, the table compares steps. The column "same bits" says whether losses and
-parameters stay the same without the kernel.
+the fastest call of each instruction counts. A workload has a row for each kernel that it picks. If the other
+kernel needs other instructions, the row compares steps. The column "same bits" says whether losses and parameters stay
+the same without the kernel.
 """
 
 from __future__ import annotations
@@ -136,7 +136,8 @@ def seconds_of(instructions: list[str], runs: list[dict[str, Any]]) -> float | N
     """Returns the seconds of the fastest calls of some instructions; None if a run failed or has other instructions."""
     if any("error" in run or instruction not in run["instructions"] for run in runs for instruction in instructions):
         return None
-    return sum(min(run["instructions"][instruction][1] for run in runs) for instruction in instructions)
+    fastest = (min(float(run["instructions"][instruction][1]) for run in runs) for instruction in instructions)
+    return sum(fastest)
 
 
 if __name__ == "__main__":
