@@ -23,9 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pin
 import workloads
-
-STEPS = 3
 
 
 def measured(folder: Path, name: str, seconds: float, threads: int) -> dict[str, Any]:
@@ -40,7 +39,7 @@ def measured(folder: Path, name: str, seconds: float, threads: int) -> dict[str,
     optimizer = Optimizer(folder / "optimizer_model.onnx", module)
     results = hashlib.sha256()
     began = time.perf_counter()
-    for index in range(STEPS):
+    for index in range(pin.STEPS):
         batch = workloads.batch(name, index)
         began = time.perf_counter()
         results.update(np.asarray(module(*batch)).tobytes())
@@ -79,19 +78,6 @@ def run(name: str, folder: Path, arguments: argparse.Namespace, without: str | N
     return found
 
 
-def prepare(name: str, folder: Path) -> None:
-    """Writes the artifacts of a workload."""
-    from ortrain import artifacts
-
-    artifacts.generate_artifacts(
-        workloads.load(name),
-        requires_grad=workloads.about(name)["trainable_names"],
-        loss=artifacts.LossType.CrossEntropyLoss,
-        optimizer=artifacts.OptimType.AdamW,
-        artifact_directory=folder,
-    )
-
-
 def main() -> None:
     """Prints a table."""
     parser = argparse.ArgumentParser(description="Measure each kernel that a workload picks.")
@@ -110,7 +96,7 @@ def main() -> None:
     for name in arguments.names:
         with tempfile.TemporaryDirectory() as place:
             folder = Path(place)
-            prepare(name, folder)
+            pin.workload(name, folder)
             first = run(name, folder, arguments, None)
             kernels = sorted({kernel for kernel, _ in first["instructions"].values() if kernel})
             runs: dict[str | None, list[dict[str, Any]]] = {choice: [] for choice in (None, *kernels)}

@@ -7,7 +7,7 @@ use crate::{AllocationError, DeviceError, Memory};
 /// Bytes of a copy between two memories per chunk.
 const COPY_CHUNK_BYTES: usize = 4 << 10;
 
-/// Output of a run: element type, shape and elements. The elements are valid until the next run.
+/// Output of a run: element type, shape and elements. The elements are valid until the callback returns.
 #[derive(Clone, Copy, Debug)]
 pub struct OutputView<'a> {
     /// Element type.

@@ -18,7 +18,7 @@ pub(crate) fn recorded(case: &str, file: &str) -> PathBuf {
 }
 
 pub(crate) fn run_input(tensor: &Tensor) -> InputView<'_> {
-    InputView { dtype: tensor.dtype(), dims: tensor.dims(), bytes: tensor.data()[..].into() }
+    InputView::from(tensor)
 }
 
 pub(crate) fn state_of(case: &str) -> CheckpointState {

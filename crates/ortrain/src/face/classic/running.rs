@@ -12,8 +12,7 @@ use super::{
 };
 use crate::distributed::StepKind;
 use crate::exec::caller_memory::describe_input;
-use crate::exec::outputs::Targets;
-use crate::exec::outputs::target_spans;
+use crate::exec::outputs::{Targets, target_spans};
 use crate::exec::step_inputs::{StepInputs, split_inputs};
 use crate::suggest::hint;
 use crate::train::learning_rate::check_rate;
