@@ -277,6 +277,13 @@ OTHERS: list[Own] = [
     ("com.microsoft", "FusedGemm", [(2, 3), (3, 4), (4,)], {}, {"activation": "Tanh"}),
     ("com.microsoft", "FusedMatMul", [(2, 4, 3), (2, 3, 5)], {}, {"alpha": 0.5}),
     ("com.microsoft", "Gelu", [(3, 4)], {}, {}),
+    (
+        "com.microsoft",
+        "GroupQueryAttention",
+        [(2, 3, 8)],
+        {1: None, 2: None, 3: None, 4: None, 5: np.array([2, 1], np.int32), 6: np.array([3], np.int32)},
+        {"num_heads": 2, "kv_num_heads": 1},
+    ),
     ("com.microsoft", "MultiHeadAttention", [(2, 3, 4), (2, 3, 4), (2, 3, 4)], {}, {"num_heads": 2}),
     ("com.microsoft", "QuickGelu", [(3, 4)], {}, {"alpha": 0.7}),
     ("com.microsoft", "ReduceSumTraining", [(3, 4)], {1: np.array([1])}, {"keepdims": 1}),
@@ -367,10 +374,11 @@ def own_model(own: Own) -> Question:
     names, feeds, constants = [], {}, []
     for position in range(len(shapes) + len(others)):
         name = f"x{position}"
-        names.append(name)
-        if position in others:
-            constants.append(numpy_helper.from_array(others[position], name))
-        else:
+        value = others.get(position)
+        names.append("" if position in others and value is None else name)
+        if value is not None:
+            constants.append(numpy_helper.from_array(value, name))
+        elif position not in others:
             feeds[name] = next(floats)
     outputs = ["y", "z"] if op in ("SplitTraining", "ConvGrad", "DivGrad") else ["y"]
     node = helper.make_node(op, names, outputs, "the_node", domain=domain, **attributes)

@@ -207,6 +207,7 @@ impl AttentionCore {
             hidden,
             may_hide_all_keys: false,
             precision: None,
+            sink: None,
         };
         let result = scores.build(rw).result;
         let width = multiply_sizes(rw, self.queries.heads, self.values.size);

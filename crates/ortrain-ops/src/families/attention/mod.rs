@@ -1,8 +1,9 @@
-//! Attention: `Attention` of ONNX, and `Attention` and `MultiHeadAttention` of `com.microsoft`.
+//! Attention: `Attention` of ONNX, and `Attention`, `MultiHeadAttention` and `GroupQueryAttention` of `com.microsoft`.
 //!
 //! Sources: ONNX Attention-23, 24 and 25 (<https://onnx.ai/onnx/operators/onnx__Attention.html>): 24 adds
 //! `nonpad_kv_seqlen`, 25 the windows; ONNX Runtime's contributed operators, version 1
-//! (<https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md>), see `microsoft.rs`.
+//! (<https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md>), see `microsoft.rs` and
+//! `grouped_query.rs`.
 //!
 //! All these operators are compositions:
 //! - the products of queries and keys are scaled, and capped by `softcap`;
@@ -18,13 +19,14 @@
 
 mod checks;
 mod common;
+mod grouped_query;
 mod microsoft;
 mod multi_head;
 mod scores;
 
-use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape};
 
-use self::scores::{Heads, Offset, Scale, ScaledDotProduct, Window, merge_heads, or_conditions};
+use self::scores::{Heads, Offset, Scale, ScaledDotProduct, Window, merge_heads, or_conditions, pad_mask};
 use crate::OpError;
 use crate::families::attention::checks::{ATTENTION, check_mask, same_size, sizes_differ};
 use crate::infer::Infer;
@@ -33,7 +35,6 @@ use crate::rewrite::Rewrite;
 use crate::support::casts::cast;
 use crate::support::sizes::{
     Size, as_vector, axis_positions, divide_sizes, dtype_of, multiply_sizes, reshape_to, shape_of, size_of,
-    subtract_sizes,
 };
 
 const Q: usize = 0;
@@ -326,33 +327,6 @@ fn read_heads(
     Ok(Heads::split(rw, value, heads, length, size))
 }
 
-/// Pads the last axis of a mask from `length` elements to the number of keys. The mask has `rank` axes. Padded keys are
-/// hidden.
-fn pad_mask(
-    rw: &mut Rewrite<'_>,
-    mask: ValueId,
-    (rank, length): (usize, Size),
-    dtype: DType,
-    keys: Size,
-) -> ValueId {
-    let missing = match subtract_sizes(rw, keys, length) {
-        Size::Number(0) => return mask,
-        Size::Number(count) => rw.ints("missing", &[count]),
-        missing => {
-            // A mask that is too long fails where it is used.
-            let (missing, zero) = (as_vector(rw, missing), rw.ints("none", &[0]));
-            rw.add("Max", &[missing, zero], Attrs::new())
-        }
-    };
-    let before = rw.ints("before", &vec![0; 2 * rank - 1]);
-    let pads = rw.add("Concat", &[before, missing], Attrs::new().with("axis", 0i64));
-    let mut inputs = vec![mask, pads];
-    if dtype != DType::Bool {
-        inputs.push(rw.constant("unseen", Tensor::scalar(dtype, f64::NEG_INFINITY)));
-    }
-    rw.add("Pad", &inputs, Attrs::new())
-}
-
 fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = Attention::read(rw.node())?;
     let (q_input, k_input) = (rw.required_input(Q)?, rw.required_input(K)?);
@@ -429,6 +403,7 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         hidden,
         may_hide_all_keys: may_be_blind,
         precision: op.precision,
+        sink: None,
     };
     let results = scores.build(rw);
     let shown = match op.qk_output {
@@ -470,6 +445,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
         Definition::new("", ATTENTION, &[23, 24, 25], build).composition(decompose).downgrade(downgrade),
     ];
     definitions.extend(microsoft::definitions());
+    definitions.extend(grouped_query::definitions());
     definitions
 }
 

@@ -7,6 +7,7 @@ use crate::rewrite::Rewrite;
 use crate::support::casts::cast;
 use crate::support::sizes::{
     Size, add_sizes, as_vector, axis_positions, divide_sizes, insert_axes, permute_axes, reshape_to,
+    subtract_sizes,
 };
 
 /// Scale of the products of queries and keys.
@@ -137,6 +138,8 @@ pub(super) struct ScaledDotProduct {
     pub(super) may_hide_all_keys: bool,
     /// Type of the softmax, if it differs from `dtype`.
     pub(super) precision: Option<DType>,
+    /// Logits of a further key without a value; they broadcast to `[batch, heads, queries, 1]`.
+    pub(super) sink: Option<ValueId>,
 }
 
 /// Results of all stages: `[batch, heads, queries, keys]`; the final result is `[batch, heads, queries, size]`.
@@ -191,7 +194,6 @@ impl ScaledDotProduct {
         }
         let precision = self.precision.unwrap_or(self.dtype);
         let logits = cast(rw.patch().1, masked, self.dtype, precision);
-        let softmax = || Attrs::new().with("axis", -1i64);
         let shares = if self.may_hide_all_keys {
             // Rows in which every key is hidden are replaced by zeros first. NaN would otherwise reach the gradient.
             let last = rw.ints("last", &[-1]);
@@ -200,10 +202,10 @@ impl ScaledDotProduct {
             let blind = rw.add("Equal", &[max, nothing], none());
             let zero = rw.constant("zero", Tensor::scalar(precision, 0.0));
             let safe = rw.add("Where", &[blind, zero, logits], none());
-            let shares = rw.add("Softmax", &[safe], softmax());
+            let shares = self.normalize_logits(rw, safe);
             rw.add("Where", &[blind, zero, shares], none())
         } else {
-            rw.add("Softmax", &[logits], softmax())
+            self.normalize_logits(rw, logits)
         };
         let shares = cast(rw.patch().1, shares, precision, self.dtype);
         let left = split_heads(rw, shares, self.queries.length, self.keys.length);
@@ -211,6 +213,19 @@ impl ScaledDotProduct {
         let result = rw.add("MatMul", &[left, right], none());
         let result = together(rw, result, self.queries.length, self.values.size);
         Stages { products, capped, masked, weights: shares, result }
+    }
+
+    /// Returns the softmax of the logits, with the sink as a further logit.
+    fn normalize_logits(&self, rw: &mut Rewrite<'_>, logits: ValueId) -> ValueId {
+        let shares = rw.add("Softmax", &[logits], Attrs::new().with("axis", -1i64));
+        let Some(sink) = self.sink else { return shares };
+        // The share of all keys is sum(exp(logits)) / (sum(exp(logits)) + exp(sink)).
+        let last = rw.ints("last", &[-1]);
+        let sum = rw.add("ReduceLogSumExp", &[logits, last], Attrs::new().with("keepdims", 1i64));
+        let sink = cast(rw.patch().1, sink, self.dtype, self.precision.unwrap_or(self.dtype));
+        let excess = rw.add("Sub", &[sum, sink], Attrs::new());
+        let left = rw.add("Sigmoid", &[excess], Attrs::new());
+        rw.add("Mul", &[shares, left], Attrs::new())
     }
 
     /// Returns queries and keys, scaled so that their products have the scale.
@@ -254,4 +269,31 @@ impl ScaledDotProduct {
 pub(super) fn merge_heads(rw: &mut Rewrite<'_>, value: ValueId, width: Size) -> ValueId {
     let transposed = permute_axes(rw, value, &[0, 2, 1, 3]);
     reshape_to(rw, transposed, &[Size::SameAxis, Size::SameAxis, width])
+}
+
+/// Pads the last axis of a mask from `length` elements to the number of keys. The mask has `rank` axes. Padded keys are
+/// hidden.
+pub(super) fn pad_mask(
+    rw: &mut Rewrite<'_>,
+    mask: ValueId,
+    (rank, length): (usize, Size),
+    dtype: DType,
+    keys: Size,
+) -> ValueId {
+    let missing = match subtract_sizes(rw, keys, length) {
+        Size::Number(0) => return mask,
+        Size::Number(count) => rw.ints("missing", &[count]),
+        missing => {
+            // A mask that is too long fails where it is used.
+            let (missing, zero) = (as_vector(rw, missing), rw.ints("none", &[0]));
+            rw.add("Max", &[missing, zero], Attrs::new())
+        }
+    };
+    let before = rw.ints("before", &vec![0; 2 * rank - 1]);
+    let pads = rw.add("Concat", &[before, missing], Attrs::new().with("axis", 0i64));
+    let mut inputs = vec![mask, pads];
+    if dtype != DType::Bool {
+        inputs.push(rw.constant("unseen", Tensor::scalar(dtype, f64::NEG_INFINITY)));
+    }
+    rw.add("Pad", &inputs, Attrs::new())
 }

@@ -1,4 +1,4 @@
-use ortrain_graph::ValueType;
+use ortrain_graph::{Tensor, ValueType};
 
 use super::*;
 use crate::testing::{
