@@ -207,7 +207,7 @@ def page_table() -> str:
         ]
         shown += [f"`{flag.name}={flag.default}`" for flag in row.flags if flag.name != "onnxruntime"]
         shown += ['`formula="pytorch"`' for flag in row.flags if flag.name == "onnxruntime"]
-        kept = ", ".join(f"`{slot.name}`" for slot in row.slots)
+        kept = ", ".join(f"`{slot}`" for slot in row.slots)
         optimizer = f"`{row.name}(lr={row.learning_rate:g})`"
         lines.append(f"| {optimizer} | {row.summary} ({row.source}) | {', '.join(shown)} | {kept} |")
     return "\n".join(lines)

@@ -236,7 +236,11 @@ def test_cases_of_the_standard(op: str) -> None:
 
 
 # Operators with a gradient but without float32 cases, and the reason or the place of their test.
+QUANTIZED = "the gradient of quantized tensors: test_quantized_gradients.py"
 WITHOUT_CASES = {
+    **dict.fromkeys(
+        "ConvInteger DynamicQuantizeLinear MatMulInteger QLinearConv QLinearMatMul QuantizeLinear".split(), QUANTIZED
+    ),
     "CastLike": "its cases are of other types: OTHERS",
     "Einsum": "its cases are of float64: OTHERS",
     "If": "its branches use values that are no inputs of its own: test_gradient_graph.py",
@@ -331,6 +335,12 @@ OTHERS: list[Own] = [
 ]
 # Operators with a gradient but without a case here, and the reason.
 NOT_ASKED = {
+    **dict.fromkeys(
+        """DequantizeLinear DynamicQuantizeMatMul GatherBlockQuantized MatMulBnb4 MatMulIntegerToFloat MatMulNBits QGemm
+        QLinearAdd QLinearAveragePool QLinearConcat QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearSigmoid
+        QLinearSoftmax QuantizeLinear""".split(),
+        QUANTIZED,
+    ),
     "AveragePoolGrad": "the gradient of AveragePool, whose own gradients run in tests/test_gradients.py",
     "BatchNormInternal": "what training writes for BatchNormalization; its statistics are state",
     "BatchNormalizationGrad": "needs statistics that only BatchNormInternal makes",

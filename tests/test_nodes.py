@@ -29,23 +29,23 @@ UNSUPPORTED_TYPES = frozenset(
 )
 # Number of cases with an unsupported type, by type. A case cannot leave the required cases unnoticed.
 UNSUPPORTED_CASES = {
-    "FLOAT8E4M3FN": 18,
+    "FLOAT8E4M3FN": 22,
     "FLOAT8E4M3FNUZ": 18,
-    "FLOAT8E5M2": 18,
+    "FLOAT8E5M2": 20,
     "FLOAT8E5M2FNUZ": 18,
     "FLOAT8E8M0": 4,
-    "FLOAT4E2M1": 12,
-    "INT4": 15,
-    "UINT4": 15,
-    "INT2": 15,
-    "UINT2": 15,
+    "FLOAT4E2M1": 14,
+    "INT4": 17,
+    "UINT4": 17,
+    "INT2": 17,
+    "UINT2": 17,
     "STRING": 2,
     "sequence": 3,
     "optional": 2,
     "optional sequence": 1,
 }
 # Minimum number of cases that must pass.
-MIN_CASES = 1566
+MIN_CASES = 1595
 # Oldest operator set of a model that ortrain reads. The cases of Not state an older one, but Not never changed.
 OLDEST_OPSET = 7
 # Cases with random outputs: any mask is correct.

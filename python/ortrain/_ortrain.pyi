@@ -37,7 +37,6 @@ __all__ = [
     "OptimizerFlag",
     "OptimizerRow",
     "OptimizerSetting",
-    "OptimizerSlot",
     "OrtDevice",
     "OrtValue",
     "OrtValueCache",
@@ -268,18 +267,11 @@ class OptimizerRow:
     @property
     def learning_rate(self) -> float: ...
     @property
-    def slots(self) -> list[OptimizerSlot]: ...
+    def slots(self) -> list[str]: ...
     @property
     def settings(self) -> list[OptimizerSetting]: ...
     @property
     def flags(self) -> list[OptimizerFlag]: ...
-
-@final
-class OptimizerSlot:
-    @property
-    def name(self) -> str: ...
-    @property
-    def shape(self) -> str: ...
 
 @final
 class OptimizerSetting:

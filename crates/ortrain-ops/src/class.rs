@@ -126,6 +126,10 @@ pub enum Class {
     },
     /// Scaling of gradients by their norm.
     GradientClip,
+    /// Floats rounded to a grid of integers: its integer results pass a gradient.
+    Quantization,
+    /// Integers of a grid as floats.
+    Dequantization,
 }
 
 impl Class {
@@ -176,6 +180,8 @@ impl Traits {
     pub const READS_LABELS: Traits = Traits(1 << 10);
     /// The derivative is zero almost everywhere.
     pub const ZERO_DERIVATIVE: Traits = Traits(1 << 11);
+    /// Passes the gradient of quantized tensors through their integers.
+    pub const PASSES_QUANTIZED: Traits = Traits(1 << 12);
     /// Returns every element of the first input, in the same order.
     pub const KEEPS_ELEMENTS: Traits = Traits::MOVES
         .and(Traits::KEEPS_SCORES)

@@ -7,6 +7,19 @@ use crate::broadcast::{self, ShapedNodeSink};
 use crate::support::onnx_decomposition::{NodeSink, emit_as_onnx};
 use crate::{Error, OpError};
 
+/// Returns the element type of the gradient of a value: the type of floats, and float32 for quantized integers.
+pub(crate) fn gradient_dtype(dtype: DType) -> DType {
+    if dtype.is_float() { dtype } else { DType::F32 }
+}
+
+/// Returns the type of the gradient of a value of this type.
+pub(crate) fn gradient_type(ty: &ValueType) -> ValueType {
+    match ty {
+        ValueType::Tensor(dtype, shape) => ValueType::Tensor(gradient_dtype(*dtype), shape.clone()),
+        other => other.clone(),
+    }
+}
+
 /// Values with known gradients, each with its gradient.
 pub(crate) type Seeds<'a> = &'a [(ValueId, ValueId)];
 
@@ -100,7 +113,8 @@ impl Grad<'_> {
         self.input_needs_grad.get(k).copied().unwrap_or(false)
     }
 
-    /// Sets the gradient of input `k`, which has the input's shape and element type.
+    /// Sets the gradient of input `k`, which has the input's shape. Its element type is the input's, or float32 for
+    /// quantized integers.
     pub fn set_grad(&mut self, k: usize, gradient: ValueId) {
         self.input_grads[k] = Some(gradient);
     }

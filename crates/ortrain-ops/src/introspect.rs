@@ -544,6 +544,8 @@ impl Definition {
             Gradient::Full
         } else if !differentiable.is_empty() {
             Gradient::Partial(differentiable)
+        } else if self.traits.has(Traits::PASSES_QUANTIZED) {
+            Gradient::Full
         } else if !float_inputs.is_empty() && (self.is_composition)(&graph.nodes[0]) {
             // The gradient of the decomposition; the search did not find suitable shapes.
             Gradient::Full

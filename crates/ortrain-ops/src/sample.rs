@@ -1,6 +1,6 @@
 //! Sample of a node that an operator accepts.
 
-use ortrain_graph::{Attrs, ValueType};
+use ortrain_graph::{Attrs, DType, ValueType};
 
 /// Node that an operator accepts.
 #[derive(Clone, Debug, Default)]
@@ -20,5 +20,12 @@ impl Sample {
     #[must_use]
     pub fn of(attrs: Attrs) -> Sample {
         Sample { attrs, ..Sample::default() }
+    }
+
+    /// Creates a sample with inputs of these types and sizes.
+    #[must_use]
+    pub fn with_inputs(attrs: Attrs, inputs: &[(DType, &[usize])]) -> Sample {
+        let inputs = inputs.iter().map(|&(dtype, dims)| Some(ValueType::tensor(dtype, dims))).collect();
+        Sample { attrs, inputs, ..Sample::default() }
     }
 }

@@ -303,17 +303,9 @@ pub(crate) struct OptimizerRow {
     summary: &'static str,
     source: &'static str,
     learning_rate: f64,
-    slots: Vec<OptimizerSlot>,
+    slots: Vec<&'static str>,
     settings: Vec<OptimizerSetting>,
     flags: Vec<OptimizerFlag>,
-}
-
-/// A value that an optimizer keeps for each parameter.
-#[pyclass(frozen, get_all, skip_from_py_object, module = "ortrain._ortrain")]
-#[derive(Clone)]
-pub(crate) struct OptimizerSlot {
-    name: &'static str,
-    shape: &'static str,
 }
 
 /// A number that changes an optimizer.
@@ -337,7 +329,7 @@ pub(crate) struct OptimizerFlag {
 
 impl From<&'static ortrain::optim::Optimizer> for OptimizerRow {
     fn from(row: &'static ortrain::optim::Optimizer) -> OptimizerRow {
-        let slots = row.slots.iter().map(|slot| OptimizerSlot { name: slot.name, shape: slot.shape.name() });
+        let slots = row.slots.iter().map(|slot| slot.name);
         let settings = row.settings.iter().map(|setting| OptimizerSetting {
             name: setting.name,
             default: setting.default,

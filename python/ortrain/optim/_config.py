@@ -88,7 +88,7 @@ def table() -> list[OptimizerRow]:
         record_of(
             OptimizerRow,
             row,
-            slots=[slot.name for slot in row.slots],
+            slots=row.slots,
             settings={setting.name: shown(setting.default) for setting in row.settings},
             flags={flag.name: flag.default for flag in row.flags},
         )

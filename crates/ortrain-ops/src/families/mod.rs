@@ -43,6 +43,7 @@ pub(crate) mod optimizer_ops;
 pub mod optimizers;
 mod pad;
 mod pool;
+mod quantization;
 mod range;
 mod reduce;
 pub(crate) mod refused;
@@ -112,6 +113,7 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     training_graph::definitions,
     pad::definitions,
     pool::definitions,
+    quantization::definitions,
     range::definitions,
     reduce::definitions,
     resize::definitions,

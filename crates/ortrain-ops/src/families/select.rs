@@ -17,7 +17,7 @@ use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId};
 
 use crate::OpError;
 use crate::class::{Class, Traits};
-use crate::grad::Grad;
+use crate::grad::{Grad, gradient_dtype};
 use crate::infer::Infer;
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
@@ -92,8 +92,10 @@ impl Op for Cast {
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
         let Some(g) = cx.output_grad(0) else { return Ok(()) };
         let from = cx.dtype(cx.input(0)?)?;
-        if from.is_float() && self.to.is_float() {
-            let gradient = if from == self.to { g } else { cx.add("Cast", &[g], cast_attrs(from)) };
+        // Integers on the path of a gradient stand for floats on a grid. A cast from floats to integers truncates.
+        if self.to.is_float() || !from.is_float() {
+            let (from, to) = (gradient_dtype(from), gradient_dtype(self.to));
+            let gradient = if from == to { g } else { cx.add("Cast", &[g], cast_attrs(from)) };
             cx.set_grad(0, gradient);
         }
         Ok(())

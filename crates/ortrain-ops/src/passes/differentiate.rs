@@ -8,10 +8,11 @@ use ortrain_onnx::{AttributeProto, AttributeType, NodeProto};
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use crate::class::Traits;
+use crate::dependence::GradientValues;
 pub use crate::dependence::dependent_values;
 use crate::families::custom_gradient::has_gradient_of;
 use crate::families::elementwise::MAX_OPERANDS;
-use crate::grad::{Grad, GradientPasses};
+use crate::grad::{Grad, GradientPasses, gradient_type};
 use crate::passes::gradient_stops::find_stop;
 use crate::passes::node::{decompose_node, infer_added, infer_nodes, infer_part, remove_updates};
 use crate::registry::{Registry, build, has_traits};
@@ -144,27 +145,36 @@ pub fn backpropagate_known(
     Ok((gradients.iter().map(Option::is_some).collect(), stops))
 }
 
-/// Returns true if a gradient may flow back through a node to one of these inputs: the node has float outputs, and its
-/// derivative is not zero everywhere.
-fn may_pass_gradient(graph: &Graph, node: &Node, inputs: impl IntoIterator<Item = ValueId>) -> bool {
-    let floats = node.present_outputs().any(|id| graph.value(id).ty.dtype().is_some_and(DType::is_float));
+/// Returns true if a gradient may flow back through a node to one of these inputs: the node has outputs with a
+/// gradient, and its derivative is not zero everywhere.
+fn may_pass_gradient(
+    (graph, values): (&Graph, &GradientValues),
+    node: &Node,
+    inputs: impl IntoIterator<Item = ValueId>,
+) -> bool {
+    let leads_on = node.present_outputs().any(|id| values.contains(graph, id));
     let flat = has_traits(node, Traits::ZERO_DERIVATIVE);
-    floats && inputs.into_iter().any(|input| has_gradient_of(node, input).unwrap_or(!flat))
+    leads_on && inputs.into_iter().any(|input| has_gradient_of(node, input).unwrap_or(!flat))
 }
 
 /// Returns true if a gradient may flow back through a node to one of its inputs.
-pub(crate) fn may_pass_gradient_to(graph: &Graph, node: &Node, input: ValueId) -> bool {
-    may_pass_gradient(graph, node, [input])
+pub(crate) fn may_pass_gradient_to(
+    (graph, values): (&Graph, &GradientValues),
+    node: &Node,
+    input: ValueId,
+) -> bool {
+    may_pass_gradient((graph, values), node, [input])
 }
 
 /// Returns the values that may get a gradient from the values `from`, including these values.
 #[must_use]
 pub fn values_with_gradient(graph: &Graph, from: &[ValueId]) -> FxHashSet<ValueId> {
+    let values = GradientValues::new(graph);
     let mut reached: FxHashSet<ValueId> = from.iter().copied().collect();
     for node in graph.nodes.iter().rev() {
         if node.present_outputs().any(|output| reached.contains(&output)) {
-            let inputs: Vec<ValueId> =
-                node.present_inputs().filter(|&input| may_pass_gradient_to(graph, node, input)).collect();
+            let passes = |&input: &ValueId| may_pass_gradient_to((graph, &values), node, input);
+            let inputs: Vec<ValueId> = node.present_inputs().filter(passes).collect();
             reached.extend(inputs);
         }
     }
@@ -174,10 +184,11 @@ pub fn values_with_gradient(graph: &Graph, from: &[ValueId]) -> FxHashSet<ValueI
 /// Returns the targets on which a node depends through paths that may propagate a gradient.
 #[must_use]
 pub fn targets_of_node(graph: &Graph, index: usize, targets: &[ValueId]) -> Vec<ValueId> {
+    let values = GradientValues::new(graph);
     let mut before: FxHashSet<ValueId> = graph.nodes[index].present_inputs().collect();
     for node in graph.nodes[..index].iter().rev() {
         if node.present_outputs().any(|id| before.contains(&id))
-            && may_pass_gradient(graph, node, node.present_inputs())
+            && may_pass_gradient((graph, &values), node, node.present_inputs())
         {
             before.extend(node.present_inputs());
         }
@@ -191,8 +202,8 @@ fn propagate(
     targets: &[ValueId],
     mut stops: Option<&mut Vec<GradientStop>>,
 ) -> Result<Vec<Option<ValueId>>, Error> {
-    let is_float = |graph: &Graph, id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
     decompose_on_path(graph, seeds, targets)?;
+    let values = GradientValues::new(graph);
     let forward = graph.nodes.len();
     let dependent = dependent_values(graph, targets);
 
@@ -211,7 +222,7 @@ fn propagate(
         let needed: Vec<bool> = node
             .inputs
             .iter()
-            .map(|port| port.is_some_and(|id| dependent.contains(&id) && is_float(graph, id)))
+            .map(|port| port.is_some_and(|id| dependent.contains(&id) && values.contains(graph, id)))
             .collect();
         if !on_path || !needed.contains(&true) {
             continue;
@@ -281,7 +292,7 @@ fn propagate(
         results.push(Some(if is_own_name {
             gradient
         } else {
-            let copy = graph.add_value(&gradient_name, graph.value(target).ty.clone());
+            let copy = graph.add_value(&gradient_name, gradient_type(&graph.value(target).ty));
             added.push(Node::new("", "Identity", &[Some(gradient)], &[Some(copy)], Attrs::new()));
             copy
         }));
@@ -357,7 +368,8 @@ fn sum_gradients(
             let mut part = 0;
             while rest.len() > MAX_OPERANDS {
                 let first: Vec<_> = rest.drain(..MAX_OPERANDS).collect();
-                let sum = graph.add_value(&format!("{name}_part_{part}"), graph.value(value).ty.clone());
+                let sum =
+                    graph.add_value(&format!("{name}_part_{part}"), gradient_type(&graph.value(value).ty));
                 let mut node = Node::new("", "Sum", &first, &[Some(sum)], Attrs::new());
                 node.name = format!("AccumulateGrad_{name}_part_{part}").into();
                 added.push(node);
@@ -365,7 +377,7 @@ fn sum_gradients(
                 rest.insert(0, Some(sum));
                 part += 1;
             }
-            let sum = graph.add_value(&name, graph.value(value).ty.clone());
+            let sum = graph.add_value(&name, gradient_type(&graph.value(value).ty));
             let mut node = Node::new("", "Sum", &rest, &[Some(sum)], Attrs::new());
             node.name = format!("AccumulateGrad_{name}").into();
             added.push(node);
@@ -408,6 +420,7 @@ fn ancestors_of(graph: &Graph, values: &[ValueId]) -> FxHashSet<ValueId> {
 #[must_use]
 pub fn gradient_cuts(graph: &Graph, to: &[ValueId], from: &[ValueId]) -> Vec<usize> {
     let needed = ancestors_of(graph, to);
+    let values = GradientValues::new(graph);
     let mut reached: FxHashSet<ValueId> = from.iter().copied().collect();
     let mut cuts = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
@@ -416,7 +429,7 @@ pub fn gradient_cuts(graph: &Graph, to: &[ValueId], from: &[ValueId]) -> Vec<usi
         if inputs.is_empty() || !leads_on {
             continue;
         }
-        if may_pass_gradient(graph, node, inputs) {
+        if may_pass_gradient((graph, &values), node, inputs) {
             reached.extend(node.present_outputs());
         } else {
             cuts.push(index);

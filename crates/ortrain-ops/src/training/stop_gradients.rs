@@ -1,10 +1,11 @@
 //! Values without a gradient, such as results of PyTorch's `detach` and `no_grad`; ONNX files have no trace of these.
 
-use ortrain_graph::{DType, Graph, Node, ValueId};
+use ortrain_graph::{Graph, Node, ValueId};
 use ortrain_onnx::{GraphProto, NodeProto};
 use rustc_hash::FxHashSet;
 
 use crate::class::Class;
+use crate::dependence::GradientValues;
 use crate::families::custom_gradient;
 use crate::passes::differentiate::may_pass_gradient_to;
 use crate::passes::functions::{is_custom_gradient, wrap_without_gradient};
@@ -138,7 +139,8 @@ pub fn stop_candidates(graph: &Graph, parameters: &[ValueId]) -> Vec<StopCandida
         states.insert(id, GradientState { depends: true, passes: true, chosen: None });
     }
     let weights: FxHashSet<ValueId> = parameters.iter().copied().collect();
-    let is_float = |id: ValueId| graph.value(id).ty.dtype().is_some_and(DType::is_float);
+    let values = GradientValues::new(graph);
+    let has_gradient = |id: ValueId| values.contains(graph, id);
     let mut candidates_found: Vec<(ValueId, usize)> = Vec::new();
     for (index, node) in graph.nodes.iter().enumerate() {
         if is_size(node) {
@@ -149,13 +151,15 @@ pub fn stop_candidates(graph: &Graph, parameters: &[ValueId]) -> Vec<StopCandida
         if !inputs.iter().any(|(_, state)| state.depends) {
             continue;
         }
-        let passes = inputs.iter().any(|&(id, state)| state.passes && may_pass_gradient_to(graph, node, id));
+        let passes = inputs
+            .iter()
+            .any(|&(id, state)| state.passes && may_pass_gradient_to((graph, &values), node, id));
         let mut moving = inputs.iter().filter(|(_, state)| state.passes).map(|(_, state)| state.chosen);
         // Results that depend only on selected weights are selected weights.
         let mut chosen = moving.next().flatten().filter(|_| moving.all(|other| other.is_some()));
         if passes && is_product(node) {
             let plain = |&(id, state): &(ValueId, GradientState)| {
-                state.passes && state.chosen.is_none() && is_float(id) && !weights.contains(&id)
+                state.passes && state.chosen.is_none() && has_gradient(id) && !weights.contains(&id)
             };
             if inputs.iter().any(plain) {
                 let candidates = inputs.iter().filter_map(|&(id, state)| Some((id, state.chosen?)));
@@ -170,7 +174,7 @@ pub fn stop_candidates(graph: &Graph, parameters: &[ValueId]) -> Vec<StopCandida
             chosen = Some(index);
         }
         for id in node.present_outputs() {
-            let floats = passes && is_float(id);
+            let floats = passes && has_gradient(id);
             states.insert(
                 id,
                 GradientState { depends: true, passes: floats, chosen: chosen.filter(|_| floats) },

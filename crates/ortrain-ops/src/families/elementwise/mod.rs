@@ -18,12 +18,13 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Tensor, ValueId};
 use crate::OpError;
 use crate::class::{Class, Traits};
 use crate::families::elementwise::row::{Row, TypeConstraint, row};
-use crate::grad::Grad;
+use crate::grad::{Grad, gradient_dtype};
 use crate::infer::Infer;
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
+use crate::support::casts::cast;
 use crate::support::onnx_decomposition::emit_as_onnx;
 use crate::support::rewritten_on_read::build_rewritten_on_read;
 use row::unary;
@@ -322,14 +323,19 @@ impl Op for Elementwise {
             cx.set_grad(0, gradient);
             return Ok(());
         }
+        // Integers of quantized tensors are differentiated as floats.
+        let wide = gradient_dtype(dtype);
         for k in 0..count {
             if !cx.needs_grad(k) {
                 continue;
             }
-            let Some(derivative) = self.derivative(Type::of(dtype), count, k)? else { continue };
-            let mut loads = inputs.clone();
-            loads.extend([y, g]);
-            let gradient = cx.emit_as_onnx(&derivative, &loads, dtype)?;
+            let Some(derivative) = self.derivative(Type::of(wide), count, k)? else { continue };
+            let mut loads: Vec<ValueId> = Vec::with_capacity(count + 2);
+            for &value in inputs.iter().chain([&y]) {
+                loads.push(cast(cx, value, dtype, wide));
+            }
+            loads.push(g);
+            let gradient = cx.emit_as_onnx(&derivative, &loads, wide)?;
             let gradient = cx.sum_to(gradient, inputs[k], y)?;
             cx.set_grad(k, gradient);
         }

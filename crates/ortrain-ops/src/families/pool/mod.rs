@@ -18,7 +18,7 @@ use crate::class::Traits;
 use crate::families::pool::windows::{
     AveragePool, Windows, are_known_to_differ, read_average, sum_dtype, window_sample,
 };
-use crate::grad::Grad;
+use crate::grad::{Grad, gradient_dtype, gradient_type};
 use crate::infer::Infer;
 use crate::lower::Lower;
 use crate::op::{Definition, Op};
@@ -27,6 +27,7 @@ use crate::sample::Sample;
 
 mod lp;
 mod onnx_decomposition;
+mod quantized;
 mod windows;
 
 /// Emits a pooling of `source` into `target`.
@@ -112,7 +113,7 @@ impl Op for MaxPool {
             let spatial =
                 cx.shape(x).map(|shape| shape.iter().skip(2).map(Dim::known).collect::<Option<Vec<_>>>());
             let Some(Some(spatial)) = spatial else {
-                let (y, dtype) = (cx.output(0, "y"), cx.dtype(x)?);
+                let (y, dtype) = (cx.output(0, "y"), gradient_dtype(cx.dtype(x)?));
                 let gradient = onnx_decomposition::add_first_largest_gradient(cx, (g, dtype), (x, y));
                 cx.set_grad(0, gradient);
                 return Ok(());
@@ -129,7 +130,7 @@ impl Op for MaxPool {
             (cx.node().attrs.clone(), cx.output(1, "mask"))
         };
         // The attributes do not determine the size of the input, so the type is set here.
-        let gradient = cx.value("input_grad", cx.ty(x).clone());
+        let gradient = cx.value("input_grad", gradient_type(cx.ty(x)));
         let mut node = Node::new("", "MaxPoolGrad", &[Some(g), Some(index)], &[Some(gradient)], attrs);
         node.name = cx.new_name("MaxPoolGrad").into();
         cx.push(node);
@@ -409,9 +410,12 @@ fn downgrade(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 pub(crate) fn definitions() -> Vec<Definition> {
     const BFLOAT16: &[(i64, &[DType])] = &[(22, &[DType::BF16])];
     let [lp, global_lp] = lp::definitions().map(|definition| definition.later_types(BFLOAT16));
+    let [average, global_average] = quantized::definitions();
     vec![
         lp,
         global_lp,
+        average,
+        global_average,
         Definition::new("", "MaxPool", &[1, 8, 10, 11, 12, 22], build_max)
             .sample(window_sample)
             .downgrade(downgrade)

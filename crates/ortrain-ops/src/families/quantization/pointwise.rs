@@ -1,0 +1,275 @@
+//! Operators of `com.microsoft` on quantized tensors, version 1: `QLinearAdd`, `QLinearMul`, `QLinearSigmoid`,
+//! `QLinearLeakyRelu`, `QLinearSoftmax` and `QLinearConcat`.
+//!
+//! Each one dequantizes its inputs, applies a float operator, and quantizes the result. Every scale and zero point
+//! belongs to a whole tensor. The gradients are the gradients of the three parts.
+
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId};
+
+use crate::OpError;
+use crate::infer::{Infer, broadcast, normalize_axis};
+use crate::op::{Definition, Op};
+use crate::rewrite::Rewrite;
+use crate::sample::Sample;
+use crate::support::quantization_grid::{
+    SCALE_SAMPLE, SampleInput, ZERO_POINT_SAMPLE, check_scale, check_single, dequantize, is_byte, quantize,
+    typed_input,
+};
+
+const MICROSOFT: &str = "com.microsoft";
+/// Coefficient of `QLinearLeakyRelu` without the attribute `alpha`.
+const DEFAULT_ALPHA: f32 = 0.01;
+/// First version of Softmax that normalizes along one axis.
+const ONE_AXIS_SOFTMAX: i64 = 13;
+
+/// Checks scale `k` and the zero point behind it, which may be missing, for a quantized tensor of this type.
+fn check_grid(cx: &Infer<'_>, k: usize, dtype: DType) -> Result<(), OpError> {
+    cx.expect_dtype(k, "a float type", DType::is_float)?;
+    check_scale(cx, k)?;
+    check_single(cx, k, "the scale")?;
+    if cx.has_input(k + 1) {
+        check_single(cx, k + 1, "the zero point")?;
+        let own = cx.dtype(k + 1)?;
+        if own != dtype {
+            return Err(OpError::invalid(format!(
+                "the zero point, input {}, is of type {own}, but the quantized tensor is of type {dtype}",
+                k + 1
+            )));
+        }
+    }
+    Ok(())
+}
+
+/// Returns input `k` dequantized by the scale and the zero point behind it.
+fn dequantized_input(rw: &mut Rewrite<'_>, k: usize) -> Result<ValueId, OpError> {
+    let (x, scale, zero_point) = (rw.required_input(k)?, rw.required_input(k + 1)?, rw.input(k + 2));
+    Ok(dequantize(rw, x, scale, zero_point))
+}
+
+/// Replaces the output by a value quantized to scale `k` and the zero point behind it.
+fn quantize_output(rw: &mut Rewrite<'_>, value: ValueId, k: usize, dtype: DType) -> Result<(), OpError> {
+    let (scale, zero_point) = (rw.required_input(k)?, rw.input(k + 1));
+    let result = quantize(rw, value, scale, zero_point, dtype);
+    rw.replace_output(0, result);
+    Ok(())
+}
+
+/// `QLinearAdd` and `QLinearMul`.
+struct Binary;
+
+impl Op for Binary {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.check_arity(7, 8, 1)?;
+        cx.expect_dtype(0, "int8 or uint8", is_byte)?;
+        let dtype = cx.expect_same_dtype([0, 3])?;
+        for scale in [1, 4, 6] {
+            check_grid(cx, scale, dtype)?;
+        }
+        let shape = match (cx.shape(0), cx.shape(3)) {
+            (Some(a), Some(b)) => Some(broadcast(a, b)?),
+            _ => None,
+        };
+        cx.set_output(0, dtype, shape);
+        Ok(())
+    }
+}
+
+fn decompose_binary(rw: &mut Rewrite<'_>, op: &str) -> Result<(), OpError> {
+    let dtype = typed_input(rw, 0)?.1;
+    let (a, b) = (dequantized_input(rw, 0)?, dequantized_input(rw, 3)?);
+    let result = rw.add(op, &[a, b], Attrs::new());
+    quantize_output(rw, result, 6, dtype)
+}
+
+/// Operators on one tensor that keep its shape.
+struct Unary;
+
+impl Op for Unary {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        cx.check_arity(4, 5, 1)?;
+        let dtype = cx.expect_dtype(0, "int8 or uint8", is_byte)?;
+        for scale in [1, 3] {
+            check_grid(cx, scale, dtype)?;
+        }
+        cx.set_output(0, dtype, cx.shape(0).cloned());
+        Ok(())
+    }
+}
+
+fn decompose_unary(
+    rw: &mut Rewrite<'_>,
+    compute: impl FnOnce(&mut Rewrite<'_>, ValueId) -> Result<ValueId, OpError>,
+) -> Result<(), OpError> {
+    let dtype = typed_input(rw, 0)?.1;
+    let x = dequantized_input(rw, 0)?;
+    let result = compute(rw, x)?;
+    quantize_output(rw, result, 3, dtype)
+}
+
+fn decompose_sigmoid(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    decompose_unary(rw, |rw, x| Ok(rw.add("Sigmoid", &[x], Attrs::new())))
+}
+
+fn decompose_leaky_relu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let alpha = rw.attrs().float("alpha")?.unwrap_or(DEFAULT_ALPHA);
+    decompose_unary(rw, |rw, x| Ok(rw.add("LeakyRelu", &[x], Attrs::new().with("alpha", alpha))))
+}
+
+/// `QLinearSoftmax`. The attribute `opset` is the version of Softmax; before 13 the axes from `axis` on are normalized
+/// together.
+struct Softmax {
+    axis: i64,
+    is_one_axis: bool,
+}
+
+impl Softmax {
+    fn read(node: &Node) -> Result<Softmax, OpError> {
+        let opset = Attrs::required("opset", node.attrs.int("opset")?)?;
+        let is_one_axis = opset >= ONE_AXIS_SOFTMAX;
+        let axis = node.attrs.int("axis")?.unwrap_or(if is_one_axis { -1 } else { 1 });
+        Ok(Softmax { axis, is_one_axis })
+    }
+}
+
+impl Op for Softmax {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        if let Some(shape) = cx.shape(0) {
+            normalize_axis(self.axis, shape.rank())?;
+        }
+        Unary.infer(cx)
+    }
+}
+
+fn decompose_softmax(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let Softmax { axis, is_one_axis } = Softmax::read(rw.node())?;
+    decompose_unary(rw, |rw, x| {
+        if is_one_axis {
+            return Ok(rw.add("Softmax", &[x], Attrs::new().with("axis", axis)));
+        }
+        let shape = rw.add("Shape", &[x], Attrs::new());
+        let flat = rw.add("Flatten", &[x], Attrs::new().with("axis", axis));
+        let result = rw.add("Softmax", &[flat], Attrs::new().with("axis", 1i64));
+        Ok(rw.add("Reshape", &[result, shape], Attrs::new()))
+    })
+}
+
+/// `QLinearConcat`. Inputs: scale and zero point of the result, then tensor, scale and zero point of each part.
+struct Concat {
+    axis: i64,
+}
+
+/// Position of the first part of a concatenation.
+const FIRST_PART: usize = 2;
+
+impl Op for Concat {
+    fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
+        let inputs = cx.node().inputs.len();
+        if inputs <= FIRST_PART || !(inputs - FIRST_PART).is_multiple_of(3) {
+            return Err(OpError::invalid(format!(
+                "it has {inputs} inputs; scale and zero point of the result are needed, then tensor, scale and zero \
+                 point of each part"
+            )));
+        }
+        cx.check_arity(inputs, inputs, 1)?;
+        let dtype = cx.expect_dtype(1, "int8 or uint8", is_byte)?;
+        check_grid(cx, 0, dtype)?;
+        let mut result: Option<Vec<Dim>> = None;
+        let mut is_known = true;
+        for part in (FIRST_PART..inputs).step_by(3) {
+            let own = cx.expect_dtype(part, "int8 or uint8", is_byte)?;
+            check_grid(cx, part + 1, own)?;
+            let Some(shape) = cx.shape(part) else {
+                is_known = false;
+                continue;
+            };
+            let axis = normalize_axis(self.axis, shape.rank())?;
+            match &mut result {
+                None => result = Some(shape.to_vec()),
+                Some(total) => join(cx, total, shape, axis, part)?,
+            }
+        }
+        let shape = result.filter(|_| is_known).map(|dims| dims.into_iter().collect::<Shape>());
+        cx.set_output(0, dtype, shape);
+        Ok(())
+    }
+}
+
+/// Adds a part of shape `shape` to the sizes of a concatenation.
+fn join(cx: &Infer<'_>, total: &mut [Dim], shape: &Shape, axis: usize, part: usize) -> Result<(), OpError> {
+    let differs = |at: usize| total[at].known().zip(shape[at].known()).is_some_and(|(a, b)| a != b);
+    if shape.rank() != total.len() || (0..total.len()).any(|at| at != axis && differs(at)) {
+        return Err(OpError::invalid(format!(
+            "input {part} has shape {shape}, which does not fit the other parts along the axes beside axis {axis}"
+        )));
+    }
+    total[axis] = match total[axis].known().zip(shape[axis].known()) {
+        Some((a, b)) => Dim::Known(a.saturating_add(b)),
+        None => cx.unknown_dim(0, axis),
+    };
+    Ok(())
+}
+
+fn decompose_concat(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let axis = Attrs::required("axis", rw.attrs().int("axis")?)?;
+    let (scale, zero_point) = (rw.required_input(0)?, typed_input(rw, 1)?);
+    let mut parts = Vec::new();
+    for part in (FIRST_PART..rw.node().inputs.len()).step_by(3) {
+        let value = dequantized_input(rw, part)?;
+        parts.push(quantize(rw, value, scale, Some(zero_point.0), zero_point.1));
+    }
+    let result = rw.add("Concat", &parts, Attrs::new().with("axis", axis));
+    rw.replace_output(0, result);
+    Ok(())
+}
+
+fn build_softmax(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Softmax::read(node)?))
+}
+
+fn build_concat(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
+    Ok(Box::new(Concat { axis: Attrs::required("axis", node.attrs.int("axis")?)? }))
+}
+
+const TENSOR: SampleInput = (DType::U8, &[2, 2]);
+
+fn sample_binary(_: &Definition) -> Sample {
+    let inputs = [
+        TENSOR,
+        SCALE_SAMPLE,
+        ZERO_POINT_SAMPLE,
+        TENSOR,
+        SCALE_SAMPLE,
+        ZERO_POINT_SAMPLE,
+        SCALE_SAMPLE,
+        ZERO_POINT_SAMPLE,
+    ];
+    Sample::with_inputs(Attrs::new(), &inputs)
+}
+
+fn sample_unary(_: &Definition) -> Sample {
+    let attrs = Attrs::new().with("opset", ONE_AXIS_SOFTMAX);
+    Sample::with_inputs(attrs, &[TENSOR, SCALE_SAMPLE, ZERO_POINT_SAMPLE, SCALE_SAMPLE, ZERO_POINT_SAMPLE])
+}
+
+fn sample_concat(_: &Definition) -> Sample {
+    let inputs = [SCALE_SAMPLE, ZERO_POINT_SAMPLE, TENSOR, SCALE_SAMPLE, ZERO_POINT_SAMPLE];
+    Sample::with_inputs(Attrs::new().with("axis", 0i64), &inputs)
+}
+
+pub(super) fn definitions() -> Vec<Definition> {
+    let new = |name: &'static str, build| Definition::new(MICROSOFT, name, &[1], build);
+    vec![
+        new("QLinearAdd", |_, _| Ok(Box::new(Binary)))
+            .composition(|rw| decompose_binary(rw, "Add"))
+            .sample(sample_binary),
+        new("QLinearMul", |_, _| Ok(Box::new(Binary)))
+            .composition(|rw| decompose_binary(rw, "Mul"))
+            .sample(sample_binary),
+        new("QLinearSigmoid", |_, _| Ok(Box::new(Unary))).composition(decompose_sigmoid).sample(sample_unary),
+        new("QLinearLeakyRelu", |_, _| Ok(Box::new(Unary)))
+            .composition(decompose_leaky_relu)
+            .sample(sample_unary),
+        new("QLinearSoftmax", build_softmax).composition(decompose_softmax).sample(sample_unary),
+        new("QLinearConcat", build_concat).composition(decompose_concat).sample(sample_concat),
+    ]
+}
