@@ -238,9 +238,7 @@ def test_cases_of_the_standard(op: str) -> None:
 # Operators with a gradient but without float32 cases, and the reason or the place of their test.
 QUANTIZED = "the gradient of quantized tensors: test_quantized_gradients.py"
 WITHOUT_CASES = {
-    **dict.fromkeys(
-        "ConvInteger DynamicQuantizeLinear MatMulInteger QLinearConv QLinearMatMul QuantizeLinear".split(), QUANTIZED
-    ),
+    **dict.fromkeys("ConvInteger MatMulInteger QLinearConv QLinearMatMul QuantizeLinear".split(), QUANTIZED),
     "CastLike": "its cases are of other types: OTHERS",
     "Einsum": "its cases are of float64: OTHERS",
     "If": "its branches use values that are no inputs of its own: test_gradient_graph.py",
@@ -334,7 +332,13 @@ OTHERS: list[Own] = [
     ("ai.onnx.ml", "Scaler", [(3, 2)], {}, {"offset": [0.5, 1.0], "scale": [2.0, 3.0]}),
 ]
 # Operators with a gradient but without a case here, and the reason.
+FUSED = "compared with central differences in tests/test_fused_operators.py"
 NOT_ASKED = {
+    **dict.fromkeys(
+        """BiasAdd BiasSplitGelu DecoderMaskedMultiHeadAttention GroupNorm MoE NhwcConv PackedMultiHeadAttention QAttention
+        QMoE RelativePositionBias SkipGroupNorm SparseAttention""".split(),
+        FUSED,
+    ),
     **dict.fromkeys(
         """DequantizeLinear DynamicQuantizeMatMul GatherBlockQuantized MatMulBnb4 MatMulIntegerToFloat MatMulNBits QGemm
         QLinearAdd QLinearAveragePool QLinearConcat QLinearGlobalAveragePool QLinearLeakyRelu QLinearMul QLinearSigmoid

@@ -19,6 +19,7 @@ mod depth_space;
 mod determinant;
 mod dft;
 mod diagonal;
+mod diffusion;
 mod div_grad;
 pub(crate) mod dropout;
 mod einsum;
@@ -35,6 +36,7 @@ pub(crate) mod linear_model;
 mod loss;
 mod lrn;
 mod matmul;
+mod mixture_of_experts;
 mod non_max_suppression;
 mod nonzero;
 mod normalize;
@@ -86,6 +88,7 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     determinant::definitions,
     dft::definitions,
     diagonal::definitions,
+    diffusion::definitions,
     div_grad::definitions,
     dropout::definitions,
     einsum::definitions,
@@ -102,6 +105,7 @@ const FAMILIES: &[fn() -> Vec<Definition>] = &[
     loss::definitions,
     lrn::definitions,
     matmul::definitions,
+    mixture_of_experts::definitions,
     non_max_suppression::definitions,
     nonzero::definitions,
     batch_norm::definitions,

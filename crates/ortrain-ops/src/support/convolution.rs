@@ -320,7 +320,27 @@ impl Conv {
     /// Returns the shape of the result for image `x` and filter `w`; `None` if its rank is unknown.
     pub(crate) fn result_shape(&self, cx: &Infer<'_>, x: usize, w: usize) -> Result<Option<Shape>, OpError> {
         let Some(rank) = common_rank(cx, x, w)? else { return Ok(None) };
-        let (image, filter) = (cx.shape(x), cx.shape(w));
+        self.shape_of_known(cx, rank, cx.shape(x), cx.shape(w)).map(Some)
+    }
+
+    /// Returns the shape of the result for shapes of image and filter.
+    pub(crate) fn shape_of_result(
+        &self,
+        cx: &Infer<'_>,
+        image: &Shape,
+        filter: &Shape,
+    ) -> Result<Shape, OpError> {
+        self.shape_of_known(cx, image.rank(), Some(image), Some(filter))
+    }
+
+    /// Returns the shape of the result if image or filter has a known shape.
+    fn shape_of_known(
+        &self,
+        cx: &Infer<'_>,
+        rank: usize,
+        image: Option<&Shape>,
+        filter: Option<&Shape>,
+    ) -> Result<Shape, OpError> {
         self.sliding.check(image.or(filter).expect("the image or the filter has a shape"))?;
         let kernel = kernel_dims(&self.sliding, filter, rank)?;
         let groups = self.groups;
@@ -351,7 +371,7 @@ impl Conv {
             Some(image) => dims.extend(self.sliding.output_sizes(&kernel, image, unknown)?),
             None => dims.extend((2..rank).map(unknown)),
         }
-        Ok(Some(dims.into_iter().collect()))
+        Ok(dims.into_iter().collect())
     }
 
     /// Returns the type and shape of the result. The first inputs are image, filter and an optional bias.

@@ -10,6 +10,7 @@ pub(crate) mod matrix_form;
 pub(crate) mod ml;
 pub(crate) mod norms;
 pub(crate) mod onnx_decomposition;
+pub(crate) mod packed_integers;
 pub(crate) mod quantization_grid;
 pub(crate) mod random;
 pub(crate) mod rewritten_on_read;

@@ -24,7 +24,7 @@ use crate::OpError;
 use crate::families::attention::checks::{check_mask, same_size, sizes_differ};
 use crate::families::attention::common::MICROSOFT;
 use crate::infer::Infer;
-use crate::op::{Definition, Op};
+use crate::op::{Definition, Op, ValueRequirement};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
 use crate::support::sizes::{
@@ -76,6 +76,7 @@ struct GroupedQuery {
     smooth_softmax: bool,
     score_output: ScoreOutput,
     norm_epsilon: f32,
+    has_past: bool,
 }
 
 impl GroupedQuery {
@@ -146,6 +147,7 @@ impl GroupedQuery {
             smooth_softmax: flag("smooth_softmax")?,
             score_output,
             norm_epsilon: attrs.float("qk_norm_epsilon")?.unwrap_or(DEFAULT_NORM_EPSILON),
+            has_past: node.inputs.get(PAST_KEY).copied().flatten().is_some(),
         })
     }
 
@@ -340,6 +342,15 @@ impl Op for GroupedQuery {
             scores.into_iter().enumerate().map(|(axis, dim)| open(cx, 3, axis, dim)).collect();
         cx.set_output(3, dtype, Some(scores.into_iter().collect()));
         Ok(())
+    }
+
+    fn needs_value(&self, k: usize, dtype: DType) -> ValueRequirement {
+        match k {
+            // The number of keys is the length of the past, or the total length.
+            TOTAL_LENGTH if self.has_past => ValueRequirement::Always,
+            _ if dtype.is_float() => ValueRequirement::Never,
+            _ => ValueRequirement::ForShapes,
+        }
     }
 }
 

@@ -22,7 +22,7 @@
 //! - rotary embeddings inside of the operator;
 //! - caches that past and present share, which are for generation.
 
-use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueType};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId, ValueType};
 
 use super::scores::Heads;
 use crate::OpError;
@@ -211,21 +211,35 @@ fn decompose_attention(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             "the shape of the weights must be known; declare it in the model or set qkv_hidden_sizes",
         )
     })?;
-    let (batch, length) = (size_of(rw, input, 0), size_of(rw, input, 1));
     let mut projected = rw.add("MatMul", &[input, weights], Attrs::new());
     if let Some(bias) = rw.input(BIAS) {
         projected = rw.add("Add", &[projected, bias], Attrs::new());
     }
-    let heads = Size::Number(op.common.heads);
+    let optional = [MASK, PAST, ATTENTION_BIAS].map(|k| rw.input(k));
+    attend_projection(rw, op.common, input, (projected, dtype), widths, optional)
+}
+
+/// Adds the attention of queries, keys and values that lie side by side in `projected`. `optional` are mask, past and
+/// attention bias.
+pub(super) fn attend_projection(
+    rw: &mut Rewrite<'_>,
+    common: CommonAttrs,
+    input: ValueId,
+    (projected, dtype): (ValueId, DType),
+    widths: [usize; 3],
+    [mask, past, bias]: [Option<ValueId>; 3],
+) -> Result<(), OpError> {
+    let (batch, length) = (size_of(rw, input, 0), size_of(rw, input, 1));
+    let heads = Size::Number(common.heads);
     let mut from = 0;
     let [queries, mut keys, mut values] = widths.map(|width| {
         let width = width as i64;
         let slice = slice_axis(rw, projected, 2, from, from + width, 1);
         from += width;
-        Heads::split(rw, slice, heads, length, Size::Number(width / op.common.heads))
+        Heads::split(rw, slice, heads, length, Size::Number(width / common.heads))
     });
     let mut past_length = Size::Number(0);
-    if let Some(past) = rw.input(PAST) {
+    if let Some(past) = past {
         past_length = size_of(rw, past, 3);
         let [past_keys, past_values] = [0i64, 1].map(|index| {
             let index = rw.constant("index", Tensor::i64(&[], &[index]));
@@ -239,16 +253,14 @@ fn decompose_attention(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let present = rw.add("Concat", &parts, Attrs::new().with("axis", 0i64));
         rw.replace_output(1, present);
     }
-    let mask = match rw.input(MASK) {
+    let mask = match mask {
         Some(mask) => {
             let of_input = shape_of(rw, input, "the input")?;
             Some((mask, MaskForm::from_shape(MASK, &shape_of(rw, mask, "the mask")?, of_input.first())?))
         }
         None => None,
     };
-    let bias = rw.input(ATTENTION_BIAS);
-    AttentionCore { common: op.common, dtype, queries, keys, values, past: past_length, mask, batch, bias }
-        .build(rw)
+    AttentionCore { common, dtype, queries, keys, values, past: past_length, mask, batch, bias }.build(rw)
 }
 
 fn build_attention(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {

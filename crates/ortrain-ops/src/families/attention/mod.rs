@@ -2,8 +2,7 @@
 //!
 //! Sources: ONNX Attention-23, 24 and 25 (<https://onnx.ai/onnx/operators/onnx__Attention.html>): 24 adds
 //! `nonpad_kv_seqlen`, 25 the windows; ONNX Runtime's contributed operators, version 1
-//! (<https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md>), see `microsoft.rs` and
-//! `grouped_query.rs`.
+//! (<https://github.com/microsoft/onnxruntime/blob/main/docs/ContribOperators.md>), each in a file of this folder.
 //!
 //! All these operators are compositions:
 //! - the products of queries and keys are scaled, and capped by `softcap`;
@@ -19,10 +18,13 @@
 
 mod checks;
 mod common;
+mod decoding;
 mod grouped_query;
 mod microsoft;
 mod multi_head;
+mod quantized;
 mod scores;
+mod sparse;
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape};
 
@@ -446,6 +448,9 @@ pub(crate) fn definitions() -> Vec<Definition> {
     ];
     definitions.extend(microsoft::definitions());
     definitions.extend(grouped_query::definitions());
+    definitions.extend(decoding::definitions());
+    definitions.extend(quantized::definitions());
+    definitions.extend(sparse::definitions());
     definitions
 }
 

@@ -1,0 +1,85 @@
+//! Integers of a few bits that share bytes, with scales and zero points.
+
+use ortrain_graph::{Attrs, DType, Shape, Tensor, ValueId};
+
+use crate::OpError;
+use crate::infer::Infer;
+use crate::rewrite::Rewrite;
+use crate::support::casts::cast;
+use crate::support::quantization_grid::{Typed, emit};
+
+/// Checks that input `k` has `count` elements, if its shape is known.
+pub(crate) fn check_count(cx: &Infer<'_>, k: usize, count: usize, meaning: &str) -> Result<(), OpError> {
+    let Some(dims) = cx.shape(k).and_then(Shape::concrete) else { return Ok(()) };
+    if dims.iter().product::<usize>() == count {
+        return Ok(());
+    }
+    Err(OpError::invalid(format!(
+        "{meaning}, input {k}, has shape {dims:?}, but {count} elements are needed"
+    )))
+}
+
+/// Returns the shifts that move each integer of a byte to the lowest bits, for integers with the lowest bits first.
+pub(crate) fn low_bits_first(bits: usize) -> Vec<u8> {
+    (0..8 / bits).map(|at| (at * bits) as u8).collect()
+}
+
+/// Splits every byte into the integers that these shifts move to the lowest bits. They lie along a new last axis.
+pub(crate) fn split_bytes(rw: &mut Rewrite<'_>, bytes: ValueId, shifts: &[u8], bits: usize) -> ValueId {
+    if bits == 8 {
+        return bytes;
+    }
+    let axis = rw.ints("axis", &[-1]);
+    let bytes = emit(rw, "Unsqueeze", &[bytes, axis]);
+    let shifts = rw.constant("shifts", Tensor::from_slice(DType::U8, &[shifts.len()], shifts));
+    let moved = rw.add("BitShift", &[bytes, shifts], Attrs::new().with("direction", "RIGHT"));
+    let mask = rw.constant("mask", Tensor::from_slice(DType::U8, &[], &[((1u16 << bits) - 1) as u8]));
+    emit(rw, "BitwiseAnd", &[moved, mask])
+}
+
+/// Splits bytes into integers of `bits` bits, the lowest bits first. The result has type uint8 and the shape `dims`.
+pub(crate) fn unpack(rw: &mut Rewrite<'_>, bytes: ValueId, bits: usize, dims: &[usize]) -> ValueId {
+    let integers = split_bytes(rw, bytes, &low_bits_first(bits), bits);
+    reshape(rw, integers, dims)
+}
+
+pub(crate) fn reshape(rw: &mut Rewrite<'_>, value: ValueId, dims: &[usize]) -> ValueId {
+    let sizes: Vec<i64> = dims.iter().map(|&size| size as i64).collect();
+    let shape = rw.ints("shape", &sizes);
+    emit(rw, "Reshape", &[value, shape])
+}
+
+/// Keeps the first `count` elements along the last axis, which has `size`.
+pub(crate) fn keep_first(rw: &mut Rewrite<'_>, value: ValueId, count: usize, size: usize) -> ValueId {
+    if count == size {
+        return value;
+    }
+    let [start, end, axis] =
+        [("start", 0), ("end", count as i64), ("axis", -1)].map(|(name, at)| rw.ints(name, &[at]));
+    emit(rw, "Slice", &[value, start, end, axis])
+}
+
+/// Adds `(integers - zero_points) * scales`. The integers are of type uint8.
+pub(crate) fn scaled_distance(
+    rw: &mut Rewrite<'_>,
+    (integers, dtype): Typed,
+    zero_points: ValueId,
+    scales: ValueId,
+) -> ValueId {
+    let integers = cast(rw, integers, DType::U8, dtype);
+    let distance = emit(rw, "Sub", &[integers, zero_points]);
+    emit(rw, "Mul", &[distance, scales])
+}
+
+/// Checks that a constant scale is finite. A block of zeros has the scale zero.
+pub(crate) fn check_scale_is_finite(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
+    let Some(scale) = cx.constant(k) else { return Ok(()) };
+    let elements = scale.to_f64();
+    match elements.iter().position(|number| !number.is_finite()) {
+        None => Ok(()),
+        Some(at) => Err(OpError::invalid(format!(
+            "element {at} of the scales, input {k}, is {}; a scale must be finite",
+            elements[at]
+        ))),
+    }
+}
