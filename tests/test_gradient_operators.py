@@ -335,8 +335,8 @@ OTHERS: list[Own] = [
 FUSED = "compared with central differences in tests/test_fused_operators.py"
 NOT_ASKED = {
     **dict.fromkeys(
-        """BiasAdd BiasSplitGelu DecoderMaskedMultiHeadAttention GroupNorm MoE NhwcConv PackedMultiHeadAttention QAttention
-        QMoE RelativePositionBias SkipGroupNorm SparseAttention""".split(),
+        """BiasAdd BiasSplitGelu DecoderMaskedMultiHeadAttention GroupNorm MoE NhwcConv PackedMultiHeadAttention
+        QAttention QMoE RelativePositionBias SkipGroupNorm SparseAttention""".split(),
         FUSED,
     ),
     **dict.fromkeys(
