@@ -81,6 +81,7 @@ __all__ = [
     "save_checkpoint",
     "schedule_kinds",
     "training_models",
+    "with_float_weights",
     "vjp",
     "with_initializers",
 ]
@@ -1001,6 +1002,7 @@ def optimizer_spec(text: str) -> str:
     """Return a description of an optimizer, checked and with all defaults."""
 
 def open_batch(model: Source) -> bytes: ...
+def with_float_weights(model: Source) -> bytes | None: ...
 def replace_head(model: Source, classes: int, output: str | None, seed: int) -> bytes: ...
 def optimizer_model(
     optimizer: str,

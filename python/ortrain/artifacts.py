@@ -247,6 +247,7 @@ def generate_artifacts(
     last: int | None = None,
     master_weights: Literal["float32"] | None = None,
     stop_gradients: Sequence[str] | None = None,
+    quantized: Literal["train", "freeze"] = "train",
 ) -> None:
     """Write ``training_model.onnx``, ``eval_model.onnx``, ``checkpoint`` and, on request, the other files.
 
@@ -301,6 +302,11 @@ def generate_artifacts(
             ``no_grad``, which leave no trace in a file. Each entry is the name of a float that a node computes, also in
             subgraphs, or a pattern (``"*/assigner/*"``). :func:`ortrain.inspect` lists candidates
             (:attr:`~ortrain.Inspection.stop_candidates`).
+        quantized: the integer weights of a model from a quantizer. ``"train"``: float32 weights that the models read
+            through ``QuantizeLinear``, with straight-through gradients. An export has integers again, in the nodes of
+            the quantized model. Integers with the name ``x_quantized`` become the weight ``x``. ``"freeze"``: the
+            integers stay. Scales are trained only if ``requires_grad`` names them. Packed weights of two, four and
+            eight bits (``MatMulNBits``) are always frozen.
 
     Warns:
         TrainingWarning: if a loss does not fit its input: a loss of logits on a softmax or a sigmoid, or the negative
@@ -346,7 +352,11 @@ def generate_artifacts(
             f"master_weights must be 'float32' or None, got {master_weights!r}; weights of float32 and float64 are "
             "trained in their own type"
         )
+    if quantized not in ("train", "freeze"):
+        raise InvalidArgumentError(f"quantized must be 'train' or 'freeze', got {quantized!r}")
     forward_model = model_source(model)
+    if quantized == "train":
+        forward_model = _ortrain.with_float_weights(forward_model) or forward_model
     source: Plain = forward_model
     optimizer_model = None
     chosen = _Choice(with_stops(with_operators(source, operators), stop_gradients), loss, loss_input_names)

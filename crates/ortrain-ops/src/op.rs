@@ -182,6 +182,51 @@ pub type RewriteFn = fn(&mut Rewrite<'_>) -> Result<(), OpError>;
 /// search by trial.
 pub type SampleFn = fn(&Definition) -> Sample;
 
+/// Axis of the scales of a quantized input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Axis {
+    /// The attributes `axis` and `block_size` say so.
+    Attributes,
+    /// The first axis.
+    First,
+    /// The last axis.
+    Last,
+    /// The last axis, or the one before if this attribute transposes the matrix.
+    LastUnless(&'static str),
+}
+
+/// Scale of a quantized input.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scale {
+    /// An input.
+    Input(usize),
+    /// The product of two inputs.
+    Product([usize; 2]),
+    /// A factor of the nodes behind the operator.
+    Following,
+}
+
+/// Input with the integers of a quantized tensor, which may be a weight.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QuantizedInput {
+    /// Index of the integers.
+    pub tensor: usize,
+    /// Scale.
+    pub scale: Scale,
+    /// Index of the zero point, if the operator has one.
+    pub zero_point: Option<usize>,
+    /// Axis along which scales differ.
+    pub axis: Axis,
+}
+
+impl QuantizedInput {
+    /// Creates a quantized input with a scale among the inputs.
+    #[must_use]
+    pub const fn new(tensor: usize, scale: usize, zero_point: Option<usize>, axis: Axis) -> QuantizedInput {
+        QuantizedInput { tensor, scale: Scale::Input(scale), zero_point, axis }
+    }
+}
+
 /// Definition of an operator.
 pub struct Definition {
     /// Domain; empty for `ai.onnx`.
@@ -233,6 +278,10 @@ pub struct Definition {
     pub kept_inputs: &'static [usize],
     /// Inputs to which no gradient flows in models of onnxruntime-training.
     pub inputs_without_gradient: &'static [usize],
+    /// Inputs with the integers of quantized tensors.
+    pub quantized: &'static [QuantizedInput],
+    /// Inputs that are scales of quantized tensors. They are trained only if a user names them.
+    pub scales: &'static [usize],
 }
 
 impl Definition {
@@ -267,6 +316,8 @@ impl Definition {
             traits: Traits::NONE,
             kept_inputs: &[],
             inputs_without_gradient: &[],
+            quantized: &[],
+            scales: &[],
         }
     }
 
@@ -302,6 +353,20 @@ impl Definition {
     #[must_use]
     pub const fn inputs_without_gradient(mut self, inputs: &'static [usize]) -> Definition {
         self.inputs_without_gradient = inputs;
+        self
+    }
+
+    /// Sets the inputs with the integers of quantized tensors.
+    #[must_use]
+    pub const fn quantized(mut self, inputs: &'static [QuantizedInput]) -> Definition {
+        self.quantized = inputs;
+        self
+    }
+
+    /// Sets the inputs that are scales of quantized tensors.
+    #[must_use]
+    pub const fn scales(mut self, inputs: &'static [usize]) -> Definition {
+        self.scales = inputs;
         self
     }
 

@@ -101,6 +101,19 @@ pub(crate) fn open_batch<'py>(py: Python<'py>, model: Source) -> PyResult<Bound<
     Ok(PyBytes::new(py, &encoded?))
 }
 
+/// Returns a quantized model with float weights, as a message. Returns `None` for a model without quantized weights.
+#[pyfunction]
+pub(crate) fn with_float_weights<'py>(
+    py: Python<'py>,
+    model: Source,
+) -> PyResult<Option<Bound<'py, PyBytes>>> {
+    let encoded = detached(py, || {
+        let model = ortrain::artifacts::with_float_weights(model.0)?;
+        Ok(model.map(|model| ortrain::encode_model(&model)).transpose()?)
+    });
+    Ok(encoded?.map(|bytes| PyBytes::new(py, &bytes)))
+}
+
 /// Returns an optimizer model as a message, and the last number in a generated name.
 #[pyfunction]
 #[pyo3(signature = (optimizer, *, betas, epsilon, weight_decay, bias_correction, formula, opset, last))]

@@ -38,7 +38,7 @@ mod _ortrain {
     #[pymodule_export]
     use crate::artifacts::{
         checkpoint_initializers, generate_artifacts, loss_fragment, open_batch, optimizer_model,
-        replace_head, save_checkpoint, training_models,
+        replace_head, save_checkpoint, training_models, with_float_weights,
     };
     #[pymodule_export]
     use crate::classic::ClassicSession;

@@ -488,5 +488,8 @@ fn sample_quantized(_: &Definition) -> Sample {
 
 pub(crate) fn definitions() -> Vec<Definition> {
     let new = |name: &'static str| Definition::new(MICROSOFT, name, &[1], build).composition(decompose);
-    vec![new("MoE").weights(&[2, 3, 4, 5, 6, 7]).sample(sample), new("QMoE").sample(sample_quantized)]
+    vec![
+        new("MoE").weights(&[2, 3, 4, 5, 6, 7]).sample(sample),
+        new("QMoE").weights(&[4, 7, 10]).scales(&[3, 6, 9]).sample(sample_quantized),
+    ]
 }

@@ -9,6 +9,9 @@ use crate::rewrite::Rewrite;
 use crate::support::casts::cast;
 use crate::support::onnx_decomposition::NodeSink;
 
+/// Operator that rounds floats to a grid.
+pub(crate) const QUANTIZE_LINEAR: &str = "QuantizeLinear";
+
 /// Default of the attribute `axis`.
 const DEFAULT_AXIS: i64 = 1;
 
@@ -19,6 +22,8 @@ pub(crate) fn integer_range(dtype: DType) -> Option<(f64, f64)> {
         DType::I8 => Some((-128.0, 127.0)),
         DType::U16 => Some((0.0, 65535.0)),
         DType::I16 => Some((-32768.0, 32767.0)),
+        // Biases of quantized models. The largest float32 below 2^31.
+        DType::I32 => Some((-2_147_483_648.0, 2_147_483_520.0)),
         _ => None,
     }
 }
@@ -84,6 +89,24 @@ impl Layout {
             )));
         }
         Ok(Some(Layout::Blocks { axis, block }))
+    }
+
+    /// Returns the index of the scale of each element of a tensor with these sizes.
+    pub(crate) fn scale_indices(self, dims: &[usize]) -> Vec<usize> {
+        let count: usize = dims.iter().product();
+        let behind = |axis: usize| dims[axis + 1..].iter().product::<usize>().max(1);
+        match self {
+            Layout::PerTensor => vec![0; count],
+            Layout::PerAxis(axis) => (0..count).map(|at| at / behind(axis) % dims[axis]).collect(),
+            Layout::Blocks { axis, block } => {
+                let (inner, blocks) = (behind(axis), dims[axis].div_ceil(block));
+                let index = |at: usize| {
+                    let (outer, along) = (at / inner / dims[axis], at / inner % dims[axis]);
+                    (outer * blocks + along / block) * inner + at % inner
+                };
+                (0..count).map(index).collect()
+            }
+        }
     }
 
     /// Broadcasts scales or zero points to a tensor of the quantized shape.
@@ -298,7 +321,7 @@ pub(crate) fn quantize(
     let attrs = Attrs::new();
     let attrs =
         if zero_point.is_some() { attrs } else { attrs.with("output_dtype", i64::from(dtype.to_onnx())) };
-    rw.emit("QuantizeLinear", &[Some(x), Some(scale), zero_point], attrs)
+    rw.emit(QUANTIZE_LINEAR, &[Some(x), Some(scale), zero_point], attrs)
 }
 
 /// Adds `QuantizeLinear` for numbers in units of the grid.
@@ -354,7 +377,7 @@ pub(crate) fn without_zero_point(
     to_dtype: DType,
 ) -> ValueId {
     let Some(zero_point) = zero_point else { return cast(to, x, dtype, to_dtype) };
-    if integer_range(dtype).is_none() && !dtype.is_float() {
+    if dtype == DType::I32 {
         // 32-bit integers are not exact in float32.
         let difference = emit(to, "Sub", &[x, zero_point]);
         return cast(to, difference, dtype, to_dtype);

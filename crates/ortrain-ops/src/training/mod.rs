@@ -23,6 +23,7 @@ mod master_weights;
 mod modes;
 mod one_graph;
 mod parameters;
+mod quantized_weights;
 mod scores;
 mod shared_initializers;
 mod stop_gradients;
@@ -49,6 +50,7 @@ pub use one_graph::{
     find_node_optimizer, has_shared_counter,
 };
 pub use parameters::{Confidence, ConstantUses, Judgement, ParameterRole, about_guesses};
+pub use quantized_weights::{add_float_weights, has_quantized_inputs, remove_float_weights};
 pub use scores::{check_scores, class_axis_of_tokens, label_error, loss_problems, probabilities_note};
 pub use shared_initializers::separate_initializers;
 pub use stop_gradients::{StopCandidate, stop_candidates, stop_gradients, stopped_values};

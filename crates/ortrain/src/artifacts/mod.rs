@@ -13,6 +13,7 @@ pub(crate) mod head;
 mod losses;
 pub(crate) mod options;
 pub mod parts;
+mod quantized;
 pub(crate) mod training_model;
 
 use std::sync::Arc;
@@ -62,6 +63,7 @@ pub use crate::artifacts::files::Artifacts;
 pub use crate::artifacts::head::replace_head;
 #[doc(inline)]
 pub use crate::artifacts::options::{ArtifactOptions, OptimizerChoice};
+pub use crate::artifacts::quantized::with_float_weights;
 
 /// A loss. A loss with settings, or one of several, is a [`LossTerm`].
 ///

@@ -3,7 +3,7 @@
 use indexmap::IndexSet;
 use ortrain_graph::{Graph, tensor_to_proto};
 use ortrain_onnx::{GraphProto, LoadedModel, ValueInfoProto};
-use ortrain_ops::training::remove_master_weights;
+use ortrain_ops::training::{remove_float_weights, remove_master_weights};
 use rustc_hash::FxHashSet;
 
 use crate::model::class_axis;
@@ -53,6 +53,7 @@ pub(crate) fn inference_model(
     // An input that was requested as an output passes through.
     graph.input.retain(|info| state.entry(&info.name).is_none() && needed.contains(&info.name));
     remove_master_weights(graph).map_err(|source| Error::graph("the evaluation model", source))?;
+    remove_float_weights(graph).map_err(|source| Error::graph("the evaluation model", source))?;
     let available: FxHashSet<&str> =
         graph.node.iter().flat_map(|node| node.output.iter().map(String::as_str)).collect();
     graph.value_info.retain(|info| available.contains(info.name.as_str()));

@@ -9,7 +9,7 @@ use super::common::{CommonAttrs, MICROSOFT, check_mask_shape, total_length};
 use super::microsoft::attend_projection;
 use crate::OpError;
 use crate::infer::Infer;
-use crate::op::{Definition, Op};
+use crate::op::{Axis, Definition, Op, QuantizedInput};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
 use crate::support::quantization_grid::{check_scale, check_single, is_byte, typed_input};
@@ -123,14 +123,23 @@ fn build(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
 }
 
 pub(super) fn definitions() -> Vec<Definition> {
-    vec![Definition::new(MICROSOFT, "QAttention", &[1], build).composition(decompose).sample(|_| {
-        let inputs: [(DType, &[usize]); 5] = [
-            (DType::U8, &[1, 2, 2]),
-            (DType::U8, &[2, 6]),
-            (DType::F32, &[6]),
-            (DType::F32, &[]),
-            (DType::F32, &[]),
-        ];
-        Sample::with_inputs(Attrs::new().with("num_heads", 1i64), &inputs)
-    })]
+    vec![
+        Definition::new(MICROSOFT, "QAttention", &[1], build)
+            .composition(decompose)
+            .weights(&[BIAS])
+            .scales(&[INPUT_SCALE, WEIGHT_SCALE])
+            .quantized(
+                const { &[QuantizedInput::new(WEIGHTS, WEIGHT_SCALE, Some(WEIGHT_ZERO_POINT), Axis::Last)] },
+            )
+            .sample(|_| {
+                let inputs: [(DType, &[usize]); 5] = [
+                    (DType::U8, &[1, 2, 2]),
+                    (DType::U8, &[2, 6]),
+                    (DType::F32, &[6]),
+                    (DType::F32, &[]),
+                    (DType::F32, &[]),
+                ];
+                Sample::with_inputs(Attrs::new().with("num_heads", 1i64), &inputs)
+            }),
+    ]
 }

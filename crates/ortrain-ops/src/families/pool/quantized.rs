@@ -122,7 +122,10 @@ fn sample(_: &Definition) -> Sample {
 pub(super) fn definitions() -> [Definition; 2] {
     let new = |name: &'static str, build| Definition::new("com.microsoft", name, &[1], build);
     [
-        new("QLinearAveragePool", build).composition(|rw| decompose(rw, "AveragePool")).sample(sample),
+        new("QLinearAveragePool", build)
+            .composition(|rw| decompose(rw, "AveragePool"))
+            .scales(&[1, 3])
+            .sample(sample),
         new("QLinearGlobalAveragePool", build_global)
             .composition(|rw| decompose(rw, "GlobalAveragePool"))
             .sample(sample),

@@ -529,8 +529,15 @@ fn sample_gather(_: &Definition) -> Sample {
 pub(super) fn definitions() -> Vec<Definition> {
     let new = |name: &'static str, build| Definition::new(MICROSOFT, name, &[1], build);
     vec![
-        new("MatMulNBits", build_n_bits).composition(decompose_n_bits).sample(sample_n_bits),
-        new("MatMulBnb4", build_bnb4).composition(decompose_bnb4).sample(sample_bnb4),
-        new("GatherBlockQuantized", build_gather).composition(decompose_gather).sample(sample_gather),
+        new("MatMulNBits", build_n_bits)
+            .composition(decompose_n_bits)
+            .scales(&[SCALES, ZERO_POINTS])
+            .weights(&[BIAS])
+            .sample(sample_n_bits),
+        new("MatMulBnb4", build_bnb4).composition(decompose_bnb4).scales(&[2]).sample(sample_bnb4),
+        new("GatherBlockQuantized", build_gather)
+            .composition(decompose_gather)
+            .scales(&[SCALES])
+            .sample(sample_gather),
     ]
 }

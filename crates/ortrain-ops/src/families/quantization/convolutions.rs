@@ -14,7 +14,7 @@ use crate::broadcast::ShapedNodeSink;
 use crate::class::Traits;
 use crate::grad::Grad;
 use crate::infer::Infer;
-use crate::op::{Definition, Op};
+use crate::op::{Axis, Definition, Op, QuantizedInput, Scale};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
 use crate::support::casts::cast;
@@ -212,6 +212,19 @@ fn build_linear(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(QLinearConv(Conv::read(node)?)))
 }
 
+/// Filter of an integer convolution; the nodes behind multiply by its scale.
+const INTEGER_FILTER: &[QuantizedInput] =
+    &[QuantizedInput { tensor: 1, scale: Scale::Following, zero_point: Some(3), axis: Axis::First }];
+const LINEAR_FILTER: &[QuantizedInput] = &[
+    QuantizedInput::new(W, W_SCALE, Some(W_ZERO_POINT), Axis::First),
+    QuantizedInput {
+        tensor: BIAS,
+        scale: Scale::Product([X_SCALE, W_SCALE]),
+        zero_point: None,
+        axis: Axis::First,
+    },
+];
+
 const IMAGE: &[usize] = &[1, 1, 1];
 
 fn sample_of_integers(_: &Definition) -> Sample {
@@ -229,9 +242,12 @@ pub(super) fn definitions() -> Vec<Definition> {
         Definition::new("", "ConvInteger", &[10], build_integer)
             .runs_as(decompose_integer)
             .traits(Traits::PASSES_QUANTIZED)
-            .sample(sample_of_integers),
+            .sample(sample_of_integers)
+            .quantized(INTEGER_FILTER),
         Definition::new("", "QLinearConv", &[10], build_linear)
             .composition(decompose_linear)
+            .scales(&[X_SCALE, W_SCALE, Y_SCALE])
+            .quantized(LINEAR_FILTER)
             .sample(sample_of_linear),
     ]
 }

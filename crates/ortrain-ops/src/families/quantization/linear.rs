@@ -19,7 +19,7 @@ use crate::broadcast::ShapedNodeSink;
 use crate::class::{Class, Traits};
 use crate::grad::Grad;
 use crate::infer::Infer;
-use crate::op::{Definition, Op};
+use crate::op::{Axis, Definition, Op, QuantizedInput};
 use crate::rewrite::Rewrite;
 use crate::support::casts::{arithmetic_dtype, cast};
 use crate::support::quantization_grid::{
@@ -233,7 +233,7 @@ struct Factors {
 impl Op for DequantizeLinear {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(2, 3, 1)?;
-        let is_quantized = |dtype: DType| integer_range(dtype).is_some() || dtype == DType::I32;
+        let is_quantized = |dtype: DType| integer_range(dtype).is_some();
         let dtype = cx.expect_dtype(X, "an integer of 8, 16 or 32 bits", is_quantized)?;
         let scale = cx.expect_dtype(SCALE, "a float type", DType::is_float)?;
         let output = self.output.unwrap_or(scale);
@@ -356,10 +356,14 @@ pub(super) fn definitions() -> Vec<Definition> {
             Definition::new(domain, "QuantizeLinear", since, build_quantize)
                 .runs_as(decompose_quantize)
                 .class(Class::Quantization)
-                .traits(Traits::PASSES_QUANTIZED),
+                .traits(Traits::PASSES_QUANTIZED)
+                .weights(&[X])
+                .scales(&[SCALE]),
             Definition::new(domain, "DequantizeLinear", since, build_dequantize)
                 .runs_as(decompose_dequantize)
-                .class(Class::Dequantization),
+                .class(Class::Dequantization)
+                .scales(&[SCALE])
+                .quantized(const { &[QuantizedInput::new(X, SCALE, Some(ZERO_POINT), Axis::Attributes)] }),
         ]
     };
     let dynamic =

@@ -256,20 +256,34 @@ fn sample_concat(_: &Definition) -> Sample {
     Sample::with_inputs(Attrs::new().with("axis", 0i64), &inputs)
 }
 
+const OF_BINARY: &[usize] = &[1, 4, 6];
+
 pub(super) fn definitions() -> Vec<Definition> {
     let new = |name: &'static str, build| Definition::new(MICROSOFT, name, &[1], build);
     vec![
         new("QLinearAdd", |_, _| Ok(Box::new(Binary)))
             .composition(|rw| decompose_binary(rw, "Add"))
+            .scales(OF_BINARY)
             .sample(sample_binary),
         new("QLinearMul", |_, _| Ok(Box::new(Binary)))
             .composition(|rw| decompose_binary(rw, "Mul"))
+            .scales(OF_BINARY)
             .sample(sample_binary),
-        new("QLinearSigmoid", |_, _| Ok(Box::new(Unary))).composition(decompose_sigmoid).sample(sample_unary),
+        new("QLinearSigmoid", |_, _| Ok(Box::new(Unary)))
+            .composition(decompose_sigmoid)
+            .scales(&[1, 3])
+            .sample(sample_unary),
         new("QLinearLeakyRelu", |_, _| Ok(Box::new(Unary)))
             .composition(decompose_leaky_relu)
+            .scales(&[1, 3])
             .sample(sample_unary),
-        new("QLinearSoftmax", build_softmax).composition(decompose_softmax).sample(sample_unary),
-        new("QLinearConcat", build_concat).composition(decompose_concat).sample(sample_concat),
+        new("QLinearSoftmax", build_softmax)
+            .composition(decompose_softmax)
+            .scales(&[1, 3])
+            .sample(sample_unary),
+        new("QLinearConcat", build_concat)
+            .composition(decompose_concat)
+            .scales(&[0, 3, 6, 9, 12, 15, 18, 21, 24, 27, 30])
+            .sample(sample_concat),
     ]
 }

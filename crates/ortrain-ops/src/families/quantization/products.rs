@@ -17,7 +17,7 @@ use crate::broadcast::ShapedNodeSink;
 use crate::class::{Class, Traits};
 use crate::grad::Grad;
 use crate::infer::{Infer, broadcast};
-use crate::op::{Definition, Op};
+use crate::op::{Axis, Definition, Op, QuantizedInput, Scale};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
 use crate::support::casts::{arithmetic_dtype, cast};
@@ -446,6 +446,18 @@ fn build_gemm(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
     Ok(Box::new(QGemm::read(node)?))
 }
 
+/// Weights of an integer product; the nodes behind multiply by their scale.
+const INTEGER_WEIGHTS: &[QuantizedInput] =
+    &[QuantizedInput { tensor: 1, scale: Scale::Following, zero_point: Some(3), axis: Axis::Last }];
+const LINEAR_WEIGHTS: &[QuantizedInput] =
+    &[QuantizedInput::new(3, 4, Some(5), Axis::Last), QuantizedInput::new(0, 1, Some(2), Axis::Last)];
+const TO_FLOAT_WEIGHTS: &[QuantizedInput] = &[QuantizedInput::new(1, 3, Some(5), Axis::Last)];
+const DYNAMIC_WEIGHTS: &[QuantizedInput] = &[QuantizedInput::new(1, 2, Some(3), Axis::Last)];
+const GEMM_WEIGHTS: &[QuantizedInput] = &[
+    QuantizedInput::new(3, 4, Some(5), Axis::LastUnless("transB")),
+    QuantizedInput { tensor: 6, scale: Scale::Product([1, 4]), zero_point: None, axis: Axis::Last },
+];
+
 const MATRIX: &[usize] = &[2, 2];
 const NUMBER: &[usize] = &[];
 
@@ -476,18 +488,29 @@ pub(super) fn definitions() -> Vec<Definition> {
             .runs_as(decompose_integers)
             .class(Class::MatrixProduct)
             .traits(Traits::PASSES_QUANTIZED)
-            .sample(sample_of_integers),
+            .sample(sample_of_integers)
+            .quantized(INTEGER_WEIGHTS),
         Definition::new("", "QLinearMatMul", &[10, 21], |_, _| Ok(Box::new(QLinearMatMul)))
             .composition(decompose_linear)
+            .scales(&[1, 4, 6])
+            .quantized(LINEAR_WEIGHTS)
             .sample(sample_of_linear),
         Definition::new(MICROSOFT, "MatMulIntegerToFloat", &[1], |_, _| Ok(Box::new(MatMulIntegerToFloat)))
             .composition(decompose_to_float)
+            .scales(&[2, 3])
+            .weights(&[6])
+            .quantized(TO_FLOAT_WEIGHTS)
             .sample(sample_to_float),
         Definition::new(MICROSOFT, "DynamicQuantizeMatMul", &[1], |_, _| Ok(Box::new(DynamicQuantizeMatMul)))
             .composition(decompose_dynamic)
+            .scales(&[2])
+            .weights(&[4])
+            .quantized(DYNAMIC_WEIGHTS)
             .sample(sample_dynamic),
         Definition::new(MICROSOFT, "QGemm", &[1], build_gemm)
             .composition(decompose_gemm)
+            .scales(&[1, 4, 7])
+            .quantized(GEMM_WEIGHTS)
             .sample(sample_of_linear),
     ]
 }

@@ -100,6 +100,12 @@ impl<'g> ConstantUses<'g> {
             return (ParameterRole::Statistic, Confidence::Certain, reason);
         }
         let constant = |confidence, reason| (ParameterRole::Constant, confidence, reason);
+        if let Some(used) = of(|definition| definition.scales) {
+            return constant(
+                Confidence::Certain,
+                format!("it is a scale of quantized numbers in {}", used.label),
+            );
+        }
         if uses.is_empty() {
             return constant(Confidence::Certain, "nothing uses it".into());
         }
