@@ -10,10 +10,10 @@ fuzz_target!(|data: &[u8]| {
     let external = model.external().clone();
     let visited = visit_tensors_mut(&mut model.proto, |tensor, _| {
         if let Ok(payload) = ortrain_onnx::tensor_payload(tensor, &external) {
-            let size = ortrain_onnx::element_type(tensor).ok().and_then(ortrain_onnx::element_size);
+            let bits = ortrain_onnx::element_type(tensor).ok().and_then(ortrain_onnx::element_bits);
             let dims = ortrain_onnx::tensor_dims(tensor).expect("checked with the payload");
             let elements: usize = if dims.contains(&0) { 0 } else { dims.iter().product() };
-            assert_eq!(Some(payload.len()), size.map(|size| size * elements));
+            assert_eq!(Some(payload.len()), bits.map(|bits| (bits * elements).div_ceil(8)));
         }
         Ok::<(), ()>(())
     });

@@ -81,8 +81,8 @@ __all__ = [
     "save_checkpoint",
     "schedule_kinds",
     "training_models",
-    "with_float_weights",
     "vjp",
+    "with_float_weights",
     "with_initializers",
 ]
 

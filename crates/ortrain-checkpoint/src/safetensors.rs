@@ -72,10 +72,11 @@ pub fn save_safetensors(tensors: &[NamedTensor], path: impl AsRef<Path>) -> Resu
     Ok(file.persist()?)
 }
 
+/// Returns the type in the format. Codes of types without arithmetic are bytes.
 fn to_safetensors(dtype: DType) -> Dtype {
     match dtype {
         DType::F32 => Dtype::F32,
-        DType::U8 => Dtype::U8,
+        DType::U8 | DType::Small(_) => Dtype::U8,
         DType::I8 => Dtype::I8,
         DType::U16 => Dtype::U16,
         DType::I16 => Dtype::I16,

@@ -31,7 +31,7 @@ impl Type {
             DType::F64 => Type::F64,
             DType::I8 | DType::I16 | DType::I32 => Type::I32,
             DType::I64 => Type::I64,
-            DType::U8 | DType::U16 | DType::U32 => Type::U32,
+            DType::U8 | DType::U16 | DType::U32 | DType::Small(_) => Type::U32,
             DType::U64 => Type::U64,
             DType::Bool => Type::Bool,
         }

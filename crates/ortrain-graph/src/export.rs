@@ -113,7 +113,7 @@ pub fn tensor_to_proto(name: &str, tensor: &Tensor) -> TensorProto {
         name: name.to_owned(),
         dims: tensor.dims().iter().map(|&dim| dim as i64).collect(),
         data_type: tensor.dtype().to_onnx(),
-        raw_data: tensor.data().clone(),
+        raw_data: tensor.packed_data(),
         ..TensorProto::default()
     }
 }

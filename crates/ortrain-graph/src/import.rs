@@ -54,7 +54,7 @@ impl Graph {
         })?;
         let dims = tensor_dims(proto)?;
         let data = model.tensor_payload(proto)?;
-        Tensor::new(dtype, dims, data)
+        Tensor::from_packed(dtype, dims, data)
             .map_err(|source| GraphError::Tensor { name: proto.name.clone(), source })
     }
 }

@@ -18,7 +18,7 @@ pub use export::tensor_to_proto;
 pub use graph::{Attr, AttrError, AttrMap, Attrs, Graph, Node, Patch, Ports};
 pub use import::declared_value_type;
 pub use onnx_text::onnx_text;
-pub use ortrain_expr::DType;
+pub use ortrain_expr::{DType, SmallType};
 pub use shape::{Dim, Shape};
 pub use tensor::{Tensor, TensorError, aligned_copy, byte_length};
 pub use value::{Value, ValueId, ValueType};

@@ -58,6 +58,7 @@ fn element_name(code: i32) -> &'static str {
     match DType::from_onnx(code) {
         Some(DType::F32) => "float",
         Some(DType::F64) => "double",
+        Some(DType::Small(small)) => small.onnx_name(),
         Some(dtype) => dtype.name(),
         None => DType::unsupported_name(code).unwrap_or("undefined"),
     }

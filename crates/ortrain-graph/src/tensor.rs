@@ -4,6 +4,7 @@ use std::fmt;
 
 use bytemuck::Pod;
 use bytes::Bytes;
+use ortrain_expr::PowerRounding;
 
 use crate::DType;
 
@@ -93,6 +94,7 @@ fn rounded(dtype: DType, value: f64) -> Vec<u8> {
         DType::U32 => (value as u32).to_le_bytes().to_vec(),
         DType::U64 => (value as u64).to_le_bytes().to_vec(),
         DType::Bool => vec![u8::from(value != 0.0)],
+        DType::Small(small) => vec![small.encode(value as f32, true, PowerRounding::default())],
     }
 }
 
@@ -225,6 +227,47 @@ impl Tensor {
         Tensor { dtype: self.dtype, dims: self.dims.clone(), data: aligned_copy(&self.data, alignment) }
     }
 
+    /// Returns the tensor as programs store it: bytes for a type without arithmetic ([`DType::stored`]).
+    #[must_use]
+    pub fn stored(&self) -> Tensor {
+        Tensor { dtype: self.dtype.stored(), ..self.clone() }
+    }
+
+    /// Returns the elements as files store them: several elements of less than eight bits share a byte, the lowest bits
+    /// first.
+    #[must_use]
+    pub fn packed_data(&self) -> Bytes {
+        let DType::Small(small) = self.dtype else { return self.data.clone() };
+        let bits = small.bits();
+        if bits == 8 {
+            return self.data.clone();
+        }
+        let byte = |codes: &[u8]| {
+            let mask = ((1u16 << bits) - 1) as u8;
+            codes.iter().enumerate().fold(0, |byte, (at, &code)| byte | (code & mask) << (at * bits))
+        };
+        self.data.chunks(8 / bits).map(byte).collect::<Vec<u8>>().into()
+    }
+
+    /// Creates a tensor from elements as files store them ([`Tensor::packed_data`]).
+    ///
+    /// # Errors
+    /// Fails if the length of `data` does not match `dtype` and `dims`.
+    pub fn from_packed(dtype: DType, dims: Vec<usize>, data: Bytes) -> Result<Tensor, TensorError> {
+        let bits = match dtype {
+            DType::Small(small) if small.bits() < 8 => small.bits(),
+            _ => return Tensor::new(dtype, dims, data),
+        };
+        let count = byte_length(dtype, &dims)?;
+        let expected = count.div_ceil(8 / bits);
+        if data.len() != expected {
+            return Err(TensorError::WrongLength { dims, dtype, expected, found: data.len() });
+        }
+        let mask = ((1u16 << bits) - 1) as u8;
+        let code = |at: usize| data[at * bits / 8] >> (at * bits % 8) & mask;
+        Tensor::new(dtype, dims, (0..count).map(code).collect::<Vec<u8>>().into())
+    }
+
     /// Returns the same elements with another shape.
     ///
     /// # Errors
@@ -259,6 +302,7 @@ impl Tensor {
             DType::U16 => self.to_vec::<u16>().into_iter().map(f64::from).collect(),
             DType::U32 => self.to_vec::<u32>().into_iter().map(f64::from).collect(),
             DType::U64 => self.to_vec::<u64>().into_iter().map(|v| v as f64).collect(),
+            DType::Small(small) => self.data.iter().map(|&code| f64::from(small.decode(code))).collect(),
         }
     }
 
@@ -275,7 +319,10 @@ impl Tensor {
             DType::U16 => self.to_vec::<u16>().into_iter().map(i64::from).collect(),
             DType::U32 => self.to_vec::<u32>().into_iter().map(i64::from).collect(),
             DType::U64 => self.to_vec::<u64>().into_iter().map(|v| v as i64).collect(),
-            DType::F16 | DType::BF16 | DType::F32 | DType::F64 => return None,
+            DType::Small(small) if small.integer_range().is_some() => {
+                self.data.iter().map(|&code| small.decode(code) as i64).collect()
+            }
+            DType::F16 | DType::BF16 | DType::F32 | DType::F64 | DType::Small(_) => return None,
         })
     }
 }

@@ -49,7 +49,7 @@ pub mod proto {
 pub use error::OnnxError;
 pub use external::{ExternalData, Storage};
 pub use load::{LoadedModel, decode_function, decode_model};
-pub use payload::{element_size, element_type, tensor_dims, tensor_payload};
+pub use payload::{element_bits, element_type, tensor_dims, tensor_payload};
 pub use proto::attribute_proto::AttributeType;
 pub use proto::tensor_proto::DataType;
 pub use proto::{

@@ -15,30 +15,39 @@ pub fn tensor_dims(tensor: &TensorProto) -> Result<Vec<usize>, OnnxError> {
     checked_dims(&tensor.dims, || label(tensor))
 }
 
-/// Returns the element type of a stored tensor, if [`tensor_payload`] supports it: `Float`, `Double`, `Float16`,
-/// `Bfloat16`, `Bool`, `Int8` to `Int64` and `Uint8` to `Uint64`.
+/// Returns the element type of a stored tensor, if [`tensor_payload`] supports it: every type but text and complex
+/// numbers.
 ///
 /// # Errors
 ///
-/// Fails for other types (text, complex, 8-bit floats, packed 4-bit and smaller types), and names the type.
+/// Fails for other types, and names the type.
 pub fn element_type(tensor: &TensorProto) -> Result<DataType, OnnxError> {
     let refuse = |name: String| OnnxError::ElementType { tensor: label(tensor), element_type: name };
     let Ok(data_type) = DataType::try_from(tensor.data_type) else {
         return Err(refuse(format!("number {} (unknown to this version)", tensor.data_type)));
     };
-    match element_size(data_type) {
+    match element_bits(data_type) {
         Some(_) => Ok(data_type),
         None => Err(refuse(data_type.as_str_name().to_owned())),
     }
 }
 
-/// Returns the bytes per element of a type that [`tensor_payload`] supports, `None` for all others.
-pub fn element_size(data_type: DataType) -> Option<usize> {
+/// Returns the bits per stored element of a type that [`tensor_payload`] supports, `None` for all others.
+pub fn element_bits(data_type: DataType) -> Option<usize> {
     match data_type {
-        DataType::Bool | DataType::Int8 | DataType::Uint8 => Some(1),
-        DataType::Float16 | DataType::Bfloat16 | DataType::Int16 | DataType::Uint16 => Some(2),
-        DataType::Float | DataType::Int32 | DataType::Uint32 => Some(4),
-        DataType::Double | DataType::Int64 | DataType::Uint64 => Some(8),
+        DataType::Uint2 | DataType::Int2 => Some(2),
+        DataType::Uint4 | DataType::Int4 | DataType::Float4e2m1 => Some(4),
+        DataType::Bool
+        | DataType::Int8
+        | DataType::Uint8
+        | DataType::Float8e4m3fn
+        | DataType::Float8e4m3fnuz
+        | DataType::Float8e5m2
+        | DataType::Float8e5m2fnuz
+        | DataType::Float8e8m0 => Some(8),
+        DataType::Float16 | DataType::Bfloat16 | DataType::Int16 | DataType::Uint16 => Some(16),
+        DataType::Float | DataType::Int32 | DataType::Uint32 => Some(32),
+        DataType::Double | DataType::Int64 | DataType::Uint64 => Some(64),
         _ => None,
     }
 }
@@ -47,15 +56,16 @@ pub fn element_size(data_type: DataType) -> Option<usize> {
 ///
 /// The number of bytes matches [`tensor_dims`] and [`element_type`]. Data in `raw_data` is returned as a range of the
 /// file's buffer, without a copy and therefore **without any alignment**. Data in typed fields is converted. External
-/// data is read by this call. A boolean is a byte. In typed fields, every nonzero value becomes 1.
+/// data is read by this call. A boolean is a byte. In typed fields, every nonzero value becomes 1. Several elements of
+/// less than eight bits share a byte, the lowest bits first.
 ///
 /// # Errors
 ///
 /// Fails if dimensions, type, size or location of the data are wrong. The error names the tensor and the reason.
 pub fn tensor_payload(tensor: &TensorProto, external: &ExternalData) -> Result<Bytes, OnnxError> {
     let data_type = element_type(tensor)?;
-    let size = element_size(data_type).unwrap_or(1);
-    let (elements, bytes) = counts(tensor, size * 8)?;
+    let bits = element_bits(data_type).unwrap_or(8);
+    let (elements, bytes) = counts(tensor, bits)?;
     check_data_location(tensor)?;
     if is_external(tensor) {
         return external.read(tensor, bytes);
@@ -83,7 +93,8 @@ pub fn tensor_payload(tensor: &TensorProto, external: &ExternalData) -> Result<B
             }
             Ok(tensor.raw_data.clone())
         }
-        [field] => typed(tensor, data_type, field, elements),
+        // A number of a typed field holds a byte of packed elements.
+        [field] => typed(tensor, data_type, field, if bits < 8 { bytes } else { elements }),
         [first, second, ..] => Err(OnnxError::DataTwice { tensor: label(tensor), first, second }),
     }
 }
@@ -212,7 +223,7 @@ fn typed(
         }
         DataType::Int32 => tensor.int32_data.iter().flat_map(|value| value.to_le_bytes()).collect(),
         DataType::Bool => tensor.int32_data.iter().map(|&value| u8::from(value != 0)).collect(),
-        DataType::Int8 | DataType::Uint8 => {
+        _ if element_bits(data_type).is_some_and(|bits| bits <= 8) => {
             small(i8::MIN.into(), u8::MAX.into())?;
             tensor.int32_data.iter().map(|&value| value as u8).collect()
         }
@@ -235,16 +246,7 @@ pub(crate) fn stored_size(tensor: &TensorProto) -> Result<usize, OnnxError> {
     let bits = match DataType::try_from(tensor.data_type) {
         Ok(DataType::Complex64) => 64,
         Ok(DataType::Complex128) => 128,
-        Ok(
-            DataType::Float8e4m3fn
-            | DataType::Float8e4m3fnuz
-            | DataType::Float8e5m2
-            | DataType::Float8e5m2fnuz
-            | DataType::Float8e8m0,
-        ) => 8,
-        Ok(DataType::Uint4 | DataType::Int4 | DataType::Float4e2m1) => 4,
-        Ok(DataType::Uint2 | DataType::Int2) => 2,
-        _ => element_size(element_type(tensor)?).unwrap_or(1) * 8,
+        _ => element_bits(element_type(tensor)?).unwrap_or(8),
     };
     Ok(counts(tensor, bits)?.1)
 }

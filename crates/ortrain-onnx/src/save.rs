@@ -11,7 +11,7 @@ use bytes::Bytes;
 use ortrain_files::{Staged, flush_folder, lock_folder, resolved, sibling_path, sweep, sweep_waiting};
 use prost::Message as _;
 
-use crate::payload::{element_size, is_external, stored_bytes, stored_size, tensor_payload};
+use crate::payload::{element_bits, is_external, stored_bytes, stored_size, tensor_payload};
 use crate::proto::tensor_proto::{DataLocation, DataType};
 use crate::tensors::{TensorRole, visit_tensors_mut};
 use crate::{ExternalData, LoadedModel, ModelProto, OnnxError, StringStringEntryProto, TensorProto};
@@ -421,7 +421,7 @@ impl<'a> Side<'a> {
 
 /// Returns the data of an initializer that moves to the data file, or `None` if it stays in the message.
 fn movable(tensor: &TensorProto, external: &ExternalData, from: usize) -> Result<Option<Bytes>, OnnxError> {
-    let is_fixed_size = DataType::try_from(tensor.data_type).ok().and_then(element_size).is_some();
+    let is_fixed_size = DataType::try_from(tensor.data_type).ok().and_then(element_bits).is_some();
     let payload = if is_fixed_size {
         tensor_payload(tensor, external)?
     } else if is_external(tensor) {

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use crate::error::{label, label_of};
-use crate::payload::{checked_dims, element_size, element_type, tensor_payload, too_many};
+use crate::payload::{checked_dims, element_bits, element_type, tensor_payload, too_many};
 use crate::proto::tensor_proto::DataType;
 use crate::{ExternalData, OnnxError, SparseTensorProto, TensorProto};
 
@@ -26,7 +26,12 @@ pub fn densify(
     let values = tensor.values.as_ref().ok_or_else(|| sparse_error("it has no values".into()))?;
     let dims = checked_dims(&tensor.dims, || label(values))?;
     let data_type = element_type(values)?;
-    let size = element_size(data_type).unwrap_or(1);
+    let bits = element_bits(data_type).unwrap_or(8);
+    if bits < 8 {
+        let reason = format!("its elements have {bits} bits; only elements of whole bytes are supported");
+        return Err(sparse_error(reason));
+    }
+    let size = bits / 8;
     let elements = if dims.contains(&0) { 0 } else { dims.iter().product::<usize>() };
     let needed = elements.checked_mul(size).ok_or_else(|| too_many(&tensor.dims, label(values)))?;
     if needed > limit {

@@ -7,7 +7,7 @@ mod common;
 use common::{assert_error, raw, tensor};
 use ortrain_onnx::proto::tensor_proto::Segment;
 use ortrain_onnx::{
-    DataType, ExternalData, OnnxError, SparseTensorProto, TensorProto, densify, element_size, element_type,
+    DataType, ExternalData, OnnxError, SparseTensorProto, TensorProto, densify, element_bits, element_type,
     tensor_dims, tensor_payload,
 };
 
@@ -52,8 +52,22 @@ fn raw_data_is_not_converted() {
     assert_eq!(payload(&t).unwrap(), [1, 2, 3, 4].as_slice());
     assert_eq!(element_type(&t).unwrap(), DataType::Int16);
     assert_eq!(tensor_dims(&t).unwrap(), [2]);
-    assert_eq!(element_size(DataType::Bfloat16), Some(2));
-    assert_eq!(element_size(DataType::Int4), None);
+    assert_eq!(element_bits(DataType::Bfloat16), Some(16));
+    assert_eq!(element_bits(DataType::String), None);
+}
+
+#[test]
+fn elements_of_less_than_eight_bits_share_bytes() {
+    let three = |data: TensorProto| payload(&data).unwrap();
+    assert_eq!(element_bits(DataType::Int4), Some(4));
+    let stored = TensorProto { int32_data: vec![0x21, 0x03], ..tensor("t", DataType::Uint4, &[3]) };
+    assert_eq!(three(stored), [0x21, 0x03].as_slice());
+    let stored = TensorProto { raw_data: vec![0x39].into(), ..tensor("t", DataType::Uint2, &[4]) };
+    assert_eq!(three(stored), [0x39].as_slice());
+    let float8 = TensorProto { int32_data: vec![0x7E, 0xFF], ..tensor("t", DataType::Float8e4m3fn, &[2]) };
+    assert_eq!(three(float8), [0x7E, 0xFF].as_slice());
+    let odd = TensorProto { int32_data: vec![0x21, 0x03, 0], ..tensor("t", DataType::Int4, &[3]) };
+    assert_error(payload(&odd), "int32_data");
 }
 
 #[test]
@@ -87,13 +101,9 @@ fn dimensions_are_checked() {
 
 #[test]
 fn unsupported_types_are_named() {
-    for (data_type, name) in [
-        (DataType::String, "STRING"),
-        (DataType::Complex64, "COMPLEX64"),
-        (DataType::Float8e4m3fn, "FLOAT8E4M3FN"),
-        (DataType::Int4, "INT4"),
-        (DataType::Undefined, "UNDEFINED"),
-    ] {
+    for (data_type, name) in
+        [(DataType::String, "STRING"), (DataType::Complex64, "COMPLEX64"), (DataType::Undefined, "UNDEFINED")]
+    {
         assert_error(
             payload(&tensor("t", data_type, &[1])),
             &format!(

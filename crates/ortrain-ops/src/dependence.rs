@@ -19,7 +19,7 @@ impl GradientValues {
         // Types of indices (int64) and of conditions are not among them.
         let is_grid = |id: ValueId| {
             let dtype = graph.value(id).ty.dtype();
-            dtype.is_some_and(|dtype| dtype.is_integer() && dtype != DType::I64)
+            dtype.is_some_and(|dtype| dtype.is_small() || (dtype.is_integer() && dtype != DType::I64))
         };
         for node in &graph.nodes {
             let is_start = class_of(node) == Class::Quantization;

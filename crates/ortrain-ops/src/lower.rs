@@ -127,8 +127,19 @@ impl Lower<'_> {
         shape.expect("nodes are lowered when all shapes are numbers")
     }
 
+    /// Returns the type of the buffer of a value: bytes for a type without arithmetic.
     fn dtype_of(&self, id: ValueId) -> DType {
+        self.element_type(id).stored()
+    }
+
+    fn element_type(&self, id: ValueId) -> DType {
         self.graph.value(id).ty.dtype().expect("inference found the type")
+    }
+
+    /// Returns the element type of input `k` in the model.
+    #[must_use]
+    pub fn input_element_type(&self, k: usize) -> DType {
+        self.element_type(self.input_id(k))
     }
 
     /// Returns the shape of input `k`.
@@ -137,7 +148,7 @@ impl Lower<'_> {
         self.dims_of(self.input_id(k))
     }
 
-    /// Returns the element type of input `k`.
+    /// Returns the element type of the buffer of input `k`.
     #[must_use]
     pub fn dtype(&self, k: usize) -> DType {
         self.dtype_of(self.input_id(k))
@@ -149,7 +160,7 @@ impl Lower<'_> {
         self.dims_of(self.output_id(k))
     }
 
-    /// Returns the element type of output `k`.
+    /// Returns the element type of the buffer of output `k`.
     #[must_use]
     pub fn out_dtype(&self, k: usize) -> DType {
         self.dtype_of(self.output_id(k))
@@ -230,7 +241,7 @@ impl Lower<'_> {
         }
         let value = self.graph.value(id);
         let tensor = value.constant.as_ref().expect("a value is computed before its use");
-        let buffer = self.builder.constant(&value.name, tensor);
+        let buffer = self.builder.constant(&value.name, &tensor.stored());
         self.values.buffers.insert(id, buffer);
         buffer
     }
@@ -285,7 +296,7 @@ impl Lower<'_> {
 
     /// Adds a constant.
     pub fn constant_buffer(&mut self, name: &str, tensor: &Tensor) -> BufferId {
-        self.builder.constant(name, tensor)
+        self.builder.constant(name, &tensor.stored())
     }
 
     /// Returns the axes of input `k` and its strides, for a map that guards its elements. With these axes an error

@@ -63,7 +63,7 @@ pub use ortrain_memory::{
     ALIGNMENT, AllocationError, BorrowedMemory, DeviceError, DeviceMemory, HOST, HostMemory, LateFault,
     Memory, OutOfMemory, align,
 };
-pub use output_view::{OutputSink, OutputView};
+pub use output_view::{OutputSink, OutputView, ResultType};
 pub use passes::{LOWERED, PASSES, Pass, PassLog, PassRecord};
 pub use program::{PlaneUse, Program, RunPart};
 pub use reference::Reference;

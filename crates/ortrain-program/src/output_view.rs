@@ -7,6 +7,9 @@ use crate::{AllocationError, DeviceError, Memory};
 /// Bytes of a copy between two memories per chunk.
 const COPY_CHUNK_BYTES: usize = 4 << 10;
 
+/// Element type and shape of a result.
+pub type ResultType = (DType, Vec<usize>);
+
 /// Output of a run: element type, shape and elements. The elements are valid until the callback returns.
 #[derive(Clone, Copy, Debug)]
 pub struct OutputView<'a> {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use ortrain_graph::Tensor;
 
-use crate::output_view::Elements;
+use crate::output_view::{Elements, ResultType};
 use crate::{
     Bindings, BufferId, BufferLocation, Copied, Executable, GradientMode, InputBytes, Observer, Program,
     RunError, RunPart, Scalars, Workspace,
@@ -128,22 +128,21 @@ impl<'a, 'o> RunContext<'a, 'o> {
     pub(crate) fn run_on_tensors(
         &mut self,
         executable: &dyn Executable,
-        shapes: &[Vec<usize>],
+        types: &[ResultType],
         inputs: &[Tensor],
     ) -> Result<Vec<Tensor>, RunError> {
         self.run(executable, RunPart::Full, inputs.iter().map(|tensor| tensor.data()[..].into()))?;
         let start = self.start_timer();
         let program = executable.program();
-        let result = |(&id, dims): (&BufferId, &Vec<usize>)| -> Result<Tensor, RunError> {
+        let result = |(&id, (dtype, dims)): (&BufferId, &ResultType)| -> Result<Tensor, RunError> {
             let buffer = program.buffer(id);
             let data = match self.result(program, id) {
                 Elements::Memory(memory, offset) => memory.to_vec(offset, buffer.bytes())?.into(),
                 Elements::Tensor(tensor) => tensor.data().clone(),
             };
-            Ok(Tensor::new(buffer.dtype, dims.clone(), data).expect("shapes were inferred for this program"))
+            Ok(Tensor::new(*dtype, dims.clone(), data).expect("types were inferred for this program"))
         };
-        let results: Vec<Tensor> =
-            program.outputs.iter().zip(shapes).map(result).collect::<Result<_, _>>()?;
+        let results: Vec<Tensor> = program.outputs.iter().zip(types).map(result).collect::<Result<_, _>>()?;
         let bytes = results.iter().map(|tensor| tensor.data().len()).sum();
         self.record_copy(Copied::Outputs, bytes, start);
         Ok(results)

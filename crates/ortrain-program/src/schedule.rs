@@ -10,7 +10,7 @@ use ortrain_graph::Tensor;
 
 use crate::input_view::InputView;
 use crate::interrupt::interruptible;
-use crate::output_view::{OutputSink, OutputView};
+use crate::output_view::{OutputSink, OutputView, ResultType};
 use crate::repeat::{self, RepeatedBody};
 use crate::run_context::RunContext;
 use crate::{
@@ -194,8 +194,8 @@ pub type Repeat = repeat::Repeat<Schedule>;
 /// Segment of a schedule.
 #[derive(Clone, Debug)]
 pub enum Segment {
-    /// Program with known shapes, and the shapes of its results.
-    Program(Arc<Program>, Vec<Vec<usize>>),
+    /// Program with known shapes, and the element types and shapes of its results.
+    Program(Arc<Program>, Vec<ResultType>),
     /// Program with shapes that depend on computed values. It is specialised when the run reaches it.
     Deferred(Arc<dyn Specialise>),
     /// Host function, with its node.
@@ -718,8 +718,8 @@ impl ScheduleExecutor {
             turn.work.watch.check(SEGMENT_TICKS)?;
             let inputs = self.fetch_values(turn.bindings, values, &node.inputs)?;
             let results = match (&node.segment, prepared) {
-                (Segment::Program(_, shapes), PreparedSegment::Program(executable)) => {
-                    turn.run_on_tensors(executable.as_ref(), shapes, &inputs)?
+                (Segment::Program(_, types), PreparedSegment::Program(executable)) => {
+                    turn.run_on_tensors(executable.as_ref(), types, &inputs)?
                 }
                 (Segment::Deferred(late), _) => {
                     let specialised = late.specialise(&inputs).map_err(RunError::Specialise)?;

@@ -87,7 +87,7 @@ struct ManagedVersioned {
 fn type_code(dtype: DType) -> Kind {
     let code = match dtype {
         DType::I8 | DType::I16 | DType::I32 | DType::I64 => 0,
-        DType::U8 | DType::U16 | DType::U32 | DType::U64 => 1,
+        DType::U8 | DType::U16 | DType::U32 | DType::U64 | DType::Small(_) => 1,
         DType::F16 | DType::F32 | DType::F64 => 2,
         DType::BF16 => 4,
         DType::Bool => 6,

@@ -4,8 +4,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use ortrain::cuda::is_adopted;
 use ortrain::{
-    Bytes, DType, DeviceError, InputView, Memory, OutputTarget, OutputView, ParameterView, TargetBytes,
-    Tensor,
+    Bytes, DType, DeviceError, InputView, Memory, OutputTarget, OutputView, ParameterView, SmallType,
+    TargetBytes, Tensor,
 };
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyMemoryError, PyTypeError};
 use pyo3::prelude::*;
@@ -187,7 +187,7 @@ impl OrtValue {
 
     /// Returns a view of memory with the elements of this value.
     fn view_of<'py>(&self, py: Python<'py>, memory: Arc<Memory>, named: bool) -> PyResult<Bound<'py, PyAny>> {
-        let dtype = if self.dtype == DType::BF16 && !named { DType::U16 } else { self.dtype };
+        let dtype = if named { self.dtype } else { bits_of(self.dtype) };
         let requires_grad = !memory.is_read_only();
         view(
             py,
@@ -381,11 +381,12 @@ impl OrtValue {
             }
             let dtype = supported_type(data)?.0;
             let dims: Vec<usize> = data.getattr(intern!(py, "shape"))?.extract()?;
-            let bits = (dtype == DType::BF16).then(|| data.call_method1(intern!(py, "view"), ("uint16",)));
+            let bits = is_of_ml_dtypes(dtype)
+                .then(|| data.call_method1(intern!(py, "view"), (bits_of(dtype).name(),)));
             (bits.transpose()?.unwrap_or_else(|| data.clone()), dtype, dims)
         };
         // Without a bfloat16 type in NumPy, such arrays are arrays of their bits.
-        let bits = self.dtype == DType::BF16 && dtype == DType::U16;
+        let bits = is_of_ml_dtypes(self.dtype) && dtype == bits_of(self.dtype);
         if (dtype != self.dtype && !bits) || dims != self.dims {
             return Err(InvalidArgumentError::new_err(format!(
                 "the OrtValue is {}, got {}",
@@ -765,27 +766,40 @@ fn dtype_of(numpy_type: &Bound<'_, PyAny>, code: &str) -> PyResult<Option<DType>
         "u2" => DType::U16,
         "u4" => DType::U32,
         "u8" => DType::U64,
-        _ if numpy_type.getattr("name")?.extract::<String>()? == DType::BF16.name() => DType::BF16,
-        _ => return Ok(None),
+        _ => {
+            let name = numpy_type.getattr("name")?.extract::<String>()?;
+            let small = SmallType::ALL.into_iter().map(DType::Small);
+            return Ok([DType::BF16].into_iter().chain(small).find(|dtype| dtype.name() == name));
+        }
     }))
 }
 
-/// Returns `ml_dtypes.bfloat16`, or `None` if the package is not installed.
-fn bfloat16(py: Python<'_>) -> Option<&Bound<'_, PyAny>> {
-    static BFLOAT16: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
-    let find =
-        || py.import("ml_dtypes").and_then(|module| module.getattr("bfloat16")).ok().map(Bound::unbind);
-    BFLOAT16.get_or_init(py, find).as_ref().map(|found| found.bind(py))
+/// Returns true for types that the package `ml_dtypes` adds to NumPy.
+fn is_of_ml_dtypes(dtype: DType) -> bool {
+    dtype == DType::BF16 || dtype.is_small()
+}
+
+/// Returns the type of the bits of a type of `ml_dtypes`.
+fn bits_of(dtype: DType) -> DType {
+    if dtype == DType::BF16 { DType::U16 } else { dtype.stored() }
+}
+
+/// Returns the NumPy type of a type of `ml_dtypes`, or `None` if the package is not installed.
+fn type_of_ml_dtypes(py: Python<'_>, dtype: DType) -> Option<Bound<'_, PyAny>> {
+    static PACKAGE: PyOnceLock<Option<Py<PyAny>>> = PyOnceLock::new();
+    let find = || py.import("ml_dtypes").ok().map(|module| module.into_any().unbind());
+    let package = PACKAGE.get_or_init(py, find).as_ref()?;
+    package.bind(py).getattr(dtype.name()).ok()
 }
 
 /// Returns the NumPy type of an element type, by name or as an object.
 pub(crate) fn numpy_type(py: Python<'_>, dtype: DType) -> PyResult<Bound<'_, PyAny>> {
-    if dtype != DType::BF16 {
+    if !is_of_ml_dtypes(dtype) {
         return PyString::intern(py, dtype.name()).into_bound_py_any(py);
     }
-    match bfloat16(py) {
-        Some(found) => Ok(found.clone()),
-        None => intern!(py, "uint16").into_bound_py_any(py),
+    match type_of_ml_dtypes(py, dtype) {
+        Some(found) => Ok(found),
+        None => PyString::intern(py, bits_of(dtype).name()).into_bound_py_any(py),
     }
 }
 
@@ -794,6 +808,7 @@ pub(crate) fn type_name(dtype: DType) -> String {
     let name = match dtype {
         DType::F32 => "float",
         DType::F64 => "double",
+        DType::Small(small) => small.onnx_name(),
         other => other.name(),
     };
     format!("tensor({name})")
@@ -814,7 +829,7 @@ impl Plane {
             DType::Bool => 'b',
             DType::F16 | DType::F32 | DType::F64 => 'f',
             DType::I8 | DType::I16 | DType::I32 | DType::I64 => 'i',
-            DType::U8 | DType::U16 | DType::U32 | DType::U64 | DType::BF16 => 'u',
+            DType::U8 | DType::U16 | DType::U32 | DType::U64 | DType::BF16 | DType::Small(_) => 'u',
         };
         let order = if cfg!(target_endian = "little") { '<' } else { '>' };
         let order = if view.dtype.size() == 1 { '|' } else { order };
@@ -842,9 +857,9 @@ pub(crate) fn view(py: Python<'_>, part: ParameterView) -> PyResult<Bound<'_, Py
     let part = if part.memory.host().is_some() { part } else { py.detach(|| copy_to_host(&part))? };
     let dtype = part.dtype;
     let array = ASARRAY.import(py, "numpy", "asarray")?.call1((Plane(part),))?;
-    match bfloat16(py) {
-        Some(found) if dtype == DType::BF16 => array.call_method1(intern!(py, "view"), (found,)),
-        _ => Ok(array),
+    match is_of_ml_dtypes(dtype).then(|| type_of_ml_dtypes(py, dtype)).flatten() {
+        Some(found) => array.call_method1(intern!(py, "view"), (found,)),
+        None => Ok(array),
     }
 }
 

@@ -201,6 +201,17 @@ pub use ortrain_program::Limits;
 #[doc(inline)]
 pub use ortrain_graph::DType;
 
+/// An element type of at most eight bits, without arithmetic.
+///
+/// ```
+/// use ortrain::{DType, SmallType};
+///
+/// assert_eq!(SmallType::F8E4M3Fn.decode(0x7E), 448.0);
+/// assert_eq!(DType::Small(SmallType::I4).to_string(), "int4");
+/// ```
+#[doc(inline)]
+pub use ortrain_graph::SmallType;
+
 /// Size of an axis of an input or output: a number, or a name.
 ///
 /// ```

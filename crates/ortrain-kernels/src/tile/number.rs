@@ -486,7 +486,7 @@ macro_rules! with_stored {
                 type $s = i64;
                 $e
             }
-            ortrain_expr::DType::U8 => {
+            ortrain_expr::DType::U8 | ortrain_expr::DType::Small(_) => {
                 type $s = u8;
                 $e
             }

@@ -56,7 +56,7 @@ fn extreme_position(nest: &mut NestBuilder, x: Reg, size: usize, smallest: bool,
 impl Op for ArgExtreme {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(1, 1, 1)?;
-        cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?;
+        cx.expect_dtype(0, "a number type", DType::is_number)?;
         let Some(shape) = cx.shape(0) else {
             cx.set_output(0, DType::I64, None);
             return Ok(());

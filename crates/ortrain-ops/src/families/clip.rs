@@ -87,7 +87,7 @@ fn select_where_all(b: &mut Builder, conditions: [Option<Reg>; 2], g: Reg, zero:
 impl Op for Clip {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(1, 3, 1)?;
-        cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?;
+        cx.expect_dtype(0, "a number type", DType::is_number)?;
         let dtype = cx.expect_same_dtype(0..3)?;
         for k in [LOW, HIGH] {
             let Some(shape) = cx.shape(k) else { continue };

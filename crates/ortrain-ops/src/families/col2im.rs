@@ -87,7 +87,7 @@ fn axis_count(image: Option<&Shape>, block: Option<&Shape>) -> Result<Option<usi
 impl Op for Col2ImOp {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(3, 3, 1)?;
-        let dtype = cx.expect_dtype(DATA, "a number", |dtype| dtype != DType::Bool)?;
+        let dtype = cx.expect_dtype(DATA, "a number", DType::is_number)?;
         for k in [IMAGE, BLOCK] {
             cx.expect_dtype(k, "int64", |dtype| dtype == DType::I64)?;
         }

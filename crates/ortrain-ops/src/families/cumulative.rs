@@ -174,7 +174,7 @@ impl Cumulative {
 impl Op for Cumulative {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(2, 2, 1)?;
-        let dtype = cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?;
+        let dtype = cx.expect_dtype(0, "a number type", DType::is_number)?;
         cx.expect_dtype(1, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
         if let Some(axis) = cx.constant(1).and_then(Tensor::to_i64) {
             let &[axis] = axis.as_slice() else {

@@ -34,7 +34,7 @@ fn arithmetic_dtype(dtype: DType) -> DType {
 }
 
 fn is_number(dtype: DType) -> bool {
-    dtype != DType::Bool
+    dtype.is_number()
 }
 
 fn dtype_of(rw: &Rewrite<'_>, value: ValueId) -> Result<DType, OpError> {

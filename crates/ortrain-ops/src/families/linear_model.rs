@@ -145,7 +145,7 @@ impl Op for LinearModel {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let outputs = if self.labels.is_some() { 2 } else { 1 };
         cx.check_arity(1, 1, outputs)?;
-        cx.expect_dtype(0, "a number", |dtype| dtype != DType::Bool)?;
+        cx.expect_dtype(0, "a number", DType::is_number)?;
         if let Some(actual) = feature_count(cx)?.filter(|&count| count != self.feature_count()) {
             let (rows, width) = (self.score_count, self.feature_count());
             return Err(OpError::invalid(format!(

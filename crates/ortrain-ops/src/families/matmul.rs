@@ -70,7 +70,7 @@ fn matrix_sizes<T: Clone>(dims: &[T], transposed: bool) -> (T, T) {
 impl Op for MatMul {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(2, 2, 1)?;
-        cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?;
+        cx.expect_dtype(0, "a number type", DType::is_number)?;
         let dtype = cx.expect_same_dtype([0, 1])?;
         let (Some(a), Some(b)) = (cx.shape(0), cx.shape(1)) else {
             cx.set_output(0, dtype, None);
@@ -328,7 +328,7 @@ fn emit_product(
 impl Op for Gemm {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(2, 3, 1)?;
-        cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?;
+        cx.expect_dtype(0, "a number type", DType::is_number)?;
         let dtype = cx.expect_same_dtype([0, 1, 2])?;
         for k in 0..2 {
             if let Some(shape) = cx.shape(k)

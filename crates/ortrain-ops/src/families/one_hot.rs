@@ -22,7 +22,7 @@ impl Op for OneHot {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(3, 3, 1)?;
         for k in 0..2 {
-            cx.expect_dtype(k, "a number type", |dtype| dtype != DType::Bool)?;
+            cx.expect_dtype(k, "a number type", DType::is_number)?;
         }
         let dtype = cx.dtype(2)?;
         for (k, needed) in [(1, 1), (2, 2)] {

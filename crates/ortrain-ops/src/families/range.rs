@@ -48,7 +48,7 @@ impl Op for Range {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(3, 3, 1)?;
         let dtype = cx.expect_same_dtype(0..3)?;
-        cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?;
+        cx.expect_dtype(0, "a number type", DType::is_number)?;
         for k in 0..3 {
             if let Some(shape) = cx.shape(k)
                 && shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1))

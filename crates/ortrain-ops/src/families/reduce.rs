@@ -147,7 +147,7 @@ impl Op for Reduce {
         let dtype = if self.kind.is_extreme() {
             cx.dtype(0)?
         } else {
-            cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?
+            cx.expect_dtype(0, "a number type", DType::is_number)?
         };
         if cx.has_input(1) {
             cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
@@ -477,7 +477,7 @@ impl Op for Scale {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(2, 2, 1)?;
         let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
-        cx.expect_dtype(1, "a number type", |dtype| dtype != DType::Bool)?;
+        cx.expect_dtype(1, "a number type", DType::is_number)?;
         if let Some(shape) = cx.shape(1)
             && shape.iter().any(|dim| dim.known().is_some_and(|size| size != 1))
         {

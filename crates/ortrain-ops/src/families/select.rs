@@ -6,13 +6,13 @@
 //! - Floats to integers truncate and saturate (ONNX leaves values out of range open), and NaN gives 0.
 //! - Integers wrap, and floats round to nearest even.
 //! - float64 and 64-bit integers are converted to float16 and bfloat16 through float32.
-//! - `saturate` and `round_mode` apply only to 8-bit floats. These are not supported, and neither are strings, complex
-//!   numbers and integers of less than 8 bits.
+//! - 8-bit and 4-bit floats round to nearest even, from float32. `saturate` and `round_mode` apply only to 8-bit floats.
+//!   Integers of less than eight bits wrap. Strings and complex numbers are not supported.
 //!
 //! Pow computes in the type of a float base. An integer base with a float exponent is computed in float64 and
 //! truncated.
 
-use ortrain_expr::{BinaryOp, Builder, Expr, Reg, Type, derive};
+use ortrain_expr::{BinaryOp, Builder, Expr, PowerRounding, Reg, Type, derive};
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId};
 
 use crate::OpError;
@@ -23,6 +23,7 @@ use crate::lower::Lower;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::support::formula::formula;
+use crate::support::small_casts::{Encoding, decode};
 
 fn cast_attrs(dtype: DType) -> Attrs {
     Attrs::new().with("to", i64::from(dtype.to_onnx()))
@@ -75,6 +76,24 @@ impl Op for Where {
 /// Conversion to another element type.
 struct Cast {
     to: DType,
+    /// True if numbers beyond the range of an 8-bit float become its largest number.
+    saturates: bool,
+    /// Rounding to powers of two.
+    rounding: PowerRounding,
+}
+
+/// Attributes of a conversion to an element type without arithmetic.
+fn read_rounding(attrs: &Attrs) -> Result<(bool, PowerRounding), OpError> {
+    let saturates = attrs.int("saturate")?.unwrap_or(1) != 0;
+    let rounding = match attrs.string("round_mode")?.unwrap_or("up") {
+        "up" => PowerRounding::Up,
+        "down" => PowerRounding::Down,
+        "nearest" => PowerRounding::Nearest,
+        other => {
+            return Err(OpError::invalid(format!("round_mode must be up, down or nearest, got {other:?}")));
+        }
+    };
+    Ok((saturates, rounding))
 }
 
 impl Op for Cast {
@@ -102,14 +121,22 @@ impl Op for Cast {
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
-        if cx.dtype(0) == self.to {
+        let from = cx.input_element_type(0);
+        if from == self.to {
             cx.alias(0, 0);
             return Ok(());
         }
         let dims = cx.out_dims(0);
         let (input, output) = (cx.input(0), cx.output(0));
         let mut nest = cx.nest(&dims, 0);
-        let value = nest.load_broadcast(input, cx.dtype(0), &dims);
+        let mut value = nest.load_broadcast(input, cx.dtype(0), &dims);
+        if let DType::Small(small) = from {
+            value = decode(cx, &mut nest, small, value);
+        }
+        if let DType::Small(small) = self.to {
+            let encoding = Encoding { small, saturates: self.saturates, rounding: self.rounding };
+            value = encoding.encode(cx, &mut nest, value);
+        }
         nest.store_contiguous(cx, output, value);
         cx.emit(nest.instruction())
     }
@@ -130,7 +157,9 @@ impl Op for CastLike {
 fn decompose_cast_like(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (x, like) = (rw.required_input(0)?, rw.required_input(1)?);
     let to = rw.dtype(like).ok_or_else(|| OpError::invalid("the type of input 1 is not known"))?;
-    rw.emit_op("", "Cast", &[Some(x)], cast_attrs(to));
+    let mut attrs = rw.attrs().clone();
+    attrs.0.insert("to".into(), i64::from(to.to_onnx()).into());
+    rw.emit_op("", "Cast", &[Some(x)], attrs);
     Ok(())
 }
 
@@ -169,8 +198,8 @@ impl Pow {
 impl Op for Pow {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(2, 2, 1)?;
-        let dtype = cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?;
-        cx.expect_dtype(1, "a number type", |dtype| dtype != DType::Bool)?;
+        let dtype = cx.expect_dtype(0, "a number type", DType::is_number)?;
+        cx.expect_dtype(1, "a number type", DType::is_number)?;
         let shape = cx.broadcast(0..2)?;
         cx.set_output(0, dtype, shape);
         Ok(())
@@ -230,9 +259,7 @@ impl Op for Pow {
 }
 
 fn build_cast(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
-    // These attributes apply only to unsupported types.
-    node.attrs.int("saturate")?;
-    node.attrs.string("round_mode")?;
+    let (saturates, rounding) = read_rounding(&node.attrs)?;
     let code = Attrs::required("to", node.attrs.int("to")?)?;
     let Some(to) = i32::try_from(code).ok().and_then(DType::from_onnx) else {
         let known = i32::try_from(code).ok().and_then(DType::unsupported_name);
@@ -241,7 +268,7 @@ fn build_cast(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {
             None => OpError::invalid(format!("to is {code}, which is not an element type")),
         });
     };
-    Ok(Box::new(Cast { to }))
+    Ok(Box::new(Cast { to, saturates, rounding }))
 }
 
 fn build_where(_: &Graph, _: &Node) -> Result<Box<dyn Op>, OpError> {

@@ -171,7 +171,7 @@ fn element_index(nest: &mut NestBuilder, lines: &SortedLines, o: Reg, i: Reg, in
 impl Op for TopK {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(2, 2, 2)?;
-        let dtype = cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?;
+        let dtype = cx.expect_dtype(0, "a number type", DType::is_number)?;
         cx.expect_dtype(1, "int64", |dtype| dtype == DType::I64)?;
         let count = match (cx.ints(1), cx.sizes(1).as_deref()) {
             (Some(numbers), _) => match numbers.as_slice() {

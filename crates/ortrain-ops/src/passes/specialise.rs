@@ -8,8 +8,8 @@ use ortrain_expr::{Precision, pause};
 use ortrain_graph::{Attr, DType, Dim, Graph, Node, Shape, Tensor, Value, ValueId, ValueType};
 use ortrain_program::{
     Branch, BranchSource, Branches, Count, PassLog, PlaneId, PlaneLocation, Program, ProgramBuilder, Repeat,
-    ScanAxis, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised, StackedResult,
-    Target, YieldSlots,
+    ResultType, ScanAxis, Schedule, Segment, SegmentNode, SlotId, SlotSpec, Specialise, Specialised,
+    StackedResult, Target, YieldSlots,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -868,8 +868,8 @@ impl ScheduleBuilder<'_> {
         let segment = if late {
             Segment::Deferred(Arc::new(self.deferred_specialiser(members, inputs, outputs)))
         } else {
-            let (program, shapes) = self.lower_program(members, &user_inputs, outputs)?;
-            Segment::Program(Arc::new(program), shapes)
+            let (program, types) = self.lower_program(members, &user_inputs, outputs)?;
+            Segment::Program(Arc::new(program), types)
         };
         let inputs = user_inputs.into_iter().map(|id| self.slot(id)).collect();
         let outputs = outputs.iter().map(|&id| self.slot(id)).collect();
@@ -883,7 +883,7 @@ impl ScheduleBuilder<'_> {
         members: &[usize],
         inputs: &[ValueId],
         outputs: &[ValueId],
-    ) -> Result<(Program, Vec<Vec<usize>>), Error> {
+    ) -> Result<(Program, Vec<ResultType>), Error> {
         let ScheduleBuilder { graph, roles, placed, settings, .. } = *self;
         let mut builder = ProgramBuilder::new().with_precision(settings.precision);
         let mut values = ValueBuffers::default();
@@ -896,10 +896,11 @@ impl ScheduleBuilder<'_> {
                 ))
             })
         };
-        let dtype_of = |id: ValueId| -> Result<DType, Error> {
+        let element_type = |id: ValueId| -> Result<DType, Error> {
             let dtype = graph.value(id).ty.dtype();
             dtype.ok_or_else(|| Error::Graph(format!("the type of {:?} is not known", graph.name_of(id))))
         };
+        let dtype_of = |id: ValueId| element_type(id).map(DType::stored);
         let mut buffers = Vec::with_capacity(inputs.len());
         for &id in inputs {
             let len = dims_of(id)?.iter().product();
@@ -936,20 +937,20 @@ impl ScheduleBuilder<'_> {
             placed[index].op.lower(&mut cx).map_err(|source| Error::at(graph, node, source))?;
         }
         let mut results = Vec::with_capacity(outputs.len());
-        let mut shapes = Vec::with_capacity(outputs.len());
+        let mut types = Vec::with_capacity(outputs.len());
         for &id in outputs {
             let buffer = match (values.buffers.get(&id), &graph.value(id).constant) {
                 (Some(&buffer), _) => buffer,
-                (None, Some(tensor)) => builder.constant(graph.name_of(id), tensor),
+                (None, Some(tensor)) => builder.constant(graph.name_of(id), &tensor.stored()),
                 (None, None) => {
                     return Err(Error::Graph(format!("no node computes output {:?}", graph.name_of(id))));
                 }
             };
             results.push(buffer);
-            shapes.push(dims_of(id)?);
+            types.push((element_type(id)?, dims_of(id)?));
         }
         let program = builder.finish_for(&settings.target, buffers, results, settings.log.as_ref())?;
-        Ok((program, shapes))
+        Ok((program, types))
     }
 
     /// Creates the specialiser of a program segment with unknown shapes.

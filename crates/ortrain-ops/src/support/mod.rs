@@ -17,5 +17,6 @@ pub(crate) mod rewritten_on_read;
 pub(crate) mod rows;
 pub(crate) mod size_arithmetic;
 pub(crate) mod sizes;
+pub(crate) mod small_casts;
 pub(crate) mod state_update;
 pub(crate) mod subgraphs;

@@ -1,6 +1,6 @@
 //! Grids of integers: the numbers that a quantized tensor can represent, and how its scales and zero points are laid out.
 
-use ortrain_graph::{Attrs, DType, Shape, Tensor, ValueId};
+use ortrain_graph::{Attrs, DType, Shape, SmallType, Tensor, ValueId};
 
 use crate::OpError;
 use crate::broadcast::ShapedNodeSink;
@@ -15,9 +15,21 @@ pub(crate) const QUANTIZE_LINEAR: &str = "QuantizeLinear";
 /// Default of the attribute `axis`.
 const DEFAULT_AXIS: i64 = 1;
 
+/// Returns the smallest and the largest number of an element type of quantized tensors.
+pub(crate) fn number_range(dtype: DType) -> Option<(f64, f64)> {
+    match dtype {
+        DType::Small(small) if small.integer_range().is_none() && small != SmallType::F8E8M0 => {
+            let largest = f64::from(small.decode(small.special_codes(true).overflow));
+            Some((-largest, largest))
+        }
+        _ => integer_range(dtype),
+    }
+}
+
 /// Returns the smallest and the largest integer of an element type of quantized tensors.
 pub(crate) fn integer_range(dtype: DType) -> Option<(f64, f64)> {
     match dtype {
+        DType::Small(small) => small.integer_range().map(|(low, high)| (f64::from(low), f64::from(high))),
         DType::U8 => Some((0.0, 255.0)),
         DType::I8 => Some((-128.0, 127.0)),
         DType::U16 => Some((0.0, 65535.0)),

@@ -7,11 +7,12 @@ use crate::artifacts::to_self_contained;
 use crate::model::graph::{infer_graph, message_graph};
 use crate::{Error, ModelSource, Result};
 
-/// Returns a quantized model with float weights, of which `QuantizeLinear` computes the integers. Returns `None` for a
-/// model without quantized weights.
+/// Converts the integer weights of a quantized model to floats.
+///
+/// Nodes of `QuantizeLinear` compute the integers of each weight. A model without quantized weights gives `None`.
 ///
 /// The results of the model stay the same. An export for inference has the integers again, and the nodes and the names
-/// of the quantized model. A weight whose integers are called `x_quantized` is called `x`.
+/// of the quantized model. Integers with the name `x_quantized` become the weight `x`.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }

@@ -169,7 +169,7 @@ impl Op for Einsum {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let count = cx.node().inputs.len();
         cx.check_arity(count.max(1), usize::MAX, 1)?;
-        cx.expect_dtype(0, "a number", |dtype| dtype != DType::Bool)?;
+        cx.expect_dtype(0, "a number", DType::is_number)?;
         let dtype = cx.expect_same_dtype(0..count)?;
         let shapes: Option<Vec<Shape>> = (0..count).map(|k| cx.shape(k).cloned()).collect();
         let shape = match shapes {

@@ -20,10 +20,10 @@ impl TypeConstraint {
     pub(super) fn accepts(self, dtype: DType) -> bool {
         match self {
             TypeConstraint::Float => dtype.is_float(),
-            TypeConstraint::Number => dtype != DType::Bool,
+            TypeConstraint::Number => dtype.is_number(),
             TypeConstraint::Integer => dtype.is_integer(),
             TypeConstraint::Bool => dtype == DType::Bool,
-            TypeConstraint::Any => true,
+            TypeConstraint::Any => !dtype.is_small(),
         }
     }
 

@@ -93,7 +93,7 @@ impl Op for MaxPool {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         let outputs = if self.windows.sliding.is_some() { 2 } else { 1 };
         cx.check_arity(1, 1, outputs)?;
-        let dtype = cx.expect_dtype(0, "a number type", |dtype| dtype != DType::Bool)?;
+        let dtype = cx.expect_dtype(0, "a number type", DType::is_number)?;
         let shape = cx.shape(0).map(|shape| self.windows.infer_outputs(cx, shape)).transpose()?;
         cx.set_output(0, dtype, shape.clone());
         if outputs == 2 {

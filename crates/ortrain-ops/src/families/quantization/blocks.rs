@@ -9,7 +9,7 @@
 //! Limits: the inputs with integers have known shapes; weights that are packed for one GPU (`weight_prepacked`) are
 //! refused.
 
-use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, SmallType, Tensor, ValueId};
 
 use crate::OpError;
 use crate::infer::{Infer, normalize_axis};
@@ -358,6 +358,11 @@ fn decompose_bnb4(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     Ok(())
 }
 
+/// Returns true for the types of tables.
+fn is_table(dtype: DType) -> bool {
+    dtype == DType::U8 || matches!(dtype, DType::Small(SmallType::U4 | SmallType::I4))
+}
+
 /// `GatherBlockQuantized`: rows of a table of packed integers, scaled. An index out of range gives zeros.
 struct GatherBlockQuantized {
     bits: usize,
@@ -379,8 +384,13 @@ impl GatherBlockQuantized {
         })
     }
 
+    /// Returns the bits of an integer in a table of this type: bytes hold several, 4-bit integers are elements.
+    fn bits_in(&self, dtype: DType) -> usize {
+        if dtype.is_small() { 8 } else { self.bits }
+    }
+
     /// Returns the sizes of the table with one element for each integer.
-    fn table_dims(&self, data: &Shape) -> Result<Vec<usize>, OpError> {
+    fn table_dims(&self, data: &Shape, dtype: DType) -> Result<Vec<usize>, OpError> {
         let Some(mut dims) = data.concrete() else {
             return Err(OpError::unsupported(format!(
                 "the table has shape {data}, but its sizes must be known"
@@ -397,7 +407,7 @@ impl GatherBlockQuantized {
                 self.gather_axis, self.quantize_axis
             )));
         }
-        dims[rank - 1] *= 8 / self.bits;
+        dims[rank - 1] *= 8 / self.bits_in(dtype);
         Ok(dims)
     }
 }
@@ -405,20 +415,21 @@ impl GatherBlockQuantized {
 impl Op for GatherBlockQuantized {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(3, 4, 1)?;
-        cx.expect_dtype(0, "uint8", |dtype| dtype == DType::U8)?;
+        let of_data = cx.expect_dtype(0, "uint8, uint4 or int4", is_table)?;
         cx.expect_dtype(INDICES, "int32 or int64", |dtype| matches!(dtype, DType::I32 | DType::I64))?;
         let dtype = cx.expect_dtype(SCALES, "a float type", DType::is_float)?;
         check_scale_is_finite(cx, SCALES)?;
         let Some(data) = cx.shape(0) else {
             return Err(OpError::unsupported("the shape of the table must be known"));
         };
-        let dims = self.table_dims(data)?;
+        let dims = self.table_dims(data, of_data)?;
         let (last, lead) = dims.split_last().expect("the table has two axes");
         let (rows, blocks) = (lead.iter().product::<usize>(), last.div_ceil(self.block));
         check_count(cx, SCALES, rows * blocks, "the scale of each block")?;
         if cx.has_input(ZERO_POINTS) {
-            cx.expect_dtype(ZERO_POINTS, "uint8", |dtype| dtype == DType::U8)?;
-            check_count(cx, ZERO_POINTS, rows * (blocks * self.bits).div_ceil(8), "the packed zero points")?;
+            cx.expect_same_dtype([0, ZERO_POINTS])?;
+            let count = rows * (blocks * self.bits_in(of_data)).div_ceil(8);
+            check_count(cx, ZERO_POINTS, count, "the zero points")?;
         }
         let shape = cx.shape(INDICES).map(|indices| {
             indices.iter().cloned().chain(dims[1..].iter().map(|&size| Dim::Known(size))).collect::<Shape>()
@@ -430,13 +441,14 @@ impl Op for GatherBlockQuantized {
 
 fn decompose_gather(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = GatherBlockQuantized::read(rw.node())?;
-    let (data, indices) = (rw.required_input(0)?, typed_input(rw, INDICES)?);
+    let ((data, of_data), indices) = (typed_input(rw, 0)?, typed_input(rw, INDICES)?);
+    let bits = op.bits_in(of_data);
     let (scales, dtype) = typed_input(rw, SCALES)?;
     let shape = rw
         .shape(data)
         .cloned()
         .ok_or_else(|| OpError::unsupported("the shape of the table must be known"))?;
-    let dims = op.table_dims(&shape)?;
+    let dims = op.table_dims(&shape, of_data)?;
     let wide = arithmetic_dtype(dtype);
     let (rank, rows, last) = (dims.len(), dims[0], dims[dims.len() - 1]);
     let blocks = last.div_ceil(op.block);
@@ -460,7 +472,7 @@ fn decompose_gather(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         emit(rw, "Reshape", &[value, shape])
     };
     let unpacked = |rw: &mut Rewrite<'_>, bytes: ValueId, count: usize| {
-        let integers = split_bytes(rw, bytes, &low_bits_first(op.bits), op.bits);
+        let integers = split_bytes(rw, bytes, &low_bits_first(bits), bits);
         to_tail(rw, integers, &[count])
     };
     let bytes = select(rw, data);
@@ -476,18 +488,21 @@ fn decompose_gather(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let scales = cast(rw, scales, dtype, wide);
     let scales = of_elements(rw, scales);
     let zero_points = match rw.input(ZERO_POINTS) {
-        None => number(rw, wide, f64::from(1u32 << (op.bits - 1))),
+        None if of_data.is_small() => number(rw, wide, 0.0),
+        None => number(rw, wide, f64::from(1u32 << (bits - 1))),
         Some(id) => {
-            let size = (blocks * op.bits).div_ceil(8);
+            let size = (blocks * bits).div_ceil(8);
             let packed = reshape(rw, id, &[&dims[..rank - 1], &[size]].concat());
             let packed = select(rw, packed);
-            let all = unpacked(rw, packed, size * 8 / op.bits);
-            let all = keep_first(rw, all, blocks, size * 8 / op.bits);
-            let all = cast(rw, all, DType::U8, wide);
+            let all = unpacked(rw, packed, size * 8 / bits);
+            let all = keep_first(rw, all, blocks, size * 8 / bits);
+            let all = cast(rw, all, of_data, wide);
             of_elements(rw, all)
         }
     };
-    let result = scaled_distance(rw, (integers, wide), zero_points, scales);
+    let integers = cast(rw, integers, of_data, wide);
+    let distance = emit(rw, "Sub", &[integers, zero_points]);
+    let result = emit(rw, "Mul", &[distance, scales]);
     let axes: Vec<i64> = (1..rank as i64).map(|back| -back).collect();
     let axes = rw.ints("axes", &axes);
     let inside = emit(rw, "Unsqueeze", &[inside, axes]);

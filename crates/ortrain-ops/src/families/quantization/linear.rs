@@ -12,7 +12,7 @@
 //! Sources: QuantizeLinear and DequantizeLinear of ONNX, versions 10 to 28, and of `com.microsoft`;
 //! DynamicQuantizeLinear-11.
 
-use ortrain_graph::{Attrs, DType, Graph, Node, Shape, Tensor, ValueId};
+use ortrain_graph::{Attrs, DType, Graph, Node, Shape, SmallType, Tensor, ValueId};
 
 use crate::OpError;
 use crate::broadcast::ShapedNodeSink;
@@ -23,8 +23,8 @@ use crate::op::{Axis, Definition, Op, QuantizedInput};
 use crate::rewrite::Rewrite;
 use crate::support::casts::{arithmetic_dtype, cast};
 use crate::support::quantization_grid::{
-    Layout, Typed, check_scale, check_zero_point, emit, integer_range, number, optional_typed_input,
-    shape_or_error, typed_input, without_zero_point,
+    Layout, Typed, check_scale, check_zero_point, emit, integer_range, number, number_range,
+    optional_typed_input, shape_or_error, typed_input, without_zero_point,
 };
 
 const X: usize = 0;
@@ -45,6 +45,16 @@ fn dtype_attribute(attrs: &Attrs, name: &str) -> Result<Option<DType>, OpError> 
         .ok_or_else(|| OpError::unsupported(format!("{name} is {code}, a type that is not supported")))
 }
 
+/// Returns true for types of scales: floats, and powers of two.
+fn is_scale(dtype: DType) -> bool {
+    dtype.is_float() || dtype == DType::Small(SmallType::F8E8M0)
+}
+
+/// Returns the first type if it has arithmetic of floats, and the other one otherwise.
+fn float_or(dtype: DType, other: DType) -> DType {
+    if dtype.is_float() { dtype } else { other }
+}
+
 /// `QuantizeLinear`.
 struct QuantizeLinear {
     /// Type of the result, if an attribute says so.
@@ -63,27 +73,30 @@ impl QuantizeLinear {
         })
     }
 
-    /// Returns `x / scale`, rounded, plus the zero point, before clamping, and `x / scale`.
+    /// Returns `x / scale`, rounded for the type `output`, plus the zero point, before clamping, and `x / scale`.
     fn rounded(
         &self,
         to: &mut impl ShapedNodeSink,
         [x, scale]: [Typed; 2],
         zero_point: Option<Typed>,
+        output: DType,
     ) -> Result<Rounded, OpError> {
         let (x_shape, scale_shape) =
             (shape_or_error(to, x.0, "the input")?, shape_or_error(to, scale.0, "the scale")?);
         let layout =
             Layout::new(&self.attrs, Some(&x_shape), Some(&scale_shape))?.expect("both shapes are known");
-        let division = self.precision.unwrap_or(scale.1);
+        let division = self.precision.unwrap_or_else(|| float_or(scale.1, x.1));
         let step = layout.broadcast(to, scale.0, &x_shape)?;
         let step = cast(to, step, scale.1, division);
         let x = cast(to, x.0, x.1, division);
         let quotient = emit(to, "Div", &[x, step]);
-        let nearest = emit(to, "Round", &[quotient]);
+        // Floats of eight and four bits round when they are stored, and their zero points are zero.
+        let is_integer = integer_range(output).is_some();
+        let nearest = if is_integer { emit(to, "Round", &[quotient]) } else { quotient };
         // Zero points are exact in float32, but not in every narrow float.
         let dtype = arithmetic_dtype(division);
         let mut position = cast(to, nearest, division, dtype);
-        if let Some((zero_point, own)) = zero_point {
+        if let Some((zero_point, own)) = zero_point.filter(|_| is_integer) {
             let zero_point = layout.broadcast(to, zero_point, &x_shape)?;
             let zero_point = cast(to, zero_point, own, dtype);
             position = emit(to, "Add", &[position, zero_point]);
@@ -114,7 +127,7 @@ impl Op for QuantizeLinear {
         cx.check_arity(2, 3, 1)?;
         let is_number = |dtype: DType| dtype.is_float() || dtype == DType::I32;
         cx.expect_dtype(X, "a float type or int32", is_number)?;
-        cx.expect_dtype(SCALE, "a float type", DType::is_float)?;
+        cx.expect_dtype(SCALE, "a float type", is_scale)?;
         let of_zero_point = if cx.has_input(ZERO_POINT) { Some(cx.dtype(ZERO_POINT)?) } else { None };
         if let (Some(attribute), Some(own)) = (self.output, of_zero_point)
             && attribute != own
@@ -124,7 +137,7 @@ impl Op for QuantizeLinear {
             )));
         }
         let dtype = of_zero_point.or(self.output).unwrap_or(DEFAULT_TYPE);
-        if integer_range(dtype).is_none() {
+        if number_range(dtype).is_none() {
             return Err(OpError::invalid(format!("a tensor cannot be quantized to type {dtype}")));
         }
         check_scale(cx, SCALE)?;
@@ -143,8 +156,9 @@ impl Op for QuantizeLinear {
             None => None,
         };
         let output = cx.output(0, "y");
-        let (low, high) = integer_range(cx.dtype(output)?).expect("checked by inference");
-        let rounded = self.rounded(cx, [(x, dtypes[0]), (scale, dtypes[1])], zero_point)?;
+        let output = cx.dtype(output)?;
+        let (low, high) = number_range(output).expect("checked by inference");
+        let rounded = self.rounded(cx, [(x, dtypes[0]), (scale, dtypes[1])], zero_point, output)?;
         let dtype = rounded.dtype;
         let (low, high) = (number(cx, dtype, low), number(cx, dtype, high));
         let above = emit(cx, "GreaterOrEqual", &[rounded.position, low]);
@@ -174,9 +188,17 @@ fn decompose_quantize(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (x, scale) = (typed_input(rw, X)?, typed_input(rw, SCALE)?);
     let zero_point = optional_typed_input(rw, ZERO_POINT)?;
     let dtype = zero_point.map(|(_, dtype)| dtype).or(op.output).unwrap_or(DEFAULT_TYPE);
-    let (low, high) = integer_range(dtype)
-        .ok_or_else(|| OpError::invalid(format!("a tensor cannot be quantized to type {dtype}")))?;
-    let rounded = op.rounded(rw, [x, scale], zero_point)?;
+    let rounded = op.rounded(rw, [x, scale], zero_point, dtype)?;
+    let Some((low, high)) = integer_range(dtype) else {
+        let attrs = Attrs::new().with("to", i64::from(dtype.to_onnx()));
+        let attrs = match rw.attrs().int("saturate")? {
+            Some(saturate) => attrs.with("saturate", saturate),
+            None => attrs,
+        };
+        let result = rw.add("Cast", &[rounded.position], attrs);
+        rw.replace_output(0, result);
+        return Ok(());
+    };
     let (low, high) = (number(rw, rounded.dtype, low), number(rw, rounded.dtype, high));
     let clamped = emit(rw, "Clip", &[rounded.position, low, high]);
     let result = cast(rw, clamped, rounded.dtype, dtype);
@@ -233,10 +255,11 @@ struct Factors {
 impl Op for DequantizeLinear {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(2, 3, 1)?;
-        let is_quantized = |dtype: DType| integer_range(dtype).is_some();
-        let dtype = cx.expect_dtype(X, "an integer of 8, 16 or 32 bits", is_quantized)?;
-        let scale = cx.expect_dtype(SCALE, "a float type", DType::is_float)?;
-        let output = self.output.unwrap_or(scale);
+        let is_quantized = |dtype: DType| number_range(dtype).is_some();
+        let dtype =
+            cx.expect_dtype(X, "an integer of up to 32 bits, or a float of up to 8 bits", is_quantized)?;
+        let scale = cx.expect_dtype(SCALE, "a float type", is_scale)?;
+        let output = self.output.unwrap_or_else(|| float_or(scale, DType::F32));
         if !output.is_float() {
             return Err(OpError::invalid(format!("output_dtype is {output}, expected a float type")));
         }
@@ -275,7 +298,7 @@ impl Op for DequantizeLinear {
 fn decompose_dequantize(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = DequantizeLinear::read(rw.node())?;
     let (x, scale) = (typed_input(rw, X)?, typed_input(rw, SCALE)?);
-    let output = op.output.unwrap_or(scale.1);
+    let output = op.output.unwrap_or_else(|| float_or(scale.1, DType::F32));
     let dtype = arithmetic_dtype(output);
     let factors = op.factors(rw, [x, scale], rw.input(ZERO_POINT), dtype)?;
     let product = emit(rw, "Mul", &[factors.distance, factors.step]);
