@@ -35,7 +35,7 @@ CHAPTERS = {
         "jax",
         "debugging",
     ],
-    "Models": ["exporters", "operators", "extending", "security"],
+    "Models": ["exporters", "quantized-models", "operators", "extending", "security"],
     "Speed": ["performance"],
     "From elsewhere": [
         "migrating",

@@ -317,7 +317,15 @@ impl Op for RelativePositionBias {
                     "the table has shape {table}; [buckets, heads] is needed"
                 )));
             }
-            Some(table) => table[1].clone(),
+            Some(table) => {
+                let least = if self.is_bidirectional { 4 } else { 2 };
+                if table[0].known().is_some_and(|buckets| buckets < least) {
+                    return Err(OpError::invalid(format!(
+                        "the table has shape {table}; at least {least} buckets are needed"
+                    )));
+                }
+                table[1].clone()
+            }
             None => cx.unknown_dim(0, 1),
         };
         let length = |cx: &Infer<'_>, k: usize| {

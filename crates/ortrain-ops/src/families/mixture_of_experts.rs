@@ -142,7 +142,7 @@ impl Mixture {
                 layer + 1
             )));
         };
-        let columns = self.bits.map_or(columns, |bits| columns * (8 / bits[layer]));
+        let columns = self.bits.map_or(columns, |bits| columns.saturating_mul(8 / bits[layer]));
         Ok([experts, rows, columns])
     }
 
@@ -210,18 +210,19 @@ impl Mixture {
                 self.block.unwrap_or_default()
             )));
         }
-        let packed = |count: usize| (count * bits[layer]).div_ceil(8);
+        let packed = |count: usize| count.saturating_mul(bits[layer]).div_ceil(8);
+        let all = |sizes: &[usize]| sizes.iter().copied().fold(1, usize::saturating_mul);
         let of_zero_points = match self.block {
-            Some(_) => experts * rows * packed(blocks),
-            None => experts * packed(rows),
+            Some(_) => all(&[experts, rows, packed(blocks)]),
+            None => all(&[experts, packed(rows)]),
         };
         let counts = [
-            (scales, experts * rows * blocks, "the scales"),
+            (scales, all(&[experts, rows, blocks]), "the scales"),
             (zero_points, of_zero_points, "the zero points"),
         ];
         for (k, count, what) in counts {
             if let Some(found) = cx.shape(k).and_then(Shape::concrete)
-                && found.iter().product::<usize>() != count
+                && all(&found) != count
             {
                 return Err(OpError::invalid(format!(
                     "{what} of {name}, input {k}, has shape {found:?}, but {count} elements are needed for weights of \
@@ -264,7 +265,7 @@ impl Op for Mixture {
             ));
         }
         let halves = if matches!(gate, Some(Gate::Interleaved | Gate::Concatenated)) { 2 } else { 1 };
-        if second[0] != first[0] || second[2] * halves != first[1] || second[1] != first[2] {
+        if second[0] != first[0] || second[2].saturating_mul(halves) != first[1] || second[1] != first[2] {
             return Err(OpError::invalid(format!(
                 "the weights of layer 1, of shape {first:?}, do not fit the weights of layer 2, of shape {second:?}"
             )));

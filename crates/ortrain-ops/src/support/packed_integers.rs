@@ -1,5 +1,6 @@
 //! Integers of a few bits that share bytes, with scales and zero points.
 
+use ortrain_expr::product_of_sizes;
 use ortrain_graph::{Attrs, DType, Shape, Tensor, ValueId};
 
 use crate::OpError;
@@ -11,7 +12,7 @@ use crate::support::quantization_grid::{Typed, emit};
 /// Checks that input `k` has `count` elements, if its shape is known.
 pub(crate) fn check_count(cx: &Infer<'_>, k: usize, count: usize, meaning: &str) -> Result<(), OpError> {
     let Some(dims) = cx.shape(k).and_then(Shape::concrete) else { return Ok(()) };
-    if dims.iter().product::<usize>() == count {
+    if product_of_sizes(dims.iter().copied()) == count as u64 {
         return Ok(());
     }
     Err(OpError::invalid(format!(

@@ -8,6 +8,7 @@ use crate::infer::{Infer, normalize_axis};
 use crate::rewrite::Rewrite;
 use crate::support::casts::cast;
 use crate::support::onnx_decomposition::NodeSink;
+use crate::support::sizes::MAX_CONSTANT_POSITIONS;
 
 /// Operator that rounds floats to a grid.
 pub(crate) const QUANTIZE_LINEAR: &str = "QuantizeLinear";
@@ -152,6 +153,11 @@ impl Layout {
             }
             Layout::Blocks { axis, block } => {
                 let size = known_size(x, axis)?;
+                if size as i64 > MAX_CONSTANT_POSITIONS {
+                    return Err(OpError::unsupported(format!(
+                        "axis {axis} of an input of shape {x} has more than {MAX_CONSTANT_POSITIONS} elements in blocks"
+                    )));
+                }
                 let blocks: Vec<i64> = (0..size).map(|at| (at / block) as i64).collect();
                 let blocks = to.emit_ints("block", &blocks);
                 let attrs = Attrs::new().with("axis", axis as i64);
@@ -184,6 +190,7 @@ impl Layout {
             }
             Layout::Blocks { axis, block } => {
                 let size = known_size(x, axis)?;
+                let block = block.min(size.max(1));
                 let blocks = size.div_ceil(block);
                 let missing = (blocks * block - size) as i64;
                 let mut padded = value;

@@ -71,9 +71,9 @@ impl Op for MaskedDecoder {
             )));
         }
         let is_packed = !cx.has_input(1);
-        let parts = if is_packed { 3 } else { 1 };
+        let parts: usize = if is_packed { 3 } else { 1 };
         let width = query[2].known();
-        if width.is_some_and(|width| width % (parts * self.common.heads as usize) != 0) {
+        if width.is_some_and(|width| width % parts.saturating_mul(self.common.heads as usize) != 0) {
             return Err(OpError::invalid(format!(
                 "the last axis of the queries, of shape {query}, cannot be divided into {} heads",
                 self.common.heads
@@ -88,14 +88,16 @@ impl Op for MaskedDecoder {
             Some(value) if value.rank() == 4 => Some(value[3].clone()),
             _ => size.clone(),
         };
-        let result =
-            of_values.as_ref().and_then(Dim::known).map(|size| Dim::Known(size * self.common.heads as usize));
+        let result = of_values
+            .as_ref()
+            .and_then(Dim::known)
+            .map(|size| Dim::Known(size.saturating_mul(self.common.heads as usize)));
         let result = [query[0].clone(), query[1].clone(), result.unwrap_or_else(|| cx.unknown_dim(0, 2))];
         for (k, size) in [(1, size), (2, of_values)] {
             let past = cx.shape(4 + k).and_then(|past| past.get(2)).and_then(Dim::known);
             let length = match (cx.shape(k), past) {
                 (Some(key), _) if key.rank() == 4 => key[2].clone(),
-                (_, Some(past)) => Dim::Known(past + 1),
+                (_, Some(past)) => Dim::Known(past.saturating_add(1)),
                 (_, None) if !cx.has_input(4 + k) => Dim::Known(1),
                 _ => cx.unknown_dim(k, 2),
             };
@@ -174,8 +176,9 @@ impl Op for PackedMultiHead {
                         "packed queries have shape {query}, but [tokens, {heads}, 3, size] is needed"
                     )));
                 }
-                let width =
-                    query[3].known().map_or_else(|| cx.unknown_dim(0, 1), |size| Dim::Known(size * heads));
+                let width = query[3]
+                    .known()
+                    .map_or_else(|| cx.unknown_dim(0, 1), |size| Dim::Known(size.saturating_mul(heads)));
                 Some([query[0].clone(), width].into_iter().collect::<Shape>())
             }
             (Some(query), Some(value)) if query.rank() == 2 && value.rank() == 2 => {

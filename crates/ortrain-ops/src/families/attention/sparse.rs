@@ -106,7 +106,9 @@ impl SparseAttention {
                 self.heads, blocks.layouts
             )));
         }
-        if let Some(length) = cache.filter(|&length| length > blocks.blocks * self.block as usize) {
+        if let Some(length) =
+            cache.filter(|&length| length > blocks.blocks.saturating_mul(self.block as usize))
+        {
             return Err(OpError::invalid(format!(
                 "the cache has {length} positions, but {} blocks of {} have fewer",
                 blocks.blocks, self.block
@@ -147,9 +149,18 @@ impl Op for SparseAttention {
                 "the queries have shape {query}; [batch, length, width] is needed"
             )));
         }
-        let parts = if cx.has_input(KEY) { self.heads } else { self.heads + 2 * self.of_keys } as usize;
+        let packed = self.heads.saturating_add(self.of_keys.saturating_mul(2));
+        let parts = if cx.has_input(KEY) { self.heads } else { packed } as usize;
+        if let Some(query) = &query
+            && query[2].known().is_some_and(|width| width % parts != 0 || width < parts)
+        {
+            return Err(OpError::invalid(format!(
+                "the last axis of the queries, of shape {query}, cannot be divided into {parts} heads"
+            )));
+        }
         let result = query.map(|query| -> Shape {
-            let width = query[2].known().map(|width| Dim::Known(width / parts * self.heads as usize));
+            let width =
+                query[2].known().map(|width| Dim::Known((width / parts).saturating_mul(self.heads as usize)));
             [query[0].clone(), query[1].clone(), width.unwrap_or_else(|| cx.unknown_dim(0, 2))]
                 .into_iter()
                 .collect()
@@ -219,6 +230,12 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     };
     let blocks = Blocks::new(rows, columns)?;
     let (query, dtype) = typed_input(rw, QUERY)?;
+    let width = rw.shape(query).and_then(|shape| shape.get(2).and_then(Dim::known));
+    if width.is_none_or(|width| (width as i64) < op.heads) {
+        return Err(OpError::unsupported(
+            "the width of the queries must be known; declare their shape in the model",
+        ));
+    }
     let (lengths, total) = (rw.required_input(KEY_LENGTHS)?, rw.required_input(TOTAL_LENGTH)?);
     let wide = [lengths, total].map(|id| {
         let flat = reshape_to(rw, id, &[Size::Number(-1)]);

@@ -9,6 +9,7 @@
 //! Limits: the inputs with integers have known shapes; weights that are packed for one GPU (`weight_prepacked`) are
 //! refused.
 
+use ortrain_expr::product_of_sizes;
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, SmallType, Tensor, ValueId};
 
 use crate::OpError;
@@ -22,6 +23,7 @@ use crate::support::packed_integers::{
     unpack,
 };
 use crate::support::quantization_grid::{emit, number, typed_input};
+use crate::support::sizes::MAX_CONSTANT_POSITIONS;
 
 const MICROSOFT: &str = "com.microsoft";
 /// Bits of an integer without the attribute `bits`.
@@ -71,19 +73,22 @@ const NF4: [f64; 16] = [
     1.0,
 ];
 
+/// Largest number of rows or columns of a weight, and largest size of a block.
+const MAX_SIZE: i64 = i32::MAX as i64;
+
 /// Returns a positive attribute.
 fn positive(attrs: &Attrs, name: &'static str) -> Result<usize, OpError> {
     let value = Attrs::required(name, attrs.int(name)?)?;
-    usize::try_from(value)
-        .ok()
-        .filter(|&value| value > 0)
-        .ok_or_else(|| OpError::invalid(format!("{name} must be positive, got {value}")))
+    if !(1..=MAX_SIZE).contains(&value) {
+        return Err(OpError::invalid(format!("{name} must be from 1 to {MAX_SIZE}, got {value}")));
+    }
+    Ok(value as usize)
 }
 
 /// Returns the size of a block: a power of two.
 fn read_block(attrs: &Attrs, default: Option<i64>) -> Result<usize, OpError> {
     let block = Attrs::required("block_size", attrs.int("block_size")?.or(default))?;
-    let is_power = block >= MIN_BLOCK && block & (block - 1) == 0;
+    let is_power = (MIN_BLOCK..=MAX_SIZE).contains(&block) && block & (block - 1) == 0;
     if !is_power {
         return Err(OpError::invalid(format!(
             "block_size must be a power of two from {MIN_BLOCK} on, got {block}"
@@ -407,7 +412,12 @@ impl GatherBlockQuantized {
                 self.gather_axis, self.quantize_axis
             )));
         }
-        dims[rank - 1] *= 8 / self.bits_in(dtype);
+        dims[rank - 1] = dims[rank - 1].saturating_mul(8 / self.bits_in(dtype));
+        if dims[rank - 1] as i64 > MAX_CONSTANT_POSITIONS {
+            return Err(OpError::unsupported(format!(
+                "a table of shape {data} has rows of more than {MAX_CONSTANT_POSITIONS} elements"
+            )));
+        }
         Ok(dims)
     }
 }
@@ -424,11 +434,11 @@ impl Op for GatherBlockQuantized {
         };
         let dims = self.table_dims(data, of_data)?;
         let (last, lead) = dims.split_last().expect("the table has two axes");
-        let (rows, blocks) = (lead.iter().product::<usize>(), last.div_ceil(self.block));
-        check_count(cx, SCALES, rows * blocks, "the scale of each block")?;
+        let (rows, blocks) = (product_of_sizes(lead.iter().copied()) as usize, last.div_ceil(self.block));
+        check_count(cx, SCALES, rows.saturating_mul(blocks), "the scale of each block")?;
         if cx.has_input(ZERO_POINTS) {
             cx.expect_same_dtype([0, ZERO_POINTS])?;
-            let count = rows * (blocks * self.bits_in(of_data)).div_ceil(8);
+            let count = rows.saturating_mul((blocks * self.bits_in(of_data)).div_ceil(8));
             check_count(cx, ZERO_POINTS, count, "the zero points")?;
         }
         let shape = cx.shape(INDICES).map(|indices| {

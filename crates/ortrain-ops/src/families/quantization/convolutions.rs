@@ -119,7 +119,7 @@ fn decompose_integer(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (x, w) = (typed_input(rw, 0)?, typed_input(rw, 1)?);
     let filter = shape_or_error(rw, w.0, "the filter")?;
     let terms: Option<Vec<usize>> = filter[1..].iter().map(Dim::known).collect();
-    let dtype = exact_sum_dtype(terms.map(|sizes| sizes.iter().product()));
+    let dtype = exact_sum_dtype(terms.map(|sizes| sizes.into_iter().fold(1, usize::saturating_mul)));
     let zero_points = [rw.input(2), rw.input(3)];
     let factors = float_factors(rw, [x, w], zero_points, (filter.rank(), dtype));
     let attrs = rw.attrs().clone();
