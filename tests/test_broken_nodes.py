@@ -134,6 +134,8 @@ def of_one_node() -> dict[str, list[str]]:
 
 
 CASES = of_one_node()
+# Operators with cases in which a scale belongs to the whole tensor: no axis has an effect.
+WITHOUT_AXIS = frozenset({"DequantizeLinear", "QuantizeLinear"})
 
 
 @pytest.mark.parametrize("op", sorted(CASES))
@@ -157,7 +159,7 @@ def test_error_describes_the_broken_node(op: str) -> None:
             except ortrain.OrtrainError as error:
                 complaints.append(f"{label}: {type(error).__name__}: {error}")
             else:
-                if surely:
+                if surely and not (op in WITHOUT_AXIS and what.startswith("axis is ")):
                     complaints.append(f"{label}: it runs")
     assert not complaints, f"{len(complaints)} of {op}:\n" + "\n".join(complaints)
 

@@ -55,7 +55,9 @@ OPERATORS = {
     for operator in ortrain.operators()
     if operator.gradient in ("full", "partial")
 }
-STANDARD = sorted(name for (_, name), operator in OPERATORS.items() if operator.standard)
+# Operators with a gradient that reaches no float output.
+OF_INTEGERS = frozenset({"DynamicQuantizeLinear"})
+STANDARD = sorted(name for (_, name), operator in OPERATORS.items() if operator.standard and name not in OF_INTEGERS)
 # Oldest opset that can express a gradient, if it is newer than the operator. Older opsets cannot express positions of
 # maxima, or counts.
 MIN_OPSET = {"MaxPool": 9, "GlobalMaxPool": 9, "ReduceProd": 9}

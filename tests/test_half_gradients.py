@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 import test_recurrent
 from onnx import ModelProto, TensorProto, helper, numpy_helper
-from test_gradient_operators import OPERATORS, OTHERS, own_model
+from test_gradient_operators import FUSED, NOT_ASKED, OPERATORS, OTHERS, QUANTIZED, own_model
 from test_gradients import FIXED_TYPE, is_exception, original, positions_of, questions, retype
 from test_nodes import arrays, cases
 from training_nodes import Node, floats, nodes
@@ -73,6 +73,8 @@ DIFFERENTIABLE = {
 }
 # Operators without a question, and the reason.
 LEFT_OUT = {
+    **{name: reason for name, reason in NOT_ASKED.items() if reason in (FUSED, QUANTIZED) and name in DIFFERENTIABLE},
+    **dict.fromkeys(DIFFERENTIABLE & {"DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"}, QUANTIZED),
     "Cast": "is part of every question",
     "ConvTransposeGrad": "made of ConvTranspose and Conv",
     "Group": "gives a truth value",
@@ -182,7 +184,11 @@ def write_artifacts(model: ModelProto, trained: list[str], folder: Path) -> None
     while parameters:
         try:
             artifacts.generate_artifacts(
-                model, requires_grad=parameters, artifact_directory=folder, batch_norm="freeze"
+                model,
+                requires_grad=parameters,
+                artifact_directory=folder,
+                batch_norm="freeze",
+                quantized="freeze",
             )
             return
         except ortrain.UnsupportedError as error:

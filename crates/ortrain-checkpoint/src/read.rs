@@ -338,9 +338,9 @@ impl Reader<'_> {
     }
 }
 
-/// Returns the element type for a number of ONNX's `TensorProto.DataType`.
+/// Returns the element type for a number of ONNX's `TensorProto.DataType`. Checkpoints hold only types with arithmetic.
 fn dtype(name: &str, code: i32) -> Result<DType> {
-    if let Some(dtype) = DType::from_onnx(code) {
+    if let Some(dtype) = DType::from_onnx(code).filter(|dtype| !dtype.is_small()) {
         return Ok(dtype);
     }
     let dtype = match code {

@@ -67,7 +67,10 @@ fn elements_of_less_than_eight_bits_share_bytes() {
     let float8 = TensorProto { int32_data: vec![0x7E, 0xFF], ..tensor("t", DataType::Float8e4m3fn, &[2]) };
     assert_eq!(three(float8), [0x7E, 0xFF].as_slice());
     let odd = TensorProto { int32_data: vec![0x21, 0x03, 0], ..tensor("t", DataType::Int4, &[3]) };
-    assert_error(payload(&odd), "int32_data");
+    assert_error(
+        payload(&odd),
+        "tensor `t` should have 2 elements by its dimensions and type, but int32_data holds 3",
+    );
 }
 
 #[test]

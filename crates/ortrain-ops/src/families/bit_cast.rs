@@ -21,16 +21,24 @@ struct BitCast {
     to: DType,
 }
 
+/// Returns the number of bits of an element.
+fn bits_of(dtype: DType) -> usize {
+    match dtype {
+        DType::Small(small) => small.bits(),
+        other => 8 * other.size(),
+    }
+}
+
 impl Op for BitCast {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(1, 1, 1)?;
         let from = cx.dtype(0)?;
-        if from.size() != self.to.size() {
+        if bits_of(from) != bits_of(self.to) {
             return Err(OpError::invalid(format!(
                 "input 0 is of type {from} with {} bits per element, but {} has {}",
-                8 * from.size(),
+                bits_of(from),
                 self.to,
-                8 * self.to.size()
+                bits_of(self.to)
             )));
         }
         cx.set_output(0, self.to, cx.shape(0).cloned());
@@ -105,7 +113,8 @@ mod tests {
         let x = f64s(&[1], &[1.0]);
         for (attrs, message) in [
             (to(DType::F32), "64 bits per element, but float32 has 32"),
-            (Attrs::new().with("to", 22i64), "element type 22 is not supported"),
+            (Attrs::new().with("to", 22i64), "64 bits per element, but int4 has 4"),
+            (Attrs::new().with("to", 14i64), "element type 14 is not supported"),
             (Attrs::new(), "to"),
         ] {
             let failure = run_node(OP, &[Some(&x)], 1, attrs).expect_err("refused");

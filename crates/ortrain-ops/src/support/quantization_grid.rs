@@ -75,11 +75,12 @@ impl Layout {
         let block = attrs.int("block_size")?.unwrap_or(0);
         let block = usize::try_from(block)
             .map_err(|_| OpError::invalid(format!("block_size must not be negative, got {block}")))?;
+        let axis = attrs.int("axis")?.unwrap_or(DEFAULT_AXIS);
         let (Some(x), Some(scale)) = (x, scale) else { return Ok(None) };
         if block == 0 && scale.iter().all(|dim| dim.known() == Some(1)) && scale.rank() <= 1 {
             return Ok(Some(Layout::PerTensor));
         }
-        let axis = normalize_axis(attrs.int("axis")?.unwrap_or(DEFAULT_AXIS), x.rank())?;
+        let axis = normalize_axis(axis, x.rank())?;
         if block == 0 {
             let differs = scale.rank() != 1
                 || scale[0].known().zip(x[axis].known()).is_some_and(|(count, size)| count != size);

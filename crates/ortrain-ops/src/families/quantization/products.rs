@@ -54,16 +54,33 @@ fn product_shape(a: &Shape, b: &Shape) -> Result<Shape, OpError> {
     Ok(result)
 }
 
-/// Checks scale or zero point of a factor: one number, or one for each of `lines` rows or columns.
-fn check_per_line(cx: &Infer<'_>, k: usize, lines: Option<&Dim>, name: &str) -> Result<(), OpError> {
-    let (Some(shape), Some(lines)) = (cx.shape(k), lines.and_then(Dim::known)) else { return Ok(()) };
-    let Some(dims) = shape.concrete() else { return Ok(()) };
-    let count: usize = dims.iter().product();
-    if count == 1 || count.is_multiple_of(lines.max(1)) {
+/// Lines of a factor: its rows or columns.
+struct Lines {
+    /// Number of lines, if known.
+    count: Option<usize>,
+    /// Number of axes of the factor.
+    rank: usize,
+}
+
+impl Lines {
+    /// Returns the rows (`back` is 2) or the columns (`back` is 1) of a matrix.
+    fn new(matrix: Option<&Shape>, back: usize) -> Option<Lines> {
+        let matrix = matrix?;
+        let axis = matrix.rank().checked_sub(back);
+        Some(Lines { count: axis.and_then(|axis| matrix[axis].known()), rank: matrix.rank() })
+    }
+}
+
+/// Checks scale or zero point of a factor: one number, or one for each line.
+fn check_per_line(cx: &Infer<'_>, k: usize, lines: Option<&Lines>, name: &str) -> Result<(), OpError> {
+    let (Some(shape), Some(lines)) = (cx.shape(k), lines) else { return Ok(()) };
+    let (Some(dims), Some(count)) = (shape.concrete(), lines.count) else { return Ok(()) };
+    let numbers: usize = dims.iter().copied().fold(1, usize::saturating_mul);
+    if dims.len() <= lines.rank.max(1) && (numbers == 1 || numbers.is_multiple_of(count.max(1))) {
         return Ok(());
     }
     Err(OpError::invalid(format!(
-        "{name}, input {k}, has shape {shape}; one number, or one for each of {lines} lines of the matrix is needed"
+        "{name}, input {k}, has shape {shape}; one number, or one for each of {count} lines of the matrix is needed"
     )))
 }
 
@@ -88,10 +105,7 @@ impl Inputs {
     /// Checks the types of both factors, their scales and zero points, and returns the shape of the product. The
     /// shapes of the factors are given, because an attribute may transpose them.
     fn check(&self, cx: &Infer<'_>, a: Option<&Shape>, b: Option<&Shape>) -> Result<Option<Shape>, OpError> {
-        let last = |shape: Option<&Shape>, back: usize| {
-            shape.and_then(|shape| shape.rank().checked_sub(back).map(|axis| shape[axis].clone()))
-        };
-        let lines = [last(a, 2), last(b, 1)];
+        let lines = [Lines::new(a, 2), Lines::new(b, 1)];
         let parts = [
             (self.a, self.a_scale, self.a_zero_point, &lines[0], "a"),
             (self.b, self.b_scale, self.b_zero_point, &lines[1], "b"),
@@ -328,7 +342,7 @@ impl Op for DynamicQuantizeMatMul {
         let dtype = cx.expect_same_dtype([0, 2, 4])?;
         let own = cx.expect_dtype(1, "int8 or uint8", is_byte)?;
         check_scale(cx, 2)?;
-        let columns = cx.shape(1).and_then(|shape| shape.last().cloned());
+        let columns = Lines::new(cx.shape(1), 1);
         check_per_line(cx, 2, columns.as_ref(), "the scale of b")?;
         if cx.has_input(3) {
             let of_zero_point = cx.dtype(3)?;
