@@ -19,25 +19,13 @@ use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
 use crate::support::casts::{arithmetic_dtype, cast};
+use crate::support::channels_last::Channels;
 use crate::support::convolution::Conv;
-use crate::support::quantization_grid::{emit, number, shape_or_error, typed_input};
+use crate::support::quantization_grid::{emit, number, typed_input};
+use crate::support::sizes::shape_of;
 
 const MICROSOFT: &str = "com.microsoft";
 const DEFAULT_EPSILON: f32 = 1e-5;
-
-/// Returns the order of axes that moves the channels to the second axis, or back to the last one.
-fn channel_order(rank: usize, back: bool) -> Vec<usize> {
-    if back {
-        [0].into_iter().chain(2..rank).chain([1]).collect()
-    } else {
-        [0, rank - 1].into_iter().chain(1..rank - 1).collect()
-    }
-}
-
-fn move_channels(rw: &mut Rewrite<'_>, value: ValueId, rank: usize, back: bool) -> ValueId {
-    let order: Vec<i64> = channel_order(rank, back).into_iter().map(|axis| axis as i64).collect();
-    rw.add("Transpose", &[value], Attrs::new().with("perm", order))
-}
 
 /// `GroupNorm` and `SkipGroupNorm`.
 struct GroupNorm {
@@ -124,7 +112,7 @@ impl Op for GroupNorm {
 fn decompose_group_norm(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = GroupNorm::read(rw.node())?;
     let (x, dtype) = typed_input(rw, 0)?;
-    let rank = shape_or_error(rw, x, "the input")?.rank();
+    let rank = shape_of(rw, x, "the input")?.rank();
     let channel = op.channel_axis(rank);
     let mut sum = x;
     if op.has_skip {
@@ -159,7 +147,7 @@ fn decompose_group_norm(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let mut value = cast(rw, sum, dtype, wide);
     let [gamma, beta] = [gamma, beta].map(|id| cast(rw, id, of_gamma, wide));
     if op.is_channels_last {
-        value = move_channels(rw, value, rank, false);
+        value = Channels::ToSecondAxis.move_value(rw, value, rank);
     }
     let attrs = Attrs::new().with("num_groups", op.groups).with("epsilon", op.epsilon);
     value = rw.add("GroupNormalization", &[value, gamma, beta], attrs);
@@ -168,7 +156,7 @@ fn decompose_group_norm(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         value = emit(rw, "Mul", &[value, share]);
     }
     if op.is_channels_last {
-        value = move_channels(rw, value, rank, true);
+        value = Channels::ToLastAxis.move_value(rw, value, rank);
     }
     let value = cast(rw, value, wide, dtype);
     rw.replace_output(0, value);
@@ -249,11 +237,6 @@ fn decompose_split_gelu(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 /// `NhwcConv`: a convolution with the channels of image, filter and result behind.
 struct NhwcConv(Conv);
 
-/// Returns a shape with its axes in another order.
-fn permuted(shape: &Shape, order: &[usize]) -> Shape {
-    order.iter().map(|&axis| shape[axis].clone()).collect()
-}
-
 impl Op for NhwcConv {
     fn infer(&self, cx: &mut Infer<'_>) -> Result<(), OpError> {
         cx.check_arity(2, 3, 1)?;
@@ -268,21 +251,22 @@ impl Op for NhwcConv {
                 "an image of shape {image} and a filter of shape {filter} must have the same number of axes, at least 3"
             )));
         }
-        let order = channel_order(image.rank(), false);
-        let shape = self.0.shape_of_result(cx, &permuted(image, &order), &permuted(filter, &order))?;
-        cx.set_output(0, dtype, Some(permuted(&shape, &channel_order(shape.rank(), true))));
+        let [image, filter] = [image, filter].map(|shape| Channels::ToSecondAxis.move_shape(shape));
+        let shape = self.0.shape_of_result(cx, &image, &filter)?;
+        cx.set_output(0, dtype, Some(Channels::ToLastAxis.move_shape(&shape)));
         Ok(())
     }
 }
 
 fn decompose_nhwc(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (image, filter) = (rw.required_input(0)?, rw.required_input(1)?);
-    let rank = shape_or_error(rw, image, "the image")?.rank();
-    let mut inputs = vec![move_channels(rw, image, rank, false), move_channels(rw, filter, rank, false)];
+    let rank = shape_of(rw, image, "the image")?.rank();
+    let factors = [image, filter].map(|value| Channels::ToSecondAxis.move_value(rw, value, rank));
+    let mut inputs = factors.to_vec();
     inputs.extend(rw.input(2));
     let attrs = rw.attrs().clone();
     let result = rw.add("Conv", &inputs, attrs);
-    let result = move_channels(rw, result, rank, true);
+    let result = Channels::ToLastAxis.move_value(rw, result, rank);
     rw.replace_output(0, result);
     Ok(())
 }

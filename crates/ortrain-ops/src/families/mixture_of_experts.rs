@@ -20,9 +20,13 @@ use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
 use crate::support::casts::{arithmetic_dtype, cast};
-use crate::support::packed_integers::{check_scale_is_finite, keep_first, reshape, scaled_distance, unpack};
+use crate::support::packed_integers::{
+    check_scale_is_finite, keep_first, read_bits, reshape, scaled_distance, unpack,
+};
 use crate::support::quantization_grid::{emit, number, typed_input};
 
+/// Bits of the weights of `QMoE` without the attribute `expert_weight_bits`.
+const DEFAULT_BITS: usize = 4;
 const MICROSOFT: &str = "com.microsoft";
 const INPUT: usize = 0;
 const ROUTER: usize = 1;
@@ -126,7 +130,7 @@ impl Mixture {
             beta: attrs.float("activation_beta")?.unwrap_or(0.0),
             limit: attrs.float("swiglu_limit")?.filter(|limit| limit.is_finite()),
             layers: if is_quantized { &QUANTIZED_LAYERS } else { &FLOAT_LAYERS },
-            bits: is_quantized.then(|| read_bits(attrs)).transpose()?,
+            bits: is_quantized.then(|| read_layer_bits(attrs)).transpose()?,
             block: block.map(|block| block as usize),
         })
     }
@@ -153,7 +157,7 @@ impl Mixture {
 }
 
 /// Reads the bits of the weights of the layers of `QMoE`.
-fn read_bits(attrs: &Attrs) -> Result<[usize; 3], OpError> {
+fn read_layer_bits(attrs: &Attrs) -> Result<[usize; 3], OpError> {
     let format = attrs.string("quant_type")?.unwrap_or("int");
     if format != "int" {
         return Err(OpError::unsupported(format!(
@@ -166,14 +170,8 @@ fn read_bits(attrs: &Attrs) -> Result<[usize; 3], OpError> {
             "weights_prepacked: the weights are in the layout of one device; export the model without it",
         ));
     }
-    let of = |name: &str, default: i64| -> Result<usize, OpError> {
-        match attrs.int(name)?.unwrap_or(default) {
-            bits @ (2 | 4 | 8) => Ok(bits as usize),
-            bits => Err(OpError::invalid(format!("{name} must be 2, 4 or 8, got {bits}"))),
-        }
-    };
-    let common = of("expert_weight_bits", 4)?;
-    let own = |name: &str| of(name, common as i64);
+    let common = read_bits(attrs, "expert_weight_bits", DEFAULT_BITS)?;
+    let own = |name: &str| read_bits(attrs, name, common);
     Ok([own("fc1_expert_weight_bits")?, own("fc2_expert_weight_bits")?, own("fc3_expert_weight_bits")?])
 }
 

@@ -2,6 +2,7 @@
 
 pub(crate) mod activation_functions;
 pub(crate) mod casts;
+pub(crate) mod channels_last;
 pub(crate) mod convolution;
 pub(crate) mod element_indices;
 pub(crate) mod formula;

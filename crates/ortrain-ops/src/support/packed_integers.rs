@@ -20,6 +20,18 @@ pub(crate) fn check_count(cx: &Infer<'_>, k: usize, count: usize, meaning: &str)
     )))
 }
 
+/// Reads an attribute with the bits of packed integers.
+///
+/// # Errors
+/// Returns an error if the bits are not 2, 4 or 8.
+pub(crate) fn read_bits(attrs: &Attrs, name: &str, default: usize) -> Result<usize, OpError> {
+    match attrs.int(name)? {
+        None => Ok(default),
+        Some(bits @ (2 | 4 | 8)) => Ok(bits as usize),
+        Some(bits) => Err(OpError::invalid(format!("{name} must be 2, 4 or 8, got {bits}"))),
+    }
+}
+
 /// Returns the shifts that move each integer of a byte to the lowest bits, for integers with the lowest bits first.
 pub(crate) fn low_bits_first(bits: usize) -> Vec<u8> {
     (0..8 / bits).map(|at| (at * bits) as u8).collect()

@@ -8,7 +8,7 @@ use crate::infer::{Infer, normalize_axis};
 use crate::rewrite::Rewrite;
 use crate::support::casts::cast;
 use crate::support::onnx_decomposition::NodeSink;
-use crate::support::sizes::MAX_CONSTANT_POSITIONS;
+use crate::support::sizes::{MAX_CONSTANT_POSITIONS, reduce_sum_axes};
 
 /// Operator that rounds floats to a grid.
 pub(crate) const QUANTIZE_LINEAR: &str = "QuantizeLinear";
@@ -181,13 +181,13 @@ impl Layout {
         let rank = x.rank();
         match self {
             Layout::PerTensor => {
-                let total = sum_axes(to, value, &Vec::from_iter(0..rank as i64));
+                let total = reduce_sum_axes(to, value, &Vec::from_iter(0..rank as i64));
                 let shape = to.emit_ints("shape", &vec![1; scale.rank()]);
                 Ok(to.emit("Reshape", &[Some(total), Some(shape)], Attrs::new()))
             }
             Layout::PerAxis(axis) => {
                 let others: Vec<i64> = (0..rank as i64).filter(|&other| other != axis as i64).collect();
-                Ok(sum_axes(to, value, &others))
+                Ok(reduce_sum_axes(to, value, &others))
             }
             Layout::Blocks { axis, block } => {
                 let size = known_size(x, axis)?;
@@ -209,19 +209,10 @@ impl Layout {
                 }
                 let shape = to.emit_ints("shape", &sizes);
                 let split = to.emit("Reshape", &[Some(padded), Some(shape)], Attrs::new());
-                Ok(sum_axes(to, split, &[axis as i64 + 1]))
+                Ok(reduce_sum_axes(to, split, &[axis as i64 + 1]))
             }
         }
     }
-}
-
-/// Sums a value over axes, and removes these axes.
-fn sum_axes(to: &mut impl ShapedNodeSink, value: ValueId, axes: &[i64]) -> ValueId {
-    if axes.is_empty() {
-        return value;
-    }
-    let axes = to.emit_ints("axes", axes);
-    to.emit("ReduceSum", &[Some(value), Some(axes)], Attrs::new().with("keepdims", 0i64))
 }
 
 fn known_size(x: &Shape, axis: usize) -> Result<usize, OpError> {
@@ -229,20 +220,6 @@ fn known_size(x: &Shape, axis: usize) -> Result<usize, OpError> {
         OpError::unsupported(format!(
             "the size of axis {axis} of the input must be known for scales of blocks; its shape is {x}"
         ))
-    })
-}
-
-/// Returns the shape of a value.
-///
-/// # Errors
-/// Returns an error if the rank is unknown.
-pub(crate) fn shape_or_error(
-    to: &impl ShapedNodeSink,
-    value: ValueId,
-    label: &str,
-) -> Result<Shape, OpError> {
-    to.known_shape(value).ok_or_else(|| {
-        OpError::unsupported(format!("the rank of {label} must be known; declare its shape in the model"))
     })
 }
 
@@ -262,6 +239,32 @@ pub(crate) fn check_scale(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
     }
 }
 
+/// Checks that an optional zero point, input `k`, has the type of the quantized tensor.
+///
+/// # Errors
+/// Returns an error that names both types.
+pub(crate) fn check_zero_point_type(cx: &Infer<'_>, k: usize, dtype: DType) -> Result<(), OpError> {
+    if cx.has_input(k) && cx.dtype(k)? != dtype {
+        return Err(OpError::invalid(format!(
+            "the zero point, input {k}, is of type {}, but the quantized tensor is of type {dtype}",
+            cx.dtype(k)?
+        )));
+    }
+    Ok(())
+}
+
+/// Checks scale `k` and the optional zero point behind it, each one number, for a quantized tensor of this type.
+///
+/// # Errors
+/// Returns an error that names the input and its type, shape or number.
+pub(crate) fn check_grid_of_tensor(cx: &Infer<'_>, k: usize, dtype: DType) -> Result<(), OpError> {
+    cx.expect_dtype(k, "a float type", DType::is_float)?;
+    check_scale(cx, k)?;
+    check_single(cx, k, "the scale")?;
+    check_single(cx, k + 1, "the zero point")?;
+    check_zero_point_type(cx, k + 1, dtype)
+}
+
 /// Checks that an optional zero point has the type of the quantized tensor and the shape of the scale.
 ///
 /// # Errors
@@ -275,12 +278,7 @@ pub(crate) fn check_zero_point(
     if !cx.has_input(zero_point) {
         return Ok(());
     }
-    let own = cx.dtype(zero_point)?;
-    if own != dtype {
-        return Err(OpError::invalid(format!(
-            "the zero point, input {zero_point}, is of type {own}, but the quantized tensor is of type {dtype}"
-        )));
-    }
+    check_zero_point_type(cx, zero_point, dtype)?;
     let concrete = |k: usize| cx.shape(k).and_then(Shape::concrete);
     let (Some(own), Some(scale_dims)) = (concrete(zero_point), concrete(scale)) else { return Ok(()) };
     let count = |dims: &[usize]| dims.iter().product::<usize>();

@@ -3,6 +3,7 @@
 use ortrain_graph::{Attrs, DType, Dim, Shape, Tensor, ValueId};
 
 use crate::OpError;
+use crate::broadcast::ShapedNodeSink;
 use crate::rewrite::Rewrite;
 
 /// Size of an axis in a computed shape.
@@ -30,8 +31,8 @@ impl Size {
 ///
 /// # Errors
 /// Returns an error if the rank is unknown.
-pub(crate) fn shape_of(rw: &Rewrite<'_>, value: ValueId, label: &str) -> Result<Shape, OpError> {
-    rw.shape(value).cloned().ok_or_else(|| {
+pub(crate) fn shape_of(to: &impl ShapedNodeSink, value: ValueId, label: &str) -> Result<Shape, OpError> {
+    to.known_shape(value).ok_or_else(|| {
         OpError::unsupported(format!("the rank of {label} must be known; declare its shape in the model"))
     })
 }
@@ -200,12 +201,12 @@ pub(crate) fn remove_axes(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) ->
 }
 
 /// Sums a value over axes, and removes these axes.
-pub(crate) fn reduce_sum_axes(rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]) -> ValueId {
+pub(crate) fn reduce_sum_axes(to: &mut impl ShapedNodeSink, value: ValueId, axes: &[i64]) -> ValueId {
     if axes.is_empty() {
         return value;
     }
-    let axes = rw.ints("axes", axes);
-    rw.add("ReduceSum", &[value, axes], Attrs::new().with("keepdims", 0i64))
+    let axes = to.emit_ints("axes", axes);
+    to.emit("ReduceSum", &[Some(value), Some(axes)], Attrs::new().with("keepdims", 0i64))
 }
 
 /// Maximum length of a constant list of positions. Longer lists are computed at run time, so that an arbitrary size in

@@ -12,7 +12,9 @@ use crate::infer::Infer;
 use crate::op::{Axis, Definition, Op, QuantizedInput};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
-use crate::support::quantization_grid::{check_scale, check_single, is_byte, typed_input};
+use crate::support::quantization_grid::{
+    check_scale, check_single, check_zero_point_type, is_byte, typed_input,
+};
 use crate::support::sizes::shape_of;
 
 const INPUT: usize = 0;
@@ -50,12 +52,7 @@ impl Op for QuantizedAttention {
         cx.check_arity(5, 9, 2)?;
         for (k, zero_point) in [(INPUT, INPUT_ZERO_POINT), (WEIGHTS, WEIGHT_ZERO_POINT)] {
             let dtype = cx.expect_dtype(k, "int8 or uint8", is_byte)?;
-            if cx.has_input(zero_point) && cx.dtype(zero_point)? != dtype {
-                return Err(OpError::invalid(format!(
-                    "input {zero_point}, the zero point of input {k}, is of type {}, but input {k} is of type {dtype}",
-                    cx.dtype(zero_point)?
-                )));
-            }
+            check_zero_point_type(cx, zero_point, dtype)?;
         }
         for scale in [INPUT_SCALE, WEIGHT_SCALE] {
             check_scale(cx, scale)?;

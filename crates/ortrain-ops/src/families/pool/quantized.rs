@@ -3,7 +3,7 @@
 //! They are a float average between `DequantizeLinear` and `QuantizeLinear`. With `channels_last` the channels are the
 //! last axis.
 
-use ortrain_graph::{Attrs, DType, Graph, Node, Shape, ValueId};
+use ortrain_graph::{Attrs, DType, Graph, Node};
 
 use super::windows::Windows;
 use crate::OpError;
@@ -11,10 +11,12 @@ use crate::infer::Infer;
 use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
+use crate::support::channels_last::Channels;
 use crate::support::quantization_grid::{
-    SCALE_SAMPLE, SampleInput, ZERO_POINT_SAMPLE, check_scale, check_single, dequantize, is_byte, quantize,
-    shape_or_error, typed_input,
+    SCALE_SAMPLE, SampleInput, ZERO_POINT_SAMPLE, check_grid_of_tensor, dequantize, is_byte, quantize,
+    typed_input,
 };
+use crate::support::sizes::shape_of;
 
 const CHANNELS_LAST: &str = "channels_last";
 
@@ -22,15 +24,6 @@ const CHANNELS_LAST: &str = "channels_last";
 struct QuantizedAverage {
     windows: Windows,
     is_channels_last: bool,
-}
-
-/// Returns the order of axes that moves the channels to the second axis, or back to the last one.
-fn channel_order(rank: usize, back: bool) -> Vec<usize> {
-    if back {
-        [0].into_iter().chain(2..rank).chain([1]).collect()
-    } else {
-        [0, rank - 1].into_iter().chain(1..rank - 1).collect()
-    }
 }
 
 fn is_channels_last(attrs: &Attrs) -> Result<bool, OpError> {
@@ -42,17 +35,7 @@ impl Op for QuantizedAverage {
         cx.check_arity(4, 5, 1)?;
         let dtype = cx.expect_dtype(0, "int8 or uint8", is_byte)?;
         for scale in [1, 3] {
-            cx.expect_dtype(scale, "a float type", DType::is_float)?;
-            check_scale(cx, scale)?;
-            check_single(cx, scale, "the scale")?;
-            check_single(cx, scale + 1, "the zero point")?;
-            if cx.has_input(scale + 1) && cx.dtype(scale + 1)? != dtype {
-                let own = cx.dtype(scale + 1)?;
-                return Err(OpError::invalid(format!(
-                    "the zero point, input {}, is of type {own}, but the quantized tensor is of type {dtype}",
-                    scale + 1
-                )));
-            }
+            check_grid_of_tensor(cx, scale, dtype)?;
         }
         let Some(shape) = cx.shape(0) else {
             cx.set_output(0, dtype, None);
@@ -63,13 +46,9 @@ impl Op for QuantizedAverage {
                 "an input has shape {shape}, expected batch, channels and at least one spatial axis"
             )));
         }
-        let permuted = |shape: &Shape, order: Vec<usize>| -> Shape {
-            order.into_iter().map(|axis| shape[axis].clone()).collect()
-        };
-        let rank = shape.rank();
         let result = if self.is_channels_last {
-            let planes = permuted(shape, channel_order(rank, false));
-            permuted(&self.windows.infer_outputs(cx, &planes)?, channel_order(rank, true))
+            let planes = Channels::ToSecondAxis.move_shape(shape);
+            Channels::ToLastAxis.move_shape(&self.windows.infer_outputs(cx, &planes)?)
         } else {
             self.windows.infer_outputs(cx, shape)?
         };
@@ -81,21 +60,17 @@ impl Op for QuantizedAverage {
 fn decompose(rw: &mut Rewrite<'_>, op: &str) -> Result<(), OpError> {
     let (x, dtype) = typed_input(rw, 0)?;
     let is_channels_last = is_channels_last(rw.attrs())?;
-    let rank = shape_or_error(rw, x, "the input")?.rank();
-    let transpose = |rw: &mut Rewrite<'_>, value: ValueId, back: bool| {
-        let order: Vec<i64> = channel_order(rank, back).into_iter().map(|axis| axis as i64).collect();
-        rw.add("Transpose", &[value], Attrs::new().with("perm", order))
-    };
+    let rank = shape_of(rw, x, "the input")?.rank();
     let (scale, zero_point) = (rw.required_input(1)?, rw.input(2));
     let mut value = dequantize(rw, x, scale, zero_point);
     if is_channels_last {
-        value = transpose(rw, value, false);
+        value = Channels::ToSecondAxis.move_value(rw, value, rank);
     }
     let mut attrs = rw.attrs().clone();
     attrs.0.remove(CHANNELS_LAST);
     value = rw.add(op, &[value], attrs);
     if is_channels_last {
-        value = transpose(rw, value, true);
+        value = Channels::ToLastAxis.move_value(rw, value, rank);
     }
     let (scale, zero_point) = (rw.required_input(3)?, rw.input(4));
     let result = quantize(rw, value, scale, zero_point, dtype);

@@ -19,15 +19,15 @@ use crate::rewrite::Rewrite;
 use crate::sample::Sample;
 use crate::support::casts::{arithmetic_dtype, cast};
 use crate::support::packed_integers::{
-    check_count, check_scale_is_finite, keep_first, low_bits_first, reshape, scaled_distance, split_bytes,
-    unpack,
+    check_count, check_scale_is_finite, keep_first, low_bits_first, read_bits, reshape, scaled_distance,
+    split_bytes, unpack,
 };
 use crate::support::quantization_grid::{emit, number, typed_input};
 use crate::support::sizes::MAX_CONSTANT_POSITIONS;
 
 const MICROSOFT: &str = "com.microsoft";
 /// Bits of an integer without the attribute `bits`.
-const DEFAULT_BITS: i64 = 4;
+const DEFAULT_BITS: usize = 4;
 /// Elements of a block of `GatherBlockQuantized` without the attribute.
 const DEFAULT_BLOCK: i64 = 128;
 /// Smallest size of a block.
@@ -97,14 +97,6 @@ fn read_block(attrs: &Attrs, default: Option<i64>) -> Result<usize, OpError> {
     Ok(block as usize)
 }
 
-/// Returns the bits of an integer.
-fn read_bits(attrs: &Attrs) -> Result<usize, OpError> {
-    match attrs.int("bits")?.unwrap_or(DEFAULT_BITS) {
-        bits @ (2 | 4 | 8) => Ok(bits as usize),
-        bits => Err(OpError::invalid(format!("bits must be 2, 4 or 8, got {bits}"))),
-    }
-}
-
 /// `MatMulNBits`.
 struct MatMulNBits {
     columns: usize,
@@ -129,7 +121,7 @@ impl MatMulNBits {
         Ok(MatMulNBits {
             columns: positive(attrs, "N")?,
             rows: positive(attrs, "K")?,
-            bits: read_bits(attrs)?,
+            bits: read_bits(attrs, "bits", DEFAULT_BITS)?,
             block: read_block(attrs, None)?,
         })
     }
@@ -382,7 +374,7 @@ impl GatherBlockQuantized {
     fn read(node: &Node) -> Result<GatherBlockQuantized, OpError> {
         let attrs = &node.attrs;
         Ok(GatherBlockQuantized {
-            bits: read_bits(attrs)?,
+            bits: read_bits(attrs, "bits", DEFAULT_BITS)?,
             block: read_block(attrs, Some(DEFAULT_BLOCK))?,
             gather_axis: attrs.int("gather_axis")?.unwrap_or(0),
             quantize_axis: attrs.int("quantize_axis")?.unwrap_or(1),

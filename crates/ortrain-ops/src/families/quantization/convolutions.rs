@@ -21,9 +21,10 @@ use crate::support::casts::cast;
 use crate::support::convolution::{Conv, check_bias};
 use crate::support::onnx_decomposition::NodeSink;
 use crate::support::quantization_grid::{
-    SCALE_SAMPLE, SampleInput, Typed, ZERO_POINT_SAMPLE, check_scale, check_single, emit, exact_sum_dtype,
-    is_byte, quantize_positions, shape_or_error, typed_input, without_zero_point,
+    SCALE_SAMPLE, SampleInput, Typed, ZERO_POINT_SAMPLE, check_scale, check_single, check_zero_point_type,
+    emit, exact_sum_dtype, is_byte, quantize_positions, typed_input, without_zero_point,
 };
+use crate::support::sizes::shape_of;
 
 /// Checks scale or zero point of a filter: one number, or one for each channel of the result.
 fn check_per_channel(cx: &Infer<'_>, k: usize, filter: usize, name: &str) -> Result<(), OpError> {
@@ -42,17 +43,6 @@ fn check_per_channel(cx: &Infer<'_>, k: usize, filter: usize, name: &str) -> Res
     Err(OpError::invalid(format!(
         "{name}, input {k}, has shape {shape}; one number, or one for each channel of the result is needed"
     )))
-}
-
-/// Checks that a zero point has the type of its tensor.
-fn check_type_of_zero_point(cx: &Infer<'_>, k: usize, of: usize, dtype: DType) -> Result<(), OpError> {
-    if cx.has_input(k) && cx.dtype(k)? != dtype {
-        return Err(OpError::invalid(format!(
-            "input {k}, the zero point of input {of}, is of type {}, but input {of} is of type {dtype}",
-            cx.dtype(k)?
-        )));
-    }
-    Ok(())
 }
 
 /// Returns numbers for the channels of a filter of this rank, with axes of size 1 for the others; one number stays.
@@ -85,7 +75,7 @@ impl Op for ConvInteger {
         cx.check_arity(2, 4, 1)?;
         for (k, zero_point) in [(0, 2), (1, 3)] {
             let dtype = cx.expect_dtype(k, "int8 or uint8", is_byte)?;
-            check_type_of_zero_point(cx, zero_point, k, dtype)?;
+            check_zero_point_type(cx, zero_point, dtype)?;
         }
         check_single(cx, 2, "the zero point of the image")?;
         check_per_channel(cx, 3, 1, "the zero point of the filter")?;
@@ -99,7 +89,7 @@ impl Op for ConvInteger {
         let (x, w) = (cx.input(0)?, cx.input(1)?);
         let attrs = self.0.explicit_padding_attrs(&cx.node().attrs, cx.shape(x), cx.shape(w))?;
         let factors = [(x, cx.dtype(x)?), (w, cx.dtype(w)?)];
-        let rank = shape_or_error(cx, w, "the filter")?.rank();
+        let rank = shape_of(cx, w, "the filter")?.rank();
         let zero_points = [cx.optional_input(2), cx.optional_input(3)];
         let [x, w] = float_factors(cx, factors, zero_points, (rank, DType::F32));
         let required = [cx.needs_grad(0), cx.needs_grad(1), false];
@@ -117,7 +107,7 @@ impl Op for ConvInteger {
 
 fn decompose_integer(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let (x, w) = (typed_input(rw, 0)?, typed_input(rw, 1)?);
-    let filter = shape_or_error(rw, w.0, "the filter")?;
+    let filter = shape_of(rw, w.0, "the filter")?;
     let terms: Option<Vec<usize>> = filter[1..].iter().map(Dim::known).collect();
     let dtype = exact_sum_dtype(terms.map(|sizes| sizes.into_iter().fold(1, usize::saturating_mul)));
     let zero_points = [rw.input(2), rw.input(3)];
@@ -147,7 +137,7 @@ impl Op for QLinearConv {
         cx.check_arity(8, 9, 1)?;
         for (k, zero_point) in [(X, X_ZERO_POINT), (W, W_ZERO_POINT)] {
             let dtype = cx.expect_dtype(k, "int8 or uint8", is_byte)?;
-            check_type_of_zero_point(cx, zero_point, k, dtype)?;
+            check_zero_point_type(cx, zero_point, dtype)?;
         }
         for scale in [X_SCALE, W_SCALE, Y_SCALE] {
             cx.expect_dtype(scale, "a float type", DType::is_float)?;
@@ -201,7 +191,7 @@ fn decompose_linear(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 }
 
 fn rank_of(rw: &Rewrite<'_>, filter: ValueId) -> Result<usize, OpError> {
-    shape_or_error(rw, filter, "the filter").map(|shape: Shape| shape.rank())
+    shape_of(rw, filter, "the filter").map(|shape: Shape| shape.rank())
 }
 
 fn build_integer(_: &Graph, node: &Node) -> Result<Box<dyn Op>, OpError> {

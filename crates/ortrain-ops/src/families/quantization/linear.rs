@@ -24,8 +24,9 @@ use crate::rewrite::Rewrite;
 use crate::support::casts::{arithmetic_dtype, cast};
 use crate::support::quantization_grid::{
     Layout, Typed, check_scale, check_zero_point, emit, integer_range, number, number_range,
-    optional_typed_input, shape_or_error, typed_input, without_zero_point,
+    optional_typed_input, typed_input, without_zero_point,
 };
+use crate::support::sizes::shape_of;
 
 const X: usize = 0;
 const SCALE: usize = 1;
@@ -81,8 +82,7 @@ impl QuantizeLinear {
         zero_point: Option<Typed>,
         output: DType,
     ) -> Result<Rounded, OpError> {
-        let (x_shape, scale_shape) =
-            (shape_or_error(to, x.0, "the input")?, shape_or_error(to, scale.0, "the scale")?);
+        let (x_shape, scale_shape) = (shape_of(to, x.0, "the input")?, shape_of(to, scale.0, "the scale")?);
         let layout =
             Layout::new(&self.attrs, Some(&x_shape), Some(&scale_shape))?.expect("both shapes are known");
         let division = self.precision.unwrap_or_else(|| float_or(scale.1, x.1));
@@ -229,8 +229,7 @@ impl DequantizeLinear {
         zero_point: Option<ValueId>,
         dtype: DType,
     ) -> Result<Factors, OpError> {
-        let (x_shape, scale_shape) =
-            (shape_or_error(to, x.0, "the input")?, shape_or_error(to, scale.0, "the scale")?);
+        let (x_shape, scale_shape) = (shape_of(to, x.0, "the input")?, shape_of(to, scale.0, "the scale")?);
         let layout =
             Layout::new(&self.attrs, Some(&x_shape), Some(&scale_shape))?.expect("both shapes are known");
         let step = layout.broadcast(to, scale.0, &x_shape)?;

@@ -12,7 +12,7 @@ use crate::op::{Definition, Op};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
 use crate::support::quantization_grid::{
-    SCALE_SAMPLE, SampleInput, ZERO_POINT_SAMPLE, check_scale, check_single, dequantize, is_byte, quantize,
+    SCALE_SAMPLE, SampleInput, ZERO_POINT_SAMPLE, check_grid_of_tensor, dequantize, is_byte, quantize,
     typed_input,
 };
 
@@ -21,24 +21,6 @@ const MICROSOFT: &str = "com.microsoft";
 const DEFAULT_ALPHA: f32 = 0.01;
 /// First version of Softmax that normalizes along one axis.
 const ONE_AXIS_SOFTMAX: i64 = 13;
-
-/// Checks scale `k` and the zero point behind it, which may be missing, for a quantized tensor of this type.
-fn check_grid(cx: &Infer<'_>, k: usize, dtype: DType) -> Result<(), OpError> {
-    cx.expect_dtype(k, "a float type", DType::is_float)?;
-    check_scale(cx, k)?;
-    check_single(cx, k, "the scale")?;
-    if cx.has_input(k + 1) {
-        check_single(cx, k + 1, "the zero point")?;
-        let own = cx.dtype(k + 1)?;
-        if own != dtype {
-            return Err(OpError::invalid(format!(
-                "the zero point, input {}, is of type {own}, but the quantized tensor is of type {dtype}",
-                k + 1
-            )));
-        }
-    }
-    Ok(())
-}
 
 /// Returns input `k` dequantized by the scale and the zero point behind it.
 fn dequantized_input(rw: &mut Rewrite<'_>, k: usize) -> Result<ValueId, OpError> {
@@ -63,7 +45,7 @@ impl Op for Binary {
         cx.expect_dtype(0, "int8 or uint8", is_byte)?;
         let dtype = cx.expect_same_dtype([0, 3])?;
         for scale in [1, 4, 6] {
-            check_grid(cx, scale, dtype)?;
+            check_grid_of_tensor(cx, scale, dtype)?;
         }
         let shape = match (cx.shape(0), cx.shape(3)) {
             (Some(a), Some(b)) => Some(broadcast(a, b)?),
@@ -89,7 +71,7 @@ impl Op for Unary {
         cx.check_arity(4, 5, 1)?;
         let dtype = cx.expect_dtype(0, "int8 or uint8", is_byte)?;
         for scale in [1, 3] {
-            check_grid(cx, scale, dtype)?;
+            check_grid_of_tensor(cx, scale, dtype)?;
         }
         cx.set_output(0, dtype, cx.shape(0).cloned());
         Ok(())
@@ -172,12 +154,12 @@ impl Op for Concat {
         }
         cx.check_arity(inputs, inputs, 1)?;
         let dtype = cx.expect_dtype(1, "int8 or uint8", is_byte)?;
-        check_grid(cx, 0, dtype)?;
+        check_grid_of_tensor(cx, 0, dtype)?;
         let mut result: Option<Vec<Dim>> = None;
         let mut is_known = true;
         for part in (FIRST_PART..inputs).step_by(3) {
             let own = cx.expect_dtype(part, "int8 or uint8", is_byte)?;
-            check_grid(cx, part + 1, own)?;
+            check_grid_of_tensor(cx, part + 1, own)?;
             let Some(shape) = cx.shape(part) else {
                 is_known = false;
                 continue;

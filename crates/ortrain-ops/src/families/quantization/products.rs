@@ -23,8 +23,8 @@ use crate::sample::Sample;
 use crate::support::casts::{arithmetic_dtype, cast};
 use crate::support::onnx_decomposition::NodeSink;
 use crate::support::quantization_grid::{
-    Typed, check_scale, check_single, emit, exact_sum_dtype, is_byte, number, optional_typed_input,
-    quantize_positions, typed_input, without_zero_point,
+    Typed, check_scale, check_single, check_zero_point_type, emit, exact_sum_dtype, is_byte, number,
+    optional_typed_input, quantize_positions, typed_input, without_zero_point,
 };
 
 const MICROSOFT: &str = "com.microsoft";
@@ -112,13 +112,8 @@ impl Inputs {
         ];
         for (k, scale, zero_point, lines, name) in parts {
             let dtype = cx.expect_dtype(k, "int8 or uint8", is_byte)?;
+            check_zero_point_type(cx, zero_point, dtype)?;
             if cx.has_input(zero_point) {
-                let own = cx.dtype(zero_point)?;
-                if own != dtype {
-                    return Err(OpError::invalid(format!(
-                        "the zero point of {name}, input {zero_point}, is of type {own}, but {name} is of type {dtype}"
-                    )));
-                }
                 check_per_line(cx, zero_point, lines.as_ref(), &format!("the zero point of {name}"))?;
             }
             if let Some(scale) = scale {
