@@ -39,6 +39,7 @@ mod lower;
 mod matmul;
 mod matmul_strategy;
 mod nest;
+mod quantized_matmul;
 mod ranges;
 mod reduction_strategy;
 mod repr;

@@ -6,7 +6,7 @@ use crate::bindings::Regions;
 use crate::context::Context;
 use crate::dialect::Dialect;
 use crate::launch::{Caps, Launch, Lowered, Unsupported};
-use crate::{attention, conv, matmul, nest, scatter, window};
+use crate::{attention, conv, matmul, nest, quantized_matmul, scatter, window};
 
 /// Lowers a program to launches, in a language and for a device. The guards of the instructions at `checked` are
 /// already checked.
@@ -77,6 +77,7 @@ fn print_instruction(cx: &Context<'_>, instruction: &Instruction) -> Result<Vec<
         Instruction::Nest(nest) => nest::launches(cx, nest, &|_, _| Ok(Vec::new())),
         Instruction::NestGroup(_) => Err("a group is lowered nest by nest".to_owned()),
         Instruction::MatMul(m) => matmul::launches(cx, m),
+        Instruction::QuantizedMatMul(m) => quantized_matmul::launches(cx, m),
         Instruction::Conv(c) => conv::launches(cx, c),
         Instruction::Attention(a) => attention::launches(cx, a),
         Instruction::Window(w) => window::launches(cx, w),

@@ -8,8 +8,8 @@ use std::time::Instant;
 use ortrain_expr::{Access, OutOfRange};
 use ortrain_kernels::{
     AttentionDesc, AttentionKernel, Bf16Unit, Compiler, ConvDesc, ConvKernel, GemmDesc, GemmKernel,
-    NestKernel, Pool, Products, RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc, WindowKernel,
-    with_shared_code,
+    NestKernel, Pool, Products, QuantizedRight, RunScalars, ScatterDesc, ScatterKernel, Scratch, WindowDesc,
+    WindowKernel, with_shared_code,
 };
 use ortrain_program::{
     Attention, AttentionPass, Bindings, BufferId, BufferLocation, Executable, GradientMode, Instruction,
@@ -107,7 +107,22 @@ impl Kernel {
                     k: m.k,
                     a: m.a.access.clone(),
                     b: m.b.access.clone(),
+                    quantized: None,
                     rounded_to: m.rounded,
+                    products,
+                    epilogue: nest_of_accesses(&m.epilogue),
+                };
+                GemmKernel::new(&desc, compiler).map(Kernel::MatMul)
+            }
+            Instruction::QuantizedMatMul(m) => {
+                let quantized =
+                    QuantizedRight { matrix: m.b.matrix, has_zero_points: m.b.zero_points.is_some() };
+                let desc = GemmDesc {
+                    k: m.k,
+                    a: m.a.access.clone(),
+                    b: m.b.access(),
+                    quantized: Some(quantized),
+                    rounded_to: [None, m.b.rounded],
                     products,
                     epilogue: nest_of_accesses(&m.epilogue),
                 };
@@ -321,6 +336,13 @@ impl CpuExecutable {
             (Kernel::MatMul(kernel), Instruction::MatMul(m)) => {
                 let operands = [&m.a, &m.b].into_iter().chain(m.epilogue.operands());
                 let bases = addresses.addresses_of(operands.map(|operand| operand.buffer));
+                // SAFETY: see the comment at the start of the function.
+                unsafe { kernel.run(&bases, scalars, pool, scratch) }
+            }
+            (Kernel::MatMul(kernel), Instruction::QuantizedMatMul(m)) => {
+                let epilogue = m.epilogue.operands().map(|operand| operand.buffer);
+                let factors = [m.a.buffer, m.b.bytes].into_iter();
+                let bases = addresses.addresses_of(factors.chain(epilogue).chain(m.b.buffers().skip(1)));
                 // SAFETY: see the comment at the start of the function.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
             }

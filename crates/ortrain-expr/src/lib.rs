@@ -7,6 +7,7 @@
 //!   semantics.
 //! - [`Nest`]: an expression evaluated at every point of an iteration space, with optional reductions.
 //! - [`Precision`]: the precision of the factors of inner products.
+//! - [`QuantizedMatrix`]: the layout of a matrix of packed integers, and the numbers that they stand for.
 //! - [`ConvShape`], [`WindowShape`]: the geometry of convolutions and pooling.
 //! - [`stoppable`], [`pause`]: cancellation of long work.
 #![forbid(unsafe_code)]
@@ -21,6 +22,7 @@ mod nest;
 mod ops;
 mod philox;
 mod precision;
+mod quantized;
 mod scalar;
 mod sliding;
 mod small;
@@ -36,6 +38,7 @@ pub use nest::{Access, Dims, Load, Nest, Segments, Strides};
 pub use ops::{BinaryOp, CompareOp, ReduceOp, Type, UnaryOp};
 pub use philox::{philox4x32_10, philox4x32_10_blocks, random_bits};
 pub use precision::{InnerProduct, Precision, UnknownPrecision};
+pub use quantized::{QuantizedMatrix, QuantizedNumbers};
 pub use scalar::{Mode, Scalar};
 pub use sliding::{ConvPass, ConvShape, IndexKind, SlidingAxes, SlidingAxis, WindowPass, WindowShape};
 pub use small::{PowerRounding, SmallType, SpecialCodes};

@@ -50,7 +50,7 @@ pub use attention::{AttentionDesc, AttentionGradients, AttentionKernel, Attentio
 pub use candidates::KernelFilter;
 pub use catalog::kernel_names;
 pub use conv::{ConvDesc, ConvKernel};
-pub use gemm::{GemmDesc, GemmKernel, Products};
+pub use gemm::{GemmDesc, GemmKernel, Products, QuantizedRight};
 pub use huge_pages::{memory_bytes, prefer_large_pages};
 pub use isa::{Bf16Unit, Isa};
 pub use limits::Limits;

@@ -129,6 +129,7 @@ fn runs_allocate_nothing() {
                 k,
                 a: Access::contiguous(DType::F32, &[m, k]),
                 b: Access::contiguous(DType::F32, &[k, n]),
+                quantized: None,
                 rounded_to: [None; 2],
                 products: Products { precision, unit: Bf16Unit::detect(isa) },
                 epilogue: Nest {

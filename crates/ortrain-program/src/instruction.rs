@@ -6,7 +6,9 @@ use ortrain_expr::Precision;
 
 use crate::buffer::{Buffer, BufferId, BufferIds, BufferLocation, BufferSubstitution};
 use crate::cost::{Cost, Traffic};
-use crate::instructions::{Attention, Body, Conv, MatMul, NestGroup, ScatterAdd, Window, Yield};
+use crate::instructions::{
+    Attention, Body, Conv, MatMul, NestGroup, QuantizedMatMul, ScatterAdd, Window, Yield,
+};
 use crate::operand::{Nest, Use};
 
 /// Instruction. The set is closed: every backend matches all variants. Clones share their body until one of them
@@ -20,6 +22,8 @@ pub enum Instruction {
     NestGroup(Arc<NestGroup>),
     /// Matrix product with an epilogue.
     MatMul(Arc<MatMul>),
+    /// Matrix product with a matrix of packed integers, with an epilogue.
+    QuantizedMatMul(Arc<QuantizedMatMul>),
     /// Convolution with an epilogue.
     Conv(Arc<Conv>),
     /// Attention or its gradients, with epilogues.
@@ -42,7 +46,7 @@ macro_rules! from_bodies {
     };
 }
 
-from_bodies!(Nest, NestGroup, MatMul, Conv, Attention, Window, ScatterAdd);
+from_bodies!(Nest, NestGroup, MatMul, QuantizedMatMul, Conv, Attention, Window, ScatterAdd);
 
 impl Instruction {
     /// Returns the body of the instruction.
@@ -51,6 +55,7 @@ impl Instruction {
             Instruction::Nest(nest) => &**nest,
             Instruction::NestGroup(group) => &**group,
             Instruction::MatMul(product) => &**product,
+            Instruction::QuantizedMatMul(product) => &**product,
             Instruction::Conv(conv) => &**conv,
             Instruction::Attention(attention) => &**attention,
             Instruction::Window(window) => &**window,
@@ -65,6 +70,7 @@ impl Instruction {
             Instruction::Nest(nest) => &mut *Arc::make_mut(nest),
             Instruction::NestGroup(group) => &mut *Arc::make_mut(group),
             Instruction::MatMul(product) => &mut *Arc::make_mut(product),
+            Instruction::QuantizedMatMul(product) => &mut *Arc::make_mut(product),
             Instruction::Conv(conv) => &mut *Arc::make_mut(conv),
             Instruction::Attention(attention) => &mut *Arc::make_mut(attention),
             Instruction::Window(window) => &mut *Arc::make_mut(window),
@@ -82,7 +88,7 @@ impl Instruction {
     /// Returns the precision of the factors of its inner products.
     #[must_use]
     pub fn precision(&self) -> Precision {
-        self.body().factors().map_or(Precision::F32, |(_, precision)| precision)
+        self.body().precision()
     }
 
     /// Returns the sizes as text, followed by the precision unless that is `f32`.
@@ -167,8 +173,8 @@ impl Instruction {
 
     /// Returns the buffers that the instruction reads other than through its [nest](Instruction::flexible_nest).
     pub(crate) fn factor_buffers(&self) -> BufferIds {
-        match self.body().factors() {
-            Some((factors, _)) => factors.into_iter().map(|factor| factor.buffer).collect(),
+        match self.body().factor_buffers() {
+            Some(factors) => factors,
             None if self.flexible_nest().is_some() => BufferIds::new(),
             None => self.reads(),
         }

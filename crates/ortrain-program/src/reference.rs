@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use ortrain_expr::{
     Access, BinaryOp, ConvPass, ConvShape, DType, Dims, Evaluation, IndexKind, InnerProduct, Mode,
-    OutOfRange, Precision, ReduceOp, RunScalar, Scalar, SlidingAxis, Type, UnaryOp, WindowPass, WindowShape,
-    flat_index_of,
+    OutOfRange, Precision, QuantizedNumbers, ReduceOp, RunScalar, Scalar, SlidingAxis, Type, UnaryOp,
+    WindowPass, WindowShape, flat_index_of,
 };
 
 use rustc_hash::FxHashSet;
@@ -17,8 +17,8 @@ use crate::buffer::distinct;
 use crate::{
     Attention, AttentionPass, Backend, Bf16Fallback, Bindings, Buffer, BufferId, BufferLocation, Conv,
     Executable, GradientMode, Instruction, InterruptPoints, Load, MatMul, Nest, Observer, Operand,
-    OutOfMemory, Program, RunError, RunPart, Scalars, ScatterAdd, Target, UnsupportedOnBackend,
-    UnsupportedPrecision, Window, Workspace,
+    OutOfMemory, Program, QuantizedMatMul, RunError, RunPart, Scalars, ScatterAdd, Target,
+    UnsupportedOnBackend, UnsupportedPrecision, Window, Workspace,
 };
 
 /// Backend with the reference semantics ([`Mode::Exact`]).
@@ -296,6 +296,7 @@ impl<'a> Evaluator<'a> {
                     group.nests.iter().try_for_each(|nest| self.nest(nest, |_, _| None))
                 }
                 Instruction::MatMul(m) => self.matmul(m),
+                Instruction::QuantizedMatMul(m) => self.quantized_matmul(m),
                 Instruction::Conv(c) => self.conv(c),
                 Instruction::Attention(a) => self.attention(a),
                 Instruction::Window(w) => self.window(w),
@@ -481,6 +482,39 @@ impl<'a> Evaluator<'a> {
                 let (a, b) = ([at[0], l], [l, at[1]]);
                 let [a, b] = [(&m.a, a), (&m.b, b)].map(|(from, at)| run.load_element(from, batch, at, ty));
                 sum.add(m.precision, rounded(a, m.rounded[0]), rounded(b, m.rounded[1]));
+            }
+            Some(sum.result(m.precision))
+        };
+        self.nest(&m.epilogue, product)
+    }
+
+    fn quantized_matmul(&mut self, m: &QuantizedMatMul) -> Result<(), OutOfRange> {
+        let ty = self.sum_type(Type::F32);
+        let access = m.b.access();
+        let decoded = |run: &Evaluator<'_>, position: usize| {
+            let matrix = &m.b.matrix;
+            let of = |id: BufferId, at: usize| run.buffers[id.0 as usize][at];
+            let byte = of(m.b.bytes, position / matrix.integers_per_byte()).to_f64() as u8;
+            let integer = matrix.integer(byte, position);
+            let block = position / matrix.block;
+            let number = match (matrix.numbers, m.b.zero_points) {
+                (QuantizedNumbers::Table(numbers), _) => {
+                    Scalar::from_f64(ty, f64::from(numbers[usize::from(integer)]))
+                }
+                (QuantizedNumbers::Distances { zero_point }, zero_points) => {
+                    let own = Scalar::from_f64(ty, f64::from(zero_point));
+                    let zero_point = zero_points.map_or(own, |id| of(id, block).convert(ty));
+                    Scalar::binary(BinaryOp::Sub, Scalar::from_f64(ty, f64::from(integer)), zero_point)
+                }
+            };
+            let element = Scalar::binary(BinaryOp::Mul, number, of(m.b.scales, block).convert(ty));
+            m.b.rounded.and_then(UnaryOp::rounding_to).map_or(element, |op| Scalar::unary(op, element))
+        };
+        let product = |run: &Evaluator<'_>, index: &[usize]| {
+            let mut sum = InnerProduct::new(ty);
+            for l in 0..m.k {
+                let a = run.load_element(&m.a, &[], [index[0], l], ty);
+                sum.add(m.precision, a, decoded(run, access.position(&[l, index[1]])));
             }
             Some(sum.result(m.precision))
         };

@@ -4,14 +4,15 @@
 use std::sync::Arc;
 
 use ortrain_expr::{
-    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Dims, Expr, Precision, ReduceOp,
-    Reduction, Reg, Segments, SlidingAxes, SlidingAxis, Strides, Type, UnaryOp, WindowPass, WindowShape,
+    Access, BinaryOp, Builder, CompareOp, ConvPass, ConvShape, DType, Dims, Expr, Precision, QuantizedMatrix,
+    QuantizedNumbers, ReduceOp, Reduction, Reg, Segments, SlidingAxes, SlidingAxis, Strides, Type, UnaryOp,
+    WindowPass, WindowShape,
 };
 use ortrain_graph::Tensor;
 use ortrain_program::{
     Backend, Bindings, BufferId, BufferLocation, Conv, GradientMode, GradientModes, Instruction, Load,
-    MatMul, Memory, Nest, Operand, PlaneId, Program, ProgramBuilder, Reference, Scalars, ScatterAdd, Window,
-    WindowIndex, Workspace,
+    MatMul, Memory, Nest, Operand, PlaneId, Program, ProgramBuilder, QuantizedFactor, QuantizedMatMul,
+    Reference, Scalars, ScatterAdd, Window, WindowIndex, Workspace,
 };
 
 /// `SplitMix64` generator.
@@ -688,6 +689,14 @@ impl ProgramGenerator {
             weights = self.narrow_copy(weights, [k, k]);
         }
         let (epilogue, to) = self.epilogue(&[m, k], kinds);
+        if self.random.chance(25) {
+            let (a, b) = (a.full_operand(&[m, k]), self.quantized_factor(k, kinds));
+            let precision = Precision::F32;
+            let product = QuantizedMatMul { m, n: k, k, a, b, precision, epilogue };
+            self.emit(Instruction::from(product), GradientModes::ALL);
+            self.values.push(to);
+            return;
+        }
         if self.random.chance(50) {
             weights.access.strides.reverse();
         }
@@ -706,6 +715,38 @@ impl ProgramGenerator {
             GradientModes::ALL,
         );
         self.values.push(to);
+    }
+
+    /// Builds a square factor of packed integers with `size` columns.
+    fn quantized_factor(&mut self, size: usize, kinds: Kinds) -> QuantizedFactor {
+        let (bits, block) = (self.random.pick(&[2, 4, 8]), self.random.pick(&[16, 32, 48]));
+        let numbers = match bits == 4 && self.random.chance(40) {
+            true => QuantizedNumbers::Table(std::array::from_fn(|_| self.random.unit())),
+            false => QuantizedNumbers::Distances { zero_point: (1 << (bits - 1)) as f32 },
+        };
+        let blocks = size.div_ceil(block);
+        let is_high_first = self.random.chance(30);
+        let matrix = QuantizedMatrix { bits, is_high_first, block, blocks, lines: size, numbers };
+        let bytes: Vec<u8> = (0..matrix.num_bytes()).map(|_| self.random.below(256) as u8).collect();
+        let bytes = Tensor::from_slice(DType::U8, &[bytes.len()], &bytes).stored();
+        let bytes = self.builder.constant("integers", &bytes);
+        // The decoded elements are at most about one.
+        let scale = 1.0 / (1 << (bits - 1)) as f32;
+        let mut of_blocks = |name: &str, scale: f32| {
+            let values: Vec<f32> = (0..matrix.num_blocks()).map(|_| scale * self.random.unit()).collect();
+            self.builder.constant(name, &Tensor::f32(&[values.len()], &values).stored())
+        };
+        let scales = of_blocks("scales", scale);
+        let zero_points = of_blocks("zero points", 1.0 / scale);
+        let has_zero_points = !matches!(numbers, QuantizedNumbers::Table(_)) && self.random.chance(50);
+        QuantizedFactor {
+            matrix,
+            has_lines_of_columns: self.random.chance(50),
+            bytes,
+            scales,
+            zero_points: has_zero_points.then_some(zero_points),
+            rounded: (kinds.narrow && self.random.chance(30)).then_some(DType::F16),
+        }
     }
 
     fn input(&mut self, len: usize) -> BufferId {

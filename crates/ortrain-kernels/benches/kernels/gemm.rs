@@ -1,7 +1,9 @@
 //! Cases of matrix products.
 
-use ortrain_expr::{Access, BinaryOp, Builder, DType, Load, Nest, Precision, Type, UnaryOp};
-use ortrain_kernels::{Bf16Unit, GemmDesc, GemmKernel, Products};
+use ortrain_expr::{
+    Access, BinaryOp, Builder, DType, Load, Nest, Precision, QuantizedMatrix, QuantizedNumbers, Type, UnaryOp,
+};
+use ortrain_kernels::{Bf16Unit, GemmDesc, GemmKernel, Products, QuantizedRight};
 
 use crate::case::{Buffers, Case, SCALARS};
 
@@ -208,6 +210,11 @@ fn network_cases() -> Vec<Case> {
     cases.push(case_in_panels("lstm step", [16, 1024, 256]));
     cases.push(layer("lstm step back", [1, 16, 256, 1024], nn, Epilogue::Nothing));
     cases.push(case_in_panels("lstm step back", [16, 256, 1024]));
+    for rows in [1, 32, 512] {
+        cases.push(layer("decoder", [1, rows, 4096, 4096], nt, Epilogue::Nothing));
+        cases.push(quantized_case([rows, 4096, 4096], 4, true));
+        cases.push(quantized_case([rows, 4096, 4096], 4, false));
+    }
     cases
 }
 
@@ -233,6 +240,7 @@ fn case(what: &str, product: Product) -> Case {
                 k,
                 a: operand(dtype, [batch, m, k], ta, false),
                 b: operand(dtype, [batch, k, n], tb, shared),
+                quantized: None,
                 rounded_to: [None; 2],
                 products: Products { precision, unit: Bf16Unit::detect(isa) },
                 epilogue: nest(dtype, [batch, m, n], after),
@@ -248,6 +256,53 @@ fn case(what: &str, product: Product) -> Case {
                 }
                 // SAFETY: buffers have the lengths of the accesses, and belong to this case.
                 let result = unsafe { kernel.run(&bases, SCALARS, pool, buffers.scratch()) };
+                result.expect("no guards");
+            })
+        }),
+    }
+}
+
+/// Elements of a block of packed integers.
+const BLOCK: usize = 32;
+
+/// Returns a product with packed integers. The lines of the integers are columns of B, or rows of B.
+fn quantized_case([m, n, k]: [usize; 3], bits: usize, has_lines_of_columns: bool) -> Case {
+    let (lines, len) = if has_lines_of_columns { (n, k) } else { (k, n) };
+    let matrix = QuantizedMatrix {
+        bits,
+        is_high_first: false,
+        block: BLOCK,
+        blocks: len / BLOCK,
+        lines,
+        numbers: QuantizedNumbers::Distances { zero_point: 8.0 },
+    };
+    let desc = GemmDesc {
+        k,
+        a: operand(DType::F32, [1, m, k], false, false),
+        b: {
+            let mut access = matrix.access(has_lines_of_columns);
+            access.strides.insert(0, 0);
+            access
+        },
+        quantized: Some(QuantizedRight { matrix, has_zero_points: false }),
+        rounded_to: [None; 2],
+        products: Products::F32,
+        epilogue: nest(DType::F32, [1, m, n], Epilogue::Nothing),
+    };
+    let sizes = [4 * m * k, matrix.num_bytes(), 4 * m * n, 4 * matrix.num_blocks()];
+    let lines = if has_lines_of_columns { "columns" } else { "rows" };
+    Case {
+        name: format!("gemm quantized, {bits} bits, lines of {lines} {m}x{n}x{k}"),
+        flops: 2.0 * (m * n * k) as f64,
+        rate: 1.0,
+        precision: Precision::F32,
+        bytes: sizes.iter().sum::<usize>() as f64,
+        compile: Box::new(move |isa, threads| {
+            let kernel = GemmKernel::new(&desc, isa).expect("valid description");
+            let mut buffers = Buffers::new(&sizes, kernel.scratch_bytes(threads));
+            Box::new(move |pool| {
+                // SAFETY: buffers have the lengths of the accesses, and belong to this case.
+                let result = unsafe { kernel.run(&buffers.bases(), SCALARS, pool, buffers.scratch()) };
                 result.expect("no guards");
             })
         }),
@@ -271,6 +326,7 @@ fn case_in_panels(what: &str, [m, n, k]: [usize; 3]) -> Case {
         k,
         a: access(m * k, [0, k, 1]),
         b: access(k * n, [k * PANEL, PANEL, 1]),
+        quantized: None,
         rounded_to: [None; 2],
         products: Products::F32,
         epilogue: Nest {

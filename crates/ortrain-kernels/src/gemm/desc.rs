@@ -1,6 +1,6 @@
 //! Description of a product.
 
-use ortrain_expr::{Access, DType, Nest, Precision};
+use ortrain_expr::{Access, DType, Nest, Precision, QuantizedMatrix};
 
 use super::arithmetic::Arithmetic;
 use super::tiles::Tiles;
@@ -34,6 +34,15 @@ impl Products {
     }
 }
 
+/// Packed integers in place of the elements of B.
+#[derive(Clone, Copy, Debug)]
+pub struct QuantizedRight {
+    /// Layout of the integers.
+    pub matrix: QuantizedMatrix,
+    /// True if each block has a zero point in a buffer.
+    pub has_zero_points: bool,
+}
+
 /// Matrix product, or a batch of matrix products.
 ///
 /// The space is the space of the epilogue: batch axes, then m, then n. Transposed operands are expressed by strides.
@@ -43,8 +52,10 @@ pub struct GemmDesc {
     pub k: usize,
     /// A, over the batch axes, m and k.
     pub a: Access,
-    /// B, over the batch axes, k and n.
+    /// B, over the batch axes, k and n. If B is quantized, the access describes its decoded elements, of type `F32`.
     pub b: Access,
+    /// Packed integers of B.
+    pub quantized: Option<QuantizedRight>,
     /// 16-bit float to which the elements of each operand (then `F32`) are rounded before the multiplication. The
     /// results equal the results for an operand stored in that type.
     pub rounded_to: [Option<DType>; 2],

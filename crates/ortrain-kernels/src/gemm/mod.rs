@@ -21,6 +21,7 @@ mod operand;
 pub(crate) mod pack;
 mod plan;
 mod portable;
+mod quantized;
 pub(crate) mod run;
 mod small_m;
 mod strategies;
@@ -33,7 +34,7 @@ use ortrain_expr::{DType, OutOfRange, Type, UnaryOp};
 use crate::pool::Pool;
 use crate::scratch::{RunScalars, Scratch};
 use crate::tile::Compiler;
-pub use desc::{GemmDesc, Products};
+pub use desc::{GemmDesc, Products, QuantizedRight};
 use run::{Engine, Product};
 
 /// Compiled [`GemmDesc`].
@@ -71,6 +72,16 @@ impl GemmKernel {
                 return Err(format!("a matrix of type {} cannot be rounded to {to}", operand.dtype));
             }
         }
+        if let Some(quantized) = &desc.quantized {
+            let fault = quantized.matrix.validate().or_else(|| {
+                let len = quantized.matrix.len();
+                (desc.b.dtype != DType::F32 || desc.b.len != len)
+                    .then(|| format!("an access to {} elements of {len} packed integers", desc.b.len))
+            });
+            if let Some(fault) = fault {
+                return Err(fault);
+            }
+        }
         let engine: Box<dyn Engine> = if double {
             Box::new(Product::<f64>::new(desc, compiler)?)
         } else {
@@ -100,7 +111,8 @@ impl GemmKernel {
 
     /// Computes the product and its epilogue. Allocates nothing, and gives the same bits on any number of threads.
     ///
-    /// `bases` contains the start of each buffer: A, B, the epilogue's loads without the first, its stores.
+    /// `bases` contains the start of each buffer: A, B, the epilogue's loads without the first, its stores. If B is
+    /// quantized, its scales and zero points follow.
     ///
     /// # Errors
     /// Returns the first guard of the epilogue that fails, in index order. Stores are executed nevertheless.

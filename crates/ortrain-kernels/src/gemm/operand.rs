@@ -2,12 +2,17 @@
 
 use ortrain_expr::{Access, DType, Nest};
 
-use super::pack::Elements;
+use super::pack::{Block, Elements};
+use super::quantized::{DecodedRows, QuantizedSlots, decode};
+use crate::isa::Isa;
 use crate::tile::strided_iter::StridedIter;
 
 /// Maximum number of bytes of an operand's block that is kept packed over all of k. It is packed once, so it may exceed
 /// the second-level cache.
 pub(super) const MAX_REUSED_BLOCK_BYTES: usize = 2 << 20;
+
+/// Number of panels of adjacent lines of a quantized operand that are decoded together.
+const DECODED_PANELS: usize = 4;
 
 /// Storage of an operand for the micro-kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +41,8 @@ pub(super) struct Operand {
     /// Index among the buffers.
     pub(super) slot: usize,
     pub(super) elements: Elements,
+    /// Packed integers in place of the elements.
+    pub(super) quantized: Option<QuantizedSlots>,
     pub(super) offset: isize,
     pub(super) batch: StridedIter,
     /// Steps across the panels and along k.
@@ -70,6 +77,7 @@ impl Operand {
         Ok(Operand {
             slot,
             elements: Elements { stored: access.dtype, rounded },
+            quantized: None,
             offset: access.offset as isize,
             batch: StridedIter::new(batch)?,
             line: access.strides[across],
@@ -79,9 +87,83 @@ impl Operand {
         })
     }
 
+    /// Returns true if the elements are in memory as they are multiplied, in type `real`.
+    pub(super) fn is_stored_as(&self, real: DType) -> bool {
+        self.quantized.is_none() && self.elements.are_stored_as(real)
+    }
+
+    /// Calls `pack` for pieces of a block, each of one or several panels of `panel` lines, with the number of the first line of the piece
+    /// inside the block. Pieces of a quantized operand are first decoded into `decoded`.
+    ///
+    /// # Safety
+    /// The lines and depths belong to the operand, and `bases` are its buffers. `decoded` is valid for writes of
+    /// [`Operand::decoded_lines`] lines.
+    pub(super) unsafe fn for_each_piece(
+        &self,
+        isa: Isa,
+        bases: &[*mut u8],
+        batch: usize,
+        (first, lines): (usize, usize),
+        (p, depth): (usize, usize),
+        panel: usize,
+        decoded: *mut u8,
+        mut pack: impl FnMut(usize, Block),
+    ) {
+        let Operand { line, depth: step, .. } = *self;
+        let Some(quantized) = &self.quantized else {
+            let at = self.element_address(bases, batch, first, p);
+            return pack(0, Block { at, line_step: line, depth_step: step, lines, depth });
+        };
+        let source = quantized.source(self.slot, bases);
+        let piece_lines = self.decoded_lines(panel);
+        for piece in (0..lines).step_by(piece_lines) {
+            let count = piece_lines.min(lines - piece);
+            let position = self.position(batch, first + piece, p) as usize;
+            let (rows, line_step, depth_step) = if self.has_depths_adjacent() {
+                let rows = DecodedRows { first: position, step: line as usize, rows: count, len: depth };
+                (rows, depth as isize, 1)
+            } else {
+                let rows = DecodedRows { first: position, step: step as usize, rows: depth, len: count };
+                (rows, 1, count as isize)
+            };
+            // SAFETY: the caller's contract.
+            unsafe { decode(isa, source, rows, decoded.cast()) };
+            pack(piece, Block { at: decoded.cast_const(), line_step, depth_step, lines: count, depth });
+        }
+    }
+
+    /// Returns the number of lines of a quantized operand that are decoded together, for panels of `panel` lines. If
+    /// lines are adjacent, longer rows of them are decoded faster.
+    pub(super) fn decoded_lines(&self, panel: usize) -> usize {
+        if self.has_depths_adjacent() { panel } else { DECODED_PANELS * panel }
+    }
+
+    /// Returns true if the elements of a line are adjacent along k.
+    pub(super) fn has_depths_adjacent(&self) -> bool {
+        self.depth == 1
+    }
+
+    /// Returns the position of an element in the buffer.
+    fn position(&self, batch: usize, line: usize, depth: usize) -> isize {
+        let matrix = self.offset + self.batch.offset(batch);
+        matrix + line as isize * self.line + depth as isize * self.depth
+    }
+
+    /// Returns the address of an element of an operand that is not quantized.
+    pub(super) fn element_address(
+        &self,
+        bases: &[*mut u8],
+        batch: usize,
+        line: usize,
+        depth: usize,
+    ) -> *const u8 {
+        let position = self.position(batch, line, depth);
+        bases[self.slot].wrapping_offset(position * self.elements.size() as isize).cast_const()
+    }
+
     /// Returns true if a micro-kernel can read the lines in place like lines of A: elements are adjacent along k.
     pub(super) fn is_adjacent_along_k(&self, real: DType) -> bool {
-        self.elements.are_stored_as(real) && self.depth == 1 && !has_page_stride(self.line, real.size(), 4096)
+        self.is_stored_as(real) && self.depth == 1 && !has_page_stride(self.line, real.size(), 4096)
     }
 }
 

@@ -1,11 +1,12 @@
 //! Partition of a product into tasks, and packing of its operands. Depends on the description only.
 
-use ortrain_expr::{Access, DType, Inst, Load, Nest, Type};
+use ortrain_expr::{Access, DType, Inst, Load, Nest, QuantizedMatrix, Type};
 
-use super::desc::GemmDesc;
+use super::desc::{GemmDesc, QuantizedRight};
 use super::levels::Real;
 use super::micro::Micro;
 use super::operand::{MAX_REUSED_BLOCK_BYTES, Operand, Packing, has_page_stride};
+use super::quantized::QuantizedSlots;
 use super::strategies::{MAX_CHUNK_DEPTH, MIN_SPLIT_K_DEPTH, Request, Strategy, candidates};
 use super::tiles::Side;
 use crate::candidates::choose;
@@ -15,6 +16,8 @@ use crate::tile::{ALIGN, Compiler, LoopOrder, LoopPlan, TileProgram};
 
 /// Maximum depth of a chunk of dot products.
 const MAX_DOT_CHUNK_DEPTH: usize = 512;
+/// Maximum number of lines of one operand that dot products multiply together.
+const MAX_DOT_WIDTH: usize = 4;
 /// Minimum and maximum depth of a chunk of few long sums.
 const SPLIT_K_CHUNK_DEPTHS: (usize, usize) = (64, 256);
 /// Panels of A in a block: together with a panel of B they stay in the second-level cache.
@@ -86,6 +89,8 @@ pub(super) struct ProductPlan {
     pub(super) block_at: usize,
     pub(super) swapped_at: usize,
     pub(super) corner_at: usize,
+    /// Offset of the decoded piece of a quantized operand.
+    pub(super) decoded_at: usize,
     pub(super) bytes: usize,
 }
 
@@ -157,6 +162,8 @@ struct Sizes<T: 'static> {
     n: usize,
     k: usize,
     micro: Micro<T>,
+    /// True if an operand consists of packed integers.
+    is_quantized: bool,
 }
 
 /// Blocks of the result, and chunks and parts of k.
@@ -175,6 +182,7 @@ struct Layout {
     block_at: usize,
     swapped_at: usize,
     corner_at: usize,
+    decoded_at: usize,
     bytes: usize,
 }
 
@@ -190,8 +198,12 @@ impl<T: Real> Sizes<T> {
 
     /// Divides the result into blocks, and k into chunks and parts.
     fn divide(&self, splits_k: bool) -> Blocks {
-        let Sizes { strategy, batch, m, n, k, micro } = *self;
-        let (row_unit, depth_unit) = micro.block_units();
+        let Sizes { strategy, batch, m, n, k, micro, is_quantized } = *self;
+        let (row_unit, mut depth_unit) = micro.block_units();
+        if is_quantized {
+            // Chunks begin with a whole group of integers.
+            depth_unit = depth_unit.next_multiple_of(QuantizedMatrix::GROUP);
+        }
         // All panels of the larger operand are full, except for the last one.
         let row_unit = if self.is_swapped() { micro.mr } else { row_unit };
         let mut partition = BlockPartition::new(batch, m, n, k, (micro.mr, micro.nr), row_unit);
@@ -241,14 +253,14 @@ impl<T: Real> Sizes<T> {
 
     /// Chooses the storage of both operands. Returns the number of columns of a strip.
     fn choose_packing(&self, blocks: &Blocks, a: &mut Operand, b: &mut Operand) -> usize {
-        let Sizes { strategy, batch, m, n, k, micro } = *self;
+        let Sizes { strategy, batch, m, n, k, micro, .. } = *self;
         let &Blocks { rows, cols, part, .. } = blocks;
         let all_columns = n.next_multiple_of(cols).max(cols);
         match strategy {
             Strategy::FewRows => all_columns,
             Strategy::DotsOfRows | Strategy::DotsOfColumns => {
                 let operand = if strategy == Strategy::DotsOfRows { a } else { b };
-                if !operand.elements.are_stored_as(T::DTYPE) || operand.depth != 1 {
+                if !operand.is_stored_as(T::DTYPE) || operand.depth != 1 {
                     operand.packing = Packing::PerTask { full_depth: true };
                 }
                 all_columns
@@ -271,7 +283,7 @@ impl<T: Real> Sizes<T> {
         tape: &TileProgram,
         (is_direct, is_separate): (bool, bool),
     ) -> Layout {
-        let Sizes { strategy, batch, m, n, k, micro } = *self;
+        let Sizes { strategy, batch, m, n, k, micro, .. } = *self;
         let &Blocks { rows, cols, depth, part, parts } = blocks;
         let mut shared = 0;
         let mut reserve_shared = |elements: usize| {
@@ -286,6 +298,13 @@ impl<T: Real> Sizes<T> {
             at
         };
         let (a, b) = operands;
+        // A piece of panels covers a chunk. A piece of dot products has few lines, possibly over all of k.
+        let decoded_len = |operand: &Operand, panel: usize| match operand.quantized {
+            None => 0,
+            Some(_) if strategy.is_dots() => operand.decoded_lines(MAX_DOT_WIDTH) * k,
+            Some(_) => operand.decoded_lines(panel) * depth.min(k),
+        };
+        let decoded_len = decoded_len(a, micro.mr).max(decoded_len(b, micro.nr));
         if strategy == Strategy::FewRows {
             a.at = reserve(m * k);
         } else {
@@ -312,7 +331,8 @@ impl<T: Real> Sizes<T> {
         let block_at = reserve(if is_separate { tape.tile } else { block });
         let swapped_at = reserve(if self.is_swapped() { rows * cols } else { 0 });
         let corner_at = reserve(micro.mr * micro.nr);
-        Layout { shared, partial_at, block_at, swapped_at, corner_at, bytes }
+        let decoded_at = reserve(decoded_len);
+        Layout { shared, partial_at, block_at, swapped_at, corner_at, decoded_at, bytes }
     }
 }
 
@@ -356,7 +376,15 @@ impl ProductPlan {
         let plan = LoopPlan { nest, loop_order: LoopOrder::Map, outer_axes: &outside, tile_axes: &along };
         let tape = TileProgram::new(&plan, compiler)?;
         let of_a = Operand::new((&desc.a, desc.rounded_to[0], 0), nest, k, &outside, (axes, axes + 1))?;
-        let of_b = Operand::new((&desc.b, desc.rounded_to[1], 1), nest, k, &outside, (axes + 1, axes))?;
+        let mut of_b = Operand::new((&desc.b, desc.rounded_to[1], 1), nest, k, &outside, (axes + 1, axes))?;
+        let buffers = 1 + nest.loads.len() + nest.stores.len();
+        let quantized_buffers =
+            desc.quantized.map_or(0, |quantized| 1 + usize::from(quantized.has_zero_points));
+        of_b.quantized = desc.quantized.map(|QuantizedRight { matrix, has_zero_points }| QuantizedSlots {
+            matrix,
+            scales: buffers,
+            zero_points: has_zero_points.then_some(buffers + 1),
+        });
         let (mut a, mut b) = if is_transposed { (of_b, of_a) } else { (of_a, of_b) };
         let micro: Micro<T> =
             Micro::select(isa, desc.products, [&a, &b].map(|operand| operand.elements.loaded_dtype()));
@@ -364,7 +392,8 @@ impl ProductPlan {
         let request = Request { batch, m, n, k, a: &a, b: &b, micro, isa };
         let (name, strategy) = choose(&candidates::<T>(), &request, compiler.kernels())?;
         let splits_k = strategy != Strategy::FewRows && request.may_split_k();
-        let mut sizes = Sizes { strategy, batch, m, n, k, micro };
+        let is_quantized = desc.quantized.is_some();
+        let mut sizes = Sizes { strategy, batch, m, n, k, micro, is_quantized };
         let mut direct =
             direct_store(nest, &outside, if is_transposed { (axes + 1, axes) } else { (axes, axes + 1) })?;
         if sizes.is_swapped() {
@@ -382,7 +411,7 @@ impl ProductPlan {
         let layout = sizes.lay_out(&blocks, strip, (&mut a, &mut b), &tape, uses);
         let Sizes { m, n, .. } = sizes;
         let Blocks { rows, cols, depth, part, parts } = blocks;
-        let Layout { shared, partial_at, block_at, swapped_at, corner_at, bytes } = layout;
+        let Layout { shared, partial_at, block_at, swapped_at, corner_at, decoded_at, bytes } = layout;
         let work = (rows.min(m) * cols.min(n)).saturating_mul(part.min(k)).max(1);
         let plan = ProductPlan {
             name,
@@ -402,7 +431,7 @@ impl ProductPlan {
             group: (MIN_TASK_WORK / 2 / work).max(1),
             a,
             b,
-            buffers: 1 + nest.loads.len() + nest.stores.len(),
+            buffers: buffers + quantized_buffers,
             epilogue: tape,
             direct,
             shared,
@@ -410,6 +439,7 @@ impl ProductPlan {
             block_at,
             swapped_at,
             corner_at,
+            decoded_at,
             bytes,
         };
         Ok((plan, micro))
@@ -459,7 +489,7 @@ impl BlockSizes {
     ) -> usize {
         let &BlockSizes { m, n, k, batch, rows, cols, bytes } = self;
         let Micro { mr, nr, tiles, .. } = micro;
-        let packs = |operand: &Operand| !operand.elements.are_stored_as(real) || tiles.is_some();
+        let packs = |operand: &Operand| !operand.is_stored_as(real) || tiles.is_some();
         if packs(a) || n.div_ceil(nr) > MAX_B_PANELS_FOR_UNPACKED_A && !a.is_adjacent_along_k(real) {
             a.packing = Packing::PerTask { full_depth: a_full_depth };
         }
@@ -472,7 +502,10 @@ impl BlockSizes {
             let column = micro.packed_len(Side::B, 1, k).saturating_mul(copies * bytes);
             let strip_len = SHARED_STRIP_BYTES / column.max(1) / cols * cols;
             b.packing = Packing::PerTask { full_depth: b_full_depth };
-            if repacks && (strip_len >= n || copies == 1 && strip_len >= 2 * BLOCK_COLUMNS) {
+            if repacks
+                && b.quantized.is_none()
+                && (strip_len >= n || copies == 1 && strip_len >= 2 * BLOCK_COLUMNS)
+            {
                 b.packing = Packing::Shared;
                 strip = strip.min(strip_len.max(cols));
             }

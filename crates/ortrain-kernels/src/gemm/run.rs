@@ -141,7 +141,7 @@ impl<T: Real> Product<T> {
             let (start, lines) = (group * some, some.min(cols - group * some));
             let (p, n) = (chunk * depth, depth.min(k - chunk * depth));
             let block = Block {
-                at: element_address(b, bases.0[b.slot], copy, first + start, p),
+                at: b.element_address(bases.0, copy, first + start, p),
                 line_step: b.line,
                 depth_step: b.depth,
                 lines,
@@ -246,14 +246,14 @@ impl<T: Real> Product<T> {
             let (packed, block) = (scratch.add(a.at).cast::<T>(), scratch.add(*block_at).cast::<T>());
             let key = (a.offset + a.batch.offset(task.batch), rows.0, 0);
             if *packed_keys != key {
-                let at = element_address(a, task.bases[a.slot], task.batch, rows.0, 0);
+                let at = a.element_address(task.bases, task.batch, rows.0, 0);
                 let lines = Block { at, line_step: a.line, depth_step: a.depth, lines: rows.1, depth: *k };
                 pack(tape.isa, a.elements, lines, 1, packed);
                 *packed_keys = key;
             }
             let small_block = SmallMBlock {
                 a: packed.cast_const(),
-                b: element_address(b, task.bases[b.slot], task.batch, cols.0, 0),
+                b: b.element_address(task.bases, task.batch, cols.0, 0),
                 line: b.line,
                 depth: b.depth,
                 rows: rows.1,
@@ -281,8 +281,10 @@ impl<T: Real> Product<T> {
         } else {
             (b, a, cols, rows, 1, c_row)
         };
-        let first = element_address(operand, task.bases[operand.slot], task.batch, lines.0, depths.0);
+        let first = operand.element_address(task.bases, task.batch, lines.0, depths.0);
         let (mut at, mut line) = (first.cast::<T>(), operand.line);
+        // SAFETY: the layout of `Shape::new`.
+        let decoded = unsafe { scratch.add(self.shape.decoded_at) };
         // SAFETY: the caller's contract, and the layout of `Shape::new`.
         unsafe {
             if operand.packing != Packing::InPlace {
@@ -290,49 +292,75 @@ impl<T: Real> Product<T> {
                 let packed = scratch.add(operand.at).cast::<T>();
                 let key = (operand.offset + operand.batch.offset(task.batch), lines.0, depths.0);
                 if *packed_keys != key {
-                    let block = Block {
-                        at: first,
-                        line_step: operand.line,
-                        depth_step: operand.depth,
-                        lines: lines.1,
-                        depth: depths.1,
-                    };
-                    pack(tape.isa, operand.elements, block, 1, packed);
+                    operand.for_each_piece(
+                        tape.isa,
+                        task.bases,
+                        task.batch,
+                        lines,
+                        depths,
+                        1,
+                        decoded,
+                        |piece, block| {
+                            pack(tape.isa, operand.elements, block, 1, packed.add(piece * depths.1));
+                        },
+                    );
                     *packed_keys = key;
                 }
                 (at, line) = (packed, depths.1 as isize);
             }
-            for p in (0..depths.1).step_by(depth) {
-                pause();
+            let run_chunk = |p: usize, j: usize| {
                 let n = depth.min(depths.1 - p);
-                let mut j = 0;
-                while j < others.1 {
-                    let is_full = others.1 - j >= dots.width;
-                    let run = if is_full { dots.several } else { dots.single };
-                    let line_of_other = element_address(
-                        other,
-                        task.bases[other.slot],
-                        task.batch,
-                        others.0 + j,
-                        depths.0 + p,
-                    );
+                let is_full = others.1 - j >= dots.width;
+                let (run, width) = if is_full { (dots.several, dots.width) } else { (dots.single, 1) };
+                let multiply_lines = |of_other: *const u8, other_line: isize| {
                     for i in (0..lines.1).step_by(run.len()) {
                         let count = run.len().min(lines.1 - i);
                         let c = c.wrapping_offset(i as isize * line_step + j as isize * other_step);
                         let skinny_line = at.wrapping_offset(i as isize * line).wrapping_add(p);
+                        let of_other = of_other.cast();
                         run[count - 1](
                             n,
                             skinny_line,
                             line,
-                            line_of_other.cast(),
-                            other.line,
+                            of_other,
+                            other_line,
                             c,
                             line_step,
                             other_step,
                             p > 0,
                         );
                     }
-                    j += if is_full { dots.width } else { 1 };
+                };
+                let (some, depths) = ((others.0 + j, width), (depths.0 + p, n));
+                other.for_each_piece(
+                    tape.isa,
+                    task.bases,
+                    task.batch,
+                    some,
+                    depths,
+                    width,
+                    decoded,
+                    |_, block| {
+                        multiply_lines(block.at, block.line_step);
+                    },
+                );
+                width
+            };
+            let chunks = || (0..depths.1).step_by(depth);
+            let mut j = 0;
+            if other.quantized.is_some() {
+                // Each line of packed integers is read in order.
+                while j < others.1 {
+                    pause();
+                    j += chunks().map(|p| run_chunk(p, j)).last().unwrap_or(1);
+                }
+                return;
+            }
+            for p in chunks() {
+                pause();
+                j = 0;
+                while j < others.1 {
+                    j += run_chunk(p, j);
                 }
             }
         }
@@ -387,15 +415,18 @@ impl<T: Real> Product<T> {
             panel: size(panel, n) as isize,
             last: std::ptr::null(),
         };
-        let Operand { slot, elements, line, depth: step, .. } = *operand;
-        let base = task.bases[slot];
+        let Operand { elements, line, depth: step, .. } = *operand;
         let isa = self.shape.epilogue.isa;
-        let block = |first, lines, depth, n| Block {
-            at: element_address(operand, base, task.batch, first, depth),
-            line_step: line,
-            depth_step: step,
-            lines,
-            depth: n,
+        let pack_block = |lines: (usize, usize), depths: (usize, usize), to: *mut T| {
+            // SAFETY: the elements belong to the operand, and the destination has the capacity of whole panels (layout of
+            // `Shape::new`).
+            unsafe {
+                let decoded = task.scratch.add(self.shape.decoded_at);
+                let (bases, batch) = (task.bases, task.batch);
+                operand.for_each_piece(isa, bases, batch, lines, depths, panel, decoded, |piece, block| {
+                    micro.pack(isa, elements, block, side, to.add(size(piece, depths.1)));
+                });
+            }
         };
         let padded = lines.next_multiple_of(panel);
         // SAFETY: the elements belong to the operand, and the destination has the capacity of whole panels (layout of
@@ -418,7 +449,7 @@ impl<T: Real> Product<T> {
                         for p in (0..depths).step_by(self.shape.depth) {
                             let n = self.shape.depth.min(depths - p);
                             let to = packed.add(size(padded, p));
-                            micro.pack(isa, elements, block(first, lines, from + p, n), side, to);
+                            pack_block((first, lines), (from + p, n), to);
                         }
                         *packed_keys = key;
                     }
@@ -426,12 +457,12 @@ impl<T: Real> Product<T> {
                 }
                 Packing::PerTask { full_depth: false } => {
                     let packed = task.scratch.add(operand.at).cast::<T>();
-                    micro.pack(isa, elements, block(first, lines, depth, n), side, packed);
+                    pack_block((first, lines), (depth, n), packed);
                     packed_at(packed)
                 }
                 Packing::InPlace => {
                     let mut panels = OperandPanels {
-                        at: element_address(operand, base, task.batch, first, depth).cast(),
+                        at: operand.element_address(task.bases, task.batch, first, depth).cast(),
                         line,
                         depth: step,
                         panel: panel as isize * line,
@@ -441,13 +472,7 @@ impl<T: Real> Product<T> {
                     let narrow = lines % panel;
                     if side == Side::B && narrow > 0 && micro.written_columns(narrow) != narrow {
                         let packed = task.scratch.add(operand.at).cast::<T>();
-                        micro.pack(
-                            isa,
-                            elements,
-                            block(first + lines - narrow, narrow, depth, n),
-                            side,
-                            packed,
-                        );
+                        pack_block((first + lines - narrow, narrow), (depth, n), packed);
                         panels.last = packed;
                     }
                     panels
@@ -592,13 +617,6 @@ impl<T: Real> Product<T> {
             unsafe { site.run(&tape.stages[0].body, batch, start, n) };
         }
     }
-}
-
-/// Returns the address of an element of an operand.
-fn element_address(operand: &Operand, base: *mut u8, batch: usize, line: usize, depth: usize) -> *const u8 {
-    let matrix = operand.offset + operand.batch.offset(batch);
-    let element = matrix + line as isize * operand.line + depth as isize * operand.depth;
-    base.wrapping_offset(element * operand.elements.size() as isize).cast_const()
 }
 
 /// Panels of an operand's block.

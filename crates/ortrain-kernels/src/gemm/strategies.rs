@@ -71,10 +71,15 @@ impl<T: Real> Request<'_, T> {
         self.micro.tiles.is_none()
     }
 
-    /// Returns true if there are dot products of at least one term, and if the lines of an operand are adjacent along k.
+    /// Returns true if there are dot products of at least one term, and if the elements of a line of the operand are
+    /// adjacent along k. A quantized operand is decoded first.
     fn has_dots_of(&self, operand: &Operand) -> bool {
-        let adjacent = operand.elements.are_stored_as(T::DTYPE) && operand.depth == 1;
-        adjacent && self.k > 0 && self.multiplies_unchanged() && T::dots(self.isa).is_some()
+        let is_decoded = operand.quantized.is_some() && operand.elements.rounded.is_none();
+        (is_decoded || operand.is_stored_as(T::DTYPE))
+            && operand.depth == 1
+            && self.k > 0
+            && self.multiplies_unchanged()
+            && T::dots(self.isa).is_some()
     }
 
     /// Returns true if there are few long sums, so that k may be split.
@@ -110,7 +115,8 @@ pub(super) fn candidates<T: Real>() -> [Candidate<Products<T>>; 6] {
             name: "product.few_rows",
             accepts: |request| {
                 let Request { m, k, b, .. } = *request;
-                let fits = (m * T::BYTES).saturating_mul(k) <= MAX_REUSED_BLOCK_BYTES;
+                let is_plain = request.a.quantized.is_none() && b.quantized.is_none();
+                let fits = is_plain && (m * T::BYTES).saturating_mul(k) <= MAX_REUSED_BLOCK_BYTES;
                 request.multiplies_unchanged() && (b.line == 1 || b.depth == 1) && fits
             },
             preferences: &[has_small_m],
@@ -119,7 +125,7 @@ pub(super) fn candidates<T: Real>() -> [Candidate<Products<T>>; 6] {
         Candidate {
             name: "product.swapped_panels",
             accepts: |request| {
-                let plain = request.b.elements.are_stored_as(T::DTYPE);
+                let plain = request.b.is_stored_as(T::DTYPE);
                 let adjacent = request.b.depth == 1 || request.b.line == 1;
                 request.multiplies_unchanged() && plain && adjacent && !request.may_split_k()
             },
@@ -155,7 +161,7 @@ fn suits_dots_of_columns<T>(request: &Request<'_, T>) -> bool {
 /// chunks, which would change the order of the additions.
 fn has_small_m<T: Real>(request: &Request<'_, T>) -> bool {
     let max_rows = match request.b.line == 1 && request.k <= MAX_CHUNK_DEPTH {
-        true if request.b.elements.are_stored_as(T::DTYPE) => 1,
+        true if request.b.is_stored_as(T::DTYPE) => 1,
         true => MAX_CONVERTED_ROWS,
         false => small_m::MAX_ROWS,
     };

@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 use std::hint::black_box;
 
-use super::level::{CHAINS, Level, Work};
+use super::level::{CHAINS, Level, PackedBlocks, Work};
 
 /// Number of f32 lanes of a register.
 pub(crate) const LANES: usize = 8;
@@ -39,9 +39,102 @@ impl Level for Avx2 {
     }
 
     #[inline(always)]
+    unsafe fn decode_blocks(packed: &PackedBlocks<'_>, to: *mut f32) {
+        // SAFETY: as above.
+        unsafe {
+            match (packed.bits, packed.block) {
+                (4, 32) => decode_nibbles::<2>(packed, 2, to),
+                (4, block) => decode_nibbles::<0>(packed, block / 16, to),
+                (2, _) => decode_pairs_of_bits(packed, to),
+                _ => packed.decode_each(to),
+            }
+        }
+    }
+
+    #[inline(always)]
     unsafe fn transpose_6(from: *const f32, from_step: isize, to: *mut f32) {
         // SAFETY: as above.
         unsafe { transpose_6(from, from_step, to) }
+    }
+}
+
+/// Returns numbers of a table of 16, in two halves. A permutation reads the lowest three bits of each index; the fourth
+/// bit selects the half.
+#[inline]
+#[target_feature(enable = "avx2")]
+fn look_up([low, high]: [__m256; 2], index: __m256i) -> __m256 {
+    let is_high = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(index));
+    let (low, high) = (_mm256_permutevar8x32_ps(low, index), _mm256_permutevar8x32_ps(high, index));
+    _mm256_blendv_ps(low, high, is_high)
+}
+
+/// Returns the numbers of a block, in two halves.
+///
+/// # Safety
+/// The contract of [`PackedBlocks::scale_and_zero_point`], and the machine must have AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn numbers_of_block(packed: &PackedBlocks<'_>, block: usize) -> [__m256; 2] {
+    // SAFETY: the caller's contract.
+    unsafe {
+        let (scale, zero_point) = packed.scale_and_zero_point(block);
+        let (scale, zero_point) = (_mm256_set1_ps(scale), _mm256_set1_ps(zero_point));
+        [0, 8].map(|half| {
+            let numbers = _mm256_loadu_ps(packed.numbers.as_ptr().wrapping_add(half));
+            _mm256_mul_ps(_mm256_sub_ps(numbers, zero_point), scale)
+        })
+    }
+}
+
+/// Decodes integers of four bits. `GROUPS` is the number of groups of 16 of a block if it is known, otherwise 0.
+///
+/// # Safety
+/// The contract of [`Level::decode_blocks`], and the machine must have AVX2.
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn decode_nibbles<const GROUPS: usize>(packed: &PackedBlocks<'_>, groups: usize, mut to: *mut f32) {
+    let groups = if GROUPS > 0 { GROUPS } else { groups };
+    // The two integers of a byte move to the lowest bits of the halves of 64 bits.
+    let (right, left) = if packed.is_high_first { (4, 32) } else { (0, 28) };
+    let (right, left) = (_mm256_set1_epi64x(right), _mm256_set1_epi64x(left));
+    let mut bytes = packed.bytes;
+    // SAFETY: the caller's contract.
+    unsafe {
+        for b in 0..packed.blocks {
+            let table = numbers_of_block(packed, b);
+            for _ in 0..2 * groups {
+                let each = _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(bytes.cast::<i32>().read_unaligned()));
+                let index = _mm256_or_si256(_mm256_srlv_epi64(each, right), _mm256_sllv_epi64(each, left));
+                _mm256_storeu_ps(to, look_up(table, index));
+                (bytes, to) = (bytes.wrapping_add(4), to.wrapping_add(8));
+            }
+        }
+    }
+}
+
+/// Decodes integers of two bits.
+///
+/// # Safety
+/// As [`decode_nibbles`].
+#[inline]
+#[target_feature(enable = "avx2")]
+unsafe fn decode_pairs_of_bits(packed: &PackedBlocks<'_>, mut to: *mut f32) {
+    let shifts: [i32; 8] = std::array::from_fn(|i| {
+        let at = if packed.is_high_first { 3 - i % 4 } else { i % 4 };
+        (8 * (i / 4) + 2 * at) as i32
+    });
+    let mut bytes = packed.bytes;
+    // SAFETY: the caller's contract.
+    unsafe {
+        let shifts = _mm256_loadu_si256(shifts.as_ptr().cast());
+        for b in 0..packed.blocks {
+            let table = numbers_of_block(packed, b);
+            for _ in 0..packed.block / 8 {
+                let word = _mm256_set1_epi32(i32::from(bytes.cast::<i16>().read_unaligned()));
+                _mm256_storeu_ps(to, look_up(table, _mm256_srlv_epi32(word, shifts)));
+                (bytes, to) = (bytes.wrapping_add(2), to.wrapping_add(8));
+            }
+        }
     }
 }
 

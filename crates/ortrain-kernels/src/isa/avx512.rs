@@ -3,7 +3,7 @@
 use std::arch::x86_64::*;
 use std::hint::black_box;
 
-use super::level::{CHAINS, Level, Work};
+use super::level::{CHAINS, Level, PackedBlocks, Work};
 
 /// Number of f32 lanes of a register.
 pub(crate) const LANES: usize = 16;
@@ -44,6 +44,19 @@ impl Level for Avx512 {
         unsafe { transpose_16(from, from_step, to, to_step, lines) }
     }
 
+    #[inline(always)]
+    unsafe fn decode_blocks(packed: &PackedBlocks<'_>, to: *mut f32) {
+        // SAFETY: as above.
+        unsafe {
+            match (packed.bits, packed.block) {
+                (4, 32) => decode_nibbles::<2>(packed, 2, to),
+                (4, block) => decode_nibbles::<0>(packed, block / 16, to),
+                (2, _) => decode_pairs_of_bits(packed, to),
+                _ => packed.decode_each(to),
+            }
+        }
+    }
+
     const HAS_FAST_SELECT: bool = true;
 
     #[inline(always)]
@@ -63,6 +76,65 @@ unsafe fn select_16_of_32(from: *const f32, index: &[u32; 16], to: *mut f32) {
         let index = _mm512_loadu_epi32(index.as_ptr().cast());
         let (low, high) = (_mm512_loadu_ps(from), _mm512_loadu_ps(from.add(16)));
         _mm512_storeu_ps(to, _mm512_permutex2var_ps(low, index, high));
+    }
+}
+
+/// Decodes integers of four bits. `GROUPS` is the number of groups of 16 of a block if it is known, otherwise 0.
+///
+/// # Safety
+/// The contract of [`Level::decode_blocks`], and the machine must have AVX-512 F.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn decode_nibbles<const GROUPS: usize>(packed: &PackedBlocks<'_>, groups: usize, mut to: *mut f32) {
+    let groups = if GROUPS > 0 { GROUPS } else { groups };
+    // The two integers of a byte move to the lowest bits of the halves of 64 bits. A permutation reads only the lowest
+    // four bits of each index.
+    let (right, left) = if packed.is_high_first { (4, 32) } else { (0, 28) };
+    let (right, left) = (_mm512_set1_epi64(right), _mm512_set1_epi64(left));
+    let mut bytes = packed.bytes;
+    // SAFETY: the caller's contract.
+    unsafe {
+        let numbers = _mm512_loadu_ps(packed.numbers.as_ptr());
+        for b in 0..packed.blocks {
+            let (scale, zero_point) = packed.scale_and_zero_point(b);
+            let table = _mm512_sub_ps(numbers, _mm512_set1_ps(zero_point));
+            let table = _mm512_mul_ps(table, _mm512_set1_ps(scale));
+            for _ in 0..groups {
+                let each = _mm512_cvtepu8_epi64(_mm_loadl_epi64(bytes.cast()));
+                let index = _mm512_or_si512(_mm512_srlv_epi64(each, right), _mm512_sllv_epi64(each, left));
+                _mm512_storeu_ps(to, _mm512_permutexvar_ps(index, table));
+                (bytes, to) = (bytes.wrapping_add(8), to.wrapping_add(16));
+            }
+        }
+    }
+}
+
+/// Decodes integers of two bits.
+///
+/// # Safety
+/// As [`decode_nibbles`].
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn decode_pairs_of_bits(packed: &PackedBlocks<'_>, mut to: *mut f32) {
+    let shifts: [i32; 16] = std::array::from_fn(|i| {
+        let at = if packed.is_high_first { 3 - i % 4 } else { i % 4 };
+        (8 * (i / 4) + 2 * at) as i32
+    });
+    let mut bytes = packed.bytes;
+    // SAFETY: the caller's contract. A permutation reads the lowest four bits of each index.
+    unsafe {
+        let (shifts, numbers) =
+            (_mm512_loadu_epi32(shifts.as_ptr()), _mm512_loadu_ps(packed.numbers.as_ptr()));
+        for b in 0..packed.blocks {
+            let (scale, zero_point) = packed.scale_and_zero_point(b);
+            let table = _mm512_sub_ps(numbers, _mm512_set1_ps(zero_point));
+            let table = _mm512_mul_ps(table, _mm512_set1_ps(scale));
+            for _ in 0..packed.block / 16 {
+                let word = _mm512_set1_epi32(bytes.cast::<i32>().read_unaligned());
+                _mm512_storeu_ps(to, _mm512_permutexvar_ps(_mm512_srlv_epi32(word, shifts), table));
+                (bytes, to) = (bytes.wrapping_add(4), to.wrapping_add(16));
+            }
+        }
     }
 }
 

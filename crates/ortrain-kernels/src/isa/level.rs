@@ -4,6 +4,70 @@
 /// of units.
 pub(crate) const CHAINS: usize = 12;
 
+/// Adjacent blocks of packed integers, of 2, 4 or 8 bits.
+///
+/// An element is `(numbers[q] - zero point) * scale` of its block. Integers of 8 bits stand for themselves, without
+/// `numbers`; integers of 2 bits are the lowest two bits of an index of `numbers`, which repeats four times.
+#[derive(Clone, Copy)]
+pub(crate) struct PackedBlocks<'a> {
+    pub(crate) bits: usize,
+    /// True if the first of several integers in a byte has the highest bits.
+    pub(crate) is_high_first: bool,
+    pub(crate) bytes: *const u8,
+    /// Number of blocks, and of elements of a block: a multiple of 16.
+    pub(crate) blocks: usize,
+    pub(crate) block: usize,
+    pub(crate) numbers: &'a [f32; 16],
+    pub(crate) scales: *const f32,
+    /// Zero points, and the distance between the zero points of adjacent blocks: 0 or 1.
+    pub(crate) zero_points: *const f32,
+    pub(crate) zero_point_step: usize,
+}
+
+impl PackedBlocks<'_> {
+    /// Returns the scale and the zero point of a block.
+    ///
+    /// # Safety
+    /// The block exists, and the addresses are valid for reads.
+    #[inline(always)]
+    pub(crate) unsafe fn scale_and_zero_point(&self, block: usize) -> (f32, f32) {
+        let zero_point = self.zero_points.wrapping_add(block * self.zero_point_step);
+        // SAFETY: the caller's contract.
+        unsafe { (self.scales.wrapping_add(block).read_unaligned(), zero_point.read_unaligned()) }
+    }
+
+    /// Decodes element by element.
+    ///
+    /// # Safety
+    /// As [`Level::decode_blocks`].
+    #[inline(always)]
+    pub(crate) unsafe fn decode_each(&self, to: *mut f32) {
+        let &PackedBlocks { bits, is_high_first, bytes, blocks, block, numbers, .. } = self;
+        let per_byte = 8 / bits;
+        let mask = u8::MAX >> (8 - bits);
+        for b in 0..blocks {
+            // SAFETY: the caller's contract.
+            unsafe {
+                let (scale, zero_point) = self.scale_and_zero_point(b);
+                let (bytes, to) = (bytes.wrapping_add(b * block / per_byte), to.wrapping_add(b * block));
+                if bits == 8 {
+                    for i in 0..block {
+                        let number = f32::from(bytes.wrapping_add(i).read());
+                        to.wrapping_add(i).write_unaligned((number - zero_point) * scale);
+                    }
+                    continue;
+                }
+                let table = numbers.map(|number| (number - zero_point) * scale);
+                for i in 0..block {
+                    let at = if is_high_first { per_byte - 1 - i % per_byte } else { i % per_byte };
+                    let integer = (bytes.wrapping_add(i / per_byte).read() >> (bits * at)) & mask;
+                    to.wrapping_add(i).write_unaligned(table[usize::from(integer & 15)]);
+                }
+            }
+        }
+    }
+}
+
 /// Operations that differ between levels in otherwise equal code. Every method must be `#[inline(always)]`, as must
 /// every function that is generic over a level: only code inlined into the shim is compiled for the level.
 pub(crate) trait Level: Copy {
@@ -61,6 +125,16 @@ pub(crate) trait Level: Copy {
             // SAFETY: the caller's contract.
             (0..8).for_each(|p| unsafe { to.add(6 * p + i).write(line.add(p).read_unaligned()) });
         }
+    }
+
+    /// Decodes adjacent blocks of packed integers into adjacent floats.
+    ///
+    /// # Safety
+    /// The addresses of `packed` are valid for reads of all its blocks, and `to` for writes of their elements.
+    #[inline(always)]
+    unsafe fn decode_blocks(packed: &PackedBlocks<'_>, to: *mut f32) {
+        // SAFETY: the caller's contract.
+        unsafe { packed.decode_each(to) }
     }
 
     /// True if [`Level::pick`] is faster than copies piece by piece.

@@ -18,7 +18,7 @@ pub(crate) mod portable;
 use std::fmt;
 
 pub use bf16::Bf16Unit;
-pub(crate) use level::{CHAINS, Level, Work};
+pub(crate) use level::{CHAINS, Level, PackedBlocks, Work};
 
 /// Instruction-set level that this machine has.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]

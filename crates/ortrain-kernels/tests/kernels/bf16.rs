@@ -39,6 +39,7 @@ fn gemm([m, n, k]: [usize; 3], dtypes: [DType; 2], transposed: [bool; 2], produc
         k,
         a: operand(dtypes[0], m, k, transposed[0]),
         b: operand(dtypes[1], k, n, transposed[1]),
+        quantized: None,
         rounded_to: [None; 2],
         products,
         epilogue: plain_epilogue(if dtypes == [DType::F64; 2] { DType::F64 } else { DType::F32 }, &[m, n]),

@@ -3,9 +3,10 @@
 use std::iter::once;
 
 use ortrain_expr::{
-    Access, Builder, DType, Load, Nest, OutOfRange, Precision, Reg, Scalar, Strides, Type, UnaryOp,
+    Access, Builder, DType, Load, Nest, OutOfRange, Precision, QuantizedMatrix, QuantizedNumbers, Reg,
+    Scalar, Strides, Type, UnaryOp,
 };
-use ortrain_kernels::{Compiler, GemmDesc, GemmKernel, Isa, KernelFilter, Pool, Products};
+use ortrain_kernels::{Compiler, GemmDesc, GemmKernel, Isa, KernelFilter, Pool, Products, QuantizedRight};
 use proptest::prelude::*;
 
 use crate::common::*;
@@ -136,10 +137,22 @@ fn filters(desc: &GemmDesc, isa: Isa) -> Vec<KernelFilter> {
 /// Checks every kernel that supports a description.
 fn check(desc: &GemmDesc, random: &mut Random, what: &str) {
     let store = &desc.epilogue.stores[0];
-    let dims: [usize; 3] = desc.epilogue.dims.as_slice().try_into().unwrap();
     let inputs = [random_buffer(random, &desc.a), random_buffer(random, &desc.b)];
     let outs = [vec![0xee; store.len * store.dtype.size()]];
-    let (c, scale) = product(desc, &inputs);
+    check_product(desc, product(desc, &inputs), &inputs, &outs, what);
+}
+
+/// Checks every kernel that supports a description against the product and the sums of magnitudes. The first of `outs`
+/// is the result.
+fn check_product(
+    desc: &GemmDesc,
+    (c, scale): (Vec<f64>, Vec<f64>),
+    inputs: &[Vec<u8>],
+    outs: &[Vec<u8>],
+    what: &str,
+) {
+    let store = &desc.epilogue.stores[0];
+    let dims: [usize; 3] = desc.epilogue.dims.as_slice().try_into().unwrap();
     let epsilon = match (store.dtype, desc.epilogue.loads[0].dtype()) {
         (DType::F64, DType::F64) => 1e-14,
         (DType::F16, _) => 1e-3 + max_relative_error(desc.products.precision),
@@ -150,9 +163,9 @@ fn check(desc: &GemmDesc, random: &mut Random, what: &str) {
         for filter in filters(desc, isa) {
             let compiler = Compiler::from(isa).with_kernels(&filter);
             let what = &format!("{what} by {:?}, {filter:?}", products.unit);
-            let got = run_gemm(desc, compiler, 1, &inputs, &outs).unwrap();
+            let got = run_gemm(desc, compiler, 1, inputs, outs).unwrap();
             for threads in [2, 3] {
-                let more = run_gemm(desc, compiler, threads, &inputs, &outs).unwrap();
+                let more = run_gemm(desc, compiler, threads, inputs, outs).unwrap();
                 assert!(got == more, "{what}: {threads} threads change bits at {isa}");
             }
             let mut touched = vec![false; store.len];
@@ -187,6 +200,7 @@ fn plain(sizes: Sizes, dtype: DType, ta: bool, tb: bool) -> GemmDesc {
         k,
         a: operand(dtype, [batch, m, k], ta),
         b: operand(dtype, [batch, k, n], tb),
+        quantized: None,
         rounded_to: [None; 2],
         products: Products::F32,
         epilogue: epilogue(
@@ -452,6 +466,7 @@ proptest! {
             k,
             a: random_access(&mut random, at, &[batch, m, k], false, &[]),
             b: random_access(&mut random, bt, &[batch, k, n], false, &[]),
+            quantized: None,
             rounded_to: [None; 2],
             products: Products { precision, ..Products::F32 },
             epilogue: epilogue(sizes.dims(), double, Vec::new(), vec![store], |_, product| vec![product]),
@@ -483,6 +498,7 @@ fn epilogues_support_all_nest_features() {
             k,
             a: operand(DType::F32, [1, m, k], false),
             b: operand(DType::F32, [1, k, n], transposed),
+            quantized: None,
             rounded_to: [None; 2],
             products: Products::F32,
             epilogue: epilogue(
@@ -557,6 +573,7 @@ fn a_guard_in_an_epilogue_reports_the_first_index() {
         k,
         a: operand(DType::F32, [1, m, k], false),
         b: operand(DType::F32, [1, k, n], false),
+        quantized: None,
         rounded_to: [None; 2],
         products: Products::F32,
         epilogue: epilogue(
@@ -646,5 +663,120 @@ fn an_epilogue_has_one_accumulator() {
     ] {
         desc.epilogue.loads = loads;
         assert_eq!(GemmKernel::new(&desc, Isa::PORTABLE).unwrap_err(), sentence, "{:?}", desc.epilogue.loads);
+    }
+}
+
+/// Returns a product with packed integers, its description with decoded elements in place of them, and its buffers: the
+/// decoded elements, the integers, the scales and the zero points.
+fn quantized(
+    random: &mut Random,
+    [m, n, k]: [usize; 3],
+    matrix: QuantizedMatrix,
+    has_lines_of_columns: bool,
+    has_zero_points: bool,
+) -> (GemmDesc, GemmDesc, [Vec<u8>; 4]) {
+    let mut b = matrix.access(has_lines_of_columns);
+    b.strides.insert(0, 0);
+    let sizes = Sizes { batch: 1, m, n, k };
+    let decoded = GemmDesc { b, ..plain(sizes, DType::F32, false, false) };
+    let desc = GemmDesc { quantized: Some(QuantizedRight { matrix, has_zero_points }), ..decoded.clone() };
+    let blocks = Access::contiguous(DType::F32, &[matrix.num_blocks()]);
+    let bytes: Vec<u8> = (0..matrix.num_bytes()).map(|_| random.below(256) as u8).collect();
+    let (scales, zero_points) = (random_buffer(random, &blocks), random_buffer(random, &blocks));
+    let number = |buffer: &[u8], at: usize| get(buffer, DType::F32, at).to_f64() as f32;
+    let mut elements = vec![0; 4 * matrix.len()];
+    for position in 0..matrix.len() {
+        let block = position / matrix.block;
+        let integer = matrix.integer(bytes[position / matrix.integers_per_byte()], position);
+        let zero_point = has_zero_points.then(|| number(&zero_points, block));
+        let element = matrix.element(integer, number(&scales, block), zero_point);
+        put(&mut elements, DType::F32, position, Scalar::F32(element));
+    }
+    (desc, decoded, [elements, bytes, scales, zero_points])
+}
+
+#[test]
+fn packed_integers_are_multiplied_as_their_numbers() {
+    let random = &mut Random(57);
+    let table = QuantizedNumbers::Table(std::array::from_fn(|i| (i as f32 - 7.0) / 8.0));
+    let distances = QuantizedNumbers::Distances { zero_point: 8.0 };
+    let layouts = [
+        (2, false, 16, distances),
+        (2, true, 48, distances),
+        (4, false, 32, distances),
+        (4, true, 64, table),
+        (4, false, 16, table),
+        (8, false, 32, distances),
+    ];
+    // Few rows, few columns, whole panels, parts of blocks, chunks that begin inside of a block.
+    let sizes: [[usize; 3]; 6] =
+        [[1, 40, 200], [3, 33, 64], [17, 5, 300], [30, 70, 31], [40, 130, 1000], [2, 600, 17]];
+    for (bits, is_high_first, block, numbers) in layouts {
+        for [m, n, k] in sizes {
+            for has_lines_of_columns in [true, false] {
+                let (lines, len) = if has_lines_of_columns { (n, k) } else { (k, n) };
+                let blocks = len.div_ceil(block);
+                let matrix = QuantizedMatrix { bits, is_high_first, block, blocks, lines, numbers };
+                let has_zero_points = numbers == distances && random.chance(50);
+                let (desc, decoded, [elements, bytes, scales, zero_points]) =
+                    quantized(random, [m, n, k], matrix, has_lines_of_columns, has_zero_points);
+                let a = random_buffer(random, &desc.a);
+                let out = vec![0xee; 4 * m * n];
+                let mut outs = vec![out, scales];
+                if has_zero_points {
+                    outs.push(zero_points);
+                }
+                let what = format!("{m}x{n}x{k} of {matrix:?}, lines of columns: {has_lines_of_columns}");
+                for precision in [Precision::F32, Precision::Bf16x6] {
+                    let products = Products { precision, ..Products::F32 };
+                    let (desc, decoded) =
+                        (GemmDesc { products, ..desc.clone() }, GemmDesc { products, ..decoded.clone() });
+                    let expected = product(&decoded, &[a.clone(), elements.clone()]);
+                    check_product(&desc, expected, &[a.clone(), bytes.clone()], &outs, &what);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn packed_integers_are_rounded_like_stored_elements() {
+    let random = &mut Random(58);
+    let numbers = QuantizedNumbers::Distances { zero_point: 8.0 };
+    let matrix = QuantizedMatrix { bits: 4, is_high_first: false, block: 32, blocks: 3, lines: 50, numbers };
+    let (desc, decoded, [elements, bytes, scales, _]) = quantized(random, [9, 50, 90], matrix, true, false);
+    let a = random_buffer(random, &desc.a);
+    for to in [DType::F16, DType::BF16] {
+        let rounded_to = [None, Some(to)];
+        for isa in Isa::available() {
+            let run = |desc: &GemmDesc, b: &[u8], others: &[Vec<u8>]| {
+                let desc = GemmDesc { rounded_to, ..desc.clone() };
+                let outs: Vec<Vec<u8>> = once(vec![0; 4 * 9 * 50]).chain(others.iter().cloned()).collect();
+                run_gemm(&desc, isa, 1, &[a.clone(), b.to_vec()], &outs).unwrap().swap_remove(0)
+            };
+            let (from_integers, from_elements) =
+                (run(&desc, &bytes, std::slice::from_ref(&scales)), run(&decoded, &elements, &[]));
+            for i in 0..9 * 50 {
+                let [x, y] = [&from_integers, &from_elements].map(|c| get(c, DType::F32, i).to_f64());
+                assert!((x - y).abs() <= 1e-5 * (1.0 + y.abs()), "{to} at {isa}: {x} and {y}");
+            }
+        }
+    }
+}
+
+#[test]
+fn faulty_packed_integers_are_refused() {
+    let numbers = QuantizedNumbers::Distances { zero_point: 8.0 };
+    let matrix = QuantizedMatrix { bits: 4, is_high_first: false, block: 32, blocks: 2, lines: 8, numbers };
+    let (desc, ..) = quantized(&mut Random(1), [3, 8, 64], matrix, true, false);
+    assert!(GemmKernel::new(&desc, Isa::PORTABLE).is_ok());
+    for (faulty, part) in [
+        (QuantizedMatrix { bits: 5, ..matrix }, "5 bits"),
+        (QuantizedMatrix { block: 20, ..matrix }, "20"),
+        (QuantizedMatrix { lines: 7, ..matrix }, "512 elements of 448"),
+    ] {
+        let quantized = Some(QuantizedRight { matrix: faulty, has_zero_points: false });
+        let error = GemmKernel::new(&GemmDesc { quantized, ..desc.clone() }, Isa::PORTABLE).unwrap_err();
+        assert!(error.contains(part), "{error}");
     }
 }

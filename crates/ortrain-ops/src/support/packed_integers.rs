@@ -4,8 +4,8 @@ use ortrain_expr::product_of_sizes;
 use ortrain_graph::{Attrs, DType, Shape, Tensor, ValueId};
 
 use crate::OpError;
+use crate::broadcast::ShapedNodeSink;
 use crate::infer::Infer;
-use crate::rewrite::Rewrite;
 use crate::support::casts::cast;
 use crate::support::quantization_grid::{Typed, emit};
 
@@ -38,50 +38,57 @@ pub(crate) fn low_bits_first(bits: usize) -> Vec<u8> {
 }
 
 /// Splits every byte into the integers that these shifts move to the lowest bits. They lie along a new last axis.
-pub(crate) fn split_bytes(rw: &mut Rewrite<'_>, bytes: ValueId, shifts: &[u8], bits: usize) -> ValueId {
+pub(crate) fn split_bytes(
+    to: &mut impl ShapedNodeSink,
+    bytes: ValueId,
+    shifts: &[u8],
+    bits: usize,
+) -> ValueId {
     if bits == 8 {
         return bytes;
     }
-    let axis = rw.ints("axis", &[-1]);
-    let bytes = emit(rw, "Unsqueeze", &[bytes, axis]);
-    let shifts = rw.constant("shifts", Tensor::from_slice(DType::U8, &[shifts.len()], shifts));
-    let moved = rw.add("BitShift", &[bytes, shifts], Attrs::new().with("direction", "RIGHT"));
-    let mask = rw.constant("mask", Tensor::from_slice(DType::U8, &[], &[((1u16 << bits) - 1) as u8]));
-    emit(rw, "BitwiseAnd", &[moved, mask])
+    let axis = to.emit_ints("axis", &[-1]);
+    let bytes = emit(to, "Unsqueeze", &[bytes, axis]);
+    let shifts = to.emit_constant(Tensor::from_slice(DType::U8, &[shifts.len()], shifts));
+    let right = Attrs::new().with("direction", "RIGHT");
+    let moved = to.emit("BitShift", &[Some(bytes), Some(shifts)], right);
+    // Older opsets have no BitwiseAnd.
+    let count = to.emit_constant(Tensor::from_slice(DType::U8, &[], &[1u8 << bits]));
+    emit(to, "Mod", &[moved, count])
 }
 
 /// Splits bytes into integers of `bits` bits, the lowest bits first. The result has type uint8 and the shape `dims`.
-pub(crate) fn unpack(rw: &mut Rewrite<'_>, bytes: ValueId, bits: usize, dims: &[usize]) -> ValueId {
-    let integers = split_bytes(rw, bytes, &low_bits_first(bits), bits);
-    reshape(rw, integers, dims)
+pub(crate) fn unpack(to: &mut impl ShapedNodeSink, bytes: ValueId, bits: usize, dims: &[usize]) -> ValueId {
+    let integers = split_bytes(to, bytes, &low_bits_first(bits), bits);
+    reshape(to, integers, dims)
 }
 
-pub(crate) fn reshape(rw: &mut Rewrite<'_>, value: ValueId, dims: &[usize]) -> ValueId {
+pub(crate) fn reshape(to: &mut impl ShapedNodeSink, value: ValueId, dims: &[usize]) -> ValueId {
     let sizes: Vec<i64> = dims.iter().map(|&size| size as i64).collect();
-    let shape = rw.ints("shape", &sizes);
-    emit(rw, "Reshape", &[value, shape])
+    let shape = to.emit_ints("shape", &sizes);
+    emit(to, "Reshape", &[value, shape])
 }
 
 /// Keeps the first `count` elements along the last axis, which has `size`.
-pub(crate) fn keep_first(rw: &mut Rewrite<'_>, value: ValueId, count: usize, size: usize) -> ValueId {
+pub(crate) fn keep_first(to: &mut impl ShapedNodeSink, value: ValueId, count: usize, size: usize) -> ValueId {
     if count == size {
         return value;
     }
     let [start, end, axis] =
-        [("start", 0), ("end", count as i64), ("axis", -1)].map(|(name, at)| rw.ints(name, &[at]));
-    emit(rw, "Slice", &[value, start, end, axis])
+        [("start", 0), ("end", count as i64), ("axis", -1)].map(|(name, at)| to.emit_ints(name, &[at]));
+    emit(to, "Slice", &[value, start, end, axis])
 }
 
 /// Adds `(integers - zero_points) * scales`. The integers are of type uint8.
 pub(crate) fn scaled_distance(
-    rw: &mut Rewrite<'_>,
+    to: &mut impl ShapedNodeSink,
     (integers, dtype): Typed,
     zero_points: ValueId,
     scales: ValueId,
 ) -> ValueId {
-    let integers = cast(rw, integers, DType::U8, dtype);
-    let distance = emit(rw, "Sub", &[integers, zero_points]);
-    emit(rw, "Mul", &[distance, scales])
+    let integers = cast(to, integers, DType::U8, dtype);
+    let distance = emit(to, "Sub", &[integers, zero_points]);
+    emit(to, "Mul", &[distance, scales])
 }
 
 /// Checks that a constant scale is finite. A block of zeros has the scale zero.
@@ -95,4 +102,30 @@ pub(crate) fn check_scale_is_finite(cx: &Infer<'_>, k: usize) -> Result<(), OpEr
             elements[at]
         ))),
     }
+}
+
+/// Smallest size of a block.
+const MIN_BLOCK: i64 = 16;
+/// Largest number of rows or columns of a weight, and largest size of a block.
+const MAX_SIZE: i64 = i32::MAX as i64;
+
+/// Returns a positive attribute.
+pub(crate) fn positive(attrs: &Attrs, name: &'static str) -> Result<usize, OpError> {
+    let value = Attrs::required(name, attrs.int(name)?)?;
+    if !(1..=MAX_SIZE).contains(&value) {
+        return Err(OpError::invalid(format!("{name} must be from 1 to {MAX_SIZE}, got {value}")));
+    }
+    Ok(value as usize)
+}
+
+/// Returns the size of a block: a power of two.
+pub(crate) fn read_block(attrs: &Attrs, default: Option<i64>) -> Result<usize, OpError> {
+    let block = Attrs::required("block_size", attrs.int("block_size")?.or(default))?;
+    let is_power = (MIN_BLOCK..=MAX_SIZE).contains(&block) && block & (block - 1) == 0;
+    if !is_power {
+        return Err(OpError::invalid(format!(
+            "block_size must be a power of two from {MIN_BLOCK} on, got {block}"
+        )));
+    }
+    Ok(block as usize)
 }

@@ -3,7 +3,7 @@
 use ortrain_expr::{Access, DType, Precision};
 use smallvec::SmallVec;
 
-use crate::buffer::{Buffer, BufferId};
+use crate::buffer::{Buffer, BufferId, BufferIds};
 use crate::cost::{Traffic, nest_flops};
 use crate::operand::{Load, Nest, Operand, Use, nest_buffers, nest_buffers_mut};
 
@@ -49,15 +49,19 @@ pub(crate) trait Body {
         self.product_mut().map(|(_, epilogue)| epilogue)
     }
 
-    /// Returns the factors of the inner products and their precision.
-    fn factors(&self) -> Option<([&Operand; 2], Precision)> {
-        self.product().map(|(factors, precision, _)| (factors, precision))
+    /// Returns the precision of the factors of inner products.
+    fn precision(&self) -> Precision {
+        self.product().map_or(Precision::F32, |(_, precision, _)| precision)
+    }
+
+    /// Returns the buffers of the factors of inner products. Returns `None` if the instruction computes no products.
+    fn factor_buffers(&self) -> Option<BufferIds> {
+        self.product().map(|(factors, ..)| factors.into_iter().map(|factor| factor.buffer).collect())
     }
 
     /// Calls `each` with each buffer and its use: operands first, then results.
     fn buffers(&self, each: &mut dyn FnMut(BufferId, Use)) {
-        let factors = self.factors().into_iter().flat_map(|(factors, _)| factors);
-        factors.for_each(|factor| each(factor.buffer, Use::Read));
+        self.factor_buffers().into_iter().flatten().for_each(|factor| each(factor, Use::Read));
         self.nest().into_iter().for_each(|nest| nest_buffers(nest, each));
     }
 

@@ -17,6 +17,10 @@ pub(super) fn run(draft: &mut Draft, _: &Target) -> Outcome {
                 let sides = [m.m, m.n, m.k];
                 Arc::make_mut(m).precision = precision.for_product(sides);
             }
+            Instruction::QuantizedMatMul(m) => {
+                let sides = [m.m, m.n, m.k];
+                Arc::make_mut(m).precision = precision.for_product(sides);
+            }
             Instruction::Conv(c) if !is_double(&c.a) && !is_double(&c.b) => {
                 let sides = c.shape.product_sides();
                 Arc::make_mut(c).precision = precision.for_product(sides);

@@ -6,6 +6,7 @@ mod epilogue;
 mod guards;
 mod maps;
 mod products;
+mod quantized_products;
 mod reductions;
 mod scatters;
 mod test_program;

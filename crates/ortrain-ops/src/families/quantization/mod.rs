@@ -3,6 +3,7 @@
 mod blocks;
 mod convolutions;
 mod linear;
+mod packed_products;
 mod pointwise;
 mod products;
 
@@ -12,6 +13,7 @@ pub(crate) fn definitions() -> Vec<Definition> {
     [
         blocks::definitions(),
         linear::definitions(),
+        packed_products::definitions(),
         products::definitions(),
         convolutions::definitions(),
         pointwise::definitions(),

@@ -99,7 +99,8 @@ fn visible_ranges(buffers: &[Buffer], lists: &[&[BufferId]]) -> Vec<StridedRange
 
 /// Returns the nest of an instruction if its space can be narrowed.
 fn narrowable_nest(instruction: &Instruction) -> Option<&Nest> {
-    instruction.flexible_nest().filter(|_| !matches!(instruction, Instruction::Conv(_)))
+    let is_fixed = matches!(instruction, Instruction::Conv(_) | Instruction::QuantizedMatMul(_));
+    instruction.flexible_nest().filter(|_| !is_fixed)
 }
 
 // --- Zeros -----------------------------------------------------------------------------------------------------------
