@@ -147,6 +147,38 @@ def test_frozen_integers(tmp_path: Path) -> None:
         Training(path, tmp_path, x, quantized="half")
 
 
+def test_report_of_quantized_tensors(tmp_path: Path) -> None:
+    """Scales and ranges are those of the file; the clipped share follows from the weights."""
+    path = CASES / "quantized-qdq" / "model.onnx"
+    x = np.zeros((16, 1, 8, 8), np.float32)
+    for folder in ("train", "freeze"):
+        (tmp_path / folder).mkdir()
+    training = Training(path, tmp_path / "train", x)
+    stored = initializers(onnx.load(path))
+    report = {tensor.name: tensor for tensor in training.module.quantization()}
+    weight = report["0.weight"]
+    np.testing.assert_array_equal(weight.scale, stored["0.weight_scale"])
+    np.testing.assert_array_equal(weight.high, (127 - weight.zero_point) * weight.scale)
+    np.testing.assert_array_equal(weight.low, (-128 - weight.zero_point) * weight.scale)
+    assert (weight.dtype, weight.clipped, weight.is_weight) == ("int8", 0.0, True)
+    values = training.state.parameters["0.weight"].data
+    assert (weight.smallest, weight.largest) == (values.min(), values.max())
+    activation = report["x"]
+    assert not activation.is_weight
+    assert activation.clipped is activation.smallest is activation.largest is None
+    assert activation.scale == stored["x_scale"]
+    # A quarter of the elements leaves the range.
+    changed = np.array(values)
+    changed.reshape(-1)[: changed.size // 4] = 10 * np.abs(weight.high).max()
+    training.state.parameters["0.weight"] = changed
+    (weight,) = (tensor for tensor in training.module.quantization() if tensor.name == "0.weight")
+    assert weight.clipped == changed.size // 4 / changed.size
+    frozen = Training(path, tmp_path / "freeze", x, quantized="freeze", requires_grad=["6.weight_scale"])
+    report = {tensor.name: tensor for tensor in frozen.module.quantization()}
+    assert report["0.weight_quantized"].clipped == 0.0
+    assert report["0.weight_quantized"].largest == pytest.approx(values.max())
+
+
 def perceptron(path: Path) -> np.ndarray:
     """Write a float model of two layers, and return a batch."""
     rng = np.random.default_rng(1)

@@ -64,8 +64,8 @@ mod _ortrain {
     use crate::records::{
         CommunicationTime, DeviceInfo, GradientStop, Instruction, LoadReport, LossFragment, MemoryBytes,
         ModelMetadata, NodeNote, Obstacle, OperatorInfo, OptimizerFlag, OptimizerRow, OptimizerSetting,
-        ParameterInfo, ParameterNorms, Plane, PlaneTensor, Precision, ScheduleKind, StateLayout, StepCost,
-        StopCandidate, Update, ValueDescription,
+        ParameterInfo, ParameterNorms, Plane, PlaneTensor, Precision, QuantizedTensor, ScheduleKind,
+        StateLayout, StepCost, StopCandidate, Update, ValueDescription,
     };
     #[pymodule_export]
     use crate::run_options::RunOptions;

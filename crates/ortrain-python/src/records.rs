@@ -129,6 +129,47 @@ impl From<ortrain::Norms> for ParameterNorms {
     }
 }
 
+/// Quantized tensor of a model.
+#[pyclass(frozen, get_all, skip_from_py_object, module = "ortrain._ortrain")]
+#[derive(Clone)]
+pub(crate) struct QuantizedTensor {
+    name: String,
+    node: String,
+    dtype: String,
+    axis: Option<i64>,
+    block_size: Option<i64>,
+    shape: Vec<usize>,
+    scale: Vec<f64>,
+    zero_point: Vec<f64>,
+    low: Vec<f64>,
+    high: Vec<f64>,
+    smallest: Option<f64>,
+    largest: Option<f64>,
+    clipped: Option<f64>,
+}
+
+impl From<ortrain::QuantizedTensor> for QuantizedTensor {
+    fn from(tensor: ortrain::QuantizedTensor) -> QuantizedTensor {
+        let (low, high) = tensor.range.into_iter().unzip();
+        let weight = tensor.weight;
+        QuantizedTensor {
+            name: tensor.name,
+            node: tensor.node,
+            dtype: tensor.dtype.to_string(),
+            axis: tensor.axis,
+            block_size: tensor.block_size,
+            shape: tensor.scale.dims().to_vec(),
+            scale: tensor.scale.to_f64(),
+            zero_point: tensor.zero_point,
+            low,
+            high,
+            smallest: weight.map(|weight| weight.smallest),
+            largest: weight.map(|weight| weight.largest),
+            clipped: weight.map(|weight| weight.clipped),
+        }
+    }
+}
+
 /// Names of loaded, missing and unexpected parameters.
 #[pyclass(frozen, get_all, skip_from_py_object, module = "ortrain._ortrain")]
 #[derive(Clone)]

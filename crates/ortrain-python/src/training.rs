@@ -13,7 +13,8 @@ use crate::inputs::{step_inputs, views};
 use crate::model::Source;
 use crate::optim::spec_of;
 use crate::records::{
-    Instruction, MemoryBytes, ParameterNorms, Precision, Update, ValueDescription, describe_values,
+    Instruction, MemoryBytes, ParameterNorms, Precision, QuantizedTensor, Update, ValueDescription,
+    describe_values,
 };
 use crate::run_options::RunOptions;
 use crate::state::CheckpointState;
@@ -190,6 +191,12 @@ impl Module {
     fn norms(&self, py: Python<'_>) -> PyResult<Vec<ParameterNorms>> {
         let norms = self.with(py, |module, state| module.norms(state))?;
         Ok(norms.into_iter().map(ParameterNorms::from).collect())
+    }
+
+    /// Returns the quantized tensors.
+    fn quantization(&self, py: Python<'_>) -> PyResult<Vec<QuantizedTensor>> {
+        let tensors = self.with(py, |module, state| module.quantization(state))?;
+        Ok(tensors.into_iter().map(QuantizedTensor::from).collect())
     }
 
     /// Returns live views of the gradient planes.

@@ -122,6 +122,7 @@ pub use model::obstacle::Obstacle;
 pub use model::operator_list::{OperatorInfo, operators};
 pub use model::operators::OperatorLibrary;
 pub use model::source::ModelSource;
+pub use ortrain_ops::training::{QuantizedTensor, WeightNumbers};
 pub use state::layout::{PlaneLayout, StateLayout, TensorLayout};
 pub use state::load_report::LoadReport;
 pub use state::{CheckpointState, OptimizerValues, ParameterView};

@@ -22,6 +22,7 @@ from ortrain.api.norms import Norms, ParameterNorms
 from ortrain.api.optimizer import Optimizer
 from ortrain.api.outputs import Outputs, Scalar
 from ortrain.api.profile import Instruction, MemoryUse, Profile
+from ortrain.api.quantization import QuantizedTensor
 
 __all__ = [
     "CheckpointState",
@@ -36,6 +37,7 @@ __all__ = [
     "ParameterNorms",
     "PlaneLayout",
     "Profile",
+    "QuantizedTensor",
     "Scalar",
     "StateLayout",
     "TensorLayout",

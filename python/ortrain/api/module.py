@@ -21,6 +21,7 @@ from ortrain._suggest import hint
 from ortrain.api.checkpoint_state import CheckpointState
 from ortrain.api.outputs import Outputs
 from ortrain.api.profile import MemoryUse, Profile
+from ortrain.api.quantization import QuantizedTensor, _tensor_of
 from ortrain.errors import InvalidArgumentError, OrtrainError
 from ortrain.inference import SessionOptions
 from ortrain.ortvalue import OrtValue
@@ -301,6 +302,21 @@ class Module:
 
         """
         return {norms.name: norms.gradient for norms in self._native.norms()}
+
+    def quantization(self) -> list[QuantizedTensor]:
+        """Return scales, ranges and the share of clipped elements for each quantized tensor, in the order of the nodes.
+
+        The list has the weights and the activations that ``QuantizeLinear`` quantizes, and the integer weights that are
+        not trained. It is empty for a model without quantized tensors. The values are those of the parameters now.
+
+        Raises:
+            OrtrainError: if the state is nominal.
+
+        >>> module.quantization()
+        []
+
+        """
+        return [_tensor_of(tensor) for tensor in self._native.quantization()]
 
     def input_names(self) -> list[str]:
         """Return the inputs of a call in the current mode; an empty list in eval mode without an eval model.

@@ -1,7 +1,8 @@
 //! Operators that are unsupported for a reason.
 //!
 //! Operators of ai.onnx.ml compute results without a gradient, or results that are not tensors. Operators of
-//! `com.microsoft` occur in graphs of onnxruntime-training 1.19.2 and have a purpose outside of the model.
+//! `com.microsoft` occur in graphs of onnxruntime-training 1.19.2 and have a purpose outside of the model. The domains of
+//! layouts occur in models that onnxruntime saved after it had optimized them for one processor.
 
 use crate::support::ml::ML_DOMAIN;
 
@@ -47,6 +48,15 @@ const PYTHON_OP_REASON: &str = "it calls a torch.autograd.Function of the proces
 const EVENT_REASON: &str = "it synchronizes the stages of a pipeline, but a model runs as one stage; replace \
      its outputs with its inputs after the first";
 
+/// Domains of operators whose tensors have a layout for one processor.
+const LAYOUT_DOMAINS: [&str; 2] = ["com.microsoft.nchwc", "com.ms.internal.nhwc"];
+
+/// Reason for operators of these domains.
+const LAYOUT_REASON: &str = "its tensors are in a layout that onnxruntime chose for one processor; save the \
+     model at optimization level extended instead (SessionOptions.graph_optimization_level = \
+     GraphOptimizationLevel.ORT_ENABLE_EXTENDED with optimized_model_filepath), or use the model before the \
+     optimization";
+
 /// Returns the reason why an operator is unsupported, as a part of a sentence. Returns `None` for supported and for
 /// unknown operators.
 pub(crate) fn unsupported_reason(domain: &str, name: &str) -> Option<&'static str> {
@@ -64,6 +74,7 @@ pub(crate) fn unsupported_reason(domain: &str, name: &str) -> Option<&'static st
         }
         (MICROSOFT, "PythonOp" | "PythonOpGrad") => Some(PYTHON_OP_REASON),
         (MICROSOFT, "RecordEvent" | "WaitEvent") => Some(EVENT_REASON),
+        (domain, _) if LAYOUT_DOMAINS.contains(&domain) => Some(LAYOUT_REASON),
         _ => None,
     }
 }

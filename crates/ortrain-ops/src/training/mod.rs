@@ -23,6 +23,7 @@ mod master_weights;
 mod modes;
 mod one_graph;
 mod parameters;
+mod quantized_tensors;
 mod quantized_weights;
 mod scores;
 mod shared_initializers;
@@ -50,6 +51,7 @@ pub use one_graph::{
     find_node_optimizer, has_shared_counter,
 };
 pub use parameters::{Confidence, ConstantUses, Judgement, ParameterRole, about_guesses};
+pub use quantized_tensors::{QuantizedTensor, WeightNumbers, quantized_tensors};
 pub use quantized_weights::{add_float_weights, has_quantized_inputs, remove_float_weights};
 pub use scores::{check_scores, class_axis_of_tokens, label_error, loss_problems, probabilities_note};
 pub use shared_initializers::separate_initializers;

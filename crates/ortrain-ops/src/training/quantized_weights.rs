@@ -11,9 +11,9 @@ use ortrain_onnx::{
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
-use crate::class::Class;
+use crate::class::{Class, Traits};
 use crate::op::{Axis, QuantizedInput, Scale};
-use crate::registry::{Registry, class_of, class_of_message, definition_of, normalize_domain};
+use crate::registry::{Registry, class_of, class_of_message, definition_of, has_traits, normalize_domain};
 use crate::support::quantization_grid::{Layout, QUANTIZE_LINEAR, integer_range};
 
 /// Suffix of the names of the nodes that compute the integers of a trained weight.
@@ -22,22 +22,53 @@ const QUANTIZATION_SUFFIX: &str = "/quantization";
 const INTEGERS_SUFFIX: &str = "_quantized";
 
 /// Integers of a weight, with their grid.
-struct QuantizedWeight {
-    integers: String,
-    values: Tensor,
-    scale: ScaleSource,
-    zero_point: Option<(String, Tensor)>,
-    attrs: Attrs,
+pub(super) struct QuantizedWeight {
+    pub(super) integers: String,
+    pub(super) values: Tensor,
+    pub(super) scale: ScaleSource,
+    pub(super) zero_point: ZeroPoint,
+    pub(super) attrs: Attrs,
+}
+
+impl QuantizedWeight {
+    /// Returns the floats that the integers stand for.
+    pub(super) fn dequantized(&self) -> Option<Tensor> {
+        let scale = self.scale.tensor();
+        let (numbers, scales) = (self.values.to_f64(), scale.to_f64());
+        let zero_points = self.zero_point.tensor().to_f64();
+        let at = scale_indices(&self.values, scale, &self.attrs)?;
+        let of = |list: &[f64], at: usize| if list.len() == 1 { list[0] } else { list[at] };
+        let floats: Vec<f64> = numbers
+            .iter()
+            .zip(at)
+            .map(|(&number, at)| (number - of(&zero_points, at)) * of(&scales, at))
+            .collect();
+        Some(Tensor::from_f64(scale.dtype(), self.values.dims().to_vec(), &floats))
+    }
+}
+
+/// Zero point of a weight: a constant of the model, or a number for each scale.
+pub(super) enum ZeroPoint {
+    Named(String, Tensor),
+    Numbers(Tensor),
+}
+
+impl ZeroPoint {
+    pub(super) fn tensor(&self) -> &Tensor {
+        match self {
+            ZeroPoint::Named(_, tensor) | ZeroPoint::Numbers(tensor) => tensor,
+        }
+    }
 }
 
 /// Scale of a weight: a constant of the model, or a product of two constants.
-enum ScaleSource {
+pub(super) enum ScaleSource {
     Named(String, Tensor),
     Product(Tensor),
 }
 
 impl ScaleSource {
-    fn tensor(&self) -> &Tensor {
+    pub(super) fn tensor(&self) -> &Tensor {
         match self {
             ScaleSource::Named(_, tensor) | ScaleSource::Product(tensor) => tensor,
         }
@@ -75,7 +106,7 @@ pub fn add_float_weights(typed: &Graph, graph: &mut GraphProto) -> Result<Vec<St
     let mut used: FxHashSet<String> = typed.value_ids().map(|id| typed.name_of(id).to_owned()).collect();
     let (mut names, mut nodes) = (Vec::new(), Vec::new());
     for weight in weights {
-        let Some(floats) = dequantized(&weight) else { continue };
+        let Some(floats) = weight.dequantized() else { continue };
         let stem = weight.integers.strip_suffix(INTEGERS_SUFFIX).unwrap_or(&weight.integers).to_owned();
         let name =
             unused_name(&mut used, if stem == weight.integers { format!("{stem}_float") } else { stem });
@@ -89,11 +120,8 @@ pub fn add_float_weights(typed: &Graph, graph: &mut GraphProto) -> Result<Vec<St
             ScaleSource::Product(tensor) => constant(graph, &mut used, "scale", tensor),
         };
         let zero_point = match &weight.zero_point {
-            Some((name, _)) => name.clone(),
-            None => {
-                let zeros = Tensor::filled(weight.values.dtype(), weight.scale.tensor().dims(), 0.0);
-                constant(graph, &mut used, "zero_point", &zeros)
-            }
+            ZeroPoint::Named(name, _) => name.clone(),
+            ZeroPoint::Numbers(tensor) => constant(graph, &mut used, "zero_point", tensor),
         };
         nodes.push(quantization_node([&name, &scale, &zero_point], &weight.integers, &weight.attrs));
         graph.initializer.retain(|tensor| tensor.name != weight.integers);
@@ -115,10 +143,15 @@ fn unused_name(used: &mut FxHashSet<String>, wanted: String) -> String {
 }
 
 /// Returns the integers of an input with their grid, if integers, scale and zero point are constants.
-fn quantized_weight(graph: &Graph, node: &Node, input: &QuantizedInput) -> Option<QuantizedWeight> {
+pub(super) fn quantized_weight(
+    graph: &Graph,
+    node: &Node,
+    input: &QuantizedInput,
+) -> Option<QuantizedWeight> {
     let port = |k: usize| node.inputs.get(k).copied().flatten();
     let named = |id: ValueId| Some((graph.name_of(id).to_owned(), graph.value(id).content()?.clone()));
-    let integers = port(input.tensor)?;
+    let source = port(input.tensor)?;
+    let integers = source_constant(graph, source)?;
     let values = graph.value(integers).content()?.clone();
     let scale = match input.scale {
         Scale::Input(k) => {
@@ -134,9 +167,14 @@ fn quantized_weight(graph: &Graph, node: &Node, input: &QuantizedInput) -> Optio
             ScaleSource::Named(name, tensor)
         }
     };
+    let same_number = |number: f64| Tensor::filled(values.dtype(), scale.tensor().dims(), number);
     let zero_point = match input.zero_point.and_then(port) {
-        Some(id) => Some(named(id)?),
-        None => None,
+        None => ZeroPoint::Numbers(same_number(0.0)),
+        Some(id) => match named(id)? {
+            (name, tensor) if tensor.len() == scale.tensor().len() => ZeroPoint::Named(name, tensor),
+            (_, tensor) if tensor.len() == 1 => ZeroPoint::Numbers(same_number(*tensor.to_f64().first()?)),
+            _ => return None,
+        },
     };
     let rank = values.dims().len();
     let axis = |axis: usize| Attrs::new().with("axis", axis as i64);
@@ -153,9 +191,30 @@ fn quantized_weight(graph: &Graph, node: &Node, input: &QuantizedInput) -> Optio
             axis(rank.checked_sub(if is_transposed { 2 } else { 1 })?)
         }
     };
+    // Moved elements have another axis.
+    if integers != source && scale.tensor().len() != 1 {
+        return None;
+    }
     // A scale for the whole tensor needs no axis, which may lie outside of the tensor.
     let attrs = if scale.tensor().len() == 1 { Attrs::new() } else { attrs };
     Some(QuantizedWeight { integers: graph.name_of(integers).to_owned(), values, scale, zero_point, attrs })
+}
+
+/// Returns the constant that a value was moved or looked up from.
+fn source_constant(graph: &Graph, value: ValueId) -> Option<ValueId> {
+    let mut value = value;
+    // Nodes are in topological order.
+    for node in graph.nodes.iter().rev() {
+        if graph.value(value).content().is_some() {
+            break;
+        }
+        if !node.present_outputs().any(|output| output == value) {
+            continue;
+        }
+        let moves = has_traits(node, Traits::MOVES) || class_of(node) == Class::Lookup;
+        value = node.inputs.first().copied().flatten().filter(|_| moves)?;
+    }
+    graph.value(value).content().map(|_| value)
 }
 
 /// Multiplies two scales, one of which holds one number.
@@ -179,34 +238,21 @@ fn following_scale(graph: &Graph, node: &Node) -> Option<ValueId> {
     let floats = reader(sums, Class::Cast)?.present_outputs().next()?;
     let scaled = reader(floats, Class::Multiply)?;
     let scale = scaled.present_inputs().find(|&input| input != floats)?;
-    let is_constant = |id: &ValueId| graph.value(*id).content().is_some();
+    // The scale of a static quantizer of the other factor is constant, too.
+    let is_of_activations = |id: ValueId| {
+        let quantizes = |node: &&Node| class_of(node) == Class::Quantization;
+        graph.nodes.iter().filter(quantizes).any(|node| node.present_inputs().any(|input| input == id))
+    };
+    let is_constant = |id: &ValueId| graph.value(*id).content().is_some() && !is_of_activations(*id);
     let maker = graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == scale))?;
     (class_of(maker) == Class::Multiply).then(|| maker.present_inputs().find(is_constant))?
 }
 
 /// Returns the layout of scales, and the index of the scale of each element.
-fn scale_indices(values: &Tensor, scale: &Tensor, attrs: &Attrs) -> Option<Vec<usize>> {
+pub(super) fn scale_indices(values: &Tensor, scale: &Tensor, attrs: &Attrs) -> Option<Vec<usize>> {
     let shape = |tensor: &Tensor| tensor.dims().iter().map(|&size| Dim::Known(size)).collect();
     let layout = Layout::new(attrs, Some(&shape(values)), Some(&shape(scale))).ok().flatten()?;
     Some(layout.scale_indices(values.dims()))
-}
-
-/// Returns the floats that integers stand for.
-fn dequantized(weight: &QuantizedWeight) -> Option<Tensor> {
-    let scale = weight.scale.tensor();
-    let (numbers, scales) = (weight.values.to_f64(), scale.to_f64());
-    let zero_points = match &weight.zero_point {
-        Some((_, tensor)) => tensor.to_f64(),
-        None => vec![0.0],
-    };
-    let at = scale_indices(&weight.values, scale, &weight.attrs)?;
-    let of = |list: &[f64], at: usize| if list.len() == 1 { list[0] } else { list[at] };
-    let floats: Vec<f64> = numbers
-        .iter()
-        .zip(at)
-        .map(|(&number, at)| (number - of(&zero_points, at)) * of(&scales, at))
-        .collect();
-    Some(Tensor::from_f64(scale.dtype(), weight.values.dims().to_vec(), &floats))
 }
 
 fn quantization_node(inputs: [&String; 3], output: &str, attrs: &Attrs) -> NodeProto {

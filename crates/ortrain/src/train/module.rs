@@ -4,6 +4,7 @@ pub(crate) mod buffers;
 mod evaluation;
 mod export;
 mod planning;
+mod quantization;
 mod training;
 
 use std::fmt::Write as _;

@@ -8,12 +8,13 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId};
 
 use crate::OpError;
 use crate::infer::{Infer, broadcast, normalize_axis};
-use crate::op::{Definition, Op};
+use crate::op::{Axis, Definition, Op, QuantizedInput};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
+use crate::support::casts::cast;
 use crate::support::quantization_grid::{
-    SCALE_SAMPLE, SampleInput, ZERO_POINT_SAMPLE, check_grid_of_tensor, dequantize, is_byte, quantize,
-    typed_input,
+    SCALE_SAMPLE, SampleInput, ZERO_POINT_SAMPLE, check_grid_of_tensor, dequantize, emit, is_byte, number,
+    quantize, typed_input,
 };
 
 const MICROSOFT: &str = "com.microsoft";
@@ -56,11 +57,39 @@ impl Op for Binary {
     }
 }
 
-fn decompose_binary(rw: &mut Rewrite<'_>, op: &str) -> Result<(), OpError> {
+fn decompose_mul(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let dtype = typed_input(rw, 0)?.1;
     let (a, b) = (dequantized_input(rw, 0)?, dequantized_input(rw, 3)?);
-    let result = rw.add(op, &[a, b], Attrs::new());
+    let result = rw.add("Mul", &[a, b], Attrs::new());
     quantize_output(rw, result, 6, dtype)
+}
+
+/// Decomposes a sum in the order of ONNX Runtime. Many sums lie in the middle of two integers, and the order of the
+/// additions decides which of the two they become: `a * ra + (b * rb + (zero - (ra * zero_a + rb * zero_b)))` with the
+/// ratios `ra` and `rb` of the scales of the inputs to the scale of the result.
+fn decompose_add(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
+    let dtype = typed_input(rw, 0)?.1;
+    let scale = rw.required_input(6)?;
+    let zero_point_of = |rw: &mut Rewrite<'_>, k: usize| match rw.input(k) {
+        Some(id) => cast(rw, id, dtype, DType::F32),
+        None => number(rw, DType::F32, 0.0),
+    };
+    let scaled = |rw: &mut Rewrite<'_>, k: usize| -> Result<[ValueId; 2], OpError> {
+        let (x, own) = (rw.required_input(k)?, rw.required_input(k + 1)?);
+        let ratio = emit(rw, "Div", &[own, scale]);
+        let zero_point = zero_point_of(rw, k + 2);
+        Ok([dequantize(rw, x, ratio, None), emit(rw, "Mul", &[ratio, zero_point])])
+    };
+    let ([a, zero_a], [b, zero_b]) = (scaled(rw, 0)?, scaled(rw, 3)?);
+    let zero_points = emit(rw, "Add", &[zero_a, zero_b]);
+    let zero_point = zero_point_of(rw, 7);
+    let constant = emit(rw, "Sub", &[zero_point, zero_points]);
+    let right = emit(rw, "Add", &[b, constant]);
+    let sum = emit(rw, "Add", &[a, right]);
+    let one = number(rw, DType::F32, 1.0);
+    let result = quantize(rw, sum, one, None, dtype);
+    rw.replace_output(0, result);
+    Ok(())
 }
 
 /// Operators on one tensor that keep its shape.
@@ -239,16 +268,21 @@ fn sample_concat(_: &Definition) -> Sample {
 }
 
 const OF_BINARY: &[usize] = &[1, 4, 6];
+/// Either addend or factor may be a weight.
+const WEIGHTS_OF_BINARY: &[QuantizedInput] =
+    &[QuantizedInput::new(0, 1, Some(2), Axis::First), QuantizedInput::new(3, 4, Some(5), Axis::First)];
 
 pub(super) fn definitions() -> Vec<Definition> {
     let new = |name: &'static str, build| Definition::new(MICROSOFT, name, &[1], build);
     vec![
         new("QLinearAdd", |_, _| Ok(Box::new(Binary)))
-            .composition(|rw| decompose_binary(rw, "Add"))
+            .composition(decompose_add)
+            .quantized(WEIGHTS_OF_BINARY)
             .scales(OF_BINARY)
             .sample(sample_binary),
         new("QLinearMul", |_, _| Ok(Box::new(Binary)))
-            .composition(|rw| decompose_binary(rw, "Mul"))
+            .composition(decompose_mul)
+            .quantized(WEIGHTS_OF_BINARY)
             .scales(OF_BINARY)
             .sample(sample_binary),
         new("QLinearSigmoid", |_, _| Ok(Box::new(Unary)))
