@@ -20,7 +20,9 @@ from onnx.parser import parse_model
 from random_graphs import checks, shrinking
 from random_graphs.cases import Case, Trainable, all_graphs, generate, pruned
 from random_graphs.checks import Report
+from random_graphs.fused import FUSED
 from random_graphs.operators import IGNORED
+from random_graphs.quantized import STEPS
 from random_graphs.running import Run, default_processes
 from random_graphs.workers import INVALID, Worker, check_all, checked
 
@@ -85,6 +87,8 @@ def test_all_patterns_are_drawn() -> None:
     operators = set().union(*(case.operators() for case in cases))
     assert operators >= {"If", "Loop", "Scan", "RNN", "GRU", "LSTM", "ReverseSequence", "TopK", "GatherND", "ScatterND"}
     assert len(operators) >= OPERATORS
+    assert operators >= FUSED | {name for name in STEPS if name.startswith("Q")}
+    assert operators >= {"DynamicQuantizeLinear", "DynamicQuantizeMatMul", "MatMulInteger", "MatMulIntegerToFloat"}
     assert 0.05 < np.mean([case.special for case in cases]) < 0.3
     arrays = [array for case in cases for feed in case.feeds for array in feed.values()]
     assert any(np.isnan(array).any() for array in arrays if array.dtype.kind == "f")
@@ -201,6 +205,51 @@ def test_a_stop_that_is_ignored_is_found(monkeypatch: pytest.MonkeyPatch) -> Non
     assert checks.check(stopped_case()).kind == "slope"
 
 
+def quantized_case() -> Case:
+    """Return a case with a product of integers; the integers of ``w`` and of some activations are out of range."""
+    rng = np.random.default_rng(1)
+    w, b = rng.uniform(-1, 1, (3, 2)).astype(np.float32), rng.uniform(-1, 1, 2).astype(np.float32)
+    constants = {
+        "s": np.float32(0.013),
+        "z": np.uint8(130),
+        "ws": np.float32(0.007),
+        "wz": np.int8(0),
+        "ys": np.float32(0.0061),
+        "yz": np.uint8(120),
+    }
+    nodes = [
+        helper.make_node("Add", ["x", "b"], ["sum"]),
+        helper.make_node("QuantizeLinear", ["sum", "s", "z"], ["q"]),
+        helper.make_node("QuantizeLinear", ["w", "ws", "wz"], ["wq"]),
+        helper.make_node("QLinearMatMul", ["q", "s", "z", "wq", "ws", "wz", "ys", "yz"], ["yq"]),
+        helper.make_node("Transpose", ["yq"], ["moved"], perm=[1, 0]),
+        helper.make_node("DequantizeLinear", ["moved", "ys", "yz"], ["y"]),
+        helper.make_node("Tanh", ["y"], ["out"]),
+    ]
+    graph = helper.make_graph(
+        nodes,
+        "quantized",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 2])],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, [3, "batch"])],
+        [numpy_helper.from_array(np.asarray(value), name) for name, value in {**constants, "w": w.T, "b": b}.items()],
+    )
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=8)
+    feeds = [{"x": rng.uniform(-1, 1, (count, 2)).astype(np.float32)} for count in (4, 2)]
+    return Case(model, feeds, ["w", "b"])
+
+
+def test_slopes_pass_a_rounding() -> None:
+    report = checks.check(quantized_case())
+    assert report.kind is None, report.detail
+    assert report.compared["slope"] == 2
+    assert "slope at a kink" not in report.compared
+
+
+@pytest.mark.parametrize("tamper", [lost_part, lost_element])
+def test_a_wrong_gradient_before_a_rounding_is_found(tamper: checks.Slope) -> None:
+    assert checks.check(quantized_case(), tamper).kind == "slope"
+
+
 class Wrong:
     """A session that changes the last row of every result slightly."""
 
@@ -303,7 +352,7 @@ def fails_with(operator: str, case: Case) -> Report:
     return Report("artificial", "it is there") if operator in case.operators() else Report()
 
 
-@pytest.mark.parametrize("operator", ["Softplus", "TopK", "LSTM", "Loop"])
+@pytest.mark.parametrize("operator", ["Softplus", "TopK", "LSTM", "Loop", "QGemm", "MoE"])
 def test_a_failure_is_shrunk(operator: str) -> None:
     # Half-precision inputs keep their casts, so they are excluded.
     cases = (case for case in map(generate, range(10_000)) if case.rounding is None)

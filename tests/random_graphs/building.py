@@ -438,19 +438,40 @@ class Builder:
                 raise Rejected
 
     def run(self, node: NodeProto, read: Sequence[Value], results: Sequence[str]) -> list[list[np.ndarray]]:
+        return self.run_nodes([node], read, results)
+
+    def run_nodes(
+        self, nodes: Sequence[NodeProto], read: Sequence[Value], results: Sequence[str]
+    ) -> list[list[np.ndarray]]:
+        """Return the results of nodes at each batch size."""
         infos = [
             helper.make_tensor_value_info(
                 value.name, helper.np_dtype_to_tensor_dtype(value.array.dtype), [None] * value.rank
             )
             for value in read
         ]
-        graph = helper.make_graph([node], "node", infos, [ValueInfoProto(name=name) for name in results])
+        graph = helper.make_graph(nodes, "node", infos, [ValueInfoProto(name=name) for name in results])
         model = helper.make_model(graph, opset_imports=self.opsets(), ir_version=IR_VERSION)
         try:
             oracle = Oracle(in_float32(model))
             return [oracle.run({value.name: value.samples[at] for value in read}) for at in range(len(self.batches))]
         except InvalidGraphError as error:
             raise Rejected(str(error)) from error
+
+    def add_cast_pair(self, value: Value, to: int) -> Value:
+        """Add a cast to an element type for which the oracle has no arrays, and a cast back."""
+        names = [self.name("narrow"), self.name("cast")]
+        nodes = [
+            helper.make_node("Cast", [value.name], names[:1], to=to),
+            helper.make_node("Cast", names[:1], names[1:], to=TensorProto.FLOAT),
+        ]
+        arrays = self.run_nodes(nodes, [value], names[1:])
+        made = Value(names[1], tuple(one[0] for one in arrays), value.moves)
+        self._check_range(made)
+        self.nodes += nodes
+        self.known[made.name] = made
+        self.values.append(made)
+        return made
 
     def opsets(self) -> list[Any]:
         return [helper.make_opsetid("", self.opset), helper.make_opsetid("com.microsoft", 1)]

@@ -10,6 +10,8 @@ import onnxruntime
 from onnx import ModelProto
 from onnx.reference import ReferenceEvaluator
 
+from random_graphs.expanding import expanded
+
 Feeds = dict[str, np.ndarray]
 
 # Log level of onnxruntime that prints only fatal messages. Errors are raised as exceptions.
@@ -32,7 +34,7 @@ class Oracle:
     """Session that runs a model as the ONNX standard defines."""
 
     def __init__(self, model: ModelProto) -> None:
-        self._names = [value.name for value in model.graph.output]
+        model = expanded(model)
         try:
             self._session: Any = onnxruntime.InferenceSession(
                 model.SerializeToString(), _options(), providers=["CPUExecutionProvider"]

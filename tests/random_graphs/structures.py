@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from random_graphs.building import FLOAT, Builder, Rejected, Value
+from random_graphs.fused import FUSED
 from random_graphs.operators import (
     MAKERS,
     WEIGHTS,
@@ -18,6 +19,7 @@ from random_graphs.operators import (
     scatter_into,
     uniform,
 )
+from random_graphs.quantized import QUANTIZED
 
 # Maximum nesting of bodies, and number of attempts to draw a node.
 DEEPEST = 2
@@ -31,12 +33,18 @@ ATTEMPTS = 12
 # - LRN moves the window of a sum and subtracts an infinity from itself.
 # - Activations multiply infinity by a factor that becomes zero; ortrain returns the limit.
 # - Interpolation multiplies infinity by weights of zero; ortrain omits them.
-NOT_SPECIAL = frozenset(
-    """
-    ArgMax ArgMin TopK ReduceMax ReduceMin ReduceLogSumExp MaxPool GlobalMaxPool Hardmax ThresholdedRelu RNN GRU LSTM
-    Softsign BiasGelu Gelu FastGelu QuickGelu HardSwish Mish Resize DFT GridSample LRN Unique
-    """.split()
-) | {"Gelu of com.microsoft", "part beside other readers"}
+# - The fused operators are defined by standard operators with such results, or by sums in another order.
+NOT_SPECIAL = (
+    FUSED
+    | QUANTIZED
+    | {"Gelu of com.microsoft", "part beside other readers"}
+    | {
+        *"""
+        ArgMax ArgMin TopK ReduceMax ReduceMin ReduceLogSumExp MaxPool GlobalMaxPool Hardmax ThresholdedRelu RNN GRU
+        LSTM Softsign BiasGelu Gelu FastGelu QuickGelu HardSwish Mish Resize DFT GridSample LRN Unique
+        """.split()
+    }
+)
 # Smooth operators, for graphs with layers in half precision: rounding may move a state across a kink.
 SMOOTH = frozenset(
     """
