@@ -148,7 +148,7 @@ def test_frozen_integers(tmp_path: Path) -> None:
 
 
 def test_report_of_quantized_tensors(tmp_path: Path) -> None:
-    """Scales and ranges are those of the file; the clipped share follows from the weights."""
+    """Scales and ranges come from the file, the clipped share from the weights."""
     path = CASES / "quantized-qdq" / "model.onnx"
     x = np.zeros((16, 1, 8, 8), np.float32)
     for folder in ("train", "freeze"):
@@ -161,7 +161,7 @@ def test_report_of_quantized_tensors(tmp_path: Path) -> None:
     np.testing.assert_array_equal(weight.high, (127 - weight.zero_point) * weight.scale)
     np.testing.assert_array_equal(weight.low, (-128 - weight.zero_point) * weight.scale)
     assert (weight.dtype, weight.clipped, weight.is_weight) == ("int8", 0.0, True)
-    values = training.state.parameters["0.weight"].data
+    values = np.array(training.state.parameters["0.weight"].data)
     assert (weight.smallest, weight.largest) == (values.min(), values.max())
     activation = report["x"]
     assert not activation.is_weight

@@ -306,8 +306,8 @@ class Module:
     def quantization(self) -> list[QuantizedTensor]:
         """Return scales, ranges and the share of clipped elements for each quantized tensor, in the order of the nodes.
 
-        The list has the weights and the activations that ``QuantizeLinear`` quantizes, and the integer weights that are
-        not trained. It is empty for a model without quantized tensors. The values are those of the parameters now.
+        ``QuantizeLinear`` quantizes weights and activations; integer weights without training are in the list, too. The
+        list is empty for a model without quantized tensors. Scales are the current ones.
 
         Raises:
             OrtrainError: if the state is nominal.

@@ -48,7 +48,7 @@ const PYTHON_OP_REASON: &str = "it calls a torch.autograd.Function of the proces
 const EVENT_REASON: &str = "it synchronizes the stages of a pipeline, but a model runs as one stage; replace \
      its outputs with its inputs after the first";
 
-/// Domains of operators whose tensors have a layout for one processor.
+/// Domains of operators on tensors in the layout of one processor.
 const LAYOUT_DOMAINS: [&str; 2] = ["com.microsoft.nchwc", "com.ms.internal.nhwc"];
 
 /// Reason for operators of these domains.

@@ -69,10 +69,10 @@ fn decompose_mul(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 /// ratios `ra` and `rb` of the scales of the inputs to the scale of the result.
 fn decompose_add(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let dtype = typed_input(rw, 0)?.1;
-    let scale = rw.required_input(6)?;
+    let (scale, wide) = typed_input(rw, 6)?;
     let zero_point_of = |rw: &mut Rewrite<'_>, k: usize| match rw.input(k) {
-        Some(id) => cast(rw, id, dtype, DType::F32),
-        None => number(rw, DType::F32, 0.0),
+        Some(id) => cast(rw, id, dtype, wide),
+        None => number(rw, wide, 0.0),
     };
     let scaled = |rw: &mut Rewrite<'_>, k: usize| -> Result<[ValueId; 2], OpError> {
         let (x, own) = (rw.required_input(k)?, rw.required_input(k + 1)?);
@@ -86,7 +86,7 @@ fn decompose_add(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let constant = emit(rw, "Sub", &[zero_point, zero_points]);
     let right = emit(rw, "Add", &[b, constant]);
     let sum = emit(rw, "Add", &[a, right]);
-    let one = number(rw, DType::F32, 1.0);
+    let one = number(rw, wide, 1.0);
     let result = quantize(rw, sum, one, None, dtype);
     rw.replace_output(0, result);
     Ok(())
