@@ -23,6 +23,8 @@ MODEL_TOLERANCE = 1e-5
 ROUNDED_OTHERWISE = 1e-3
 # Standard deviation of random integers around the middle of their range.
 SPREAD = 40
+# Rounding of float32 over the steps of a recurrent layer.
+RECURRENT_TOLERANCE = 1e-5
 MICROSOFT = "com.microsoft"
 
 
@@ -416,6 +418,94 @@ def test_onnxruntime_agrees(case: Case) -> None:
         assert_same(np.asarray(ours), np.asarray(theirs), TOLERANCE)
 
 
+def lstm(
+    name: str,
+    direction: str = "forward",
+    dtype: str = "int8",
+    columns: bool = False,
+    lengths: list[int] | None = None,
+    floats_of_layer: bool = True,
+    **attributes: Any,
+) -> Case:
+    """Return a case of ``DynamicQuantizeLSTM``; ``columns`` gives each column of the weights its own scale."""
+    steps, batch, features, hidden = 6, 4, 5, 8
+    directions = 2 if direction == "bidirectional" else 1
+    grid = (directions, 4 * hidden) if columns else (directions,)
+    scales = [(0.001 + 0.01 * np.random.default_rng(seed).random(grid)).astype(np.float32) for seed in (1, 2)]
+    # onnxruntime takes one zero point for all columns of a direction.
+    zero_point = np.full(grid, 0 if dtype == "int8" else 119, dtype)
+    layer = [
+        0.3 * floats(5, (directions, 8 * hidden)),
+        None if lengths is None else np.array(lengths, np.int32),
+        floats(6, (directions, batch, hidden)),
+        floats(7, (directions, batch, hidden)),
+        0.5 * floats(8, (directions, 3 * hidden)),
+    ]
+    if not floats_of_layer:
+        layer = [None, layer[1], None, None, None]
+    weights = [
+        integers(3, (directions, features, 4 * hidden), dtype),
+        integers(4, (directions, hidden, 4 * hidden), dtype),
+    ]
+    inputs = [floats(9, (steps, batch, features)), *weights, *layer, scales[0], zero_point, scales[1], zero_point]
+    return Case(
+        name,
+        "DynamicQuantizeLSTM",
+        inputs,
+        {"hidden_size": hidden, "direction": direction, **attributes},
+        domain=MICROSOFT,
+        outputs=3,
+        constants=(1, 2, 8, 9, 10, 11),
+    )
+
+
+LSTMS = [
+    lstm("forward", floats_of_layer=False),
+    lstm("forward, all inputs"),
+    lstm("reverse", "reverse", "uint8"),
+    lstm("both directions", "bidirectional"),
+    lstm("columns", columns=True),
+    lstm("columns of both directions", "bidirectional", "uint8", columns=True),
+    lstm("lengths", lengths=[3, 5, 1, 2]),
+    lstm("lengths, reverse", "reverse", lengths=[6, 1, 4, 2]),
+    lstm("lengths, both directions", "bidirectional", columns=True, lengths=[2, 1, 5, 3]),
+    lstm("empty sequence", "bidirectional", lengths=[2, 0, 5, 3]),
+    lstm("coupled gates and clip", input_forget=1, clip=0.7),
+    lstm(
+        "other activations",
+        "bidirectional",
+        activations=["HardSigmoid", "Softsign", "Tanh", "Sigmoid", "Tanh", "Relu"],
+        activation_alpha=[0.3],
+        activation_beta=[0.4],
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "all_steps"),
+    [
+        pytest.param(case, all_steps, id=f"{case.name}, {'all results' if all_steps else 'final states'}")
+        for case in LSTMS
+        for all_steps in (True, False)
+        # For final states alone, onnxruntime reads memory of empty sequences that it has not written.
+        if all_steps or case.inputs[4] is None or case.inputs[4].all()
+    ],
+)
+def test_recurrent_layers_agree(case: Case, all_steps: bool) -> None:
+    """With one thread, onnxruntime quantizes the states of all sequences together, as ortrain does."""
+    model = onnx.load_model_from_string(case.model())
+    if not all_steps:
+        model.graph.node[0].output[0] = ""
+        del model.graph.output[0]
+    options = without_optimizer()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+    expected = session.run(None, case.feeds())
+    found = ortrain.InferenceSession(model).run(None, case.feeds())
+    for ours, theirs in zip(found, expected, strict=True):
+        assert_same(np.asarray(ours), np.asarray(theirs), RECURRENT_TOLERANCE)
+
+
 @pytest.mark.parametrize("name", ["quantized-qdq", "quantized-operators", "decoder-int4-past"])
 def test_models_of_other_tools(name: str) -> None:
     """Models and results were recorded with onnxruntime 1.32 without its optimizer.
@@ -428,3 +518,14 @@ def test_models_of_other_tools(name: str) -> None:
     session = ortrain.InferenceSession(CASES / name / "model.onnx")
     (logits,) = session.run(["logits"], {given.name: case[given.name] for given in session.get_inputs()})
     np.testing.assert_allclose(logits, case["logits"], rtol=0, atol=MODEL_TOLERANCE * np.abs(case["logits"]).max())
+
+
+@pytest.mark.parametrize("domain", ["com.microsoft.nchwc", "com.ms.internal.nhwc"])
+def test_layouts_of_one_processor_are_refused(domain: str) -> None:
+    node = helper.make_node("Conv", ["x", "w"], ["y"], "layer", domain=domain)
+    values = {"x": (1, 16, 4, 4), "w": (16, 16, 1, 1), "y": (1, 16, 4, 4)}
+    x, w, y = (helper.make_tensor_value_info(name, TensorProto.FLOAT, shape) for name, shape in values.items())
+    imports = [helper.make_opsetid("", 17), helper.make_opsetid(domain, 1)]
+    model = helper.make_model(helper.make_graph([node], "g", [x, w], [y]), opset_imports=imports, ir_version=8)
+    with pytest.raises(ortrain.UnsupportedError, match=r"layer.*save the model at optimization level extended"):
+        ortrain.InferenceSession(model)

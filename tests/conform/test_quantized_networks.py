@@ -122,8 +122,13 @@ def with_all_values(model: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def run(model: onnx.ModelProto, feeds: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the outputs in onnxruntime without its optimizer."""
-    session = ort.InferenceSession(model.SerializeToString(), without_optimizer(), providers=["CPUExecutionProvider"])
+    """Return the outputs in onnxruntime without its optimizer.
+
+    With several threads, its ``DynamicQuantizeLSTM`` has another grid for the sequences of each thread.
+    """
+    options = without_optimizer()
+    options.intra_op_num_threads = 1
+    session = ort.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
     names = [value.name for value in session.get_outputs()]
     return dict(zip(names, session.run(None, feeds), strict=True))
 

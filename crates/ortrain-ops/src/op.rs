@@ -189,6 +189,8 @@ pub enum Axis {
     Attributes,
     /// The first axis.
     First,
+    /// The first axis; the first and the last, if the scale has two axes.
+    FirstAndLast,
     /// The last axis.
     Last,
     /// The last axis, or the one before if this attribute transposes the matrix.

@@ -203,7 +203,7 @@ fn propagate(
     mut stops: Option<&mut Vec<GradientStop>>,
 ) -> Result<Vec<Option<ValueId>>, Error> {
     decompose_on_path(graph, seeds, targets)?;
-    let values = GradientValues::new(graph);
+    let values = GradientValues::with_targets(graph, targets);
     let forward = graph.nodes.len();
     let dependent = dependent_values(graph, targets);
 

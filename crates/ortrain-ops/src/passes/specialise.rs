@@ -439,9 +439,10 @@ fn with_known_inputs(
     known: &[Option<KnownInput<'_>>],
 ) -> Result<Graph, Error> {
     let mut graph = source.clone();
-    // Lowerings may assume that the first output is present, even if it is unused.
+    // Lowerings may assume that the first output is present, even if it is unused. Compositions have no lowering.
     for index in 0..graph.nodes.len() {
-        if graph.nodes[index].outputs.first().copied().flatten().is_none() {
+        let is_missing = graph.nodes[index].outputs.first().copied().flatten().is_none();
+        if is_missing && !matches!(build(&graph, &graph.nodes[index])?.placement(), Placement::Composition) {
             let unused = graph.add_value("unused", ValueType::Unknown);
             let outputs = &mut graph.nodes[index].outputs;
             if outputs.is_empty() {

@@ -3,6 +3,7 @@
 use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId, ValueType};
 
 use crate::OpError;
+use crate::grad::gradient_dtype;
 use crate::infer::Infer;
 use crate::type_merge::merge_advised;
 
@@ -59,10 +60,10 @@ pub(crate) fn is_used(graph: &Graph, id: ValueId) -> bool {
         || graph.nodes.iter().any(|node| node.present_inputs().any(|input| input == id))
 }
 
-/// Adds zeros of the shape and type of a value.
+/// Adds a gradient of zeros for a value.
 pub(crate) fn zeros_like(graph: &mut Graph, input: ValueId) -> ValueId {
     let name = graph.name_of(input).to_owned();
-    let dtype = graph.value(input).ty.dtype().unwrap_or(DType::F32);
+    let dtype = graph.value(input).ty.dtype().map_or(DType::F32, gradient_dtype);
     let shape = graph.add_value(&format!("{name}_shape"), ValueType::Unknown);
     let zeros = graph.add_value(&format!("{name}_grad"), ValueType::Unknown);
     graph.nodes.push(Node::new("", "Shape", &[Some(input)], &[Some(shape)], Attrs::new()));

@@ -62,7 +62,7 @@ pub fn quantized_tensors(graph: &Graph, parameter: &dyn Fn(&str) -> Option<Tenso
             let (Some(floats), attrs) = (weight.dequantized(), &weight.attrs) else { continue };
             let (scale, zero_point) = (weight.scale.tensor().clone(), weight.zero_point.tensor().to_f64());
             let dtype = weight.values.dtype();
-            let Some(grid) = Grid::new(dtype, scale, zero_point, attrs) else { continue };
+            let Some(grid) = Grid::new(dtype, scale, &zero_point, attrs) else { continue };
             let numbers = weight_numbers(&floats, |_| false);
             found.push(grid.tensor(weight.integers.clone(), label(), Some(numbers)));
         }
@@ -80,7 +80,7 @@ struct Grid {
 }
 
 impl Grid {
-    fn new(dtype: ortrain_graph::DType, scale: Tensor, zero_point: Vec<f64>, attrs: &Attrs) -> Option<Grid> {
+    fn new(dtype: ortrain_graph::DType, scale: Tensor, zero_point: &[f64], attrs: &Attrs) -> Option<Grid> {
         let (low, high) = number_range(dtype)?;
         let of = |at: usize| zero_point.get(if zero_point.len() == 1 { 0 } else { at }).copied();
         let zero_point: Vec<f64> = (0..scale.len()).map(|at| of(at).unwrap_or(0.0)).collect();
@@ -122,7 +122,7 @@ fn quantized_by(
         Some(id) => value(id)?.to_f64(),
         None => vec![0.0],
     };
-    let grid = Grid::new(dtype, scale, zero_point, &node.attrs)?;
+    let grid = Grid::new(dtype, scale, &zero_point, &node.attrs)?;
     let weight = value(x).and_then(|weight| {
         let at = scale_indices(&weight, &grid.scale, &node.attrs)?;
         let numbers = weight.to_f64();

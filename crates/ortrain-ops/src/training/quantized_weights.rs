@@ -61,16 +61,16 @@ impl ZeroPoint {
     }
 }
 
-/// Scale of a weight: a constant of the model, or a product of two constants.
+/// Scale of a weight: a constant of the model, or numbers that are computed from its constants.
 pub(super) enum ScaleSource {
     Named(String, Tensor),
-    Product(Tensor),
+    Numbers(Tensor),
 }
 
 impl ScaleSource {
     pub(super) fn tensor(&self) -> &Tensor {
         match self {
-            ScaleSource::Named(_, tensor) | ScaleSource::Product(tensor) => tensor,
+            ScaleSource::Named(_, tensor) | ScaleSource::Numbers(tensor) => tensor,
         }
     }
 }
@@ -117,7 +117,7 @@ pub fn add_float_weights(typed: &Graph, graph: &mut GraphProto) -> Result<Vec<St
         };
         let scale = match &weight.scale {
             ScaleSource::Named(name, _) => name.clone(),
-            ScaleSource::Product(tensor) => constant(graph, &mut used, "scale", tensor),
+            ScaleSource::Numbers(tensor) => constant(graph, &mut used, "scale", tensor),
         };
         let zero_point = match &weight.zero_point {
             ZeroPoint::Named(name, _) => name.clone(),
@@ -160,7 +160,7 @@ pub(super) fn quantized_weight(
         }
         Scale::Product([a, b]) => {
             let [a, b] = [port(a)?, port(b)?].map(|id| graph.value(id).content().cloned());
-            ScaleSource::Product(product(&a?, &b?)?)
+            ScaleSource::Numbers(product(&a?, &b?)?)
         }
         Scale::Following => {
             let (name, tensor) = named(following_scale(graph, node)?)?;
@@ -184,7 +184,7 @@ pub(super) fn quantized_weight(
             attrs.0.retain(|name, _| matches!(&**name, "axis" | "block_size"));
             attrs
         }
-        Axis::First => axis(0),
+        Axis::First | Axis::FirstAndLast => axis(0),
         Axis::Last => axis(rank.checked_sub(1)?),
         Axis::LastUnless(attribute) => {
             let is_transposed = node.attrs.int(attribute).ok().flatten().unwrap_or(0) != 0;
@@ -195,6 +195,20 @@ pub(super) fn quantized_weight(
     if integers != source && scale.tensor().len() != 1 {
         return None;
     }
+    let (scale, zero_point, attrs) = match (input.axis, values.dims(), scale.tensor().dims()) {
+        (Axis::FirstAndLast, &[_, rows, _], &[count, columns]) => {
+            // QuantizeLinear has scales along two axes only for blocks along the axis between them.
+            let (dims, attrs) = if count == 1 {
+                (vec![columns], axis(2))
+            } else {
+                (vec![count, 1, columns], axis(1).with("block_size", rows as i64))
+            };
+            let scale = scale.tensor().reshaped(dims.clone()).ok()?;
+            let zero_point = zero_point.tensor().reshaped(dims).ok()?;
+            (ScaleSource::Numbers(scale), ZeroPoint::Numbers(zero_point), attrs)
+        }
+        _ => (scale, zero_point, attrs),
+    };
     // A scale for the whole tensor needs no axis, which may lie outside of the tensor.
     let attrs = if scale.tensor().len() == 1 { Attrs::new() } else { attrs };
     Some(QuantizedWeight { integers: graph.name_of(integers).to_owned(), values, scale, zero_point, attrs })

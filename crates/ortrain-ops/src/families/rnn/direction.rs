@@ -15,7 +15,14 @@ pub(super) fn is_composition(node: &Node) -> bool {
 }
 
 /// Slices a value along an axis.
-fn slice_axis(rw: &mut Rewrite<'_>, value: ValueId, axis: i64, from: i64, to: i64, step: i64) -> ValueId {
+pub(super) fn slice_axis(
+    rw: &mut Rewrite<'_>,
+    value: ValueId,
+    axis: i64,
+    from: i64,
+    to: i64,
+    step: i64,
+) -> ValueId {
     let parts = [("starts", from), ("ends", to), ("axes", axis), ("steps", step)];
     let [starts, ends, axes, steps] = parts.map(|(name, number)| rw.ints(name, &[number]));
     rw.add("Slice", &[value, starts, ends, axes, steps], Attrs::new())
@@ -27,7 +34,7 @@ fn swap_first_axes(rw: &mut Rewrite<'_>, value: ValueId) -> ValueId {
 }
 
 /// Reverses sequences, `[steps, batch, ..]`.
-fn reverse_sequences(rw: &mut Rewrite<'_>, value: ValueId, lengths: Option<ValueId>) -> ValueId {
+pub(super) fn reverse_sequences(rw: &mut Rewrite<'_>, value: ValueId, lengths: Option<ValueId>) -> ValueId {
     match lengths {
         Some(lengths) => {
             let attrs = Attrs::new().with("batch_axis", 1i64).with("time_axis", 0i64);
@@ -50,10 +57,7 @@ pub(super) fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
         let to = i64::from(ortrain_graph::DType::I64.to_onnx());
         rw.add("Cast", &[lengths], Attrs::new().with("to", to))
     });
-    let hidden = attributes.hidden_size.or_else(|| rw.shape(r).and_then(|shape| shape[2].known()));
-    let hidden = hidden.ok_or_else(|| {
-        OpError::unsupported("the hidden size is not known; give the attribute hidden_size")
-    })?;
+    let hidden = attributes.hidden_size(rw.shape(r))?;
     let gate_activations = kind.default_activations().len();
     let mut results: Vec<Vec<ValueId>> = Vec::new();
     let states = kind.state_inputs();
@@ -125,7 +129,7 @@ pub(super) fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
 }
 
 /// Restores the order of the data in the results of a reversed direction, `[steps, 1, batch, hidden]`.
-fn reverse_results(rw: &mut Rewrite<'_>, value: ValueId, lengths: Option<ValueId>) -> ValueId {
+pub(super) fn reverse_results(rw: &mut Rewrite<'_>, value: ValueId, lengths: Option<ValueId>) -> ValueId {
     if lengths.is_none() {
         return reverse_sequences(rw, value, None);
     }

@@ -1,5 +1,5 @@
-//! Recurrent nets: `RNN`, `GRU`, `LSTM`, and the operators of training graphs, `GRUTraining`, `LSTMTraining`,
-//! `RNNGrad`, `GRUGrad` and `LSTMGrad`.
+//! Recurrent nets: `RNN`, `GRU`, `LSTM`, `DynamicQuantizeLSTM` ([`dynamic_quantize_lstm`]), and the operators of
+//! training graphs, `GRUTraining`, `LSTMTraining`, `RNNGrad`, `GRUGrad` and `LSTMGrad`.
 //!
 //! Sources: ONNX RNN, GRU and LSTM of versions 7, 14, 22 (<https://onnx.ai/onnx/operators/onnx__LSTM.html> and so on;
 //! GRU and LSTM without `layout` before 14), and ONNX Runtime's training operators of `com.microsoft` version 1.
@@ -19,16 +19,18 @@
 
 mod activation;
 mod direction;
+mod dynamic_quantize_lstm;
 mod gru;
 mod lstm;
 mod net;
 mod onnx_decomposition;
+mod scan_builder;
 mod simple;
 mod steps;
 #[cfg(test)]
 mod tests;
 
-use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueType};
+use ortrain_graph::{Attrs, DType, Dim, Graph, Node, ValueType};
 
 use crate::OpError;
 use crate::class::Class;
@@ -67,38 +69,14 @@ impl Op for Recurrent {
             [X, W, R, B, H0].into_iter().chain((inputs > C0).then_some(C0)).chain((inputs > P).then_some(P)),
         )?;
         let sizes = attributes.infer_sizes(cx, X, W, R)?;
-        let (directions, hidden) = (Dim::from(attributes.directions.len()), Dim::from(sizes.hidden));
-        let rows = kind.gate_count() * sizes.hidden;
-        check_shape(cx, B, &[directions.clone(), (2 * rows).into()])?;
-        check_lengths(cx, LENGTHS, &sizes.batch)?;
-        let state: Vec<Dim> = if attributes.batch_first {
-            vec![sizes.batch.clone(), directions.clone(), hidden.clone()]
-        } else {
-            vec![directions.clone(), sizes.batch.clone(), hidden.clone()]
-        };
-        for k in kind.state_inputs() {
-            check_shape(cx, k, &state)?;
-        }
-        if kind == NetKind::Lstm {
-            check_shape(cx, P, &[directions.clone(), (3 * sizes.hidden).into()])?;
-        }
-        let sequence_shape = |last: Dim| -> Shape {
-            if attributes.batch_first {
-                [sizes.batch.clone(), sizes.steps.clone(), directions.clone(), last].into_iter().collect()
-            } else {
-                [sizes.steps.clone(), directions.clone(), sizes.batch.clone(), last].into_iter().collect()
-            }
-        };
-        cx.set_output(0, dtype, Some(sequence_shape(hidden.clone())));
-        for k in 1..=kind.state_inputs().len() {
-            cx.set_output(k, dtype, Some(state.iter().cloned().collect()));
-        }
+        attributes.infer_results(cx, dtype, &sizes)?;
+        let gates = attributes.sequence_shape(&sizes, (kind.gate_count() * sizes.hidden).into());
         match kind {
             NetKind::Lstm => {
-                cx.set_output(3, dtype, Some(sequence_shape(hidden)));
-                cx.set_output(4, dtype, Some(sequence_shape(rows.into())));
+                cx.set_output(3, dtype, Some(attributes.sequence_shape(&sizes, sizes.hidden.into())));
+                cx.set_output(4, dtype, Some(gates));
             }
-            NetKind::Gru => cx.set_output(2, dtype, Some(sequence_shape(rows.into()))),
+            NetKind::Gru => cx.set_output(2, dtype, Some(gates)),
             NetKind::Rnn => {}
         }
         Ok(())
@@ -305,5 +283,6 @@ pub(crate) fn definitions() -> Vec<Definition> {
             .differentiated_as(onnx_decomposition::decompose_grad)
             .sample(gradient_sample)
     });
-    plain.into_iter().chain(training).chain(gradients).collect()
+    let quantized = [dynamic_quantize_lstm::definition()];
+    plain.into_iter().chain(training).chain(gradients).chain(quantized).collect()
 }

@@ -17,7 +17,7 @@ pub(super) enum NetKind {
 impl NetKind {
     pub(super) fn from_node(node: &Node) -> NetKind {
         match &*node.op {
-            op if op.starts_with("LSTM") => NetKind::Lstm,
+            op if op.starts_with("LSTM") || op == DYNAMIC_QUANTIZE_LSTM => NetKind::Lstm,
             op if op.starts_with("GRU") => NetKind::Gru,
             _ => NetKind::Rnn,
         }
@@ -54,6 +54,9 @@ impl NetKind {
     }
 }
 
+/// LSTM with integer weights.
+pub(super) const DYNAMIC_QUANTIZE_LSTM: &str = "DynamicQuantizeLSTM";
+
 /// Inputs of the forward operators.
 pub(super) const X: usize = 0;
 
@@ -87,6 +90,8 @@ pub(super) struct Attributes {
     pub(super) linear_before_reset: bool,
     /// True if the batch axis is the first.
     pub(super) batch_first: bool,
+    /// True if the gates are along the last axis of the weights.
+    pub(super) gates_last: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -141,6 +146,25 @@ impl Attributes {
             input_forget: attrs.int("input_forget")?.unwrap_or(0) != 0,
             linear_before_reset: attrs.int("linear_before_reset")?.unwrap_or(0) != 0,
             batch_first,
+            gates_last: *node.op == *DYNAMIC_QUANTIZE_LSTM,
+        })
+    }
+
+    /// Returns the attributes of the direction at an index.
+    pub(super) fn of_direction(&self, index: usize) -> Attributes {
+        let count = self.kind.default_activations().len();
+        Attributes {
+            directions: vec![self.directions[index]],
+            activations: self.activations[index * count..(index + 1) * count].to_vec(),
+            ..self.clone()
+        }
+    }
+
+    /// Returns the hidden size: the attribute, or the size of an axis of the recurrent weights.
+    pub(super) fn hidden_size(&self, r: Option<&Shape>) -> Result<usize, OpError> {
+        let columns = if self.gates_last { 1 } else { 2 };
+        self.hidden_size.or_else(|| r.and_then(|shape| shape[columns].known())).ok_or_else(|| {
+            OpError::unsupported("the hidden size is not known; give the attribute hidden_size")
         })
     }
 
@@ -187,19 +211,21 @@ impl Attributes {
             _ => Ok(()),
         };
         rank(x, 3, if self.batch_first { "[batch, steps, input]" } else { "[steps, batch, input]" })?;
-        rank(w, 3, "[directions, gates * hidden, input]")?;
-        rank(r, 3, "[directions, gates * hidden, hidden]")?;
+        let weight_axes = if self.gates_last {
+            ["[directions, input, gates * hidden]", "[directions, hidden, gates * hidden]"]
+        } else {
+            ["[directions, gates * hidden, input]", "[directions, gates * hidden, hidden]"]
+        };
+        rank(w, 3, weight_axes[0])?;
+        rank(r, 3, weight_axes[1])?;
         let size = |k: usize, axis: usize| cx.shape(k).map(|shape| shape[axis].clone());
-        let hidden =
-            self.hidden_size.or_else(|| size(r, 2).and_then(|dim| dim.known())).ok_or_else(|| {
-                OpError::unsupported("the hidden size is not known; give the attribute hidden_size")
-            })?;
+        let hidden = self.hidden_size(cx.shape(r))?;
         let (steps, batch) = if self.batch_first { (1, 0) } else { (0, 1) };
         let unknown = |k: usize, axis: usize| size(x, k).unwrap_or_else(|| cx.unknown_dim(0, axis));
         let sizes = InferredSizes {
             steps: unknown(steps, 0),
             batch: unknown(batch, 2),
-            input: size(x, 2).or_else(|| size(w, 2)),
+            input: size(x, 2).or_else(|| size(w, if self.gates_last { 1 } else { 2 })),
             hidden,
         };
         if hidden > MAX_HIDDEN {
@@ -217,9 +243,58 @@ impl Attributes {
         }
         let (directions, rows) = (self.directions.len(), self.kind.gate_count() * hidden);
         let width = sizes.input.clone().unwrap_or_else(|| Dim::symbol("input"));
-        check_shape(cx, w, &[directions.into(), rows.into(), width])?;
-        check_shape(cx, r, &[directions.into(), rows.into(), hidden.into()])?;
+        let weight_shape = |columns: Dim| -> [Dim; 3] {
+            if self.gates_last {
+                [directions.into(), columns, rows.into()]
+            } else {
+                [directions.into(), rows.into(), columns]
+            }
+        };
+        check_shape(cx, w, &weight_shape(width))?;
+        check_shape(cx, r, &weight_shape(hidden.into()))?;
         Ok(sizes)
+    }
+
+    /// Returns the shape of a value of all steps and directions.
+    pub(super) fn sequence_shape(&self, sizes: &InferredSizes, last: Dim) -> Shape {
+        let (steps, batch, directions) =
+            (sizes.steps.clone(), sizes.batch.clone(), Dim::from(self.directions.len()));
+        let axes = if self.batch_first {
+            [batch, steps, directions, last]
+        } else {
+            [steps, directions, batch, last]
+        };
+        axes.into_iter().collect()
+    }
+
+    /// Checks biases, lengths, states and peepholes, and infers the results of all steps and the final states.
+    pub(super) fn infer_results(
+        &self,
+        cx: &mut Infer<'_>,
+        dtype: DType,
+        sizes: &InferredSizes,
+    ) -> Result<(), OpError> {
+        let (directions, hidden) = (Dim::from(self.directions.len()), Dim::from(sizes.hidden));
+        let rows = self.kind.gate_count() * sizes.hidden;
+        check_shape(cx, B, &[directions.clone(), (2 * rows).into()])?;
+        check_lengths(cx, LENGTHS, &sizes.batch)?;
+        let batch = sizes.batch.clone();
+        let state = if self.batch_first {
+            [batch, directions.clone(), hidden.clone()]
+        } else {
+            [directions.clone(), batch, hidden.clone()]
+        };
+        for k in self.kind.state_inputs() {
+            check_shape(cx, k, &state)?;
+        }
+        if self.kind == NetKind::Lstm {
+            check_shape(cx, P, &[directions, (3 * sizes.hidden).into()])?;
+        }
+        cx.set_output(0, dtype, Some(self.sequence_shape(sizes, hidden)));
+        for k in 1..=self.kind.state_inputs().len() {
+            cx.set_output(k, dtype, Some(state.iter().cloned().collect()));
+        }
+        Ok(())
     }
 }
 

@@ -2,233 +2,15 @@
 //! with the formulas of the kernels in this folder. Products with the data and gradients of weights run over all steps
 //! at once.
 
-use ortrain_expr::{Builder, Reg, Type};
-use ortrain_graph::{Attrs, DType, Graph, Tensor, ValueId, ValueType};
+use ortrain_graph::{DType, ValueId};
 
-use super::activation::Clipped;
 use super::direction::zero_state;
+use super::scan_builder::{
+    LstmStep, MatrixEmitter, ScanBuilder, compare_with_lengths, emit_lstm_step, step_indices,
+};
 use crate::OpError;
 use crate::families::rnn::net::{Attributes, B, GradInputs, LENGTHS, NetKind, P, R, W, X};
 use crate::rewrite::Rewrite;
-use crate::support::onnx_decomposition::{NodeSink, emit_as_onnx};
-
-/// Emitter of operators on matrices `[batch, columns]`, and on matrices of all steps, `[steps, batch, columns]`.
-struct MatrixEmitter<'a, E: NodeSink> {
-    emit: &'a mut E,
-    dtype: DType,
-}
-
-impl<E: NodeSink> MatrixEmitter<'_, E> {
-    fn node(&mut self, op: &str, inputs: &[ValueId], attrs: Attrs) -> ValueId {
-        let inputs: Vec<Option<ValueId>> = inputs.iter().copied().map(Some).collect();
-        self.emit.emit(op, &inputs, attrs)
-    }
-
-    fn ints(&mut self, values: &[i64]) -> ValueId {
-        self.emit.emit_constant(Tensor::i64(&[values.len()], values))
-    }
-
-    fn scalar_constant(&mut self, value: f64) -> ValueId {
-        self.emit.emit_constant(Tensor::scalar(self.dtype, value))
-    }
-
-    fn binary_node(&mut self, op: &str, a: ValueId, b: ValueId) -> ValueId {
-        self.node(op, &[a, b], Attrs::new())
-    }
-
-    fn add(&mut self, a: ValueId, b: ValueId) -> ValueId {
-        self.binary_node("Add", a, b)
-    }
-
-    fn sub(&mut self, a: ValueId, b: ValueId) -> ValueId {
-        self.binary_node("Sub", a, b)
-    }
-
-    fn mul(&mut self, a: ValueId, b: ValueId) -> ValueId {
-        self.binary_node("Mul", a, b)
-    }
-
-    fn matmul(&mut self, a: ValueId, b: ValueId) -> ValueId {
-        self.binary_node("MatMul", a, b)
-    }
-
-    /// Emits `1 - a`.
-    fn one_minus(&mut self, a: ValueId) -> ValueId {
-        let one = self.scalar_constant(1.0);
-        self.sub(one, a)
-    }
-
-    fn add_optional(&mut self, a: ValueId, b: Option<ValueId>) -> ValueId {
-        b.map_or(a, |b| self.add(a, b))
-    }
-
-    /// Selects `yes` within the sequences and `no` after their ends; `yes` everywhere without lengths.
-    fn select_active(&mut self, active: Option<ValueId>, yes: ValueId, no: ValueId) -> ValueId {
-        active.map_or(yes, |active| self.node("Where", &[active, yes, no], Attrs::new()))
-    }
-
-    fn active_or_zero(&mut self, active: Option<ValueId>, value: ValueId) -> ValueId {
-        if active.is_none() {
-            return value;
-        }
-        let zero = self.scalar_constant(0.0);
-        self.select_active(active, value, zero)
-    }
-
-    fn zeros_like(&mut self, value: ValueId) -> ValueId {
-        let shape = self.node("Shape", &[value], Attrs::new());
-        let zero = Tensor::filled(self.dtype, &[1], 0.0);
-        self.node("ConstantOfShape", &[shape], Attrs::new().with("value", zero))
-    }
-
-    fn slice(&mut self, value: ValueId, axis: i64, from: i64, to: i64) -> ValueId {
-        let [starts, ends, axes] = [from, to, axis].map(|number| self.ints(&[number]));
-        self.node("Slice", &[value, starts, ends, axes], Attrs::new())
-    }
-
-    /// Slices part `index` of adjacent groups of columns.
-    fn column_group(&mut self, value: ValueId, index: usize, width: usize) -> ValueId {
-        let from = (index * width) as i64;
-        self.slice(value, -1, from, from + width as i64)
-    }
-
-    fn column_groups<const N: usize>(&mut self, value: ValueId, width: usize) -> [ValueId; N] {
-        std::array::from_fn(|index| self.column_group(value, index, width))
-    }
-
-    fn concat(&mut self, parts: &[ValueId], axis: i64) -> ValueId {
-        self.node("Concat", parts, Attrs::new().with("axis", axis))
-    }
-
-    fn squeeze(&mut self, value: ValueId, axis: i64) -> ValueId {
-        let axes = self.ints(&[axis]);
-        self.binary_node("Squeeze", value, axes)
-    }
-
-    fn unsqueeze(&mut self, value: ValueId, axis: i64) -> ValueId {
-        let axes = self.ints(&[axis]);
-        self.binary_node("Unsqueeze", value, axes)
-    }
-
-    fn transposed(&mut self, matrix: ValueId) -> ValueId {
-        self.node("Transpose", &[matrix], Attrs::new().with("perm", vec![1i64, 0]))
-    }
-
-    /// Concatenates the matrices of all steps along the rows.
-    fn flatten_steps(&mut self, value: ValueId, columns: usize) -> ValueId {
-        let shape = self.ints(&[-1, columns as i64]);
-        self.binary_node("Reshape", value, shape)
-    }
-
-    /// Sums over steps and batch.
-    fn sum_steps_and_batch(&mut self, value: ValueId) -> ValueId {
-        let axes = self.ints(&[0, 1]);
-        self.node("ReduceSum", &[value, axes], Attrs::new().with("keepdims", 0i64))
-    }
-
-    /// Emits a function of one number as nodes.
-    fn emit_function(
-        &mut self,
-        x: ValueId,
-        f: impl FnOnce(&mut Builder, Reg) -> Reg,
-    ) -> Result<ValueId, OpError> {
-        let mut b = Builder::new();
-        let input = b.load(0, Type::of(self.dtype));
-        let result = f(&mut b, input);
-        emit_as_onnx(&b.finish(&[result]), self.dtype, self.emit, |_, _| x)
-    }
-
-    fn emit_activation(&mut self, activation: Clipped, x: ValueId) -> Result<ValueId, OpError> {
-        let stored = self.dtype;
-        self.emit_function(x, |b, x| activation.apply(b, x, stored))
-    }
-
-    /// Multiplies a gradient by the slope of an activation at the result `y`.
-    fn emit_activation_gradient(
-        &mut self,
-        g: ValueId,
-        activation: Clipped,
-        y: ValueId,
-    ) -> Result<ValueId, OpError> {
-        let stored = self.dtype;
-        let slope = self.emit_function(y, |b, y| activation.slope(b, y, stored))?;
-        Ok(self.mul(g, slope))
-    }
-}
-
-/// The body of a Scan over the steps, with its inputs.
-struct ScanBuilder {
-    body: Graph,
-    dtype: DType,
-    carried: Vec<ValueId>,
-    scanned: Vec<(ValueId, ValueId)>,
-    captured: Vec<(ValueId, ValueId)>,
-    /// True if the last step comes first.
-    reversed: bool,
-}
-
-impl ScanBuilder {
-    fn emitter(&mut self) -> MatrixEmitter<'_, Graph> {
-        MatrixEmitter { emit: &mut self.body, dtype: self.dtype }
-    }
-
-    /// Adds a carried state with the initial value `outside`.
-    fn add_carried(&mut self, name: &str, outside: ValueId) -> ValueId {
-        self.carried.push(outside);
-        let inside = self.body.add_value(name, ValueType::Unknown);
-        self.body.inputs.push(inside);
-        inside
-    }
-
-    /// Adds a scanned value: each step reads its slice. All states must be added before.
-    fn add_scanned(&mut self, name: &str, outside: ValueId) -> ValueId {
-        let inside = self.body.add_value(name, ValueType::Unknown);
-        self.scanned.push((outside, inside));
-        inside
-    }
-
-    /// Adds a value that is the same at all steps.
-    fn add_captured(&mut self, name: &str, outside: ValueId) -> ValueId {
-        let inside = self.body.add_value(name, ValueType::Unknown);
-        self.captured.push((outside, inside));
-        inside
-    }
-
-    /// Adds the Scan; returns the last states, then the collected values.
-    fn finish(mut self, rw: &mut Rewrite<'_>, states: &[ValueId], collected: &[ValueId]) -> Vec<ValueId> {
-        let inner = self.scanned.iter().chain(&self.captured).map(|&(_, inside)| inside);
-        self.body.inputs.extend(inner);
-        self.body.outputs = states.iter().chain(collected).copied().collect();
-        // An output must be a separate value: not an input, and not another output.
-        let mut visited = self.body.inputs.clone();
-        for k in 0..self.body.outputs.len() {
-            let output = self.body.outputs[k];
-            if visited.contains(&output) {
-                let copy = self.body.emit("Identity", &[Some(output)], Attrs::new());
-                self.body.outputs[k] = copy;
-            }
-            visited.push(self.body.outputs[k]);
-        }
-        let (_, patch) = rw.patch();
-        let prefix = format!("{}{}/", patch.prefix(), if self.reversed { "backward" } else { "forward" });
-        self.body.name = prefix.clone();
-        for id in self.body.value_ids() {
-            let name = format!("{prefix}{}", self.body.name_of(id));
-            self.body.rename(id, &name);
-        }
-        let direction = |count: usize| vec![i64::from(self.reversed); count];
-        let attrs = Attrs::new()
-            .with("num_scan_inputs", self.scanned.len() as i64)
-            .with("scan_input_directions", direction(self.scanned.len()))
-            .with("scan_output_directions", direction(collected.len()))
-            .with("body", self.body);
-        let outside = self.scanned.iter().chain(&self.captured).map(|&(outside, _)| outside);
-        let inputs: Vec<Option<ValueId>> = self.carried.iter().copied().chain(outside).map(Some).collect();
-        let results = patch.node_with_outputs("", "Scan", &inputs, states.len() + collected.len(), attrs);
-        patch.nodes.last_mut().expect("just added").captures = self.captured.len();
-        results
-    }
-}
 
 /// Inputs of the node, without the axis of directions.
 struct NetInputs {
@@ -270,14 +52,8 @@ impl NetInputs {
             });
         }
         let active = lengths.and_then(|k| rw.input(k)).map(|lengths| {
-            let shape = rw.add("Shape", &[x], Attrs::new().with("end", 1i64));
-            let steps = rw.count_up(shape);
-            let mut out = MatrixEmitter { emit: rw.patch().1, dtype };
-            let to = i64::from(DType::I64.to_onnx());
-            let lengths = out.node("Cast", &[lengths], Attrs::new().with("to", to));
-            let steps = out.unsqueeze(steps, 1);
-            let is_active = out.binary_node("Less", steps, lengths);
-            out.unsqueeze(is_active, 2)
+            let steps = step_indices(rw, x);
+            compare_with_lengths(rw, "Less", steps, lengths)
         });
         let peepholes = peepholes.and_then(|k| rw.input(k));
         let mut out = MatrixEmitter { emit: rw.patch().1, dtype };
@@ -289,17 +65,6 @@ impl NetInputs {
 
     fn emitter<'a>(&self, rw: &'a mut Rewrite<'_>) -> MatrixEmitter<'a, ortrain_graph::Patch> {
         MatrixEmitter { emit: rw.patch().1, dtype: self.dtype }
-    }
-
-    fn scan_builder(&self, reversed: bool) -> ScanBuilder {
-        ScanBuilder {
-            body: Graph::new("steps"),
-            dtype: self.dtype,
-            carried: Vec::new(),
-            scanned: Vec::new(),
-            captured: Vec::new(),
-            reversed,
-        }
     }
 
     /// Returns the state before each step, `[steps, 1, batch, hidden]`: the initial state, then the states after each
@@ -344,7 +109,7 @@ pub(super) fn decompose_training(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             products = out.add(products, of_state);
         }
     }
-    let mut steps = net.scan_builder(false);
+    let mut steps = ScanBuilder::new("forward", net.dtype);
     let states: Vec<ValueId> =
         net.states.iter().zip(["h", "c"]).map(|(&first, name)| steps.add_carried(name, first)).collect();
     let input_part = steps.add_scanned("x", products);
@@ -357,32 +122,11 @@ pub(super) fn decompose_training(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             let [h, c] = [states[0], states[1]];
             let sums = step.matmul(h, r);
             let sums = step.add(input_part, sums);
-            let [mut i, mut o, mut f, g] = step.column_groups(sums, hidden);
-            let peepholes: Option<[ValueId; 3]> =
-                peepholes.map(|weights| step.column_groups(weights, hidden));
-            if let Some([of_i, _, of_f]) = peepholes {
-                let [by_i, by_f] = [of_i, of_f].map(|weights| step.mul(weights, c));
-                (i, f) = (step.add(i, by_i), step.add(f, by_f));
-            }
-            let i = step.emit_activation(attributes.gate_activation(0), i)?;
-            let f = if attributes.input_forget {
-                step.one_minus(i)
-            } else {
-                step.emit_activation(attributes.gate_activation(0), f)?
-            };
-            let g = step.emit_activation(attributes.gate_activation(1), g)?;
-            let (old, new) = (step.mul(f, c), step.mul(i, g));
-            let cell = step.add(old, new);
-            if let Some([_, of_o, _]) = peepholes {
-                let by_o = step.mul(of_o, cell);
-                o = step.add(o, by_o);
-            }
-            let o = step.emit_activation(attributes.gate_activation(0), o)?;
-            let activated = step.emit_activation(attributes.cell_activation(), cell)?;
-            let value = step.mul(o, activated);
+            let LstmStep { gates, cell, hidden: value } =
+                emit_lstm_step(&mut step, &attributes, hidden, sums, c, peepholes)?;
             let (state, cell) = (step.select_active(active, value, h), step.select_active(active, cell, c));
             let value = step.active_or_zero(active, value);
-            let gates = step.concat(&[i, o, f, g], 1);
+            let gates = step.concat(&gates, 1);
             (vec![state, cell], vec![value, cell, gates])
         }
         NetKind::Gru => {
@@ -468,7 +212,7 @@ pub(super) fn decompose_grad(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let of_all = rw.input(at.incoming);
     let of_all = of_all.map(|g| net.emitter(rw).squeeze(g, 1));
 
-    let mut steps = net.scan_builder(true);
+    let mut steps = ScanBuilder::new("backward", net.dtype).reversed();
     let states: Vec<ValueId> =
         of_last.iter().zip(["of_h", "of_c"]).map(|(&first, name)| steps.add_carried(name, first)).collect();
     let of_all = of_all.map(|g| steps.add_scanned("of_y", g));

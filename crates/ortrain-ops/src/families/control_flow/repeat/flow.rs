@@ -1,20 +1,25 @@
 //! Flow of gradients through the body of a loop.
 
-use ortrain_graph::{DType, Graph, Node, ValueId};
+use ortrain_graph::{Graph, Node, ValueId};
 use rustc_hash::FxHashSet;
 
 use super::Repeat;
-use crate::dependence::dependent_values;
+use crate::dependence::{GradientValues, dependent_values};
 use crate::grad::Grad;
 use crate::op::Repetition;
 
-/// Returns the values on which `ends` depend through floats, including `ends`.
-fn float_ancestors(graph: &Graph, ends: impl Iterator<Item = ValueId>) -> FxHashSet<ValueId> {
+/// Returns the values on which `ends` depend through floats and quantized tensors, including `ends`. Integers among the
+/// targets are quantized tensors.
+fn gradient_ancestors(
+    graph: &Graph,
+    targets: &[ValueId],
+    ends: impl Iterator<Item = ValueId>,
+) -> FxHashSet<ValueId> {
+    let values = GradientValues::with_targets(graph, targets);
     let mut leading: FxHashSet<ValueId> = ends.collect();
     for node in graph.nodes.iter().rev() {
         if node.present_outputs().any(|output| leading.contains(&output)) {
-            let is_float = |id: &ValueId| graph.value(*id).ty.dtype().is_some_and(DType::is_float);
-            leading.extend(node.present_inputs().filter(is_float));
+            leading.extend(node.present_inputs().filter(|&id| values.contains(graph, id)));
         }
     }
     leading
@@ -97,12 +102,12 @@ impl Flow {
     /// Returns for each carried value whether it may have a gradient from outside or from a later iteration, if those
     /// of `arrives` have one from outside.
     pub(super) fn carried_gradients(&self, body: &Graph, ports: &Ports, arrives: &[bool]) -> Vec<bool> {
-        let mut carries = arrives.to_vec();
+        let (mut carries, targets) = (arrives.to_vec(), self.targets(ports));
         loop {
             let through =
                 ports.carried_out.iter().zip(&carries).filter(|(_, carries)| **carries).map(|(&id, _)| id);
             let collected = self.arriving.iter().map(|&k| ports.collected[k]);
-            let reaching = float_ancestors(body, through.chain(collected));
+            let reaching = gradient_ancestors(body, &targets, through.chain(collected));
             let more = (0..carries.len())
                 .map(|j| carries[j] || self.depends[j] && reaching.contains(&ports.carried_in[j]))
                 .collect();

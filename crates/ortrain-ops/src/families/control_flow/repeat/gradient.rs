@@ -9,13 +9,13 @@ use super::flow::{Flow, Ports};
 use crate::OpError;
 use crate::families::control_flow::growing_loop::{GrowingLoop, has_fixed_shape, outer_sizes};
 use crate::families::control_flow::residuals::Residuals;
-use crate::grad::Grad;
+use crate::grad::{Grad, gradient_dtype, gradient_type};
 use crate::support::subgraphs::{BODY, is_used, subgraph, subgraph_error, zeros_like};
 
-/// Returns zeros of the shape and type of input `k`.
+/// Returns a gradient of zeros for input `k`.
 pub(super) fn zeros_like_input(cx: &mut Grad<'_>, k: usize) -> Result<ValueId, OpError> {
     let like = cx.input(k)?;
-    let dtype = cx.dtype(like)?;
+    let dtype = gradient_dtype(cx.dtype(like)?);
     Ok(zeros_like_value(cx, like, dtype))
 }
 
@@ -80,7 +80,8 @@ impl Backward {
             let mut graph = body.clone();
             // The name differs from gradient names: an input that is passed on is no gradient.
             let add_grad_input = |graph: &mut Graph, id: ValueId| {
-                let (name, ty) = (format!("{}_grad_in", graph.name_of(id)), graph.value(id).ty.clone());
+                let name = format!("{}_grad_in", graph.name_of(id));
+                let ty = gradient_type(&graph.value(id).ty);
                 graph.add_value(&name, ty)
             };
             let adjoints: Vec<Option<ValueId>> = (0..carried)
@@ -144,7 +145,8 @@ impl Backward {
         }
         for &(c, gradient) in &self.of_captured {
             let captured = ports.captured[c];
-            let (name, ty) = (graph.name_of(captured).to_owned(), graph.value(captured).ty.clone());
+            let name = graph.name_of(captured).to_owned();
+            let ty = gradient_type(&graph.value(captured).ty);
             let sum = graph.add_value(&format!("{name}_grad_sum"), ty.clone());
             let next = graph.add_value(&format!("{name}_grad_next"), ty);
             let inputs = [Some(sum), Some(gradient)];
@@ -219,7 +221,8 @@ impl Repeat {
                 Some(gradient) => gradient,
                 None => {
                     let last = cx.output(j, &name);
-                    let dtype = graph.value(ports.carried_out[j]).ty.dtype().unwrap_or(DType::F32);
+                    let dtype =
+                        graph.value(ports.carried_out[j]).ty.dtype().map_or(DType::F32, gradient_dtype);
                     zeros_like_value(cx, last, dtype)
                 }
             });
