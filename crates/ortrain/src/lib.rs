@@ -122,7 +122,6 @@ pub use model::obstacle::Obstacle;
 pub use model::operator_list::{OperatorInfo, operators};
 pub use model::operators::OperatorLibrary;
 pub use model::source::ModelSource;
-pub use ortrain_ops::training::{QuantizedTensor, WeightNumbers};
 pub use state::layout::{PlaneLayout, StateLayout, TensorLayout};
 pub use state::load_report::LoadReport;
 pub use state::{CheckpointState, OptimizerValues, ParameterView};
@@ -149,6 +148,22 @@ pub use train::scheduler::LinearLRScheduler;
 /// ```
 #[doc(inline)]
 pub use bytes::Bytes;
+
+/// A quantized tensor of a model, and the numbers of a quantized weight: see [`Module::quantization`].
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// # let (mut state, mut module, mut optimizer) = setup::training()?;
+/// use ortrain::{QuantizedTensor, WeightNumbers};
+///
+/// let is_clipped = |tensor: &QuantizedTensor| {
+///     tensor.weight.is_some_and(|WeightNumbers { clipped, .. }| clipped > 0.01)
+/// };
+/// assert!(!module.quantization(&state)?.iter().any(is_clipped), "the example has no quantized tensors");
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[doc(inline)]
+pub use ortrain_ops::training::{QuantizedTensor, WeightNumbers};
 
 /// Content of a checkpoint file as plain data.
 ///

@@ -1,22 +1,22 @@
 //! `DynamicQuantizeLSTM` of `com.microsoft`: an LSTM with integer weights.
 //!
-//! Both products of a step multiply bytes without their zero points; the sums are scaled to floats. The data of all
-//! steps have one grid, and the hidden state of the batch has a new grid at each step:
+//! Both products of a step multiply bytes minus a zero point; the sums are scaled to floats. The data of all steps have
+//! one grid. The hidden state of the batch has a new grid at each step:
 //!
 //! ```text
 //! gates = s_x s_W (X - z_x)(W - z_W) + s_h s_R (h - z_h)(R - z_R) + biases
 //! ```
 //!
 //! The operator is a composition: `DynamicQuantizeLinear` and `MatMulInteger` for the data, and a Scan over the steps
-//! with the same operators for the hidden state. The gradients are therefore straight-through estimators.
+//! with the same operators for the hidden state. The gradients are straight-through estimators.
 //!
 //! Weights are `[directions, input, 4 * hidden]` and `[directions, hidden, 4 * hidden]`: the gates are along the last
 //! axis, and not along the second as in `LSTM`. Scales and zero points are `[directions]` or `[directions, 4 * hidden]`.
 //!
 //! Lengths of sequences have the meaning of ONNX Runtime. Data after the end of the longest sequence do not change the
 //! grid of the data. If the node has the output of all steps, a sequence that has ended does not change the grid of the
-//! hidden state; without this output, its final state still does. The final states of an empty sequence are zero, unlike
-//! those of `LSTM`.
+//! hidden state. Without this output, the final state of the sequence does. The final states of an empty sequence are
+//! zero, but not in `LSTM`.
 //!
 //! Source: the operator of `com.microsoft`, version 1, of ONNX Runtime.
 //!
