@@ -43,6 +43,30 @@ pub struct QuantizedRight {
     pub has_zero_points: bool,
 }
 
+impl QuantizedRight {
+    /// Returns the first fault of the layout, or of the access to its decoded elements.
+    pub(super) fn fault(&self, b: &Access) -> Option<String> {
+        let fits = |is_transposed: bool| {
+            let whole = self.matrix.access(is_transposed);
+            let axes = b.strides.len().saturating_sub(whole.strides.len());
+            let is_shared = b.strides[..axes].iter().all(|&stride| stride == 0);
+            is_shared
+                && b.strides[axes..] == whole.strides[..]
+                && (b.dtype, b.offset, b.len) == (whole.dtype, whole.offset, whole.len)
+        };
+        self.matrix.validate().or_else(|| {
+            let len = self.matrix.len();
+            (!fits(false) && !fits(true)).then(|| {
+                format!(
+                    "the access {:?} to {} elements of {len} packed integers",
+                    b.strides.as_slice(),
+                    b.len
+                )
+            })
+        })
+    }
+}
+
 /// Matrix product, or a batch of matrix products.
 ///
 /// The space is the space of the epilogue: batch axes, then m, then n. Transposed operands are expressed by strides.

@@ -73,14 +73,7 @@ impl GemmKernel {
             }
         }
         if let Some(quantized) = &desc.quantized {
-            let fault = quantized.matrix.validate().or_else(|| {
-                let len = quantized.matrix.len();
-                (desc.b.dtype != DType::F32 || desc.b.len != len)
-                    .then(|| format!("an access to {} elements of {len} packed integers", desc.b.len))
-            });
-            if let Some(fault) = fault {
-                return Err(fault);
-            }
+            quantized.fault(&desc.b).map_or(Ok(()), Err)?;
         }
         let engine: Box<dyn Engine> = if double {
             Box::new(Product::<f64>::new(desc, compiler)?)

@@ -92,8 +92,8 @@ impl Operand {
         self.quantized.is_none() && self.elements.are_stored_as(real)
     }
 
-    /// Calls `pack` for pieces of a block, each of one or several panels of `panel` lines, with the number of the first line of the piece
-    /// inside the block. Pieces of a quantized operand are first decoded into `decoded`.
+    /// Calls `pack` for the pieces of a block, and passes the number of the first line of the piece inside the block. A
+    /// piece has one or several panels of `panel` lines. The pieces of a quantized operand are decoded into `decoded`.
     ///
     /// # Safety
     /// The lines and depths belong to the operand, and `bases` are its buffers. `decoded` is valid for writes of

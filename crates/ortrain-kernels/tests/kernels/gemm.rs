@@ -773,7 +773,7 @@ fn faulty_packed_integers_are_refused() {
     for (faulty, part) in [
         (QuantizedMatrix { bits: 5, ..matrix }, "5 bits"),
         (QuantizedMatrix { block: 20, ..matrix }, "20"),
-        (QuantizedMatrix { lines: 7, ..matrix }, "512 elements of 448"),
+        (QuantizedMatrix { lines: 7, ..matrix }, "512 elements of 448 packed"),
     ] {
         let quantized = Some(QuantizedRight { matrix: faulty, has_zero_points: false });
         let error = GemmKernel::new(&GemmDesc { quantized, ..desc.clone() }, Isa::PORTABLE).unwrap_err();
