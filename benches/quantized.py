@@ -5,7 +5,7 @@
     taskset --cpu-list 0 python benches/quantized.py     on one core
 
 Each case is a model of one operator with random weights. Both libraries run it in turns on the same input. A line shows
-the least time of each library, and the ratio of ortrain's time to onnxruntime's time. The environment needs onnxruntime.
+the least time of each library, and the ratio of ortrain's time to onnxruntime's time. Install onnxruntime first.
 """
 
 from __future__ import annotations

@@ -74,7 +74,9 @@ DIFFERENTIABLE = {
 # Operators without a question, and the reason.
 LEFT_OUT = {
     **{name: reason for name, reason in NOT_ASKED.items() if reason in (FUSED, QUANTIZED) and name in DIFFERENTIABLE},
-    **dict.fromkeys(DIFFERENTIABLE & {"DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"}, QUANTIZED),
+    **dict.fromkeys(
+        DIFFERENTIABLE & {"DynamicQuantizeLSTM", "DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul"}, QUANTIZED
+    ),
     "Cast": "is part of every question",
     "ConvTransposeGrad": "made of ConvTranspose and Conv",
     "Group": "gives a truth value",

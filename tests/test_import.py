@@ -138,6 +138,7 @@ def test_public_names() -> None:
         "ParameterNorms",
         "PlaneLayout",
         "Profile",
+        "QuantizedTensor",
         "Scalar",
         "StateLayout",
         "TensorLayout",

@@ -55,6 +55,7 @@ fn nothing_else_changes() {
             for scheduled in &rounded.instructions {
                 let expected = match &scheduled.instruction {
                     Instruction::MatMul(m) => precision.for_product([m.m, m.n, m.k]),
+                    Instruction::QuantizedMatMul(m) => precision.for_product([m.m, m.n, m.k]),
                     Instruction::Conv(c) => precision.for_product(c.shape.product_sides()),
                     _ => Precision::F32,
                 };

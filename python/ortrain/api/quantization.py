@@ -1,4 +1,9 @@
-"""Scales, ranges and clipped weights of quantized models."""
+"""Scales, ranges and clipped weights of quantized models.
+
+>>> largest_share = max((tensor.clipped or 0.0 for tensor in module.quantization()), default=0.0)
+>>> largest_share
+0.0
+"""
 
 from __future__ import annotations
 

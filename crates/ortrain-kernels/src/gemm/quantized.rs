@@ -101,7 +101,7 @@ impl Decode {
         let mut position = first;
         while position < end {
             let target = to.wrapping_add(position - first);
-            if position % whole == 0 && end - position >= whole {
+            if position.is_multiple_of(whole) && end - position >= whole {
                 let blocks = (end - position) / whole;
                 run(position, blocks, whole, target);
                 position += blocks * whole;

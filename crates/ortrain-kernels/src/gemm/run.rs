@@ -352,7 +352,11 @@ impl<T: Real> Product<T> {
                 // Each line of packed integers is read in order.
                 while j < others.1 {
                     pause();
-                    j += chunks().map(|p| run_chunk(p, j)).last().unwrap_or(1);
+                    let mut width = 1;
+                    for p in chunks() {
+                        width = run_chunk(p, j);
+                    }
+                    j += width;
                 }
                 return;
             }
