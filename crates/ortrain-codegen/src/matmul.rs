@@ -39,13 +39,17 @@ fn factor_element(
     at: &[String],
     to: Option<DType>,
 ) -> Result<Value, String> {
-    let value = kernel.load(from.buffer, &position(from, at));
+    Ok(rounded(kernel.load(from.buffer, &position(from, at)), to))
+}
+
+/// Rounds a 32-bit float to a 16-bit type. Other values stay as they are.
+pub(crate) fn rounded(value: Value, to: Option<DType>) -> Value {
     let to = to.filter(|_| value.repr == Repr::F32);
-    Ok(match to.and_then(UnaryOp::rounding_to) {
+    match to.and_then(UnaryOp::rounding_to) {
         Some(UnaryOp::ToF16) => Value::new(format!("to_f16({})", value.text), Repr::F32),
         Some(_) => Value::new(format!("to_bf16({})", value.text), Repr::F32),
         None => value,
-    })
+    }
 }
 
 /// Factors of a matrix product: strided accesses.

@@ -1,6 +1,6 @@
 //! Matrix products with packed integers: each element is decoded where it is loaded.
 
-use ortrain_expr::{Precision, QuantizedNumbers, Scalar, UnaryOp};
+use ortrain_expr::{Precision, QuantizedNumbers, Scalar};
 use ortrain_program::{QuantizedFactor, QuantizedMatMul};
 
 use crate::context::Context;
@@ -8,6 +8,7 @@ use crate::expr::position;
 use crate::inner_product::{InnerProduct, LEFT, MatmulOperands, are_terms_adjacent};
 use crate::kernel::Kernel;
 use crate::launch::Launch;
+use crate::matmul::rounded;
 use crate::matmul_strategy;
 use crate::repr::{Repr, Value};
 
@@ -56,13 +57,8 @@ fn decoded_element(kernel: &mut Kernel<'_>, b: &QuantizedFactor, row: &str, colu
         }
     };
     let scale = kernel.load(b.scales, &block).text;
-    let element = format!("({number} * {scale})");
-    let element = match b.rounded.and_then(UnaryOp::rounding_to) {
-        Some(UnaryOp::ToF16) => format!("to_f16({element})"),
-        Some(_) => format!("to_bf16({element})"),
-        None => element,
-    };
-    kernel.define(Value::new(element, Repr::F32))
+    let element = Value::new(format!("({number} * {scale})"), Repr::F32);
+    kernel.define(rounded(element, b.rounded))
 }
 
 /// Prints the number of a table at an index, as a tree of selections by the bits of the index.

@@ -43,8 +43,8 @@ impl Level for Avx2 {
         // SAFETY: as above.
         unsafe {
             match (packed.bits, packed.block) {
-                (4, 32) => decode_nibbles::<2>(packed, 2, to),
-                (4, block) => decode_nibbles::<0>(packed, block / 16, to),
+                (4, 32) => decode_nibbles::<2>(packed, to),
+                (4, _) => decode_nibbles::<0>(packed, to),
                 (2, _) => decode_pairs_of_bits(packed, to),
                 _ => packed.decode_each(to),
             }
@@ -92,8 +92,8 @@ unsafe fn numbers_of_block(packed: &PackedBlocks<'_>, block: usize) -> [__m256; 
 /// The contract of [`Level::decode_blocks`], and the machine must have AVX2.
 #[inline]
 #[target_feature(enable = "avx2")]
-unsafe fn decode_nibbles<const GROUPS: usize>(packed: &PackedBlocks<'_>, groups: usize, mut to: *mut f32) {
-    let groups = if GROUPS > 0 { GROUPS } else { groups };
+unsafe fn decode_nibbles<const GROUPS: usize>(packed: &PackedBlocks<'_>, mut to: *mut f32) {
+    let groups = if GROUPS > 0 { GROUPS } else { packed.block / 16 };
     // The two integers of a byte move to the lowest bits of the halves of 64 bits.
     let (right, left) = if packed.is_high_first { (4, 32) } else { (0, 28) };
     let (right, left) = (_mm256_set1_epi64x(right), _mm256_set1_epi64x(left));
@@ -119,10 +119,7 @@ unsafe fn decode_nibbles<const GROUPS: usize>(packed: &PackedBlocks<'_>, groups:
 #[inline]
 #[target_feature(enable = "avx2")]
 unsafe fn decode_pairs_of_bits(packed: &PackedBlocks<'_>, mut to: *mut f32) {
-    let shifts: [i32; 8] = std::array::from_fn(|i| {
-        let at = if packed.is_high_first { 3 - i % 4 } else { i % 4 };
-        (8 * (i / 4) + 2 * at) as i32
-    });
+    let shifts = packed.shifts_of_two_bits();
     let mut bytes = packed.bytes;
     // SAFETY: the caller's contract.
     unsafe {

@@ -49,8 +49,8 @@ impl Level for Avx512 {
         // SAFETY: as above.
         unsafe {
             match (packed.bits, packed.block) {
-                (4, 32) => decode_nibbles::<2>(packed, 2, to),
-                (4, block) => decode_nibbles::<0>(packed, block / 16, to),
+                (4, 32) => decode_nibbles::<2>(packed, to),
+                (4, _) => decode_nibbles::<0>(packed, to),
                 (2, _) => decode_pairs_of_bits(packed, to),
                 _ => packed.decode_each(to),
             }
@@ -85,8 +85,8 @@ unsafe fn select_16_of_32(from: *const f32, index: &[u32; 16], to: *mut f32) {
 /// The contract of [`Level::decode_blocks`], and the machine must have AVX-512 F.
 #[inline]
 #[target_feature(enable = "avx512f")]
-unsafe fn decode_nibbles<const GROUPS: usize>(packed: &PackedBlocks<'_>, groups: usize, mut to: *mut f32) {
-    let groups = if GROUPS > 0 { GROUPS } else { groups };
+unsafe fn decode_nibbles<const GROUPS: usize>(packed: &PackedBlocks<'_>, mut to: *mut f32) {
+    let groups = if GROUPS > 0 { GROUPS } else { packed.block / 16 };
     // The two integers of a byte move to the lowest bits of the halves of 64 bits. A permutation reads only the lowest
     // four bits of each index.
     let (right, left) = if packed.is_high_first { (4, 32) } else { (0, 28) };
@@ -116,10 +116,7 @@ unsafe fn decode_nibbles<const GROUPS: usize>(packed: &PackedBlocks<'_>, groups:
 #[inline]
 #[target_feature(enable = "avx512f")]
 unsafe fn decode_pairs_of_bits(packed: &PackedBlocks<'_>, mut to: *mut f32) {
-    let shifts: [i32; 16] = std::array::from_fn(|i| {
-        let at = if packed.is_high_first { 3 - i % 4 } else { i % 4 };
-        (8 * (i / 4) + 2 * at) as i32
-    });
+    let shifts = packed.shifts_of_two_bits();
     let mut bytes = packed.bytes;
     // SAFETY: the caller's contract. A permutation reads the lowest four bits of each index.
     unsafe {

@@ -36,6 +36,15 @@ impl PackedBlocks<'_> {
         unsafe { (self.scales.wrapping_add(block).read_unaligned(), zero_point.read_unaligned()) }
     }
 
+    /// Returns the shift of each of 16 integers of two bits inside a word of four bytes.
+    #[inline(always)]
+    pub(crate) fn shifts_of_two_bits(&self) -> [i32; 16] {
+        std::array::from_fn(|i| {
+            let at = if self.is_high_first { 3 - i % 4 } else { i % 4 };
+            (8 * (i / 4) + 2 * at) as i32
+        })
+    }
+
     /// Decodes element by element.
     ///
     /// # Safety

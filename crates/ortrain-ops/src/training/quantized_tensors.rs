@@ -1,6 +1,6 @@
 //! Report of the quantized tensors of a model.
 
-use ortrain_graph::{Attrs, Graph, Node, Tensor, ValueId};
+use ortrain_graph::{Attrs, DType, Graph, Node, Tensor, ValueId};
 
 use super::quantized_weights::{quantized_weight, scale_indices};
 use crate::class::Class;
@@ -15,7 +15,7 @@ pub struct QuantizedTensor {
     /// Node that quantizes the tensor, or that reads the integers.
     pub node: String,
     /// Element type of the integers.
-    pub dtype: ortrain_graph::DType,
+    pub dtype: DType,
     /// Axis along which scales differ.
     pub axis: Option<i64>,
     /// Number of elements that share a scale along the axis.
@@ -48,11 +48,8 @@ pub fn quantized_tensors(graph: &Graph, parameter: &dyn Fn(&str) -> Option<Tenso
     let value = |id: ValueId| parameter(graph.name_of(id)).or_else(|| graph.value(id).content().cloned());
     let mut found: Vec<QuantizedTensor> = Vec::new();
     for node in &graph.nodes {
-        let label = || graph.node_label(node);
         if class_of(node) == Class::Quantization {
-            found.extend(
-                quantized_by(graph, node, &value).map(|tensor| QuantizedTensor { node: label(), ..tensor }),
-            );
+            found.extend(quantized_by(graph, node, &value));
         }
         for input in definition_of(node).map_or(&[][..], |definition| definition.quantized) {
             let Some(weight) = quantized_weight(graph, node, input) else { continue };
@@ -64,7 +61,7 @@ pub fn quantized_tensors(graph: &Graph, parameter: &dyn Fn(&str) -> Option<Tenso
             let dtype = weight.values.dtype();
             let Some(grid) = Grid::new(dtype, scale, &zero_point, attrs) else { continue };
             let numbers = weight_numbers(&floats, |_| false);
-            found.push(grid.tensor(weight.integers.clone(), label(), Some(numbers)));
+            found.push(grid.tensor(weight.integers.clone(), graph.node_label(node), Some(numbers)));
         }
     }
     found
@@ -72,7 +69,7 @@ pub fn quantized_tensors(graph: &Graph, parameter: &dyn Fn(&str) -> Option<Tenso
 
 /// Element type, scales and zero points.
 struct Grid {
-    dtype: ortrain_graph::DType,
+    dtype: DType,
     scale: Tensor,
     zero_point: Vec<f64>,
     range: Vec<(f64, f64)>,
@@ -80,7 +77,7 @@ struct Grid {
 }
 
 impl Grid {
-    fn new(dtype: ortrain_graph::DType, scale: Tensor, zero_point: &[f64], attrs: &Attrs) -> Option<Grid> {
+    fn new(dtype: DType, scale: Tensor, zero_point: &[f64], attrs: &Attrs) -> Option<Grid> {
         let (low, high) = number_range(dtype)?;
         let of = |at: usize| zero_point.get(if zero_point.len() == 1 { 0 } else { at }).copied();
         let zero_point: Vec<f64> = (0..scale.len()).map(|at| of(at).unwrap_or(0.0)).collect();
@@ -133,11 +130,11 @@ fn quantized_by(
             !(low - half..=high + half).contains(&numbers[element])
         }))
     });
-    Some(grid.tensor(graph.name_of(x).to_owned(), String::new(), weight))
+    Some(grid.tensor(graph.name_of(x).to_owned(), graph.node_label(node), weight))
 }
 
 /// Returns the number of steps between the smallest and the largest number of a type.
-fn steps_of(dtype: ortrain_graph::DType) -> f64 {
+fn steps_of(dtype: DType) -> f64 {
     number_range(dtype).map_or(1.0, |(low, high)| high - low)
 }
 

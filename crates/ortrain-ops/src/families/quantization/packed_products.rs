@@ -452,10 +452,8 @@ fn emit_product(
     let dtype = cx.dtype(0);
     let dims = cx.dims(0);
     let (_, lead) = dims.split_last().expect("checked by inference");
-    let (m, k, n) = match transposed {
-        true => (product_of_sizes(lead.iter().copied()) as usize, rows, matrix.lines),
-        false => (product_of_sizes(lead.iter().copied()) as usize, matrix.lines, rows),
-    };
+    let m = product_of_sizes(lead.iter().copied()) as usize;
+    let (k, n) = if transposed { (rows, matrix.lines) } else { (matrix.lines, rows) };
     let (bytes, scales) = (cx.input(1), float32_input(cx, SCALES, "scales")?);
     let zero_points = match cx.has_input(ZERO_POINTS) {
         true => Some(float32_input(cx, ZERO_POINTS, "zero_points")?),

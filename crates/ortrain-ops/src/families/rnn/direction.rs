@@ -6,26 +6,13 @@ use ortrain_graph::{Attr, Attrs, Node, Tensor, ValueId};
 use crate::OpError;
 use crate::families::rnn::net::{Attributes, B, Direction, LENGTHS, NetKind, P, R, W, X};
 use crate::rewrite::Rewrite;
+use crate::support::sizes::slice_axis;
 
 /// Returns true if a node is differentiated through its decomposition.
 pub(super) fn is_composition(node: &Node) -> bool {
     let has = |k: usize| node.inputs.get(k).copied().flatten().is_some();
     let plain = Attributes::read(node).is_ok_and(|attributes| attributes.is_plain());
     !plain || !NetKind::from_node(node).state_inputs().all(has)
-}
-
-/// Slices a value along an axis.
-pub(super) fn slice_axis(
-    rw: &mut Rewrite<'_>,
-    value: ValueId,
-    axis: i64,
-    from: i64,
-    to: i64,
-    step: i64,
-) -> ValueId {
-    let parts = [("starts", from), ("ends", to), ("axes", axis), ("steps", step)];
-    let [starts, ends, axes, steps] = parts.map(|(name, number)| rw.ints(name, &[number]));
-    rw.add("Slice", &[value, starts, ends, axes, steps], Attrs::new())
 }
 
 /// Swaps the first two axes of a value.

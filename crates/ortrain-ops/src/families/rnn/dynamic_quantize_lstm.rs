@@ -25,15 +25,15 @@
 
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, ValueId, ValueType};
 
-use super::direction::{reverse_results, reverse_sequences, slice_axis, zero_state};
+use super::direction::{reverse_results, reverse_sequences, zero_state};
+use super::net::{
+    Attributes, B, C0, DYNAMIC_QUANTIZE_LSTM, Direction, H0, InferredSizes, LENGTHS, P, R, W, X, check_shape,
+};
 use super::scan_builder::{
     LstmStep, MatrixEmitter, ScanBuilder, compare_with_lengths, emit_lstm_step, step_indices,
 };
 use crate::OpError;
 use crate::class::Class;
-use crate::families::rnn::net::{
-    Attributes, B, C0, DYNAMIC_QUANTIZE_LSTM, Direction, H0, InferredSizes, LENGTHS, P, R, W, X, check_shape,
-};
 use crate::infer::Infer;
 use crate::op::{Axis, Definition, Op, Placement, QuantizedInput};
 use crate::rewrite::Rewrite;
@@ -41,6 +41,7 @@ use crate::sample::Sample;
 use crate::support::casts::{arithmetic_dtype, cast};
 use crate::support::onnx_decomposition::NodeSink;
 use crate::support::quantization_grid::{check_scale, check_zero_point_type, is_byte, typed_input};
+use crate::support::sizes::slice_axis;
 
 const W_SCALE: usize = 8;
 const W_ZERO_POINT: usize = 9;
