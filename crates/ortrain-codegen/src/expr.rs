@@ -165,6 +165,7 @@ impl<'n> AnalyzedNest<'n> {
             UnaryOp::Abs => "abs",
             UnaryOp::Sign => "sign",
             UnaryOp::Floor => "floor",
+            UnaryOp::Round => "nearest",
             UnaryOp::Exp => "exp",
             UnaryOp::Log => "log",
             UnaryOp::Sqrt => "sqrt",
@@ -185,7 +186,7 @@ impl<'n> AnalyzedNest<'n> {
             _ => {}
         }
         let unsigned = matches!(ty, Type::U32 | Type::U64);
-        if op == UnaryOp::Floor || (op == UnaryOp::Abs && unsigned) {
+        if matches!(op, UnaryOp::Floor | UnaryOp::Round) || (op == UnaryOp::Abs && unsigned) {
             return kernel.as_repr(a, repr);
         }
         // The result may fit 32 bits although the operand does not.

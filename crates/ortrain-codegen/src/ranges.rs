@@ -140,7 +140,7 @@ fn unary(op: UnaryOp, a: Range) -> Option<Range> {
         UnaryOp::Abs if a.low >= 0 => a,
         UnaryOp::Abs => Range::new(0, a.high.max(-a.low)),
         UnaryOp::Sign => Range::new(-1, 1),
-        UnaryOp::Floor => a,
+        UnaryOp::Floor | UnaryOp::Round => a,
         UnaryOp::Not => Range::new(0, 1),
         _ => return None,
     })

@@ -26,7 +26,7 @@ pub fn derive(expr: &Expr, inputs: usize, slot: usize) -> Option<Expr> {
         live[i] = ty.is_float()
             && match inst {
                 Inst::Load(s) => usize::from(s) == slot,
-                Inst::Unary(UnaryOp::Sign | UnaryOp::Floor, _) => false,
+                Inst::Unary(UnaryOp::Sign | UnaryOp::Floor | UnaryOp::Round, _) => false,
                 Inst::Select(_, a, b) => live[usize::from(a.0)] || live[usize::from(b.0)],
                 Inst::Unary(..) | Inst::Binary(..) | Inst::Convert(_) => {
                     inst.operands().any(|r| live[usize::from(r.0)])
@@ -128,7 +128,9 @@ pub fn derive(expr: &Expr, inputs: usize, slot: usize) -> Option<Expr> {
                         let slope = b.mul(y, rest);
                         b.mul(g, slope)
                     }
-                    UnaryOp::Sign | UnaryOp::Floor | UnaryOp::Not => unreachable!("not on a live path"),
+                    UnaryOp::Sign | UnaryOp::Floor | UnaryOp::Round | UnaryOp::Not => {
+                        unreachable!("not on a live path")
+                    }
                 };
                 give(&mut b, a, value);
             }
@@ -290,8 +292,10 @@ mod tests {
 
     #[test]
     fn unary_functions() {
-        use UnaryOp::{Abs, Atan, Cos, Erf, Exp, Floor, Log, Neg, Rsqrt, Sigmoid, Sign, Sin, Sqrt, Tanh};
-        for op in [Neg, Abs, Sign, Exp, Log, Sqrt, Rsqrt, Sin, Cos, Atan, Erf, Tanh, Sigmoid, Floor] {
+        use UnaryOp::{
+            Abs, Atan, Cos, Erf, Exp, Floor, Log, Neg, Round, Rsqrt, Sigmoid, Sign, Sin, Sqrt, Tanh,
+        };
+        for op in [Neg, Abs, Sign, Exp, Log, Sqrt, Rsqrt, Sin, Cos, Atan, Erf, Tanh, Sigmoid, Floor, Round] {
             check_against_differences(&POINTS, |b, x, _| b.unary(op, x));
             // As part of a larger expression, in which the function's value is not the result.
             check_against_differences(&POINTS, |b, x, z| {

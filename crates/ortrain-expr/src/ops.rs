@@ -89,6 +89,8 @@ pub enum UnaryOp {
     Sigmoid,
     /// Largest integer that is not greater than the argument.
     Floor,
+    /// Nearest integer; of two, the even one. The sign of zero stays.
+    Round,
     /// Logical negation.
     Not,
     /// Rounding to the nearest [`DType::F16`], for `F32` only: the value after a store and a load of that type.

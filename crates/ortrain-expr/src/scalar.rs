@@ -193,8 +193,8 @@ impl Scalar {
             (UnaryOp::Sign, Scalar::I64(v)) => Scalar::I64(v.signum()),
             (UnaryOp::Sign, Scalar::U32(v)) => Scalar::U32(v.min(1)),
             (UnaryOp::Sign, Scalar::U64(v)) => Scalar::U64(v.min(1)),
-            (UnaryOp::Abs | UnaryOp::Floor, Scalar::U32(_) | Scalar::U64(_))
-            | (UnaryOp::Floor, Scalar::I32(_) | Scalar::I64(_))
+            (UnaryOp::Abs | UnaryOp::Floor | UnaryOp::Round, Scalar::U32(_) | Scalar::U64(_))
+            | (UnaryOp::Floor | UnaryOp::Round, Scalar::I32(_) | Scalar::I64(_))
             // Widened mode does not round, like a store of that mode.
             | (UnaryOp::ToF16 | UnaryOp::ToBf16, Scalar::F64(_)) => a,
             (UnaryOp::ToF16, Scalar::F32(v)) => Scalar::F32(half::f16::from_f32(v).to_f32()),
@@ -449,6 +449,7 @@ fn float_unary(op: UnaryOp, v: f64) -> f64 {
         UnaryOp::Tanh => libm::tanh(v),
         UnaryOp::Sigmoid => 1.0 / (1.0 + libm::exp(-v)),
         UnaryOp::Floor => v.floor(),
+        UnaryOp::Round => v.round_ties_even(),
         UnaryOp::Not | UnaryOp::ToF16 | UnaryOp::ToBf16 => {
             unreachable!("{op:?} of a double: expressions are typed")
         }

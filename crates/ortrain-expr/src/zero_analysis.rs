@@ -65,6 +65,7 @@ fn maps_zero_to_zero(op: UnaryOp) -> bool {
         | UnaryOp::Erf
         | UnaryOp::Tanh
         | UnaryOp::Floor
+        | UnaryOp::Round
         | UnaryOp::ToF16
         | UnaryOp::ToBf16 => true,
         UnaryOp::Exp | UnaryOp::Log | UnaryOp::Rsqrt | UnaryOp::Cos | UnaryOp::Sigmoid | UnaryOp::Not => {

@@ -16,7 +16,7 @@ pub(crate) fn operation_weight(inst: Inst, ty: Type) -> u64 {
         Inst::Const(_) | Inst::Load(_) | Inst::Run(_) | Inst::Reduced(_) => 0,
         Inst::Unary(op, _) => match op {
             UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Not => 1,
-            UnaryOp::Sign | UnaryOp::Floor | UnaryOp::ToF16 | UnaryOp::ToBf16 => 2,
+            UnaryOp::Sign | UnaryOp::Floor | UnaryOp::Round | UnaryOp::ToF16 | UnaryOp::ToBf16 => 2,
             UnaryOp::Sqrt => 4,
             UnaryOp::Rsqrt => 8,
             _ => 16,

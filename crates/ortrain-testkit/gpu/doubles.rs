@@ -145,6 +145,7 @@ fn functions_of_one_number() {
         UnaryOp::Abs,
         UnaryOp::Sign,
         UnaryOp::Floor,
+        UnaryOp::Round,
         UnaryOp::Sqrt,
         UnaryOp::Rsqrt,
         UnaryOp::ToF16,

@@ -122,6 +122,7 @@ fn functions_of_one_number() {
         (UnaryOp::Abs, 0, true),
         (UnaryOp::Sign, 0, true),
         (UnaryOp::Floor, 0, false),
+        (UnaryOp::Round, 0, false),
         (UnaryOp::ToF16, 0, true),
         (UnaryOp::ToBf16, 0, true),
         (UnaryOp::Exp, 2, false),

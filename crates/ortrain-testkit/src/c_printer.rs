@@ -130,7 +130,7 @@ typedef bool Bool;
   UNARY(T, Neg, -a) UNARY(T, Abs, fabs(a)) UNARY(T, Sign, a == 0 || isnan(a) ? a : copysign(1, a)) \
   UNARY(T, Exp, exp(a)) UNARY(T, Log, log(a)) UNARY(T, Sqrt, sqrt(a)) UNARY(T, Rsqrt, 1 / sqrt(a)) \
   UNARY(T, Sin, sin(a)) UNARY(T, Cos, cos(a)) UNARY(T, Atan, atan(a)) UNARY(T, Erf, erf(a)) \
-  UNARY(T, Tanh, tanh(a)) UNARY(T, Sigmoid, 1 / (1 + exp(-(double)a))) UNARY(T, Floor, floor(a)) \
+  UNARY(T, Tanh, tanh(a)) UNARY(T, Sigmoid, 1 / (1 + exp(-(double)a))) UNARY(T, Floor, floor(a)) UNARY(T, Round, rint(a)) \
   BINARY(T, Add, a + b) BINARY(T, Sub, a - b) BINARY(T, Mul, a * b) BINARY(T, Div, a / b) \
   BINARY(T, Rem, fmod(a, b)) BINARY(T, Pow, pow(a, b)) \
   BINARY(T, Min, isnan(a) || isnan(b) ? a + b : a <= b ? a : b) \

@@ -141,6 +141,7 @@ fn is_exact(expr: &Expr) -> bool {
                 | UnaryOp::Sqrt
                 | UnaryOp::Rsqrt
                 | UnaryOp::Floor
+                | UnaryOp::Round
                 | UnaryOp::Not
                 | UnaryOp::ToF16
                 | UnaryOp::ToBf16
@@ -579,6 +580,7 @@ const UNARY: [UnaryOp; 17] = [
     UnaryOp::Tanh,
     UnaryOp::Sigmoid,
     UnaryOp::Floor,
+    UnaryOp::Round,
     UnaryOp::Not,
     UnaryOp::ToF16,
     UnaryOp::ToBf16,
@@ -604,7 +606,7 @@ fn has_unary(op: UnaryOp, ty: Type) -> bool {
     match op {
         UnaryOp::Not => ty == Type::Bool,
         UnaryOp::ToF16 | UnaryOp::ToBf16 => ty == Type::F32,
-        UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign | UnaryOp::Floor => ty != Type::Bool,
+        UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign | UnaryOp::Floor | UnaryOp::Round => ty != Type::Bool,
         _ => ty.is_float(),
     }
 }

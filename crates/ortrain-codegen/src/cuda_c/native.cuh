@@ -55,6 +55,7 @@ DEVICE unsigned random_bits(word2 key, word2 stream, word2 index) {
 // 32-bit floats.
 DEVICE float sqrt_f32(float x) { return sqrtf(x); }
 DEVICE float floor_f32(float x) { return floorf(x); }
+DEVICE float nearest_f32(float x) { return rintf(x); }
 DEVICE float div_f32(float a, float b) { return a / b; }
 DEVICE float rem_f32(float a, float b) { return fmodf(a, b); }
 DEVICE float f32_of_i32(int a) { return (float)a; }
@@ -81,6 +82,7 @@ DEVICE double neg_f64(double a) { return -a; }
 DEVICE double abs_f64(double a) { return fabs(a); }
 DEVICE double sign_f64(double a) { return a > 0.0 ? 1.0 : a < 0.0 ? -1.0 : a; }
 DEVICE double floor_f64(double a) { return floor(a); }
+DEVICE double nearest_f64(double a) { return rint(a); }
 DEVICE double sqrt_f64(double a) { return sqrt(a); }
 DEVICE double rsqrt_f64(double a) { return 1.0 / sqrt(a); }
 DEVICE double exp_f64(double a) { return exp(a); }

@@ -62,6 +62,13 @@ fn floor_f64(a: vec2<u32>) -> vec2<u32> {
     let small = vec2<u32>(0u, select(0u, 0xbff00000u, negative));
     return select(select(whole, small, bits < 1023), a, is_zero_f64(a));
 }
+fn nearest_f64(a: vec2<u32>) -> vec2<u32> {
+    // The sum with 2^52 has no digits behind the point.
+    let large = vec2<u32>(0u, 0x43300000u);
+    let rounded = sub_f64(add_f64(size_f64(a), large), large);
+    let signed = vec2<u32>(rounded.x, rounded.y | sign_bit_f64(a));
+    return select(signed, a, exponent_bits_f64(a) >= 1075);
+}
 fn place_f64(a: vec2<u32>) -> vec2<u32> {
     // A signed integer: in the order of the numbers, the same for both zeros.
     return select(size_f64(a), neg_pair(size_f64(a)), is_negative_pair(a));

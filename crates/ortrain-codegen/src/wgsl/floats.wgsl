@@ -16,6 +16,10 @@ fn floor_f32(x: f32) -> f32 {
     if (abs_f32(x) < 8388608.0) { return with_sign(floor(x), x); }
     return x;
 }
+fn nearest_f32(x: f32) -> f32 {
+    if (abs_f32(x) < 8388608.0) { return with_sign(round(x), x); }
+    return x;
+}
 fn min_f32(a: f32, b: f32) -> f32 {
     if (is_nan(a)) { return a; }
     if (is_nan(b)) { return b; }

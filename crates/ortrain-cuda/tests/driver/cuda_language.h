@@ -33,8 +33,8 @@ template <class T> __forceinline__ T min(T a, T b) { return b < a ? b : a; }
 template <class T> __forceinline__ T max(T a, T b) { return a < b ? b : a; }
 
 extern "C" {
-float floorf(float), sqrtf(float), fmodf(float, float);
-double floor(double), fabs(double), sqrt(double), exp(double), log(double), sin(double), cos(double), atan(double);
+float floorf(float), rintf(float), sqrtf(float), fmodf(float, float);
+double floor(double), rint(double), fabs(double), sqrt(double), exp(double), log(double), sin(double), cos(double), atan(double);
 double erf(double), tanh(double), fmod(double, double), pow(double, double);
 
 struct SoftwareIndex { unsigned x, y, z; };

@@ -33,6 +33,16 @@ impl Level for Avx512 {
     }
 
     #[inline(always)]
+    fn round(a: f32) -> f32 {
+        a.round_ties_even()
+    }
+
+    #[inline(always)]
+    fn round64(a: f64) -> f64 {
+        a.round_ties_even()
+    }
+
+    #[inline(always)]
     unsafe fn transpose_8x8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
         // SAFETY: the caller's contract; code of this level runs only on machines that have the level.
         unsafe { super::avx2::transpose_8x8(from, from_step, to, to_step) }

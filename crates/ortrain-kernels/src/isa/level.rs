@@ -89,6 +89,10 @@ pub(crate) trait Level: Copy {
     fn floor(a: f32) -> f32;
     /// Returns the largest integer that is not greater.
     fn floor64(a: f64) -> f64;
+    /// Returns the nearest integer; of two, the even one.
+    fn round(a: f32) -> f32;
+    /// Returns the nearest integer; of two, the even one.
+    fn round64(a: f64) -> f64;
     /// Transposes a square of 8×8. `from_step` and `to_step` are the distances between lines.
     ///
     /// # Safety

@@ -39,6 +39,19 @@ impl Level for Portable {
         a.floor()
     }
 
+    // `f32::round_ties_even` is a library call on baseline x86-64. The sum with 2^23 has no digits behind the point.
+    #[inline(always)]
+    fn round(a: f32) -> f32 {
+        const INTEGERS: f32 = 8_388_608.0;
+        let rounded = ((a.abs() + INTEGERS) - INTEGERS).copysign(a);
+        if a.abs() < INTEGERS { rounded } else { a }
+    }
+
+    #[inline(always)]
+    fn round64(a: f64) -> f64 {
+        a.round_ties_even()
+    }
+
     #[inline(always)]
     unsafe fn transpose_8x8(from: *const f32, from_step: isize, to: *mut f32, to_step: usize) {
         for p in 0..8 {
@@ -101,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn floor_is_floor() {
+    fn floats_are_rounded_as_in_the_library() {
         let values = [
             0.0,
             -0.0,
@@ -110,6 +123,8 @@ mod tests {
             1.0,
             -1.0,
             -1.5,
+            2.5,
+            0.499_999_97,
             8_388_607.5,
             -8_388_607.5,
             8_388_608.0,
@@ -121,7 +136,9 @@ mod tests {
         ];
         for value in values {
             assert_eq!(Portable::floor(value).to_bits(), value.floor().to_bits(), "floor({value})");
+            let nearest = value.round_ties_even();
+            assert_eq!(Portable::round(value).to_bits(), nearest.to_bits(), "round({value})");
         }
-        assert!(Portable::floor(f32::NAN).is_nan());
+        assert!(Portable::floor(f32::NAN).is_nan() && Portable::round(f32::NAN).is_nan());
     }
 }

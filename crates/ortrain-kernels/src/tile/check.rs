@@ -33,7 +33,9 @@ pub(super) fn check(nest: &Nest) -> Result<(), String> {
                 let fits = match op {
                     UnaryOp::Not => ty == Type::Bool,
                     UnaryOp::ToF16 | UnaryOp::ToBf16 => ty == Type::F32,
-                    UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign | UnaryOp::Floor => ty != Type::Bool,
+                    UnaryOp::Neg | UnaryOp::Abs | UnaryOp::Sign | UnaryOp::Floor | UnaryOp::Round => {
+                        ty != Type::Bool
+                    }
                     _ => ty.is_float(),
                 };
                 if !fits {

@@ -26,6 +26,7 @@ pub(crate) trait Number: Copy + PartialOrd + 'static {
     fn magnitude(self) -> Self;
     fn sign(self) -> Self;
     fn rounded_down<L: Level>(self) -> Self;
+    fn rounded<L: Level>(self) -> Self;
 }
 
 /// Operations of floats only.
@@ -49,7 +50,7 @@ pub(crate) trait Float: Number {
 }
 
 macro_rules! float_number {
-    ($t:ty, $floor:ident, $power:expr) => {
+    ($t:ty, $floor:ident, $round:ident, $power:expr) => {
         impl Number for $t {
             const ZERO: Self = 0.0;
             const ONE: Self = 1.0;
@@ -106,12 +107,16 @@ macro_rules! float_number {
             fn rounded_down<L: Level>(self) -> Self {
                 L::$floor(self)
             }
+            #[inline(always)]
+            fn rounded<L: Level>(self) -> Self {
+                L::$round(self)
+            }
         }
     };
 }
 
-float_number!(f32, floor, vecmath::pow::<L>);
-float_number!(f64, floor64, libm::pow);
+float_number!(f32, floor, round, vecmath::pow::<L>);
+float_number!(f64, floor64, round64, libm::pow);
 
 macro_rules! integer_number {
     ($t:ty, $magnitude:expr, $sign:expr) => {
@@ -170,6 +175,10 @@ macro_rules! integer_number {
             }
             #[inline(always)]
             fn rounded_down<L: Level>(self) -> Self {
+                self
+            }
+            #[inline(always)]
+            fn rounded<L: Level>(self) -> Self {
                 self
             }
         }

@@ -153,6 +153,7 @@ function1!(Neg, Number, T => T, |a| a.negated());
 function1!(Abs, Number, T => T, |a| a.magnitude());
 function1!(Sign, Number, T => T, |a| a.sign());
 function1!(Floor, Number, T => T, |a| a.rounded_down::<L>());
+function1!(Round, Number, T => T, |a| a.rounded::<L>());
 function1!(Exp, Float, T => T, |a| a.exp::<L>());
 function1!(Log, Float, T => T, |a| a.log::<L>());
 function1!(Sqrt, Float, T => T, |a| a.sqrt());
@@ -314,6 +315,7 @@ pub(crate) unsafe fn unary(isa: Isa, op: UnaryOp, ty: Type, a: *const u8, d: *mu
         UnaryOp::Abs => number!(Abs),
         UnaryOp::Sign => number!(Sign),
         UnaryOp::Floor => number!(Floor),
+        UnaryOp::Round => number!(Round),
         UnaryOp::Exp => float!(Exp),
         UnaryOp::Log => float!(Log),
         UnaryOp::Sqrt => float!(Sqrt),

@@ -103,6 +103,7 @@ pub(crate) fn emit_all_as_onnx<E: NodeSink>(
                     UnaryOp::Tanh => "Tanh",
                     UnaryOp::Sigmoid => "Sigmoid",
                     UnaryOp::Floor => "Floor",
+                    UnaryOp::Round => "Round",
                     UnaryOp::Not => "Not",
                     UnaryOp::Rsqrt | UnaryOp::ToF16 | UnaryOp::ToBf16 => unreachable!("spelled above"),
                 };

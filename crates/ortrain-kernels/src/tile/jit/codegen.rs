@@ -646,7 +646,9 @@ impl<'a, E: Encoder> BodyEmitter<'a, E> {
             }
             VectorInst::Sqrt(a) => self.emit_unary(a, E::sqrt)?,
             VectorInst::Floor(a) => self.emit_unary(a, E::floor)?,
+            VectorInst::Round(a) => self.emit_unary(a, E::round)?,
             VectorInst::FromInteger(a) => self.emit_unary(a, E::convert_integer)?,
+            VectorInst::ToInteger(a) => self.emit_unary(a, E::truncate_to_integer)?,
             VectorInst::ShiftLeft(a, count) => self.emit_shift(a, count, E::shift_left)?,
             VectorInst::ShiftRight(a, count) => self.emit_shift(a, count, E::shift_right)?,
             VectorInst::MulAdd(a, b, c) => self.emit_mul_add([a, b, c])?,

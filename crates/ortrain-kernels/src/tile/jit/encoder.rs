@@ -137,8 +137,12 @@ pub(super) trait Encoder: Sized {
     fn sqrt(&mut self, to: u8, a: Operand);
     /// `to = floor(a)`, without an exception.
     fn floor(&mut self, to: u8, a: Operand);
+    /// `to` = nearest integer to `a`, of two the even one, without an exception.
+    fn round(&mut self, to: u8, a: Operand);
     /// `to = a`, from signed integers.
     fn convert_integer(&mut self, to: u8, a: Operand);
+    /// `to = a` as signed integers, towards zero; the least integer if a number does not fit.
+    fn truncate_to_integer(&mut self, to: u8, a: Operand);
     /// `to = a << count`.
     fn shift_left(&mut self, to: u8, a: u8, count: u8);
     /// `to = a >> count`, with copies of the sign.

@@ -68,9 +68,10 @@ pub(in crate::tile) fn takes(op: &Op, context: &Context<'_>) -> bool {
         | Kind::Splat(ty)
         | Kind::Fold(_, ty)
         | Kind::Accumulate(_, ty) => ty == Type::F32,
-        Kind::Convert(from, to) => {
-            matches!((from, to), (Type::Bool, Type::F32) | (Type::F32, Type::Bool))
-        }
+        Kind::Convert(Type::Bool | Type::I32 | Type::U32, Type::F32)
+        | Kind::Convert(Type::F32, Type::Bool | Type::I32 | Type::U32)
+        | Kind::Convert(Type::I32, Type::U32)
+        | Kind::Convert(Type::U32, Type::I32) => true,
         Kind::Store(slot) => {
             let store = &context.stores[usize::from(slot)];
             let has_full_pieces =
@@ -261,7 +262,11 @@ impl GroupBuilder<'_> {
                 self.lanes.choose(a, b, c)
             }
             Kind::Convert(Type::Bool, _) => self.lanes.truth_to_f32(a),
-            Kind::Convert(..) => self.lanes.is_nonzero(a),
+            Kind::Convert(_, Type::Bool) => self.lanes.is_nonzero(a),
+            Kind::Convert(from, Type::F32) => self.lanes.integer_to_f32(a, from == Type::I32),
+            Kind::Convert(Type::F32, to) => self.lanes.f32_to_integer(a, to == Type::I32),
+            // Integers of 32 bits keep their bits.
+            Kind::Convert(..) => a,
             Kind::Fold(reduce, _) => {
                 let lane_slot = lanes_of();
                 self.lanes.fold(reduce, lane_slot, a);

@@ -37,8 +37,11 @@ pub(super) enum VectorInst {
     Binary(VectorBinaryOp, Value, Value),
     Sqrt(Value),
     Floor(Value),
+    Round(Value),
     /// Conversion from a signed integer.
     FromInteger(Value),
+    /// Conversion to a signed integer, towards zero. The least integer if the result does not fit.
+    ToInteger(Value),
     ShiftLeft(Value, u8),
     /// Arithmetic shift, which keeps the sign.
     ShiftRight(Value, u8),
@@ -138,7 +141,9 @@ impl VectorInst {
             | VectorInst::Sum(..) => [None; 3],
             VectorInst::Sqrt(a)
             | VectorInst::Floor(a)
+            | VectorInst::Round(a)
             | VectorInst::FromInteger(a)
+            | VectorInst::ToInteger(a)
             | VectorInst::ShiftLeft(a, _)
             | VectorInst::ShiftRight(a, _) => [Some(a), None, None],
             VectorInst::Binary(_, a, b) | VectorInst::Compare(_, a, b) | VectorInst::Logic(_, a, b) => {
@@ -323,6 +328,45 @@ impl VectorProgram {
         self.choose(a, one, zero)
     }
 
+    /// Returns an `i32` or a `u32` as a float.
+    pub(super) fn integer_to_f32(&mut self, a: Value, is_signed: bool) -> Value {
+        if is_signed {
+            return self.push(VectorInst::FromInteger(a));
+        }
+        // Both halves are exact, and the sum rounds once.
+        let mask = self.push_bits(0xffff);
+        let high = self.push(VectorInst::ShiftRight(a, 16));
+        let halves = [high, a].map(|half| self.push_binary(VectorBinaryOp::And, half, mask));
+        let [high, low] = halves.map(|half| self.push(VectorInst::FromInteger(half)));
+        let unit = self.push_number(65_536.0);
+        self.mul_add(high, unit, low)
+    }
+
+    /// Returns a float as an `i32` or a `u32`, towards zero: the nearest integer of the type if it does not fit, and zero
+    /// for NaN.
+    pub(super) fn f32_to_integer(&mut self, a: Value, is_signed: bool) -> Value {
+        const HALF_RANGE: f32 = 2_147_483_648.0;
+        let (zero, half_range) = (self.push_number(0.0), self.push_number(HALF_RANGE));
+        if is_signed {
+            let whole = self.push(VectorInst::ToInteger(a));
+            let (is_large, largest) =
+                (self.test(Comparison::LessOrEqual, half_range, a), self.push_bits(i32::MAX as u32));
+            let whole = self.choose(is_large, largest, whole);
+            let unordered = self.test(Comparison::Unordered, a, a);
+            return self.choose(unordered, zero, whole);
+        }
+        // The machine instruction returns its second operand if the first is NaN.
+        let a = self.push_binary(VectorBinaryOp::Max, a, zero);
+        let (low, rest) = (self.push(VectorInst::ToInteger(a)), self.sub(a, half_range));
+        let (high, sign) = (self.push(VectorInst::ToInteger(rest)), self.push_bits(SIGN));
+        let high = self.push_binary(VectorBinaryOp::Xor, high, sign);
+        let is_high = self.test(Comparison::LessOrEqual, half_range, a);
+        let whole = self.choose(is_high, high, low);
+        let (limit, largest) = (self.push_number(2.0 * HALF_RANGE), self.push_bits(u32::MAX));
+        let is_large = self.test(Comparison::LessOrEqual, limit, a);
+        self.choose(is_large, largest, whole)
+    }
+
     pub(super) fn unary(&mut self, op: UnaryOp, a: Value) -> Option<Value> {
         Some(match op {
             UnaryOp::Neg => self.negative(a),
@@ -336,6 +380,7 @@ impl VectorProgram {
                 self.choose(unordered, a, unit)
             }
             UnaryOp::Floor => self.push(VectorInst::Floor(a)),
+            UnaryOp::Round => self.push(VectorInst::Round(a)),
             UnaryOp::Sqrt => self.push(VectorInst::Sqrt(a)),
             UnaryOp::Rsqrt => {
                 let (one, root) = (self.push_number(1.0), self.push(VectorInst::Sqrt(a)));

@@ -1,7 +1,7 @@
 //! Just-in-time compilation of groups of operations to machine code.
 //!
 //! The interpreter of a tile program runs one operation at a time, and stores every intermediate value in memory. A
-//! group of operations on f32 and boolean values becomes one function instead, and keeps its values in registers. The
+//! group of operations on f32 and boolean values, and of their conversions to 32-bit integers, becomes one function instead, and keeps its values in registers. The
 //! function computes the same operations in the same order, so results have the same bits with and without machine
 //! code. Operations are interpreted if the system does not allow machine code, or if a group needs too many registers.
 //!

@@ -339,6 +339,21 @@ fn every_operation_matches_the_interpreter() {
             let nest = nest(n, 1, |b, x| vec![b.unary(op, x[0])]);
             assert!(check(&nest, &loads[..1], &format!("{op:?}")), "no code for {op:?}");
         }
+        let rounded = nest(n, 1, |b, x| vec![b.unary(UnaryOp::Round, x[0])]);
+        assert!(check(&rounded, &loads[..1], "rounding"), "no code for rounding");
+        for (from, to) in [(Type::I32, Type::U32), (Type::U32, Type::I32)] {
+            for scale in [1.0, 1e3, 1e8, 1e9, 1e10] {
+                let integers = nest(n, 1, |b, x| {
+                    let scale = b.constant(Type::F32, scale);
+                    let scaled = b.mul(x[0], scale);
+                    let integer = b.convert(scaled, from);
+                    let other = b.convert(integer, to);
+                    vec![b.convert(integer, Type::F32), b.convert(other, Type::F32)]
+                });
+                let what = format!("{from:?} of numbers times {scale}");
+                assert!(check(&integers, &loads[..1], &what), "no code for {what}");
+            }
+        }
         for op in BINARY {
             let two = nest(n, 2, |b, x| vec![b.binary(op, x[0], x[1])]);
             assert!(check(&two, &loads[..2], &format!("{op:?}")), "no code for {op:?}");
@@ -637,7 +652,7 @@ proptest! {
     /// Random expressions with values that are used several times.
     #[test]
     fn random_expressions(
-        steps in prop::collection::vec((0u8..26, any::<u16>(), any::<u16>(), any::<u16>()), 1..40),
+        steps in prop::collection::vec((0u8..28, any::<u16>(), any::<u16>(), any::<u16>()), 1..40),
         n in 1usize..150,
         seed in any::<u32>(),
     ) {
@@ -665,6 +680,11 @@ proptest! {
                     }
                     23 => values.push(b.constant(Type::F32, f64::from(i) / 1000.0)),
                     24 => values.push(b.unary(UnaryOp::Sin, p)),
+                    25 => values.push(b.unary(UnaryOp::Round, p)),
+                    26 => {
+                        let integer = b.convert(p, if j % 2 == 0 { Type::I32 } else { Type::U32 });
+                        values.push(b.convert(integer, Type::F32));
+                    }
                     _ => {
                         let product = b.mul(p, q);
                         let third = value(k, &values);

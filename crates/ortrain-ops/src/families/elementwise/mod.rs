@@ -67,25 +67,7 @@ fn ceil(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
 
 /// Rounds to the nearest integer, ties to even.
 fn round(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {
-    let (x, ty) = (x[0], b.ty(x[0]));
-    let (one, two, half) = (b.constant(ty, 1.0), b.constant(ty, 2.0), b.constant(ty, 0.5));
-    let floor = b.unary(UnaryOp::Floor, x);
-    // `-(-floor - 1)` is `floor + 1`, but -0 for numbers between -1 and 0.
-    let minus = b.unary(UnaryOp::Neg, floor);
-    let minus = b.sub(minus, one);
-    let above = b.unary(UnaryOp::Neg, minus);
-    let rest = b.sub(x, floor);
-    let halved = b.mul(floor, half);
-    let twice = b.unary(UnaryOp::Floor, halved);
-    let twice = b.mul(twice, two);
-    let even = b.compare(CompareOp::Eq, twice, floor);
-    let tie = b.select(even, floor, above);
-    let (low, high) = (b.compare(CompareOp::Lt, rest, half), b.compare(CompareOp::Lt, half, rest));
-    let upper = b.select(high, above, tie);
-    let nearest = b.select(low, floor, upper);
-    // Integers remain unchanged. This includes infinity, for which `x - floor` is NaN.
-    let is_integer = b.compare(CompareOp::Eq, floor, x);
-    Ok(b.select(is_integer, x, nearest))
+    Ok(b.unary(UnaryOp::Round, x[0]))
 }
 
 fn is_nan(b: &mut Builder, x: &[Reg], _: &Attrs) -> Result<Reg, OpError> {

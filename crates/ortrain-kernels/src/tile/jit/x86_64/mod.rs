@@ -43,6 +43,7 @@ const BROADCAST: Opcode = opcode(1, 2, 0x18);
 const ROOT: Opcode = opcode(0, 1, 0x51);
 const ROUND: Opcode = opcode(1, 3, 0x08);
 const TO_FLOAT: Opcode = opcode(0, 1, 0x5b);
+const TO_INTEGER: Opcode = opcode(2, 1, 0x5b);
 const SHIFT: Opcode = opcode(1, 1, 0x72);
 const TEST: Opcode = opcode(0, 1, 0xc2);
 const AND: Opcode = opcode(1, 1, 0xdb);
@@ -69,6 +70,8 @@ const LEFT: u8 = 6;
 const RIGHT: u8 = 4;
 /// Immediate of [`ROUND`]: rounds down, and raises no exception.
 const DOWN: u8 = 9;
+/// Immediate of [`ROUND`]: rounds to the nearest, of two to the even one, and raises no exception.
+const TO_NEAREST: u8 = 8;
 
 fn opcode_of(op: VectorBinaryOp) -> Opcode {
     match op {
@@ -366,8 +369,16 @@ impl Encoder for Target {
         self.emit(ROUND, to, 0, a, Extra { immediate: Some(DOWN), ..Extra::default() });
     }
 
+    fn round(&mut self, to: u8, a: Operand) {
+        self.emit(ROUND, to, 0, a, Extra { immediate: Some(TO_NEAREST), ..Extra::default() });
+    }
+
     fn convert_integer(&mut self, to: u8, a: Operand) {
         self.emit_plain(TO_FLOAT, to, 0, a);
+    }
+
+    fn truncate_to_integer(&mut self, to: u8, a: Operand) {
+        self.emit_plain(TO_INTEGER, to, 0, a);
     }
 
     fn shift_left(&mut self, to: u8, a: u8, count: u8) {
