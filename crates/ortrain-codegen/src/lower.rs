@@ -79,6 +79,7 @@ fn print_instruction(cx: &Context<'_>, instruction: &Instruction) -> Result<Vec<
         Instruction::MatMul(m) => matmul::launches(cx, m),
         Instruction::QuantizedMatMul(m) => quantized_matmul::launches(cx, m),
         Instruction::Conv(c) => conv::launches(cx, c),
+        Instruction::IntegerProduct(p) => nest::launches(cx, &p.as_nest(), &|_, _| Ok(Vec::new())),
         Instruction::Attention(a) => attention::launches(cx, a),
         Instruction::Window(w) => window::launches(cx, w),
         Instruction::ScatterAdd(s) => scatter::launches(cx, s),

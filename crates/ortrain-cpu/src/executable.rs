@@ -13,8 +13,8 @@ use ortrain_kernels::{
 };
 use ortrain_program::{
     Attention, AttentionPass, Bindings, BufferId, BufferLocation, Executable, GradientMode, Instruction,
-    Interrupt, InterruptPoints, Nest, NestGroup, Observer, Precision, Program, RunError, RunPart, Scalars,
-    UnsupportedOnBackend, Watch, Workspace, interruptible,
+    IntegerProduct, IntegerShape, Interrupt, InterruptPoints, Nest, NestGroup, Observer, Precision, Program,
+    RunError, RunPart, Scalars, UnsupportedOnBackend, Watch, Workspace, interruptible,
 };
 
 use crate::addresses::{Addresses, host_memory};
@@ -108,6 +108,7 @@ impl Kernel {
                     a: m.a.access.clone(),
                     b: m.b.access.clone(),
                     quantized: None,
+                    zero_points: [None, None],
                     rounded_to: m.rounded,
                     products,
                     epilogue: nest_of_accesses(&m.epilogue),
@@ -122,6 +123,7 @@ impl Kernel {
                     a: m.a.access.clone(),
                     b: m.b.access(),
                     quantized: Some(quantized),
+                    zero_points: [None, None],
                     rounded_to: [None, m.b.rounded],
                     products,
                     epilogue: nest_of_accesses(&m.epilogue),
@@ -131,9 +133,10 @@ impl Kernel {
             Instruction::Conv(c) => {
                 let [a, b] = [&c.a, &c.b].map(|operand| operand.access.dtype);
                 let (shape, epilogue) = (c.shape.clone(), nest_of_accesses(&c.epilogue));
-                let desc = ConvDesc { shape, a, b, products, epilogue };
+                let desc = ConvDesc { shape, a, b, zero_points: [None; 2], products, epilogue };
                 ConvKernel::new(&desc, compiler).map(Kernel::Conv)
             }
+            Instruction::IntegerProduct(p) => compile_integer_product(p, compiler),
             Instruction::Attention(a) => AttentionKernel::new(&attention_desc(a), compiler)
                 .map(|kernel| Kernel::Attention(kernel, a.buffers())),
             Instruction::Window(w) => {
@@ -189,6 +192,40 @@ impl Kernel {
             Kernel::Scatter(_) | Kernel::Yield => 0,
         }
     }
+}
+
+/// Compiles a product of bytes.
+fn compile_integer_product(product: &IntegerProduct, compiler: Compiler<'_>) -> Result<Kernel, String> {
+    let IntegerProduct { shape, a, b, zero_points, epilogue } = product;
+    let (products, epilogue) = (Products::F32, nest_of_accesses(epilogue));
+    match shape {
+        IntegerShape::Matrices { k, .. } => {
+            let desc = GemmDesc {
+                k: *k,
+                a: a.access.clone(),
+                b: b.access.clone(),
+                quantized: None,
+                zero_points: zero_points.each_ref().map(|operand| Some(operand.as_ref()?.access.clone())),
+                rounded_to: [None; 2],
+                products,
+                epilogue,
+            };
+            GemmKernel::new(&desc, compiler).map(Kernel::MatMul)
+        }
+        IntegerShape::Windows(shape) => {
+            let [a, b] = [a, b].map(|operand| operand.access.dtype);
+            let zero_points = zero_points.each_ref().map(|operand| Some(operand.as_ref()?.access.len));
+            let desc = ConvDesc { shape: shape.clone(), a, b, zero_points, products, epilogue };
+            ConvKernel::new(&desc, compiler).map(Kernel::Conv)
+        }
+    }
+}
+
+/// Returns the buffers of a product of bytes, in the order of its kernel.
+fn integer_product_buffers(product: &IntegerProduct) -> impl Iterator<Item = BufferId> {
+    let IntegerProduct { a, b, zero_points, epilogue, .. } = product;
+    let operands = [a, b].into_iter().chain(epilogue.operands()).chain(zero_points.iter().flatten());
+    operands.map(|operand| operand.buffer)
 }
 
 /// Returns the nest with accesses as operands. A kernel receives the buffer addresses when it runs.
@@ -351,6 +388,16 @@ impl CpuExecutable {
                 let mut bases = addresses.addresses_of(operands.map(|operand| operand.buffer));
                 let Access { dtype, offset, .. } = c.a.access;
                 bases[0] = bases[0].wrapping_add(offset * dtype.size());
+                // SAFETY: see the comment at the start of the function.
+                unsafe { kernel.run(&bases, scalars, pool, scratch) }
+            }
+            (Kernel::MatMul(kernel), Instruction::IntegerProduct(p)) => {
+                let bases = addresses.addresses_of(integer_product_buffers(p));
+                // SAFETY: see the comment at the start of the function.
+                unsafe { kernel.run(&bases, scalars, pool, scratch) }
+            }
+            (Kernel::Conv(kernel), Instruction::IntegerProduct(p)) => {
+                let bases = addresses.addresses_of(integer_product_buffers(p));
                 // SAFETY: see the comment at the start of the function.
                 unsafe { kernel.run(&bases, scalars, pool, scratch) }
             }

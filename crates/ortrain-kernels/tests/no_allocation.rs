@@ -130,6 +130,7 @@ fn runs_allocate_nothing() {
                 a: Access::contiguous(DType::F32, &[m, k]),
                 b: Access::contiguous(DType::F32, &[k, n]),
                 quantized: None,
+                zero_points: [None, None],
                 rounded_to: [None; 2],
                 products: Products { precision, unit: Bf16Unit::detect(isa) },
                 epilogue: Nest {

@@ -8,8 +8,8 @@ use ortrain_expr::{
 };
 use ortrain_graph::{Attr, DType, Graph, Node, Tensor, ValueId, ValueType};
 use ortrain_program::{
-    BufferId, Conv, GradientMode, GradientModes, Instruction, Load, MatMul, Nest, Operand, PlaneId,
-    ProgramBuilder, SEED_FACTOR,
+    BufferId, Conv, GradientMode, GradientModes, Instruction, IntegerProduct, IntegerShape, Load, MatMul,
+    Nest, Operand, PlaneId, ProgramBuilder, SEED_FACTOR,
 };
 use rustc_hash::FxHashMap;
 
@@ -580,6 +580,19 @@ impl NestBuilder {
     pub fn conv(self, shape: ConvShape, a: Operand, b: Operand) -> Instruction {
         let (precision, epilogue) = (Precision::F32, self.finish());
         Instruction::from(Conv { shape, a, b, precision, epilogue })
+    }
+
+    /// Returns a product of bytes with the nest as its epilogue. The nest reads the sum as its
+    /// [accumulator](NestBuilder::accumulator), of type `I32`.
+    #[must_use]
+    pub fn integer_product(
+        self,
+        shape: IntegerShape,
+        [a, b]: [Operand; 2],
+        zero_points: [Option<Operand>; 2],
+    ) -> Instruction {
+        let epilogue = self.finish();
+        Instruction::from(IntegerProduct { shape, a, b, zero_points, epilogue })
     }
 
     /// Loads an element of the matrix product or convolution that the nest is the epilogue of. Must be the first load.

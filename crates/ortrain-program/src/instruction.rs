@@ -7,7 +7,7 @@ use ortrain_expr::Precision;
 use crate::buffer::{Buffer, BufferId, BufferIds, BufferLocation, BufferSubstitution};
 use crate::cost::{Cost, Traffic};
 use crate::instructions::{
-    Attention, Body, Conv, MatMul, NestGroup, QuantizedMatMul, ScatterAdd, Window, Yield,
+    Attention, Body, Conv, IntegerProduct, MatMul, NestGroup, QuantizedMatMul, ScatterAdd, Window, Yield,
 };
 use crate::operand::{Nest, Use};
 
@@ -26,6 +26,8 @@ pub enum Instruction {
     QuantizedMatMul(Arc<QuantizedMatMul>),
     /// Convolution with an epilogue.
     Conv(Arc<Conv>),
+    /// Matrix product or convolution of bytes, with an epilogue.
+    IntegerProduct(Arc<IntegerProduct>),
     /// Attention or its gradients, with epilogues.
     Attention(Arc<Attention>),
     /// Pooling.
@@ -46,7 +48,7 @@ macro_rules! from_bodies {
     };
 }
 
-from_bodies!(Nest, NestGroup, MatMul, QuantizedMatMul, Conv, Attention, Window, ScatterAdd);
+from_bodies!(Nest, NestGroup, MatMul, QuantizedMatMul, Conv, IntegerProduct, Attention, Window, ScatterAdd);
 
 impl Instruction {
     /// Returns the body of the instruction.
@@ -57,6 +59,7 @@ impl Instruction {
             Instruction::MatMul(product) => &**product,
             Instruction::QuantizedMatMul(product) => &**product,
             Instruction::Conv(conv) => &**conv,
+            Instruction::IntegerProduct(product) => &**product,
             Instruction::Attention(attention) => &**attention,
             Instruction::Window(window) => &**window,
             Instruction::ScatterAdd(sums) => &**sums,
@@ -72,6 +75,7 @@ impl Instruction {
             Instruction::MatMul(product) => &mut *Arc::make_mut(product),
             Instruction::QuantizedMatMul(product) => &mut *Arc::make_mut(product),
             Instruction::Conv(conv) => &mut *Arc::make_mut(conv),
+            Instruction::IntegerProduct(product) => &mut *Arc::make_mut(product),
             Instruction::Attention(attention) => &mut *Arc::make_mut(attention),
             Instruction::Window(window) => &mut *Arc::make_mut(window),
             Instruction::ScatterAdd(sums) => &mut *Arc::make_mut(sums),

@@ -53,8 +53,8 @@ pub use gradient_modes::{GradientMode, GradientModes};
 pub use input_view::{InputBytes, InputView};
 pub use instruction::Instruction;
 pub use instructions::{
-    Attention, AttentionGradients, AttentionPass, Conv, MatMul, NestGroup, QuantizedFactor, QuantizedMatMul,
-    ScatterAdd, Window, WindowIndex, Yield,
+    Attention, AttentionGradients, AttentionPass, Conv, IntegerProduct, IntegerShape, MatMul, NestGroup,
+    QuantizedFactor, QuantizedMatMul, ScatterAdd, Window, WindowIndex, Yield,
 };
 pub use interrupt::{CommitGate, Interrupt, InterruptPoints, Watch, interruptible};
 pub use operand::{Load, Nest, Operand, Use};

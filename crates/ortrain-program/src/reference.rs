@@ -298,6 +298,7 @@ impl<'a> Evaluator<'a> {
                 Instruction::MatMul(m) => self.matmul(m),
                 Instruction::QuantizedMatMul(m) => self.quantized_matmul(m),
                 Instruction::Conv(c) => self.conv(c),
+                Instruction::IntegerProduct(p) => self.nest(&p.as_nest(), |_, _| None),
                 Instruction::Attention(a) => self.attention(a),
                 Instruction::Window(w) => self.window(w),
                 Instruction::ScatterAdd(s) => self.scatter(s),

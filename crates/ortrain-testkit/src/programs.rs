@@ -10,9 +10,9 @@ use ortrain_expr::{
 };
 use ortrain_graph::Tensor;
 use ortrain_program::{
-    Backend, Bindings, BufferId, BufferLocation, Conv, GradientMode, GradientModes, Instruction, Load,
-    MatMul, Memory, Nest, Operand, PlaneId, Program, ProgramBuilder, QuantizedFactor, QuantizedMatMul,
-    Reference, Scalars, ScatterAdd, Window, WindowIndex, Workspace,
+    Backend, Bindings, BufferId, BufferLocation, Conv, GradientMode, GradientModes, Instruction,
+    IntegerProduct, IntegerShape, Load, MatMul, Memory, Nest, Operand, PlaneId, Program, ProgramBuilder,
+    QuantizedFactor, QuantizedMatMul, Reference, Scalars, ScatterAdd, Window, WindowIndex, Workspace,
 };
 
 /// `SplitMix64` generator.
@@ -697,6 +697,12 @@ impl ProgramGenerator {
             self.values.push(to);
             return;
         }
+        if self.random.chance(15) {
+            let product = self.integer_product([m, k], epilogue);
+            self.emit(Instruction::from(product), GradientModes::ALL);
+            self.values.push(to);
+            return;
+        }
         if self.random.chance(50) {
             weights.access.strides.reverse();
         }
@@ -747,6 +753,38 @@ impl ProgramGenerator {
             zero_points: has_zero_points.then_some(zero_points),
             rounded: (kinds.narrow && self.random.chance(30)).then_some(DType::F16),
         }
+    }
+
+    /// Builds a product of constant bytes with an epilogue for a product of floats.
+    fn integer_product(&mut self, [m, n]: [usize; 2], epilogue: Nest) -> IntegerProduct {
+        let k = 1 + self.random.below(70);
+        let mut bytes = |name: &str, dtype: DType, dims: &[usize]| {
+            let values: Vec<u8> = (0..dims.iter().product()).map(|_| self.random.below(256) as u8).collect();
+            let tensor = Tensor::from_slice(dtype, dims, &values).stored();
+            Operand::contiguous(self.builder.constant(name, &tensor), dtype, dims)
+        };
+        let types = [DType::U8, DType::I8];
+        let [of_a, of_b] = [0, 1].map(|side| types[(m + n + k + side * n) % 2]);
+        let (a, b) = (bytes("bytes", of_a, &[m, k]), bytes("bytes", of_b, &[k, n]));
+        let mut of_rows = bytes("zero points", of_a, &[m]);
+        of_rows.access.strides.push(0);
+        let mut of_columns = bytes("zero points", of_b, &[n]);
+        of_columns.access.strides.insert(0, 0);
+        let zero_points = [of_rows, of_columns].map(|operand| self.random.chance(50).then_some(operand));
+        // The sums are as large as the other values of the program.
+        let mut b_expr = Builder::new();
+        let outputs = b_expr.inline(&epilogue.expr, |b, slot, ty| {
+            if slot > 0 {
+                return b.load(slot, ty);
+            }
+            let sum = b.load(0, Type::I32);
+            let (sum, scale) = (b.convert(sum, ty), b.constant(ty, 1.0 / (1 << 20) as f64));
+            b.mul(sum, scale)
+        });
+        let mut epilogue = Nest { expr: b_expr.finish(&outputs), ..epilogue };
+        epilogue.loads[0] = Load::Accumulator(DType::I32);
+        let shape = IntegerShape::Matrices { batch: Dims::new(), m, n, k };
+        IntegerProduct { shape, a, b, zero_points, epilogue }
     }
 
     fn input(&mut self, len: usize) -> BufferId {

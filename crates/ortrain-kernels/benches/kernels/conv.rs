@@ -245,6 +245,7 @@ fn case(layer: Layer, pass: ConvPass, tail: Epilogue, precision: Precision) -> C
                 shape: shape.clone(),
                 a: DType::F32,
                 b: DType::F32,
+                zero_points: [None; 2],
                 products: Products { precision, unit: Bf16Unit::detect(isa) },
                 epilogue: nest.clone(),
             };

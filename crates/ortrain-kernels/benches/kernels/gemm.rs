@@ -241,6 +241,7 @@ fn case(what: &str, product: Product) -> Case {
                 a: operand(dtype, [batch, m, k], ta, false),
                 b: operand(dtype, [batch, k, n], tb, shared),
                 quantized: None,
+                zero_points: [None, None],
                 rounded_to: [None; 2],
                 products: Products { precision, unit: Bf16Unit::detect(isa) },
                 epilogue: nest(dtype, [batch, m, n], after),
@@ -285,6 +286,7 @@ fn quantized_case([m, n, k]: [usize; 3], bits: usize, has_lines_of_columns: bool
             access
         },
         quantized: Some(QuantizedRight { matrix, has_zero_points: false }),
+        zero_points: [None, None],
         rounded_to: [None; 2],
         products: Products::F32,
         epilogue: nest(DType::F32, [1, m, n], Epilogue::Nothing),
@@ -327,6 +329,7 @@ fn case_in_panels(what: &str, [m, n, k]: [usize; 3]) -> Case {
         a: access(m * k, [0, k, 1]),
         b: access(k * n, [k * PANEL, PANEL, 1]),
         quantized: None,
+        zero_points: [None, None],
         rounded_to: [None; 2],
         products: Products::F32,
         epilogue: Nest {

@@ -10,6 +10,7 @@
 #![allow(clippy::print_stdout, reason = "it is what the program is for")]
 
 mod attention;
+mod bytes;
 mod case;
 mod conv;
 mod gemm;
@@ -32,10 +33,18 @@ const ROUND_TIME: Duration = Duration::from_millis(6);
 const WORKING_SETS: [usize; 6] = [256 << 10, 1 << 20, 4 << 20, 16 << 20, 64 << 20, 192 << 20];
 
 fn cases() -> Vec<Case> {
-    [gemm::cases(), attention::cases(), conv::cases(), window::cases(), nests::cases(), rows::cases()]
-        .into_iter()
-        .flatten()
-        .collect()
+    [
+        gemm::cases(),
+        bytes::cases(),
+        attention::cases(),
+        conv::cases(),
+        window::cases(),
+        nests::cases(),
+        rows::cases(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 fn main() {

@@ -440,6 +440,7 @@ pub(super) unsafe fn copy_lines<T: Real>(
         DType::F64 => go!(f64),
         DType::F16 => go!(F16),
         DType::BF16 => go!(Bf16),
+        DType::I32 => go!(i32),
         other => unreachable!("a convolution of {other}: rejected at compile time"),
     }
 }

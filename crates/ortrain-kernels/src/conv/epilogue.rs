@@ -65,7 +65,7 @@ impl Epilogue {
         let long = plane >= MIN_LONG_PLANE;
         let axes: Vec<usize> = (0..dims.len()).collect();
         let (outside, along) = axes.split_at(if long { of_plane } else { 0 });
-        let edges = PaddingFixup::new(desc, compiler.isa());
+        let edges = if real.is_float() { PaddingFixup::new(desc, compiler.isa()) } else { None };
         let plan = LoopPlan { nest, loop_order: LoopOrder::Map, outer_axes: outside, tile_axes: along };
         let tape = TileProgram::new(&plan, compiler)?;
         let row_major = |access: &Access| {

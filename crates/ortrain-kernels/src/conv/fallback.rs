@@ -11,7 +11,7 @@ use crate::conv::engine::{ConvCandidate, Engine, EngineRun, boxed, choose_micro_
 use crate::conv::rect::Rect;
 use crate::gemm::levels::Real;
 use crate::gemm::micro::{Factor, Micro, Target};
-use crate::gemm::tiles::{Session, Side};
+use crate::gemm::tiles::Side;
 use crate::isa::Isa;
 use crate::tile::ALIGN;
 use crate::tile::number::{Bf16, F16, Stored};
@@ -209,7 +209,7 @@ impl<T: Real + Send + Sync> Engine for Fallback<T> {
         let Micro { mr, nr, .. } = micro;
         let (row_blocks, col_blocks) = (self.m.div_ceil(self.rows), self.n.div_ceil(self.cols));
         run.each(self.shape.groups * row_blocks * col_blocks, |bases, task, worker| {
-            let _session = Session::open(micro.tiles.as_ref());
+            let _session = micro.open_session();
             let (row, rest) = (task % row_blocks * self.rows, task / row_blocks);
             let (col, group) = (rest % col_blocks * self.cols, rest / col_blocks);
             let (rows, cols) = (self.rows.min(self.m - row), self.cols.min(self.n - col));

@@ -21,7 +21,7 @@ use crate::conv::rect::Rect;
 use crate::gemm::levels::Real;
 use crate::gemm::micro::{Factor, Micro, Target};
 use crate::gemm::pack::{Block, transpose};
-use crate::gemm::tiles::{Session, Side};
+use crate::gemm::tiles::Side;
 use crate::isa::Isa;
 use crate::scratch::ScratchParts;
 use crate::tile::ALIGN;
@@ -620,7 +620,7 @@ impl<T: Real + Send + Sync> Engine for FilterGradient<T> {
         let split = self.parts.parts > 1;
         let tasks = self.task_index(self.parts.parts, 0, 0, 0);
         run.each(tasks, |bases, task, worker| {
-            let _session = Session::open(self.micro.tiles.as_ref());
+            let _session = self.micro.open_session();
             let (in_, rest) = (task % self.ins.parts, task / self.ins.parts);
             let (out, rest) = (rest % self.outs.parts, rest / self.outs.parts);
             let (group, part) = (rest % self.groups, rest / self.groups);

@@ -25,7 +25,7 @@ use crate::conv::rect::Rect;
 use crate::gemm::levels::Real;
 use crate::gemm::micro::{Factor, Micro, Target};
 use crate::gemm::pack::{Block, pack};
-use crate::gemm::tiles::{Session, Side};
+use crate::gemm::tiles::Side;
 use crate::isa::Isa;
 use crate::scratch::ScratchParts;
 use crate::tile::ALIGN;
@@ -742,7 +742,7 @@ impl<T: Real + Send + Sync> Engine for ImplicitGemm<T> {
         }
         let row_parts = self.rows.parts;
         run.each(self.groups * self.blocks.count * row_parts, |bases, task, worker| {
-            let _session = Session::open(self.micro.tiles.as_ref());
+            let _session = self.micro.open_session();
             let (row, rest) = (task % row_parts, task / row_parts);
             let (block, group) = (rest % self.blocks.count, rest / self.blocks.count);
             let (positions, rows) = (self.blocks.block(block), self.rows.part(row));

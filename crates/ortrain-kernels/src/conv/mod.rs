@@ -4,6 +4,7 @@
 //! windows: an element of the tensor occurs in that matrix once for each window that covers it. The full matrix is
 //! never stored: its panels are packed on demand (implicit GEMM), or its rows are read directly from the tensor.
 
+mod bytes;
 mod channel_vectors;
 mod copy;
 mod depthwise;
@@ -28,7 +29,7 @@ pub use desc::ConvDesc;
 use std::fmt;
 use std::sync::Arc;
 
-use ortrain_expr::{DType, Dims, OutOfRange, Type};
+use ortrain_expr::{ConvPass, DType, Dims, OutOfRange, Type};
 
 use crate::candidates::choose;
 use crate::conv::engine::{ConvCandidate, Engine, Request};
@@ -65,8 +66,8 @@ impl ConvKernel {
     /// Compiles a convolution.
     ///
     /// # Errors
-    /// The fault of the description: sizes that overflow, operands that are not floats of one compute type, or an
-    /// epilogue that reduces, is not well typed or is not over the result.
+    /// The fault of the description: sizes that overflow, operands that are neither floats of one compute type nor
+    /// bytes, a gradient of bytes, or an epilogue that reduces, is not well typed or is not over the result.
     pub fn new<'a>(desc: &ConvDesc, compiler: impl Into<Compiler<'a>>) -> Result<ConvKernel, String> {
         let compiler = compiler.into();
         if let Some(fault) = desc.shape.validate() {
@@ -80,15 +81,16 @@ impl ConvKernel {
         if desc.shape.operands().iter().any(countless) {
             return Err("the tensors are too large to count".to_owned());
         }
-        let double = match (desc.a, desc.b) {
-            (DType::F64, DType::F64) => true,
-            (a, b) if Type::of(a) == Type::F32 && Type::of(b) == Type::F32 => false,
+        let ((chosen, general), double) = match (desc.a, desc.b) {
+            (DType::U8 | DType::I8, DType::U8 | DType::I8) => (choose_byte_engine(desc, compiler)?, false),
+            _ if desc.zero_points != [None; 2] => {
+                return Err("only tensors of bytes have zero points".to_owned());
+            }
+            (DType::F64, DType::F64) => (choose_engines::<f64>(desc, compiler)?, true),
+            (a, b) if Type::of(a) == Type::F32 && Type::of(b) == Type::F32 => {
+                (choose_engines::<f32>(desc, compiler)?, false)
+            }
             (a, b) => return Err(format!("a convolution of {a} and {b} is not supported")),
-        };
-        let (chosen, general) = if double {
-            choose_engines::<f64>(desc, compiler)?
-        } else {
-            choose_engines::<f32>(desc, compiler)?
         };
         let [a, b, _] = desc.shape.operands().map(|dims| dims.iter().product());
         Ok(ConvKernel {
@@ -98,7 +100,10 @@ impl ConvKernel {
             isa: compiler.isa(),
             is_f64: double,
             sizes: [a, b],
-            buffers: 1 + desc.epilogue.loads.len() + desc.epilogue.stores.len(),
+            buffers: 1
+                + desc.epilogue.loads.len()
+                + desc.epilogue.stores.len()
+                + desc.zero_points.iter().flatten().count(),
         })
     }
 
@@ -137,7 +142,8 @@ impl ConvKernel {
     /// Computes the convolution and its epilogue. Allocates nothing, and the result has the same bits on any number of
     /// threads.
     ///
-    /// `bases` has the start of each buffer: A, B, the loads of the epilogue after the first one, and its stores.
+    /// `bases` has the start of each buffer: A, B, the loads of the epilogue after the first one, its stores, and the
+    /// zero points of A and of B.
     ///
     /// # Errors
     /// The first guard of the epilogue that fails, in index order. The stores are written even then.
@@ -207,9 +213,14 @@ fn candidates<T: Real + Send + Sync>() -> [ConvCandidate; 9] {
     ]
 }
 
+/// Returns the candidates for bytes.
+fn byte_candidates() -> [ConvCandidate; 1] {
+    [bytes::candidate()]
+}
+
 /// Returns the names of all candidates.
-pub(crate) fn kernel_names() -> [&'static str; 9] {
-    candidates::<f32>().map(|candidate| candidate.name)
+pub(crate) fn kernel_names() -> impl Iterator<Item = &'static str> {
+    candidates::<f32>().into_iter().chain(byte_candidates()).map(|candidate| candidate.name)
 }
 
 /// An engine and its name.
@@ -229,4 +240,21 @@ fn choose_engines<T: Real + Send + Sync>(
         .needs_moderate_elements()
         .then(|| choose(&candidates, &request, &compiler.kernels().without(&winograd::NAMES)));
     Ok((chosen, general.transpose()?))
+}
+
+/// Chooses the engine for a convolution of bytes.
+fn choose_byte_engine(desc: &ConvDesc, compiler: Compiler<'_>) -> Result<(Named, Option<Named>), String> {
+    let ConvDesc { shape, zero_points, .. } = desc;
+    if shape.pass != ConvPass::Output {
+        return Err("a convolution of bytes has no gradient of bytes".to_owned());
+    }
+    let channels = shape.groups * shape.channels_out;
+    for (count, most) in zero_points.iter().zip([1, channels]) {
+        if let Some(count) = count.filter(|&count| count != 1 && count != most) {
+            return Err(format!("{count} zero points of an operand, expected 1 or {most}"));
+        }
+    }
+    let epilogue = &Arc::new(Epilogue::new::<i32>(desc, compiler)?);
+    let request = Request { desc, isa: compiler.isa(), epilogue };
+    Ok((choose(&byte_candidates(), &request, compiler.kernels())?, None))
 }

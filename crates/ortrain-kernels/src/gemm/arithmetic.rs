@@ -6,6 +6,8 @@ use crate::tile::number::Number;
 /// Arithmetic of a compute type of products.
 pub(crate) trait Arithmetic: Number {
     const BYTES: usize = size_of::<Self>();
+    /// True for `f32`.
+    const IS_F32: bool = false;
     /// Computes `a * b + c`, as the level does.
     fn mul_add_at<L: Level>(a: Self, b: Self, c: Self) -> Self;
     /// Returns true for NaN.
@@ -15,6 +17,8 @@ pub(crate) trait Arithmetic: Number {
 }
 
 impl Arithmetic for f32 {
+    const IS_F32: bool = true;
+
     #[inline(always)]
     fn mul_add_at<L: Level>(a: f32, b: f32, c: f32) -> f32 {
         L::mul_add(a, b, c)
@@ -41,5 +45,20 @@ impl Arithmetic for f64 {
 
     fn round_from_f64(value: f64) -> f64 {
         value
+    }
+}
+
+impl Arithmetic for i32 {
+    #[inline(always)]
+    fn mul_add_at<L: Level>(a: i32, b: i32, c: i32) -> i32 {
+        a.wrapping_mul(b).wrapping_add(c)
+    }
+
+    fn is_nan_value(self) -> bool {
+        false
+    }
+
+    fn round_from_f64(value: f64) -> i32 {
+        value as i32
     }
 }

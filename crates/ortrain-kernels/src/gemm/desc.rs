@@ -29,7 +29,7 @@ impl Products {
 
     /// Returns the bfloat16 tiles for products of operands of these types, if the precision needs them.
     pub(super) fn bf16_tiles<T: Arithmetic>(self, dtypes: [DType; 2]) -> Option<Tiles> {
-        let rounded = self.precision != Precision::F32 && T::BYTES == 4;
+        let rounded = self.precision != Precision::F32 && T::IS_F32;
         rounded.then(|| Tiles::new(self.precision, self.unit, dtypes))
     }
 }
@@ -80,11 +80,13 @@ pub struct GemmDesc {
     pub b: Access,
     /// Packed integers of B.
     pub quantized: Option<QuantizedRight>,
+    /// Zero points of operands of bytes: over the space of the operand, constant along k, and of its type.
+    pub zero_points: [Option<Access>; 2],
     /// 16-bit float to which the elements of each operand (then `F32`) are rounded before the multiplication. The
     /// results equal the results for an operand stored in that type.
     pub rounded_to: [Option<DType>; 2],
     /// Precision and unit of the products inside of the sums.
     pub products: Products,
-    /// Epilogue. Its accumulator is the product: an `F32`, or an `F64` if both operands are.
+    /// Epilogue. Its accumulator is the product: an `F32`, an `F64` if both operands are, or an `I32` of bytes.
     pub epilogue: Nest,
 }

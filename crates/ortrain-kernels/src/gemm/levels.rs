@@ -3,8 +3,9 @@
 use ortrain_expr::DType;
 
 use super::arithmetic::Arithmetic;
+use super::byte_tiles::{self, ByteProducts};
 use super::desc::Products;
-use super::micro::{DotKernels, Micro};
+use super::micro::{DotKernels, Micro, TileProducts};
 use super::{portable, tiles};
 
 #[cfg(target_arch = "x86_64")]
@@ -70,14 +71,37 @@ impl Real for f64 {
     }
 }
 
+/// Sums of products of bytes.
+impl Real for i32 {
+    const DTYPE: DType = DType::I32;
+
+    fn micro(isa: Isa) -> Micro<i32> {
+        let side = byte_tiles::SIDE;
+        let products = ByteProducts::new(isa, [DType::U8, DType::I8]);
+        let tiles = Some(TileProducts::Bytes(products));
+        Micro { mr: side, nr: side, run: &[], half_width: None, tiles }
+    }
+
+    fn dots(_: Isa) -> Option<DotKernels<i32>> {
+        None
+    }
+}
+
 impl<T: Real> Micro<T> {
     /// Selects the micro-kernel for operands of two types.
     pub(crate) fn select(isa: Isa, products: Products, dtypes: [DType; 2]) -> Micro<T> {
         match products.bf16_tiles::<T>(dtypes) {
             Some(tiles) => {
-                Micro { mr: tiles::SIDE, nr: tiles::SIDE, run: &[], half_width: None, tiles: Some(tiles) }
+                let (side, tiles) = (tiles::SIDE, Some(TileProducts::Bf16(tiles)));
+                Micro { mr: side, nr: side, run: &[], half_width: None, tiles }
             }
-            None => T::micro(isa),
+            None => {
+                let mut micro = T::micro(isa);
+                if let Some(TileProducts::Bytes(bytes)) = micro.tiles {
+                    micro.tiles = Some(TileProducts::Bytes(bytes.for_types(dtypes)));
+                }
+                micro
+            }
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Micro-kernels: the innermost functions of matrix products.
 
 use super::arithmetic::Arithmetic;
+use super::byte_tiles::{self, ByteProducts, ZeroPoints};
 use super::corner_copy::CornerCopy;
 use super::pack::{Block, Elements, pack};
-use super::tiles::{self, Side, Tiles};
+use super::tiles::{self, Session, Side, Tiles};
 use crate::isa::Isa;
 
 #[cfg(target_arch = "x86_64")]
@@ -20,8 +21,49 @@ pub(crate) struct Micro<T: 'static> {
     pub(crate) run: &'static [MicroKernelFn<T>],
     /// Functions for half of the columns, if they are faster.
     pub(crate) half_width: Option<&'static [MicroKernelFn<T>]>,
-    /// bfloat16 products instead of the functions: both operands are packed into tiles.
-    pub(crate) tiles: Option<Tiles>,
+    /// Products of tiles instead of the functions: both operands are packed.
+    pub(crate) tiles: Option<TileProducts>,
+}
+
+/// Products of packed tiles.
+#[derive(Clone, Copy)]
+pub(crate) enum TileProducts {
+    /// Terms in bfloat16, with sums in `f32`.
+    Bf16(Tiles),
+    /// Bytes, with sums in `i32`.
+    Bytes(ByteProducts),
+}
+
+impl TileProducts {
+    /// Returns the unit of rows of a block, and the unit of the depth of a chunk.
+    fn block_units(self) -> (usize, usize) {
+        match self {
+            TileProducts::Bf16(_) => (tiles::LINES, tiles::DEPTHS),
+            TileProducts::Bytes(_) => (byte_tiles::LINES, byte_tiles::DEPTHS),
+        }
+    }
+
+    /// Returns the bytes of an element in a panel.
+    fn element_bytes(self) -> usize {
+        match self {
+            TileProducts::Bf16(_) => size_of::<f32>(),
+            TileProducts::Bytes(_) => 1,
+        }
+    }
+
+    /// Returns the bytes of packed panels of `lines` lines, a number of whole panels.
+    fn packed_bytes(self, side: Side, lines: usize, depth: usize) -> usize {
+        match self {
+            // Each term has two bytes.
+            TileProducts::Bf16(tiles) => {
+                let depth = depth.div_ceil(tiles::DEPTHS) * (tiles::DEPTHS * 2 * tiles.terms(side));
+                lines.saturating_mul(depth)
+            }
+            TileProducts::Bytes(_) => {
+                lines.saturating_mul(byte_tiles::panel_bytes(depth) / byte_tiles::LINES)
+            }
+        }
+    }
 }
 
 /// Operand of a micro-kernel: address, and the steps from line to line and from depth to depth. The steps are unused
@@ -41,9 +83,22 @@ pub(crate) struct Target<T> {
 }
 
 impl<T: Arithmetic> Micro<T> {
+    /// Opens the session that products need while a thread computes them.
+    pub(crate) fn open_session(&self) -> Session {
+        match &self.tiles {
+            Some(TileProducts::Bf16(tiles)) => Session::open(Some(tiles)),
+            _ => Session::open(None),
+        }
+    }
+
     /// Returns the unit of rows of a block, and the unit of the depth of a chunk.
     pub(crate) fn block_units(&self) -> (usize, usize) {
-        if self.tiles.is_some() { (tiles::LINES, tiles::DEPTHS) } else { (1, 8) }
+        self.tiles.map_or((1, 8), TileProducts::block_units)
+    }
+
+    /// Returns the bytes of an element in a panel, by which the depth of a chunk is chosen.
+    pub(crate) fn element_bytes(&self) -> usize {
+        self.tiles.map_or(T::BYTES, TileProducts::element_bytes)
     }
 
     /// Returns the number of rows of the panels into which `m` rows are cut: as even as possible.
@@ -60,11 +115,7 @@ impl<T: Arithmetic> Micro<T> {
     pub(crate) fn packed_len(&self, side: Side, lines: usize, depth: usize) -> usize {
         match self.tiles {
             None => lines.saturating_mul(depth),
-            // Each term has two bytes.
-            Some(tiles) => {
-                let depth = depth.div_ceil(tiles::DEPTHS) * (tiles::DEPTHS / 2 * tiles.terms(side));
-                lines.saturating_mul(depth)
-            }
+            Some(tiles) => tiles.packed_bytes(side, lines, depth) / T::BYTES,
         }
     }
 
@@ -89,15 +140,36 @@ impl<T: Arithmetic> Micro<T> {
         side: Side,
         to: *mut T,
     ) {
+        // SAFETY: the caller's contract.
+        unsafe { self.pack_without(isa, elements, (block, ZeroPoints::ZEROS), side, to) };
+    }
+
+    /// Packs a block of A or B into panels. Products of bytes subtract the zero points.
+    ///
+    /// # Safety
+    /// As [`Micro::pack`]; the zero points are valid for reads.
+    pub(crate) unsafe fn pack_without(
+        &self,
+        isa: Isa,
+        elements: impl Into<Elements>,
+        (block, zero_points): (Block, ZeroPoints),
+        side: Side,
+        to: *mut T,
+    ) {
         let elements = elements.into();
-        // SAFETY: the caller's contract; tiles exist for products in f32 only.
+        // SAFETY: the caller's contract; tiles exist for products in f32 and i32 only.
         unsafe {
             match self.tiles {
                 None => {
                     let panel = if side == Side::A { self.mr } else { self.nr };
                     pack(isa, elements, block, panel, to);
                 }
-                Some(tiles) => tiles::pack(isa, elements, block, (side, tiles.terms(side)), to.cast()),
+                Some(TileProducts::Bf16(tiles)) => {
+                    tiles::pack(isa, elements, block, (side, tiles.terms(side)), to.cast());
+                }
+                Some(TileProducts::Bytes(bytes)) => {
+                    bytes.pack(isa, elements.stored, (block, zero_points), side, to.cast());
+                }
             }
         }
     }
@@ -116,7 +188,7 @@ impl<T: Arithmetic> Micro<T> {
         size: (usize, usize),
         to: *mut T,
     ) {
-        if let Some(tiles) = self.tiles {
+        if let Some(TileProducts::Bf16(tiles)) = self.tiles {
             // SAFETY: the caller's contract; tiles exist for products in f32 only.
             unsafe { tiles::pack_panel(isa, (side, tiles.terms(side)), from.cast(), pitch, size, to.cast()) };
         }
@@ -154,12 +226,17 @@ impl<T: Arithmetic> Micro<T> {
         c: Target<T>,
         add: bool,
     ) {
-        // SAFETY: the caller's contract; tiles exist for products in f32 only.
+        let (factors, size) = ((a.at.cast(), b.at.cast()), (rows, cols));
+        // SAFETY: the caller's contract; tiles exist for products in f32 and i32 only.
         unsafe {
-            if let Some(tiles) = &self.tiles {
-                let factors = (a.at.cast(), b.at.cast());
-                tiles.multiply(isa, (rows, cols), depth, factors, c.at.cast(), c.row, add);
-                return;
+            match &self.tiles {
+                Some(TileProducts::Bf16(tiles)) => {
+                    return tiles.multiply(isa, size, depth, factors, c.at.cast(), c.row, add);
+                }
+                Some(TileProducts::Bytes(bytes)) => {
+                    return bytes.multiply(isa, size, depth, factors, c.at.cast(), c.row, add);
+                }
+                None => {}
             }
             let run = self.half_width.filter(|_| 2 * cols <= self.nr).unwrap_or(self.run);
             run[rows - 1](depth, a.at, a.line, a.depth, b.at, b.depth, c.at, c.row, add);

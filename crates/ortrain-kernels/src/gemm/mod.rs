@@ -13,6 +13,7 @@ mod arithmetic;
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+pub(crate) mod byte_tiles;
 mod corner_copy;
 mod desc;
 pub(crate) mod levels;
@@ -43,7 +44,7 @@ pub struct GemmKernel {
 }
 
 /// Returns the names of all candidates.
-pub(crate) fn kernel_names() -> [&'static str; 6] {
+pub(crate) fn kernel_names() -> [&'static str; 7] {
     strategies::candidates::<f32>().map(|candidate| candidate.name)
 }
 
@@ -57,15 +58,22 @@ impl GemmKernel {
     /// Compiles a matrix product.
     ///
     /// # Errors
-    /// Returns an error if an access is out of bounds, if the operands are not floats of one compute type, or if the
-    /// epilogue is invalid: it must not reduce, and it must be well typed.
+    /// Returns an error if an access is out of bounds, if the operands are neither floats of one compute type nor bytes,
+    /// or if the epilogue is invalid: it must not reduce, and it must be well typed.
     pub fn new<'a>(desc: &GemmDesc, compiler: impl Into<Compiler<'a>>) -> Result<GemmKernel, String> {
         let compiler = compiler.into();
+        let has_bytes = [&desc.a, &desc.b].map(|access| matches!(access.dtype, DType::U8 | DType::I8));
+        if has_bytes == [true; 2] && desc.quantized.is_none() && desc.rounded_to == [None; 2] {
+            return Ok(GemmKernel { engine: Box::new(Product::<i32>::new(desc, compiler)?) });
+        }
         let double = match (desc.a.dtype, desc.b.dtype) {
             (DType::F64, DType::F64) => true,
             (a, b) if Type::of(a) == Type::F32 && Type::of(b) == Type::F32 => false,
             (a, b) => return Err(format!("a product of {a} and {b} is not supported")),
         };
+        if desc.zero_points != [None, None] {
+            return Err("only matrices of bytes have zero points".to_owned());
+        }
         for (operand, to) in [&desc.a, &desc.b].into_iter().zip(desc.rounded_to) {
             let fits = |to| operand.dtype == DType::F32 && UnaryOp::rounding_to(to).is_some();
             if let Some(to) = to.filter(|&to| !fits(to)) {
@@ -105,7 +113,7 @@ impl GemmKernel {
     /// Computes the product and its epilogue. Allocates nothing, and gives the same bits on any number of threads.
     ///
     /// `bases` contains the start of each buffer: A, B, the epilogue's loads without the first, its stores. If B is
-    /// quantized, its scales and zero points follow.
+    /// quantized, its scales and zero points follow. The zero points of A and of B follow.
     ///
     /// # Errors
     /// Returns the first guard of the epilogue that fails, in index order. Stores are executed nevertheless.

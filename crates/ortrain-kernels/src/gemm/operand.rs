@@ -2,6 +2,7 @@
 
 use ortrain_expr::{Access, DType, Nest};
 
+use super::byte_tiles::ZeroPoints;
 use super::pack::{Block, Elements};
 use super::quantized::{DecodedRows, QuantizedSlots, decode};
 use crate::isa::Isa;
@@ -43,6 +44,8 @@ pub(super) struct Operand {
     pub(super) elements: Elements,
     /// Packed integers in place of the elements.
     pub(super) quantized: Option<QuantizedSlots>,
+    /// Zero points of bytes.
+    pub(super) zero_points: Option<ZeroPointSlot>,
     pub(super) offset: isize,
     pub(super) batch: StridedIter,
     /// Steps across the panels and along k.
@@ -51,6 +54,15 @@ pub(super) struct Operand {
     pub(super) packing: Packing,
     /// Offset of the packed block in scratch memory.
     pub(super) at: usize,
+}
+
+/// Buffer of the zero points of an operand.
+#[derive(Debug)]
+pub(super) struct ZeroPointSlot {
+    slot: usize,
+    offset: isize,
+    batch: StridedIter,
+    line: isize,
 }
 
 impl Operand {
@@ -78,6 +90,7 @@ impl Operand {
             slot,
             elements: Elements { stored: access.dtype, rounded },
             quantized: None,
+            zero_points: None,
             offset: access.offset as isize,
             batch: StridedIter::new(batch)?,
             line: access.strides[across],
@@ -85,6 +98,37 @@ impl Operand {
             packing: Packing::InPlace,
             at: 0,
         })
+    }
+
+    /// Sets the zero points of all lines, from buffer `slot`. The other arguments are the arguments of
+    /// [`Operand::new`].
+    pub(super) fn set_zero_points(
+        &mut self,
+        (access, slot): (&Access, usize),
+        nest: &Nest,
+        k: usize,
+        outside: &[usize],
+        axes: (usize, usize),
+    ) -> Result<(), String> {
+        let own = Operand::new((access, None, slot), nest, k, outside, axes)?;
+        if own.elements != self.elements || own.depth != 0 {
+            return Err(format!(
+                "zero points of type {} for elements of type {}, with a step of {} along the sums",
+                access.dtype, self.elements.stored, own.depth
+            ));
+        }
+        let Operand { slot, offset, batch, line, .. } = own;
+        self.zero_points = Some(ZeroPointSlot { slot, offset, batch, line });
+        Ok(())
+    }
+
+    /// Returns the zero points from a line on.
+    pub(super) fn zero_points(&self, bases: &[*mut u8], batch: usize, line: usize) -> ZeroPoints {
+        let Some(ZeroPointSlot { slot, offset, batch: batches, line: step }) = &self.zero_points else {
+            return ZeroPoints::ZEROS;
+        };
+        let position = offset + batches.offset(batch) + line as isize * step;
+        ZeroPoints { at: bases[*slot].wrapping_offset(position).cast_const(), step: *step }
     }
 
     /// Returns true if the elements are in memory as they are multiplied, in type `real`.

@@ -231,7 +231,7 @@ impl<T: Real> Sizes<T> {
             (L1_CHUNK_BYTES / ((m + n) * T::BYTES).max(1))
                 .clamp(SPLIT_K_CHUNK_DEPTHS.0, SPLIT_K_CHUNK_DEPTHS.1)
         } else {
-            MAX_CHUNK_DEPTH
+            MAX_CHUNK_DEPTH * T::BYTES / micro.element_bytes()
         };
         let chunks = k.div_ceil(max_depth).max(1);
         let depth = k.div_ceil(chunks).next_multiple_of(depth_unit).max(depth_unit);
@@ -375,7 +375,7 @@ impl ProductPlan {
         let along = [rows.as_slice(), &cols].concat();
         let plan = LoopPlan { nest, loop_order: LoopOrder::Map, outer_axes: &outside, tile_axes: &along };
         let tape = TileProgram::new(&plan, compiler)?;
-        let of_a = Operand::new((&desc.a, desc.rounded_to[0], 0), nest, k, &outside, (axes, axes + 1))?;
+        let mut of_a = Operand::new((&desc.a, desc.rounded_to[0], 0), nest, k, &outside, (axes, axes + 1))?;
         let mut of_b = Operand::new((&desc.b, desc.rounded_to[1], 1), nest, k, &outside, (axes + 1, axes))?;
         let buffers = 1 + nest.loads.len() + nest.stores.len();
         let quantized_buffers =
@@ -385,6 +385,14 @@ impl ProductPlan {
             scales: buffers,
             zero_points: has_zero_points.then_some(buffers + 1),
         });
+        let mut next = buffers + quantized_buffers;
+        let operands = [(&mut of_a, (axes, axes + 1)), (&mut of_b, (axes + 1, axes))];
+        for ((operand, axes), access) in operands.into_iter().zip(&desc.zero_points) {
+            if let Some(access) = access {
+                operand.set_zero_points((access, next), nest, k, &outside, axes)?;
+                next += 1;
+            }
+        }
         let (mut a, mut b) = if is_transposed { (of_b, of_a) } else { (of_a, of_b) };
         let micro: Micro<T> =
             Micro::select(isa, desc.products, [&a, &b].map(|operand| operand.elements.loaded_dtype()));
@@ -431,7 +439,7 @@ impl ProductPlan {
             group: (MIN_TASK_WORK / 2 / work).max(1),
             a,
             b,
-            buffers: buffers + quantized_buffers,
+            buffers: next,
             epilogue: tape,
             direct,
             shared,

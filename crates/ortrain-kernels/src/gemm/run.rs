@@ -10,7 +10,7 @@ use super::pack::{Block, pack, transpose};
 use super::plan::{BlockKey, PackedBlocks, ProductPlan};
 use super::small_m::{self, SmallMBlock};
 use super::strategies::Strategy;
-use super::tiles::{Session, Side};
+use super::tiles::Side;
 use crate::isa::{Level, Work};
 use crate::pool::{Pool, pause};
 use crate::scratch::{BaseAddresses, RunScalars, ScratchParts};
@@ -86,7 +86,7 @@ impl<T: Real + Send + Sync> Engine for Product<T> {
             let [slow, middle, fast] = shape.order;
             let blocks: usize = sizes.iter().product::<usize>() * shape.parts;
             pool.run(blocks.div_ceil(shape.group), parts.workers, &|task, worker| {
-                let _session = Session::open(self.micro.tiles.as_ref());
+                let _session = self.micro.open_session();
                 for block in task * shape.group..blocks.min((task + 1) * shape.group) {
                     pause();
                     let mut index = [0; 3];
@@ -152,7 +152,9 @@ impl<T: Real> Product<T> {
                 let packed = |lines, depth| micro.packed_len(Side::B, lines, depth);
                 let at = copy * packed(padded, k) + packed(padded, p) + packed(start, n);
                 let to = parts.shared_part().add(b.at).cast::<T>().add(at);
-                micro.pack(self.shape.epilogue.isa, b.elements, block, Side::B, to);
+                let zero_points = b.zero_points(bases.0, copy, first + start);
+                let isa = self.shape.epilogue.isa;
+                micro.pack_without(isa, b.elements, (block, zero_points), Side::B, to);
             }
         });
     }
@@ -428,7 +430,9 @@ impl<T: Real> Product<T> {
                 let decoded = task.scratch.add(self.shape.decoded_at);
                 let (bases, batch) = (task.bases, task.batch);
                 operand.for_each_piece(isa, bases, batch, lines, depths, panel, decoded, |piece, block| {
-                    micro.pack(isa, elements, block, side, to.add(size(piece, depths.1)));
+                    let zero_points = operand.zero_points(bases, batch, lines.0 + piece);
+                    let to = to.add(size(piece, depths.1));
+                    micro.pack_without(isa, elements, (block, zero_points), side, to);
                 });
             }
         };

@@ -3,7 +3,7 @@
 use std::marker::PhantomData;
 
 use super::levels::Real;
-use super::micro::Micro;
+use super::micro::{Micro, TileProducts};
 use super::operand::{MAX_REUSED_BLOCK_BYTES, Operand};
 use super::small_m;
 use crate::candidates::{Candidate, Table};
@@ -66,7 +66,7 @@ pub(super) struct Request<'a, T: 'static> {
 }
 
 impl<T: Real> Request<'_, T> {
-    /// Returns true if the operands are multiplied unchanged, without packing. Tiles of bfloat16 are always packed.
+    /// Returns true if the operands are multiplied unchanged, without packing. Tiles are always packed.
     fn multiplies_unchanged(&self) -> bool {
         self.micro.tiles.is_none()
     }
@@ -97,7 +97,7 @@ impl<T: 'static> Table for Products<T> {
 }
 
 /// All candidates, from the fastest to the most general one.
-pub(super) fn candidates<T: Real>() -> [Candidate<Products<T>>; 6] {
+pub(super) fn candidates<T: Real>() -> [Candidate<Products<T>>; 7] {
     [
         Candidate {
             name: "product.dots_of_rows",
@@ -134,7 +134,13 @@ pub(super) fn candidates<T: Real>() -> [Candidate<Products<T>>; 6] {
         },
         Candidate {
             name: "product.bf16_tiles",
-            accepts: |request| request.micro.tiles.is_some(),
+            accepts: |request| matches!(request.micro.tiles, Some(TileProducts::Bf16(_))),
+            preferences: &[],
+            build: |_| Some(Strategy::Panels),
+        },
+        Candidate {
+            name: "product.byte_tiles",
+            accepts: |request| matches!(request.micro.tiles, Some(TileProducts::Bytes(_))),
             preferences: &[],
             build: |_| Some(Strategy::Panels),
         },

@@ -12,6 +12,7 @@ pub(crate) mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(crate) mod avx512;
 pub(crate) mod bf16;
+pub(crate) mod bytes;
 mod level;
 pub(crate) mod portable;
 

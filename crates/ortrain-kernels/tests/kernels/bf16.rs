@@ -40,6 +40,7 @@ fn gemm([m, n, k]: [usize; 3], dtypes: [DType; 2], transposed: [bool; 2], produc
         a: operand(dtypes[0], m, k, transposed[0]),
         b: operand(dtypes[1], k, n, transposed[1]),
         quantized: None,
+        zero_points: [None, None],
         rounded_to: [None; 2],
         products,
         epilogue: plain_epilogue(if dtypes == [DType::F64; 2] { DType::F64 } else { DType::F32 }, &[m, n]),
@@ -251,7 +252,14 @@ fn conv(
     let shape =
         ConvShape { pass, batch, groups, channels_in, channels_out, axes: axes.iter().copied().collect() };
     let [_, _, dims] = shape.operands();
-    ConvDesc { shape, a: dtype, b: dtype, products, epilogue: plain_epilogue(dtype, &dims) }
+    ConvDesc {
+        shape,
+        a: dtype,
+        b: dtype,
+        zero_points: [None; 2],
+        products,
+        epilogue: plain_epilogue(dtype, &dims),
+    }
 }
 
 fn run_conv(desc: &ConvDesc, isa: Isa, inputs: &[Vec<u8>; 2]) -> Vec<f64> {

@@ -115,7 +115,7 @@ fn plain(shape: ConvShape, [a, b]: [DType; 2], store: Option<Access>) -> ConvDes
         stores: vec![store.unwrap_or_else(|| Access::contiguous(dtype, &dims))],
         dims,
     };
-    ConvDesc { shape, a, b, products: Products::F32, epilogue }
+    ConvDesc { shape, a, b, zero_points: [None; 2], products: Products::F32, epilogue }
 }
 
 /// Returns the filters that select each kernel of a description.
@@ -532,7 +532,14 @@ fn nan_in_in_place_epilogues() {
                 stores: vec![access],
                 dims,
             };
-            let desc = ConvDesc { shape, a: DType::F32, b: DType::F32, products: Products::F32, epilogue };
+            let desc = ConvDesc {
+                shape,
+                a: DType::F32,
+                b: DType::F32,
+                zero_points: [None; 2],
+                products: Products::F32,
+                epilogue,
+            };
             for operand in [0, 1] {
                 let mut inputs = operands(&desc, &mut random);
                 put(&mut inputs[operand], DType::F32, 0, Scalar::F32(f32::NAN));
@@ -590,7 +597,14 @@ fn desc_with_full_epilogue(shape: ConvShape) -> ConvDesc {
         stores: vec![f32, Access::contiguous(DType::F16, &dims)],
         dims,
     };
-    ConvDesc { shape, a: DType::F32, b: DType::F32, products: Products::F32, epilogue }
+    ConvDesc {
+        shape,
+        a: DType::F32,
+        b: DType::F32,
+        zero_points: [None; 2],
+        products: Products::F32,
+        epilogue,
+    }
 }
 
 #[test]
@@ -669,7 +683,14 @@ fn a_guard_in_an_epilogue_reports_the_first_index() {
         stores: vec![Access::contiguous(DType::F32, &dims)],
         dims,
     };
-    let desc = ConvDesc { shape, a: DType::F32, b: DType::F32, products: Products::F32, epilogue };
+    let desc = ConvDesc {
+        shape,
+        a: DType::F32,
+        b: DType::F32,
+        zero_points: [None; 2],
+        products: Products::F32,
+        epilogue,
+    };
     let mut values = vec![0i64; count];
     for (i, at) in [(100_000, -1), (50_010, -2), (50_001, -3), (119_999, -4)] {
         values[i] = at;

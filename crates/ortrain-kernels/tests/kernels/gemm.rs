@@ -201,6 +201,7 @@ fn plain(sizes: Sizes, dtype: DType, ta: bool, tb: bool) -> GemmDesc {
         a: operand(dtype, [batch, m, k], ta),
         b: operand(dtype, [batch, k, n], tb),
         quantized: None,
+        zero_points: [None, None],
         rounded_to: [None; 2],
         products: Products::F32,
         epilogue: epilogue(
@@ -467,6 +468,7 @@ proptest! {
             a: random_access(&mut random, at, &[batch, m, k], false, &[]),
             b: random_access(&mut random, bt, &[batch, k, n], false, &[]),
             quantized: None,
+            zero_points: [None, None],
             rounded_to: [None; 2],
             products: Products { precision, ..Products::F32 },
             epilogue: epilogue(sizes.dims(), double, Vec::new(), vec![store], |_, product| vec![product]),
@@ -499,6 +501,7 @@ fn epilogues_support_all_nest_features() {
             a: operand(DType::F32, [1, m, k], false),
             b: operand(DType::F32, [1, k, n], transposed),
             quantized: None,
+            zero_points: [None, None],
             rounded_to: [None; 2],
             products: Products::F32,
             epilogue: epilogue(
@@ -574,6 +577,7 @@ fn a_guard_in_an_epilogue_reports_the_first_index() {
         a: operand(DType::F32, [1, m, k], false),
         b: operand(DType::F32, [1, k, n], false),
         quantized: None,
+        zero_points: [None, None],
         rounded_to: [None; 2],
         products: Products::F32,
         epilogue: epilogue(

@@ -3,6 +3,7 @@
 
 mod attention;
 mod bf16;
+mod bytes;
 mod common;
 mod conv;
 mod gemm;

@@ -3,6 +3,7 @@
 mod attention;
 mod body;
 mod conv;
+mod integer_product;
 mod matmul;
 mod nest;
 mod nest_group;
@@ -14,6 +15,7 @@ mod yield_values;
 pub use attention::{Attention, AttentionGradients, AttentionPass};
 pub(crate) use body::Body;
 pub use conv::Conv;
+pub use integer_product::{IntegerProduct, IntegerShape};
 pub use matmul::MatMul;
 pub use nest_group::NestGroup;
 pub use quantized_matmul::{QuantizedFactor, QuantizedMatMul};

@@ -4,6 +4,7 @@
 mod convolutions;
 mod epilogue;
 mod guards;
+mod integer_products;
 mod maps;
 mod products;
 mod quantized_products;

@@ -81,6 +81,12 @@ impl TestProgramBuilder {
         self.builder.emit(instruction.into(), GradientModes::ALL, &"node".into()).expect("it is valid");
     }
 
+    /// Returns the error of a faulty instruction.
+    pub(crate) fn refusal(&mut self, instruction: impl Into<Instruction>) -> String {
+        let outcome = self.builder.emit(instruction.into(), GradientModes::ALL, &"node".into());
+        outcome.expect_err("it is faulty").to_string()
+    }
+
     pub(crate) fn finish(self) -> TestProgram {
         let ids = self.inputs.iter().map(|(id, _)| *id).collect();
         let program = self.builder.finish_unfused(ids, self.outputs).expect("it can be planned");

@@ -1,19 +1,22 @@
 //! Convolutions of quantized tensors: `ConvInteger` and `QLinearConv`.
 //!
 //! `ConvInteger` convolves bytes without their zero points, and returns the sums as int32. The padding is the zero
-//! point. `QLinearConv` adds an int32 bias, scales the sums, and rounds them to a new grid.
+//! point. It is an instruction, except for groups of few channels. `QLinearConv` adds an int32 bias, scales the sums, and rounds them to a new grid.
 //!
 //! The gradient of the integer convolution is the gradient of the convolution of the same numbers as floats.
 //!
 //! Sources: ConvInteger-10 and QLinearConv-10 of ONNX.
 
+use ortrain_expr::ConvPass;
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId};
+use ortrain_program::IntegerShape;
 
 use crate::OpError;
 use crate::broadcast::ShapedNodeSink;
 use crate::class::Traits;
 use crate::grad::Grad;
 use crate::infer::Infer;
+use crate::lower::Lower;
 use crate::op::{Axis, Definition, Op, QuantizedInput, Scale};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
@@ -25,6 +28,9 @@ use crate::support::quantization_grid::{
     emit, exact_sum_dtype, is_byte, quantize_positions, typed_input, without_zero_point,
 };
 use crate::support::sizes::shape_of;
+
+/// Minimum number of channels of a group that run as an instruction for bytes.
+const MIN_CHANNELS: usize = 4;
 
 /// Checks scale or zero point of a filter: one number, or one for each channel of the result.
 fn check_per_channel(cx: &Infer<'_>, k: usize, filter: usize, name: &str) -> Result<(), OpError> {
@@ -102,6 +108,28 @@ impl Op for ConvInteger {
             }
         }
         Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let (image, filter) = (cx.dims(0), cx.dims(1));
+        // Panels of few channels are mostly empty: sums of few terms are exact as floats, too.
+        if filter[1] < MIN_CHANNELS && self.0.groups > 1 {
+            return cx.lower_decomposition();
+        }
+        let shape = self.0.shape(ConvPass::Output, &image, &filter)?;
+        let [a, b] = [(0, &image), (1, &filter)].map(|(k, dims)| {
+            let buffer = cx.input(k);
+            cx.operand(buffer, dims)
+        });
+        let zero_points = [2, 3].map(|k| {
+            let buffer = cx.has_input(k).then(|| cx.input(k))?;
+            Some(cx.flat_operand(buffer))
+        });
+        let result = cx.output(0);
+        let mut nest = cx.nest(&cx.out_dims(0), 0);
+        let sum = nest.accumulator(DType::I32);
+        nest.store_contiguous(cx, result, sum);
+        cx.emit(nest.integer_product(IntegerShape::Windows(shape), [a, b], zero_points))
     }
 }
 
@@ -230,7 +258,7 @@ fn sample_of_linear(_: &Definition) -> Sample {
 pub(super) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "ConvInteger", &[10], build_integer)
-            .runs_as(decompose_integer)
+            .decompose(decompose_integer)
             .traits(Traits::PASSES_QUANTIZED)
             .sample(sample_of_integers)
             .quantized(INTEGER_FILTER),

@@ -1,8 +1,9 @@
 //! Products of quantized matrices: `MatMulInteger`, `QLinearMatMul`, and `QGemm`, `MatMulIntegerToFloat` and
 //! `DynamicQuantizeMatMul` of `com.microsoft`.
 //!
-//! `MatMulInteger` multiplies bytes without their zero points, and returns the sums as int32. The others are
-//! compositions: they scale these sums, and round them to a new grid or add a bias.
+//! `MatMulInteger` multiplies bytes without their zero points, and returns the sums as int32: an instruction, except for
+//! zero points that vary along the sums. The others are compositions: they scale these sums, and round them to a new
+//! grid or add a bias.
 //!
 //! The gradient of the integer product is the gradient of the product of the same numbers as floats.
 //!
@@ -10,13 +11,16 @@
 //!
 //! Limits: scale and zero point of a result hold one number; the gradient needs matrices.
 
+use ortrain_expr::{Access, Dims};
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId};
+use ortrain_program::{IntegerShape, Operand};
 
 use crate::OpError;
 use crate::broadcast::ShapedNodeSink;
 use crate::class::{Class, Traits};
 use crate::grad::Grad;
 use crate::infer::{Infer, broadcast};
+use crate::lower::Lower;
 use crate::op::{Axis, Definition, Op, QuantizedInput, Scale};
 use crate::rewrite::Rewrite;
 use crate::sample::Sample;
@@ -208,6 +212,50 @@ impl Op for MatMulInteger {
             cx.set_grad(1, gradient);
         }
         Ok(())
+    }
+
+    fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
+        let ([a_dims, b_dims], out_dims) = ([cx.dims(0), cx.dims(1)], cx.out_dims(0));
+        let (a_is_vector, b_is_vector) = (a_dims.len() == 1, b_dims.len() == 1);
+        let as_matrix = |dims: &[usize], is_row: bool| match *dims {
+            [size] if is_row => vec![1, size],
+            [size] => vec![size, 1],
+            _ => dims.to_vec(),
+        };
+        let dims = [as_matrix(&a_dims, true), as_matrix(&b_dims, false)];
+        let [m, k] = dims[0][dims[0].len() - 2..] else { unreachable!("a matrix has two axes") };
+        let n = dims[1][dims[1].len() - 1];
+        let rank = out_dims.len() - usize::from(!a_is_vector) - usize::from(!b_is_vector);
+        let batch: Dims = out_dims[..rank].iter().copied().collect();
+        let spaces = [[m, k], [k, n]].map(|sizes| batch.iter().copied().chain(sizes).collect::<Dims>());
+        let mut zero_points = [None, None];
+        for side in [0, 1] {
+            if !cx.has_input(2 + side) {
+                continue;
+            }
+            let mut own = cx.dims(2 + side);
+            // A vector of numbers for the rows of `a`.
+            if side == 0 && own.len() == 1 {
+                own.push(1);
+            }
+            if own.last_chunk::<2>().is_some_and(|matrix| matrix[1 - side] != 1) {
+                return cx.lower_decomposition();
+            }
+            let buffer = cx.input(2 + side);
+            let access = Access::broadcast(cx.buffer_dtype(buffer), &own, &spaces[side]);
+            zero_points[side] = Some(Operand { buffer, access });
+        }
+        let [a, b] = [0, 1].map(|side| {
+            let buffer = cx.input(side);
+            let access = Access::broadcast(cx.buffer_dtype(buffer), &dims[side], &spaces[side]);
+            Operand { buffer, access }
+        });
+        let result = cx.output(0);
+        let mut nest = cx.nest(&batch.iter().copied().chain([m, n]).collect::<Vec<_>>(), 0);
+        let sum = nest.accumulator(DType::I32);
+        nest.store_contiguous(cx, result, sum);
+        let shape = IntegerShape::Matrices { batch, m, n, k };
+        cx.emit(nest.integer_product(shape, [a, b], zero_points))
     }
 }
 
@@ -494,7 +542,7 @@ fn sample_dynamic(_: &Definition) -> Sample {
 pub(super) fn definitions() -> Vec<Definition> {
     vec![
         Definition::new("", "MatMulInteger", &[10], |_, _| Ok(Box::new(MatMulInteger)))
-            .runs_as(decompose_integers)
+            .decompose(decompose_integers)
             .class(Class::MatrixProduct)
             .traits(Traits::PASSES_QUANTIZED)
             .sample(sample_of_integers)

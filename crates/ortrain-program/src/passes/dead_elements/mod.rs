@@ -99,7 +99,10 @@ fn visible_ranges(buffers: &[Buffer], lists: &[&[BufferId]]) -> Vec<StridedRange
 
 /// Returns the nest of an instruction if its space can be narrowed.
 fn narrowable_nest(instruction: &Instruction) -> Option<&Nest> {
-    let is_fixed = matches!(instruction, Instruction::Conv(_) | Instruction::QuantizedMatMul(_));
+    let is_fixed = matches!(
+        instruction,
+        Instruction::Conv(_) | Instruction::QuantizedMatMul(_) | Instruction::IntegerProduct(_)
+    );
     instruction.flexible_nest().filter(|_| !is_fixed)
 }
 
