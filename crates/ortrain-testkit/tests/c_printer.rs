@@ -565,7 +565,7 @@ impl Maps {
     }
 }
 
-const UNARY: [UnaryOp; 17] = [
+const UNARY: [UnaryOp; 18] = [
     UnaryOp::Neg,
     UnaryOp::Abs,
     UnaryOp::Sign,
