@@ -1,0 +1,1 @@
+"""Training of a model in two lines: the parts behind ``ortrain.Model``."""

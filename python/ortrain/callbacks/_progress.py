@@ -1,0 +1,217 @@
+"""Progress bar of the running epoch."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import IO, Any
+
+import numpy as np
+
+from ortrain._public_name import public_name
+from ortrain.callbacks._callback import Callback, Logs
+from ortrain.callbacks._messages import missing
+
+# Seconds between two updates of the line: a person reads no faster.
+INTERVAL_SECONDS = 0.1
+
+
+@public_name("ortrain.callbacks")
+class ProgressBar(Callback):
+    """Show a bar of the running epoch: batches, loss, metrics, samples per second, time left and memory.
+
+    ``fit`` adds one itself where ``verbose`` asks for it. The line changes at most ten times a second; between two
+    changes, a step costs less than a microsecond. The package ``tqdm`` draws it, also in a notebook. With
+    ``verbose=2``, an epoch is one line of text.
+
+    Args:
+        file: the stream to write to; by default the standard error, or the output of a notebook's cell.
+
+    Raises:
+        ImportError: if tqdm is not installed.
+
+    >>> import io
+    >>> from ortrain.callbacks import ProgressBar
+    >>> text = io.StringIO()
+    >>> try:
+    ...     bar = ProgressBar(file=text)
+    ... except ImportError as error:
+    ...     print(str(error).partition(";")[0])
+    ... else:
+    ...     print("a progress bar needs tqdm, which is not installed")
+    a progress bar needs tqdm, which is not installed
+
+    """
+
+    def __init__(self, file: IO[str] | None = None) -> None:
+        self._file = file
+        self._bar_type = _bar_type(file)
+        self._bar: Any = None
+        self._next_update = 0.0
+        self._start = 0.0
+        self._trained_until: float | None = None
+        self._first_batch = -1
+        self._last_batch = -1
+        self._epoch = 0
+
+    def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
+        self._epoch = epoch
+        self._begin(self._epoch_name(), self.params.get("verbose") != 2)
+
+    def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
+        self._last_batch = batch
+        now = time.perf_counter()
+        if now >= self._next_update:
+            self._update(batch, logs, now)
+
+    def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        if self._bar is not None:
+            self._end(logs)
+            return
+        batches, seconds = self._last_batch + 1, time.perf_counter() - self._start
+        values = ", ".join(self._values(logs, seconds))
+        file = sys.stderr if self._file is None else self._file
+        file.write(f"{self._epoch_name()} {batches}/{self.params.get('steps') or batches}, {values}, {seconds:.1f} s\n")
+        file.flush()
+
+    def on_train_end(self, logs: Logs = None) -> None:
+        # An interrupted epoch has no end.
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+
+    def on_test_begin(self, logs: Logs = None) -> None:
+        if "epochs" not in self.params:
+            self._begin("evaluate", self.params.get("verbose") != 2)
+        else:
+            # The validation shows its progress in the line of the epoch, and does not count for the speed.
+            self._trained_until = time.perf_counter()
+
+    def on_test_batch_end(self, batch: int, logs: Logs = None) -> None:
+        if "epochs" not in self.params:
+            self.on_train_batch_end(batch, logs)
+            return
+        now = time.perf_counter()
+        if now >= self._next_update and self._bar is not None:
+            self._next_update = now + INTERVAL_SECONDS
+            self._bar.n = self._last_batch + 1
+            self._bar.set_postfix_str(f"validation: batch {batch + 1}", refresh=True)
+
+    def on_test_end(self, logs: Logs = None) -> None:
+        if "epochs" not in self.params:
+            self._end(logs)
+
+    def on_predict_begin(self, logs: Logs = None) -> None:
+        self._begin("predict", True)
+
+    def on_predict_batch_end(self, batch: int, logs: Logs = None) -> None:
+        self.on_train_batch_end(batch, None)
+
+    def on_predict_end(self, logs: Logs = None) -> None:
+        self._end(None)
+
+    def _begin(self, name: str, has_bar: bool) -> None:
+        self._first_batch, self._last_batch = -1, -1
+        self._next_update = 0.0
+        self._start = time.perf_counter()
+        self._trained_until = None
+        if has_bar:
+            total = self.params.get("steps")
+            shape = "{desc} {bar:12} {n_fmt}/{total_fmt}{postfix}" if total else "{desc} {n_fmt} batches{postfix}"
+            self._bar = self._bar_type(total=total, desc=name, file=self._file, dynamic_ncols=True, bar_format=shape)
+
+    def _update(self, batch: int, logs: Logs, now: float) -> None:
+        self._next_update = now + INTERVAL_SECONDS
+        if self._first_batch < 0:
+            # A resumed epoch begins in its middle; the batches before do not count for the speed.
+            self._first_batch = batch
+        if self._bar is not None:
+            self._bar.n = batch + 1
+            self._bar.set_postfix_str(", ".join(self._values(logs, now - self._start, remaining=True)), refresh=True)
+
+    def _end(self, logs: Logs) -> None:
+        if self._bar is not None:
+            bar, self._bar = self._bar, None
+            seconds = time.perf_counter() - self._start
+            bar.n = self._last_batch + 1
+            bar.set_postfix_str(", ".join([*self._values(logs, seconds), f"{seconds:.1f} s"]), refresh=False)
+            bar.close()
+
+    def _epoch_name(self) -> str:
+        epochs = self.params.get("epochs")
+        return f"epoch {self._epoch + 1}" + (f"/{epochs}" if epochs else "")
+
+    def _values(self, logs: Logs, seconds: float, remaining: bool = False) -> list[str]:
+        """Return the parts of the line: values, speed, time left, memory."""
+        batches = self._last_batch + 1 - max(self._first_batch, 0)
+        if self._trained_until is not None:
+            seconds = self._trained_until - self._start
+        rate = batches / max(seconds, 1e-9)
+        size, total = self.params.get("batch_size"), self.params.get("steps")
+        parts = [f"{name} {value:.4g}" for name, value in metric_values(logs or {}).items()]
+        parts.append(speed(rate * size, "samples") if size else speed(rate, "batches"))
+        if remaining and total and batches:
+            parts.append(f"{self._bar.format_interval((total - self._last_batch - 1) / rate)} left")
+        memory = step_bytes(self.model)
+        if memory:
+            parts.append(format_bytes(memory))
+        return parts
+
+
+def _bar_type(file: IO[str] | None) -> Any:
+    """Return the class of tqdm for a notebook or a terminal."""
+    try:
+        import tqdm
+    except ImportError as error:
+        raise missing("a progress bar", "tqdm", "pip install 'ortrain[train]', or verbose=0") from error
+    base: Any = tqdm.tqdm
+    if file is None and in_notebook() and find_spec("ipywidgets") is not None:
+        from tqdm import notebook
+
+        base = notebook.tqdm
+    # tqdm's thread, which redraws bars that are not updated, is not needed: a process may fork.
+    return type("Bar", (base,), {"monitor_interval": 0})
+
+
+def in_notebook() -> bool:
+    """Returns true in the kernel of a notebook."""
+    shell = sys.modules.get("IPython")
+    running = None if shell is None else shell.get_ipython()
+    return type(running).__name__ in ("ZMQInteractiveShell", "Shell")
+
+
+def is_watched() -> bool:
+    """Returns true if a person looks at the progress: at a terminal or in a notebook.
+
+    ``verbose="auto"`` shows a bar then, if tqdm is installed.
+    """
+    return in_notebook() or bool(getattr(sys.stderr, "isatty", bool)())
+
+
+def speed(per_second: float, unit: str) -> str:
+    """Return a speed as text: three digits."""
+    for divisor, prefix in ((1e6, "M"), (1e3, "k")):
+        if per_second >= divisor:
+            return f"{per_second / divisor:.3g}{prefix} {unit}/s"
+    return f"{per_second:.3g} {unit}/s"
+
+
+def format_bytes(count: int) -> str:
+    """Return a number of bytes as text, in powers of 1000."""
+    for divisor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
+        if count >= divisor:
+            return f"{count / divisor:.3g} {unit}"
+    return f"{count} B"
+
+
+def step_bytes(model: Any) -> int | None:
+    """Return the bytes that the step of a model takes, or ``None`` without a module."""
+    memory: Any = getattr(getattr(model, "module", None), "memory", None)
+    return None if memory is None else int(memory().total)
+
+
+def metric_values(logs: Mapping[str, Any]) -> dict[str, float]:
+    """Return the numbers of ``logs`` by name."""
+    return {name: float(value) for name, value in logs.items() if isinstance(value, (int, float, np.number))}
