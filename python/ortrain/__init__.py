@@ -7,6 +7,7 @@
 :mod:`ortrain.optim`          optimizers with settings and parameter groups: Adam, LAMB, Lion and more
 :mod:`ortrain.schedules`      learning rate schedules: cosine, one-cycle, plateau and more; warm-up
 :mod:`ortrain.gradient`       the gradient of any model, as a model
+:mod:`ortrain.data`           images, tables, arrays, texts and audio in files as rows for training
 :mod:`ortrain.session`        training through one object: the ``TrainingSession`` of C#
 :mod:`ortrain.classic`        the ``TrainingSession`` of onnxruntime 1.15: model, gradients, update in one ``run``
 :class:`InferenceSession`     run a model
@@ -82,7 +83,7 @@ from ortrain.iobinding import IOBinding
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
-    from ortrain import artifacts, classic, compat, examples, gradient, optim, schedules, session
+    from ortrain import artifacts, classic, compat, data, examples, gradient, optim, schedules, session
     from ortrain._catalogue import OperatorInfo, operators
     from ortrain._devices import DeviceInfo, devices
     from ortrain._dump import dump
@@ -145,6 +146,7 @@ __all__ = [
     "artifacts",
     "classic",
     "compat",
+    "data",
     "devices",
     "dump",
     "examples",
@@ -164,6 +166,7 @@ _MODULES = {
     "capi",
     "classic",
     "compat",
+    "data",
     "examples",
     "gradient",
     "jax",

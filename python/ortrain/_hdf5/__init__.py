@@ -48,13 +48,14 @@ _NEWER_SUPERBLOCK = struct.Struct("<8s4B4Q")
 _LAYOUTS = (3, 4, 5)
 
 
-def read(file: BufferedReader, size: int, path: list[str]) -> Any:
+def read(file: BufferedReader, size: int, path: list[str], *, mapped: bool = False) -> Any:
     """Reads the group (a dict) or the value at a path of names.
 
     Args:
         file: a file that is open for reading.
         size: the size of the file in bytes.
         path: names of groups; the last name may be a value. Empty for the whole file.
+        mapped: True to map arrays of numbers instead of reading them. The maps outlive the file object.
 
     Returns:
         dicts of NumPy arrays, of NumPy scalars for rank 0, and of ``bytes`` for texts.
@@ -66,7 +67,7 @@ def read(file: BufferedReader, size: int, path: list[str]) -> Any:
 
     """
     try:
-        return _Reading(file, size).value(path)
+        return _Reading(file, size, mapped=mapped).value(path)
     except UnicodeDecodeError as error:
         raise UnreadableError("is damaged: a name is not UTF-8") from error
     except struct.error as error:
@@ -76,8 +77,8 @@ def read(file: BufferedReader, size: int, path: list[str]) -> Any:
 class _Reading:
     """State of reading one file."""
 
-    def __init__(self, file: BufferedReader, size: int) -> None:
-        self.parts = Parts(file, size)
+    def __init__(self, file: BufferedReader, size: int, *, mapped: bool = False) -> None:
+        self.parts, self.mapped = Parts(file, size), mapped
         self.collections: dict[int, dict[int, bytes]] = {}
 
     def value(self, path: list[str]) -> Any:
@@ -155,6 +156,8 @@ class _Reading:
             damaged(f"an array of {count} elements of the type {dtype} has {size} bytes")
         if within is None and size:
             self.parts.check(address, size)
+            if self.mapped and dtype.kind in "iuf" and shape:
+                return np.memmap(self.parts.file, dtype, "r", address, shape)
         try:
             array = np.empty(shape, dtype)
         except ValueError as error:

@@ -1,0 +1,303 @@
+"""Folders of images and audio files as sources of rows, and threads that read ahead."""
+
+from __future__ import annotations
+
+import io
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import soundfile
+from PIL import Image
+
+from ortrain import NodeArg, data
+from ortrain.data._prefetch import Prefetcher
+from ortrain.errors import InvalidArgumentError
+
+AUGMENTED: dict[str, Any] = {"flip": "both", "crop": 0.4, "rotation": 30, "colour": 0.3}
+
+
+def pixels(shape: tuple[int | str, ...] = ("batch", 3, 16, 16), kind: str = "float") -> list[NodeArg]:
+    return [NodeArg("image", f"tensor({kind})", list(shape))]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two classes with four and two images of noise."""
+    rng = np.random.default_rng(0)
+    for name, count in {"rose": 2, "iris": 4}.items():
+        (tmp_path / "flowers" / name).mkdir(parents=True)
+        for number in range(count):
+            values = rng.integers(0, 256, (20, 30, 3), np.uint8)
+            Image.fromarray(values).save(tmp_path / "flowers" / name / f"{number}.{'png' if number else 'jpg'}")
+    return tmp_path / "flowers"
+
+
+def taken(source: Any, rows: list[int] | None = None, seed: int = 0, *, training: bool = False) -> Any:
+    return source.take(np.array(range(len(source)) if rows is None else rows, np.int64), seed, training)
+
+
+def refused(path: Path, **settings: Any) -> str:
+    with pytest.raises(InvalidArgumentError) as error:
+        data.open(path, **settings)
+    return str(error.value).replace(str(path), path.name)
+
+
+def test_a_folder_per_class(folder: Path) -> None:
+    source = data.open(folder, model_inputs=pixels())
+    assert source.classes == ("iris", "rose")
+    batch = taken(source)
+    assert batch.inputs["image"].shape == (6, 3, 16, 16)
+    assert batch.inputs["image"].dtype == np.float32
+    assert np.bincount(batch.targets["target"]).tolist() == [4, 2]
+    names = [source.row_name(row) for row in range(6)]
+    assert [names[row].startswith("rose") for row in range(6)] == batch.targets["target"].astype(bool).tolist()
+    # The order is fixed, and does not list one class after the other.
+    assert names != sorted(names)
+    assert names == [data.open(folder, size=8).row_name(row) for row in range(6)]
+
+
+def test_layout_and_normalization_follow_the_input(folder: Path) -> None:
+    raw = taken(data.open(folder, model_inputs=pixels(("n", 16, 16, 3), "uint8"))).inputs["image"]
+    assert raw.dtype == np.uint8
+    scaled = raw.transpose(0, 3, 1, 2) / 255
+    found = taken(data.open(folder, model_inputs=pixels())).inputs["image"]
+    mean, std = np.array([0.485, 0.456, 0.406])[:, None, None], np.array([0.229, 0.224, 0.225])[:, None, None]
+    np.testing.assert_allclose(found, (scaled - mean) / std, atol=1e-5)
+    found = taken(data.open(folder, model_inputs=pixels(("n", 16, 16, 3)))).inputs["image"]
+    np.testing.assert_allclose(found, raw / 127.5 - 1, atol=1e-5)
+    found = taken(data.open(folder, model_inputs=pixels(), mean=0, std=1)).inputs["image"]
+    np.testing.assert_allclose(found, scaled, atol=1e-6)
+    grey = taken(data.open(folder, model_inputs=pixels(("n", 1, 8, 12)))).inputs["image"]
+    assert grey.shape == (6, 1, 8, 12)
+    assert 0 <= grey.min() <= grey.max() <= 1
+
+
+def test_the_middle_of_an_image_is_kept(tmp_path: Path) -> None:
+    values = np.zeros((10, 30, 3), np.uint8)
+    values[:, 10:20] = 255
+    (tmp_path / "a").mkdir()
+    Image.fromarray(values).save(tmp_path / "a" / "stripe.png")
+    Image.fromarray(np.full((10, 10), 65535, np.uint16)).save(tmp_path / "a" / "deep.png")
+    found = taken(data.open(tmp_path, model_inputs=pixels(("n", 3, 10, 10)), mean=0, std=1)).inputs["image"]
+    assert (found == 1).all()
+
+
+def test_a_batch_depends_on_rows_and_seed_alone(folder: Path) -> None:
+    source = data.open(folder, model_inputs=pixels(), **AUGMENTED)
+    first = taken(source, [0, 3, 5], 7, training=True).inputs["image"]
+    assert np.array_equal(first, taken(source, [0, 3, 5], 7, training=True).inputs["image"])
+    assert np.array_equal(first[1:2], taken(source, [3], 7, training=True).inputs["image"])
+    assert not np.array_equal(first, taken(source, [0, 3, 5], 8, training=True).inputs["image"])
+    plain = taken(data.open(folder, model_inputs=pixels())).inputs["image"]
+    assert np.array_equal(taken(source, training=False).inputs["image"], plain)
+
+
+@pytest.mark.parametrize("name", AUGMENTED)
+def test_each_augmentation_changes_images(name: str, folder: Path) -> None:
+    source = data.open(folder, model_inputs=pixels(), **{name: AUGMENTED[name]})
+    plain, changed = (taken(source, training=training).inputs["image"] for training in (False, True))
+    assert plain.shape == changed.shape
+    assert not np.array_equal(plain, changed)
+
+
+def test_mixup_blends_rows_and_labels(folder: Path) -> None:
+    source = data.open(folder, model_inputs=pixels(), mixup=0.5)
+    batch, plain = taken(source, seed=1, training=True), taken(source)
+    targets = batch.targets["target"]
+    assert targets.shape == (6, 2)
+    np.testing.assert_allclose(targets.sum(axis=1), 1, rtol=1e-6)
+    assert ((targets > 0) & (targets < 1)).any()
+    assert plain.targets["target"].dtype == np.int64
+    assert not np.array_equal(batch.inputs["image"], plain.inputs["image"])
+
+
+def test_other_images_are_read_like_the_training_images(folder: Path, tmp_path: Path) -> None:
+    train = data.open(folder, size=12, mean=0.25, std=2, channels=1)
+    (tmp_path / "val" / "rose").mkdir(parents=True)
+    Image.new("RGB", (12, 12), "white").save(tmp_path / "val" / "rose" / "white.webp", lossless=True)
+    source = data.open(tmp_path / "val", like=train)
+    batch = taken(source)
+    assert batch.inputs["x"].shape == (1, 1, 12, 12)
+    np.testing.assert_allclose(batch.inputs["x"], 0.375)
+    # The label is an index into the classes of the training images.
+    assert batch.targets["target"].tolist() == [1]
+    unlabelled = data.open(tmp_path / "val" / "rose", like=train, labelled=False)
+    assert taken(unlabelled).targets == {}
+    (tmp_path / "val" / "lily").mkdir()
+    assert refused(tmp_path / "val", like=train) == (
+        "val has the folder 'lily', which is no class of the training data: iris, rose"
+    )
+
+
+def test_a_preview_is_a_picture(folder: Path) -> None:
+    source = data.open(folder, model_inputs=pixels(("n", 1, 300, 200)))
+    with Image.open(io.BytesIO(source.preview(0))) as image:
+        assert (image.format, image.mode, image.size) == ("PNG", "L", (107, 160))
+
+
+def test_broken_images_are_named_and_counted(folder: Path) -> None:
+    (folder / "iris" / "9.png").write_bytes(b"no image")
+    whole = (folder / "iris" / "1.png").read_bytes()
+    (folder / "iris" / "1.png").write_bytes(whole[: len(whole) // 2])
+    sentence = refused(folder, size=8)
+    assert sentence.startswith("flowers: 2 of 7 images cannot be read: iris/1.png (")
+    assert sentence.endswith("iris/9.png (not an image); remove them, or pass skip_broken=True (--skip-broken)")
+    source = data.open(folder, size=8, skip_broken=True)
+    assert (len(source), source.describe()["skipped"]) == (5, 2)
+    for path in (folder / "rose").iterdir():
+        path.write_bytes(b"")
+    assert refused(folder, size=8, skip_broken=True) == "flowers: all images of the class rose are broken"
+
+
+def test_folders_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
+    expected = "expected a folder per class with images in it ({0}/CLASS/FILE.jpg)"
+    for path, settings, sentence in [
+        (folder / "rose", {"size": 8}, f"rose: {expected.format('rose')}, got images without folders"),
+        (folder, {}, "the model's input 'x' takes images of any size; choose one: size=224 (--size 224)"),
+        (
+            folder,
+            {"model_inputs": pixels(), "size": 32},
+            "size is (32, 32), the model's input 'image' takes 16 x 16 pixels",
+        ),
+        (
+            folder,
+            {"model_inputs": pixels(("n", 5, 8, 8))},
+            "images have 1, 3 or 4 channels, the model's input 'image' has 5",
+        ),
+        (
+            folder,
+            {"model_inputs": [NodeArg("x", "tensor(float)", ["n", 64])]},
+            "a folder of images fills one input with 4 axes; the model has x: ['n', 64]",
+        ),
+        (folder, {"size": 8, "crop": 2}, "crop must be from 0 to 1, got 2"),
+        (folder, {"size": 8, "flip": "up"}, 'flip must be "horizontal", "vertical" or "both", got \'up\''),
+        (folder, {"size": 8, "mean": (1, 2)}, "mean has 2 numbers, the image has 3 channels"),
+    ]:
+        assert refused(path, **settings) == sentence
+    (folder / "lily").mkdir()
+    assert refused(folder, size=8) == "flowers: the class lily has no images; remove the folder, or fill it"
+
+
+@pytest.fixture
+def sounds(tmp_path: Path) -> Path:
+    times = np.arange(800) / 8000
+    for name, pitch in {"high": 440, "low": 110}.items():
+        (tmp_path / "sounds" / name).mkdir(parents=True)
+        wave = np.sin(2 * np.pi * pitch * times)
+        soundfile.write(tmp_path / "sounds" / name / "a.wav", wave, 8000, subtype="FLOAT")
+        soundfile.write(tmp_path / "sounds" / name / "b.wav", np.stack([wave[:200]] * 2, axis=1), 8000)
+    return tmp_path / "sounds"
+
+
+def test_audio(sounds: Path) -> None:
+    waves = [NodeArg("wave", "tensor(float)", ["n", 1, 400])]
+    source = data.open(sounds, model_inputs=waves, sample_rate=8000)
+    batch = taken(source)
+    assert source.classes == ("high", "low")
+    assert batch.inputs["wave"].shape == (4, 1, 400)
+    row = next(row for row in range(4) if source.row_name(row) == "low/a.wav")
+    # The middle of the file.
+    expected = np.sin(2 * np.pi * 110 * (np.arange(400) + 200) / 8000)
+    np.testing.assert_allclose(batch.inputs["wave"][row, 0], expected, atol=1e-6)
+    parts = [taken(source, [row], seed, training=True).inputs["wave"] for seed in (1, 1, 2)]
+    assert np.array_equal(parts[0], parts[1])
+    assert not np.array_equal(parts[0], parts[2])
+    # Short files are padded, and another rate is converted.
+    short = next(row for row in range(4) if source.row_name(row) == "low/b.wav")
+    assert not batch.inputs["wave"][short, 0, 200:].any()
+    half = data.open(sounds, sample_rate=4000, seconds=0.1)
+    found = taken(half).inputs["x"][row]
+    np.testing.assert_allclose(found[20:-20], np.sin(2 * np.pi * 110 * np.arange(400) / 4000)[20:-20], atol=0.02)
+
+
+def test_audio_that_does_not_fit(sounds: Path) -> None:
+    assert refused(sounds) == "the model's input 'x' takes any number of samples; choose one: seconds=1 (--seconds 1)"
+    (sounds / "low" / "c.wav").write_bytes(b"RIFF")
+    assert "1 of 5 audio files cannot be read: low/c.wav (" in refused(sounds, seconds=0.1)
+
+
+class Slow:
+    """Rows that take some time to read. Row 13 is broken."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    def __len__(self) -> int:
+        return 100
+
+    def take(self, rows: npt.NDArray[np.int64], seed: int, training: bool) -> data.Batch:
+        time.sleep(self.seconds * (1 + seed % 3) / 2)
+        if 13 in rows:
+            raise InvalidArgumentError("row 13 is broken")
+        return data.Batch({"x": rows + seed}, {})
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("ortrain-data")]
+
+
+def batches(count: int, first: int = 20) -> list[tuple[npt.NDArray[np.int64], int]]:
+    return [(np.array([first + number]), number) for number in range(count)]
+
+
+@pytest.mark.parametrize("workers", [0, 1, 4])
+def test_batches_keep_their_order(workers: int) -> None:
+    with Prefetcher(Slow(0.001), batches(20), training=True, workers=workers) as found:
+        assert [int(batch.inputs["x"][0]) for batch in found] == [20 + 2 * number for number in range(20)]
+    assert not threads()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_is_raised_at_its_batch(workers: int) -> None:
+    found = Prefetcher(Slow(), batches(10, 10), training=True, workers=workers)
+    assert [int(next(found).inputs["x"][0]) for _ in range(3)] == [10, 12, 14]
+    with pytest.raises(InvalidArgumentError, match="row 13 is broken"):
+        next(found)
+    assert not threads()
+
+
+def test_no_thread_is_left_after_close() -> None:
+    with Prefetcher(Slow(0.01), batches(50), training=True, workers=3) as found:
+        next(found)
+        assert threads()
+    assert not threads()
+    with pytest.raises(StopIteration):
+        next(found)
+
+
+def test_batches_are_asked_for_as_far_ahead_as_they_are_read() -> None:
+    asked = []
+
+    def order() -> Any:
+        for batch in batches(50):
+            asked.append(batch)
+            yield batch
+
+    with Prefetcher(Slow(), order(), training=True, workers=1, depth=3) as found:
+        next(found)
+        assert len(asked) == 4
+
+
+def test_the_step_does_not_wait_for_the_data() -> None:
+    """Reading takes two thirds of a step, so that it fits beside the steps."""
+    step, waited = 0.03, 0.0
+
+    def run(workers: int, wait: Callable[[float], None]) -> float:
+        waited = 0.0
+        with Prefetcher(Slow(0.01), batches(12), training=True, workers=workers) as found:
+            next(found)
+            while True:
+                begin = time.perf_counter()
+                if next(found, None) is None:
+                    return waited
+                waited += time.perf_counter() - begin
+                wait(step)
+
+    waited = run(1, time.sleep)
+    assert waited < 0.3 * run(0, time.sleep)

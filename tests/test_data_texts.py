@@ -1,0 +1,188 @@
+"""JSON lines and plain texts as sources of rows."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
+
+from ortrain import NodeArg, data
+from ortrain.errors import InvalidArgumentError, NoSuchFileError
+
+WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"the film was good bad very long and short".split()]
+LINES = [
+    {"text": "the film was good", "label": "positive"},
+    {"text": "very bad", "label": "negative"},
+    {"text": "the film was very very long and the film was bad", "label": "negative"},
+]
+BERT = [
+    NodeArg(name, "tensor(int64)", ["batch", "tokens"]) for name in ("input_ids", "attention_mask", "token_type_ids")
+]
+
+
+@pytest.fixture
+def tokenizer(tmp_path: Path) -> Path:
+    """A tokenizer of words that adds [CLS] and [SEP]."""
+    found = Tokenizer(models.WordLevel({word: number for number, word in enumerate(WORDS)}, unk_token="[UNK]"))
+    found.pre_tokenizer = pre_tokenizers.Whitespace()
+    found.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    found.save(str(tmp_path / "tokenizer.json"))
+    return tmp_path / "tokenizer.json"
+
+
+def lines(folder: Path, objects: list[Any], name: str = "films.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join(f"{json.dumps(found)}\n" for found in objects), encoding="utf-8")
+    return path
+
+
+def taken(source: Any, rows: list[int] | None = None, seed: int = 0, *, training: bool = True) -> Any:
+    return source.take(np.array(range(len(source)) if rows is None else rows, np.int64), seed, training)
+
+
+def refused(path: Path, **settings: Any) -> str:
+    with pytest.raises(InvalidArgumentError) as error:
+        data.open(path, **settings)
+    return str(error.value).replace(str(path), path.name)
+
+
+def test_classification(tmp_path: Path, tokenizer: Path) -> None:
+    source = data.open(lines(tmp_path, LINES), tokenizer=tokenizer, model_inputs=BERT)
+    assert source.classes == ("negative", "positive")
+    batch = taken(source)
+    assert batch.targets["target"].tolist() == [1, 0, 0]
+    # Padded to the first bucket.
+    assert batch.inputs["input_ids"].shape == (3, 16)
+    assert batch.inputs["input_ids"][1].tolist() == [2, 10, 9, 3] + [0] * 12
+    assert batch.inputs["attention_mask"].sum(axis=1).tolist() == [6, 4, 13]
+    assert not batch.inputs["token_type_ids"].any()
+    assert source.preview(1) == "very bad"
+
+
+def test_rows_are_padded_to_buckets_and_cut(tmp_path: Path, tokenizer: Path) -> None:
+    path = lines(tmp_path, LINES)
+    source = data.open(path, tokenizer=tokenizer, buckets=(4, 8), length=10)
+    assert [taken(source, [row]).inputs["input_ids"].shape[1] for row in range(3)] == [8, 4, 10]
+    # A long row keeps its end token.
+    assert taken(source, [2]).inputs["input_ids"][0, -1] == 3
+    fixed = [NodeArg("ids", "tensor(int32)", ["batch", 5])]
+    batch = taken(data.open(path, tokenizer=tokenizer, model_inputs=fixed))
+    assert batch.inputs["ids"].shape == (3, 5)
+    assert batch.inputs["ids"].dtype == np.int32
+
+
+def test_other_lines_are_read_like_the_training_lines(tmp_path: Path, tokenizer: Path) -> None:
+    train = data.open(lines(tmp_path, LINES), tokenizer=tokenizer)
+    other = lines(tmp_path, [{"text": "good", "label": "positive"}], "val.jsonl")
+    assert taken(data.open(other, like=train)).targets["target"].tolist() == [1]
+    description = json.loads(json.dumps(train.describe()))
+    new = lines(tmp_path, [{"text": "good"}], "new.jsonl")
+    assert taken(data.open(new, like=description, labelled=False)).targets == {}
+    unknown = lines(tmp_path, [{"text": "good", "label": "positiv"}], "val.jsonl")
+    assert refused(unknown, like=train) == (
+        "val.jsonl: row 0 has the class 'positiv', which the training data does not have; it has negative, positive; "
+        "did you mean 'positive'?"
+    )
+
+
+def test_numbers_as_targets(tmp_path: Path) -> None:
+    path = lines(tmp_path, [{"sentence": "a", "score": 0.5}, {"sentence": "b", "score": 2}])
+    source = data.open(path, target="score", tokenizer="bytes")
+    assert taken(source).targets["target"].tolist() == [0.5, 2]
+    assert taken(source).targets["target"].dtype == np.float32
+
+
+def test_causal_language_modelling(tmp_path: Path) -> None:
+    """The target of a token is the token after it; padding does not count."""
+    source = data.open(lines(tmp_path, [{"text": "abcd"}, {"text": "ab"}]), tokenizer="bytes", buckets=(3,), length=4)
+    batch = taken(source)
+    assert batch.inputs["input_ids"].tolist() == [[97, 98, 99], [97, 0, 0]]
+    assert batch.targets["target"].tolist() == [[98, 99, 100], [98, -100, -100]]
+
+
+def test_masked_language_modelling(tmp_path: Path, tokenizer: Path) -> None:
+    path = lines(tmp_path, LINES * 20)
+    source = data.open(path, tokenizer=tokenizer, task="masked-lm", mask_share=0.5)
+    first, again, other = (taken(source, seed=seed) for seed in (1, 1, 2))
+    ids, targets = first.inputs["input_ids"], first.targets["target"]
+    plain = taken(data.open(path, tokenizer=tokenizer)).inputs["input_ids"]
+    chosen = targets != -100
+    assert np.array_equal(targets[chosen], plain[chosen])
+    assert np.array_equal(ids[~chosen], plain[~chosen])
+    # Special tokens are never chosen.
+    assert targets[chosen].min() > 4
+    share = chosen.sum() / (plain > 4).sum()
+    assert 0.4 < share < 0.6
+    assert 0.7 < (ids[chosen] == 4).mean() < 0.9
+    assert np.array_equal(ids, again.inputs["input_ids"])
+    assert not np.array_equal(ids, other.inputs["input_ids"])
+    # An evaluation masks the same tokens every time.
+    evaluated = [taken(source, seed=seed, training=False).inputs["input_ids"] for seed in (1, 2)]
+    assert np.array_equal(*evaluated)
+
+
+def test_a_text_is_cut_into_blocks(tmp_path: Path) -> None:
+    path = tmp_path / "story.txt"
+    path.write_text("abcdefghij\nk", encoding="utf-8")
+    source = data.open(path, tokenizer="bytes", length=4)
+    batch = taken(source)
+    assert bytes(batch.inputs["input_ids"].astype(np.uint8).reshape(-1).tolist()) == b"abcdefgh"
+    assert bytes(batch.targets["target"].astype(np.uint8).reshape(-1).tolist()) == b"bcdefghi"
+    assert source.preview(1) == "efgh"
+    assert source.describe()["tokens"] == 12
+    gpt = [NodeArg("input_ids", "tensor(int64)", ["batch", 8]), NodeArg("position_ids", "tensor(int64)", ["batch", 8])]
+    batch = taken(data.open(path, tokenizer="bytes", model_inputs=gpt))
+    assert batch.inputs["position_ids"].tolist() == [list(range(8))]
+
+
+def test_texts_that_do_not_fit(tmp_path: Path, tokenizer: Path) -> None:
+    path = lines(tmp_path, LINES)
+    floats = [NodeArg("x", "tensor(float)", ["n", 4])]
+    for settings, sentence in [
+        ({}, "films.jsonl: texts need a tokenizer: tokenizer='tokenizer.json' (--tokenizer tokenizer.json)"),
+        (
+            {"tokenizer": "bytes", "task": "masked-lm"},
+            "the tokenizer bytes has no token [MASK] or <mask> for masked-lm",
+        ),
+        ({"tokenizer": "bytes", "task": "x"}, "task must be one of classification, causal-lm, masked-lm, got 'x'"),
+        (
+            {"tokenizer": "bytes", "model_inputs": floats},
+            "a text fills one input of integers with the axes (batch, tokens), and inputs named attention_mask, "
+            "token_type_ids and position_ids; the model has x: tensor(float)",
+        ),
+        ({"tokenizer": "bytes", "text": "txt"}, "films.jsonl has no text field 'txt'; it has text"),
+        (
+            {"tokenizer": tokenizer, "model_inputs": BERT, "target": "lable"},
+            "films.jsonl has no field 'lable'; it has text, label; did you mean 'label'?",
+        ),
+    ]:
+        assert refused(path, **settings) == sentence
+    with pytest.raises(NoSuchFileError, match="there is no tokenizer file"):
+        data.open(path, tokenizer="nowhere.json")
+    for content, sentence in [
+        ("", "films.jsonl is empty; expected one JSON object per line"),
+        ("{\n", "films.jsonl: row 0 is not JSON: "),
+        ("[1]\n", 'films.jsonl: row 0 must be an object such as {"text": "...", "label": "..."}, got list'),
+        ('{"text": "a", "label": 1}\n{"label": 1}\n', "films.jsonl: row 1 has no text in the field 'text'"),
+        (
+            '{"text": "a", "label": 1}\n{"text": "b"}\n',
+            "films.jsonl: row 1 has no label or number in the field 'label'",
+        ),
+        (
+            '{"text": "a", "label": 1}\n{"text": "b", "label": "x"}\n',
+            "films.jsonl: the field 'label' has both texts and numbers",
+        ),
+    ]:
+        path.write_text(content, encoding="utf-8")
+        assert refused(path, tokenizer="bytes").startswith(sentence)
+    story = tmp_path / "story.txt"
+    story.write_bytes(b"abc")
+    assert refused(story, tokenizer="bytes", length=8) == (
+        "story.txt has 3 tokens, a row takes 9; choose a smaller length= (--length)"
+    )
+    story.write_bytes(b"\xff\xfe")
+    assert "story.txt is not a text in UTF-8" in refused(story, tokenizer="bytes")
