@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from ortrain._fit.units import format_bytes, format_speed
 from ortrain._public_name import public_name
 from ortrain.callbacks._callback import Callback, Logs
 from ortrain.callbacks._messages import missing
@@ -151,7 +152,7 @@ class ProgressBar(Callback):
         rate = batches / max(seconds, 1e-9)
         size, total = self.params.get("batch_size"), self.params.get("steps")
         parts = [f"{name} {value:.4g}" for name, value in metric_values(logs or {}).items()]
-        parts.append(speed(rate * size, "samples") if size else speed(rate, "batches"))
+        parts.append(format_speed(rate * size, "samples") if size else format_speed(rate, "batches"))
         if remaining and total and batches:
             parts.append(f"{self._bar.format_interval((total - self._last_batch - 1) / rate)} left")
         memory = step_bytes(self.model)
@@ -188,22 +189,6 @@ def is_watched() -> bool:
     ``verbose="auto"`` shows a bar then, if tqdm is installed.
     """
     return in_notebook() or bool(getattr(sys.stderr, "isatty", bool)())
-
-
-def speed(per_second: float, unit: str) -> str:
-    """Return a speed as text: three digits."""
-    for divisor, prefix in ((1e6, "M"), (1e3, "k")):
-        if per_second >= divisor:
-            return f"{per_second / divisor:.3g}{prefix} {unit}/s"
-    return f"{per_second:.3g} {unit}/s"
-
-
-def format_bytes(count: int) -> str:
-    """Return a number of bytes as text, in powers of 1000."""
-    for divisor, unit in ((10**9, "GB"), (10**6, "MB"), (10**3, "kB")):
-        if count >= divisor:
-            return f"{count / divisor:.3g} {unit}"
-    return f"{count} B"
 
 
 def step_bytes(model: Any) -> int | None:
