@@ -17,15 +17,17 @@ from ortrain.callbacks._messages import missing
 
 # Seconds between two updates of the line: a person reads no faster.
 INTERVAL_SECONDS = 0.1
+# Seconds between two updates for each second that an update takes: slow metrics cost one per cent.
+INTERVAL_PER_COST = 100
 
 
 @public_name("ortrain.callbacks")
 class ProgressBar(Callback):
     """Show a bar of the running epoch: batches, loss, metrics, samples per second, time left and memory.
 
-    ``fit`` adds one itself where ``verbose`` asks for it. The line changes at most ten times a second; between two
-    changes, a step costs less than a microsecond. The package ``tqdm`` draws it, also in a notebook. With
-    ``verbose=2``, an epoch is one line of text.
+    ``fit`` adds one itself where ``verbose`` asks for it. The line changes at most ten times a second, and less often
+    if the metrics are slow; between two changes, a step costs less than a microsecond. The package ``tqdm`` draws it,
+    also in a notebook. With ``verbose=2``, an epoch is one line of text.
 
     Args:
         file: the stream to write to; by default the standard error, or the output of a notebook's cell.
@@ -124,13 +126,14 @@ class ProgressBar(Callback):
             self._bar = self._bar_type(total=total, desc=name, file=self._file, dynamic_ncols=True, bar_format=shape)
 
     def _update(self, batch: int, logs: Logs, now: float) -> None:
-        self._next_update = now + INTERVAL_SECONDS
         if self._first_batch < 0:
             # A resumed epoch begins in its middle; the batches before do not count for the speed.
             self._first_batch = batch
         if self._bar is not None:
             self._bar.n = batch + 1
             self._bar.set_postfix_str(", ".join(self._values(logs, now - self._start, remaining=True)), refresh=True)
+        cost = time.perf_counter() - now
+        self._next_update = now + max(INTERVAL_SECONDS, INTERVAL_PER_COST * cost)
 
     def _end(self, logs: Logs) -> None:
         if self._bar is not None:
