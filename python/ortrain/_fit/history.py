@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortrain._public_name import public_name
 from ortrain.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -17,7 +16,6 @@ if TYPE_CHECKING:
     from ortrain._model_source import PathLike
 
 
-@public_name("ortrain")
 class History(Mapping[str, list[float]]):
     """History of a training: a mapping of lists, each with one value per epoch.
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any, TypeAlias
 
-from ortrain._public_name import public_name
-
 Logs: TypeAlias = "MutableMapping[str, Any] | None"
 
 
-@public_name("ortrain.callbacks")
 class Callback:
     """Base class of callbacks: hooks that ``fit``, ``evaluate`` and ``predict`` call.
 

@@ -9,14 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from ortrain._model_source import PathLike
-from ortrain._public_name import public_name
 from ortrain.callbacks._callback import Logs
 from ortrain.callbacks._messages import say
 from ortrain.callbacks._monitor import MonitorCallback
 from ortrain.errors import InvalidArgumentError
 
 
-@public_name("ortrain.callbacks")
 class ModelCheckpoint(MonitorCallback):
     """Save the model after each epoch, or after a number of steps.
 

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from ortrain._public_name import public_name
 from ortrain._suggest import hint
 from ortrain.callbacks._callback import Callback
 
 
-@public_name("ortrain.callbacks")
 class LambdaCallback(Callback):
     """Callback of functions, one per hook.
 

@@ -12,13 +12,11 @@ from typing import IO, Any
 import numpy as np
 
 from ortrain._model_source import PathLike
-from ortrain._public_name import public_name
 from ortrain.callbacks._callback import Callback, Logs
 from ortrain.callbacks._messages import missing
 from ortrain.errors import InvalidArgumentError
 
 
-@public_name("ortrain.callbacks")
 class CSVLogger(Callback):
     """Write a line of a CSV file after each epoch: ``epoch`` (from 0) and the values of ``logs``, sorted by name.
 
@@ -102,7 +100,6 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
-@public_name("ortrain.callbacks")
 class TensorBoard(Callback):
     """Write curves for TensorBoard, with the tags of Keras: ``epoch_loss``, ``batch_loss`` and so on.
 
@@ -210,7 +207,6 @@ class TensorBoard(Callback):
         self._step = int(state["step"])
 
 
-@public_name("ortrain.callbacks")
 class MLflow(Callback):
     """Record the values of each epoch, and the settings of the run, in MLflow. The package is ``mlflow-skinny``.
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from ortrain._public_name import public_name
 from ortrain._stacklevel import level_of_user
 from ortrain._suggest import hint
 from ortrain.callbacks._callback import Callback, Logs
@@ -89,7 +88,6 @@ class MonitorCallback(Callback):
         return None
 
 
-@public_name("ortrain.callbacks")
 class EarlyStopping(MonitorCallback):
     """End the training when a value has not improved for some epochs.
 
@@ -200,7 +198,6 @@ class EarlyStopping(MonitorCallback):
             }
 
 
-@public_name("ortrain.callbacks")
 class ReduceLROnPlateau(MonitorCallback):
     """Reduce the learning rate when a value has not improved for some epochs.
 

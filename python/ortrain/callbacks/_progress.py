@@ -11,7 +11,6 @@ from typing import IO, Any
 import numpy as np
 
 from ortrain._fit.units import format_bytes, format_speed
-from ortrain._public_name import public_name
 from ortrain.callbacks._callback import Callback, Logs
 from ortrain.callbacks._messages import missing
 
@@ -21,7 +20,6 @@ INTERVAL_SECONDS = 0.1
 INTERVAL_PER_COST = 100
 
 
-@public_name("ortrain.callbacks")
 class ProgressBar(Callback):
     """Show a bar of the running epoch: batches, loss, metrics, samples per second, time left and memory.
 

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ortrain._public_name import public_name
 from ortrain.errors import InvalidArgumentError
 from ortrain.metrics._decode import Decoded, check_labels, decode
 from ortrain.metrics._metric import Array, Mean, Metric, spread_weights
@@ -15,7 +14,6 @@ from ortrain.metrics._metric import Array, Mean, Metric, spread_weights
 AVERAGES = ("auto", "binary", "macro", "micro", "weighted")
 
 
-@public_name("ortrain.metrics")
 class Accuracy(Mean):
     """Share of right decisions.
 
@@ -94,7 +92,6 @@ def _are_rows_of_scores(targets: Any, outputs: Any) -> bool:
     )
 
 
-@public_name("ortrain.metrics")
 class TopK(Mean):
     """Share of rows where the right class is among the ``k`` classes with the highest scores.
 
@@ -272,7 +269,6 @@ class Counts(Metric):
         self._is_multilabel = bool(state["is_multilabel"])
 
 
-@public_name("ortrain.metrics")
 class Precision(Counts):
     """Share of right decisions among the predictions of a class.
 
@@ -300,7 +296,6 @@ class Precision(Counts):
         return _share(counts[0], counts[1])
 
 
-@public_name("ortrain.metrics")
 class Recall(Counts):
     """Share of right decisions among the targets of a class.
 
@@ -326,7 +321,6 @@ class Recall(Counts):
         return _share(counts[0], counts[2])
 
 
-@public_name("ortrain.metrics")
 class F1(Counts):
     """Harmonic mean of precision and recall.
 

@@ -10,13 +10,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from ortrain._public_name import public_name
 from ortrain.errors import InvalidArgumentError
 
 Array: TypeAlias = npt.NDArray[Any]
 
 
-@public_name("ortrain.metrics")
 @dataclass(frozen=True)
 class OutputForm:
     """Form of a model's outputs, which a metric needs to read them.
@@ -40,7 +38,6 @@ class OutputForm:
     """Label of rows, or tokens, that do not count."""
 
 
-@public_name("ortrain.metrics")
 class Metric:
     """Base class of metrics: numbers that are accumulated over batches.
 
@@ -192,7 +189,6 @@ class Mean(Metric):
         self._total, self._weight = float(state["total"]), float(state["weight"])
 
 
-@public_name("ortrain.metrics")
 class FunctionMetric(Metric):
     """Metric of a function ``(targets, outputs) -> float``, computed once over the whole set.
 

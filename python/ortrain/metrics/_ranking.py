@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ortrain._public_name import public_name
 from ortrain.errors import InvalidArgumentError
 from ortrain.metrics._decode import check_labels, decode, softmax
 from ortrain.metrics._metric import Array, Metric, Parts, joined, parts_state, restored_parts
 
 
-@public_name("ortrain.metrics")
 class AUROC(Metric):
     """Area under the ROC curve, exact: no thresholds, ties count half.
 

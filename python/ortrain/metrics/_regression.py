@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from ortrain._public_name import public_name
 from ortrain.errors import InvalidArgumentError
 from ortrain.metrics._metric import Array, Mean, Metric, spread_weights
 
@@ -29,7 +28,6 @@ def _pair(targets: Any, outputs: Any, name: str) -> tuple[Array, Array]:
     return first, second
 
 
-@public_name("ortrain.metrics")
 class MeanAbsoluteError(Mean):
     """Mean of the absolute differences, over all elements.
 
@@ -54,7 +52,6 @@ class MeanAbsoluteError(Mean):
         self._add_values(np.abs(first - second), weights)
 
 
-@public_name("ortrain.metrics")
 class MeanSquaredError(Mean):
     """Mean of the squared differences, over all elements.
 
@@ -79,7 +76,6 @@ class MeanSquaredError(Mean):
         self._add_values((first - second) ** 2, weights)
 
 
-@public_name("ortrain.metrics")
 class RootMeanSquaredError(MeanSquaredError):
     """Square root of the mean of the squared differences.
 
@@ -101,7 +97,6 @@ class RootMeanSquaredError(MeanSquaredError):
         return float(np.sqrt(super().result()))
 
 
-@public_name("ortrain.metrics")
 class R2(Metric):
     """Coefficient of determination: 1 for exact outputs, 0 for the mean of the targets as the output.
 

@@ -7,13 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ortrain._public_name import public_name
 from ortrain.errors import InvalidArgumentError
 from ortrain.metrics._decode import check_labels, decode, log_softmax_at
 from ortrain.metrics._metric import Mean
 
 
-@public_name("ortrain.metrics")
 class Perplexity(Mean):
     """Exponential of the mean cross-entropy per token.
 
