@@ -98,11 +98,21 @@ def regression() -> Findings:
     return findings
 
 
+def series() -> Findings:
+    findings = Findings(is_regression=True)
+    waves = np.sin(np.arange(500) / np.linspace(5, 20, 9)[:, None]).astype(np.float32)
+    waves[0, 100] = np.nan
+    findings.update({"wave": waves[:, None]}, np.zeros(9), np.linspace(1, 2, 9))
+    return findings
+
+
 def texts() -> Findings:
     findings = classified([HOSTILE, "b", "c", "d"])
     lines = [f"{HOSTILE} {index}" for index in range(5)]
     scores = np.array([[0.0, 9, 0, 0]] * 5)
-    findings.update({"ids": np.zeros((5, 3), int)}, np.zeros(5, int), scores, names=["a.txt"] * 5, texts=lines)
+    findings.update(
+        {"ids": np.zeros((5, 3), int)}, np.zeros(5, int), scores, lambda row: "a.txt", lambda row: lines[row]
+    )
     return findings
 
 
@@ -111,6 +121,7 @@ CASES = {
     "texts": lambda: whole(texts()),
     "many classes": lambda: whole(classified(count=50)),
     "rows": lambda: whole(regression()),
+    "series": lambda: whole(series()),
     "nothing found": lambda: whole(None),
     "history alone": lambda: Report(history()),
     "empty": lambda: Report(History()),
@@ -139,9 +150,9 @@ def test_one_page_without_network(name: str) -> None:
 def test_drawings_are_inside_their_frames(name: str) -> None:
     read = Page(page(CASES[name]()))
     drawings = read.all("svg")
-    assert len(drawings) == {"empty": 0, "rows": 5}.get(name, 3)
+    assert len(drawings) == {"empty": 0, "rows": 5, "series": 14}.get(name, 3)
     for drawing in drawings:
-        assert drawing["viewbox"] == f"0 0 {charts.WIDTH} {charts.HEIGHT}"
+        assert drawing["viewbox"] in (f"0 0 {charts.WIDTH} {charts.HEIGHT}", "0 0 240 80")
         assert drawing["aria-label"]
     for tag, attributes in read.elements:
         for key in ("x", "x1", "x2", "cx"):
@@ -185,9 +196,8 @@ def test_worst_rows() -> None:
     findings = Findings(OutputForm(logits=False), classes=["cat", "dog"], keep=3)
     likely = np.array([[1.0, 0.0], [0.9, 0.1], [0.2, 0.8], [0.6, 0.4]])
     for batch in (slice(0, 2), slice(2, 4)):
-        findings.update(
-            {"x": np.zeros((2, 3))}, np.array([0, 1, 0, 0])[batch], likely[batch], names=list("abcd")[batch]
-        )
+        names = "abcd"[batch]
+        findings.update({"x": np.zeros((2, 3))}, np.array([0, 1, 0, 0])[batch], likely[batch], names.__getitem__)
     worst = findings.worst
     assert [(example.name, example.target, example.output) for example in worst] == [
         ("b", "dog", "cat (90%)"),
@@ -201,6 +211,13 @@ def test_worst_rows() -> None:
     assert findings.rows == 4
 
 
+def test_pixels_in_a_row_are_a_picture() -> None:
+    findings = Findings(OutputForm(logits=True), keep=1)
+    findings.update({"x": np.zeros((1, 64), np.float32)}, np.array([0]), np.array([[0.0, 1]]))
+    assert findings.worst[0].picture is not None
+    assert pixels_of(findings.worst[0].picture).shape == (8, 8, 1)
+
+
 def test_decisions_and_sequences() -> None:
     binary = Findings(OutputForm(logits=True))
     binary.update({"x": np.zeros(3)}, np.array([1, 0, 1]), np.array([[2.0], [3.0], [-1.0]]))
@@ -210,11 +227,15 @@ def test_decisions_and_sequences() -> None:
     several = Findings(OutputForm(logits=False), classes=["red", "green", "blue"], keep=1)
     several.update({"x": np.zeros(2)}, np.array([[1, 0, 1], [0, 0, 0]]), np.array([[0.1, 0.9, 0.8], [0.1, 0.1, 0.1]]))
     assert (several.worst[0].target, several.worst[0].output) == ("red, blue", "green, blue")
-    tokens = Findings(OutputForm(logits=True), keep=1)
-    scores = np.zeros((2, 3, 5))
-    scores[1, :, 0] = -4
-    tokens.update({"ids": np.zeros((2, 3), int)}, np.zeros((2, 3), int), scores)
-    assert (tokens.worst[0].name, tokens.worst[0].target) == ("row 1", "3 tokens")
+    # The loss of a sequence is the mean over its tokens that count. A vocabulary has no confusion matrix.
+    tokens = Findings(OutputForm(logits=True, ignore_index=-100), keep=1)
+    scores = np.zeros((2, 3, 1001))
+    scores[1, 1, 0] = -4
+    tokens.update({"ids": np.zeros((2, 3), int)}, np.array([[0, 0, 0], [-100, 0, -100]]), scores)
+    assert (tokens.worst[0].name, tokens.worst[0].target) == ("row 1", "1 tokens")
+    assert tokens.worst[0].loss == pytest.approx(4 + math.log(1001), rel=1e-3)
+    assert tokens.confusion is None
+    Page(page(Report(History(), findings=tokens)))
 
 
 def test_values_that_are_not_finite() -> None:

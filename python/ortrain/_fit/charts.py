@@ -96,7 +96,8 @@ def line_chart(
     y_ticks = log_ticks(low, high) if is_log else []
     if len(y_ticks) < 2:
         is_log = False
-        padding = 0.05 * (high - low) or 0.05 * abs(high) or 1.0
+        # A constant is drawn above zero.
+        padding = 0.05 * (high - low) or abs(high) or 1.0
         low, high = low - padding if low < 0 or low > padding else 0.0, high + padding
         y_ticks = ticks(low, high, 6)
     left = _left(y_ticks)
@@ -110,12 +111,7 @@ def line_chart(
 
 def _line(line: Series, x: Scale, y: Scale, x_title: str) -> Markup:
     xs, ys = thinned(line.xs, line.ys)
-    path, is_down = [], False
-    for at, value in zip(xs, ys, strict=True):
-        if math.isfinite(value):
-            path.append(f"{'L' if is_down else 'M'}{x(at):.1f} {y(value):.1f}")
-        is_down = math.isfinite(value)
-    parts = [element("path", d="".join(path), class_=f"line {line.color}")]
+    parts = [element("path", d=_path(xs, ys, x, y), class_=f"line {line.color}")]
     finite = [(at, value) for at, value in zip(xs, ys, strict=True) if math.isfinite(value)]
     if line.has_points or len(finite) == 1:
         shown = finite if len(finite) <= 40 else finite[-1:]
@@ -123,6 +119,16 @@ def _line(line: Series, x: Scale, y: Scale, x_title: str) -> Markup:
             name = element("title", f"{line.label}: {value:.5g} ({x_title} {at:.4g})")
             parts.append(element("circle", name, cx=x(at), cy=y(value), r=3, class_=f"point {line.color}"))
     return join(*parts)
+
+
+def _path(xs: Sequence[float], ys: Sequence[float], x: Scale, y: Scale) -> str:
+    """Return the path of a line, which begins anew after a value that is not finite."""
+    path, is_down = [], False
+    for at, value in zip(xs, ys, strict=True):
+        if math.isfinite(value):
+            path.append(f"{'L' if is_down else 'M'}{x(at):.1f} {y(value):.1f}")
+        is_down = math.isfinite(value)
+    return "".join(path)
 
 
 def thinned(xs: Sequence[float], ys: Sequence[float]) -> tuple[list[float], list[float]]:
@@ -170,6 +176,16 @@ def histogram(title: str, edges: Sequence[float], counts: Sequence[int], x_title
     if edges[0] < 0 < edges[-1]:
         zero = [element("line", x1=x(0), y1=y.end, x2=x(0), y2=y.start, class_="reference")]
     return _svg(title, [_grid(x, y, ticks(edges[0], edges[-1]), y_ticks, x_title), *bars, *zero])
+
+
+def sparkline(title: str, values: Sequence[float]) -> Markup:
+    """Return a small picture of a series, without axes. Values that are not finite interrupt the line."""
+    width, height = 240, 80
+    xs, ys = thinned(range(len(values)), values)
+    finite = [y for y in ys if math.isfinite(y)] or [0.0]
+    x, y = Scale(0, max(xs[-1], 1.0), 4, width - 4), Scale(min(finite), max(finite), height - 6, 6)
+    line = element("path", d=_path(xs, ys, x, y), class_="line c1")
+    return element("svg", line, viewBox=f"0 0 {width} {height}", role="img", aria_label=title)
 
 
 def _left(y_ticks: Sequence[float]) -> float:

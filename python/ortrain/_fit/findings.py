@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,13 +18,15 @@ from ortrain.metrics._decode import Decoded, decode, softmax
 
 # Rows that the picture of outputs over targets shows.
 _MAX_PAIRS = 800
+# Classes of a confusion matrix; a vocabulary has more.
+_MAX_CLASSES = 1000
 _SHOWN_COLUMNS = 12
 _SHOWN_CHARACTERS = 600
 
 
 @dataclass(frozen=True)
 class Example:
-    """Row with a large loss. One of ``picture``, ``text`` and ``columns`` shows its input."""
+    """Row with a large loss. One of ``picture``, ``text``, ``columns`` and ``series`` shows its input."""
 
     target: str
     """Label or value."""
@@ -38,6 +42,32 @@ class Example:
     """Text of the row."""
     columns: Mapping[str, Any] | None = None
     """Values by column."""
+    series: Sequence[float] | None = None
+    """Values in an order, such as a time series."""
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Row with a large loss, whose content is read when the report shows it."""
+
+    target: str
+    output: str
+    name: Callable[[], str]
+    content: Callable[[], Any]
+
+    def example(self, loss: float) -> Example:
+        content = self.content()
+        shown: dict[str, Any] = {}
+        if isinstance(content, bytes):
+            shown["picture"] = content
+        elif isinstance(content, str):
+            long = len(content) > _SHOWN_CHARACTERS
+            shown["text"] = content[:_SHOWN_CHARACTERS] + (" ..." if long else "")
+        elif isinstance(content, Mapping):
+            shown["columns"] = content
+        elif isinstance(content, np.ndarray):
+            shown["series"] = content.tolist()
+        return Example(self.target, self.output, loss, self.name(), **shown)
 
 
 @dataclass
@@ -62,7 +92,7 @@ class Findings:
     """Number of rows so far."""
 
     def __post_init__(self) -> None:
-        self._worst: list[tuple[float, int, Example]] = []
+        self._worst: list[tuple[float, int, _Row]] = []
         self._targets: list[npt.NDArray[Any]] = []
         self._outputs: list[npt.NDArray[Any]] = []
 
@@ -71,8 +101,8 @@ class Findings:
         inputs: Mapping[str, Any],
         targets: Any,
         outputs: Any,
-        names: Sequence[str] | None = None,
-        texts: Sequence[str] | None = None,
+        name: Callable[[int], str] | None = None,
+        preview: Callable[[int], Any] | None = None,
     ) -> None:
         """Add a batch.
 
@@ -80,8 +110,9 @@ class Findings:
             inputs: the inputs by name.
             targets: the labels or values.
             outputs: the outputs of the model.
-            names: the files, or other names, of the rows.
-            texts: the texts of the rows, in place of their inputs.
+            name: returns the file, or another name, of a row of the batch; called later, for few rows.
+            preview: returns the content of a row of the batch, in place of its inputs: PNG bytes, a text, or values by
+                column; called later, for few rows.
 
         """
         count = len(np.asarray(targets))
@@ -90,31 +121,42 @@ class Findings:
         else:
             labels, predicted, losses = self._classification(targets, outputs)
         if len(losses) != count:
-            # Sequences: the loss of a row is the mean over its tokens.
-            if not count or len(losses) % count:
-                self.rows += count
-                return
-            losses = losses.reshape(count, -1).mean(1)
-            labels = [f"{len(labels) // count} tokens"] * count
-            predicted = [""] * count
+            losses, tokens = self._means_of_rows(np.asarray(targets), losses)
+            labels, predicted = [f"{number} tokens" for number in tokens], [""] * count
         losses = np.nan_to_num(losses, nan=np.inf)
-        for index in np.argsort(-losses, kind="stable")[: self.keep]:
-            loss, row = float(losses[index]), self.rows + int(index)
+        for index in map(int, np.argsort(-losses, kind="stable")[: self.keep]):
+            loss, row = float(losses[index]), self.rows + index
             if loss <= 0 or (len(self._worst) == self.keep and loss <= self._worst[0][0]):
                 break
-            name = f"row {row:,}" if names is None else names[index]
-            shown = {"text": texts[index][:_SHOWN_CHARACTERS]} if texts is not None else _shown(inputs, int(index))
-            example = Example(str(labels[index]), str(predicted[index]), loss, name, **shown)
+            found = _Row(
+                str(labels[index]),
+                str(predicted[index]),
+                partial(name, index) if name is not None else partial("row {:,}".format, row),
+                partial(preview, index) if preview is not None else partial(_shown, _copied(inputs, index)),
+            )
             # Among equal losses the first row stays.
-            heapq.heappush(self._worst, (loss, -row, example))
+            heapq.heappush(self._worst, (loss, -row, found))
             if len(self._worst) > self.keep:
                 heapq.heappop(self._worst)
         self.rows += count
 
+    def _means_of_rows(
+        self, targets: npt.NDArray[Any], losses: npt.NDArray[Any]
+    ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+        """Return the mean loss of each row over its tokens, and the number of tokens that count."""
+        tokens = targets.reshape(-1)
+        counted = np.arange(len(tokens))
+        if self.form.ignore_index is not None:
+            counted = np.flatnonzero(tokens != self.form.ignore_index)
+        owners = counted // (len(tokens) // len(targets))
+        numbers = np.bincount(owners, minlength=len(targets))
+        return np.bincount(owners, losses, len(targets)) / np.maximum(numbers, 1), numbers
+
     @property
     def worst(self) -> list[Example]:
         """Rows with the largest losses, the largest first."""
-        return [example for _, _, example in sorted(self._worst, key=lambda entry: entry[:2], reverse=True)]
+        entries = sorted(self._worst, key=lambda entry: entry[:2], reverse=True)
+        return [row.example(loss) for loss, _, row in entries]
 
     @property
     def pairs(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]] | None:
@@ -186,6 +228,8 @@ class Findings:
         return found, said, losses.mean(1)
 
     def _count(self, labels: npt.NDArray[Any], predicted: npt.NDArray[Any], classes: int) -> None:
+        if classes > _MAX_CLASSES:
+            return
         counts = np.bincount(labels * classes + predicted, minlength=classes * classes).reshape(classes, classes)
         self.confusion = counts if self.confusion is None else self.confusion + counts
 
@@ -218,19 +262,29 @@ def _values(row: npt.NDArray[Any]) -> str:
     return ", ".join(f"{value:.4g}" for value in row[:6]) + (" ..." if len(row) > 6 else "")
 
 
-def _shown(inputs: Mapping[str, Any], index: int) -> dict[str, Any]:
-    """Return the input of a row in the form that a person sees best: a picture, or the first columns."""
+def _copied(inputs: Mapping[str, Any], index: int) -> dict[str, npt.NDArray[Any]]:
+    """Return the inputs of a row. The memory of the batch may be used again."""
+    return {name: np.array(values[index]) for name, values in inputs.items()}
+
+
+def _shown(inputs: Mapping[str, npt.NDArray[Any]]) -> Any:
+    """Return the input of a row in the form that a person sees best: a picture, a series, or the first columns."""
+    if len(inputs) == 1:
+        (row,) = inputs.values()
+        if row.dtype.kind == "f" and row.size == max(row.shape, default=1) > _SHOWN_COLUMNS:
+            side = math.isqrt(row.size)
+            # Pixels in a row, as the digits of many a first example are.
+            return png(row.reshape(side, side)) if side * side == row.size else row.reshape(-1)
     columns: dict[str, Any] = {}
-    for name, values in inputs.items():
-        row = np.asarray(values[index])
+    for name, row in inputs.items():
         if is_picture(row.shape) and row.dtype.kind in "fui":
-            return {"picture": png(row)}
+            return png(row)
         if row.ndim == 0:
             columns[name] = row.item()
         else:
             flat = row.reshape(-1)
-            room = _SHOWN_COLUMNS - len(columns)
-            columns |= {f"{name}[{position}]": value.item() for position, value in enumerate(flat[: max(room, 0)])}
+            room = max(_SHOWN_COLUMNS - len(columns), 0)
+            columns |= {f"{name}[{position}]": value.item() for position, value in enumerate(flat[:room])}
             if len(flat) > room:
                 columns["..."] = f"{flat.size} values"
-    return {"columns": columns}
+    return columns

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortrain._fit.charts import Series, line_chart
+from ortrain._fit.charts import Series, line_chart, sparkline
 from ortrain._fit.findings import Example, Findings
 from ortrain._fit.history import History
 from ortrain._fit.markup import Markup, element, join
@@ -248,6 +248,8 @@ def _card(example: Example) -> Markup:
         shown = element("img", src=data_address(example.picture), alt=f"{example.name}: {example.target}")
     elif example.text is not None:
         shown = element("blockquote", example.text)
+    elif example.series is not None:
+        shown = sparkline(f"{example.name}: {example.target}", example.series)
     verdict = element(
         "div",
         element("span", example.target, class_="is"),
