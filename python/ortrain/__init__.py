@@ -1,6 +1,10 @@
 """Train ONNX models where they run.
 
 ============================  =========================================================================
+:class:`Model`                train in two lines: ``fit``, ``evaluate``, ``predict``, ``save``, ``export``
+:mod:`ortrain.callbacks`      callbacks of ``fit``: early stopping, checkpoints, logs
+:mod:`ortrain.metrics`        metrics of ``fit``: accuracy, F1, AUROC and more
+:mod:`ortrain.data`           data in files for ``fit``: images, tables, arrays, texts, audio
 :mod:`ortrain.artifacts`      write the files that training needs, once per ONNX model
 :mod:`ortrain.onnxblock`      build losses and optimizers of your own from blocks; needs ``onnx``
 :mod:`ortrain.api`            train: ``CheckpointState``, ``Module``, ``Optimizer``, ``LinearLRScheduler``
@@ -83,10 +87,24 @@ from ortrain.iobinding import IOBinding
 from ortrain.ortvalue import OrtValue
 
 if TYPE_CHECKING:
-    from ortrain import artifacts, classic, compat, data, examples, gradient, optim, schedules, session
+    from ortrain import (
+        artifacts,
+        callbacks,
+        classic,
+        compat,
+        data,
+        examples,
+        gradient,
+        metrics,
+        optim,
+        schedules,
+        session,
+    )
     from ortrain._catalogue import OperatorInfo, operators
     from ortrain._devices import DeviceInfo, devices
     from ortrain._dump import dump
+    from ortrain._fit.history import History
+    from ortrain._fit.model import Model
     from ortrain._inspect import (
         GradientStop,
         Inspection,
@@ -111,6 +129,7 @@ __all__ = [
     "ExecutionOrder",
     "GradientStop",
     "GraphOptimizationLevel",
+    "History",
     "IOBinding",
     "InferenceSession",
     "Inspection",
@@ -120,6 +139,7 @@ __all__ = [
     "Loss",
     "LossType",
     "MemoryLimitError",
+    "Model",
     "ModelMetadata",
     "Module",
     "NoSuchFileError",
@@ -144,6 +164,7 @@ __all__ = [
     "__version__",
     "api",
     "artifacts",
+    "callbacks",
     "classic",
     "compat",
     "data",
@@ -153,6 +174,7 @@ __all__ = [
     "generate_artifacts",
     "gradient",
     "inspect",
+    "metrics",
     "operators",
     "optim",
     "schedules",
@@ -163,6 +185,7 @@ __all__ = [
 _MODULES = {
     "artifacts",
     "backend",
+    "callbacks",
     "capi",
     "classic",
     "compat",
@@ -170,6 +193,7 @@ _MODULES = {
     "examples",
     "gradient",
     "jax",
+    "metrics",
     "onnxblock",
     "optim",
     "schedules",
@@ -180,9 +204,11 @@ _MODULES = {
 _LATER = {
     "DeviceInfo": "_devices",
     "GradientStop": "_inspect",
+    "History": "_fit.history",
     "Inspection": "_inspect",
     "Loss": "artifacts",
     "LossType": "artifacts",
+    "Model": "_fit.model",
     "NodeNote": "_inspect",
     "Obstacle": "_inspect",
     "OperatorInfo": "_catalogue",

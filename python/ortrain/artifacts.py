@@ -110,6 +110,14 @@ class Loss:
     label_smoothing: float = 0.0
     """``CrossEntropyLoss``: the share of the target, from 0 to 1, that is divided equally among all classes
     (Szegedy et al., "Rethinking the Inception Architecture for Computer Vision", 2016). Needs opset 13."""
+    sample_weight: str | None = None
+    """Name of an input with a float for each row, which multiplies the loss of the row. A mean is divided by the same
+    number as without the weights. Losses of several scores may share the input."""
+    stable: bool = False
+    """``BCEWithLogitsLoss``: True for a formula that is finite for all logits. The formula of onnxruntime-training is not
+    finite from logits of about 17 on."""
+    soft: bool = False
+    """``CrossEntropyLoss``: True if the target has a probability for each class instead of a label."""
     scores: str | None = None
     """Value that is compared; ``None`` for the model's output."""
     target: str | None = None
@@ -132,6 +140,9 @@ class Loss:
             "ignore_index": self.ignore_index,
             "class_axis": self.class_axis,
             "label_smoothing": self.label_smoothing,
+            "sample_weight": self.sample_weight,
+            "stable": self.stable,
+            "soft": self.soft,
             "scores": self.scores,
             "target": self.target,
             "factor": self.factor,

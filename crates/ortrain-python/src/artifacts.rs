@@ -13,7 +13,7 @@ use pyo3::types::PyBytes;
 use crate::error::{InvalidArgumentError, detached, raise};
 use crate::model::{Source, encode_graph};
 use crate::optim::{OwnOptimizer, spec_of};
-use crate::records::LossFragment;
+use crate::records::{LossFragment, ModelDescription};
 use crate::value::OrtValue;
 
 /// A loss, as Python describes it.
@@ -27,6 +27,9 @@ pub(crate) struct Term {
     ignore_index: Option<i64>,
     class_axis: Option<i64>,
     label_smoothing: f32,
+    sample_weight: Option<String>,
+    stable: bool,
+    soft: bool,
     scores: Option<String>,
     target: Option<String>,
     factor: f32,
@@ -51,6 +54,9 @@ impl Term {
             ignore_index: self.ignore_index,
             class_axis: self.class_axis,
             label_smoothing: self.label_smoothing,
+            sample_weight: self.sample_weight,
+            stable: self.stable,
+            soft: self.soft,
         };
         Ok(LossTerm {
             loss,
@@ -76,6 +82,12 @@ pub(crate) fn loss_fragment(
     let fragment = detached(py, || artifact_parts::loss(model.0, &term, target_is_there, last))?;
     let model = encode_graph(py, fragment.graph)?.unbind();
     Ok(LossFragment { model, output: fragment.output, last: fragment.last })
+}
+
+/// Describes the inputs and outputs of a model, with the scores of each output.
+#[pyfunction]
+pub(crate) fn describe_model(py: Python<'_>, model: Source) -> PyResult<ModelDescription> {
+    Ok(detached(py, || ortrain::artifacts::describe_model(model.0))?.into())
 }
 
 /// Returns a model with a new head, as a message.

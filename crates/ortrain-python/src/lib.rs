@@ -37,8 +37,9 @@ mod _ortrain {
 
     #[pymodule_export]
     use crate::artifacts::{
-        checkpoint_initializers, generate_artifacts, loss_fragment, open_batch, optimizer_model,
-        replace_head, save_checkpoint, training_models, with_float_weights,
+        checkpoint_initializers, describe_model, generate_artifacts, loss_fragment,
+        open_batch, optimizer_model, replace_head, save_checkpoint, training_models,
+        with_float_weights,
     };
     #[pymodule_export]
     use crate::classic::ClassicSession;
@@ -62,10 +63,10 @@ mod _ortrain {
     use crate::ranks::RankControl;
     #[pymodule_export]
     use crate::records::{
-        CommunicationTime, DeviceInfo, GradientStop, Instruction, LoadReport, LossFragment, MemoryBytes,
-        ModelMetadata, NodeNote, Obstacle, OperatorInfo, OptimizerFlag, OptimizerRow, OptimizerSetting,
-        ParameterInfo, ParameterNorms, Plane, PlaneTensor, Precision, QuantizedTensor, ScheduleKind,
-        StateLayout, StepCost, StopCandidate, Update, ValueDescription,
+        CommunicationTime, DescribedOutput, DeviceInfo, GradientStop, Instruction, LoadReport, LossFragment,
+        MemoryBytes, ModelDescription, ModelMetadata, NodeNote, Obstacle, OperatorInfo, OptimizerFlag,
+        OptimizerRow, OptimizerSetting, ParameterInfo, ParameterNorms, Plane, PlaneTensor, Precision,
+        QuantizedTensor, ScheduleKind, StateLayout, StepCost, StopCandidate, Update, ValueDescription,
     };
     #[pymodule_export]
     use crate::run_options::RunOptions;

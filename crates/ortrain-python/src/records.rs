@@ -410,6 +410,35 @@ pub(crate) struct LossFragment {
     pub(crate) last: u64,
 }
 
+/// An output of a model, with the scores that a loss compares instead of it.
+#[pyclass(frozen, get_all, skip_from_py_object, module = "ortrain._ortrain")]
+#[derive(Clone)]
+pub(crate) struct DescribedOutput {
+    output: ValueDescription,
+    activation: &'static str,
+    scores: ValueDescription,
+    class_axis: usize,
+}
+
+/// Inputs and outputs of a model.
+#[pyclass(frozen, get_all, skip_from_py_object, module = "ortrain._ortrain")]
+pub(crate) struct ModelDescription {
+    inputs: Vec<ValueDescription>,
+    outputs: Vec<DescribedOutput>,
+}
+
+impl From<ortrain::artifacts::ModelDescription> for ModelDescription {
+    fn from(found: ortrain::artifacts::ModelDescription) -> ModelDescription {
+        let outputs = found.outputs.iter().map(|described| DescribedOutput {
+            output: ValueDescription::from(&described.output),
+            activation: described.activation.name(),
+            scores: ValueDescription::from(&described.scores),
+            class_axis: described.class_axis,
+        });
+        ModelDescription { inputs: describe_values(&found.inputs), outputs: outputs.collect() }
+    }
+}
+
 /// A constant of a model with its role in training.
 #[pyclass(frozen, get_all, skip_from_py_object, module = "ortrain._ortrain")]
 #[derive(Clone)]

@@ -77,6 +77,14 @@ pub struct LossSettings {
     /// For [`Loss::CrossEntropyLoss`]: the fraction of the target, from 0 to 1, that is distributed evenly over all
     /// classes.
     pub label_smoothing: f32,
+    /// Input with a float for each row, which multiplies the loss of the row. It is created if it does not exist. A
+    /// mean divides by the same number as without it.
+    pub sample_weight: Option<String>,
+    /// For [`Loss::BCEWithLogitsLoss`]: true for the formula by `Softplus`, which is finite for all logits. The default
+    /// is the formula of onnxruntime-training, which is not finite from logits of about 17 on.
+    pub stable: bool,
+    /// For [`Loss::CrossEntropyLoss`]: true if the target has a probability for each class instead of a label.
+    pub soft: bool,
 }
 
 impl LossSettings {
@@ -122,9 +130,17 @@ impl LossSettings {
             ("ignore_index", self.ignore_index.is_some(), classes),
             ("class_axis", self.class_axis.is_some(), classes),
             ("label_smoothing", self.label_smoothing != 0.0, classes),
+            ("stable", self.stable, binary),
+            ("soft", self.soft, classes),
         ];
         if let Some((name, ..)) = settings_in_use.iter().find(|(_, is_set, known)| *is_set && !known) {
             return Err(Error::Loss(format!("{} has no {name}", loss.label())));
+        }
+        if let Some((name, ..)) = settings_in_use[..5]
+            .iter()
+            .find(|(name, is_set, _)| self.soft && *is_set && *name != "class_axis")
+        {
+            return Err(Error::Loss(format!("{} of probabilities (soft) has no {name}", loss.label())));
         }
         if !(0.0..=1.0).contains(&self.label_smoothing) {
             let message = format!("label_smoothing must be from 0 to 1, got {}", self.label_smoothing);
@@ -236,12 +252,22 @@ pub fn append_loss(
     opset: i64,
 ) -> Result<String, Error> {
     settings.check(loss)?;
+    if let Some(input) = &settings.sample_weight {
+        let unreduced = LossSettings { reduction: Reduction::None, sample_weight: None, ..settings.clone() };
+        let losses = append_loss(graph, names, loss, &unreduced, scores, ty, target, opset)?;
+        let labels = target.unwrap_or(default_target(loss));
+        return append_row_weights(graph, names, loss, settings, (scores, ty), &losses, labels, input);
+    }
     let dtype = match ty {
         ValueType::Tensor(dtype, _) if dtype.is_float() => *dtype,
         _ => return Err(Error::Loss(format!("the scores of a loss must be floats, but {scores:?} is {ty}"))),
     };
     let shape = ty.shape();
     let (default_target, target_ty) = match loss {
+        Loss::CrossEntropyLoss if settings.soft => {
+            check_classes(scores, ty, settings.resolve_class_axis(scores, ty)?, settings, opset)?;
+            (default_target(Loss::MSELoss), ty.clone())
+        }
         Loss::CrossEntropyLoss => {
             let axis = settings.resolve_class_axis(scores, ty)?;
             check_classes(scores, ty, axis, settings, opset)?;
@@ -261,7 +287,7 @@ pub fn append_loss(
     let mut append = GraphAppender { graph, names };
     // SoftmaxCrossEntropyLoss has its classes on axis 1.
     let moved = match loss {
-        Loss::CrossEntropyLoss => append.move_classes_to_axis_1(settings, scores, ty)?,
+        Loss::CrossEntropyLoss if !settings.soft => append.move_classes_to_axis_1(settings, scores, ty)?,
         _ => None,
     };
     let (scores, ty) = moved.as_ref().map_or((scores, ty), |(scores, ty)| (scores.as_str(), ty));
@@ -277,6 +303,12 @@ pub fn append_loss(
             let magnitudes = append.node("Abs", &[&difference], vec![]);
             append.append_reduction(settings.reduction, &magnitudes)
         }
+        Loss::CrossEntropyLoss if settings.soft => append.append_soft_cross_entropy(
+            settings,
+            scores,
+            settings.resolve_class_axis(scores, ty)?,
+            target,
+        ),
         Loss::CrossEntropyLoss => append.append_cross_entropy(
             settings,
             dtype,
@@ -285,6 +317,60 @@ pub fn append_loss(
         ),
         Loss::BCEWithLogitsLoss => append.append_binary_cross_entropy(settings, dtype, scores, target),
     })
+}
+
+/// Multiplies the losses of all elements by a weight for each row, and reduces them. `input` is the name of the weights.
+///
+/// # Errors
+/// Returns an error if the rank of the scores is unknown or zero.
+#[allow(clippy::too_many_arguments, reason = "the arguments are those of the loss, and its result")]
+fn append_row_weights(
+    graph: &mut GraphProto,
+    names: &mut NameGenerator,
+    loss: Loss,
+    settings: &LossSettings,
+    (scores, ty): (&str, &ValueType),
+    losses: &str,
+    labels: &str,
+    input: &str,
+) -> Result<String, Error> {
+    let dtype = ty.dtype().unwrap_or(DType::F32);
+    let Some(shape) = ty.shape().filter(|shape| shape.rank() > 0) else {
+        return Err(Error::Loss(format!(
+            "a weight for each row needs scores with a batch axis, but {scores:?} is {ty}; declare its shape in the \
+             model"
+        )));
+    };
+    if !is_defined(graph, input) {
+        let rows: Shape = std::iter::once(shape[0].clone()).collect();
+        graph.input.push(declare_value(input, &ValueType::Tensor(DType::F32, Some(rows))));
+    }
+    let is_of_labels = loss == Loss::CrossEntropyLoss;
+    let rank = shape.rank() - usize::from(is_of_labels);
+    let mut append = GraphAppender { graph, names };
+    let mut weights = input.to_owned();
+    if dtype != DType::F32 {
+        weights = append.node("Cast", &[&weights], vec![int_attribute("to", i64::from(dtype.to_onnx()))]);
+    }
+    if rank > 1 {
+        let mut column = vec![1; rank];
+        column[0] = -1;
+        let column = append.constant("column", &Tensor::i64(&[rank], &column));
+        weights = append.node("Reshape", &[&weights, &column], vec![]);
+    }
+    let weighted = append.node("Mul", &[losses, &weights], vec![]);
+    let is_counted = is_of_labels && (settings.weight.is_some() || settings.ignore_index.is_some());
+    if settings.reduction != Reduction::Mean || !is_counted {
+        return Ok(append.append_reduction(settings.reduction, &weighted));
+    }
+    let zero = append.constant("zero", &Tensor::scalar(dtype, 0.0));
+    let int_labels = append.append_int_labels(labels);
+    let ignored = settings.ignore_index.map(|index| append.append_ignored_labels(index, &int_labels));
+    let classes = settings.weight.as_ref().map(|values| append.constant("weight", &values.converted(dtype)));
+    let counts =
+        append.append_label_counts(dtype, classes.as_deref(), ignored.as_deref(), &int_labels, &zero);
+    let [sum, count] = [&weighted, &counts].map(|values| append.append_reduction(Reduction::Sum, values));
+    Ok(append.node("Div", &[&sum, &count], vec![]))
 }
 
 /// Returns the default name of the target input of a loss.
@@ -344,7 +430,7 @@ fn check_classes(
         return Err(Error::Loss(message));
     }
     // With smoothing, LogSoftmax must be along one axis.
-    let oldest = if settings.label_smoothing > 0.0 { 13 } else { 12 };
+    let oldest = if settings.label_smoothing > 0.0 || settings.soft { 13 } else { 12 };
     if opset < oldest {
         let mut node = Loss::CrossEntropyLoss.label().to_owned();
         if oldest == 13 {
@@ -434,6 +520,22 @@ impl GraphAppender<'_> {
         self.node("Add", &[&own_loss, &rest], vec![])
     }
 
+    /// Appends the cross-entropy of a target with a probability for each class.
+    fn append_soft_cross_entropy(
+        &mut self,
+        settings: &LossSettings,
+        scores: &str,
+        axis: usize,
+        target: &str,
+    ) -> String {
+        let logs = self.node("LogSoftmax", &[scores], vec![int_attribute("axis", axis as i64)]);
+        let products = self.node("Mul", &[&logs, target], vec![]);
+        let classes = self.constant("classes", &Tensor::i64(&[1], &[axis as i64]));
+        let sums = self.node("ReduceSum", &[&products, &classes], vec![int_attribute("keepdims", 0)]);
+        let losses = self.node("Neg", &[&sums], vec![]);
+        self.append_reduction(settings.reduction, &losses)
+    }
+
     /// Appends the sum over all classes of the cross-entropy with each class as the label; `weight` has the same
     /// meaning as for labels.
     fn append_uniform_cross_entropy(
@@ -456,35 +558,99 @@ impl GraphAppender<'_> {
         let mut losses = self.node("ReduceSum", &[&losses, &classes], vec![int_attribute("keepdims", 0)]);
 
         let zero = self.constant("zero", &Tensor::scalar(dtype, 0.0));
-        let int_labels =
-            self.node("Cast", &[labels], vec![int_attribute("to", i64::from(DType::I64.to_onnx()))]);
-        let ignored = settings.ignore_index.map(|index| {
-            let index = self.constant("ignore_index", &Tensor::i64(&[], &[index]));
-            self.node("Equal", &[&int_labels, &index], vec![])
-        });
+        let int_labels = self.append_int_labels(labels);
+        let ignored = settings.ignore_index.map(|index| self.append_ignored_labels(index, &int_labels));
         if let Some(ignored) = &ignored {
             losses = self.node("Where", &[ignored, &zero, &losses], vec![]);
         }
         if settings.reduction != Reduction::Mean || weight.is_none() && ignored.is_none() {
             return self.append_reduction(settings.reduction, &losses);
         }
-        let mut counts = match weight {
+        let counts = self.append_label_counts(dtype, weight, ignored.as_deref(), &int_labels, &zero);
+        let [sum, count] = [&losses, &counts].map(|values| self.append_reduction(Reduction::Sum, values));
+        self.node("Div", &[&sum, &count], vec![])
+    }
+
+    fn append_int_labels(&mut self, labels: &str) -> String {
+        self.node("Cast", &[labels], vec![int_attribute("to", i64::from(DType::I64.to_onnx()))])
+    }
+
+    /// Appends the mask of the labels that equal `index`.
+    fn append_ignored_labels(&mut self, index: i64, int_labels: &str) -> String {
+        let index = self.constant("ignore_index", &Tensor::i64(&[], &[index]));
+        self.node("Equal", &[int_labels, &index], vec![])
+    }
+
+    /// Appends the number that each label adds to the divisor of a mean: its class weight or one, and zero for an
+    /// ignored label.
+    fn append_label_counts(
+        &mut self,
+        dtype: DType,
+        weight: Option<&str>,
+        ignored: Option<&str>,
+        int_labels: &str,
+        zero: &str,
+    ) -> String {
+        let counts = match weight {
             None => self.constant("one", &Tensor::scalar(dtype, 1.0)),
             Some(weight) => {
                 // An ignored label may be out of range.
                 let first = self.constant("first_class", &Tensor::i64(&[], &[0]));
-                let valid_labels = match &ignored {
-                    Some(ignored) => self.node("Where", &[ignored, &first, &int_labels], vec![]),
-                    None => int_labels,
+                let valid_labels = match ignored {
+                    Some(ignored) => self.node("Where", &[ignored, &first, int_labels], vec![]),
+                    None => int_labels.to_owned(),
                 };
                 self.node("Gather", &[weight, &valid_labels], vec![])
             }
         };
-        if let Some(ignored) = &ignored {
-            counts = self.node("Where", &[ignored, &zero, &counts], vec![]);
+        match ignored {
+            Some(ignored) => self.node("Where", &[ignored, zero, &counts], vec![]),
+            None => counts,
         }
-        let [sum, count] = [&losses, &counts].map(|values| self.append_reduction(Reduction::Sum, values));
-        self.node("Div", &[&sum, &count], vec![])
+    }
+
+    /// Appends the losses of all elements by the formula of onnxruntime-training.
+    fn append_binary_losses(
+        &mut self,
+        dtype: DType,
+        (scores, target): (&str, &str),
+        pos_weight: Option<&str>,
+    ) -> String {
+        let one = Tensor::filled(dtype, &[1], 1.0);
+        let first_one = self.constant("bceloss.sub_ones", &one);
+        let second_one = self.constant("bceloss.sub_ones", &one);
+        let probability = self.node("Sigmoid", &[scores], vec![]);
+        let log = self.node("Log", &[&probability], vec![]);
+        let mut positive = self.node("Mul", &[&log, target], vec![]);
+        if let Some(pos_weight) = pos_weight {
+            positive = self.node("Mul", &[pos_weight, &positive], vec![]);
+        }
+        let rest = self.node("Sub", &[&first_one, &probability], vec![]);
+        let log = self.node("Log", &[&rest], vec![]);
+        let negative_target = self.node("Sub", &[&second_one, target], vec![]);
+        let negative = self.node("Mul", &[&log, &negative_target], vec![]);
+        let sum = self.node("Add", &[&positive, &negative], vec![]);
+        self.node("Neg", &[&sum], vec![])
+    }
+
+    /// Appends `t * softplus(-z) + (1 - t) * softplus(z)` for the scores z and the target t.
+    fn append_stable_binary_losses(
+        &mut self,
+        dtype: DType,
+        (scores, target): (&str, &str),
+        pos_weight: Option<&str>,
+    ) -> String {
+        let negated = self.node("Neg", &[scores], vec![]);
+        let [positive, negative] =
+            [negated.as_str(), scores].map(|logits| self.node("Softplus", &[logits], vec![]));
+        let mut positive = self.node("Mul", &[&positive, target], vec![]);
+        if let Some(pos_weight) = pos_weight {
+            positive = self.node("Mul", &[pos_weight, &positive], vec![]);
+        }
+        let one = self.constant("one", &Tensor::filled(dtype, &[1], 1.0));
+        let rest = self.node("Sub", &[&one, target], vec![]);
+        let negative = self.node("Mul", &[&negative, &rest], vec![]);
+        self.node("Add", &[&positive, &negative], vec![])
     }
 
     fn append_binary_cross_entropy(
@@ -502,21 +668,10 @@ impl GraphAppender<'_> {
                     name
                 })
             });
-        let one = Tensor::filled(dtype, &[1], 1.0);
-        let first_one = self.constant("bceloss.sub_ones", &one);
-        let second_one = self.constant("bceloss.sub_ones", &one);
-        let probability = self.node("Sigmoid", &[scores], vec![]);
-        let log = self.node("Log", &[&probability], vec![]);
-        let mut positive = self.node("Mul", &[&log, target], vec![]);
-        if let Some(pos_weight) = &pos_weight {
-            positive = self.node("Mul", &[pos_weight, &positive], vec![]);
-        }
-        let rest = self.node("Sub", &[&first_one, &probability], vec![]);
-        let log = self.node("Log", &[&rest], vec![]);
-        let negative_target = self.node("Sub", &[&second_one, target], vec![]);
-        let negative = self.node("Mul", &[&log, &negative_target], vec![]);
-        let sum = self.node("Add", &[&positive, &negative], vec![]);
-        let mut losses = self.node("Neg", &[&sum], vec![]);
+        let mut losses = match settings.stable {
+            true => self.append_stable_binary_losses(dtype, (scores, target), pos_weight.as_deref()),
+            false => self.append_binary_losses(dtype, (scores, target), pos_weight.as_deref()),
+        };
         if let Some(weight) = &weight {
             losses = self.node("Mul", &[weight, &losses], vec![]);
         }

@@ -53,7 +53,10 @@ pub use one_graph::{
 pub use parameters::{Confidence, ConstantUses, Judgement, ParameterRole, about_guesses};
 pub use quantized_tensors::{QuantizedTensor, WeightNumbers, quantized_tensors};
 pub use quantized_weights::{add_float_weights, has_quantized_inputs, remove_float_weights};
-pub use scores::{check_scores, class_axis_of_tokens, label_error, loss_problems, probabilities_note};
+pub use scores::{
+    Activation, check_scores, class_axis_of_tokens, find_scores, label_error, loss_problems,
+    probabilities_note,
+};
 pub use shared_initializers::separate_initializers;
 pub use stop_gradients::{StopCandidate, stop_candidates, stop_gradients, stopped_values};
 pub use training_mode::{

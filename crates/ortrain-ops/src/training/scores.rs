@@ -33,6 +33,53 @@ fn find_origin(graph: &Graph, mut value: ValueId) -> Option<(&Node, ValueId)> {
     None
 }
 
+/// Function from the scores of a loss to an output of the model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// The output is the scores.
+    Identity,
+    /// Probabilities of classes that exclude each other.
+    Softmax,
+    /// Logarithms of these probabilities.
+    LogSoftmax,
+    /// Probabilities of classes that do not exclude each other.
+    Sigmoid,
+    /// The position of an extreme, which has no gradient.
+    Choice,
+}
+
+impl Activation {
+    /// Returns the name in the Python API.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Activation::Identity => "identity",
+            Activation::Softmax => "softmax",
+            Activation::LogSoftmax => "log_softmax",
+            Activation::Sigmoid => "sigmoid",
+            Activation::Choice => "choice",
+        }
+    }
+}
+
+/// Returns the scores of an output, and the function that computes the output from them. The scores of a softmax or a
+/// sigmoid are its input: the logits. All other outputs are their own scores.
+#[must_use]
+pub fn find_scores(graph: &Graph, output: ValueId) -> (Activation, ValueId) {
+    let Some((node, _)) = find_origin(graph, output) else { return (Activation::Identity, output) };
+    let activation = match class_of(node) {
+        Class::Softmax { log: false } => Activation::Softmax,
+        Class::Softmax { log: true } => Activation::LogSoftmax,
+        Class::Sigmoid { hard: false } => Activation::Sigmoid,
+        Class::Choice => return (Activation::Choice, output),
+        _ => return (Activation::Identity, output),
+    };
+    match node.inputs.first().copied().flatten() {
+        Some(logits) => (activation, logits),
+        None => (Activation::Identity, output),
+    }
+}
+
 /// Returns the name of the first input of a node.
 fn first_input_name<'a>(graph: &'a Graph, node: &Node) -> Option<&'a str> {
     node.inputs.first().copied().flatten().map(|id| graph.name_of(id))

@@ -8,6 +8,7 @@
 pub(crate) mod batch;
 pub(crate) mod batch_independence;
 pub(crate) mod classifier_scores;
+mod description;
 pub(crate) mod files;
 pub(crate) mod head;
 mod losses;
@@ -57,6 +58,8 @@ pub use ortrain_ops::training::BatchNormMode;
 
 #[doc(inline)]
 pub use crate::artifacts::batch::open_batch;
+#[doc(inline)]
+pub use crate::artifacts::description::{Activation, DescribedOutput, ModelDescription, describe_model};
 #[doc(inline)]
 pub use crate::artifacts::files::Artifacts;
 #[doc(inline)]

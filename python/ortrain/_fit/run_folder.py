@@ -1,0 +1,212 @@
+"""Folder of a run: checkpoints, history, settings, the trained model and the report."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ortrain import _files
+from ortrain._ortrain import __version__
+from ortrain.api import CheckpointState
+from ortrain.errors import InvalidArgumentError, OrtrainError
+
+__all__ = ["RunFolder"]
+
+_CONFIG, _LAST, _BEST, _HISTORY = "config.json", "last", "best", "history.csv"
+_TRAINED, _REPORT = "trained.onnx", "report.html"
+# Property of a checkpoint with the position of the run.
+_POSITION = "ortrain.fit"
+_ARRAY = "__array__"
+# Settings of a run that may differ when it goes on.
+_FREE = ("epochs", "verbose", "checkpoint_every", "device", "memory_limit")
+
+
+class RunFolder:
+    """Folder of a run. Each file is replaced atomically, so a killed process leaves a folder that can go on.
+
+    Args:
+        path: the folder; it is created.
+        every: the number of steps (an integer) or seconds (a float) between two checkpoints of an epoch.
+
+    """
+
+    def __init__(self, path: str | os.PathLike[str], every: int | float | None) -> None:
+        self.path = Path(path)
+        if self.path.exists() and not self.path.is_dir():
+            raise InvalidArgumentError(f"{self.path} is a file, but a run is kept in a folder; name a folder")
+        self._every = every
+        self._steps = 0
+        self._saved_at = time.monotonic()
+        self.best: float | None = None
+
+    @property
+    def has_run(self) -> bool:
+        """True if the folder holds a run that can go on."""
+        return (self.path / _LAST).is_file()
+
+    def is_due(self, step: int) -> bool:
+        """Return True if the position is to be saved after this step."""
+        if isinstance(self._every, float):
+            return time.monotonic() - self._saved_at >= self._every
+        self._steps += 1
+        return self._every is not None and self._steps >= self._every
+
+    def begin(self, config: Mapping[str, Any]) -> None:
+        """Write the settings of a run, or compare them with those of the run that the folder holds.
+
+        Raises:
+            InvalidArgumentError: if the folder holds a run of another model, other data or other settings.
+
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        config = json.loads(json.dumps({"version": __version__, **config}, default=str))
+        if self.has_run:
+            self._compare(config)
+        _files.write(self.path / _CONFIG, json.dumps(config, indent=2).encode() + b"\n")
+
+    def _config(self) -> dict[str, Any]:
+        try:
+            found: dict[str, Any] = json.loads((self.path / _CONFIG).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise OrtrainError(f"{self.path / _CONFIG} cannot be read; use another folder ({error})") from error
+        return found
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the run that the folder holds."""
+        settings: dict[str, Any] = self._config()["settings"]
+        return settings
+
+    def _compare(self, config: Mapping[str, Any]) -> None:
+        before = self._config()
+        for key, what in (
+            ("model", "another model"),
+            ("data", "other data"),
+            ("validation_data", "other validation data"),
+        ):
+            if before.get(key) != config.get(key):
+                raise InvalidArgumentError(
+                    f"{self.path} holds a run of {what} ({_difference(before.get(key), config.get(key))}); use another "
+                    "folder"
+                )
+        old, new = before.get("settings", {}), config["settings"]
+        for name in {**old, **new}:
+            if name not in _FREE and old.get(name) != new.get(name):
+                raise InvalidArgumentError(
+                    f"{self.path} holds a run with {name}={old.get(name)!r}, not {new.get(name)!r}; use the same "
+                    "value, or another folder"
+                )
+
+    def load(self) -> tuple[CheckpointState, dict[str, Any]]:
+        """Return the state and the position of the last checkpoint.
+
+        Raises:
+            OrtrainError: if the checkpoint is damaged, or is not one of a run.
+
+        """
+        state = CheckpointState.load_checkpoint(self.path / _LAST)
+        if _POSITION not in state.properties:
+            raise InvalidArgumentError(
+                f"{self.path / _LAST} is a checkpoint, but not one of a run of fit; use another folder"
+            )
+        saved = json.loads(str(state.properties[_POSITION]))
+        arrays: Mapping[str, Any] = {}
+        if saved["arrays"]:
+            with np.load(self.path / saved["arrays"], allow_pickle=False) as content:
+                arrays = dict(content)
+        position: dict[str, Any] = _unpacked(saved["position"], arrays)
+        self.best = position.get("best")
+        return state, position
+
+    def save(self, state: CheckpointState, position: Mapping[str, Any]) -> None:
+        """Write the last checkpoint with a position.
+
+        Raises:
+            OrtrainError, OSError: if a file cannot be written. The checkpoint before is still there.
+
+        """
+        arrays: dict[str, Any] = {}
+        packed = _packed({**position, "best": self.best}, arrays)
+        name = None
+        if arrays:
+            buffer = io.BytesIO()
+            np.savez(buffer, **arrays)
+            # The names alternate: the checkpoint on disk names a file that is complete.
+            name = f"last.{int(self._newest() != 1)}.npz"
+            _files.write(self.path / name, buffer.getvalue())
+        state.properties[_POSITION] = json.dumps({"arrays": name, "position": packed})
+        CheckpointState.save_checkpoint(state, self.path / _LAST, include_optimizer_state=True)
+        self._arrays = name
+        self._steps, self._saved_at = 0, time.monotonic()
+
+    _arrays: str | None = None
+
+    def _newest(self) -> int | None:
+        """Return the number of the array file that the checkpoint on disk names."""
+        if self._arrays is None and self.has_run:
+            state = CheckpointState.load_checkpoint(self.path / _LAST)
+            if _POSITION in state.properties:
+                self._arrays = json.loads(str(state.properties[_POSITION]))["arrays"]
+        return None if self._arrays is None else int(self._arrays.split(".")[1])
+
+    def save_best(self, state: CheckpointState, logs: Mapping[str, float]) -> None:
+        """Write the best checkpoint if the loss of the validation, or of the training, is the lowest one."""
+        value = float(logs.get("val_loss", logs.get("loss", math.nan)))
+        if math.isnan(value) or (self.best is not None and value >= self.best):
+            return
+        CheckpointState.save_checkpoint(state, self.path / _BEST)
+        self.best = value
+
+    def write_history(self, history: Any) -> None:
+        """Write ``history.csv``."""
+        history.to_csv(self.path / _HISTORY)
+
+    @property
+    def trained(self) -> Path:
+        """Path of the trained model."""
+        return self.path / _TRAINED
+
+    @property
+    def report(self) -> Path:
+        """Path of the report."""
+        return self.path / _REPORT
+
+
+def _difference(before: Any, now: Any) -> str:
+    if isinstance(before, Mapping) and isinstance(now, Mapping):
+        for name in {**before, **now}:
+            if before.get(name) != now.get(name):
+                return f"{name}: {_difference(before.get(name), now.get(name))}"
+    return f"{before!r:.60} there, {now!r:.60} here"
+
+
+def _packed(value: Any, arrays: dict[str, Any]) -> Any:
+    """Return JSON values; arrays get names and are collected."""
+    if isinstance(value, Mapping):
+        return {str(name): _packed(each, arrays) for name, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_packed(each, arrays) for each in value]
+    if isinstance(value, np.ndarray):
+        if not value.size and value.dtype.kind == "f":
+            return []
+        name = f"a{len(arrays)}"
+        arrays[name] = value
+        return {_ARRAY: name}
+    if isinstance(value, np.generic):
+        return value.item()
+    return value
+
+
+def _unpacked(value: Any, arrays: Mapping[str, Any]) -> Any:
+    if isinstance(value, Mapping):
+        if _ARRAY in value:
+            return arrays[value[_ARRAY]]
+        return {name: _unpacked(each, arrays) for name, each in value.items()}
+    return [_unpacked(each, arrays) for each in value] if isinstance(value, list) else value
