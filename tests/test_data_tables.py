@@ -141,7 +141,7 @@ def test_a_kind_that_only_later_rows_show(tmp_path: Path) -> None:
         (
             "a,b\n1,0\n",
             {},
-            "data.csv: no column is named target, label or y; name the column with target=; the file has a, b",
+            "data.csv: no column is named target, label or y; name the column with target= (--target); the file has a, b",
         ),
         (
             "a,price\n1,0\n",
@@ -342,3 +342,16 @@ def test_data_is_imported_at_first_use() -> None:
     assert not {"ortrain.data", *libraries} & found
     assert not libraries & imported("import ortrain\nortrain.data.open")
     assert ortrain.data is data
+
+
+def test_weights_of_rows(tmp_path: Path) -> None:
+    path = written(tmp_path, "a,w,y\n1,0.5,0\n2,2,1\n")
+    batch = taken(data.open(path, sample_weight="w"))
+    assert batch.weights.tolist() == [0.5, 2]
+    assert batch.weights.dtype == np.float32
+    assert batch.inputs["x"].tolist() == [[1], [2]]
+    assert refused(path, sample_weight="v") == "data.csv has no column 'v'; it has a, w, y"
+    np.savez(tmp_path / "data.npz", **arrays(2), w=np.array([1, 3]))
+    batch = taken(data.open(tmp_path / "data.npz", sample_weight="w"))
+    assert batch.weights.tolist() == [1, 3]
+    assert list(batch.inputs) == ["x"]

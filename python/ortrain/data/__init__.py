@@ -1,7 +1,7 @@
 """Data in files as rows for training: images, tables, arrays, texts and audio.
 
 ===========  ==========================================================================  =======================
-kind         what the path is                                                            packages
+kind         form of the path                                                            packages
 ===========  ==========================================================================  =======================
 ``images``   folder with a folder of images per class                                    Pillow
 ``table``    ``.csv``, ``.tsv``, ``.parquet``, ``.arrow``; one column is the target       pyarrow

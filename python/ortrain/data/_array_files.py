@@ -148,7 +148,7 @@ def _tensor(path: Path, entry: Mapping[str, Any], start: int, size: int) -> Lazy
 
 
 class _Bfloat16:
-    """Array of bfloat16, whose rows are read as float32."""
+    """Array of bfloat16. Its rows are read as float32."""
 
     def __init__(self, bits: npt.NDArray[np.uint16]) -> None:
         self._bits = bits

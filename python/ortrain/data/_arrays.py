@@ -35,9 +35,11 @@ class Arrays:
             raise InvalidArgumentError(f"{path} has no arrays with rows")
         targets = _target_names(arrays, settings, path, labelled)
         names = _input_names(arrays, settings, targets, path)
+        self._weight = _weight_name(arrays, settings, path, labelled)
         self._inputs = _assigned(names, inputs, path)
         self._targets = targets if labelled else []
-        self._arrays = {name: arrays[name] for name in [*self._inputs.values(), *self._targets]}
+        weight = [self._weight] if self._weight is not None else []
+        self._arrays = {name: arrays[name] for name in [*self._inputs.values(), *self._targets, *weight]}
         self._described = {described.name: described for described in inputs}
         self._check_shapes()
         self._settings = replace(
@@ -76,7 +78,7 @@ class Arrays:
             else:
                 values = values.astype(np.float32)
             targets["target" if len(self._targets) == 1 else name] = values
-        return Batch(inputs, targets)
+        return Batch(inputs, targets, None if self._weight is None else self._weights(self._weight, rows))
 
     def row_name(self, row: int) -> str:
         """Return the number of a row, from 0."""
@@ -94,7 +96,6 @@ class Arrays:
         files = sorted(self._path.glob("*.npy")) if self._path.is_dir() else [self._path]
         return {
             "kind": self.kind,
-            "path": str(self._path),
             "rows": len(self),
             "hash": fingerprint(files, self._path),
             "settings": self._settings.as_json(),
@@ -110,6 +111,13 @@ class Arrays:
                 at = f", column {column}" if values.ndim > 1 else ""
                 raise InvalidArgumentError(f"{self._path}: the array {name!r} is NaN in row {rows[row]}{at}")
         return values
+
+    def _weights(self, name: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
+        """Return the weights of rows."""
+        weights: npt.NDArray[np.float32] = self._rows(name, rows).astype(np.float32).reshape(-1)
+        if len(weights) != len(rows):
+            raise InvalidArgumentError(f"{self._path}: the array {name!r} must have one weight per row")
+        return weights
 
     def _check_shapes(self) -> None:
         """Check that all arrays have the same rows, and the shapes that the model takes."""
@@ -142,13 +150,23 @@ def _target_names(arrays: Mapping[str, LazyArray], settings: Settings, path: Pat
 def _input_names(arrays: Mapping[str, LazyArray], settings: Settings, targets: list[str], path: Path) -> list[str]:
     """Return the names of the arrays that may be inputs."""
     if settings.columns is None:
-        return [name for name in arrays if name not in targets]
+        return [name for name in arrays if name not in targets and name != settings.sample_weight]
     for name in settings.columns:
         if name not in arrays:
             raise InvalidArgumentError(f"{path} has no array {name!r}; it has {listed(arrays)}{hint(name, arrays)}")
         if name in targets:
             raise InvalidArgumentError(f"the array {name!r} is the target and cannot be an input, too")
     return list(settings.columns)
+
+
+def _weight_name(arrays: Mapping[str, LazyArray], settings: Settings, path: Path, labelled: bool) -> str | None:
+    """Return the array of the weights. Rows without labels need none."""
+    name = settings.sample_weight
+    if name is None or not labelled:
+        return None
+    if name not in arrays:
+        raise InvalidArgumentError(f"{path} has no array {name!r}; it has {listed(arrays)}{hint(name, arrays)}")
+    return name
 
 
 def _assigned(names: list[str], inputs: Sequence[InputDescription], path: Path) -> dict[str, str]:

@@ -111,7 +111,9 @@ def found_target(names: Sequence[str], target: str | None, path: Path, what: str
     if not needed:
         return None
     several = f"{' and '.join(found)} could be the target" if found else f"no {what} is named target, label or y"
-    raise InvalidArgumentError(f"{path}: {several}; name the {what} with target=; the file has {listed(names)}")
+    raise InvalidArgumentError(
+        f"{path}: {several}; name the {what} with target= (--target); the file has {listed(names)}"
+    )
 
 
 def check_classes(labels: npt.NDArray[np.int64], classes: Sequence[str], path: Path) -> None:

@@ -54,7 +54,7 @@ class FileSource(Source, Protocol):
         """
 
     def preview(self, row: int) -> Any:
-        r"""Return what a person sees of a row: a picture as PNG bytes, a text, or numbers by column.
+        r"""Return a row for a report: a picture as PNG bytes, a text, or numbers by column.
 
         >>> import ortrain
         >>> from pathlib import Path
@@ -64,7 +64,7 @@ class FileSource(Source, Protocol):
         """
 
     def describe(self) -> Mapping[str, Any]:
-        """Return JSON values: kind, path, rows, a hash, and the settings that other data is read with.
+        """Return JSON values: kind, rows, a hash, and the settings that other data is read with.
 
         >>> import ortrain
         >>> np.savez("digits.npz", x=x, y=labels)

@@ -180,7 +180,6 @@ class ImageFolder:
         """Return kind, sizes, settings and a hash of the files."""
         return {
             "kind": self.kind,
-            "path": str(self._found.folder),
             "rows": len(self),
             "skipped": self.skipped,
             "hash": fingerprint(sorted(self._found.files), self._found.folder),

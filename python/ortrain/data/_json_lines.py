@@ -106,7 +106,6 @@ class JsonLines:
         """Return kind, sizes, settings and a hash of the file."""
         return {
             "kind": self.kind,
-            "path": str(self._path),
             "rows": len(self),
             "hash": fingerprint([self._path], self._path),
             "settings": self._settings.as_json(),

@@ -1,4 +1,4 @@
-"""Choice of the reader by what a path is."""
+"""Choice of the reader by the path."""
 
 from __future__ import annotations
 
@@ -55,6 +55,7 @@ def open(  # noqa: A001  (the name that callers of a reader expect)
     like: Source | Mapping[str, Any] | None = None,
     labelled: bool = True,
     columns: Sequence[str] | None = None,
+    sample_weight: str | None = None,
     size: int | tuple[int, int] | None = None,
     layout: str | None = None,
     channels: int | None = None,
@@ -88,6 +89,7 @@ def open(  # noqa: A001  (the name that callers of a reader expect)
         labelled: False for rows without targets, for a prediction.
         columns: the columns or arrays of the inputs. Default: all but the target. Texts become one number per category
             for an input of floats, and the index of the category for an input of integers.
+        sample_weight: the column or array with the weight of each row.
         size: height and width of images in pixels. Default: the sizes of the model's input.
         layout: ``"NCHW"`` or ``"NHWC"``. Default: by the model's input.
         channels: 1, 3 or 4 channels of images.
@@ -128,6 +130,7 @@ def open(  # noqa: A001  (the name that callers of a reader expect)
     chosen = {
         "target": target,
         "columns": columns,
+        "sample_weight": sample_weight,
         "size": size,
         "layout": layout,
         "channels": channels,

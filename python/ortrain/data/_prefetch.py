@@ -78,7 +78,7 @@ class Prefetcher:
         self.close()
 
     def close(self) -> None:
-        """Cancel the batches that nobody asked for, and wait for the threads to end."""
+        """Cancel the batches that were not returned, and wait for the threads to end."""
         self._order = iter(())
         self._ready.clear()
         if self._pool is not None:

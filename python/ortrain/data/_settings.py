@@ -1,4 +1,4 @@
-"""Settings of the readers: what a caller may choose, and what a reader learned from the training data."""
+"""Settings of the readers: the choices of a caller, and the classes and columns of the training data."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class Settings:
 
     target: str | tuple[str, ...] | None = None
     columns: tuple[str, ...] | None = None
+    sample_weight: str | None = None
     size: tuple[int, int] | None = None
     layout: str | None = None
     channels: int | None = None
@@ -73,8 +74,8 @@ _AUGMENTATION = ("flip", "crop", "rotation", "colour", "mixup")
 _TEXT = ("tokenizer", "task", "length", "mask_share")
 _BY_KIND = {
     "images": ("size", "layout", "channels", "mean", "std", *_AUGMENTATION, "skip_broken", "classes"),
-    "table": (*_COMMON, "columns", "classes", "categories", "header", "integers"),
-    "arrays": (*_COMMON, "columns", "classes"),
+    "table": (*_COMMON, "columns", "sample_weight", "classes", "categories", "header", "integers"),
+    "arrays": (*_COMMON, "columns", "sample_weight", "classes"),
     "jsonl": (*_COMMON, *_TEXT, "text", "buckets", "classes"),
     "text": _TEXT,
     "audio": ("sample_rate", "seconds", "mixup", "skip_broken", "classes"),
@@ -111,7 +112,7 @@ def _normalized(name: str, value: Any) -> Any:
 
 
 def settings_for(kind: str, chosen: Mapping[str, Any], like: Mapping[str, Any] | None) -> Settings:
-    """Return the settings of a reader: the chosen values, then those of another source.
+    """Return the settings of a reader: the chosen values, then the settings of another source.
 
     Raises:
         InvalidArgumentError: if a setting is unknown, or belongs to another kind of data.

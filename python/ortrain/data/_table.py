@@ -138,7 +138,9 @@ class Table:
         self._fillings = fillings(self._columns, inputs, path)
         used = {name for filling in self._fillings for name in filling.names()}
         self._columns = [column for column in self._columns if column.name in used]
-        self._arrays = encode(file, [*self._columns, *self._targets])
+        self._weight = self._weight_column(file, settings, labelled)
+        weight = [self._weight] if self._weight is not None else []
+        self._arrays = encode(file, [*self._columns, *self._targets, *weight])
         texts = [column for column in self._targets if column.categories is not None]
         if texts and len(self._targets) > 1:
             raise InvalidArgumentError(
@@ -169,10 +171,22 @@ class Table:
         self._ignored = [name for name in found if name is not None]
         return self._ignored if labelled else []
 
+    def _weight_column(self, file: TableFile, settings: Settings, labelled: bool) -> Column | None:
+        """Return the column of the weights. Rows without labels need none."""
+        name = settings.sample_weight
+        if name is None or not labelled:
+            return None
+        if name not in file.names:
+            raise InvalidArgumentError(
+                f"{self._path} has no column {name!r}; it has {listed(file.names)}{hint(name, file.names)}"
+            )
+        return Column(name, False, None)
+
     def _feature_names(self, file: TableFile, settings: Settings, targets: list[str], labelled: bool) -> list[str]:
         """Return the columns of the inputs."""
         if settings.columns is None:
-            return [name for name in file.names if name not in self._ignored]
+            left_out = (*self._ignored, settings.sample_weight)
+            return [name for name in file.names if name not in left_out]
         for name in settings.columns:
             if name in targets:
                 raise InvalidArgumentError(f"the column {name!r} is the target and cannot be an input, too")
@@ -208,13 +222,14 @@ class Table:
     def take(self, rows: npt.NDArray[np.int64], seed: int, training: bool) -> Batch:
         """Read rows of the table."""
         inputs = {filling.name: filling.values(self._arrays, rows) for filling in self._fillings}
+        weights = None if self._weight is None else self._arrays[self._weight.name][rows].astype(np.float32)
         if not self._targets:
-            return Batch(inputs, {})
+            return Batch(inputs, {}, weights)
         values = [np.asarray(self._arrays[target.name][rows]) for target in self._targets]
         if len(values) > 1:
-            return Batch(inputs, {"target": np.stack(values, axis=1).astype(np.float32)})
+            return Batch(inputs, {"target": np.stack(values, axis=1).astype(np.float32)}, weights)
         is_label = self._targets[0].categories is not None or self._targets[0].is_integer
-        return Batch(inputs, {"target": values[0].astype(np.int64 if is_label else np.float32)})
+        return Batch(inputs, {"target": values[0].astype(np.int64 if is_label else np.float32)}, weights)
 
     def row_name(self, row: int) -> str:
         """Return the number of a row; the first row below the names is row 0."""
@@ -232,7 +247,6 @@ class Table:
         """Return kind, sizes, settings and a hash of the file."""
         return {
             "kind": self.kind,
-            "path": str(self._path),
             "rows": len(self),
             "hash": fingerprint([self._path], self._path),
             "settings": self._settings.as_json(),

@@ -78,7 +78,6 @@ class TextFile:
         """Return kind, sizes, settings and a hash of the file."""
         return {
             "kind": self.kind,
-            "path": str(self._path),
             "rows": len(self),
             "tokens": len(self._tokens),
             "hash": fingerprint([self._path], self._path),

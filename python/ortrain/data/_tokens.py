@@ -192,7 +192,7 @@ def mask_tokens(
 
 
 def check_task(settings: Settings, tokenizer: Tokenizer) -> None:
-    """Check the task, and that the tokenizer has what it needs.
+    """Check the task, and the tokens that it needs.
 
     Raises:
         InvalidArgumentError: for an unknown task, and for a tokenizer without a mask token.
