@@ -1,4 +1,4 @@
-"""Command line ``ortrain``, or ``python -m ortrain``: inspect models and checkpoints."""
+"""Command line ``ortrain``, or ``python -m ortrain``: train, evaluate and inspect models."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import os
 import sys
 
 from ortrain import CheckpointState, OrtrainError, __version__, dump, inspect, operators
+from ortrain._command.commands import NAMES, add_commands, run_command
 
 # Exit status that a shell reports for a program that SIGPIPE ended.
 _READER_LEFT = 128 + 13
@@ -109,11 +110,12 @@ def _drop_output() -> None:
 def _run(arguments: list[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog=_program(),
-        description="Inspect ONNX models and checkpoints. To train a model, write a program: help(ortrain) shows one.",
+        description="Train, evaluate and inspect ONNX models.",
         epilog="Run COMMAND --help for the arguments of a command.",
     )
     parser.add_argument("--version", action="version", version=f"ortrain {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", title="commands")
+    add_commands(commands)
     command = commands.add_parser(
         "checkpoint", help="list the parameters, steps, learning rate and properties of a checkpoint"
     )
@@ -177,6 +179,8 @@ def _run(arguments: list[str] | None) -> int:
         # The exit status tells a script that no command ran.
         parser.print_help()
         return 2
+    if options.command in NAMES:
+        return run_command(parser.prog, options)
     try:
         if options.command == "checkpoint":
             print(_checkpoint(options.file), end="")

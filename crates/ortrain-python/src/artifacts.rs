@@ -90,6 +90,29 @@ pub(crate) fn describe_model(py: Python<'_>, model: Source) -> PyResult<ModelDes
     Ok(detached(py, || ortrain::artifacts::describe_model(model.0))?.into())
 }
 
+/// Returns the names of the float results of a model's nodes.
+#[pyfunction]
+pub(crate) fn result_names(py: Python<'_>, model: Source) -> PyResult<Vec<String>> {
+    detached(py, || ortrain::artifacts::result_names(model.0))
+}
+
+/// Converts a model for inference, and writes it to a file.
+#[pyfunction]
+pub(crate) fn convert_model(
+    py: Python<'_>,
+    model: Source,
+    path: PathBuf,
+    opset: Option<i64>,
+    float16: bool,
+    external_data: bool,
+) -> PyResult<()> {
+    let above = if external_data { 0 } else { u64::MAX };
+    detached(py, || {
+        let conversion = ortrain::artifacts::Conversion { opset, float16 };
+        Ok(ortrain::artifacts::convert_model(model.0, conversion)?.save_above(path, above)?)
+    })
+}
+
 /// Returns a model with a new head, as a message.
 #[pyfunction]
 pub(crate) fn replace_head<'py>(

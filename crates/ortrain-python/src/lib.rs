@@ -37,8 +37,8 @@ mod _ortrain {
 
     #[pymodule_export]
     use crate::artifacts::{
-        checkpoint_initializers, describe_model, generate_artifacts, loss_fragment,
-        open_batch, optimizer_model, replace_head, save_checkpoint, training_models,
+        checkpoint_initializers, convert_model, describe_model, generate_artifacts, loss_fragment,
+        open_batch, optimizer_model, replace_head, result_names, save_checkpoint, training_models,
         with_float_weights,
     };
     #[pymodule_export]

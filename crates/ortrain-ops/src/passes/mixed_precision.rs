@@ -27,6 +27,41 @@ pub fn mixed_precision(
     weights: &FxHashMap<ValueId, String>,
 ) -> Result<(), Error> {
     let wide_nodes = depends_on_loss(graph, loss);
+    narrow_nodes(graph, narrow, weights, wide_nodes)
+}
+
+/// Converts the values and constants of a graph for inference to the narrow type, except inputs and outputs, which
+/// keep their names and float32.
+///
+/// # Errors
+/// Returns an error if the types of a node cannot be inferred.
+pub fn narrow_values(graph: &mut Graph, narrow: DType) -> Result<(), Error> {
+    let wide_outputs: Vec<usize> = (0..graph.outputs.len())
+        .filter(|&k| graph.value(graph.outputs[k]).ty.dtype() == Some(DType::F32))
+        .collect();
+    let count = graph.nodes.len();
+    narrow_nodes(graph, narrow, &FxHashMap::default(), vec![false; count])?;
+    for k in wide_outputs {
+        let result = graph.outputs[k];
+        if graph.value(result).ty.dtype() == Some(narrow) {
+            let name = graph.name_of(result).to_owned();
+            let ty = ValueType::Tensor(DType::F32, graph.value(result).ty.shape().cloned());
+            graph.rename(result, &format!("{name}_{narrow}"));
+            graph.outputs[k] = graph.add_value(&name, ty);
+            let attrs = Attrs::new().with("to", i64::from(DType::F32.to_onnx()));
+            graph.nodes.push(Node::new("", "Cast", &[Some(result)], &[Some(graph.outputs[k])], attrs));
+        }
+    }
+    Ok(())
+}
+
+/// Converts the nodes of a graph, except wide ones, to the narrow type.
+fn narrow_nodes(
+    graph: &mut Graph,
+    narrow: DType,
+    weights: &FxHashMap<ValueId, String>,
+    wide_nodes: Vec<bool>,
+) -> Result<(), Error> {
     let nodes = std::mem::take(&mut graph.nodes);
     let mut pass = NarrowingPass { graph, narrow, weights, converted: FxHashMap::default() };
     for (node, is_wide) in nodes.into_iter().zip(wide_nodes) {
@@ -243,6 +278,20 @@ mod tests {
         assert_eq!(dtypes, [Some(F32), Some(F16)]);
         let ratio = graph.nodes[4].inputs[1].expect("it has a ratio");
         assert_eq!(graph.value(ratio).ty.dtype(), Some(F32));
+    }
+
+    #[test]
+    fn outputs_keep_their_names_and_float32() {
+        let (mut graph, _, _) = network();
+        let names = |graph: &Graph| -> Vec<String> {
+            graph.outputs.iter().map(|&id| graph.name_of(id).to_owned()).collect()
+        };
+        let before = names(&graph);
+        narrow_values(&mut graph, F16).expect("it fits");
+        assert_eq!(names(&graph), before);
+        let dtypes: Vec<Option<DType>> = graph.outputs.iter().map(|&id| graph.value(id).ty.dtype()).collect();
+        assert_eq!(dtypes, [Some(F32), Some(F32)]);
+        infer(&mut graph).expect("the graph is valid");
     }
 
     #[test]

@@ -8,6 +8,7 @@
 pub(crate) mod batch;
 pub(crate) mod batch_independence;
 pub(crate) mod classifier_scores;
+mod convert;
 mod description;
 pub(crate) mod files;
 pub(crate) mod head;
@@ -16,6 +17,7 @@ pub(crate) mod options;
 pub mod parts;
 mod quantized;
 pub(crate) mod training_model;
+mod values;
 
 use std::sync::Arc;
 
@@ -59,6 +61,8 @@ pub use ortrain_ops::training::BatchNormMode;
 #[doc(inline)]
 pub use crate::artifacts::batch::open_batch;
 #[doc(inline)]
+pub use crate::artifacts::convert::{Conversion, convert_model};
+#[doc(inline)]
 pub use crate::artifacts::description::{Activation, DescribedOutput, ModelDescription, describe_model};
 #[doc(inline)]
 pub use crate::artifacts::files::Artifacts;
@@ -67,6 +71,8 @@ pub use crate::artifacts::head::replace_head;
 #[doc(inline)]
 pub use crate::artifacts::options::{ArtifactOptions, OptimizerChoice};
 pub use crate::artifacts::quantized::with_float_weights;
+#[doc(inline)]
+pub use crate::artifacts::values::result_names;
 
 /// A loss. A loss with settings, or one of several, is a [`LossTerm`].
 ///

@@ -1,0 +1,1 @@
+"""Commands that train, evaluate, predict, export and compare: a face of ``Model`` and ``fit``."""

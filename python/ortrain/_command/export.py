@@ -1,0 +1,41 @@
+"""Command ``ortrain export``."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ortrain import InferenceSession, _ortrain
+from ortrain._command.output import say
+from ortrain._command.sources import model_file
+from ortrain._fit.model import Model
+
+__all__ = ["export"]
+
+
+def export(settings: Mapping[str, Any]) -> int:
+    """Write the trained model of a run, or another model, in the chosen form."""
+    source, target = Path(settings["model"]), Path(settings["output"])
+    with tempfile.TemporaryDirectory(prefix="ortrain-") as folder:
+        path = model_file(settings["model"])
+        if source.is_dir() and Path(path).name == "model.onnx":
+            # The model of a folder of Model.save does not have the trained weights.
+            path = str(Path(folder, "trained.onnx"))
+            Model(source).export(path)
+        _ortrain.convert_model(
+            path,
+            str(target),
+            settings.get("opset"),
+            settings.get("float16", False),
+            settings.get("external_data", False),
+        )
+    # The file is read again, so that a model that cannot run is found here.
+    InferenceSession(target)
+    data = target.with_name(f"{target.name}.data")
+    say("model", str(target))
+    if settings.get("external_data", False) and data.is_file():
+        say("weights", str(data))
+    say("size", f"{target.stat().st_size:,} bytes" + (f" + {data.stat().st_size:,} bytes" if data.is_file() else ""))
+    return 0
