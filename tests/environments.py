@@ -87,6 +87,11 @@ def keras() -> Path:
     return environment("keras", TESTS / "exporters" / "requirements.txt", (3, 13))
 
 
+def reports() -> Path:
+    """Return the interpreter with a driver of browsers, and with the libraries that callbacks write for."""
+    return environment("reports", TESTS / "in_reports" / "requirements.txt", (3, 13))
+
+
 def printed_in_environment(python: Path, script: Path, *arguments: str) -> str:
     """Run a script in an environment, without the PYTHON* variables of this process, and return its output."""
     variables = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}

@@ -666,7 +666,6 @@ def test_one_line_per_epoch(bars: list[Bar]) -> None:
 
 def test_bar_of_tqdm() -> None:
     """The line fits the terminal; its last state stays. A step between two updates costs little."""
-    pytest.importorskip("tqdm")
     text = io.StringIO()
     bar = cb.ProgressBar(file=text)
     fit(Model(), [bar], [{"loss": 0.5, "val_loss": 0.25}], steps=3)

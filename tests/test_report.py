@@ -227,6 +227,11 @@ def test_decisions_and_sequences() -> None:
     several = Findings(OutputForm(logits=False), classes=["red", "green", "blue"], keep=1)
     several.update({"x": np.zeros(2)}, np.array([[1, 0, 1], [0, 0, 0]]), np.array([[0.1, 0.9, 0.8], [0.1, 0.1, 0.1]]))
     assert (several.worst[0].target, several.worst[0].output) == ("red, blue", "green, blue")
+    assert several.decisions is not None
+    assert several.decisions.tolist() == [[0, 0, 1], [0, 1, 1], [1, 0, 1]]
+    shown = Page(page(Report(History(), findings=several))).texts
+    assert "Decisions by label" in shown
+    assert shown[shown.index("blue") :][:5] == ["blue", "1", "1", "100%", "100%"]
     # The loss of a sequence is the mean over its tokens that count. A vocabulary has no confusion matrix.
     tokens = Findings(OutputForm(logits=True, ignore_index=-100), keep=1)
     scores = np.zeros((2, 3, 1001))

@@ -103,7 +103,7 @@ def line_chart(
     left = _left(y_ticks)
     x = Scale(*x_range, left, WIDTH - _RIGHT)
     y = Scale(low, high, HEIGHT - _BOTTOM, _TOP, is_log)
-    x_ticks = [tick for tick in ticks(*x_range, 6) if x_range[1] - x_range[0] < 3 or tick == int(tick)]
+    x_ticks = [tick for tick in ticks(*x_range, 6) if x_range[1] - x_range[0] < 2 or tick == int(tick)]
     parts = [_grid(x, y, x_ticks, y_ticks, x_title)]
     parts += [_line(line, x, y, x_title) for line in series]
     return _svg(f"{title} by {x_title}", parts)
@@ -162,7 +162,7 @@ def scatter(title: str, xs: Sequence[float], ys: Sequence[float]) -> Markup:
 
 def histogram(title: str, edges: Sequence[float], counts: Sequence[int], x_title: str) -> Markup:
     """Return a picture of counts between edges."""
-    y_ticks = ticks(0, max(*counts, 1), 4)
+    y_ticks = [tick for tick in ticks(0, max(*counts, 1), 4) if tick == int(tick)]
     left = _left(y_ticks)
     x, y = Scale(edges[0], edges[-1], left, WIDTH - _RIGHT), Scale(0, 1.05 * max(*counts, 1), HEIGHT - _BOTTOM, _TOP)
     bars = []

@@ -88,6 +88,8 @@ class Findings:
     is_regression: bool = False
     confusion: npt.NDArray[np.int64] | None = None
     """Number of rows by target (axis 0) and output (axis 1)."""
+    decisions: npt.NDArray[np.int64] | None = None
+    """Right decisions, positive outputs and positive targets (axis 0) of each label (axis 1), if rows have several."""
     rows: int = 0
     """Number of rows so far."""
 
@@ -223,8 +225,11 @@ class Findings:
                 _Outputs(self, chosen, np.where(chosen, likely, 1 - likely)),
                 losses,
             )
+        said_yes = likely > 0.5
+        counts = np.array([(truth & said_yes).sum(0), said_yes.sum(0), truth.sum(0)])
+        self.decisions = counts if self.decisions is None else self.decisions + counts
         found = [", ".join(self.class_name(k) for k in np.flatnonzero(row)) or "none" for row in truth]
-        said = [", ".join(self.class_name(k) for k in np.flatnonzero(row)) or "none" for row in likely > 0.5]
+        said = [", ".join(self.class_name(k) for k in np.flatnonzero(row)) or "none" for row in said_yes]
         return found, said, losses.mean(1)
 
     def _count(self, labels: npt.NDArray[Any], predicted: npt.NDArray[Any], classes: int) -> None:

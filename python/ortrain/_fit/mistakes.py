@@ -1,4 +1,4 @@
-"""Pictures of mistakes: the confusion matrix and the residuals."""
+"""Pictures of mistakes: the confusion matrix, the decisions by label, and the residuals."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def _cell(count: int, total: int, is_right: bool, target: str, output: str) -> M
         return element("td", "·", class_="zero")
     share = count / total
     # Few mistakes are visible, too.
-    opacity = 0.12 + (0.6 * share if is_right else 0.75 * share**0.5)
+    opacity = 0.12 + 0.5 * (share if is_right else share**0.5)
     color = "good" if is_right else "bad"
     title = f"{target} → {output}: {count:,} of {total:,}"
-    return element("td", f"{count:,}", style=f"background:rgba(var(--{color}),{min(opacity, 0.85):.2f})", title=title)
+    return element("td", f"{count:,}", style=f"background:rgba(var(--{color}),{opacity:.2f})", title=title)
 
 
 def _pixels(findings: Findings) -> Markup:
@@ -98,6 +98,21 @@ def _confusions(findings: Findings) -> Markup | None:
     if not rows:
         return element("div", about)
     return element("div", about, element("h3", "Most frequent mistakes"), element("table", *rows, class_="list"))
+
+
+def decisions(findings: Findings) -> Markup:
+    """Return precision and recall of each label, for rows with several."""
+    counts = findings.decisions
+    assert counts is not None
+    heads = [element("th", name, class_="number") for name in ("targets", "outputs", "precision", "recall")]
+    rows = [element("tr", element("th", "label"), *heads)]
+    for index, (right, outputs, targets) in enumerate(counts.T.tolist()):
+        cells = [f"{targets:,}", f"{outputs:,}"] + [
+            f"{right / all_:.0%}" if all_ else "none" for all_ in (outputs, targets)
+        ]
+        name = element("td", findings.class_name(index))
+        rows.append(element("tr", name, *(element("td", cell, class_="number") for cell in cells)))
+    return element("table", *rows, class_="list")
 
 
 def residuals(findings: Findings) -> Markup:

@@ -13,7 +13,7 @@ from ortrain._fit.charts import Series, line_chart, sparkline
 from ortrain._fit.findings import Example, Findings
 from ortrain._fit.history import History
 from ortrain._fit.markup import Markup, element, join
-from ortrain._fit.mistakes import confusion, residuals
+from ortrain._fit.mistakes import confusion, decisions, residuals
 from ortrain._fit.picture import data_address
 from ortrain._fit.style import STYLE
 from ortrain._fit.units import format_bytes, format_seconds
@@ -228,6 +228,8 @@ def _mistakes(report: Report) -> Markup | None:
     )
     if findings.confusion is not None:
         return _section("Confusion matrix", about, confusion(findings))
+    if findings.decisions is not None:
+        return _section("Decisions by label", about, decisions(findings))
     pairs = findings.sampled_pairs()
     return _section("Residuals", about, residuals(findings)) if pairs and pairs[0] else None
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 _LIGHT = """
---page:#f6f6f3;--card:#fdfdfc;--ink:#0b0b0b;--soft:#52514e;--faint:#8a8881;--rule:#e3e2dc;--edge:rgba(11,11,11,.09);
---c1:#2a78d6;--c2:#d9591f;--c3:#1f9c86;--c4:#8a63c9;--c5:#b98a1c;--good:42,120,214;--bad:217,89,31;
+--page:#f6f6f3;--card:#fdfdfc;--ink:#0b0b0b;--soft:#52514e;--faint:#6f6d66;--rule:#e3e2dc;--edge:rgba(11,11,11,.09);
+--c1:#2a78d6;--c2:#d9591f;--c3:#1f9c86;--c4:#8a63c9;--c5:#b98a1c;--good:42,120,214;--bad:217,89,31;--is:#1f63b5;--said:#b0430f;
 """
 _DARK = """
---page:#101010;--card:#1a1a19;--ink:#f4f4f1;--soft:#c3c2b7;--faint:#8f8d85;--rule:#30302d;--edge:rgba(255,255,255,.1);
---c1:#5b9df0;--c2:#ee7f47;--c3:#3fbfa6;--c4:#ac8ae6;--c5:#d6ab45;--good:91,157,240;--bad:238,127,71;
+--page:#101010;--card:#1a1a19;--ink:#f4f4f1;--soft:#c3c2b7;--faint:#98968e;--rule:#30302d;--edge:rgba(255,255,255,.1);
+--c1:#5b9df0;--c2:#ee7f47;--c3:#3fbfa6;--c4:#ac8ae6;--c5:#d6ab45;--good:91,157,240;--bad:238,127,71;--is:#7fb3f6;--said:#f39a6b;
 """
 
 STYLE = (
@@ -38,7 +38,7 @@ svg{display:block;width:100%;height:auto;overflow:visible}
 svg text{font-size:12px;fill:var(--faint);font-variant-numeric:tabular-nums}
 svg .title{fill:var(--soft)}
 .grid{stroke:var(--rule);stroke-width:1}
-.axis{stroke:var(--faint);stroke-width:1}
+.axis{stroke:var(--faint);stroke-width:1;opacity:.7}
 .reference{stroke:var(--faint);stroke-width:1;stroke-dasharray:4 4}
 .line{fill:none;stroke-width:2;stroke-linejoin:round;stroke-linecap:round}
 .line.faint{stroke:var(--c1);stroke-width:1.2;opacity:.38}
@@ -72,7 +72,7 @@ code{font:12.5px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overf
 .example div{padding:8px 10px}
 .example blockquote{margin:0;padding:10px 10px 0;overflow-wrap:anywhere;white-space:pre-wrap}
 .example .list{font-size:12.5px}
-.is{color:var(--c1);font-weight:600}.said{color:var(--c2);font-weight:600}
+.is{color:var(--is);font-weight:600}.said{color:var(--said);font-weight:600}
 .stack{display:flex;gap:2px;height:22px;margin:2px 0 8px;border-radius:5px;overflow:hidden}
 .part{min-width:2px}
 .share{height:6px;border-radius:3px;background:var(--c1);min-width:2px}
@@ -80,7 +80,8 @@ summary{cursor:pointer;color:var(--soft);font-size:13.5px;padding:8px 0}
 footer{color:var(--faint);font-size:12.5px;margin-top:22px}
 @media (max-width:520px){main{padding:18px 12px 40px}section{padding:14px 14px}h1{font-size:22px}
 .tiles{grid-template-columns:1fr 1fr;gap:8px}.tile b{font-size:19px}svg text{font-size:13px}
-.cards{--card-width:130px;gap:10px}.list{font-size:13px}.settings th,.settings td{display:block;white-space:normal;border:0;padding:0}
+.cards{--card-width:130px;gap:10px}
+.list{font-size:13px}.settings th,.settings td{display:block;white-space:normal;border:0;padding:0}
 .settings td{padding-bottom:8px;border-bottom:1px solid var(--rule);margin-bottom:6px}code{font-size:11.5px}
 .parameters tr{display:flex;flex-wrap:wrap;justify-content:space-between;border-bottom:1px solid var(--rule)}
 .parameters td{border:0}.parameters td:first-child{flex:1 0 100%;padding-bottom:0}.parameters .number{padding-left:0}
