@@ -55,7 +55,7 @@ class Optimizer:
 
 
 class Model:
-    """Model whose weight is the number of trained epochs."""
+    """Model with the number of trained epochs as its weight."""
 
     def __init__(self) -> None:
         self.state = State()
@@ -399,7 +399,7 @@ def test_bad_settings_of_checkpoints(settings: dict[str, Any], message: str) -> 
 
 
 def test_csv_logger(tmp_path: Path) -> None:
-    """Columns, order and ``NA`` are those of Keras."""
+    """Columns, order and ``NA`` match Keras."""
     path = tmp_path / "logs" / "log.csv"
     rows = [{"loss": 0.1, "accuracy": 0.5}, {"loss": np.float32(0.25), "accuracy": 0.75, "val_loss": 1 / 3}]
     fit(Model(), [cb.CSVLogger(path)], rows)
@@ -416,7 +416,7 @@ def test_csv_logger(tmp_path: Path) -> None:
 
 
 def test_csv_logger_goes_on(tmp_path: Path) -> None:
-    """A resumed run keeps the lines before its position, and drops those of epochs that it repeats."""
+    """A resumed run keeps the lines before its position, and drops the lines of repeated epochs."""
     rows = losses(0.5, 0.4, 0.3, 0.2)
     fit(Model(), [cb.CSVLogger(tmp_path / "whole.csv")], rows)
     used = cb.CSVLogger(tmp_path / "part.csv")
@@ -450,7 +450,7 @@ class Writer:
 
 
 def test_tensorboard(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tags and folders are those of Keras."""
+    """Tags and folders match Keras."""
     Writer.written = {}
     monkeypatch.setitem(sys.modules, "tensorboardX", SimpleNamespace(SummaryWriter=Writer))
     board = cb.TensorBoard("logs", histogram_freq=2, update_freq=2)
@@ -587,7 +587,7 @@ class Bar:
 
 @pytest.fixture
 def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
-    """Bars in place of those of tqdm, and a clock that is a second later at each look."""
+    """Stand-ins for tqdm's bars, and a clock that is a second later at each look."""
     made: list[Bar] = []
 
     def make(**settings: Any) -> Bar:

@@ -17,7 +17,7 @@ from ortrain.errors import InvalidArgumentError
 
 
 def example() -> History:
-    """Return a history whose second epoch has no validation."""
+    """Return a history without a validation in its second epoch."""
     history = History({"epochs": 3})
     history.add_epoch(0, {"loss": 1 / 3, "val_loss": np.float32(0.1)})
     history.add_epoch(1, {"loss": 2e-300})
@@ -124,7 +124,7 @@ def test_plot() -> None:
 
 
 def test_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are those of ``rows``, with the epoch as the index. pandas is not installed here: a stand-in records it."""
+    """The table has ``rows``, with the epoch as the index. A stand-in for pandas records it."""
     made: list[Any] = []
 
     class DataFrame:

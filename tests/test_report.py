@@ -300,7 +300,7 @@ def test_log_axis_for_small_losses() -> None:
 
 
 def pixels_of(file: bytes) -> Any:
-    """Decode a PNG file whose rows have no filter."""
+    """Decode a PNG file without filters."""
     assert file[:8] == b"\x89PNG\r\n\x1a\n"
     width, height, depth, kind = struct.unpack(">IIBB", file[16:26])
     start = file.index(b"IDAT") + 4

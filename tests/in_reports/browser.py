@@ -14,7 +14,7 @@ from playwright.sync_api import Browser, sync_playwright
 
 # Width, height, and color scheme of each window.
 WINDOWS = {"desktop": (1180, 900, "light"), "dark": (1180, 900, "dark"), "phone": (375, 800, "light")}
-# Colors of texts with those of the nearest opaque background, texts outside the window, and the width of the page.
+# Colors of texts and of their opaque backgrounds, texts outside the window, and the width of the page.
 MEASURE = """() => {
   const opaque = color => !/^rgba\\(.*, 0(\\.\\d+)?\\)$/.test(color) && color !== 'transparent';
   const background = node => {
@@ -60,7 +60,7 @@ def look(browser: Browser, path: Path) -> dict[str, Any]:
         found[name]["requests"] = [url for url in requests if not url.startswith("data:") and url != path.as_uri()]
         page.screenshot(path=path.with_name(f"{path.stem}-{name}.png"), full_page=True)
         if name == "dark":
-            # Paper is white, whatever the screen is.
+            # Paper is white, also beside a dark screen.
             page.emulate_media(media="print", color_scheme="dark")
             found["paper"] = page.evaluate("getComputedStyle(document.body).backgroundColor")
             page.pdf(path=path.with_suffix(".pdf"), format="A4", prefer_css_page_size=True)

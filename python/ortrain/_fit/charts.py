@@ -10,7 +10,7 @@ from ortrain._fit.markup import Markup, element, join
 
 WIDTH, HEIGHT = 420, 250
 _TOP, _BOTTOM, _RIGHT = 12, 38, 14
-# Mean width of a character of the labels, whose size is 12.
+# Mean width of a character of a label, at size 12.
 _CHARACTER = 6.6
 # A line of more points is no clearer.
 _MAX_POINTS = 300

@@ -48,7 +48,7 @@ class Example:
 
 @dataclass(frozen=True)
 class _Row:
-    """Row with a large loss, whose content is read when the report shows it."""
+    """Row with a large loss. The report reads its content."""
 
     target: str
     output: str
@@ -186,8 +186,8 @@ class Findings:
         second = np.asarray(outputs, np.float64).reshape(first.shape)
         self._targets.append(first.reshape(-1))
         self._outputs.append(second.reshape(-1))
-        first, second = first.reshape(len(first), -1), second.reshape(len(first), -1)
-        return [_values(row) for row in first], [_values(row) for row in second], ((first - second) ** 2).mean(1)
+        values, guesses = first.reshape(len(first), -1), second.reshape(len(first), -1)
+        return [_values(row) for row in values], [_values(row) for row in guesses], ((values - guesses) ** 2).mean(1)
 
     def _classification(self, targets: Any, outputs: Any) -> tuple[Sequence[Any], Sequence[Any], npt.NDArray[Any]]:
         batch = decode(
@@ -228,8 +228,8 @@ class Findings:
         said_yes = likely > 0.5
         counts = np.array([(truth & said_yes).sum(0), said_yes.sum(0), truth.sum(0)])
         self.decisions = counts if self.decisions is None else self.decisions + counts
-        found = [", ".join(self.class_name(k) for k in np.flatnonzero(row)) or "none" for row in truth]
-        said = [", ".join(self.class_name(k) for k in np.flatnonzero(row)) or "none" for row in said_yes]
+        found = [", ".join(self.class_name(int(k)) for k in np.flatnonzero(row)) or "none" for row in truth]
+        said = [", ".join(self.class_name(int(k)) for k in np.flatnonzero(row)) or "none" for row in said_yes]
         return found, said, losses.mean(1)
 
     def _count(self, labels: npt.NDArray[Any], predicted: npt.NDArray[Any], classes: int) -> None:
@@ -240,7 +240,7 @@ class Findings:
 
 
 class _Names(Sequence[str]):
-    """Names of classes; only those of the worst rows are made."""
+    """Names of classes, made on access."""
 
     def __init__(self, findings: Findings, indices: npt.NDArray[Any]) -> None:
         self._findings, self._indices = findings, indices

@@ -294,7 +294,7 @@ class History(Mapping[str, list[float]]):
         return {"epochs": epochs, "steps": {name: np.array(values) for name, values in self._steps.items()}}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Replace all values by those of :meth:`state`.
+        """Replace all values by the result of :meth:`state`.
 
         >>> import ortrain
         >>> history, other = ortrain.History(), ortrain.History()

@@ -40,7 +40,7 @@ def _numbers(findings: Findings) -> Markup:
 
 
 def _cell(count: int, total: int, is_right: bool, target: str, output: str) -> Markup:
-    """Return a cell whose color is the share of the target's rows."""
+    """Return a cell, colored by the share of the target's rows."""
     if not count:
         return element("td", "·", class_="zero")
     share = count / total

@@ -58,7 +58,7 @@ def report_of(
     Args:
         model: the model.
         history: loss and metrics.
-        data: the training data, whose mistakes are shown if there is no validation data.
+        data: the training data, which is examined for mistakes if there is no validation data.
         validation: the validation data.
         config: the choices of the run.
         seconds: the duration of the training.

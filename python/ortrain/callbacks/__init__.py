@@ -2,7 +2,7 @@
 
 ==========================  =============================================================================
 :class:`Callback`           base class: override the hooks that you need
-:class:`EarlyStopping`      end the training when a value no longer improves; take the best weights
+:class:`EarlyStopping`      end the training when a value no longer improves
 :class:`ModelCheckpoint`    save the model after epochs or steps: all, the best, the last few
 :class:`ReduceLROnPlateau`  reduce the learning rate when a value no longer improves
 :class:`LambdaCallback`     hooks from functions

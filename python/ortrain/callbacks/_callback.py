@@ -11,7 +11,7 @@ Logs: TypeAlias = "MutableMapping[str, Any] | None"
 class Callback:
     """Base class of callbacks: hooks that ``fit``, ``evaluate`` and ``predict`` call.
 
-    The hooks of this class do nothing. Names and order are those of ``keras.callbacks.Callback``. A hook that no
+    The hooks of this class do nothing. Names and order match ``keras.callbacks.Callback``. A hook that no
     callback overrides costs nothing.
 
     >>> from ortrain.callbacks import Callback
@@ -64,7 +64,7 @@ class Callback:
         """
 
     def on_train_end(self, logs: Logs = None) -> None:
-        """Run code after the last epoch. ``logs`` are those of the last epoch.
+        """Run code after the last epoch. ``logs`` has the values of the last epoch.
 
         >>> from ortrain.callbacks import Callback
         >>> class Farewell(Callback):
@@ -88,7 +88,7 @@ class Callback:
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
         """Run code after an epoch and its validation.
 
-        ``logs`` has the loss, the metrics, and those of the validation with the prefix ``val_``. A value that is added
+        ``logs`` has loss and metrics; names of validation values begin with ``val_``. A value that is added
         to ``logs`` gets into the history.
 
         >>> from ortrain.callbacks import Callback

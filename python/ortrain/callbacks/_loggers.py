@@ -96,7 +96,7 @@ class CSVLogger(Callback):
 
 
 def _plain(value: Any) -> Any:
-    """Return a number as Python's own, whose text has all digits."""
+    """Return a number of NumPy as a number of Python, which prints all digits."""
     return value.item() if isinstance(value, np.generic) else value
 
 

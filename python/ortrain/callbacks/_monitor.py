@@ -98,7 +98,7 @@ class EarlyStopping(MonitorCallback):
         verbose: 1 to print when the callback acts.
         mode: ``"min"`` if the value should become small, ``"max"`` if large; ``"auto"`` decides by the name.
         baseline: a value that the training has to reach. ``patience`` counts until it is reached.
-        restore_best_weights: True to end with the weights of the best epoch, otherwise with those of the last one.
+        restore_best_weights: True to restore the weights of the best epoch at the end.
         start_from_epoch: the number of epochs before the first that counts.
 
     Raises:

@@ -1,7 +1,7 @@
-"""Metrics: accuracy, errors, areas. They accumulate over batches, and the result is that of one large batch.
+"""Metrics: accuracy, errors, areas. They accumulate over batches, and equal the metrics of one large batch.
 
 ``Model(..., metrics=["accuracy", "top5"])`` takes their names, the classes below, and functions
-``(targets, outputs) -> float``, such as those of ``sklearn.metrics``.
+``(targets, outputs) -> float`` such as ``sklearn.metrics.log_loss``.
 
 =======================================  ==================================================================
 ``"accuracy"``, ``"acc"``                :class:`Accuracy`: share of right decisions

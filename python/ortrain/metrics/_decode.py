@@ -44,7 +44,7 @@ def decode(
     if labels.ndim == 0 or scores.ndim == 0:
         raise InvalidArgumentError(f"{name}: targets and outputs need a first axis of rows")
     if task == "multiclass" and labels.shape == scores.shape and labels.ndim > 1:
-        # One-hot or soft labels, as those of mixup.
+        # One-hot labels, or soft ones from mixup.
         labels = labels.argmax(-1 if class_axis is None else class_axis)
     elif labels.ndim == scores.ndim and labels.shape[-1] == 1 and scores.shape[-1] > 1:
         # Labels as a column.

@@ -41,8 +41,8 @@ class OutputForm:
 class Metric:
     """Base class of metrics: numbers that are accumulated over batches.
 
-    The result over all batches is that of one large batch, whatever the sizes of the batches are. Weights are one per
-    row; a row with weight 2 counts as two rows.
+    Batches of any sizes have the result of one large batch. Weights are one per row; a row with weight 2 counts as two
+    rows.
 
     Args:
         name: the name in ``logs`` and in the history.
@@ -147,7 +147,7 @@ class Metric:
         """
 
     def configure(self, form: OutputForm) -> None:
-        """Set what the arguments of the metric leave open.
+        """Set the arguments that the metric was made without.
 
         >>> from ortrain.metrics import OutputForm, Perplexity
         >>> perplexity = Perplexity()
@@ -193,12 +193,12 @@ class FunctionMetric(Metric):
     """Metric of a function ``(targets, outputs) -> float``, computed once over the whole set.
 
     The targets and outputs of all batches are held in memory until :meth:`~Metric.reset`. A function with an argument
-    ``sample_weight``, as those of scikit-learn have, gets the weights.
+    ``sample_weight``, as in scikit-learn, gets the weights.
 
     Args:
-        function: the function. Its arguments are arrays of all rows; outputs are those of the model, so a function of
+        function: the function. Its arguments are arrays of all rows; outputs come from the model, so a function of
             classes needs ``outputs.argmax(1)``.
-        name: the name in ``logs``; by default that of the function.
+        name: the name in ``logs``; by default the name of the function.
         higher_is_better: True if a good value is large, for callbacks with ``mode="auto"``.
 
     Raises:

@@ -52,7 +52,7 @@ def get(metric: Any, form: OutputForm | None = None) -> Metric:
 
     Args:
         metric: the name, the metric, or the function.
-        form: the form of the model's outputs, for what the metric leaves open.
+        form: the form of the model's outputs, for arguments that the metric was made without.
 
     Raises:
         InvalidArgumentError: for an unknown name.

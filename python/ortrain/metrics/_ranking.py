@@ -21,7 +21,7 @@ class AUROC(Metric):
     Args:
         name: the name in ``logs``.
         task: ``"multiclass"``, ``"binary"`` or ``"multilabel"``; by default it is found by shapes.
-        logits: True for scores before a softmax; by default scores whose rows do not sum to 1.
+        logits: True for scores before a softmax; by default true if rows do not sum to 1.
         class_axis: the axis of the classes; by default it is found by shapes.
         ignore_index: the label of rows, or tokens, that do not count.
 
@@ -110,7 +110,7 @@ def area(positive: Array, scores: Array, weights: Array | None = None) -> float:
     above = np.bincount(place, weights * positive, len(distinct))
     below = np.bincount(place, weights * ~positive, len(distinct))
     pairs = float(above.sum() * below.sum())
-    # A positive beats the negatives with lower scores, and half of those with its own.
+    # A positive beats the negatives with lower scores, and half of the negatives with its own score.
     won = float(above @ (np.cumsum(below) - 0.5 * below))
     return won / pairs if pairs else float("nan")
 

@@ -19,7 +19,7 @@ class Perplexity(Mean):
         name: the name in ``logs``.
         logits: False if the outputs are probabilities, otherwise they are scores before a softmax.
         class_axis: the axis of the classes; by default it is found by shapes.
-        ignore_index: the label of tokens that do not count, such as those of the padding.
+        ignore_index: the label of tokens that do not count, such as padding.
 
     Raises:
         InvalidArgumentError: at an update, for labels that are no classes.
