@@ -736,3 +736,115 @@ def test_weights_of_a_real_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         optimizer.set_learning_rate(0.5)
+
+
+# With the model itself.
+
+
+def trainable(**settings: Any) -> ortrain.Model:
+    return ortrain.Model(ortrain.examples.perceptron(), metrics=["accuracy"], device="cpu", **settings)
+
+
+def rows(count: int = 40) -> tuple[Any, Any]:
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 10, count)
+    return (rng.random((count, 64)) + np.eye(10, 64)[labels]).astype(np.float32), labels
+
+
+def test_hooks_of_fit_evaluate_and_predict() -> None:
+    """The order is that of Keras: the validation runs inside its epoch, before ``on_epoch_end``."""
+    calls: list[str] = []
+    hooks = [hook for hook in dir(cb.Callback) if hook.startswith("on_") and "on_batch" not in hook]
+    recorder = cb.LambdaCallback(**{hook: lambda *_, name=hook: calls.append(name) for hook in hooks})
+    model = trainable()
+    x, labels = rows(12)
+    model.fit(x, labels, batch_size=4, epochs=2, validation_split=0.34, callbacks=[recorder], verbose=0)
+    batch = ["on_train_batch_begin", "on_train_batch_end"]
+    test = ["on_test_begin", *["on_test_batch_begin", "on_test_batch_end"] * 2, "on_test_end"]
+    epoch = ["on_epoch_begin", *batch * 2, *test, "on_epoch_end"]
+    assert calls == ["on_train_begin", *epoch * 2, "on_train_end"]
+    calls.clear()
+    model.evaluate(x, labels, batch_size=6, callbacks=[recorder], verbose=0)
+    assert calls == test
+    calls.clear()
+    model.predict(x, batch_size=12, callbacks=[recorder], verbose=0)
+    assert calls == ["on_predict_begin", "on_predict_batch_begin", "on_predict_batch_end", "on_predict_end"]
+
+
+def test_logs_of_fit() -> None:
+    """The values that callbacks see are those of the history, and entries that they add get into it."""
+    seen: list[dict[str, float]] = []
+
+    class Own(cb.Callback):
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            assert set(logs) == {"loss", "accuracy"}
+            assert 0 <= logs["accuracy"] <= 1
+
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            logs["steps"] = float(self.model.optimizer.step_count)
+            seen.append(dict(logs))
+
+    x, labels = rows()
+    history = trainable().fit(x, labels, epochs=2, validation_split=0.2, callbacks=[Own()], verbose=0)
+    assert list(history) == ["loss", "accuracy", "val_loss", "val_accuracy", "steps"]
+    assert [{name: values[epoch] for name, values in history.items()} for epoch in range(2)] == seen
+    assert history.params["epochs"] == 2
+
+
+def test_early_stopping_of_fit(tmp_path: Path) -> None:
+    """The model ends with its best weights, and the saved models are those of the best epochs."""
+    x, labels = rows()
+    model = trainable(learning_rate=0.5)
+    used = [
+        cb.EarlyStopping(patience=2, restore_best_weights=True),
+        cb.ModelCheckpoint(tmp_path / "best", save_best_only=True),
+        cb.CSVLogger(tmp_path / "log.csv"),
+    ]
+    history = model.fit(x, labels, batch_size=8, epochs=30, validation_split=0.4, callbacks=used, verbose=0)
+    best = int(np.argmin(history["val_loss"]))
+    assert len(history.epoch) == best + 3 < 30
+    held_out = x[24:], labels[24:]
+    loss = model.evaluate(*held_out, batch_size=8, verbose=0)[0]
+    assert loss == history["val_loss"][best]
+    again = ortrain.Model(tmp_path / "best", metrics=["accuracy"])
+    assert again.evaluate(*held_out, batch_size=8, verbose=0)[0] == loss
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 1 + len(history.epoch)
+
+
+def test_bar_of_fit(capsys: pytest.CaptureFixture[str]) -> None:
+    x, labels = rows()
+    model = trainable()
+    model.fit(x, labels, epochs=2)
+    model.fit(x, labels, epochs=2, verbose=0)
+    assert "%" not in capsys.readouterr().err
+    model.fit(x, labels, epochs=2, verbose=1)
+    shown = [line.split("\r")[-1] for line in capsys.readouterr().err.rstrip("\n").split("\n")]
+    assert len(shown) == 2
+    assert shown[1].startswith("epoch 2/2 ")
+    assert ", accuracy " in shown[1]
+    assert " samples/s, " in shown[1]
+    assert " kB, " in shown[1]
+    model.fit(x, labels, epochs=1, verbose=2)
+    assert capsys.readouterr().err.startswith("epoch 1/1 2/2, loss ")
+
+
+def test_report_of_fit(tmp_path: Path) -> None:
+    """The report of a run has all parts, with the mistakes on the validation set."""
+    x, labels = rows()
+    model = trainable(trainable="head")
+    history = model.fit(x, labels, epochs=2, validation_split=0.25, verbose=0)
+    text = history.report(tmp_path / "report.html").read_text(encoding="utf-8")
+    for part in (
+        "Training of perceptron.onnx",
+        "10 rows of the validation set",
+        "Confusion matrix",
+        "Examples that are most wrong",
+        "970 values in 2 parameters are trained, 13.5 % of the 7,210 values",
+        "matrix products",
+        "optimizer",
+    ):
+        assert part in text, part
+    state = model.state.to_bytes()
+    history.report(tmp_path / "again.html")
+    # A report changes nothing.
+    assert model.state.to_bytes() == state

@@ -223,6 +223,8 @@ def test_auroc_of_a_missing_class() -> None:
     auroc.update([0, 1, 0], np.array([[0.8, 0.1, 0.1], [0.2, 0.7, 0.1], [0.3, 0.6, 0.1]]))
     assert auroc.result() == 1
     auroc.reset()
+    auroc.update(np.zeros(0, int), np.zeros(0))
+    assert math.isnan(auroc.result())
     auroc.update([1, 1], [0.5, 0.6])
     assert math.isnan(auroc.result())
     auroc.update([0], [np.nan])

@@ -1,4 +1,4 @@
-"""Callbacks and histories with the libraries themselves: `trackers.py FOLDER` prints the values that these libraries read back.
+"""Callbacks and histories with the libraries themselves: `trackers.py FOLDER` prints values that these read back.
 
 Needs ortrain on the path.
 """

@@ -17,6 +17,7 @@ from ortrain._fit.feeds import Layout
 from ortrain._fit.findings import Findings
 from ortrain._fit.losses import IGNORED_LABEL, Target
 from ortrain._fit.report import Report, TrainedParameter
+from ortrain._inspect import inspect
 from ortrain._ortrain import __version__
 from ortrain.data import Batch
 from ortrain.errors import OrtrainError
@@ -65,9 +66,10 @@ def report_of(
 
     """
     examined = data if validation is None else validation
-    parameters = list(model.state.parameters)
+    parameters = model.state.parameters
     trained = [TrainedParameter(name, parameter.shape) for name, parameter in parameters if parameter.requires_grad]
-    total = sum(TrainedParameter(name, parameter.shape).count for name, parameter in parameters)
+    names = {parameter.name for parameter in trained}
+    weights = [info for info in inspect(model._source).parameters if info.role == "trained"]
     memory = model.module.memory()
     parts = {name: int(getattr(memory, name)) for name in ("parameters", "gradients", "moments", "work", "scratch")}
     name = Path(model._source).name if isinstance(model._source, str) else ""
@@ -78,7 +80,7 @@ def report_of(
         findings=_findings(model, examined),
         findings_of="training" if validation is None else "validation",
         parameters=trained,
-        frozen=total - sum(parameter.count for parameter in trained),
+        frozen=sum(TrainedParameter(info.name, tuple(info.shape)).count for info in weights if info.name not in names),
         seconds=seconds,
         step_seconds=_step_seconds(model, data, int(history.params.get("batch_size") or 32)),
         step_bytes={name: size for name, size in parts.items() if size},

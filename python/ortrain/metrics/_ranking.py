@@ -104,11 +104,19 @@ class AUROC(Metric):
 
 def area(positive: Array, scores: Array, weights: Array | None = None) -> float:
     """Return the area under the ROC curve of one decision; NaN if a side is empty."""
-    distinct, place = np.unique(scores, return_inverse=True)
+    if not len(scores):
+        return float("nan")
+    order = np.argsort(scores)
+    ranked, is_positive = scores[order], positive[order]
+    # Rows of one score form a group, whose last row is known by the next score.
+    ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
     if weights is None:
-        weights = np.ones(len(scores))
-    above = np.bincount(place, weights * positive, len(distinct))
-    below = np.bincount(place, weights * ~positive, len(distinct))
+        positives, total = np.cumsum(is_positive)[ends].astype(np.float64), (ends + 1).astype(np.float64)
+    else:
+        heavy = weights[order].astype(np.float64)
+        positives, total = np.cumsum(heavy * is_positive)[ends], np.cumsum(heavy)[ends]
+    above = np.diff(positives, prepend=0.0)
+    below = np.diff(total - positives, prepend=0.0)
     pairs = float(above.sum() * below.sum())
     # A positive beats the negatives with lower scores, and half of the negatives with its own score.
     won = float(above @ (np.cumsum(below) - 0.5 * below))
