@@ -594,6 +594,7 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
         made.append(Bar(**settings))
         return made[-1]
 
+    make.with_total = ""  # type: ignore[attr-defined]
     clock = iter(range(10_000))
     monkeypatch.setattr(_progress, "_bar_type", lambda file: make)
     monkeypatch.setattr(_progress, "INTERVAL_PER_COST", 0)

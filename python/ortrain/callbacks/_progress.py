@@ -120,7 +120,7 @@ class ProgressBar(Callback):
         self._trained_until = None
         if has_bar:
             total = self.params.get("steps")
-            shape = "{desc} {bar:12} {n_fmt}/{total_fmt}{postfix}" if total else "{desc} {n_fmt} batches{postfix}"
+            shape = self._bar_type.with_total if total else "{desc} {n_fmt} batches{postfix}"
             self._bar = self._bar_type(total=total, desc=name, file=self._file, dynamic_ncols=True, bar_format=shape)
 
     def _update(self, batch: int, logs: Logs, now: float) -> None:
@@ -169,12 +169,16 @@ def _bar_type(file: IO[str] | None) -> Any:
     except ImportError as error:
         raise missing("a progress bar", "tqdm", "pip install 'ortrain[train]', or verbose=0") from error
     base: Any = tqdm.tqdm
+    bar = "{bar:12}"
     if file is None and in_notebook() and find_spec("ipywidgets") is not None:
         from tqdm import notebook
 
-        base = notebook.tqdm
+        # A widget replaces the bar, if it has no width.
+        base, bar = notebook.tqdm, "{bar}"
     # tqdm's thread, which redraws bars that are not updated, is not needed: a process may fork.
-    return type("Bar", (base,), {"monitor_interval": 0})
+    return type(
+        "Bar", (base,), {"monitor_interval": 0, "with_total": f"{{desc}} {bar} {{n_fmt}}/{{total_fmt}}{{postfix}}"}
+    )
 
 
 def in_notebook() -> bool:
