@@ -128,7 +128,18 @@ def test_a_run_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 def test_settings_in_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--data", "data.csv", "--target", "kind", "--epochs", 1, "--class-weight", "ant=2,bee=1,cat=0.5"]
+    arguments = [
+        "--data",
+        "data.csv",
+        "--target",
+        "kind",
+        "--classes",
+        "auto",
+        "--epochs",
+        1,
+        "--class-weight",
+        "ant=2,bee=1,cat=0.5",
+    ]
     trained(*arguments, "--save-config", "a.toml", "--out", "a", capsys=capsys)
     text = Path("a.toml").read_text()
     assert 'class_weight = { "ant" = 2.0, "bee" = 1.0, "cat" = 0.5 }\n' in text

@@ -88,6 +88,18 @@ def test_the_middle_of_an_image_is_kept(tmp_path: Path) -> None:
     assert (found == 1).all()
 
 
+def test_the_orientation_of_the_camera_is_undone(tmp_path: Path) -> None:
+    values = np.zeros((10, 10, 3), np.uint8)
+    values[:5] = 255
+    (tmp_path / "a").mkdir()
+    exif = Image.Exif()
+    exif[0x0112] = 3
+    Image.fromarray(values).save(tmp_path / "a" / "b.png", exif=exif)
+    found = taken(data.open(tmp_path, model_inputs=pixels(("n", 1, 10, 10)))).inputs["image"][0, 0]
+    assert (found[:5] == 0).all()
+    assert (found[5:] == 1).all()
+
+
 def test_a_batch_depends_on_rows_and_seed_alone(folder: Path) -> None:
     source = data.open(folder, model_inputs=pixels(), **AUGMENTED)
     first = taken(source, [0, 3, 5], 7, training=True).inputs["image"]

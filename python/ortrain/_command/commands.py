@@ -13,7 +13,7 @@ from typing import Any
 from ortrain._command.option import Option, UsageError, add_options
 from ortrain._command.output import complain
 from ortrain._command.settings import COMPARE, DATA, EVALUATE, EXPORT, FIT, MODEL, PREDICT, READING, RUN
-from ortrain.data import FORMS
+from ortrain._data_forms import FORMS
 from ortrain.errors import OrtrainError
 
 __all__ = ["NAMES", "add_commands", "run_command"]

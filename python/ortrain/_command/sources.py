@@ -33,6 +33,7 @@ __all__ = [
 _TRAIN, _VALIDATION = ("train", "training"), ("val", "valid", "validation", "test")
 # Maximum number of classes with a printed count.
 _MAX_SHOWN_CLASSES = 10
+_COLOURS = {1: "gray", 3: "RGB", 4: "RGBA"}
 
 
 def model_file(path: str) -> str:
@@ -166,7 +167,7 @@ def _form(settings: Mapping[str, Any]) -> str:
     parts = []
     if "size" in settings:
         height, width = settings["size"]
-        parts.append(f"{width} x {height} pixels, {settings['channels']} channels, {settings['layout']}")
+        parts.append(f"{width} x {height} pixels, {_COLOURS[settings['channels']]}, {settings['layout']}")
     if "mean" in settings:
         numbers = [", ".join(f"{value:g}" for value in settings[name]) for name in ("mean", "std")]
         parts.append("mean ({}), std ({})".format(*numbers))

@@ -85,18 +85,25 @@ def _classes(chosen: int | str | None, source: FileSource, description: Descript
     """Return the classes of a new last layer; ``None`` to keep the layer of the model.
 
     Raises:
-        InvalidArgumentError: if the data has no classes.
+        InvalidArgumentError: if the data has no classes, or other ones than the model.
 
     """
+    present = description.outputs[0].classes if len(description.outputs) == 1 else None
+    if chosen is None:
+        names = source.classes
+        if names is not None and present is not None and len(names) != present and (present, len(names)) != (1, 2):
+            raise InvalidArgumentError(
+                f"the data has {len(names)} classes, the model has {present}; pass --classes auto for a new last layer"
+            )
+        return None
     if chosen != "auto":
-        return chosen if chosen is None else int(chosen)
+        return int(chosen)
     if source.classes is not None:
         found = len(source.classes)
     elif source.labels is not None:
         found = int(source.labels.max()) + 1
     else:
         raise InvalidArgumentError("the targets of the data are no classes; leave out --classes auto")
-    present = description.outputs[0].classes if len(description.outputs) == 1 else None
     return None if present == found else found
 
 

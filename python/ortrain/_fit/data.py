@@ -96,8 +96,12 @@ class Data:
             found[target.name] = target_column(target.name, values, target, texts)
         return replace(self, source=self.source.with_targets(found))
 
-    def split(self, share: float) -> tuple[Data, Data]:
-        """Split off the last rows, as Keras does, before any shuffling.
+    def split(self, share: float, seed: int = 0) -> tuple[Data, Data]:
+        """Split off the last rows, as Keras does, before any shuffling. Rows of files are split at random.
+
+        Args:
+            share: the share of the second part.
+            seed: the seed of a random split.
 
         Raises:
             InvalidArgumentError: if the data has no rows in an order, or a part would be empty.
@@ -117,6 +121,11 @@ class Data:
             )
         if isinstance(self.source, ArraySource):
             parts: tuple[Source, Source] = (self.source.part(0, count), self.source.part(count, total))
+        elif hasattr(self.source, "labels"):
+            # The last rows of a sorted file, such as iris.csv, are one class.
+            from ortrain.data import split
+
+            parts = split(self.source, share, seed)
         else:
             from ortrain.data._subset import Subset
 

@@ -26,7 +26,7 @@ SAMPLE_WEIGHT = "sample_weight"
 IGNORED_LABEL = -100
 """Label of tokens that are ignored, as in PyTorch and Hugging Face."""
 
-# Names of losses: those of Keras, and shorter ones.
+# Names of losses: the names of Keras, and shorter ones.
 _NAMES = {
     "cross_entropy": "labels",
     "sparse_categorical_crossentropy": "labels",
@@ -246,7 +246,8 @@ def choose(
         if isinstance(chosen, (str, LossType)):
             kind, reason = _kind_of(chosen), ""
         else:
-            kind, reason = _chosen_kind(output, np.asarray(values), names.get(name))
+            array = np.asarray(values)
+            kind, reason = _chosen_kind(output, array, names.get(name) if array.dtype.kind in "OUS" else None)
         target = _target(name, kind, output, reason, only=len(targets) == 1)
         found.append(target)
         losses.append(_loss_of(target))
@@ -274,7 +275,7 @@ def _by_output(chosen: Mapping[str, Any], description: Description) -> Choice:
 
 
 def _of_caller(chosen: Any, description: Description) -> Choice:
-    """Return losses with settings, or a block; the training model says what its targets are."""
+    """Return losses with settings, or a block with targets that the training model determines."""
     if isinstance(chosen, Loss):
         chosen = [chosen]
     if isinstance(chosen, Sequence) and chosen and all(isinstance(loss, Loss) for loss in chosen):
@@ -350,7 +351,7 @@ def _loss_of(target: Target) -> Loss:
     assert output is not None
     if target.kind == "labels":
         if not output.is_scored:
-            # The core finds the logits of a classifier whose output is a label.
+            # The core finds the logits behind a label.
             return Loss(LossType.CrossEntropyLoss, target=target.input)
         rank = len(output.scores.shape)
         return Loss(
@@ -385,7 +386,8 @@ def _chosen_kind(output: Output, values: Array, names: Sequence[Any] | None) -> 
     scores, rank = output.scores, len(output.scores.shape)
     columns = scores.shape[-1] if rank > 1 else 1
     what = f"the model has scores {scores}{ends.get(output.activation, '')}"
-    if names is not None:
+    is_mixture = values.dtype.kind == "f" and values.ndim == rank and columns != 1
+    if names is not None and not is_mixture:
         kind = "binary" if columns == 1 else "labels"
         return kind, f"the targets are {len(names)} texts and {what}"
     if values.dtype.kind not in "biuf":

@@ -132,7 +132,7 @@ def run_fit(model: Model, data: Data, validation_data: Any, arguments: FitArgume
     if validation_data is not None:
         validation = _validation_of(model, validation_data)
     elif arguments.validation_split:
-        data, validation = data.split(float(arguments.validation_split))
+        data, validation = data.split(float(arguments.validation_split), model._seed)
     weighted = (
         data.is_weighted or arguments.class_weight is not None or (validation is not None and validation.is_weighted)
     )
@@ -144,7 +144,7 @@ def run_fit(model: Model, data: Data, validation_data: Any, arguments: FitArgume
     folder = None if arguments.resume is None else RunFolder(os.fspath(arguments.resume), arguments.checkpoint_every)
     is_resumed = folder is not None and folder.has_run
     if arguments.batch_size == "auto":
-        # The free memory may differ from that of the first start.
+        # The free memory may have changed since the first start.
         size = (
             folder.settings()["batch_size"]
             if folder is not None and is_resumed
@@ -311,8 +311,14 @@ def _scheduler(engine: Engine, arguments: FitArguments, steps: int | None, *, re
 def _find_rate(model: Model, engine: Engine, data: Data, arguments: FitArguments) -> None:
     from ortrain._fit.range_test import find_learning_rate
 
+    if hasattr(data.batches, "__next__"):
+        raise InvalidArgumentError(
+            "learning_rate='find' reads the data before the training, but a generator can be read once; pass an iterable "
+            "that can be passed over again"
+        )
     layout = model._layout(engine, arguments.class_weight)
-    feed = model._feed(data, layout, int(arguments.batch_size), shuffle=arguments.shuffle, training=True)
+    again = replace(data, peeked=None)
+    feed = model._feed(again, layout, int(arguments.batch_size), shuffle=arguments.shuffle, training=True)
     model.range_test = find_learning_rate(engine, feed, layout)
     engine.optimizer.set_learning_rate(model.range_test.suggestion)
     if verbosity(arguments.verbose):

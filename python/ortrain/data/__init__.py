@@ -24,8 +24,9 @@ and its seed alone. ``pip install 'ortrain[train]'`` installs the packages.
 
 from __future__ import annotations
 
+from ortrain._data_forms import FORMS
 from ortrain.data._file_source import FileSource
-from ortrain.data._open import FORMS, open  # noqa: A004  (the name that callers of a reader expect)
+from ortrain.data._open import open  # noqa: A004  (the name that callers of a reader expect)
 from ortrain.data._source import Batch, Source
 from ortrain.data._subset import split
 

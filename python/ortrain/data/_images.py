@@ -26,6 +26,8 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", "
 _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 # Normalization of ImageNet, which models exported from PyTorch expect.
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+# Tag of EXIF for the orientation of the camera.
+_ORIENTATION = 0x0112
 # Pixels of a preview along its longer side.
 _PREVIEW_PIXELS = 160
 
@@ -42,6 +44,27 @@ class Format:
     layout: str
     mean: tuple[float, ...]
     std: tuple[float, ...]
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """Shape of an image in the layout of the model."""
+        if self.layout == "NCHW":
+            return self.channels, self.height, self.width
+        return self.height, self.width, self.channels
+
+    def fill(self, target: npt.NDArray[Any], pixels: npt.NDArray[np.uint8]) -> None:
+        """Write pixels to the row of a batch, in the layout of the model; floats are normalized."""
+        is_first = self.layout == "NCHW"
+        source = pixels.transpose(2, 0, 1) if is_first else pixels
+        if self.dtype.kind != "f":
+            target[...] = source
+            return
+        mean, std = (np.array(values, np.float32) for values in (self.mean, self.std))
+        scale, offset = 1 / (255 * std), -mean / std
+        if is_first:
+            scale, offset = scale[:, None, None], offset[:, None, None]
+        np.multiply(source, scale, out=target)
+        target += offset
 
 
 def format_of(inputs: Sequence[InputDescription], settings: Settings) -> Format:
@@ -149,13 +172,10 @@ class ImageFolder:
     def take(self, rows: npt.NDArray[np.int64], seed: int, training: bool) -> Batch:
         """Read images; augmented if ``training``."""
         form = self._format
-        pixels = [self._read(int(row), generator(seed, int(row)) if training else None) for row in rows]
-        values = np.stack(pixels) if pixels else np.empty((0, form.height, form.width, form.channels), np.uint8)
-        if form.dtype.kind == "f":
-            scaled = values.astype(np.float32) / np.float32(255)
-            values = ((scaled - np.array(form.mean, np.float32)) / np.array(form.std, np.float32)).astype(form.dtype)
-        if form.layout == "NCHW":
-            values = np.ascontiguousarray(values.transpose(0, 3, 1, 2))
+        values = np.empty((len(rows), *form.shape), np.float32 if form.dtype.kind == "f" else form.dtype)
+        for target, row in zip(values, rows, strict=True):
+            form.fill(target, self._read(int(row), generator(seed, int(row)) if training else None))
+        values = values.astype(form.dtype, copy=False)
         targets: dict[str, npt.NDArray[Any]] = {}
         if self.labels is not None and self.classes is not None:
             labels = self.labels[rows]
@@ -202,7 +222,10 @@ class ImageFolder:
         try:
             with self._image.open(path) as opened:
                 opened.draft(None, (2 * self._format.width, 2 * self._format.height))
-                image = self._in_mode(self._transpose(opened))
+                opened.load()
+                # Without an orientation, the transpose would be a copy.
+                is_turned = opened.getexif().get(_ORIENTATION, 1) != 1
+                image = self._in_mode(self._transpose(opened) if is_turned else opened)
         except Exception as error:
             raise InvalidArgumentError(f"the image {path} (row {row}) cannot be read: {error}") from error
         image = self._resized(image, rng)
@@ -217,7 +240,8 @@ class ImageFolder:
             values = np.asarray(image, np.float64)
             scale = 255 / 65535 if image.mode.startswith("I") else 255
             image = self._image.fromarray(np.clip(values * scale, 0, 255).round().astype(np.uint8))
-        return image.convert(_MODES[self._format.channels])
+        mode = _MODES[self._format.channels]
+        return image if image.mode == mode else image.convert(mode)
 
     def _resized(self, image: Any, rng: np.random.Generator | None) -> Any:
         """Cut the largest box of the model's proportions, or a random one, and resize it."""

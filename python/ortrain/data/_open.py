@@ -7,6 +7,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+from ortrain._data_forms import FORMS
 from ortrain._model_source import PathLike
 from ortrain._suggest import hint
 from ortrain.data import _array_files, _audio, _images, _json_lines, _table_file, _text_file
@@ -17,17 +18,7 @@ from ortrain.data._settings import InputDescription, settings_for
 from ortrain.data._source import Source
 from ortrain.errors import InvalidArgumentError
 
-__all__ = ["FORMS", "open"]
-
-FORMS = """\
-FOLDER/CLASS/FILE.jpg        images: one folder per class (also png, webp, bmp, gif, tiff)
-FOLDER/CLASS/FILE.wav        audio: one folder per class (also flac, ogg)
-FILE.csv .tsv .parquet .arrow  a table: one column is the target, the others are inputs
-FILE.npz .h5 .safetensors    arrays: one is the target, the others are inputs
-FOLDER/x.npy FOLDER/y.npy    arrays, one file each
-FILE.jsonl                   one object per line: {"text": "...", "label": "..."}; needs a tokenizer
-FILE.txt                     a text for language modelling; needs a tokenizer"""
-"""Forms of data that :func:`open` reads, one per line."""
+__all__ = ["open"]
 
 _READERS = {
     "images": ("_images", "ImageFolder"),
