@@ -594,7 +594,7 @@ def bars(monkeypatch: pytest.MonkeyPatch) -> list[Bar]:
         made.append(Bar(**settings))
         return made[-1]
 
-    make.with_total = ""  # type: ignore[attr-defined]
+    make.shape = ""  # type: ignore[attr-defined]
     clock = iter(range(10_000))
     monkeypatch.setattr(_progress, "_bar_type", lambda file: make)
     monkeypatch.setattr(_progress, "INTERVAL_PER_COST", 0)
@@ -671,7 +671,7 @@ def test_bar_of_tqdm() -> None:
     bar = cb.ProgressBar(file=text)
     fit(Model(), [bar], [{"loss": 0.5, "val_loss": 0.25}], steps=3)
     last = text.getvalue().split("\r")[-1].rstrip()
-    assert last.startswith("epoch 1/1 ############ 3/3, loss 0.5, val_loss 0.25, ")
+    assert last.startswith("epoch 1/1 3/3, loss 0.5, val_loss 0.25, ")
     assert last.endswith(" s")
     hooks = CallbackList([bar], Model(), {"epochs": 1, "steps": 100_000, "batch_size": 8})
     hooks.on_epoch_begin[0](0, None)

@@ -14,6 +14,8 @@ from ortrain._fit.units import format_bytes, format_speed
 from ortrain.callbacks._callback import Callback, Logs
 from ortrain.callbacks._messages import missing
 
+# Line of a terminal, with a bar of 12 characters.
+_TEXT = "{desc} {bar:12} {n_fmt}/{total_fmt}{postfix}"
 # Seconds between two updates of the line: a person reads no faster.
 INTERVAL_SECONDS = 0.1
 # Seconds between two updates for each second that an update takes: slow metrics cost one per cent.
@@ -120,7 +122,7 @@ class ProgressBar(Callback):
         self._trained_until = None
         if has_bar:
             total = self.params.get("steps")
-            shape = self._bar_type.with_total if total else "{desc} {n_fmt} batches{postfix}"
+            shape = self._bar_type.shape if total else "{desc} {n_fmt} batches{postfix}"
             self._bar = self._bar_type(total=total, desc=name, file=self._file, dynamic_ncols=True, bar_format=shape)
 
     def _update(self, batch: int, logs: Logs, now: float) -> None:
@@ -138,6 +140,9 @@ class ProgressBar(Callback):
             bar, self._bar = self._bar, None
             seconds = time.perf_counter() - self._start
             bar.n = self._last_batch + 1
+            if self._bar_type.shape == _TEXT and bar.total:
+                # The last line has all values, also in a narrow terminal, which breaks the line.
+                bar.bar_format, bar.ncols, bar.dynamic_ncols = _TEXT.replace(" {bar:12}", ""), None, None
             bar.set_postfix_str(", ".join([*self._values(logs, seconds), f"{seconds:.1f} s"]), refresh=False)
             bar.close()
 
@@ -169,16 +174,14 @@ def _bar_type(file: IO[str] | None) -> Any:
     except ImportError as error:
         raise missing("a progress bar", "tqdm", "pip install 'ortrain[train]', or verbose=0") from error
     base: Any = tqdm.tqdm
-    bar = "{bar:12}"
+    shape = _TEXT
     if file is None and in_notebook() and find_spec("ipywidgets") is not None:
         from tqdm import notebook
 
         # A widget replaces the bar, if it has no width.
-        base, bar = notebook.tqdm, "{bar}"
+        base, shape = notebook.tqdm, _TEXT.replace("{bar:12}", "{bar}")
     # tqdm's thread, which redraws bars that are not updated, is not needed: a process may fork.
-    return type(
-        "Bar", (base,), {"monitor_interval": 0, "with_total": f"{{desc}} {bar} {{n_fmt}}/{{total_fmt}}{{postfix}}"}
-    )
+    return type("Bar", (base,), {"monitor_interval": 0, "shape": shape})
 
 
 def in_notebook() -> bool:
