@@ -80,7 +80,7 @@ compare: build/demo.stamp ## the release wheel's step, memory and start beside o
 .PHONY: conform
 conform: build/wheel.stamp build/demo.stamp build/openmpi.stamp build/nextest.stamp build/cuda.stamp $(if $(UPSTREAM)$(ONNXCUSTOM),build/upstream.stamp) ## recorded runs, node tests, onnxruntime-training, jax, PyTorch, architectures of transformers and timm, Keras, trained models out of packages, decoders of onnxruntime-genai, files of onnxruntime's quantizer, 24 000 changed files, ranks on Open MPI, 2 GB checkpoints and models, 10 000 random graphs with the release wheel, functions over all f32, CUDA kernels for more architectures and with NVRTC 12.9, the check of a GPU on the software driver, the Rust tests without each optional pass; UPSTREAM=FOLDER: the tests of onnxruntime-training; ONNXCUSTOM=FOLDER: those of onnxcustom
 	$(BIN)/python -m pytest tests/test_replay.py tests/test_oracle.py tests/test_optimizer_exchange.py tests/test_nodes.py
-	ORTRAIN_CONFORM=1 $(BIN)/python -m pytest tests/test_trainer_schedules.py tests/test_trainer_scalers.py tests/test_trainer_checkpoint_storage.py tests/test_writers.py tests/test_half_gradients.py
+	ORTRAIN_CONFORM=1 $(BIN)/python -m pytest tests/test_trainer_schedules.py tests/test_trainer_scalers.py tests/test_trainer_checkpoint_storage.py tests/test_writers.py tests/test_half_gradients.py tests/test_fit_resume.py
 	$(BIN)/python -m pytest -rP --durations=0 tests/conform
 	ORTRAIN_ALL_F32=1 cargo test --release --package ortrain-kernels --lib -- --nocapture vecmath
 	ORTRAIN_CONFORM=1 cargo test --package ortrain-cuda --test nvrtc

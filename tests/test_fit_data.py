@@ -113,6 +113,29 @@ def test_batches(expected: Any) -> None:
     assert ten["loss"][0] < expected["loss"][0]
 
 
+def test_validation_batches_begin_anew() -> None:
+    model = ortrain.Model(net(3), learning_rate=0.05)
+    history = model.fit(*rows(), validation_data=batches(), validation_steps=2, epochs=2)
+    x, y = rows()
+    assert model.evaluate(x[:32], y[:32], batch_size=16) == history["val_loss"][-1]
+    assert model.evaluate(batches(), steps=2) == history["val_loss"][-1]
+    with pytest.raises(ortrain.InvalidArgumentError, match="learning_rate='find' reads the data before the training"):
+        ortrain.Model(net(3), learning_rate="find").fit(generator())
+    found = ortrain.Model(net(3), learning_rate="find")
+    found.fit(batches(), epochs=2)
+    assert found.range_test is not None
+
+
+def test_hdf5(expected: Any, tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    x, y = rows()
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["x"], file["y"] = x, y
+    with h5py.File(tmp_path / "data.h5") as file:
+        assert history_of(file["x"], file["y"]) == expected
+        assert history_of(file["x"], file["y"][:], shuffle=True) == history_of(x, y, shuffle=True)
+
+
 def test_a_source_of_rows(expected: Any) -> None:
     source = Rows()
     assert history_of(source) == expected

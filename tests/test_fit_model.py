@@ -133,6 +133,21 @@ def test_a_second_fit_goes_on() -> None:
     assert all(np.array_equal(a, b) for a, b in zip(weights(once).values(), weights(twice).values(), strict=True))
 
 
+def test_moments_stay_if_arguments_change() -> None:
+    def run(**arguments: Any) -> dict[str, Any]:
+        trained = model(metrics=["accuracy"])
+        trained.fit(*ROWS, batch_size=8)
+        trained.optimizer.set_learning_rate(0.01)
+        trained.fit(*ROWS, batch_size=8, **arguments)
+        assert trained.optimizer.step_count == 10
+        return weights(trained)
+
+    expected = run()
+    for arguments in ({"clip_norm": 1e9}, {"sample_weight": np.ones(40)}):
+        for name, value in run(**arguments).items():
+            assert value == pytest.approx(expected[name], abs=1e-6)
+
+
 def test_the_seed_decides_the_order() -> None:
     def losses(**arguments: Any) -> list[float]:
         found: list[float] = model(seed=arguments.pop("seed", 0)).fit(*ROWS, batch_size=8, **arguments).steps["loss"]

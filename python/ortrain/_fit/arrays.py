@@ -75,7 +75,7 @@ class Column:
 
     def read(self, rows: Array) -> Array:
         """Return the rows of these positions."""
-        values = self.array[rows] if self._is_numpy else self._read_sorted(rows)
+        values = self.array.take(rows, 0) if self._is_numpy else self._read_sorted(rows)
         if type(values) is np.memmap:
             values = values.view(np.ndarray)
         return values if self._convert is None else self._convert(values)

@@ -20,7 +20,7 @@ _MEMORY_INFO = Path("/proc/meminfo")
 
 
 def largest_batch(engine: Engine, data: Data, layout: Layout, memory_limit: int | None) -> int:
-    """Return the largest power of two, up to the number of rows, whose step fits.
+    """Return the largest batch size that fits: a power of two, and at most the number of rows.
 
     The limit is ``memory_limit`` for all bytes of a step, or the free memory for the bytes that a step still allocates.
 

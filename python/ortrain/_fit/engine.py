@@ -144,10 +144,9 @@ class Engine:
         """Return an engine of another plan on the same state; an optimizer of the same kind keeps its moments."""
         if plan == self.plan:
             return self
-        rate, count = self.optimizer.get_learning_rate(), self.optimizer.step_count
+        rate = self.optimizer.get_learning_rate()
         engine = Engine(plan, device=self._device, precision=self._precision, options=self._options, state=self.state)
-        if count:
-            engine.optimizer.set_learning_rate(rate)
+        engine.optimizer.set_learning_rate(rate)
         return engine
 
     def target_names(self, description: Description) -> list[str]:
@@ -156,7 +155,7 @@ class Engine:
         return [name for name in self.input_names if name not in forward and name != SAMPLE_WEIGHT]
 
     def targets(self, description: Description) -> tuple[Target, ...]:
-        """Return the targets of the loss: those of the choice, or the new inputs of the training model."""
+        """Return the targets of the loss. A block of the caller has the new inputs of the training model."""
         names = self.target_names(description)
         known = {target.input: target for target in self.plan.choice.targets}
         if set(known) == set(names):

@@ -60,7 +60,7 @@ class Layout:
         return list(self.names).index(SAMPLE_WEIGHT) if self.is_weighted else None
 
     def weights_of(self, targets: Mapping[str, Array], weights: Array | None, rows: int) -> Array:
-        """Return the weights of rows: their own, times those of their classes."""
+        """Return the weights of rows: sample weights times class weights."""
         found = np.ones(rows, np.float32) if weights is None else np.asarray(weights, np.float32).reshape(rows)
         if self.class_weight is None:
             return found
@@ -375,7 +375,7 @@ class BatchFeed(Feed):
             yield from self._pass(epoch, skip)
             return
         first = epoch * steps + skip
-        if self._stream is None:
+        if self._stream is None or (not first and not self._is_iterator):
             self._stream, self._at = self._passes(), 0
         for _ in range(first - self._at):
             self._following(first, epoch, steps)

@@ -25,7 +25,6 @@ from ortrain._fit.optimizers import config_of
 from ortrain._fit.run import FitArguments, run_fit, verbosity
 from ortrain._fit.trainable import Selection, arguments_of
 from ortrain._model_source import ModelLike, PathLike, model_source
-from ortrain._public_name import public_name
 from ortrain.api import CheckpointState, Module, Optimizer
 from ortrain.errors import InvalidArgumentError, InvalidModelError, OrtrainError, UnsupportedError
 from ortrain.inference import InferenceSession, SessionOptions
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
 __all__ = ["Model"]
 
 
-@public_name("ortrain")
 class Model:
     """ONNX model that is trained by :meth:`fit`.
 
@@ -175,7 +173,12 @@ class Model:
 
     @property
     def metrics(self) -> list[Any]:
-        """Metrics of the model, as they were passed."""
+        """Metrics of the model, as they were passed.
+
+        >>> import ortrain
+        >>> ortrain.Model(ortrain.examples.perceptron(), metrics="accuracy").metrics
+        ['accuracy']
+        """
         return self._metrics
 
     @property

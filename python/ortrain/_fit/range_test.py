@@ -10,7 +10,6 @@ import numpy as np
 
 from ortrain._fit.engine import Engine
 from ortrain._fit.feeds import Feed, Layout
-from ortrain._public_name import public_name
 from ortrain.api import CheckpointState
 from ortrain.errors import AnomalyError
 
@@ -23,7 +22,6 @@ _COLUMNS, _ROWS = 60, 6
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
 
-@public_name("ortrain")
 @dataclass(frozen=True)
 class RangeTest:
     """Loss by learning rate; ``str`` draws it, and :meth:`plot` with matplotlib.

@@ -313,7 +313,7 @@ def _find_rate(model: Model, engine: Engine, data: Data, arguments: FitArguments
 
     if hasattr(data.batches, "__next__"):
         raise InvalidArgumentError(
-            "learning_rate='find' reads the data before the training, but a generator can be read once; pass an iterable "
+            "learning_rate='find' reads the data before the training, but a generator is read once; pass an iterable "
             "that can be passed over again"
         )
     layout = model._layout(engine, arguments.class_weight)

@@ -60,7 +60,7 @@ class RunFolder:
         return self._every is not None and self._steps >= self._every
 
     def begin(self, config: Mapping[str, Any]) -> None:
-        """Write the settings of a run, or compare them with those of the run that the folder holds.
+        """Write the settings of a run, and compare them with the settings of a run in the folder.
 
         Raises:
             InvalidArgumentError: if the folder holds a run of another model, other data or other settings.

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ortrain import _files, optim
+from ortrain import _files, _ortrain, optim
 from ortrain._fit.description import Description
 from ortrain._fit.engine import FILES, Engine
 from ortrain._fit.losses import Choice, Target
@@ -57,7 +57,8 @@ def write(
         # The model has the current weights, so that any program can run it.
         engine.export(folder / _MODEL, outputs, external_data=False, average=False)
     else:
-        _files.write(folder / _MODEL, model if isinstance(model, bytes) else Path(model).read_bytes())
+        # Without new values, this reads the model with its external data.
+        _files.write(folder / _MODEL, _ortrain.with_initializers(model, []))
     # Written last: a folder with settings is complete.
     _files.write(folder / _SETTINGS, json.dumps(settings, indent=2).encode() + b"\n")
 

@@ -204,11 +204,11 @@ pub fn append_sum(
         let mut term = loss.clone();
         if *factor != 1.0 {
             let factor = append.constant("factor", &Tensor::scalar(dtype, f64::from(*factor)));
-            term = append.node("Mul", &[loss, &factor], vec![]);
+            term = append.multiply(loss, &factor);
         }
         sum = Some(match sum {
             None => term,
-            Some(sum) => append.node("Add", &[&sum, &term], vec![]),
+            Some(sum) => append.add(&sum, &term),
         });
     }
     sum
@@ -293,13 +293,13 @@ pub fn append_loss(
     let (scores, ty) = moved.as_ref().map_or((scores, ty), |(scores, ty)| (scores.as_str(), ty));
     Ok(match loss {
         Loss::MSELoss => {
-            let difference = append.node("Sub", &[scores, target], vec![]);
+            let difference = append.subtract(scores, target);
             let exponent = append.constant("pow_exponent", &Tensor::filled(dtype, &[1], 2.0));
             let squares = append.node("Pow", &[&difference, &exponent], vec![]);
             append.append_reduction(settings.reduction, &squares)
         }
         Loss::L1Loss => {
-            let difference = append.node("Sub", &[scores, target], vec![]);
+            let difference = append.subtract(scores, target);
             let magnitudes = append.node("Abs", &[&difference], vec![]);
             append.append_reduction(settings.reduction, &magnitudes)
         }
@@ -350,7 +350,7 @@ fn append_row_weights(
     let mut append = GraphAppender { graph, names };
     let mut weights = input.to_owned();
     if dtype != DType::F32 {
-        weights = append.node("Cast", &[&weights], vec![int_attribute("to", i64::from(dtype.to_onnx()))]);
+        weights = append.cast(&weights, dtype);
     }
     if rank > 1 {
         let mut column = vec![1; rank];
@@ -358,7 +358,7 @@ fn append_row_weights(
         let column = append.constant("column", &Tensor::i64(&[rank], &column));
         weights = append.node("Reshape", &[&weights, &column], vec![]);
     }
-    let weighted = append.node("Mul", &[losses, &weights], vec![]);
+    let weighted = append.multiply(losses, &weights);
     let is_counted = is_of_labels && (settings.weight.is_some() || settings.ignore_index.is_some());
     if settings.reduction != Reduction::Mean || !is_counted {
         return Ok(append.append_reduction(settings.reduction, &weighted));
@@ -370,7 +370,7 @@ fn append_row_weights(
     let counts =
         append.append_label_counts(dtype, classes.as_deref(), ignored.as_deref(), &int_labels, &zero);
     let [sum, count] = [&weighted, &counts].map(|values| append.append_reduction(Reduction::Sum, values));
-    Ok(append.node("Div", &[&sum, &count], vec![]))
+    Ok(append.divide(&sum, &count))
 }
 
 /// Returns the default name of the target input of a loss.
@@ -515,9 +515,9 @@ impl GraphAppender<'_> {
         let [own_shares, rest] =
             [1.0 - share, share / planes[1] as f64].map(|share| Tensor::scalar(dtype, share));
         let (own_share, rest) = (self.constant("own_share", &own_shares), self.constant("share", &rest));
-        let own_loss = self.node("Mul", &[&loss, &own_share], vec![]);
-        let rest = self.node("Mul", &[&uniform, &rest], vec![]);
-        self.node("Add", &[&own_loss, &rest], vec![])
+        let own_loss = self.multiply(&loss, &own_share);
+        let rest = self.multiply(&uniform, &rest);
+        self.add(&own_loss, &rest)
     }
 
     /// Appends the cross-entropy of a target with a probability for each class.
@@ -528,11 +528,10 @@ impl GraphAppender<'_> {
         axis: usize,
         target: &str,
     ) -> String {
-        let logs = self.node("LogSoftmax", &[scores], vec![int_attribute("axis", axis as i64)]);
-        let products = self.node("Mul", &[&logs, target], vec![]);
-        let classes = self.constant("classes", &Tensor::i64(&[1], &[axis as i64]));
-        let sums = self.node("ReduceSum", &[&products, &classes], vec![int_attribute("keepdims", 0)]);
-        let losses = self.node("Neg", &[&sums], vec![]);
+        let logs = self.log_softmax(scores, axis);
+        let products = self.multiply(&logs, target);
+        let sums = self.sum_axis(&products, axis);
+        let losses = self.negate(&sums);
         self.append_reduction(settings.reduction, &losses)
     }
 
@@ -546,33 +545,32 @@ impl GraphAppender<'_> {
         labels: &str,
         weight: Option<&str>,
     ) -> String {
-        let logs = self.node("LogSoftmax", &[scores], vec![int_attribute("axis", 1)]);
-        let mut losses = self.node("Neg", &[&logs], vec![]);
+        let logs = self.log_softmax(scores, 1);
+        let mut losses = self.negate(&logs);
         if let Some(weight) = &settings.weight {
             // A weight for each plane of a class.
             let planes = Tensor::from_f64(dtype, planes[1..].to_vec(), &weight.to_f64());
             let planes = self.constant("weight_of_planes", &planes);
-            losses = self.node("Mul", &[&losses, &planes], vec![]);
+            losses = self.multiply(&losses, &planes);
         }
-        let classes = self.constant("classes", &Tensor::i64(&[1], &[1]));
-        let mut losses = self.node("ReduceSum", &[&losses, &classes], vec![int_attribute("keepdims", 0)]);
+        let mut losses = self.sum_axis(&losses, 1);
 
         let zero = self.constant("zero", &Tensor::scalar(dtype, 0.0));
         let int_labels = self.append_int_labels(labels);
         let ignored = settings.ignore_index.map(|index| self.append_ignored_labels(index, &int_labels));
         if let Some(ignored) = &ignored {
-            losses = self.node("Where", &[ignored, &zero, &losses], vec![]);
+            losses = self.select(ignored, &zero, &losses);
         }
         if settings.reduction != Reduction::Mean || weight.is_none() && ignored.is_none() {
             return self.append_reduction(settings.reduction, &losses);
         }
         let counts = self.append_label_counts(dtype, weight, ignored.as_deref(), &int_labels, &zero);
         let [sum, count] = [&losses, &counts].map(|values| self.append_reduction(Reduction::Sum, values));
-        self.node("Div", &[&sum, &count], vec![])
+        self.divide(&sum, &count)
     }
 
     fn append_int_labels(&mut self, labels: &str) -> String {
-        self.node("Cast", &[labels], vec![int_attribute("to", i64::from(DType::I64.to_onnx()))])
+        self.cast(labels, DType::I64)
     }
 
     /// Appends the mask of the labels that equal `index`.
@@ -597,14 +595,14 @@ impl GraphAppender<'_> {
                 // An ignored label may be out of range.
                 let first = self.constant("first_class", &Tensor::i64(&[], &[0]));
                 let valid_labels = match ignored {
-                    Some(ignored) => self.node("Where", &[ignored, &first, int_labels], vec![]),
+                    Some(ignored) => self.select(ignored, &first, int_labels),
                     None => int_labels.to_owned(),
                 };
                 self.node("Gather", &[weight, &valid_labels], vec![])
             }
         };
         match ignored {
-            Some(ignored) => self.node("Where", &[ignored, zero, &counts], vec![]),
+            Some(ignored) => self.select(ignored, zero, &counts),
             None => counts,
         }
     }
@@ -621,16 +619,16 @@ impl GraphAppender<'_> {
         let second_one = self.constant("bceloss.sub_ones", &one);
         let probability = self.node("Sigmoid", &[scores], vec![]);
         let log = self.node("Log", &[&probability], vec![]);
-        let mut positive = self.node("Mul", &[&log, target], vec![]);
+        let mut positive = self.multiply(&log, target);
         if let Some(pos_weight) = pos_weight {
-            positive = self.node("Mul", &[pos_weight, &positive], vec![]);
+            positive = self.multiply(pos_weight, &positive);
         }
-        let rest = self.node("Sub", &[&first_one, &probability], vec![]);
+        let rest = self.subtract(&first_one, &probability);
         let log = self.node("Log", &[&rest], vec![]);
-        let negative_target = self.node("Sub", &[&second_one, target], vec![]);
-        let negative = self.node("Mul", &[&log, &negative_target], vec![]);
-        let sum = self.node("Add", &[&positive, &negative], vec![]);
-        self.node("Neg", &[&sum], vec![])
+        let negative_target = self.subtract(&second_one, target);
+        let negative = self.multiply(&log, &negative_target);
+        let sum = self.add(&positive, &negative);
+        self.negate(&sum)
     }
 
     /// Appends `t * softplus(-z) + (1 - t) * softplus(z)` for the scores z and the target t.
@@ -640,17 +638,17 @@ impl GraphAppender<'_> {
         (scores, target): (&str, &str),
         pos_weight: Option<&str>,
     ) -> String {
-        let negated = self.node("Neg", &[scores], vec![]);
+        let negated = self.negate(scores);
         let [positive, negative] =
             [negated.as_str(), scores].map(|logits| self.node("Softplus", &[logits], vec![]));
-        let mut positive = self.node("Mul", &[&positive, target], vec![]);
+        let mut positive = self.multiply(&positive, target);
         if let Some(pos_weight) = pos_weight {
-            positive = self.node("Mul", &[pos_weight, &positive], vec![]);
+            positive = self.multiply(pos_weight, &positive);
         }
         let one = self.constant("one", &Tensor::filled(dtype, &[1], 1.0));
-        let rest = self.node("Sub", &[&one, target], vec![]);
-        let negative = self.node("Mul", &[&negative, &rest], vec![]);
-        self.node("Add", &[&positive, &negative], vec![])
+        let rest = self.subtract(&one, target);
+        let negative = self.multiply(&negative, &rest);
+        self.add(&positive, &negative)
     }
 
     fn append_binary_cross_entropy(
@@ -673,7 +671,7 @@ impl GraphAppender<'_> {
             false => self.append_binary_losses(dtype, (scores, target), pos_weight.as_deref()),
         };
         if let Some(weight) = &weight {
-            losses = self.node("Mul", &[weight, &losses], vec![]);
+            losses = self.multiply(weight, &losses);
         }
         self.append_reduction(settings.reduction, &losses)
     }
@@ -689,14 +687,14 @@ pub fn append_placeholder_loss(graph: &mut GraphProto, values: &[(String, ValueT
     for (name, ty) in values {
         let mut term = name.clone();
         if ty.dtype() != Some(DType::F32) {
-            term = append.node("Cast", &[&term], vec![int_attribute("to", i64::from(DType::F32.to_onnx()))]);
+            term = append.cast(&term, DType::F32);
         }
         if !is_scalar(ty) {
             term = append.node("ReduceMean", &[&term], vec![int_attribute("keepdims", 0)]);
         }
         sum = Some(match sum {
             None => term,
-            Some(sum) => append.node("Add", &[&sum, &term], vec![]),
+            Some(sum) => append.add(&sum, &term),
         });
     }
     sum

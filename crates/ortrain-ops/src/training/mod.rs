@@ -14,6 +14,7 @@ use crate::optimizers::{self, OptimizerSpec};
 use crate::registry::class_of;
 use crate::{Error, OpError, build};
 
+mod arithmetic;
 mod batch;
 mod class_axis;
 mod classifier;

@@ -35,7 +35,7 @@ pub struct DescribedOutput {
 /// Inputs and outputs of a model.
 #[derive(Clone, Debug)]
 pub struct ModelDescription {
-    /// Inputs without those that have an initializer.
+    /// Inputs without an initializer.
     pub inputs: Vec<ValueInfo>,
     /// Outputs that are tensors.
     pub outputs: Vec<DescribedOutput>,
