@@ -90,10 +90,10 @@ def report_of(
 
 
 def _shown_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the choices of a run, without the list of trained parameters, which the report has anyway."""
+    """Return the choices that were made, without the list of trained parameters, which the report has anyway."""
     settings = {name: value for name, value in config.get("settings", {}).items() if name != "trained"}
-    rest = {name: value for name, value in config.items() if name != "settings" and value is not None}
-    return {**settings, **rest}
+    rest = {name: value for name, value in config.items() if name != "settings"}
+    return {name: value for name, value in {**settings, **rest}.items() if value is not None}
 
 
 def _findings(model: Model, data: Data) -> Findings | None:
