@@ -157,6 +157,10 @@ operators: build/wheel.stamp ## docs/operators.md, from what the operators say o
 optimizers: build/wheel.stamp ## the classes of ortrain.optim and the table of docs/optimizers.md, from the table of optimizers
 	$(BIN)/python tests/optimizers_page.py
 
+.PHONY: commands
+commands: build/wheel.stamp ## the forms of data and the flags in docs/commands.md, from the options of the commands
+	$(BIN)/python tests/commands_page.py
+
 .PHONY: internals
 internals: build/wheel.stamp ## the printed stages and the drawings of docs/internals.md
 	$(BIN)/python tests/internals_page.py

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import commands_page
 import numpy as np
 import onnx
 import onnxruntime
@@ -289,6 +290,10 @@ def test_help_says_what_data_is(capsys: pytest.CaptureFixture[str]) -> None:
         assert (ortrain.data.FORMS.splitlines()[0] in out) == (name != "export")
 
 
+def test_the_page_has_the_flags() -> None:
+    assert commands_page.PAGE.read_text(encoding="utf-8") == commands_page.page(), "run make commands"
+
+
 def test_every_argument_has_a_flag() -> None:
     """Each argument of Model, fit and data.open that a file can hold is a flag."""
     import inspect
@@ -301,7 +306,7 @@ def test_every_argument_has_a_flag() -> None:
 
     flags = {option.name for option in MODEL}
     assert arguments(Model) - flags == {"source", "session_options"}
-    assert flags - arguments(Model) == {"threads"}
+    assert flags - arguments(Model) == {"threads", "bf16_fallback"}
     assert arguments(ortrain.data.open) - {option.name for option in READING} == {
         "path",
         "model_inputs",

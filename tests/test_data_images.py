@@ -81,8 +81,9 @@ def test_layout_and_normalization_follow_the_input(folder: Path) -> None:
 def test_the_middle_of_an_image_is_kept(tmp_path: Path) -> None:
     values = np.zeros((10, 30, 3), np.uint8)
     values[:, 10:20] = 255
-    (tmp_path / "a").mkdir()
-    Image.fromarray(values).save(tmp_path / "a" / "stripe.png")
+    for name in "ab":
+        (tmp_path / name).mkdir()
+        Image.fromarray(values).save(tmp_path / name / "stripe.png")
     Image.fromarray(np.full((10, 10), 65535, np.uint16)).save(tmp_path / "a" / "deep.png")
     found = taken(data.open(tmp_path, model_inputs=pixels(("n", 3, 10, 10)), mean=0, std=1)).inputs["image"]
     assert (found == 1).all()
@@ -91,11 +92,10 @@ def test_the_middle_of_an_image_is_kept(tmp_path: Path) -> None:
 def test_the_orientation_of_the_camera_is_undone(tmp_path: Path) -> None:
     values = np.zeros((10, 10, 3), np.uint8)
     values[:5] = 255
-    (tmp_path / "a").mkdir()
     exif = Image.Exif()
     exif[0x0112] = 3
-    Image.fromarray(values).save(tmp_path / "a" / "b.png", exif=exif)
-    found = taken(data.open(tmp_path, model_inputs=pixels(("n", 1, 10, 10)))).inputs["image"][0, 0]
+    Image.fromarray(values).save(tmp_path / "b.png", exif=exif)
+    found = taken(data.open(tmp_path, model_inputs=pixels(("n", 1, 10, 10)), labelled=False)).inputs["image"][0, 0]
     assert (found[:5] == 0).all()
     assert (found[5:] == 1).all()
 
@@ -192,6 +192,7 @@ def test_folders_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
         (folder, {"size": 8, "mean": (1, 2)}, "mean has 2 numbers, the image has 3 channels"),
     ]:
         assert refused(path, **settings) == sentence
+    assert "has one folder, flowers; expected a folder per class with images in it" in refused(folder.parent, size=8)
     (folder / "lily").mkdir()
     assert refused(folder, size=8) == "flowers: the class lily has no images; remove the folder, or fill it"
 

@@ -10,7 +10,10 @@ import ortrain
 import ortrain.compat
 import ortrain.onnxblock
 
-HEAVY = ("onnx", "torch", "onnxruntime", "ml_dtypes", "google.protobuf", "scipy")
+HEAVY = (
+    *("onnx", "torch", "onnxruntime", "ml_dtypes", "google.protobuf", "scipy"),
+    *("PIL", "h5py", "matplotlib", "pyarrow", "soundfile", "tokenizers", "tqdm"),
+)
 
 
 def imported(statements: str) -> set[str]:

@@ -19,7 +19,7 @@ ROOT = HERE.parent.parent
 README = ROOT / "README.md"
 # Chapters of the sidebar; links lead to all other pages.
 CHAPTERS = {
-    "First steps": ["tutorial", "tutorial-images", "tutorial-text", "tutorial-table"],
+    "First steps": ["commands", "tutorial", "tutorial-images", "tutorial-text", "tutorial-table"],
     "Training": [
         "losses",
         "optimizers",
@@ -55,6 +55,7 @@ MODULES = [
     "ortrain.api.module",
     "ortrain.api.optimizer",
     "ortrain.api.lr_scheduler",
+    "ortrain.data",
     "ortrain.optim",
     "ortrain.schedules",
     "ortrain.api.outputs",

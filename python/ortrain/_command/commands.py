@@ -16,7 +16,7 @@ from ortrain._command.settings import COMPARE, DATA, EVALUATE, EXPORT, FIT, MODE
 from ortrain._data_forms import FORMS
 from ortrain.errors import OrtrainError
 
-__all__ = ["NAMES", "add_commands", "run_command"]
+__all__ = ["COMMANDS", "NAMES", "Command", "add_commands", "run_command"]
 
 # Exit status that a shell reports for a program that Ctrl-C (SIGINT) ended.
 _INTERRUPTED = 128 + 2
@@ -40,7 +40,7 @@ class Command:
         return [Option("model", "text", self.model), *(option for group in self.groups.values() for option in group)]
 
 
-_COMMANDS = (
+COMMANDS = (
     Command(
         "train",
         "MODEL --data PATH [--val PATH|SHARE] [--epochs N] [--out FOLDER] [options]",
@@ -79,12 +79,12 @@ _COMMANDS = (
         {"data": READING, "comparison": COMPARE},
     ),
 )
-NAMES = tuple(command.name for command in _COMMANDS)
+NAMES = tuple(command.name for command in COMMANDS)
 
 
 def add_commands(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the parsers of the commands."""
-    for command in _COMMANDS:
+    for command in COMMANDS:
         has_data = "data" in command.groups
         parser = commands.add_parser(
             command.name,
@@ -116,7 +116,7 @@ def run_command(program: str, options: argparse.Namespace) -> int:
     """Run a command and return its exit status: 0, 1 failed, 2 wrong use, 130 interrupted."""
     given = dict(vars(options))
     name = given.pop("command")
-    command = next(command for command in _COMMANDS if command.name == name)
+    command = next(command for command in COMMANDS if command.name == name)
     debug = given.pop("debug", False)
     try:
         settings = _settings(command, given)

@@ -45,6 +45,11 @@ class Option:
         """Flag of the command line."""
         return "--" + self.name.replace("_", "-")
 
+    @property
+    def placeholder(self) -> str:
+        """Value in the help."""
+        return self.metavar or "|".join(self.choices) or self.name.upper()
+
 
 def _text(text: str) -> str:
     return text
@@ -170,8 +175,9 @@ def add_options(parser: argparse.ArgumentParser, title: str, options: Sequence[O
             action: Any = argparse.BooleanOptionalAction if option.default else "store_true"
             group.add_argument(option.flag, *option.aliases, action=action, **arguments)
             continue
-        metavar = option.metavar or ("|".join(option.choices) if option.choices else option.name.upper())
-        group.add_argument(option.flag, *option.aliases, metavar=metavar, type=partial(parsed, option), **arguments)
+        group.add_argument(
+            option.flag, *option.aliases, metavar=option.placeholder, type=partial(parsed, option), **arguments
+        )
 
 
 def unknown_key(key: str, options: Sequence[Option], place: str) -> UsageError:

@@ -106,6 +106,13 @@ MODEL = (
         choices=("float32", "bfloat16", "bf16x3", "bf16x6"),
         default="float32",
     ),
+    Option(
+        "bf16_fallback",
+        "text",
+        "unit for bfloat16 on a processor without AMX",
+        choices=("none", "avx512_bf16", "emulated"),
+        default="none",
+    ),
     Option("seed", "integer", "seed of the order of rows, of augmentation and of a new last layer", "N", default="0"),
     Option("memory_limit", "bytes", "most memory of a step", "BYTES"),
     Option("threads", "integer", "threads of the processor", "N", default="all cores"),
@@ -180,7 +187,7 @@ def _of_model(*names: str) -> tuple[Option, ...]:
 EVALUATE = (
     _DATA,
     _BATCH_SIZE,
-    *_of_model("loss", "metrics", "device", "precision", "memory_limit", "threads"),
+    *_of_model("loss", "metrics", "device", "precision", "bf16_fallback", "memory_limit", "threads"),
     Option("json", "switch", "print a JSON object"),
 )
 """Options of ``ortrain evaluate``."""
@@ -188,7 +195,7 @@ EVALUATE = (
 PREDICT = (
     _DATA,
     _BATCH_SIZE,
-    *_of_model("device", "precision", "memory_limit", "threads"),
+    *_of_model("device", "precision", "bf16_fallback", "memory_limit", "threads"),
     Option("out", "text", "file to write: .csv, .jsonl or .npz", "FILE", default="CSV on the standard output"),
 )
 """Options of ``ortrain predict``."""

@@ -122,10 +122,12 @@ def default_metrics(source: FileSource) -> list[str]:
 
 def session_options(settings: Mapping[str, Any]) -> SessionOptions | None:
     """Return the options of the settings; ``None`` for the defaults."""
-    if "threads" not in settings:
+    names = {"threads": "intra_op_num_threads", "bf16_fallback": "bf16_fallback"}
+    if not names.keys() & settings.keys():
         return None
     options = SessionOptions()
-    options.intra_op_num_threads = settings["threads"]
+    for name in names.keys() & settings.keys():
+        setattr(options, names[name], settings[name])
     return options
 
 

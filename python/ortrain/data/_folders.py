@@ -77,6 +77,11 @@ def find_files(
     empty = [name for name, files in by_class.items() if not files]
     if len(empty) == len(subfolders):
         raise InvalidArgumentError(f"{folder}: {expected}, got no {what}")
+    if len(subfolders) == 1 and classes is None:
+        raise InvalidArgumentError(
+            f"{folder} has one folder, {subfolders[0]}; {expected}, for two classes or more (or is it "
+            f"{folder / subfolders[0]}?)"
+        )
     if empty:
         noun = "class" if len(empty) == 1 else "classes"
         raise InvalidArgumentError(f"{folder}: the {noun} {listed(empty)} has no {what}; remove the folder, or fill it")

@@ -26,7 +26,7 @@ const FORMATS: &[(i64, i64)] =
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Conversion {
-    /// Version of `ai.onnx`; `None` for that of the model.
+    /// Version of `ai.onnx`; `None` keeps the version of the model.
     pub opset: Option<i64>,
     /// True to store the weights as float16 and to compute in it. Inputs and outputs remain float32.
     pub float16: bool,

@@ -4,7 +4,7 @@ use crate::artifacts::to_self_contained;
 use crate::model::graph::infer_graph;
 use crate::{ModelSource, Result};
 
-/// Returns the names of the float results of the nodes in the order of execution, without those of subgraphs.
+/// Returns the names of the float results of the nodes in the order of execution. Subgraphs are left out.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
