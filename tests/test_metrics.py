@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 from collections.abc import Callable
@@ -263,6 +264,38 @@ def test_functions() -> None:
     with pytest.raises(InvalidArgumentError, match="1 targets, but 2 outputs"):
         metric.update([0.0], [1.0, 2.0])
     assert metrics.get(len).name == "len"
+
+
+def test_functions_of_scikit_learn() -> None:
+    """By the names of their arguments, they get classes or probabilities; regressions get values."""
+    form = metrics.OutputForm(logits=True, class_axis=1, task="multiclass")
+    area = functools.partial(sk.roc_auc_score, multi_class="ovr")
+    for function, expected in (
+        (sk.balanced_accuracy_score, sk.balanced_accuracy_score(LABELS, CLASS)),
+        (sk.log_loss, sk.log_loss(LABELS, LIKELY)),
+        (sk.top_k_accuracy_score, sk.top_k_accuracy_score(LABELS, SCORES)),
+        (area, area(LABELS, LIKELY)),
+    ):
+        for made in (metrics.get(function, form), metrics.get(function)):
+            assert in_batches(made, LABELS, SCORES).result() == pytest.approx(expected, rel=1e-6), made.name
+    kappa = metrics.FunctionMetric(sk.cohen_kappa_score, takes="classes")
+    assert in_batches(kappa, LABELS, SCORES).result() == sk.cohen_kappa_score(LABELS, CLASS)
+    logits = np.log(np.clip(RISK, 0.01, 0.99) / (1 - np.clip(RISK, 0.01, 0.99)))
+    for function, expected in (
+        (sk.matthews_corrcoef, sk.matthews_corrcoef(YES, RISK > 0.5)),
+        (sk.average_precision_score, sk.average_precision_score(YES, RISK)),
+        (sk.brier_score_loss, sk.brier_score_loss(YES, np.clip(RISK, 0.01, 0.99))),
+    ):
+        two = metrics.get(function, metrics.OutputForm(logits=True, task="binary"))
+        assert in_batches(two, YES, logits[:, None]).result() == pytest.approx(expected, rel=1e-5)
+    hamming = metrics.get(sk.hamming_loss, metrics.OutputForm(logits=False, task="multilabel"))
+    assert in_batches(hamming, TAGS, TAG_RISKS).result() == sk.hamming_loss(TAGS, TAG_RISKS > 0.5)
+    counts = metrics.get(sk.mean_absolute_error)
+    assert in_batches(counts, YES, RISK).result() == sk.mean_absolute_error(YES, RISK)
+    error = metrics.get(sk.median_absolute_error)
+    assert in_batches(error, VALUES, GUESSES).result() == sk.median_absolute_error(VALUES, GUESSES)
+    with pytest.raises(InvalidArgumentError, match="takes must be one of"):
+        metrics.FunctionMetric(sk.f1_score, takes="labels")
 
 
 def test_names() -> None:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ortrain._fit.picture import is_picture, png
 from ortrain.metrics import OutputForm
-from ortrain.metrics._decode import Decoded, decode, softmax
+from ortrain.metrics._decode import Decoded, decode, sigmoid, softmax
 
 # Rows that the picture of outputs over targets shows.
 _MAX_PAIRS = 800
@@ -213,7 +213,7 @@ class Findings:
     def _decisions(self, batch: Decoded) -> tuple[Sequence[Any], Sequence[Any], npt.NDArray[Any]]:
         """Return labels, outputs and losses of binary decisions, of which a row may have several."""
         scores = batch.scores.astype(np.float64)
-        likely = 1 / (1 + np.exp(-np.clip(scores, -500, 500))) if self.form.logits else np.clip(scores, 0, 1)
+        likely = sigmoid(scores) if self.form.logits else np.clip(scores, 0, 1)
         truth = batch.labels > 0.5
         with np.errstate(divide="ignore"):
             losses = -np.log(np.where(truth, likely, 1 - likely))

@@ -24,7 +24,8 @@
 """
 
 from ortrain.metrics._classification import F1, Accuracy, Precision, Recall, TopK
-from ortrain.metrics._metric import FunctionMetric, Metric, OutputForm
+from ortrain.metrics._function import FunctionMetric
+from ortrain.metrics._metric import Metric, OutputForm
 from ortrain.metrics._names import get, get_all, names
 from ortrain.metrics._ranking import AUROC
 from ortrain.metrics._regression import R2, MeanAbsoluteError, MeanSquaredError, RootMeanSquaredError

@@ -117,6 +117,21 @@ def softmax(scores: Array) -> Array:
     return shifted
 
 
+def sigmoid(scores: Array) -> Array:
+    """Return the sigmoid, as float64."""
+    # The exponential of a large number overflows.
+    small: Array = np.exp(-np.abs(scores.astype(np.float64)))
+    result: Array = np.where(scores >= 0, 1, small) / (1 + small)
+    return result
+
+
+def are_logits(scores: Array, task: str) -> bool:
+    """Returns true if scores cannot be probabilities: outside 0 to 1, or, for classes, without the sum 1."""
+    if (scores < 0).any() or (scores > 1).any():
+        return True
+    return task == "multiclass" and bool((np.abs(scores.sum(1, dtype=np.float64) - 1) > 1e-3).any())
+
+
 def log_softmax_at(scores: Array, labels: Array) -> Array:
     """Return the logarithm of the softmax over the last axis, at one label per row, as float64."""
     top = scores.max(-1, keepdims=True)

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -187,75 +186,6 @@ class Mean(Metric):
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._total, self._weight = float(state["total"]), float(state["weight"])
-
-
-class FunctionMetric(Metric):
-    """Metric of a function ``(targets, outputs) -> float``, computed once over the whole set.
-
-    The targets and outputs of all batches are held in memory until :meth:`~Metric.reset`. A function with an argument
-    ``sample_weight``, as in scikit-learn, gets the weights.
-
-    Args:
-        function: the function. Its arguments are arrays of all rows; outputs come from the model, so a function of
-            classes needs ``outputs.argmax(1)``.
-        name: the name in ``logs``; by default the name of the function.
-        higher_is_better: True if a good value is large, for callbacks with ``mode="auto"``.
-
-    Raises:
-        TypeError: if ``function`` cannot be called.
-
-    >>> from ortrain.metrics import FunctionMetric
-    >>> def bias(targets, outputs):
-    ...     return np.mean(outputs - targets)
-    >>> metric = FunctionMetric(bias)
-    >>> metric.update(np.array([1.0, 2.0]), np.array([1.5, 2.0]))
-    >>> metric.update(np.array([3.0]), np.array([4.0]))
-    >>> metric.name, metric.result()
-    ('bias', 0.5)
-
-    """
-
-    def __init__(
-        self, function: Callable[..., Any], name: str | None = None, higher_is_better: bool | None = None
-    ) -> None:
-        if not callable(function):
-            raise TypeError(f"a metric must be a name, a Metric or a function, got {type(function).__name__}")
-        self._function = function
-        self.higher_is_better = higher_is_better
-        try:
-            self._takes_weights = "sample_weight" in signature(function).parameters
-        except ValueError:
-            # A function of an extension module has no signature.
-            self._takes_weights = False
-        super().__init__(name or str(getattr(function, "__name__", type(function).__name__)))
-
-    def reset(self) -> None:
-        self._parts: list[tuple[Array, Array, Array | None]] = []
-
-    def update(self, targets: Any, outputs: Any, weights: Any = None) -> None:
-        targets, outputs = np.array(targets), np.array(outputs)
-        if len(targets) != len(outputs):
-            raise InvalidArgumentError(f"{self.name}: {len(targets)} targets, but {len(outputs)} outputs")
-        if weights is not None and not self._takes_weights:
-            raise InvalidArgumentError(
-                f"{self.name}: the function has no argument sample_weight, but the rows have weights"
-            )
-        self._parts.append((targets, outputs, None if weights is None else np.array(weights)))
-
-    def result(self) -> float:
-        if not self._parts:
-            return float("nan")
-        targets, outputs, weights = joined(self._parts)
-        self._parts = [(targets, outputs, weights)]
-        if weights is None:
-            return float(self._function(targets, outputs))
-        return float(self._function(targets, outputs, sample_weight=weights))
-
-    def state(self) -> dict[str, Any]:
-        return parts_state(self._parts)
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._parts = restored_parts(state)
 
 
 Parts: TypeAlias = "list[tuple[Array, Array, Array | None]]"

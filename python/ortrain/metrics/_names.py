@@ -10,7 +10,8 @@ from typing import Any
 from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 from ortrain.metrics._classification import F1, Accuracy, Precision, Recall, TopK
-from ortrain.metrics._metric import FunctionMetric, Metric, OutputForm
+from ortrain.metrics._function import FunctionMetric
+from ortrain.metrics._metric import Metric, OutputForm
 from ortrain.metrics._ranking import AUROC
 from ortrain.metrics._regression import R2, MeanAbsoluteError, MeanSquaredError, RootMeanSquaredError
 from ortrain.metrics._text import Perplexity

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from ortrain.errors import InvalidArgumentError
-from ortrain.metrics._decode import check_labels, decode, softmax
+from ortrain.metrics._decode import are_logits, check_labels, decode, softmax
 from ortrain.metrics._metric import Array, Metric, Parts, joined, parts_state, restored_parts
 
 
@@ -84,9 +84,7 @@ class AUROC(Metric):
             return _mean([area(labels[:, k] > 0.5, scores[:, k], weights) for k in range(scores.shape[1])])
         if self._kind == "binary":
             return area(labels > 0.5, scores, weights)
-        logits = self.logits
-        if logits is None:
-            logits = bool((scores < 0).any() or (np.abs(scores.sum(1, dtype=np.float64) - 1) > 1e-3).any())
+        logits = are_logits(scores, "multiclass") if self.logits is None else self.logits
         if scores.shape[1] == 2:
             # The softmax rounds; the difference of the logits has the same order.
             ranked = np.subtract(scores[:, 1], scores[:, 0], dtype=np.float64) if logits else scores[:, 1]
