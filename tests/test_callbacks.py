@@ -327,6 +327,16 @@ def test_reduce_on_plateau() -> None:
         cb.ReduceLROnPlateau(factor=1.0)
 
 
+def test_reduction_that_a_schedule_overwrites() -> None:
+    model = Model()
+    schedule = cb.LambdaCallback(on_train_batch_end=lambda batch, logs: model.optimizer.set_learning_rate(1.0))
+    with pytest.warns(
+        TrainingWarning, match=r"was reduced to 0\.1, but is 1 now: a schedule or another callback"
+    ) as caught:
+        fit(model, [cb.ReduceLROnPlateau(patience=1), schedule], losses(1, 1, 1))
+    assert len(caught) == 1
+
+
 def test_lambda_callback() -> None:
     seen: list[Any] = []
     used = cb.LambdaCallback(

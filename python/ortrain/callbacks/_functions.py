@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ortrain._suggest import hint
-from ortrain.callbacks._callback import Callback
+from ortrain.callbacks._callback import Callback, Logs
 
 
 class LambdaCallback(Callback):
@@ -33,15 +33,15 @@ class LambdaCallback(Callback):
 
     def __init__(
         self,
-        on_epoch_begin: Callable[..., Any] | None = None,
-        on_epoch_end: Callable[..., Any] | None = None,
-        on_train_begin: Callable[..., Any] | None = None,
-        on_train_end: Callable[..., Any] | None = None,
-        on_train_batch_begin: Callable[..., Any] | None = None,
-        on_train_batch_end: Callable[..., Any] | None = None,
+        on_epoch_begin: Callable[[int, Logs], Any] | None = None,
+        on_epoch_end: Callable[[int, Logs], Any] | None = None,
+        on_train_begin: Callable[[Logs], Any] | None = None,
+        on_train_end: Callable[[Logs], Any] | None = None,
+        on_train_batch_begin: Callable[[int, Logs], Any] | None = None,
+        on_train_batch_end: Callable[[int, Logs], Any] | None = None,
         **kwargs: Callable[..., Any] | None,
     ) -> None:
-        hooks = kwargs | {
+        hooks: dict[str, Callable[..., Any] | None] = kwargs | {
             "on_epoch_begin": on_epoch_begin,
             "on_epoch_end": on_epoch_end,
             "on_train_begin": on_train_begin,

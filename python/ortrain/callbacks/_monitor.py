@@ -201,8 +201,8 @@ class EarlyStopping(MonitorCallback):
 class ReduceLROnPlateau(MonitorCallback):
     """Reduce the learning rate when a value has not improved for some epochs.
 
-    ``logs`` gets the entry ``learning_rate``. A ``schedule`` of ``fit`` sets the learning rate at each step, and
-    overwrites the reduced one.
+    ``logs`` gets the entry ``learning_rate``. A ``schedule`` of ``fit`` sets the learning rate at each step; a reduction
+    is overwritten then, which is a :class:`~ortrain.TrainingWarning`.
 
     Args:
         monitor: the value in ``logs``.
@@ -254,13 +254,23 @@ class ReduceLROnPlateau(MonitorCallback):
         self.best = None
         self.wait = 0
         self.cooldown_counter = 0
+        self._reduced: float | None = None
 
     def on_train_begin(self, logs: Logs = None) -> None:
         self._reset()
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
+        rate = self.model.optimizer.get_learning_rate()
         if logs is not None:
-            logs["learning_rate"] = self.model.optimizer.get_learning_rate()
+            logs["learning_rate"] = rate
+        if self._reduced is not None and rate != self._reduced:
+            warnings.warn(
+                f"the learning rate was reduced to {self._reduced:.6g}, but is {rate:.6g} now: a schedule or another "
+                "callback sets it; use one of them",
+                TrainingWarning,
+                stacklevel=level_of_user(),
+            )
+            self._reduced = None
         value = self._value(logs)
         if value is None:
             return
@@ -284,6 +294,7 @@ class ReduceLROnPlateau(MonitorCallback):
             return False
         reduced = max(rate * self.factor, self.min_lr)
         optimizer.set_learning_rate(reduced)
+        self._reduced = optimizer.get_learning_rate()
         if self.verbose:
             say(f"epoch {epoch + 1}: learning rate reduced to {reduced:.6g}")
         return True
