@@ -191,6 +191,21 @@ def test_tables(expected: Any, make: Any) -> None:
     assert history_of(make(columns), y) == expected
     texts = np.array(["ant", "bee", "cat"])[y]
     assert history_of(make(columns | {"kind": texts.tolist()}), "kind") == expected
+    # Other tables may have the columns in another order, and the target or not.
+    trained = ortrain.Model(net(3), learning_rate=0.05)
+    trained.fit(
+        make(columns | {"kind": texts.tolist()}), "kind", validation_data=make({"kind": texts.tolist()} | columns)
+    )
+    other = dict(reversed((columns | {"kind": texts.tolist()}).items()))
+    assert trained.evaluate(make(other)) == trained.evaluate(x, texts)
+    assert np.array_equal(trained.predict(make(other)), trained.predict(x))
+    del other["kind"]
+    assert np.array_equal(trained.predict(make(other)), trained.predict(x))
+    del other["c2"]
+    with pytest.raises(
+        ortrain.InvalidArgumentError, match="the table has no column 'c2', which the table of the training"
+    ):
+        trained.predict(make(other))
     a, b = np.random.default_rng(0).standard_normal((2, 40)).astype(np.float32)
     two = make({"a": a, "b": b, "size": a + b})
     with pytest.raises(

@@ -37,6 +37,8 @@ class Data:
     """First batch of an iterable, with the rest of the iterator."""
     is_weighted: bool = False
     """True if rows have weights."""
+    schema: tables.Schema | None = None
+    """Columns of a table."""
 
     def sample(self, description: Description) -> dict[str, Array]:
         """Return targets, of all rows or of the first ones, by name."""
@@ -143,7 +145,15 @@ class Data:
         return {"kind": "batches", "class": type(self.batches).__name__}
 
 
-def read_data(x: Any, y: Any, sample_weight: Any, description: Description, *, needs_targets: bool = True) -> Data:
+def read_data(
+    x: Any,
+    y: Any,
+    sample_weight: Any,
+    description: Description,
+    schema: tables.Schema,
+    *,
+    needs_targets: bool = True,
+) -> Data:
     """Recognize data.
 
     Args:
@@ -151,6 +161,7 @@ def read_data(x: Any, y: Any, sample_weight: Any, description: Description, *, n
         y: targets, or the name of their column.
         sample_weight: the weight of each row.
         description: inputs and outputs of the model.
+        schema: columns of the table of the training.
         needs_targets: True for a training and an evaluation.
 
     Raises:
@@ -161,7 +172,7 @@ def read_data(x: Any, y: Any, sample_weight: Any, description: Description, *, n
         return x
     table = tables.table_of(x)
     if table is not None:
-        return _of_table(table, y, sample_weight, description)
+        return _of_table(table, y, sample_weight, description, schema)
     if tables.is_dataset(x):
         if y is not None and not _is_name(y):
             raise InvalidArgumentError("y must be the name of a column of the dataset")
@@ -245,13 +256,13 @@ class _WeightedSource:
         return replace(batch, weights=self._weights[rows])
 
 
-def _of_table(table: tables.Table, y: Any, sample_weight: Any, description: Description) -> Data:
+def _of_table(table: tables.Table, y: Any, sample_weight: Any, description: Description, schema: tables.Schema) -> Data:
     name = y if _is_name(y) else None
-    x, targets, names = tables.split_table(table, name, description)
-    inputs = input_columns(x, description, names=names)
+    x, targets, found = tables.split_table(table, name, description, schema)
+    inputs = input_columns(x, description, names=found.features)
     if name is None and y is not None:
         targets = _targets_of(y)
-    return _of_columns(inputs, targets, sample_weight)
+    return replace(_of_columns(inputs, targets, sample_weight), schema=found)
 
 
 def _of_arrays(x: Any, y: Any, sample_weight: Any, description: Description) -> Data:

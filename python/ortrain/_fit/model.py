@@ -23,6 +23,7 @@ from ortrain._fit.losses import TARGET, Choice, choose
 from ortrain._fit.meters import Meter, metric_outputs
 from ortrain._fit.optimizers import config_of
 from ortrain._fit.run import FitArguments, run_fit, verbosity
+from ortrain._fit.tables import Schema
 from ortrain._fit.trainable import Selection, arguments_of
 from ortrain._model_source import ModelLike, PathLike, model_source
 from ortrain.api import CheckpointState, Module, Optimizer
@@ -125,6 +126,7 @@ class Model:
         self._metrics = [metrics] if isinstance(metrics, str) or callable(metrics) else list(metrics)
         self._engine: Engine | None = None
         self._class_names: dict[str, Sequence[Any]] = dict(settings.get("class_names", {}))
+        self._schema = saved.schema_of(settings)
         self._epochs_done = int(settings.get("epochs_done", 0))
         self._said = bool(training)
         self._run_folder: Path | None = None
@@ -287,7 +289,9 @@ class Model:
             validation_split=validation_split,
             checkpoint_every=checkpoint_every,
         )
-        data = read_data(x, y, sample_weight, self._description)
+        data = read_data(x, y, sample_weight, self._description, Schema())
+        if data.schema is not None:
+            self._schema = data.schema
         return run_fit(self, data, validation_data, arguments)
 
     def evaluate(
@@ -325,7 +329,7 @@ class Model:
         ['accuracy', 'loss']
 
         """
-        data = read_data(x, y, sample_weight, self._description)
+        data = read_data(x, y, sample_weight, self._description, self._schema)
         engine = self._engine_for(data, weighted=data.is_weighted)
         evaluation = self._evaluation(engine, data, batch_size or 32, steps)
         params = {"steps": steps or evaluation.feed.steps_per_pass, "batch_size": batch_size or 32}
@@ -363,7 +367,7 @@ class Model:
         (8, 10)
 
         """
-        data = read_data(x, None, None, self._description, needs_targets=False)
+        data = read_data(x, None, None, self._description, self._schema, needs_targets=False)
         layout = Layout(
             self._description.input_names, self._description, (), {}, None, self._description.fixed_batch, False
         )
@@ -426,6 +430,7 @@ class Model:
             self._engine,
             outputs=self._output_names(),
             class_names=self._class_names,
+            schema=self._schema,
             epochs_done=self._epochs_done,
         )
 

@@ -182,8 +182,8 @@ def run_fit(model: Model, data: Data, validation_data: Any, arguments: FitArgume
 def _validation_of(model: Model, validation_data: Any) -> Data:
     if isinstance(validation_data, tuple) and len(validation_data) in (2, 3):
         x, y, *rest = validation_data
-        return read_data(x, y, rest[0] if rest else None, model._description)
-    return read_data(validation_data, None, None, model._description)
+        return read_data(x, y, rest[0] if rest else None, model._description, model._schema)
+    return read_data(validation_data, None, None, model._description, model._schema)
 
 
 def _training(

@@ -22,6 +22,8 @@ __all__ = ["RunFolder"]
 
 _CONFIG, _LAST, _BEST, _HISTORY = "config.json", "last", "best", "history.csv"
 _TRAINED, _REPORT = "trained.onnx", "report.html"
+# Loss and learning rate of each step, as numbers of 8 bytes.
+_STEPS = "steps.bin"
 # Property of a checkpoint with the position of the run.
 _POSITION = "ortrain.fit"
 _ARRAY = "__array__"
@@ -122,6 +124,7 @@ class RunFolder:
             with np.load(self.path / saved["arrays"], allow_pickle=False) as content:
                 arrays = dict(content)
         position: dict[str, Any] = _unpacked(saved["position"], arrays)
+        position["history"]["steps"] = self._logged_steps(saved["steps"])
         self.best = position.get("best")
         return state, position
 
@@ -133,7 +136,9 @@ class RunFolder:
 
         """
         arrays: dict[str, Any] = {}
-        packed = _packed({**position, "best": self.best}, arrays)
+        history = dict(position["history"])
+        logged = self._log_steps(history.pop("steps"))
+        packed = _packed({**position, "history": history, "best": self.best}, arrays)
         name = None
         if arrays:
             buffer = io.BytesIO()
@@ -141,12 +146,36 @@ class RunFolder:
             # The names alternate: the checkpoint on disk names a file that is complete.
             name = f"last.{int(self._newest() != 1)}.npz"
             _files.write(self.path / name, buffer.getvalue())
-        state.properties[_POSITION] = json.dumps({"arrays": name, "position": packed})
+        state.properties[_POSITION] = json.dumps({"arrays": name, "steps": logged, "position": packed})
         CheckpointState.save_checkpoint(state, self.path / _LAST, include_optimizer_state=True)
         self._arrays = name
         self._steps, self._saved_at = 0, time.monotonic()
 
     _arrays: str | None = None
+    _logged = 0
+
+    def _log_steps(self, columns: Mapping[str, Any]) -> dict[str, Any]:
+        """Append the new values of steps to their file: a long run does not write all of them again."""
+        names = list(columns)
+        rows = np.stack([np.asarray(columns[name], np.float64) for name in names], 1) if names else np.empty((0, 1))
+        with (self.path / _STEPS).open("r+b" if self._logged else "wb") as file:
+            # Values of steps after the last checkpoint are overwritten with the same values.
+            file.seek(self._logged * len(names) * 8)
+            file.write(rows[self._logged :].tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        self._logged = len(rows)
+        return {"names": names, "count": len(rows)}
+
+    def _logged_steps(self, saved: Mapping[str, Any]) -> dict[str, Any]:
+        names, count = saved["names"], int(saved["count"])
+        self._logged = count
+        if not count:
+            return {}
+        content = np.fromfile(self.path / _STEPS, np.float64, count * len(names))
+        if len(content) < count * len(names):
+            raise OrtrainError(f"{self.path / _STEPS} is shorter than the checkpoint says; use another folder")
+        return dict(zip(names, content.reshape(count, len(names)).T, strict=True))
 
     def _newest(self) -> int | None:
         """Return the number of the array file that the checkpoint on disk names."""

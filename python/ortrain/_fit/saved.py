@@ -15,13 +15,14 @@ from ortrain import _files, _ortrain, optim
 from ortrain._fit.description import Description
 from ortrain._fit.engine import FILES, Engine
 from ortrain._fit.losses import Choice, Target
+from ortrain._fit.tables import Schema
 from ortrain._ortrain import __version__
 from ortrain.api import CheckpointState
 from ortrain.artifacts import Loss, LossType
 from ortrain.errors import InvalidArgumentError, InvalidModelError, NoSuchFileError
 from ortrain.optim import OptimizerConfig
 
-__all__ = ["choice_of", "model_of", "optimizer_of", "read_settings", "write"]
+__all__ = ["choice_of", "model_of", "optimizer_of", "read_settings", "schema_of", "write"]
 
 _SETTINGS, _MODEL = "model.json", "model.onnx"
 
@@ -33,6 +34,7 @@ def write(
     *,
     outputs: Sequence[str],
     class_names: Mapping[str, Sequence[Any]],
+    schema: Schema,
     epochs_done: int,
 ) -> None:
     """Write a model with its training to a folder, which is created.
@@ -48,6 +50,8 @@ def write(
     settings: dict[str, Any] = {
         "version": __version__,
         "class_names": {name: list(map(str, names)) for name, names in class_names.items()},
+        "features": schema.features,
+        "targets": schema.targets,
         "epochs_done": epochs_done,
         "training": None if engine is None else _training(engine),
     }
@@ -145,6 +149,12 @@ def choice_of(saved: Mapping[str, Any], description: Description) -> Choice:
         for each in saved["targets"]
     )
     return Choice(found, targets, saved["sentence"])
+
+
+def schema_of(settings: Mapping[str, Any]) -> Schema:
+    """Return the columns of the table of the training."""
+    features = settings.get("features")
+    return Schema(None if features is None else tuple(features), tuple(settings.get("targets", ())))
 
 
 def read_settings(folder: Path) -> dict[str, Any]:

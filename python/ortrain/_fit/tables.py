@@ -15,7 +15,7 @@ from ortrain._suggest import hint
 from ortrain.data import Batch
 from ortrain.errors import InvalidArgumentError
 
-__all__ = ["DatasetSource", "Table", "is_dataset", "split_table", "table_of"]
+__all__ = ["DatasetSource", "Schema", "Table", "is_dataset", "split_table", "table_of"]
 
 _TARGET_NAMES = ("target", "label", "labels", "y")
 
@@ -26,6 +26,15 @@ class Table:
 
     names: list[str]
     read: Callable[[str], Array]
+
+
+@dataclass(frozen=True)
+class Schema:
+    """Columns of the table that a model was trained with."""
+
+    features: tuple[str, ...] | None = None
+    """Columns of a single matrix, in order; ``None`` if the inputs are found by their names."""
+    targets: tuple[str, ...] = ()
 
 
 def is_dataset(value: object) -> bool:
@@ -56,19 +65,24 @@ def _numpy(column: Any) -> Array:
     return array
 
 
-def split_table(table: Table, target: Any, description: Description) -> tuple[Any, dict[str, Array], list[str] | None]:
-    """Return inputs, targets and the names of the columns of a single matrix.
+def split_table(
+    table: Table, target: Any, description: Description, schema: Schema
+) -> tuple[Any, dict[str, Array], Schema]:
+    """Return inputs, targets and the columns of both.
 
     Args:
         table: the table.
         target: the name of the target, several names, or ``None`` if the targets are not in the table.
         description: inputs and outputs of the model.
+        schema: the columns of the training; other tables have the same ones, in any order.
 
     Raises:
         InvalidArgumentError: if a column is missing, or the columns do not fit the inputs.
 
     """
     wanted = [] if target is None else [target] if isinstance(target, str) else list(target)
+    if target is None and schema.targets and all(name in table.names for name in schema.targets):
+        wanted = list(schema.targets)
     for name in wanted:
         if name not in table.names:
             raise InvalidArgumentError(
@@ -81,14 +95,22 @@ def split_table(table: Table, target: Any, description: Description) -> tuple[An
     targets = {(TARGET if len(wanted) == 1 else name): table.read(name) for name in wanted}
     features = [name for name in table.names if name not in wanted]
     inputs = description.input_names
+    if schema.features is not None:
+        missing = [name for name in schema.features if name not in features]
+        if missing:
+            raise InvalidArgumentError(
+                f"the table has no column {missing[0]!r}, which the table of the training had; it has "
+                f"{listed(features)}{hint(missing[0], features)}"
+            )
+        features = list(schema.features)
     if all(name in features for name in inputs):
-        return {name: table.read(name) for name in inputs}, targets, None
+        return {name: table.read(name) for name in inputs}, targets, Schema(None, tuple(wanted))
     if len(inputs) == 1:
         size = description.inputs[0].shape[1] if len(description.inputs[0].shape) == 2 else None
         if len(features) == size or ((size is None or isinstance(size, str)) and len(description.inputs[0].shape) == 2):
-            return _matrix(table, features), targets, features
+            return _matrix(table, features), targets, Schema(tuple(features), tuple(wanted))
         if len(features) == 1:
-            return table.read(features[0]), targets, None
+            return table.read(features[0]), targets, Schema(tuple(features), tuple(wanted))
     else_target = "" if wanted else "; name the target: y='column'"
     raise InvalidArgumentError(
         f"the columns {listed(features)} do not fit the model, which takes "
