@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 from array import array
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ortrain import _files
 from ortrain.errors import InvalidArgumentError
 
 if TYPE_CHECKING:
@@ -141,17 +143,11 @@ class History(Mapping[str, list[float]]):
         0,0.5,0.75
 
         """
-        # The new file replaces the old one when it is complete: a full disk loses nothing.
-        target = Path(os.fspath(path))
-        staged = target.with_name(f".{target.name}.{os.getpid()}")
-        try:
-            with staged.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, ["epoch", *self.history], lineterminator="\n")
-                writer.writeheader()
-                writer.writerows({name: repr(value) for name, value in row.items()} for row in self.rows())
-            staged.replace(target)
-        finally:
-            staged.unlink(missing_ok=True)
+        text = io.StringIO()
+        writer = csv.DictWriter(text, ["epoch", *self.history], lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: repr(value) for name, value in row.items()} for row in self.rows())
+        _files.write(path, text.getvalue().encode())
 
     @staticmethod
     def read_csv(path: PathLike) -> History:

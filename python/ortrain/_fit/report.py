@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ortrain import _files
 from ortrain._fit.charts import Series, line_chart, sparkline
 from ortrain._fit.findings import Example, Findings
 from ortrain._fit.history import History
@@ -78,12 +79,7 @@ def write_report(path: PathLike, report: Report) -> Path:
     """Write a report and return its path. An existing file is replaced when the new one is complete."""
     target = Path(os.fspath(path))
     target.parent.mkdir(parents=True, exist_ok=True)
-    staged = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        staged.write_text(page(report), encoding="utf-8")
-        staged.replace(target)
-    finally:
-        staged.unlink(missing_ok=True)
+    _files.write(target, page(report).encode())
     return target
 
 

@@ -201,8 +201,8 @@ class EarlyStopping(MonitorCallback):
 class ReduceLROnPlateau(MonitorCallback):
     """Reduce the learning rate when a value has not improved for some epochs.
 
-    ``logs`` gets the entry ``learning_rate``. A ``schedule`` of ``fit`` sets the learning rate at each step; a reduction
-    is overwritten then, which is a :class:`~ortrain.TrainingWarning`.
+    ``logs`` gets the entry ``learning_rate``. A ``schedule`` of ``fit`` overwrites a reduction at its next step, with a
+    :class:`~ortrain.TrainingWarning`.
 
     Args:
         monitor: the value in ``logs``.
