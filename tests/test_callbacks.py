@@ -327,6 +327,27 @@ def test_reduce_on_plateau() -> None:
         cb.ReduceLROnPlateau(factor=1.0)
 
 
+def test_decisions_of_keras() -> None:
+    """Recorded decisions of Keras for random settings and values; ``in_keras/record_callbacks.py`` records them."""
+    cases = json.loads((Path(__file__).parent / "data" / "keras" / "callbacks.json").read_text(encoding="utf-8"))
+    assert len(cases) >= 100
+    for case in cases:
+        model = Model()
+        stopping, plateau = cb.EarlyStopping(**case["stopping"]), cb.ReduceLROnPlateau(**case["plateau"])
+        decided: list[list[Any]] = []
+
+        def note(epoch: int, logs: Any, stopping: Any = stopping, plateau: Any = plateau, to: Any = decided) -> None:
+            rate = plateau.model.optimizer.rate
+            to.append([rate, stopping.wait, stopping.best, plateau.wait, plateau.cooldown_counter])
+
+        fit(model, [stopping, plateau, cb.LambdaCallback(on_epoch_end=note)], losses(*case["values"]))
+        for found, expected in zip(decided, case["epochs"], strict=True):
+            # Without a best value both have None.
+            assert found == [value if value is None else pytest.approx(value, rel=1e-6) for value in expected], case
+        assert (stopping.stopped_epoch, stopping.best_epoch) == (case["stopped_epoch"], case["best_epoch"]), case
+        assert model.state["weight"].data.tolist() == [case["weights"]] * 2, case
+
+
 def test_reduction_that_a_schedule_overwrites() -> None:
     model = Model()
     schedule = cb.LambdaCallback(on_train_batch_end=lambda batch, logs: model.optimizer.set_learning_rate(1.0))
