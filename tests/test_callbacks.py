@@ -784,7 +784,7 @@ def rows(count: int = 40) -> tuple[Any, Any]:
 
 
 def test_hooks_of_fit_evaluate_and_predict() -> None:
-    """The order is that of Keras: the validation runs inside its epoch, before ``on_epoch_end``."""
+    """The order of Keras: the validation runs inside its epoch, before ``on_epoch_end``."""
     calls: list[str] = []
     hooks = [hook for hook in dir(cb.Callback) if hook.startswith("on_") and "on_batch" not in hook]
     recorder = cb.LambdaCallback(**{hook: lambda *_, name=hook: calls.append(name) for hook in hooks})
@@ -804,7 +804,7 @@ def test_hooks_of_fit_evaluate_and_predict() -> None:
 
 
 def test_logs_of_fit() -> None:
-    """The values that callbacks see are those of the history, and entries that they add get into it."""
+    """Callbacks see the values of the history, and entries that they add get into it."""
     seen: list[dict[str, float]] = []
 
     class Own(cb.Callback):
@@ -824,7 +824,7 @@ def test_logs_of_fit() -> None:
 
 
 def test_early_stopping_of_fit(tmp_path: Path) -> None:
-    """The model ends with its best weights, and the saved models are those of the best epochs."""
+    """The model ends with its best weights, and the models of the best epochs are saved."""
     x, labels = rows()
     model = trainable(learning_rate=0.5)
     used = [

@@ -1,7 +1,7 @@
 """Decisions of Keras' callbacks over random values: record_callbacks.py FILE.
 
 FILE is JSON: for each case the settings, the values of the epochs, and after each epoch the learning rate and the
-counters; the weights at the end are the number of the epoch that they come from. Runs in the environment of
+counters, and the number of the epoch with the final weights. Runs in the environment of
 tests/exporters/requirements.txt.
 """
 
