@@ -355,6 +355,9 @@ def test_bad_rows_are_named() -> None:
 
 def test_a_loss_that_diverges() -> None:
     x, y = rows()
+    # The loss of a validation may overflow: that is a result.
+    history = ortrain.Model(net(1)).fit(x, y * 1.0, validation_data=(x, np.full(40, 1e30)), epochs=2)
+    assert not np.isfinite(history["val_loss"]).any()
     with pytest.raises(
         ortrain.AnomalyError, match=r"the loss is (nan|inf) in step \d+ of epoch 1.*; use a smaller learning_rate"
     ):

@@ -46,7 +46,10 @@ def evaluate(engine: Engine, evaluation: Evaluation, callbacks: Any) -> dict[str
                 raise explained(error, step, evaluation.layout, feed) from error
             loss = meter.add(step, result)
             if not math.isfinite(loss):
-                raise not_finite(loss, f"in batch {at} of the evaluation", step, evaluation.layout, feed)
+                problem = not_finite(loss, f"in batch {at} of the evaluation", step, evaluation.layout, feed)
+                # A loss that overflows on good data is a result, and no reason to end a training.
+                if isinstance(problem, InvalidArgumentError):
+                    raise problem
             for hook in callbacks.on_test_batch_end:
                 hook(at, logs)
     finally:
@@ -202,8 +205,9 @@ class Training:
         if self.validation is not None and (self.epoch + 1) % self.validation_freq == 0:
             found = evaluate(self.engine, self.validation, self.callbacks)
             logs |= {f"val_{name}": value for name, value in found.items()}
-        if self.is_scheduled_by_metric:
-            self.scheduler.step(logs.get("val_loss", logs["loss"]))
+        value = logs.get("val_loss", logs["loss"])
+        if self.is_scheduled_by_metric and math.isfinite(value):
+            self.scheduler.step(value)
         for hook in self.callbacks.on_epoch_end:
             hook(self.epoch, logs)
         self.history.add_epoch(self.epoch, logs)

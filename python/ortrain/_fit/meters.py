@@ -45,6 +45,7 @@ class Meter:
         self.total, self.weight = 0.0, 0.0
         self.losses: list[float] = []
         self._layout = layout
+        self._fixed = layout.fixed
         self._several = len(outputs) > 1
         positions = layout.target_positions
         # Tokens that are ignored do not count in the mean of a batch.
@@ -120,7 +121,7 @@ class Meter:
         rows = step.rows
         for (target, output), pending in zip(self._pairs, self._pending, strict=True):
             targets, outputs = step.arguments[target], result[output]
-            if len(outputs) != rows:
+            if self._fixed is not None and rows != self._fixed:
                 targets, outputs = targets[:rows], outputs[:rows]
             pending.append((targets, outputs))
             self._pending_bytes += outputs.nbytes

@@ -1,0 +1,93 @@
+"""``evaluate`` of a model, and onnxruntime on its export: the same loss and the same metrics, for models and losses."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import pytest
+
+import ortrain
+
+FOLDER = Path(__file__).parents[2]
+sys.path.append(str(FOLDER / "benches"))
+import workloads  # noqa: E402
+
+WORKLOADS = (
+    "mlp_tiny",
+    "mlp",
+    "lenet",
+    "lstm",
+    "bert_mini_lora8",
+    "mobilenetv2_224_head",
+    "resnet18_224",
+    "bert_mini",
+    "gpt2_small6",
+)
+EXAMPLES = ("perceptron", "convnet", "transformer")
+
+
+def cross_entropy(scores: Any, labels: Any) -> float:
+    found: float = (np.logaddexp.reduce(scores, -1) - np.take_along_axis(scores, labels[..., None], -1)[..., 0]).mean()
+    return found
+
+
+def model_and_data(name: str) -> tuple[Any, Any, Any]:
+    if name in WORKLOADS:
+        x, labels = workloads.batch(name, 0)
+        return workloads.load(name).SerializeToString(), x, labels
+    path = getattr(ortrain.examples, name)()
+    rng = np.random.default_rng(0)
+    if name == "transformer":
+        x = {"tokens": rng.integers(0, 32, (8, 12)), "mask": np.ones((8, 12), np.float32)}
+        return path, x, rng.integers(0, 2, 8)
+    shape = {"perceptron": (8, 64), "convnet": (8, 1, 8, 8)}[name]
+    return path, rng.random(shape).astype(np.float32), rng.integers(0, 10, 8)
+
+
+def outputs_of(path: Path, x: Any) -> Any:
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    inputs = x if isinstance(x, dict) else {session.get_inputs()[0].name: x}
+    return session.run(None, inputs)[0].astype(np.float64)
+
+
+@pytest.mark.parametrize("name", [*WORKLOADS, *EXAMPLES])
+def test_models(name: str, tmp_path: Path) -> None:
+    source, x, labels = model_and_data(name)
+    model = ortrain.Model(source, metrics=["accuracy"], learning_rate=1e-4, device="cpu")
+    # A language model with one row of scores for each token has more targets than rows.
+    data = [(x, labels)] if len(labels) != len(x if not isinstance(x, dict) else labels) else (x, labels)
+    if isinstance(data, list):
+        history = model.fit(data, validation_data=data)
+    else:
+        history = model.fit(*data, batch_size=4, validation_data=data)
+    model.export(tmp_path / "trained.onnx")
+    scores = outputs_of(tmp_path / "trained.onnx", x)
+    assert history["val_loss"][-1] == pytest.approx(cross_entropy(scores, labels), rel=2e-4)
+    assert history["val_accuracy"][-1] == pytest.approx((scores.argmax(-1) == labels).mean())
+
+
+LOSSES: dict[str, tuple[Callable[[Any], Any], Callable[[Any, Any], float]]] = {
+    "cross_entropy": (lambda rng: rng.integers(0, 10, 8), cross_entropy),
+    "mse": (lambda rng: rng.standard_normal((8, 10)), lambda scores, y: ((scores - y) ** 2).mean()),
+    "mae": (lambda rng: rng.standard_normal((8, 10)), lambda scores, y: np.abs(scores - y).mean()),
+    "bce": (
+        lambda rng: rng.integers(0, 2, (8, 10)),
+        lambda scores, y: (np.logaddexp(0, scores) - scores * y).mean(),
+    ),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+def test_losses(loss: str, tmp_path: Path) -> None:
+    make, expected = LOSSES[loss]
+    rng = np.random.default_rng(0)
+    x, y = rng.random((8, 64)).astype(np.float32), make(rng)
+    model = ortrain.Model(ortrain.examples.perceptron(), loss=loss, device="cpu")
+    history = model.fit(x, y, batch_size=4, epochs=3, validation_data=(x, y))
+    model.export(tmp_path / "trained.onnx")
+    assert history["val_loss"][-1] == pytest.approx(expected(outputs_of(tmp_path / "trained.onnx", x), y), rel=1e-5)
