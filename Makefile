@@ -71,6 +71,7 @@ bench: build/demo.stamp ## what the machine allows; kernels beside it; import an
 	cargo bench --package ortrain-kernels --bench kernels
 	cargo bench --package ortrain --bench steps
 	$(DEMO)/bin/python benches/steps.py
+	$(DEMO)/bin/python benches/fit.py
 
 .PHONY: compare
 compare: build/demo.stamp ## the release wheel's step, memory and start beside onnxruntime-training's, PyTorch's and jax's, and a step of each optimizer beside PyTorch's; ARGUMENTS="mlp --rounds 5" for the former alone

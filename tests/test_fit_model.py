@@ -189,6 +189,10 @@ def test_weights_of_rows_and_classes() -> None:
     ):
         with pytest.raises(ortrain.InvalidArgumentError, match=sentence):
             model().fit(x, y, sample_weight=wrong)
+    with pytest.raises(
+        ortrain.InvalidArgumentError, match="class_weight has the class 'dog'; the classes are 'ant', 'bee'"
+    ):
+        model().fit(x, texts[y], class_weight={"dog": 0.5})
     with pytest.raises(ortrain.InvalidArgumentError, match="class_weight must be a dict"):
         model().fit(x, y, class_weight=[1, 2, 3])  # type: ignore[arg-type]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -31,6 +32,10 @@ class Step(NamedTuple):
     """Number of rows, without rows that fill up a fixed batch."""
     first: int
     """Index of the first row in the pass, for messages."""
+
+
+# Faster than the constructor, which a loop over small steps would notice.
+_new = tuple.__new__
 
 
 @dataclass(frozen=True)
@@ -77,7 +82,7 @@ class Layout:
             )
         names = next(iter(self.class_names.values()), None)
         index = {name: at for at, name in enumerate(names)} if names is not None else {}
-        table = {int(index.get(label, label)): float(weight) for label, weight in self.class_weight.items()}
+        table = {_class_index(label, index): float(weight) for label, weight in self.class_weight.items()}
         size = int(max(max(table), labels.max(initial=0))) + 1
         factors = np.ones(size, np.float32)
         for label, weight in table.items():
@@ -159,6 +164,14 @@ class Layout:
         else:
             targets = {self.targets[0].name if self.targets else TARGET: _numpy(y)}
         return Batch(inputs, targets, None if weights is None else _numpy(weights))
+
+
+def _class_index(label: Any, index: Mapping[Any, int]) -> int:
+    found = index.get(label, label)
+    if isinstance(found, bool) or not hasattr(found, "__index__") or operator.index(found) < 0:
+        known = ", ".join(map(repr, index)) or "0, 1 and so on"
+        raise InvalidArgumentError(f"class_weight has the class {label!r}; the classes are {known}")
+    return operator.index(found)
 
 
 def _parts_of(
@@ -312,7 +325,7 @@ class RowFeed(Feed):
                 count = min(size, last - first - at)
                 if fixed is not None:
                     arguments = padded(arguments, count)
-                yield Step(arguments, count, first + at)
+                yield _new(Step, (arguments, count, first + at))
 
     def _source_steps(self, order: Array | None, begin: int, end: int, base: int) -> Iterator[Step]:
         from ortrain.data._prefetch import Prefetcher

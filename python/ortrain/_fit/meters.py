@@ -14,7 +14,9 @@ from ortrain._fit.losses import IGNORED_LABEL, Target
 __all__ = ["Meter", "RunningLogs", "metric_outputs"]
 
 # Metrics read several small batches at once, up to these numbers.
-_MAX_PENDING, _MAX_PENDING_BYTES = 16, 1 << 18
+_MAX_PENDING, _MAX_PENDING_BYTES = 32, 1 << 18
+# Access by position, without the access by name of `Outputs`.
+_item = tuple.__getitem__
 
 
 def metric_outputs(metrics: Sequence[Any], targets: Sequence[Target], description: Description) -> tuple[str, ...]:
@@ -107,20 +109,19 @@ class Meter:
 
     def add(self, step: Step, result: Any) -> float:
         """Add the outputs of a step; returns the loss of the batch."""
-        loss = float(result[0]) if self._several else float(result)
-        rows = step.rows
-        weight = rows if self._counted is None else _count(step.arguments[self._counted], rows)
+        loss = float(_item(result, 0)) if self._several else float(result)
+        arguments, rows, _ = step
+        weight = rows if self._counted is None else _count(arguments[self._counted], rows)
         self.total += loss * weight
         self.weight += weight
         self.losses.append(loss)
         if self._pairs:
-            self._add_outputs(step, result)
+            self._add_outputs(arguments, rows, result)
         return loss
 
-    def _add_outputs(self, step: Step, result: Any) -> None:
-        rows = step.rows
-        for (target, output), pending in zip(self._pairs, self._pending, strict=True):
-            targets, outputs = step.arguments[target], result[output]
+    def _add_outputs(self, arguments: Sequence[Array], rows: int, result: Any) -> None:
+        for (target, output), pending in zip(self._pairs, self._pending):  # noqa: B905  (a check for each step)
+            targets, outputs = arguments[target], _item(result, output)
             if self._fixed is not None and rows != self._fixed:
                 targets, outputs = targets[:rows], outputs[:rows]
             pending.append((targets, outputs))
