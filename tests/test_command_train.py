@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
+import re
+import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -223,6 +226,44 @@ def test_failures_are_one_sentence(folder: Path, capsys: pytest.CaptureFixture[s
     assert status == 1
     assert err.startswith("Traceback (most recent call last):\n")
     assert not Path("run").exists()
+
+
+def test_a_folder_of_save(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The commands take the trained weights of a folder that Model.save wrote."""
+    from ortrain._fit.model import Model
+
+    model = Model("model.onnx", learning_rate=0.01, metrics=["accuracy"])
+    source = ortrain.data.open("data.npz")
+    model.fit(source, epochs=4, verbose=0)
+    model.save("saved")
+    status, out, err = run("evaluate", "saved", "--data", "data.npz", "--json", capsys=capsys)
+    assert status == 0, err
+    assert json.loads(out) == model.evaluate(source, return_dict=True)
+    assert run("predict", "saved", "--data", "data.npz", "--out", "a.npz", capsys=capsys)[0] == 0
+    assert run("export", "saved", "a.onnx", capsys=capsys)[0] == 0
+    with np.load("a.npz") as found, np.load("data.npz") as content:
+        assert np.array_equal(found["logits"], model.predict(source))
+        (logits,) = ortrain.InferenceSession("a.onnx").run(None, {"x": content["x"]})
+        assert np.array_equal(found["logits"], logits)
+    out = trained("--data", "data.npz", "--out", "a", capsys=capsys)
+    status, again, err = run("train", "saved", "--data", "data.npz", "--out", "b", capsys=capsys)
+    assert status == 0, err
+    first, later = (float(re.findall(r"loss ([\d.e-]+)", text)[0]) for text in (out, again))
+    assert later < first / 2
+
+
+def test_a_signal_ends_a_training_after_its_step(folder: Path) -> None:
+    command = [sys.executable, "-m", "ortrain", "train", "model.onnx", "--data", "data.npz", "--epochs", "1000000"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        assert any(line.startswith("epoch 2/") for line in process.stderr)
+        process.send_signal(signal.SIGINT)
+        messages = process.stderr.read().splitlines()
+        assert process.wait() == 130
+    assert re.fullmatch(
+        r"python -m ortrain: interrupted after .*epoch \d+; saved in run; --resume goes on", messages[-1]
+    )
+    assert Path("run", "last").is_file()
 
 
 def test_an_interrupted_training(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:

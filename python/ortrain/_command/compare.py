@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from ortrain import InferenceSession, _ortrain, gradient, inspect
 from ortrain._command.output import say
-from ortrain._command.sources import describe_data, model_file, open_data, require
+from ortrain._command.sources import describe_data, model_file, model_to_load, open_data, require
 from ortrain._fit.description import describe
 from ortrain._fit.losses import SAMPLE_WEIGHT
 from ortrain._fit.model import Model
@@ -50,8 +50,9 @@ def compare(settings: Mapping[str, Any]) -> int:
     source = open_data(settings["data"], settings, describe(path))
     say("data", describe_data(source))
     tolerance = float(settings.get("tolerance", _DEFAULT_TOLERANCE))
-    model, here = _trained(path, source, settings, settings.get("device", "auto"))
-    _, there = _trained(path, source, settings, "reference")
+    start = model_to_load(settings["model"])
+    model, here = _trained(start, source, settings, settings.get("device", "auto"))
+    _, there = _trained(start, source, settings, "reference")
     comparisons = {"reference evaluator, steps": list(_step_differences(here, there, _backward_order(path)))}
     comparisons |= _runtime_differences(model, source, settings)
     first: tuple[str, Difference] | None = None

@@ -12,6 +12,7 @@ from ortrain._command.sources import (
     default_metrics,
     describe_data,
     model_file,
+    model_to_load,
     open_data,
     require,
     run_config,
@@ -30,7 +31,9 @@ def evaluate(settings: Mapping[str, Any]) -> int:
     source = open_data(settings["data"], settings, describe(path), like=config.get("data"))
     metrics = settings.get("metrics") or config.get("settings", {}).get("metrics") or default_metrics(source)
     arguments = {name: settings[name] for name in ("loss", "device", "precision", "memory_limit") if name in settings}
-    model = Model(path, metrics=metrics, session_options=session_options(settings), **arguments)
+    model = Model(
+        model_to_load(settings["model"]), metrics=metrics, session_options=session_options(settings), **arguments
+    )
     values = model.evaluate(source, batch_size=settings.get("batch_size"), return_dict=True)
     if settings.get("json"):
         sys.stdout.write(json.dumps(values) + "\n")

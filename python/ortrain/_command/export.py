@@ -9,7 +9,7 @@ from typing import Any
 
 from ortrain import InferenceSession, _ortrain
 from ortrain._command.output import say
-from ortrain._command.sources import model_file
+from ortrain._command.sources import model_to_load
 from ortrain._fit.model import Model
 
 __all__ = ["export"]
@@ -17,13 +17,13 @@ __all__ = ["export"]
 
 def export(settings: Mapping[str, Any]) -> int:
     """Write the trained model of a run, or another model, in the chosen form."""
-    source, target = Path(settings["model"]), Path(settings["output"])
+    target = Path(settings["output"])
     with tempfile.TemporaryDirectory(prefix="ortrain-") as folder:
-        path = model_file(settings["model"])
-        if source.is_dir() and Path(path).name == "model.onnx":
-            # The model of a folder of Model.save does not have the trained weights.
-            path = str(Path(folder, "trained.onnx"))
-            Model(source).export(path)
+        path = model_to_load(settings["model"])
+        if Path(path).is_dir():
+            trained = str(Path(folder, "trained.onnx"))
+            Model(path).export(trained)
+            path = trained
         _ortrain.convert_model(
             path,
             str(target),

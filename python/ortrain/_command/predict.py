@@ -16,7 +16,7 @@ import numpy.typing as npt
 from ortrain import _files
 from ortrain._command.option import UsageError
 from ortrain._command.output import say
-from ortrain._command.sources import model_file, open_data, require, run_config, session_options
+from ortrain._command.sources import model_file, model_to_load, open_data, require, run_config, session_options
 from ortrain._fit.description import Description, describe
 from ortrain._fit.model import Model
 from ortrain.data import FileSource
@@ -37,7 +37,7 @@ def predict(settings: Mapping[str, Any]) -> int:
     description = describe(path)
     source = open_data(settings["data"], settings, description, like=config.get("data"), labelled=False)
     arguments = {name: settings[name] for name in ("device", "precision", "memory_limit") if name in settings}
-    model = Model(path, session_options=session_options(settings), **arguments)
+    model = Model(model_to_load(settings["model"]), session_options=session_options(settings), **arguments)
     found = model.predict(source, batch_size=settings.get("batch_size"))
     outputs = found if isinstance(found, dict) else {description.outputs[0].name: found}
     loss = str(config.get("settings", {}).get("loss", ""))

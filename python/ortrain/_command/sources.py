@@ -22,6 +22,7 @@ __all__ = [
     "default_metrics",
     "describe_data",
     "model_file",
+    "model_to_load",
     "open_data",
     "require",
     "run_config",
@@ -52,6 +53,12 @@ def model_file(path: str) -> str:
         if (folder / name).is_file():
             return os.fspath(folder / name)
     raise NoSuchFileError(f"the folder {path} has no trained.onnx; name an ONNX file, or the folder of a run")
+
+
+def model_to_load(path: str) -> str:
+    """Return the argument of ``Model``: a folder of ``Model.save``, which has the trained weights, or an ONNX file."""
+    found = model_file(path)
+    return path if Path(path).is_dir() and Path(found).name == "model.onnx" else found
 
 
 def run_config(path: str) -> Mapping[str, Any]:

@@ -12,7 +12,15 @@ import numpy as np
 from ortrain import callbacks, metrics
 from ortrain._command.output import say
 from ortrain._command.settings import FIT
-from ortrain._command.sources import default_metrics, describe_data, model_file, require, session_options, training_data
+from ortrain._command.sources import (
+    default_metrics,
+    describe_data,
+    model_file,
+    model_to_load,
+    require,
+    session_options,
+    training_data,
+)
 from ortrain._fit.description import Description, describe
 from ortrain._fit.model import Model
 from ortrain._fit.run import verbosity
@@ -34,12 +42,9 @@ _DEFAULT_FOLDER = "run"
 def train(settings: Mapping[str, Any]) -> int:
     """Train a model on files, and keep the run in a folder."""
     require(settings, "model", "data")
-    path = model_file(settings["model"])
-    description = describe(path)
+    description = describe(model_file(settings["model"]))
     source, validation = training_data(settings, description)
-    # A folder of Model.save goes on with its weights, a run begins anew from its trained model.
-    start = settings["model"] if Path(path).name == "model.onnx" and Path(settings["model"]).is_dir() else path
-    model = _model(start, settings, source, description)
+    model = _model(model_to_load(settings["model"]), settings, source, description)
     folder = _folder(settings)
     say("data", describe_data(source))
     if validation is not None:
