@@ -33,7 +33,8 @@ class TableFile:
         self._arrow = required("pyarrow", "pyarrow", "train", "a table")
         self.is_csv = path.name.lower().endswith(_CSV)
         try:
-            self.names: list[str] = self._csv_names() if self.is_csv else list(self._opened().schema.names)
+            self._schema = None if self.is_csv else self._opened().schema
+            self.names: list[str] = self._csv_names() if self._schema is None else list(self._schema.names)
         except InvalidArgumentError:
             raise
         except (self._arrow.ArrowException, OSError, ValueError) as error:
@@ -55,9 +56,9 @@ class TableFile:
 
     def kind_of(self, name: str) -> str:
         """Return ``number``, ``integer``, ``text`` or ``unknown`` for the type of a column; CSV has texts only."""
-        if self.is_csv:
+        if self._schema is None:
             return "text"
-        kind = self._opened().schema.field(name).type
+        kind = self._schema.field(name).type
         types = self._arrow.types
         if types.is_dictionary(kind):
             kind = kind.value_type
