@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import struct
 import tempfile
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +23,8 @@ __all__ = ["SUFFIXES", "LazyArray", "open_arrays"]
 
 SUFFIXES = (".npy", ".npz", ".h5", ".hdf5", ".safetensors")
 
+# End of the local header of a member of a ZIP file: lengths of its name and of its extra field.
+_LOCAL_HEADER = struct.Struct("<26xHH")
 # Bytes that are decompressed at once.
 _BLOCK_BYTES = 1 << 20
 # Maximum size of the header of a safetensors file, from its specification.
@@ -89,35 +93,46 @@ def _open_npy(path: Path) -> LazyArray:
 
 
 def _open_npz(path: Path) -> Mapping[str, LazyArray]:
-    """Copy the members into temporary files, which are mapped."""
+    """Map the members that are stored, and copies of those that are compressed."""
     try:
-        with zipfile.ZipFile(path) as archive:
+        with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             return {
-                info.filename.removesuffix(".npy"): _member(archive, info)
+                info.filename.removesuffix(".npy"): _member(archive, info, file)
                 for info in archive.infolist()
                 if info.filename.endswith(".npy")
             }
-    except (ValueError, OSError, EOFError, zipfile.BadZipFile) as error:
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, struct.error) as error:
         raise _unreadable(path, error) from error
 
 
-def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> LazyArray:
+def _member(archive: zipfile.ZipFile, info: zipfile.ZipInfo, file: BinaryIO) -> LazyArray:
+    """Map a member of a NPZ file."""
+    if info.compress_type == zipfile.ZIP_STORED:
+        file.seek(info.header_offset)
+        name_length, extra_length = _LOCAL_HEADER.unpack(file.read(_LOCAL_HEADER.size))
+        file.seek(name_length + extra_length, os.SEEK_CUR)
+        return _mapped(file, info.filename, file.tell() + info.file_size)
     with archive.open(info) as member, tempfile.TemporaryFile() as spool:
-        version = np.lib.format.read_magic(member)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(member)
-        if dtype.hasobject:
-            raise ValueError(f"the array {info.filename} has Python objects")
-        count = math.prod(shape)
         while block := member.read(_BLOCK_BYTES):
             spool.write(block)
-        spool.flush()
-        if not count:
-            return np.empty(shape, dtype)
-        if spool.tell() < count * dtype.itemsize:
-            raise ValueError(f"the array {info.filename} is cut short")
-        # The map has its own handle of the file, which it outlives.
-        return np.memmap(spool, dtype, "r", shape=shape, order="F" if fortran else "C")
+        size = spool.tell()
+        spool.seek(0)
+        return _mapped(spool, info.filename, size)
+
+
+def _mapped(file: BinaryIO, name: str, end: int) -> LazyArray:
+    """Map the array of the NPY format at the position of a file. The map outlives the file object."""
+    version = np.lib.format.read_magic(file)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, fortran, dtype = read(file)
+    if dtype.hasobject:
+        raise ValueError(f"the array {name} has Python objects")
+    count = math.prod(shape)
+    if file.tell() + count * dtype.itemsize > end:
+        raise ValueError(f"the array {name} is cut short")
+    if not count:
+        return np.empty(shape, dtype)
+    return np.memmap(file, dtype, "r", file.tell(), shape, "F" if fortran else "C")
 
 
 def _open_safetensors(path: Path) -> Mapping[str, LazyArray]:
