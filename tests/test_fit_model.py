@@ -92,6 +92,11 @@ def test_validation_split_takes_the_last_rows() -> None:
     for share, sentence in ((1.0, "from 0 to 1"), (0.999, "of 40 rows leaves no row"), (-0.5, "from 0 to 1")):
         with pytest.raises(ortrain.InvalidArgumentError, match=sentence):
             model().fit(x, y, validation_split=share)
+    order = np.argsort(y)
+    with pytest.warns(
+        ortrain.TrainingWarning, match="validation_split takes the last rows, and class 2 is only among them"
+    ):
+        model().fit(x[order], y[order], validation_split=(y == 2).mean())
     every_second = model().fit(x, y, validation_split=0.25, epochs=4, validation_freq=2)
     assert len(every_second["loss"]) == 4
     assert len(every_second["val_loss"]) == 2
@@ -249,6 +254,7 @@ def test_trained_parameters(trainable: Any, trained: list[str] | None) -> None:
 
 def test_frozen_parameters_and_wrong_selections() -> None:
     found = model(frozen="*1")
+    assert found.summary().count("yes") == 2
     before = weights(model(loss="mse"))
     found.fit(*ROWS)
     assert np.array_equal(weights(found)["w1"], before["w1"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,8 +14,9 @@ from ortrain._fit import tables
 from ortrain._fit.arrays import ArraySource, Column, input_columns, is_indexable, row_count, target_column
 from ortrain._fit.description import Array, Description
 from ortrain._fit.losses import TARGET, Target, find_labels
+from ortrain._stacklevel import level_of_user
 from ortrain.data import Batch, Source
-from ortrain.errors import InvalidArgumentError
+from ortrain.errors import InvalidArgumentError, TrainingWarning
 
 __all__ = ["Data", "read_data"]
 
@@ -121,6 +123,7 @@ class Data:
             raise InvalidArgumentError(
                 f"validation_split={share} of {total} rows leaves no row for one of the parts; pass more rows"
             )
+        self._warn_of_missing_classes(count)
         if isinstance(self.source, ArraySource):
             parts: tuple[Source, Source] = (self.source.part(0, count), self.source.part(count, total))
         elif hasattr(self.source, "labels"):
@@ -133,6 +136,24 @@ class Data:
 
             parts = Subset(self.source, np.arange(count)), Subset(self.source, np.arange(count, total))
         return replace(self, source=parts[0]), replace(self, source=parts[1])
+
+    def _warn_of_missing_classes(self, count: int) -> None:
+        """Warn if the last rows have a class that no other row has: the rows are probably sorted by class."""
+        labels = getattr(self.source, "labels", None)
+        if labels is None and len(self.raw_targets) == 1:
+            (labels,) = self.raw_targets.values()
+        if not isinstance(labels, np.ndarray) or labels.dtype.kind not in "biuUS" or labels.size != len(labels):
+            return
+        labels = labels.reshape(-1)
+        # A number that occurs once is no class.
+        missing = np.setdiff1d(labels[count:], labels[:count])
+        if len(missing) and len(missing) <= len(labels) // 10:
+            warnings.warn(
+                f"validation_split takes the last rows, and class {missing[0].item()!r} is only among them; shuffle "
+                "the rows before fit, or pass validation_data",
+                TrainingWarning,
+                stacklevel=level_of_user(),
+            )
 
     def describe(self) -> dict[str, Any]:
         """Return kind, sizes and a hash, for the folder of a run."""

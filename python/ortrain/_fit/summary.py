@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from fnmatch import fnmatchcase
 from math import prod
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ortrain._fit.trainable import arguments_of
 
 if TYPE_CHECKING:
     from ortrain._fit.model import Model
+    from ortrain._inspect import ParameterInfo
 
 __all__ = ["summary_of"]
 
@@ -38,7 +40,10 @@ def summary_of(model: Model) -> str:
         lines.append(f"loss: {model._loss}")
     else:
         lines.append("loss: chosen by fit, from the targets")
+    rate = model._learning_rate if model._engine is None else model._engine.optimizer.get_learning_rate()
     lines.append(f"optimizer: {model._optimizer!r}")
+    if rate is not None:
+        lines.append(f"learning rate: {rate if isinstance(rate, str) else format(rate, '.6g')}")
     return "\n".join(lines)
 
 
@@ -49,15 +54,20 @@ def _parameters(model: Model) -> list[tuple[str, tuple[int, ...], bool]]:
     if model._engine is not None:
         trained = {name for name, parameter in model._engine.state.parameters if parameter.requires_grad}
         return [(info.name, info.shape, info.name in trained) for info in found]
-    arguments = arguments_of(model._trainable, None)
-    last, names = arguments.get("last"), arguments.get("requires_grad")
-    if last is not None:
-        return [(info.name, info.shape, info.layer is not None and info.layer <= last) for info in found]
-    if callable(names):
-        return [(info.name, info.shape, bool(names(info))) for info in found]
-    from fnmatch import fnmatchcase
+    arguments = arguments_of(model._trainable, model._frozen)
+    last, names, frozen = arguments.get("last"), arguments.get("requires_grad"), arguments.get("frozen_params", ())
 
-    def is_chosen(name: str, nodes: list[str]) -> bool:
-        return names is None or any(fnmatchcase(each, pattern) for pattern in names for each in (name, *nodes))
+    def is_trained(info: ParameterInfo) -> bool:
+        if _is_selected(frozen, info):
+            return False
+        if last is not None:
+            return info.layer is not None and info.layer <= int(last)
+        return names is None or _is_selected(names, info)
 
-    return [(info.name, info.shape, is_chosen(info.name, info.nodes)) for info in found]
+    return [(info.name, info.shape, is_trained(info)) for info in found]
+
+
+def _is_selected(selection: Any, info: ParameterInfo) -> bool:
+    if callable(selection):
+        return bool(selection(info))
+    return any(fnmatchcase(name, pattern) for pattern in selection for name in (info.name, *info.nodes))
