@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -196,3 +197,74 @@ def test_unknown_names() -> None:
         ortrain.Model(net(), loss={"z": "mse"}).fit(*rows())
     with pytest.raises(ortrain.OrtrainError, match="the loss is not chosen yet"):
         _ = ortrain.Model(net()).module
+
+
+def linear(outputs: int) -> Any:
+    """Return a model that is one product, so that its gradient is known."""
+    from onnx import TensorProto, helper, numpy_helper
+
+    w = np.random.default_rng(0).standard_normal((4, outputs)).astype(np.float32)
+    graph = helper.make_graph(
+        [helper.make_node("MatMul", ["x", "w"], ["y"])],
+        "linear",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["batch", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["batch", outputs])],
+        [numpy_helper.from_array(w, "w")],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8), w.astype(np.float64)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("kind", ["labels", "soft", "binary", "squares", "distances"])
+def test_gradients(kind: str, weighted: bool) -> None:
+    x, labels = rows()
+    proto, w = linear(3)
+    z = x.astype(np.float64) @ w
+    rng = np.random.default_rng(1)
+    y: Any = {
+        "labels": labels,
+        "soft": softmax(rng.standard_normal((40, 3))),
+        "binary": rng.integers(0, 2, (40, 3)),
+    }.get(kind, rng.standard_normal((40, 3)))
+    name = {"binary": "bce", "squares": "mse", "distances": "mae"}.get(kind)
+    by_scores = {
+        "labels": lambda: softmax(z) - np.eye(3)[labels],
+        "soft": lambda: softmax(z) - y,
+        "binary": lambda: (1 / (1 + np.exp(-z)) - y) / 3,
+        "squares": lambda: 2 * (z - y) / 3,
+        "distances": lambda: np.sign(z - y) / 3,
+    }[kind]()
+    weight = rng.uniform(0.1, 3, 40) if weighted else None
+    if weight is not None:
+        by_scores = by_scores * weight[:, None]
+    model = ortrain.Model(proto, loss=name, optimizer="sgd", learning_rate=1.0, device="cpu")
+    model.fit(x, y, batch_size=40, sample_weight=weight)
+    assert model.state.parameters["w"].data == pytest.approx(w - x.T @ by_scores / 40, abs=2e-5)
+
+
+def test_settings_that_a_loss_does_not_have(tmp_path: Path) -> None:
+    kinds = artifacts.LossType
+    for loss, sentence in (
+        (
+            artifacts.Loss(kinds.CrossEntropyLoss, soft=True, ignore_index=3),
+            "of probabilities .soft. has no ignore_index",
+        ),
+        (artifacts.Loss(kinds.MSELoss, stable=True), "the squared error has no stable"),
+        (artifacts.Loss(kinds.L1Loss, soft=True), "the absolute error has no soft"),
+    ):
+        with pytest.raises(ortrain.OrtrainError, match=sentence):
+            artifacts.generate_artifacts(net(3), loss=loss, artifact_directory=tmp_path)
+
+
+def test_a_sum_of_weighted_losses(tmp_path: Path) -> None:
+    kinds = artifacts.LossType
+    terms = [artifacts.Loss(kind, sample_weight="rows", reduction="sum") for kind in (kinds.MSELoss, kinds.L1Loss)]
+    artifacts.generate_artifacts(net(3), loss=terms, artifact_directory=tmp_path)
+    state = ortrain.CheckpointState.load_checkpoint(tmp_path / "checkpoint")
+    module = ortrain.Module(tmp_path / "training_model.onnx", state)
+    assert module.input_names() == ["x", "target", "rows"]
+    x, _ = rows()
+    y, weight = np.zeros((40, 3), np.float32), np.linspace(0, 2, 40).astype(np.float32)
+    z = scores_of(net(3), x)
+    expected = ((z**2 + np.abs(z)).sum(1) * weight).sum()
+    assert float(module(x, y, weight)) == pytest.approx(expected, rel=1e-5)
