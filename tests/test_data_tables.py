@@ -141,7 +141,8 @@ def test_a_kind_that_only_later_rows_show(tmp_path: Path) -> None:
         (
             "a,b\n1,0\n",
             {},
-            "data.csv: no column is named target, label or y; name the column with target= (--target); the file has a, b",
+            "data.csv: no column is named target, label or y; name the column with target= (--target); the file has "
+            "a, b",
         ),
         (
             "a,price\n1,0\n",
