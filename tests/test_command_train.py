@@ -245,6 +245,10 @@ def test_a_folder_of_save(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
         assert np.array_equal(found["logits"], model.predict(source))
         (logits,) = ortrain.InferenceSession("a.onnx").run(None, {"x": content["x"]})
         assert np.array_equal(found["logits"], logits)
+    model.export("b.onnx", opset=15, float16=True, external_data=True)
+    assert run("export", "saved", "c.onnx", "--opset", 15, "--float16", "--external-data", capsys=capsys)[0] == 0
+    assert Path("b.onnx.data").read_bytes() == Path("c.onnx.data").read_bytes()
+    assert onnx.load("b.onnx").opset_import[0].version == 15
     out = trained("--data", "data.npz", "--out", "a", capsys=capsys)
     status, again, err = run("train", "saved", "--data", "data.npz", "--out", "b", capsys=capsys)
     assert status == 0, err

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,23 +13,18 @@ from ortrain._fit.model import Model
 
 __all__ = ["export"]
 
+_ARGUMENTS: Mapping[str, Any] = {"opset": None, "float16": False, "external_data": False}
+
 
 def export(settings: Mapping[str, Any]) -> int:
     """Write the trained model of a run, or another model, in the chosen form."""
     target = Path(settings["output"])
-    with tempfile.TemporaryDirectory(prefix="ortrain-") as folder:
-        path = model_to_load(settings["model"])
-        if Path(path).is_dir():
-            trained = str(Path(folder, "trained.onnx"))
-            Model(path).export(trained)
-            path = trained
-        _ortrain.convert_model(
-            path,
-            str(target),
-            settings.get("opset"),
-            settings.get("float16", False),
-            settings.get("external_data", False),
-        )
+    path = model_to_load(settings["model"])
+    arguments = {name: settings.get(name, default) for name, default in _ARGUMENTS.items()}
+    if Path(path).is_dir():
+        Model(path).export(target, **arguments)
+    else:
+        _ortrain.convert_model(path, str(target), **arguments)
     # The file is read again, so that a model that cannot run is found here.
     InferenceSession(target)
     data = target.with_name(f"{target.name}.data")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ortrain import artifacts
+from ortrain import _ortrain, artifacts
 from ortrain._fit import saved
 from ortrain._fit.data import Data, read_data
 from ortrain._fit.description import Array, Description, describe
@@ -441,6 +441,8 @@ class Model:
         outputs: Sequence[str] | None = None,
         external_data: bool = False,
         average: bool = False,
+        opset: int | None = None,
+        float16: bool = False,
     ) -> None:
         """Write an ONNX model with the current weights.
 
@@ -449,9 +451,12 @@ class Model:
             outputs: the outputs; ``None`` for those of the model.
             external_data: True to store the weights in a second file.
             average: True for the averages of the optimizer instead of the weights.
+            opset: the version of the operators; ``None`` for the version of the model.
+            float16: True to store the weights as float16 and to compute in it; inputs and outputs stay float32.
 
         Raises:
-            InvalidArgumentError: for an unknown output.
+            InvalidArgumentError: for an unknown output, and an unknown version.
+            UnsupportedError: for a node that the version cannot express.
             OrtrainError: if the file cannot be written.
 
         >>> import ortrain
@@ -461,11 +466,16 @@ class Model:
         if isinstance(outputs, str):
             raise TypeError("outputs must be a list of names, got one name")
         names = self._output_names() if outputs is None else list(outputs)
-        if self._engine is None and self._choice is None and self._loss is None:
-            # Any loss makes the files that an export needs.
-            self._untrained().export(path, names, external_data=external_data, average=average)
+        # Any loss makes the files that an export needs.
+        has_loss = self._engine is not None or self._choice is not None or self._loss is not None
+        engine = self._built() if has_loss else self._untrained()
+        if opset is None and not float16:
+            engine.export(path, names, external_data=external_data, average=average)
             return
-        self._built().export(path, names, external_data=external_data, average=average)
+        with tempfile.TemporaryDirectory(prefix="ortrain-") as folder:
+            trained = os.fspath(Path(folder, "trained.onnx"))
+            engine.export(trained, names, external_data=False, average=average)
+            _ortrain.convert_model(trained, os.fspath(path), opset, float16, external_data)
 
     # Parts of fit, evaluate and predict.
 
