@@ -113,9 +113,19 @@ def test_the_command_gives_the_history_of_python(folder: Path, capsys: pytest.Ca
     train, validation = ortrain.data.split(ortrain.data.open("data.npz"), 0.25, seed=0)
     model = Model("model.onnx", metrics=["accuracy"])
     history = model.fit(train, epochs=2, batch_size=16, validation_data=validation, verbose=0)
+    again = Model("model.onnx", metrics=["accuracy"])
+    source = ortrain.data.open("data.npz")
+    assert again.fit(source, epochs=2, batch_size=16, validation_split=0.25, verbose=0).history == history.history
     rows = list(csv.DictReader(Path("a", "history.csv").read_text().splitlines()))
     assert [float(row["val_loss"]) for row in rows] == history["val_loss"]
     assert [float(row["loss"]) for row in rows] == history["loss"]
+
+
+def test_lines_without_tqdm(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setattr("ortrain._command.train.find_spec", lambda name: None)
+    out = trained("--data", "data.npz", "--epochs", 2, capsys=capsys)
+    assert re.search(r"\nepoch 1     loss \d.*, accuracy \d.*\nepoch 2     loss ", out)
 
 
 def test_a_run_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
