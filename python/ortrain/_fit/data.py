@@ -222,7 +222,7 @@ def _is_name(y: Any) -> bool:
 
 def _is_source(value: Any) -> bool:
     """Return True for rows of ``ortrain.data``. Arrays and tables have a method ``take`` with other arguments."""
-    if not hasattr(value, "take") or not hasattr(value, "__len__"):
+    if isinstance(value, np.ndarray) or not hasattr(value, "take") or not hasattr(value, "__len__"):
         return False
     try:
         return "training" in inspect.signature(value.take).parameters

@@ -154,9 +154,8 @@ def run_fit(model: Model, data: Data, validation_data: Any, arguments: FitArgume
     if model._learning_rate == "find" and not is_resumed:
         _find_rate(model, engine, data, arguments)
     position: Mapping[str, Any] | None = None
-    config = _config(model, data, validation, arguments)
     if folder is not None:
-        folder.begin(config)
+        folder.begin(_config(model, data, validation, _settings(model, engine, data, arguments)))
         if folder.has_run:
             state, position = folder.load()
             engine = engine.with_state(state)
@@ -168,6 +167,7 @@ def run_fit(model: Model, data: Data, validation_data: Any, arguments: FitArgume
     def make_report() -> Report:
         from ortrain._fit.run_report import report_of
 
+        config = _config(model, data, validation, _settings(model, engine, data, arguments))
         return report_of(model, training.history, data, validation, config, seconds)
 
     training.history._make_report = make_report
@@ -325,25 +325,16 @@ def _find_rate(model: Model, engine: Engine, data: Data, arguments: FitArguments
         sys.stderr.write(f"{model.range_test}\n")
 
 
-def _config(model: Model, data: Data, validation: Data | None, arguments: FitArguments) -> dict[str, Any]:
-    """Return all choices of a run, with hashes of the model and the data."""
-    source = model._source
-    content = source if isinstance(source, bytes) else Path(source).read_bytes()
+def _settings(model: Model, engine: Engine, data: Data, arguments: FitArguments) -> dict[str, Any]:
+    """Return all choices of a run as JSON values."""
     choice = model._choice
-    plan = None if model._engine is None else model._engine.plan
-    trained: list[str] = []
-    if model._engine is not None:
-        trained = [name for name, parameter in model._engine.state.parameters if parameter.requires_grad]
     settings = {
         **arguments.settings(),
         "loss": "" if choice is None else choice.sentence or repr(model._loss),
-        "optimizer": "" if plan is None else repr(plan.optimizer),
+        "optimizer": repr(engine.plan.optimizer),
         "learning_rate": model._learning_rate,
-        "trained": trained,
-        "metrics": [
-            metric if isinstance(metric, str) else getattr(metric, "name", getattr(metric, "__name__", ""))
-            for metric in model._metrics
-        ],
+        "trained": [name for name, each in engine.state.parameters if each.requires_grad],
+        "metrics": list(map(_metric_name, model._metrics)),
         "seed": model._seed,
         "precision": model._precision,
         "device": model._device,
@@ -352,6 +343,17 @@ def _config(model: Model, data: Data, validation: Data | None, arguments: FitArg
     weights = getattr(data.source, "weights", None)
     if weights is not None:
         settings["sample_weight"] = hashlib.sha256(np.ascontiguousarray(weights).tobytes()).hexdigest()[:32]
+    return settings
+
+
+def _metric_name(metric: Any) -> str:
+    return metric if isinstance(metric, str) else str(getattr(metric, "name", getattr(metric, "__name__", "")))
+
+
+def _config(model: Model, data: Data, validation: Data | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the choices of a run, with hashes of the model and the data."""
+    source = model._source
+    content = source if isinstance(source, bytes) else Path(source).read_bytes()
     return {
         "model": {"hash": hashlib.sha256(content).hexdigest()},
         "data": data.describe(),
