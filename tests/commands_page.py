@@ -36,7 +36,7 @@ def section(command: Command, shown: list[Sequence[Option]]) -> list[str]:
     lines += [f"`MODEL`: {command.model}." + (f" `OUTPUT`: {command.output}." if command.output else ""), ""]
     for title, options in command.groups.items():
         if options in shown:
-            lines += [f"The flags of {title} are those of `ortrain train`, from `--target` on.", ""]
+            lines += [f"{title.capitalize()}: the flags of `ortrain train` from `--target` on.", ""]
         else:
             lines += table(title, options)
     return lines

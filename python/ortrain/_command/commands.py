@@ -53,14 +53,14 @@ COMMANDS = (
         "evaluate",
         "MODEL --data PATH [options]",
         "print loss and metrics of a model on files",
-        "ONNX model, or the folder of a run, whose data settings are used",
+        "ONNX model, or the folder of a run with its data settings",
         {"data": READING, "evaluation": EVALUATE},
     ),
     Command(
         "predict",
         "MODEL --data PATH [--out FILE] [options]",
         "write the outputs of a model for files, as CSV, JSON lines or NPZ",
-        "ONNX model, or the folder of a run, whose data settings are used",
+        "ONNX model, or the folder of a run with its data settings",
         {"data": READING, "prediction": PREDICT},
     ),
     Command(

@@ -93,7 +93,7 @@ def _open_npy(path: Path) -> LazyArray:
 
 
 def _open_npz(path: Path) -> Mapping[str, LazyArray]:
-    """Map the members that are stored, and copies of those that are compressed."""
+    """Map stored members, and uncompressed copies of the other members."""
     try:
         with zipfile.ZipFile(path) as archive, path.open("rb") as file:
             return {

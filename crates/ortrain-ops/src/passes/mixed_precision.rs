@@ -48,11 +48,16 @@ pub fn narrow_values(graph: &mut Graph, narrow: DType) -> Result<(), Error> {
             let ty = ValueType::Tensor(DType::F32, graph.value(result).ty.shape().cloned());
             graph.rename(result, &format!("{name}_{narrow}"));
             graph.outputs[k] = graph.add_value(&name, ty);
-            let attrs = Attrs::new().with("to", i64::from(DType::F32.to_onnx()));
-            graph.nodes.push(Node::new("", "Cast", &[Some(result)], &[Some(graph.outputs[k])], attrs));
+            graph.nodes.push(cast_node(result, graph.outputs[k], DType::F32));
         }
     }
     Ok(())
+}
+
+/// Returns a node that converts a value to another type.
+fn cast_node(value: ValueId, result: ValueId, to: DType) -> Node {
+    let attrs = Attrs::new().with("to", i64::from(to.to_onnx()));
+    Node::new("", "Cast", &[Some(value)], &[Some(result)], attrs)
 }
 
 /// Converts the nodes of a graph, except wide ones, to the narrow type.
@@ -114,8 +119,7 @@ impl NarrowingPass<'_> {
             let copy = self.weights.get(&value).cloned();
             let cast_value =
                 self.graph.add_value(&copy.clone().unwrap_or_else(|| format!("{name}_{to}")), ty);
-            let attrs = Attrs::new().with("to", i64::from(to.to_onnx()));
-            let mut node = Node::new("", "Cast", &[Some(value)], &[Some(cast_value)], attrs);
+            let mut node = cast_node(value, cast_value, to);
             if copy.is_some() {
                 node.name = master_weight_node(&name).into();
             }
