@@ -38,7 +38,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "flowers"
 
 
-def taken(source: Any, rows: list[int] | None = None, seed: int = 0, *, training: bool = False) -> Any:
+def take_rows(source: Any, rows: list[int] | None = None, seed: int = 0, *, training: bool = False) -> Any:
     return source.take(np.array(range(len(source)) if rows is None else rows, np.int64), seed, training)
 
 
@@ -51,7 +51,7 @@ def refused(path: Path, **settings: Any) -> str:
 def test_a_folder_per_class(folder: Path) -> None:
     source = data.open(folder, model_inputs=pixels())
     assert source.classes == ("iris", "rose")
-    batch = taken(source)
+    batch = take_rows(source)
     assert batch.inputs["image"].shape == (6, 3, 16, 16)
     assert batch.inputs["image"].dtype == np.float32
     assert np.bincount(batch.targets["target"]).tolist() == [4, 2]
@@ -63,29 +63,29 @@ def test_a_folder_per_class(folder: Path) -> None:
 
 
 def test_layout_and_normalization_follow_the_input(folder: Path) -> None:
-    raw = taken(data.open(folder, model_inputs=pixels(("n", 16, 16, 3), "uint8"))).inputs["image"]
+    raw = take_rows(data.open(folder, model_inputs=pixels(("n", 16, 16, 3), "uint8"))).inputs["image"]
     assert raw.dtype == np.uint8
     scaled = raw.transpose(0, 3, 1, 2) / 255
-    found = taken(data.open(folder, model_inputs=pixels())).inputs["image"]
+    found = take_rows(data.open(folder, model_inputs=pixels())).inputs["image"]
     mean, std = np.array([0.485, 0.456, 0.406])[:, None, None], np.array([0.229, 0.224, 0.225])[:, None, None]
     np.testing.assert_allclose(found, (scaled - mean) / std, atol=1e-5)
-    found = taken(data.open(folder, model_inputs=pixels(("n", 16, 16, 3)))).inputs["image"]
+    found = take_rows(data.open(folder, model_inputs=pixels(("n", 16, 16, 3)))).inputs["image"]
     np.testing.assert_allclose(found, raw / 127.5 - 1, atol=1e-5)
-    found = taken(data.open(folder, model_inputs=pixels(), mean=0, std=1)).inputs["image"]
+    found = take_rows(data.open(folder, model_inputs=pixels(), mean=0, std=1)).inputs["image"]
     np.testing.assert_allclose(found, scaled, atol=1e-6)
-    grey = taken(data.open(folder, model_inputs=pixels(("n", 1, 8, 12)))).inputs["image"]
+    grey = take_rows(data.open(folder, model_inputs=pixels(("n", 1, 8, 12)))).inputs["image"]
     assert grey.shape == (6, 1, 8, 12)
     assert 0 <= grey.min() <= grey.max() <= 1
 
 
-def test_the_middle_of_an_image_is_kept(tmp_path: Path) -> None:
+def test_the_middle_of_an_image_remains(tmp_path: Path) -> None:
     values = np.zeros((10, 30, 3), np.uint8)
     values[:, 10:20] = 255
     for name in "ab":
         (tmp_path / name).mkdir()
         Image.fromarray(values).save(tmp_path / name / "stripe.png")
     Image.fromarray(np.full((10, 10), 65535, np.uint16)).save(tmp_path / "a" / "deep.png")
-    found = taken(data.open(tmp_path, model_inputs=pixels(("n", 3, 10, 10)), mean=0, std=1)).inputs["image"]
+    found = take_rows(data.open(tmp_path, model_inputs=pixels(("n", 3, 10, 10)), mean=0, std=1)).inputs["image"]
     assert (found == 1).all()
 
 
@@ -95,32 +95,32 @@ def test_the_orientation_of_the_camera_is_undone(tmp_path: Path) -> None:
     exif = Image.Exif()
     exif[0x0112] = 3
     Image.fromarray(values).save(tmp_path / "b.png", exif=exif)
-    found = taken(data.open(tmp_path, model_inputs=pixels(("n", 1, 10, 10)), labelled=False)).inputs["image"][0, 0]
+    found = take_rows(data.open(tmp_path, model_inputs=pixels(("n", 1, 10, 10)), labelled=False)).inputs["image"][0, 0]
     assert (found[:5] == 0).all()
     assert (found[5:] == 1).all()
 
 
-def test_a_batch_depends_on_rows_and_seed_alone(folder: Path) -> None:
+def test_rows_and_seed_determine_a_batch(folder: Path) -> None:
     source = data.open(folder, model_inputs=pixels(), **AUGMENTED)
-    first = taken(source, [0, 3, 5], 7, training=True).inputs["image"]
-    assert np.array_equal(first, taken(source, [0, 3, 5], 7, training=True).inputs["image"])
-    assert np.array_equal(first[1:2], taken(source, [3], 7, training=True).inputs["image"])
-    assert not np.array_equal(first, taken(source, [0, 3, 5], 8, training=True).inputs["image"])
-    plain = taken(data.open(folder, model_inputs=pixels())).inputs["image"]
-    assert np.array_equal(taken(source, training=False).inputs["image"], plain)
+    first = take_rows(source, [0, 3, 5], 7, training=True).inputs["image"]
+    assert np.array_equal(first, take_rows(source, [0, 3, 5], 7, training=True).inputs["image"])
+    assert np.array_equal(first[1:2], take_rows(source, [3], 7, training=True).inputs["image"])
+    assert not np.array_equal(first, take_rows(source, [0, 3, 5], 8, training=True).inputs["image"])
+    plain = take_rows(data.open(folder, model_inputs=pixels())).inputs["image"]
+    assert np.array_equal(take_rows(source, training=False).inputs["image"], plain)
 
 
 @pytest.mark.parametrize("name", AUGMENTED)
 def test_each_augmentation_changes_images(name: str, folder: Path) -> None:
     source = data.open(folder, model_inputs=pixels(), **{name: AUGMENTED[name]})
-    plain, changed = (taken(source, training=training).inputs["image"] for training in (False, True))
+    plain, changed = (take_rows(source, training=training).inputs["image"] for training in (False, True))
     assert plain.shape == changed.shape
     assert not np.array_equal(plain, changed)
 
 
 def test_mixup_blends_rows_and_labels(folder: Path) -> None:
     source = data.open(folder, model_inputs=pixels(), mixup=0.5)
-    batch, plain = taken(source, seed=1, training=True), taken(source)
+    batch, plain = take_rows(source, seed=1, training=True), take_rows(source)
     targets = batch.targets["target"]
     assert targets.shape == (6, 2)
     np.testing.assert_allclose(targets.sum(axis=1), 1, rtol=1e-6)
@@ -134,13 +134,13 @@ def test_other_images_are_read_like_the_training_images(folder: Path, tmp_path: 
     (tmp_path / "val" / "rose").mkdir(parents=True)
     Image.new("RGB", (12, 12), "white").save(tmp_path / "val" / "rose" / "white.webp", lossless=True)
     source = data.open(tmp_path / "val", like=train)
-    batch = taken(source)
+    batch = take_rows(source)
     assert batch.inputs["x"].shape == (1, 1, 12, 12)
     np.testing.assert_allclose(batch.inputs["x"], 0.375)
     # The label is an index into the classes of the training images.
     assert batch.targets["target"].tolist() == [1]
     unlabelled = data.open(tmp_path / "val" / "rose", like=train, labelled=False)
-    assert taken(unlabelled).targets == {}
+    assert take_rows(unlabelled).targets == {}
     (tmp_path / "val" / "lily").mkdir()
     assert refused(tmp_path / "val", like=train) == (
         "val has the folder 'lily', which is no class of the training data: iris, rose"
@@ -211,21 +211,21 @@ def sounds(tmp_path: Path) -> Path:
 def test_audio(sounds: Path) -> None:
     waves = [NodeArg("wave", "tensor(float)", ["n", 1, 400])]
     source = data.open(sounds, model_inputs=waves, sample_rate=8000)
-    batch = taken(source)
+    batch = take_rows(source)
     assert source.classes == ("high", "low")
     assert batch.inputs["wave"].shape == (4, 1, 400)
     row = next(row for row in range(4) if source.row_name(row) == "low/a.wav")
     # The middle of the file.
     expected = np.sin(2 * np.pi * 110 * (np.arange(400) + 200) / 8000)
     np.testing.assert_allclose(batch.inputs["wave"][row, 0], expected, atol=1e-6)
-    parts = [taken(source, [row], seed, training=True).inputs["wave"] for seed in (1, 1, 2)]
+    parts = [take_rows(source, [row], seed, training=True).inputs["wave"] for seed in (1, 1, 2)]
     assert np.array_equal(parts[0], parts[1])
     assert not np.array_equal(parts[0], parts[2])
     # Short files are padded, and another rate is converted.
     short = next(row for row in range(4) if source.row_name(row) == "low/b.wav")
     assert not batch.inputs["wave"][short, 0, 200:].any()
     half = data.open(sounds, sample_rate=4000, seconds=0.1)
-    found = taken(half).inputs["x"][row]
+    found = take_rows(half).inputs["x"][row]
     np.testing.assert_allclose(found[20:-20], np.sin(2 * np.pi * 110 * np.arange(400) / 4000)[20:-20], atol=0.02)
 
 
@@ -284,7 +284,7 @@ def test_no_thread_is_left_after_close() -> None:
         next(found)
 
 
-def test_batches_are_asked_for_as_far_ahead_as_they_are_read() -> None:
+def test_read_ahead_has_a_limit() -> None:
     asked = []
 
     def order() -> Any:

@@ -33,7 +33,7 @@ def written(folder: Path, text: str, name: str = "data.csv") -> Path:
     return path
 
 
-def taken(source: Any, rows: list[int] | None = None) -> Any:
+def take_rows(source: Any, rows: list[int] | None = None) -> Any:
     chosen = range(len(source)) if rows is None else rows
     return source.take(np.array(chosen, np.int64), 0, True)
 
@@ -46,7 +46,7 @@ def refused(path: Path, **settings: Any) -> str:
 
 def test_numbers_and_texts_become_one_input(tmp_path: Path) -> None:
     source = data.open(written(tmp_path, HOUSES), target="price", model_inputs=numbers(4))
-    batch = taken(source, [1, 2])
+    batch = take_rows(source, [1, 2])
     # Rooms, Oslo, Rome, area.
     assert batch.inputs["x"].tolist() == [[4, 1, 0, 99], [2, 0, 1, 45.25]]
     assert batch.inputs["x"].dtype == batch.targets["target"].dtype == np.float32
@@ -60,12 +60,12 @@ def test_columns_fill_the_inputs_of_their_names(tmp_path: Path) -> None:
     """A text column is an index for an embedding; the other columns fill the other input."""
     inputs = [NodeArg("city", "tensor(int64)", ["batch"]), NodeArg("numbers", "tensor(double)", ["batch", 2])]
     path = written(tmp_path, HOUSES)
-    batch = taken(data.open(path, target="price", model_inputs=inputs))
+    batch = take_rows(data.open(path, target="price", model_inputs=inputs))
     assert batch.inputs["city"].tolist() == [1, 0, 1]
     assert batch.inputs["city"].dtype == np.int64
     assert batch.inputs["numbers"].tolist() == [[3, 70.5], [4, 99], [2, 45.25]]
     texts = [NodeArg("city", "tensor(string)", ["batch", 1])]
-    assert taken(data.open(path, target="price", model_inputs=texts)).inputs["city"].tolist() == [
+    assert take_rows(data.open(path, target="price", model_inputs=texts)).inputs["city"].tolist() == [
         ["Rome"],
         ["Oslo"],
         ["Rome"],
@@ -76,12 +76,12 @@ def test_labels(tmp_path: Path) -> None:
     path = written(tmp_path, "a;label\n1;no\n2;yes\n3;no\n")
     source = data.open(path)
     assert source.classes == ("no", "yes")
-    assert taken(source).targets["target"].tolist() == [0, 1, 0]
+    assert take_rows(source).targets["target"].tolist() == [0, 1, 0]
     source = data.open(written(tmp_path, "a,y\n1,2\n2,0\n"))
-    assert taken(source).targets["target"].dtype == np.int64
+    assert take_rows(source).targets["target"].dtype == np.int64
     assert source.classes is None
     source = data.open(written(tmp_path, HOUSES), target=("price", "area"))
-    assert taken(source).targets["target"].tolist() == [[210, 70.5], [400.5, 99], [120, 45.25]]
+    assert take_rows(source).targets["target"].tolist() == [[210, 70.5], [400.5, 99], [120, 45.25]]
 
 
 def test_other_data_is_read_like_the_training_data(tmp_path: Path) -> None:
@@ -90,10 +90,10 @@ def test_other_data_is_read_like_the_training_data(tmp_path: Path) -> None:
     description = json.loads(json.dumps(train.describe()))
     assert (description["kind"], description["rows"], len(description["hash"])) == ("table", 3, 64)
     for like in (train, description):
-        batch = taken(data.open(path, like=like, model_inputs=numbers(4)))
+        batch = take_rows(data.open(path, like=like, model_inputs=numbers(4)))
         assert batch.inputs["x"].tolist() == [[1.5, 0, 1, 50]]
     unlabelled = written(tmp_path, "id,area,rooms,city\n7,50,1,Oslo\n", "new.csv")
-    batch = taken(data.open(unlabelled, like=train, labelled=False, model_inputs=numbers(4)))
+    batch = take_rows(data.open(unlabelled, like=train, labelled=False, model_inputs=numbers(4)))
     assert batch.inputs["x"].tolist() == [[1, 1, 0, 50]]
     assert batch.targets == {}
 
@@ -113,7 +113,7 @@ def test_parquet_and_arrow(tmp_path: Path) -> None:
         stream.write_table(table)
     for name in ("t.parquet", "t.feather", "t.arrow"):
         source = data.open(tmp_path / name, model_inputs=numbers(4))
-        batch = taken(source)
+        batch = take_rows(source)
         assert batch.inputs["x"].tolist() == [[1.5, 1, 1, 0], [2.5, 0, 0, 1]]
         assert batch.targets["target"].tolist() == [0, 1]
 
@@ -121,7 +121,7 @@ def test_parquet_and_arrow(tmp_path: Path) -> None:
 def test_a_kind_that_only_later_rows_show(tmp_path: Path) -> None:
     rows = "".join(f"{number},0\n" for number in range(100_000))
     source = data.open(written(tmp_path, f"a,y\n{rows}0.5,1\n"))
-    assert taken(source, [99_999, 100_000]).inputs["x"].tolist() == [[99_999], [0.5]]
+    assert take_rows(source, [99_999, 100_000]).inputs["x"].tolist() == [[99_999], [0.5]]
 
 
 @pytest.mark.parametrize(
@@ -247,19 +247,19 @@ def write_arrays(folder: Path, form: str) -> Path:
 @pytest.mark.parametrize("form", ["npz", "h5", "hdf5", "safetensors", "folder"])
 def test_arrays(form: str, tmp_path: Path) -> None:
     source = data.open(write_arrays(tmp_path, form), model_inputs=numbers(4))
-    batch = taken(source, [4, 1, 4])
+    batch = take_rows(source, [4, 1, 4])
     assert batch.inputs["x"].tolist() == arrays()["x"][[4, 1, 4]].tolist()
     assert batch.targets["target"].tolist() == [1, 1, 1]
     assert len(source) == 6
     like = data.open(tmp_path / f"data.{form}", like=source, labelled=False, model_inputs=numbers(4))
-    assert taken(like, [0]).targets == {}
+    assert take_rows(like, [0]).targets == {}
 
 
 def test_bfloat16_is_read_as_float32(tmp_path: Path) -> None:
     header = json.dumps({"x": {"dtype": "BF16", "shape": [2, 1], "data_offsets": [0, 4]}}).encode()
     (tmp_path / "a.safetensors").write_bytes(len(header).to_bytes(8, "little") + header + b"\xc0\x3f\x00\xc0")
     source = data.open(tmp_path / "a.safetensors", labelled=False)
-    assert taken(source).inputs["x"].tolist() == [[1.5], [-2]]
+    assert take_rows(source).inputs["x"].tolist() == [[1.5], [-2]]
 
 
 def test_arrays_with_other_names_and_types(tmp_path: Path) -> None:
@@ -267,11 +267,11 @@ def test_arrays_with_other_names_and_types(tmp_path: Path) -> None:
     images = np.arange(8, dtype=np.uint8).reshape(2, 4)
     np.savez_compressed(path, x_train=images, y_train=np.array([[1], [0]]), x_test=images, y_test=np.zeros(2))
     source = data.open(path, target="y_train", columns="x_train", model_inputs=numbers(4))
-    batch = taken(source)
+    batch = take_rows(source)
     assert batch.inputs["x"].dtype == np.float32
     assert batch.inputs["x"].tolist() == images.tolist()
     np.savez(path, x=np.zeros((2, 4)), y=np.array([[True, False], [False, True]]))
-    assert taken(data.open(path)).targets["target"].dtype == np.float32
+    assert take_rows(data.open(path)).targets["target"].dtype == np.float32
 
 
 def test_arrays_that_do_not_fit(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_arrays_that_do_not_fit(tmp_path: Path) -> None:
     values["x"][3, 2] = np.nan
     np.savez(path, **values)
     with pytest.raises(InvalidArgumentError, match="the array 'x' is NaN in row 3, column 2"):
-        taken(data.open(path))
+        take_rows(data.open(path))
     path.write_bytes(b"PK")
     assert refused(path) == "data.npz cannot be read as arrays: File is not a zip file"
     (tmp_path / "a.safetensors").write_bytes(b"\xff" * 20)
@@ -311,14 +311,14 @@ def test_split_is_stratified_and_depends_on_its_seed(tmp_path: Path) -> None:
     source = data.open(written(tmp_path, f"x,label\n{rows}"))
     train, validation = data.split(source, 0.2, seed=3)
     assert (len(train), len(validation)) == (80, 20)
-    labels = taken(validation).targets["target"]
+    labels = take_rows(validation).targets["target"]
     assert np.bincount(labels).tolist() == [16, 4]
-    seen = np.concatenate([taken(part).inputs["x"][:, 0] for part in (train, validation)])
+    seen = np.concatenate([take_rows(part).inputs["x"][:, 0] for part in (train, validation)])
     assert sorted(seen.tolist()) == list(range(100))
     again = data.split(source, 0.2, seed=3)[1]
-    assert np.array_equal(taken(again).inputs["x"], taken(validation).inputs["x"])
+    assert np.array_equal(take_rows(again).inputs["x"], take_rows(validation).inputs["x"])
     other = data.split(source, 0.2, seed=4)[1]
-    assert not np.array_equal(taken(other).inputs["x"], taken(validation).inputs["x"])
+    assert not np.array_equal(take_rows(other).inputs["x"], take_rows(validation).inputs["x"])
     assert train.classes == ("a", "b")
     with pytest.raises(InvalidArgumentError, match=r"must be above 0 and below 1, got 1\.5"):
         data.split(source, 1.5)
@@ -347,12 +347,12 @@ def test_data_is_imported_at_first_use() -> None:
 
 def test_weights_of_rows(tmp_path: Path) -> None:
     path = written(tmp_path, "a,w,y\n1,0.5,0\n2,2,1\n")
-    batch = taken(data.open(path, sample_weight="w"))
+    batch = take_rows(data.open(path, sample_weight="w"))
     assert batch.weights.tolist() == [0.5, 2]
     assert batch.weights.dtype == np.float32
     assert batch.inputs["x"].tolist() == [[1], [2]]
     assert refused(path, sample_weight="v") == "data.csv has no column 'v'; it has a, w, y"
     np.savez(tmp_path / "data.npz", **arrays(2), w=np.array([1, 3]))
-    batch = taken(data.open(tmp_path / "data.npz", sample_weight="w"))
+    batch = take_rows(data.open(tmp_path / "data.npz", sample_weight="w"))
     assert batch.weights.tolist() == [1, 3]
     assert list(batch.inputs) == ["x"]

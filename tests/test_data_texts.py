@@ -40,7 +40,7 @@ def lines(folder: Path, objects: list[Any], name: str = "films.jsonl") -> Path:
     return path
 
 
-def taken(source: Any, rows: list[int] | None = None, seed: int = 0, *, training: bool = True) -> Any:
+def take_rows(source: Any, rows: list[int] | None = None, seed: int = 0, *, training: bool = True) -> Any:
     return source.take(np.array(range(len(source)) if rows is None else rows, np.int64), seed, training)
 
 
@@ -53,7 +53,7 @@ def refused(path: Path, **settings: Any) -> str:
 def test_classification(tmp_path: Path, tokenizer: Path) -> None:
     source = data.open(lines(tmp_path, LINES), tokenizer=tokenizer, model_inputs=BERT)
     assert source.classes == ("negative", "positive")
-    batch = taken(source)
+    batch = take_rows(source)
     assert batch.targets["target"].tolist() == [1, 0, 0]
     # Padded to the first bucket.
     assert batch.inputs["input_ids"].shape == (3, 16)
@@ -66,11 +66,11 @@ def test_classification(tmp_path: Path, tokenizer: Path) -> None:
 def test_rows_are_padded_to_buckets_and_cut(tmp_path: Path, tokenizer: Path) -> None:
     path = lines(tmp_path, LINES)
     source = data.open(path, tokenizer=tokenizer, buckets=(4, 8), length=10)
-    assert [taken(source, [row]).inputs["input_ids"].shape[1] for row in range(3)] == [8, 4, 10]
+    assert [take_rows(source, [row]).inputs["input_ids"].shape[1] for row in range(3)] == [8, 4, 10]
     # A long row keeps its end token.
-    assert taken(source, [2]).inputs["input_ids"][0, -1] == 3
+    assert take_rows(source, [2]).inputs["input_ids"][0, -1] == 3
     fixed = [NodeArg("ids", "tensor(int32)", ["batch", 5])]
-    batch = taken(data.open(path, tokenizer=tokenizer, model_inputs=fixed))
+    batch = take_rows(data.open(path, tokenizer=tokenizer, model_inputs=fixed))
     assert batch.inputs["ids"].shape == (3, 5)
     assert batch.inputs["ids"].dtype == np.int32
 
@@ -78,10 +78,10 @@ def test_rows_are_padded_to_buckets_and_cut(tmp_path: Path, tokenizer: Path) -> 
 def test_other_lines_are_read_like_the_training_lines(tmp_path: Path, tokenizer: Path) -> None:
     train = data.open(lines(tmp_path, LINES), tokenizer=tokenizer)
     other = lines(tmp_path, [{"text": "good", "label": "positive"}], "val.jsonl")
-    assert taken(data.open(other, like=train)).targets["target"].tolist() == [1]
+    assert take_rows(data.open(other, like=train)).targets["target"].tolist() == [1]
     description = json.loads(json.dumps(train.describe()))
     new = lines(tmp_path, [{"text": "good"}], "new.jsonl")
-    assert taken(data.open(new, like=description, labelled=False)).targets == {}
+    assert take_rows(data.open(new, like=description, labelled=False)).targets == {}
     unknown = lines(tmp_path, [{"text": "good", "label": "positiv"}], "val.jsonl")
     assert refused(unknown, like=train) == (
         "val.jsonl: row 0 has the class 'positiv', which the training data does not have; it has negative, positive; "
@@ -92,14 +92,14 @@ def test_other_lines_are_read_like_the_training_lines(tmp_path: Path, tokenizer:
 def test_numbers_as_targets(tmp_path: Path) -> None:
     path = lines(tmp_path, [{"sentence": "a", "score": 0.5}, {"sentence": "b", "score": 2}])
     source = data.open(path, target="score", tokenizer="bytes")
-    assert taken(source).targets["target"].tolist() == [0.5, 2]
-    assert taken(source).targets["target"].dtype == np.float32
+    assert take_rows(source).targets["target"].tolist() == [0.5, 2]
+    assert take_rows(source).targets["target"].dtype == np.float32
 
 
 def test_causal_language_modelling(tmp_path: Path) -> None:
     """The target of a token is the token after it; padding does not count."""
     source = data.open(lines(tmp_path, [{"text": "abcd"}, {"text": "ab"}]), tokenizer="bytes", buckets=(3,), length=4)
-    batch = taken(source)
+    batch = take_rows(source)
     assert batch.inputs["input_ids"].tolist() == [[97, 98, 99], [97, 0, 0]]
     assert batch.targets["target"].tolist() == [[98, 99, 100], [98, -100, -100]]
 
@@ -107,9 +107,9 @@ def test_causal_language_modelling(tmp_path: Path) -> None:
 def test_masked_language_modelling(tmp_path: Path, tokenizer: Path) -> None:
     path = lines(tmp_path, LINES * 20)
     source = data.open(path, tokenizer=tokenizer, task="masked-lm", mask_share=0.5)
-    first, again, other = (taken(source, seed=seed) for seed in (1, 1, 2))
+    first, again, other = (take_rows(source, seed=seed) for seed in (1, 1, 2))
     ids, targets = first.inputs["input_ids"], first.targets["target"]
-    plain = taken(data.open(path, tokenizer=tokenizer)).inputs["input_ids"]
+    plain = take_rows(data.open(path, tokenizer=tokenizer)).inputs["input_ids"]
     chosen = targets != -100
     assert np.array_equal(targets[chosen], plain[chosen])
     assert np.array_equal(ids[~chosen], plain[~chosen])
@@ -121,7 +121,7 @@ def test_masked_language_modelling(tmp_path: Path, tokenizer: Path) -> None:
     assert np.array_equal(ids, again.inputs["input_ids"])
     assert not np.array_equal(ids, other.inputs["input_ids"])
     # An evaluation masks the same tokens every time.
-    evaluated = [taken(source, seed=seed, training=False).inputs["input_ids"] for seed in (1, 2)]
+    evaluated = [take_rows(source, seed=seed, training=False).inputs["input_ids"] for seed in (1, 2)]
     assert np.array_equal(*evaluated)
 
 
@@ -129,13 +129,13 @@ def test_a_text_is_cut_into_blocks(tmp_path: Path) -> None:
     path = tmp_path / "story.txt"
     path.write_text("abcdefghij\nk", encoding="utf-8")
     source = data.open(path, tokenizer="bytes", length=4)
-    batch = taken(source)
+    batch = take_rows(source)
     assert bytes(batch.inputs["input_ids"].astype(np.uint8).reshape(-1).tolist()) == b"abcdefgh"
     assert bytes(batch.targets["target"].astype(np.uint8).reshape(-1).tolist()) == b"bcdefghi"
     assert source.preview(1) == "efgh"
     assert source.describe()["tokens"] == 12
     gpt = [NodeArg("input_ids", "tensor(int64)", ["batch", 8]), NodeArg("position_ids", "tensor(int64)", ["batch", 8])]
-    batch = taken(data.open(path, tokenizer="bytes", model_inputs=gpt))
+    batch = take_rows(data.open(path, tokenizer="bytes", model_inputs=gpt))
     assert batch.inputs["position_ids"].tolist() == [list(range(8))]
 
 
