@@ -314,3 +314,33 @@ def test_the_step_does_not_wait_for_the_data() -> None:
 
     waited = run(1, time.sleep)
     assert waited < 0.3 * run(0, time.sleep)
+
+
+def test_a_resumed_run_reads_the_same_batches(folder: Path, tmp_path: Path) -> None:
+    """A run that fails in the middle of an epoch goes on to the same bits, augmentation included."""
+    from ortrain import Model, examples
+    from ortrain.callbacks import LambdaCallback
+
+    def run(name: str, fails_at: int | None = None) -> Any:
+        steps = []
+
+        def count(batch: int, logs: Any) -> None:
+            steps.append(batch)
+            if len(steps) == fails_at:
+                raise InterruptedError
+
+        model = Model(str(examples.convnet()), classes=2, seed=3)
+        inputs = [NodeArg("x", "tensor(float)", ["n", 1, 8, 8])]
+        source = data.open(folder, model_inputs=inputs, mixup=0.4, **AUGMENTED)
+        callback = LambdaCallback(on_train_batch_begin=count)
+        history = model.fit(
+            source, batch_size=2, epochs=2, resume=tmp_path / name, checkpoint_every=1, callbacks=[callback]
+        )
+        return history.history, {name: parameter.data.copy() for name, parameter in model.state.parameters}
+
+    history, parameters = run("whole")
+    with pytest.raises(InterruptedError):
+        run("parts", fails_at=5)
+    again, same = run("parts")
+    assert again == history
+    assert all(np.array_equal(values, same[name]) for name, values in parameters.items())
