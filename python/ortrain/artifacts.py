@@ -114,8 +114,8 @@ class Loss:
     """Name of an input with a float for each row, which multiplies the loss of the row. A mean is divided by the same
     number as without the weights. Losses of several scores may share the input."""
     stable: bool = False
-    """``BCEWithLogitsLoss``: True for a formula that is finite for all logits. The formula of onnxruntime-training is not
-    finite from logits of about 17 on."""
+    """``BCEWithLogitsLoss``: True for a formula that is finite for all logits. The formula of onnxruntime-training is
+    not finite from logits of about 17 on."""
     soft: bool = False
     """``CrossEntropyLoss``: True if the target has a probability for each class instead of a label."""
     scores: str | None = None

@@ -89,7 +89,8 @@ fn doubles() -> Program {
     let types = [DType::F32, DType::I32, DType::U32, DType::I64, DType::U64, DType::Bool];
     let mut expr = Builder::new();
     let [x, y] = [0, 1].map(|slot| expr.load(slot, Type::F64));
-    let unary = [UnaryOp::Neg, UnaryOp::Abs, UnaryOp::Sign, UnaryOp::Floor, UnaryOp::Sqrt, UnaryOp::Rsqrt];
+    use UnaryOp::{Abs, Floor, Neg, Round, Rsqrt, Sign, Sqrt};
+    let unary = [Neg, Abs, Sign, Floor, Round, Sqrt, Rsqrt];
     let binary = [BinaryOp::Add, BinaryOp::Sub, BinaryOp::Mul, BinaryOp::Div, BinaryOp::Min, BinaryOp::Max];
     let mut results: Vec<(Reg, DType)> = unary.iter().map(|&op| (expr.unary(op, x), DType::F64)).collect();
     results.extend(binary.iter().map(|&op| (expr.binary(op, x, y), DType::F64)));

@@ -20,6 +20,15 @@ use crate::{ModelSource, Result};
 pub use ortrain_ops::training::Activation;
 
 /// Output of a model, and the scores that a loss compares instead of it.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::artifacts::describe_model;
+///
+/// let output = &describe_model(setup::MODEL.into())?.outputs[0];
+/// assert_eq!((output.scores.name.as_str(), output.class_axis), ("logits", 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct DescribedOutput {
     /// The output.
@@ -33,6 +42,15 @@ pub struct DescribedOutput {
 }
 
 /// Inputs and outputs of a model.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::artifacts::describe_model;
+///
+/// let found = describe_model(setup::MODEL.into())?;
+/// assert_eq!((found.inputs.len(), found.outputs.len()), (1, 1));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct ModelDescription {
     /// Inputs without an initializer.
