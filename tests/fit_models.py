@@ -87,7 +87,7 @@ def language_model(words: int = 11, width: int = 6) -> bytes:
 
 
 def bound_to_batch(batch: int = 4, outputs: int = 3) -> bytes:
-    """Return a model whose batch axis cannot be opened: a row sees the mean of all rows."""
+    """Return a model with a fixed batch size: each row depends on the mean of all rows."""
     nodes = [
         helper.make_node("ReduceMean", ["x"], ["m"], axes=[0], keepdims=1),
         helper.make_node("Mul", ["m", "quarter"], ["z"]),

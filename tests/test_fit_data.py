@@ -42,7 +42,7 @@ class Rows:
 
 
 class LazyArray:
-    """Array that is read in parts by ascending positions, as those of HDF5 and Zarr are."""
+    """Array that is read in parts by ascending positions, like an array of HDF5 or Zarr."""
 
     def __init__(self, array: Any) -> None:
         self._array = array

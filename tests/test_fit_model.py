@@ -1,4 +1,4 @@
-"""``ortrain.Model``: what Keras promises by the same names, and the choices of a training."""
+"""``ortrain.Model``: the behaviour of Keras under the same names, and the choices of a training."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ def classified(classes: list[str] | None = None, count: int = 4) -> Findings:
     return findings
 
 
-def whole(findings: Findings | None) -> Report:
+def full_report(findings: Findings | None) -> Report:
     return Report(
         history=history(),
         title=f"Training of {HOSTILE}",
@@ -117,12 +117,12 @@ def texts() -> Findings:
 
 
 CASES = {
-    "images": lambda: whole(classified()),
-    "texts": lambda: whole(texts()),
-    "many classes": lambda: whole(classified(count=50)),
-    "rows": lambda: whole(regression()),
-    "series": lambda: whole(series()),
-    "nothing found": lambda: whole(None),
+    "images": lambda: full_report(classified()),
+    "texts": lambda: full_report(texts()),
+    "many classes": lambda: full_report(classified(count=50)),
+    "rows": lambda: full_report(regression()),
+    "series": lambda: full_report(series()),
+    "nothing found": lambda: full_report(None),
     "history alone": lambda: Report(history()),
     "empty": lambda: Report(History()),
 }
@@ -169,7 +169,7 @@ def test_drawings_are_inside_their_frames(name: str) -> None:
 
 
 def test_sections() -> None:
-    read = Page(page(whole(classified())))
+    read = Page(page(full_report(classified())))
     wanted = [
         "Curves",
         "Confusion matrix",

@@ -33,12 +33,12 @@ def row_count(value: Any) -> int:
 
 
 class Column:
-    """Array whose first axis is the row, with a conversion that reading applies.
+    """Array with one element per row, and the conversion that reading applies.
 
     Args:
         name: the name for messages.
         array: an array of NumPy, or an object that is read in parts.
-        convert: the conversion of some rows; ``None`` if there is none.
+        convert: the conversion of some rows, or ``None``.
         names: names of the elements of a row, for messages about tables.
 
     """

@@ -13,7 +13,7 @@ __all__ = ["Interrupt"]
 class Interrupt:
     """Handler of Ctrl-C during a training: the first one sets :attr:`requested`, a second one interrupts at once.
 
-    Other threads than the main one, and programs with their own handler, keep what they have.
+    Other threads than the main one, and programs with a handler of their own, are not changed.
     """
 
     def __init__(self) -> None:

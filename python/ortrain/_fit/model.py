@@ -49,7 +49,7 @@ class Model:
             logits are computed before a softmax or sigmoid at the end of the model.
         optimizer: a name of :func:`ortrain.optim.table` in small letters, an optimizer of :mod:`ortrain.optim`, or an
             :class:`~ortrain.OptimType`.
-        learning_rate: the learning rate; ``"find"`` chooses it by a range test; ``None`` for that of the optimizer.
+        learning_rate: the learning rate; ``"find"`` chooses it by a range test; ``None`` for the optimizer's default.
         trainable: ``"all"``, ``"head"`` for the last layer, ``"last:3"`` for the last three layers, names, patterns, or
             a callable that takes a :class:`~ortrain.ParameterInfo`.
         frozen: parameters that are not trained: names, patterns or a callable.
@@ -230,13 +230,13 @@ class Model:
             y: the targets: an array, a dict by output, or the name of the column of a table.
             batch_size: the number of rows of a step; ``"auto"`` for the largest power of two that fits into
                 ``memory_limit`` or the free memory.
-            epochs: the number of the last epoch, counted from ``initial_epoch``'s zero.
+            epochs: the number of passes over the data, including the epochs before ``initial_epoch``.
             validation_data: ``(x, y)``, ``(x, y, sample_weight)``, or data like ``x``; evaluated after each epoch.
             validation_split: the share of the rows, from the end, that is held out instead.
             shuffle: True for a new order of the rows in each epoch.
             class_weight: the weight of the rows of each class, by index or text.
             sample_weight: the weight of each row. The loss of a batch is the mean over its rows of weight times loss.
-            accumulate: the number of batches whose gradients are averaged for one update.
+            accumulate: the number of batches per update; their gradients are averaged.
             clip_norm: the maximum norm of all gradients together.
             schedule: a schedule of :mod:`ortrain.schedules`, a function from steps to a factor, or ``"cosine"``,
                 ``"linear"`` or ``"one_cycle"`` over all steps.
@@ -258,7 +258,7 @@ class Model:
 
         Raises:
             InvalidArgumentError: if the data does not fit the model; with its row.
-            AnomalyError: if the loss is not finite, though the data is. The weights are those of the step before.
+            AnomalyError: if the loss is not finite, though the data is. The weights are as before the step.
             KeyboardInterrupt: after Ctrl-C, when the step has ended and the run is saved.
             MemoryLimitError: if a step would take more than ``memory_limit``.
             ImportError: for a progress bar without ``tqdm``.
@@ -448,7 +448,7 @@ class Model:
 
         Args:
             path: the file. An existing file is replaced.
-            outputs: the outputs; ``None`` for those of the model.
+            outputs: names of the outputs; ``None`` for all outputs of the model.
             external_data: True to store the weights in a second file.
             average: True for the averages of the optimizer instead of the weights.
             opset: the version of the operators; ``None`` for the version of the model.

@@ -106,7 +106,7 @@ def area(positive: Array, scores: Array, weights: Array | None = None) -> float:
         return float("nan")
     order = np.argsort(scores)
     ranked, is_positive = scores[order], positive[order]
-    # Rows of one score form a group, whose last row is known by the next score.
+    # Rows of one score form a group. The group ends where the score changes.
     ends = np.flatnonzero(np.append(ranked[1:] != ranked[:-1], True))
     if weights is None:
         positives, total = np.cumsum(is_positive)[ends].astype(np.float64), (ends + 1).astype(np.float64)
