@@ -39,9 +39,14 @@ help: ## this list
 	@awk 'BEGIN {FS = ":.*## "} /^##@/ {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 .PHONY: demo
-demo: build/demo.stamp ## train a convolution network on handwritten digits, with a release wheel in its own environment
+demo: build/demo.stamp ## train a convolution network on handwritten digits with the command, then with a loop, with a release wheel in its own environment
+	$(DEMO)/bin/python examples/digits_files.py build/digits
+	rm -rf build/digits/run
+	$(DEMO)/bin/ortrain train examples/convnet.onnx --data build/digits/train.npz --val build/digits/val.npz --epochs 10 --lr 0.003 --schedule cosine --out build/digits/run
+	$(DEMO)/bin/python examples/digits_files.py build/digits --check
 	$(DEMO)/bin/python examples/finetune_digits.py build/digits
 	$(DEMO)/bin/python examples/finetune_digits_orttrainer.py build/digits_orttrainer
+	@echo "report of the command: $(CURDIR)/build/digits/run/report.html"
 
 .PHONY: test
 test: $(addprefix timed-,fmt lint rust doctest pytest stubs types ruff docs demo) ## everything that CI runs, with the seconds of each target

@@ -1,4 +1,4 @@
-"""The examples. finetune_digits.py and finetune_digits_orttrainer.py run in `make demo`."""
+"""The examples. digits_files.py, finetune_digits.py and finetune_digits_orttrainer.py run in `make demo`."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ ROOT = HERE.parent.parent
 README = ROOT / "README.md"
 # Chapters of the sidebar; links lead to all other pages.
 CHAPTERS = {
-    "First steps": ["commands", "tutorial", "tutorial-images", "tutorial-text", "tutorial-table"],
+    "First steps": ["fit", "commands", "tutorial", "tutorial-images", "tutorial-text", "tutorial-table"],
     "Training": [
         "losses",
         "optimizers",
@@ -38,6 +38,9 @@ CHAPTERS = {
     "Models": ["exporters", "quantized-models", "operators", "extending", "security"],
     "Speed": ["performance"],
     "From elsewhere": [
+        "from-keras",
+        "from-hugging-face",
+        "from-ultralytics",
         "migrating",
         "orttrainer",
         "classic-session",
@@ -55,7 +58,9 @@ MODULES = [
     "ortrain.api.module",
     "ortrain.api.optimizer",
     "ortrain.api.lr_scheduler",
+    "ortrain.callbacks",
     "ortrain.data",
+    "ortrain.metrics",
     "ortrain.optim",
     "ortrain.schedules",
     "ortrain.api.outputs",
