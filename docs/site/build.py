@@ -19,7 +19,16 @@ ROOT = HERE.parent.parent
 README = ROOT / "README.md"
 # Chapters of the sidebar; links lead to all other pages.
 CHAPTERS = {
-    "First steps": ["fit", "commands", "tutorial", "tutorial-images", "tutorial-text", "tutorial-table"],
+    "First steps": [
+        "fit",
+        "commands",
+        "tutorial",
+        "tutorial-images",
+        "tutorial-text",
+        "tutorial-table",
+        "tutorial-audio",
+        "tutorial-series",
+    ],
     "Training": [
         "losses",
         "optimizers",
