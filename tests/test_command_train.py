@@ -268,7 +268,13 @@ def test_a_folder_of_save(folder: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 def test_a_signal_ends_a_training_after_its_step(folder: Path) -> None:
     command = [sys.executable, "-m", "ortrain", "train", "model.onnx", "--data", "data.npz", "--epochs", "1000000"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    # A background job of a shell ignores the signal, and so would its children.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        training = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    with training as process:
         assert process.stderr is not None
         assert any(line.startswith("epoch 2/") for line in process.stderr)
         process.send_signal(signal.SIGINT)

@@ -20,7 +20,8 @@ import ortrain
 
 SOURCES = Path(ortrain.__file__).parent
 KILLS = 100 if "ORTRAIN_CONFORM" in os.environ else 2
-# Public functions that have paths as arguments, or the name of a writer, and write no file.
+# Public functions that have paths as arguments, or the name of a writer, and write no file of their own. Loggers add
+# lines to a log; a checkpoint of a model is `Model.save`.
 READERS = """
 _options.SessionOptions.register_custom_ops_library _classic_core.TrainingSession.load_model
 api.checkpoint_state.CheckpointState.load_checkpoint api.checkpoint_state.CheckpointState.load_parameters
@@ -34,6 +35,11 @@ onnxblock._model.base onnxblock._model.custom_op_library trainer._flat_checkpoin
 trainer.checkpoint.aggregate_checkpoints trainer.legacy.ORTTrainer trainer.legacy.ORTTrainer.__init__
 trainer.legacy.load_checkpoint trainer.orttrainer.ORTTrainer.load_checkpoint
 gradient.utils.onnx_helper.replace_initializers_into_onnx sklearn._estimator.OnnxEstimator.to_onnx
+_dump.dump _fit.history.History.read_csv data._open.open callbacks._progress.ProgressBar
+callbacks._progress.ProgressBar.__init__ callbacks._loggers.CSVLogger callbacks._loggers.CSVLogger.__init__
+callbacks._loggers.MLflow callbacks._loggers.MLflow.__init__ callbacks._loggers.TensorBoard
+callbacks._loggers.TensorBoard.__init__ callbacks._checkpoint.ModelCheckpoint
+callbacks._checkpoint.ModelCheckpoint.__init__
 """.split()
 # Second names of the same function.
 SAME = {
@@ -65,10 +71,11 @@ def test_kills(tmp_path: Path) -> None:
 
 def public() -> Iterator[str]:
     """Yield public functions that may write, according to their names or the names of their arguments."""
-    for module in pkgutil.walk_packages(ortrain.__path__, "ortrain."):
-        if any(part.startswith("_") for part in module.name.split(".")[1:]) or module.name == "ortrain.torch":
+    names = ["ortrain", *(module.name for module in pkgutil.walk_packages(ortrain.__path__, "ortrain."))]
+    for module_name in names:
+        if any(part.startswith("_") for part in module_name.split(".")[1:]) or module_name == "ortrain.torch":
             continue
-        found = importlib.import_module(module.name)
+        found = importlib.import_module(module_name)
         for name in getattr(found, "__all__", []):
             thing = getattr(found, name)
             members = [(name, thing)]

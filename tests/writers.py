@@ -24,7 +24,7 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ortrain import InferenceSession, OrtValue, SessionOptions, _bridges, artifacts, examples, onnxblock
+from ortrain import History, InferenceSession, Model, OrtValue, SessionOptions, _bridges, artifacts, examples, onnxblock
 from ortrain.api import CheckpointState, Module
 from ortrain.gradient import OrtGradientForwardBackward
 from ortrain.gradient.builder import GradientGraphBuilder
@@ -184,6 +184,21 @@ def blocks(folder: Path, version: int) -> None:
     onnxblock.save_checkpoint((list(perceptron(version).graph.initializer), []), str(folder / "blocks"))
 
 
+def fitted(version: int) -> Model:
+    def make() -> Model:
+        model = Model(perceptron(version))
+        model.fit(np.ones((8, 64), np.float32), np.arange(8), epochs=1)
+        return model
+
+    return once(f"fitted {min(version, 3)}", make)
+
+
+def history_of(version: int) -> History:
+    history = fitted(version).history
+    assert history is not None
+    return history
+
+
 WRITERS: dict[str, Call] = {
     "api.checkpoint_state.CheckpointState.save_checkpoint": lambda folder, version: CheckpointState.save_checkpoint(
         state_of(version), folder / "checkpoint"
@@ -199,6 +214,10 @@ WRITERS: dict[str, Call] = {
     ),
     "artifacts.generate_artifacts": generate,
     "_estimators.functions.Parameters.save_onnx_graph": rate,
+    "_fit.history.History.report": lambda folder, version: history_of(version).report(folder / "report.html"),
+    "_fit.history.History.to_csv": lambda folder, version: history_of(version).to_csv(folder / "history.csv"),
+    "_fit.model.Model.export": lambda folder, version: fitted(version).export(folder / "model.onnx"),
+    "_fit.model.Model.save": lambda folder, version: fitted(version).save(folder),
     "gradient.builder.GradientGraphBuilder.save": gradient,
     "gradient.optimizers.OrtGradientOptimizer": saved_gradient,
     "gradient.ortgradient.OrtGradientForwardBackwardFunction.save_onnx_graph": forward_backward,
@@ -262,6 +281,12 @@ def is_sound(name: str, data: bytes) -> bool:
         assert onnx.load_from_string(data).graph.node
     elif name.endswith(".json"):
         json.loads(data)
+    elif name.endswith(".html"):
+        assert data.rstrip().endswith(b"</html>")
+    elif name.endswith(".csv"):
+        lines = data.decode().splitlines()
+        assert len(lines) == 2
+        assert lines[0].count(",") == lines[1].count(",")
     elif name.endswith(".ortcp"):
         Path("looked_at").write_bytes(data)
         _checkpoint_storage.load("looked_at")

@@ -12,19 +12,22 @@ b'hello'
 
 from __future__ import annotations
 
+import io
 import itertools
 import os
 import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
+
+import numpy as np
 
 from ortrain._model_source import PathLike
 from ortrain.errors import NoSuchFileError, OrtrainError
 
-__all__ = ["check_regular", "placed", "write"]
+__all__ = ["check_regular", "log", "npz", "placed", "write"]
 
 # Bytes of a file name. The suffix of a temporary file has two numbers and an extension.
 _LONGEST_NAME, _LONGEST_SUFFIX = 255, 40
@@ -70,6 +73,24 @@ def write(path: PathLike, data: bytes) -> None:
     """
     with placed(path, replace=True) as file:
         file.write(data)
+
+
+def log(path: PathLike, kept: int) -> BinaryIO:
+    """Open a file that grows at its end. The bytes behind the first ``kept`` bytes are removed.
+
+    A file of this kind is never replaced as a whole: a killed process loses only bytes that it has not flushed.
+    """
+    file = Path(path).open("r+b" if kept else "wb")  # noqa: SIM115  (the caller closes it)
+    file.truncate(kept)
+    file.seek(kept)
+    return file
+
+
+def npz(arrays: Mapping[str, Any]) -> bytes:
+    """Return the content of an NPZ file."""
+    file = io.BytesIO()
+    np.savez(file, **arrays)
+    return file.getvalue()
 
 
 @contextmanager

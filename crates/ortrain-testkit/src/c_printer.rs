@@ -130,7 +130,8 @@ typedef bool Bool;
   UNARY(T, Neg, -a) UNARY(T, Abs, fabs(a)) UNARY(T, Sign, a == 0 || isnan(a) ? a : copysign(1, a)) \
   UNARY(T, Exp, exp(a)) UNARY(T, Log, log(a)) UNARY(T, Sqrt, sqrt(a)) UNARY(T, Rsqrt, 1 / sqrt(a)) \
   UNARY(T, Sin, sin(a)) UNARY(T, Cos, cos(a)) UNARY(T, Atan, atan(a)) UNARY(T, Erf, erf(a)) \
-  UNARY(T, Tanh, tanh(a)) UNARY(T, Sigmoid, 1 / (1 + exp(-(double)a))) UNARY(T, Floor, floor(a)) UNARY(T, Round, rint(a)) \
+  UNARY(T, Tanh, tanh(a)) UNARY(T, Sigmoid, 1 / (1 + exp(-(double)a))) \
+  UNARY(T, Floor, floor(a)) UNARY(T, Round, rint(a)) \
   BINARY(T, Add, a + b) BINARY(T, Sub, a - b) BINARY(T, Mul, a * b) BINARY(T, Div, a / b) \
   BINARY(T, Rem, fmod(a, b)) BINARY(T, Pow, pow(a, b)) \
   BINARY(T, Min, isnan(a) || isnan(b) ? a + b : a <= b ? a : b) \
@@ -149,7 +150,8 @@ static inline I64 integer_power(I64 base, I64 exponent) {
 
 /* Integers wrap: U is the unsigned type of the size of T. The quotient of the least integer by -1 is no number of C. */
 #define INTEGERS(T, U) \
-  UNARY(T, Neg, 0 - (U)a) UNARY(T, Abs, a < 0 ? 0 - (U)a : (U)a) UNARY(T, Sign, (a > 0) - (a < 0)) UNARY(T, Floor, a) \
+  UNARY(T, Neg, 0 - (U)a) UNARY(T, Abs, a < 0 ? 0 - (U)a : (U)a) UNARY(T, Sign, (a > 0) - (a < 0)) \
+  UNARY(T, Floor, a) UNARY(T, Round, a) \
   BINARY(T, Add, (U)a + (U)b) BINARY(T, Sub, (U)a - (U)b) BINARY(T, Mul, (U)a * (U)b) \
   BINARY(T, Div, b == 0 ? 0 : (T)-1 < 0 && b == (T)-1 ? 0 - (U)a : (U)(a / b)) \
   BINARY(T, Rem, b == 0 || ((T)-1 < 0 && b == (T)-1) ? 0 : a % b) \

@@ -147,7 +147,7 @@ fn threads_change_no_bit() {
     let cpu: Arc<dyn Backend> = Arc::new(Cpu::new().unwrap());
     let before = Cpu::num_threads();
     let (mut convolutions, mut windows) = (0, 0);
-    for seed in 0..120 {
+    for seed in 0..140 {
         let program = Arc::new(RandomProgram::new(seed, kinds).finish(true));
         let count = |name: &str| program.instructions.iter().filter(|i| i.instruction.name() == name).count();
         convolutions += count("Conv");

@@ -118,9 +118,7 @@ class Predictions:
         arrays: dict[str, Any] = {"row": np.array(self.rows), **self.outputs}
         if self.chosen is not None:
             arrays["prediction"] = np.array(self._names())
-        file = io.BytesIO()
-        np.savez(file, **arrays)
-        return file.getvalue()
+        return _files.npz(arrays)
 
     def _columns(self, name: str, values: npt.NDArray[Any]) -> dict[str, list[Any]]:
         """Return the columns of an output by their names."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import math
 import os
@@ -141,11 +140,9 @@ class RunFolder:
         packed = _packed({**position, "history": history, "best": self.best}, arrays)
         name = None
         if arrays:
-            buffer = io.BytesIO()
-            np.savez(buffer, **arrays)
             # The names alternate: the checkpoint on disk names a file that is complete.
             name = f"last.{int(self._newest() != 1)}.npz"
-            _files.write(self.path / name, buffer.getvalue())
+            _files.write(self.path / name, _files.npz(arrays))
         state.properties[_POSITION] = json.dumps({"arrays": name, "steps": logged, "position": packed})
         CheckpointState.save_checkpoint(state, self.path / _LAST, include_optimizer_state=True)
         self._arrays = name
@@ -158,9 +155,8 @@ class RunFolder:
         """Append the new values of steps to their file: a long run does not write all of them again."""
         names = list(columns)
         rows = np.stack([np.asarray(columns[name], np.float64) for name in names], 1) if names else np.empty((0, 1))
-        with (self.path / _STEPS).open("r+b" if self._logged else "wb") as file:
-            # Values of steps after the last checkpoint are overwritten with the same values.
-            file.seek(self._logged * len(names) * 8)
+        # A resumed run computes the values of steps after the last checkpoint again.
+        with _files.log(self.path / _STEPS, self._logged * len(names) * 8) as file:
             file.write(rows[self._logged :].tobytes())
             file.flush()
             os.fsync(file.fileno())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import os
 import time
 from collections.abc import Iterable, Mapping
@@ -11,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from ortrain import _files
 from ortrain._model_source import PathLike
 from ortrain.callbacks._callback import Callback, Logs
 from ortrain.callbacks._messages import missing
@@ -57,11 +59,11 @@ class CSVLogger(Callback):
         if self._file is None:
             path = Path(self.filename)
             path.parent.mkdir(parents=True, exist_ok=True)
-            kept = self.append or self._bytes is not None
-            if self._bytes is not None and path.exists() and path.stat().st_size > self._bytes:
-                # Lines of epochs that the run will repeat.
-                os.truncate(path, self._bytes)
-            self._file = path.open("a" if kept else "w", newline="", encoding="utf-8")
+            kept = path.stat().st_size if path.exists() and (self.append or self._bytes is not None) else 0
+            if self._bytes is not None:
+                # Without the lines of epochs that the run will repeat.
+                kept = min(kept, self._bytes)
+            self._file = io.TextIOWrapper(_files.log(path, kept), newline="", encoding="utf-8")
         return self._file
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:

@@ -66,8 +66,8 @@ impl ConvKernel {
     /// Compiles a convolution.
     ///
     /// # Errors
-    /// The fault of the description: sizes that overflow, operands that are neither floats of one compute type nor
-    /// bytes, a gradient of bytes, or an epilogue that reduces, is not well typed or is not over the result.
+    /// Returns the fault of the description. Sizes must not overflow. Operands are floats of one compute type, or bytes;
+    /// bytes have no gradient. The epilogue is over the result, does not reduce, and is well typed.
     pub fn new<'a>(desc: &ConvDesc, compiler: impl Into<Compiler<'a>>) -> Result<ConvKernel, String> {
         let compiler = compiler.into();
         if let Some(fault) = desc.shape.validate() {

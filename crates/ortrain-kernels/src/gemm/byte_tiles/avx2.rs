@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Job, LINES, PanelFooter, QUADS, ROW, TILE};
+use super::job::{Job, LINES, PanelFooter, QUADS, ROW, TILE};
 
 /// Number of rows of sums in registers.
 const ROWS: usize = 4;

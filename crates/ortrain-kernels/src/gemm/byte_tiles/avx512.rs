@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{Job, LINES, PanelFooter, QUADS, ROW, TILE, WIDE_PANELS};
+use super::job::{Job, LINES, PanelFooter, QUADS, ROW, TILE, WIDE_PANELS};
 
 /// Maximum number of rows of sums in registers.
 const ROWS: usize = 8;

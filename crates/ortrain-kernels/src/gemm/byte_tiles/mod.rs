@@ -12,233 +12,24 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod job;
 mod pack;
 mod portable;
+mod products;
 
-use std::mem::MaybeUninit;
-
-use ortrain_expr::DType;
-
-use super::corner_copy::CornerCopy;
-use super::tiles::Side;
-use crate::isa::Isa;
-use crate::isa::bytes::ByteUnit;
+pub(crate) use job::{DEPTHS, LINES, PanelFooter, SIDE, panel_bytes};
 pub(crate) use pack::{ZeroPoints, interleave, sum_of_quad};
-
-/// Lines of a panel.
-pub(crate) const LINES: usize = 16;
-/// Depths of a tile.
-pub(crate) const DEPTHS: usize = 64;
-/// Lines of both operands that are multiplied at a time: two panels by two.
-pub(crate) const SIDE: usize = 2 * LINES;
-/// Panels that [`ByteProducts::pack_wide_rows`] packs together.
-const WIDE_PANELS: usize = 4;
-/// Bytes of a tile, and of each of its rows.
-const TILE: usize = 1024;
-const ROW: usize = 64;
-/// Quads of depths of a row of a tile of A, and rows of a tile of B.
-const QUADS: usize = ROW / 4;
-
-/// Numbers behind the tiles of a panel, for each line.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(crate) struct PanelFooter {
-    /// Zero point of the shifted bytes.
-    pub(crate) zero_points: [i32; LINES],
-    /// Sum of the shifted bytes; for B, without the zero point of each.
-    pub(crate) sums: [i32; LINES],
-}
-
-impl PanelFooter {
-    /// Writes the footer of a panel.
-    ///
-    /// # Safety
-    /// `panel` has the capacity of a panel of this depth.
-    pub(crate) unsafe fn write(self, panel: *mut u8, depth: usize) {
-        // SAFETY: the footer lies behind the tiles.
-        unsafe { panel.add(depth.div_ceil(DEPTHS) * TILE).cast::<PanelFooter>().write_unaligned(self) };
-    }
-}
-
-/// Returns the bytes of a packed panel. Each tile reserves the bytes of a footer, so that the panels of a sum in several
-/// chunks need the bytes of a panel of the whole depth.
-pub(crate) const fn panel_bytes(depth: usize) -> usize {
-    depth.div_ceil(DEPTHS) * (TILE + size_of::<PanelFooter>())
-}
-
-/// Method of products of bytes.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ByteProducts {
-    unit: ByteUnit,
-    /// True if the panels of A have signed bytes and the panels of B unsigned bytes.
-    a_is_signed: bool,
-}
-
-impl ByteProducts {
-    /// Creates the method for operands of two types, `U8` or `I8`. Only one operand is shifted, if any.
-    pub(crate) fn new(isa: Isa, dtypes: [DType; 2]) -> ByteProducts {
-        ByteProducts { unit: ByteUnit::detect(isa), a_is_signed: dtypes == [DType::I8, DType::U8] }
-    }
-
-    /// Returns the method for operands of other types.
-    pub(crate) fn for_types(self, dtypes: [DType; 2]) -> ByteProducts {
-        ByteProducts { a_is_signed: dtypes == [DType::I8, DType::U8], ..self }
-    }
-
-    /// Returns true if the panels of an operand have signed bytes.
-    pub(crate) fn has_signed_panels(&self, side: Side) -> bool {
-        (side == Side::A) == self.a_is_signed
-    }
-
-    /// Returns the bits that turn bytes of a type into bytes of a panel, and the shift of their zero points.
-    pub(crate) fn shift(&self, side: Side, dtype: DType) -> (u8, i32) {
-        match (self.has_signed_panels(side), dtype == DType::I8) {
-            (true, false) => (0x80, -128),
-            (false, true) => (0x80, 128),
-            _ => (0, 0),
-        }
-    }
-
-    /// Returns the number of columns that [`ByteProducts::pack_wide_rows`] packs; zero if the machine has no method.
-    pub(crate) fn wide_columns(&self) -> usize {
-        match self.unit {
-            #[cfg(target_arch = "x86_64")]
-            ByteUnit::Avx512Vnni => WIDE_PANELS * LINES,
-            _ => 0,
-        }
-    }
-
-    /// Packs rows of adjacent bytes into panels of B, which are `panel` bytes apart, and returns the sum of each column.
-    /// `row` returns the address of the row of a depth.
-    ///
-    /// # Safety
-    /// Each row has [`ByteProducts::wide_columns`] bytes, which are valid for reads. `to` has the capacity of all depths.
-    ///
-    /// # Panics
-    /// Panics if the machine has no method.
-    #[inline(always)]
-    pub(crate) unsafe fn pack_wide_rows(
-        &self,
-        depth: usize,
-        dtype: DType,
-        row: impl Fn(usize) -> *const u8,
-        (to, panel): (*mut u8, usize),
-    ) -> [[i32; LINES]; WIDE_PANELS] {
-        #[cfg(target_arch = "x86_64")]
-        if self.unit == ByteUnit::Avx512Vnni {
-            let (flip, _) = self.shift(Side::B, dtype);
-            let has_signed_panels = self.has_signed_panels(Side::B);
-            let rows = avx512::WideRows { depth, flip, has_signed_panels, to, panel };
-            // SAFETY: the caller's contract; the unit exists, and its level has the other features.
-            return unsafe { avx512::pack_wide_rows(&rows, row) };
-        }
-        let _ = (depth, dtype, row, to, panel);
-        unreachable!("the machine packs no wide rows")
-    }
-
-    /// Computes `C = A·B`, or `C += A·B`, of at most [`SIDE`] rows and columns. Panels are adjacent.
-    ///
-    /// # Safety
-    /// The panels are valid for reads and packed for this depth, C is valid for writes, and the machine has the unit.
-    pub(crate) unsafe fn multiply(
-        &self,
-        isa: Isa,
-        (rows, cols): (usize, usize),
-        depth: usize,
-        (a, b): (*const u8, *const u8),
-        c: *mut i32,
-        c_row: isize,
-        add: bool,
-    ) {
-        // Whole panels can be stored to C directly.
-        let is_straight = !add && rows.is_multiple_of(LINES) && cols.is_multiple_of(LINES);
-        let mut corner = Corner([const { MaybeUninit::uninit() }; SIDE * SIDE]);
-        let corner = corner.0.as_mut_ptr().cast::<i32>();
-        let (to, to_row) = if is_straight { (c, c_row) } else { (corner, SIDE as isize) };
-        let (quads, panel) = (depth.div_ceil(4), panel_bytes(depth));
-        // SAFETY: the caller's contract; all existing rows of the block are written, whole panels wide.
-        unsafe {
-            Job { quads, a, b, panel, rows, cols, to, to_row }.run(*self, isa);
-            if !is_straight {
-                let size = (rows, cols);
-                isa.run(CornerCopy { from: corner, from_row: SIDE, to: c, to_row: c_row, size, add });
-            }
-        }
-    }
-}
-
-/// Sums of two panels by two.
-#[repr(align(64))]
-struct Corner([MaybeUninit<i32>; SIDE * SIDE]);
-
-/// Products of at most two panels of A and two panels of B.
-#[derive(Clone, Copy)]
-struct Job {
-    /// Number of quads of depths.
-    quads: usize,
-    a: *const u8,
-    b: *const u8,
-    /// Bytes from panel to panel.
-    panel: usize,
-    /// Numbers of existing rows and columns.
-    rows: usize,
-    cols: usize,
-    /// Destination. All existing rows are written, whole panels wide; further rows, up to a whole panel, may be written.
-    to: *mut i32,
-    to_row: isize,
-}
-
-impl Job {
-    /// Returns the number of tiles along the depth.
-    fn chunks(&self) -> usize {
-        self.quads.div_ceil(QUADS)
-    }
-
-    /// Returns the number of quads of a tile.
-    fn quads_of(&self, chunk: usize) -> usize {
-        QUADS.min(self.quads - chunk * QUADS)
-    }
-
-    /// Returns the number of panels along the columns.
-    fn across(&self) -> usize {
-        self.cols.div_ceil(LINES)
-    }
-
-    /// Returns the address of a row of A inside its panel, and the footer of the panel.
-    fn row_of_a(&self, row: usize) -> (*const u8, *const PanelFooter) {
-        let panel = self.a.wrapping_add(row / LINES * self.panel);
-        (panel.wrapping_add(row % LINES * ROW), panel.wrapping_add(self.chunks() * TILE).cast())
-    }
-
-    /// Returns the address of a panel of B, and its footer.
-    fn panel_of_b(&self, index: usize) -> (*const u8, *const PanelFooter) {
-        let panel = self.b.wrapping_add(index * self.panel);
-        (panel, panel.wrapping_add(self.chunks() * TILE).cast())
-    }
-
-    /// # Safety
-    /// The panels are valid for reads, the destination for writes, and the machine has the unit.
-    unsafe fn run(self, products: ByteProducts, isa: Isa) {
-        let ByteProducts { unit, a_is_signed } = products;
-        // SAFETY: the caller's contract.
-        unsafe {
-            match unit {
-                ByteUnit::Portable => isa.run(portable::Sums { job: self, a_is_signed }),
-                #[cfg(target_arch = "x86_64")]
-                ByteUnit::Avx2 => avx2::sums(self, a_is_signed),
-                #[cfg(target_arch = "x86_64")]
-                ByteUnit::AvxVnni => avx2::sums_vnni(self, a_is_signed),
-                #[cfg(target_arch = "x86_64")]
-                ByteUnit::Avx512Vnni => avx512::sums(self, a_is_signed),
-            }
-        }
-    }
-}
+pub(crate) use products::ByteProducts;
 
 #[cfg(test)]
 mod tests {
+    use ortrain_expr::DType;
+
     use super::*;
     use crate::gemm::pack::Block;
+    use crate::gemm::tiles::Side;
+    use crate::isa::Isa;
+    use crate::isa::bytes::ByteUnit;
 
     /// Matrix of random bytes: lines of `depth` elements, with their zero points.
     struct Lines {
@@ -319,7 +110,7 @@ mod tests {
                 units.flat_map(move |unit| [(isa, unit, false), (isa, unit, true)])
             });
             for (isa, unit, transposed) in machines {
-                let products = ByteProducts { unit, ..ByteProducts::new(isa, [a.dtype(), b.dtype()]) };
+                let products = ByteProducts::new(isa, [a.dtype(), b.dtype()]).with_unit(unit);
                 let packed = |lines: &Lines, side| lines.packed((products, isa), side, transposed);
                 let packed = (packed(&a, Side::A), packed(&b, Side::B));
                 for add in [false, true] {

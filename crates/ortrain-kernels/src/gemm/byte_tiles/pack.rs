@@ -2,7 +2,8 @@
 
 use ortrain_expr::DType;
 
-use super::{ByteProducts, DEPTHS, LINES, PanelFooter, QUADS, ROW, TILE, panel_bytes};
+use super::job::{DEPTHS, LINES, PanelFooter, QUADS, ROW, TILE, panel_bytes};
+use super::products::ByteProducts;
 use crate::gemm::pack::Block;
 use crate::gemm::tiles::Side;
 use crate::isa::{Isa, Level, Work};

@@ -1,6 +1,6 @@
 //! Products of bytes in plain code.
 
-use super::{Job, LINES, QUADS, TILE};
+use super::job::{Job, LINES, QUADS, TILE};
 use crate::isa::{Level, Work};
 
 /// Number of rows of sums in registers.

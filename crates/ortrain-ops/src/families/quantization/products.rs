@@ -80,7 +80,8 @@ fn check_per_line(cx: &Infer<'_>, k: usize, lines: Option<&Lines>, name: &str) -
     let (Some(shape), Some(lines)) = (cx.shape(k), lines) else { return Ok(()) };
     let (Some(dims), Some(count)) = (shape.concrete(), lines.count) else { return Ok(()) };
     let numbers: usize = dims.iter().copied().fold(1, usize::saturating_mul);
-    if dims.len() <= lines.rank.max(1) && (numbers == 1 || numbers.is_multiple_of(count.max(1))) {
+    let fits = numbers == 1 || numbers > 0 && numbers.is_multiple_of(count.max(1));
+    if dims.len() <= lines.rank.max(1) && fits {
         return Ok(());
     }
     Err(OpError::invalid(format!(
@@ -152,6 +153,12 @@ fn float_factors(
 ) -> [ValueId; 2] {
     let a_zero_point = a_zero_point.map(|id| per_row(to, id));
     [without_zero_point(to, a, a_zero_point, dtype), without_zero_point(to, b, b_zero_point, dtype)]
+}
+
+/// Returns true if a tensor of shape `from` can be broadcast to the shape `to`.
+fn is_broadcast_to(from: &[usize], to: &[usize]) -> bool {
+    from.len() <= to.len()
+        && from.iter().rev().zip(to.iter().rev()).all(|(&own, &size)| own == size || own == 1)
 }
 
 /// `MatMulInteger`.
@@ -238,7 +245,8 @@ impl Op for MatMulInteger {
             if side == 0 && own.len() == 1 {
                 own.push(1);
             }
-            if own.last_chunk::<2>().is_some_and(|matrix| matrix[1 - side] != 1) {
+            let varies = own.last_chunk::<2>().is_some_and(|matrix| matrix[1 - side] != 1);
+            if varies || !is_broadcast_to(&own, &spaces[side]) {
                 return cx.lower_decomposition();
             }
             let buffer = cx.input(2 + side);
