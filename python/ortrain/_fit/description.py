@@ -14,7 +14,7 @@ from ortrain._inputs import _TYPES
 from ortrain._model_source import ModelLike, model_source
 
 Array: TypeAlias = npt.NDArray[Any]
-Size: TypeAlias = "int | str | None"
+Size: TypeAlias = int | str | None
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Selection", "arguments_of", "renamed"]
 
-Selection: TypeAlias = "str | Sequence[str] | Callable[[ParameterInfo], bool] | None"
+Selection: TypeAlias = str | Sequence[str] | Callable[["ParameterInfo"], bool] | None
 
 _LAST = re.compile(r"last:(\d+)")
 

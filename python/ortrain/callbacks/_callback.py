@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, MutableMapping
 from typing import Any, TypeAlias
 
-Logs: TypeAlias = "MutableMapping[str, Any] | None"
+Logs: TypeAlias = MutableMapping[str, Any] | None
 
 
 class Callback:

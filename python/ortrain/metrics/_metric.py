@@ -188,7 +188,7 @@ class Mean(Metric):
         self._total, self._weight = float(state["total"]), float(state["weight"])
 
 
-Parts: TypeAlias = "list[tuple[Array, Array, Array | None]]"
+Parts: TypeAlias = list[tuple[Array, Array, Array | None]]
 
 
 def joined(parts: Parts) -> tuple[Array, Array, Array | None]:
