@@ -778,7 +778,7 @@ impl ProgramGenerator {
                 return b.load(slot, ty);
             }
             let sum = b.load(0, Type::I32);
-            let (sum, scale) = (b.convert(sum, ty), b.constant(ty, 1.0 / (1 << 20) as f64));
+            let (sum, scale) = (b.convert(sum, ty), b.constant(ty, 1.0 / f64::from(1 << 20)));
             b.mul(sum, scale)
         });
         let mut epilogue = Nest { expr: b_expr.finish(&outputs), ..epilogue };

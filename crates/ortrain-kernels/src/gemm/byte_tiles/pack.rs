@@ -96,7 +96,7 @@ impl PackBytes {
         unsafe {
             if self.side == Side::A && depth_step == 1 {
                 let rows = to.cast::<[u8; ROW]>();
-                for line in 0..LINES {
+                for (line, sum) in sums.iter_mut().enumerate() {
                     let mut row = [0; ROW];
                     if line < lines && depths == DEPTHS {
                         row = element(line, 0).cast::<[u8; ROW]>().read_unaligned().map(|byte| byte ^ shift);
@@ -104,7 +104,7 @@ impl PackBytes {
                         std::ptr::copy_nonoverlapping(element(line, 0), row.as_mut_ptr(), depths);
                         row.iter_mut().take(depths).for_each(|byte| *byte ^= shift);
                     }
-                    sums[line] = sums[line].wrapping_add(sum_of_row(&row, self.has_signed_panels));
+                    *sum = sum.wrapping_add(sum_of_row(&row, self.has_signed_panels));
                     rows.add(line).write_unaligned(row);
                 }
                 return;

@@ -246,7 +246,6 @@ impl GroupBuilder<'_> {
     fn add_op(&mut self, op: &Op, lanes_of: &mut impl FnMut() -> Slot) -> Option<()> {
         let a = self.operand(op.a[0]);
         let result = match op.kind {
-            Kind::Copy(_) | Kind::Splat(_) => a,
             Kind::Unary(unary, _) => self.lanes.unary(unary, a)?,
             Kind::Binary(binary, ty) => {
                 let b = self.operand(op.a[1]);
@@ -266,7 +265,7 @@ impl GroupBuilder<'_> {
             Kind::Convert(from, Type::F32) => self.lanes.integer_to_f32(a, from == Type::I32),
             Kind::Convert(Type::F32, to) => self.lanes.f32_to_integer(a, to == Type::I32),
             // Integers of 32 bits keep their bits.
-            Kind::Convert(..) => a,
+            Kind::Copy(_) | Kind::Splat(_) | Kind::Convert(..) => a,
             Kind::Fold(reduce, _) => {
                 let lane_slot = lanes_of();
                 self.lanes.fold(reduce, lane_slot, a);
