@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -297,23 +296,29 @@ def test_read_ahead_has_a_limit() -> None:
         assert len(asked) == 4
 
 
+class Noted(Slow):
+    """Source that notes each batch that is read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.read = threading.Semaphore(0)
+
+    def take(self, rows: npt.NDArray[np.int64], seed: int, training: bool) -> data.Batch:
+        batch = super().take(rows, seed, training)
+        self.read.release()
+        return batch
+
+
 def test_the_step_does_not_wait_for_the_data() -> None:
-    """Reading takes two thirds of a step, so that it fits beside the steps."""
-    step, waited = 0.03, 0.0
-
-    def run(workers: int, wait: Callable[[float], None]) -> float:
-        waited = 0.0
-        with Prefetcher(Slow(0.01), batches(12), training=True, workers=workers) as found:
-            next(found)
-            while True:
-                begin = time.perf_counter()
-                if next(found, None) is None:
-                    return waited
-                waited += time.perf_counter() - begin
-                wait(step)
-
-    waited = run(1, time.sleep)
-    assert waited < 0.3 * run(0, time.sleep)
+    """The next batch is read while the step runs, before it is asked for."""
+    source = Noted()
+    with Prefetcher(source, batches(12), training=True, workers=1) as found:
+        for number in range(12):
+            assert int(next(found).inputs["x"][0]) == 20 + 2 * number
+            # The step: no batch is asked for until another one was read.
+            if number == 0:
+                assert source.read.acquire(timeout=60)
+            assert number == 11 or source.read.acquire(timeout=60), number
 
 
 def test_a_resumed_run_reads_the_same_batches(folder: Path, tmp_path: Path) -> None:
