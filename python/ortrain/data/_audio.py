@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,9 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ortrain._extras import required
-from ortrain.data._common import dtype_of, fingerprint, generator, to_sizes
-from ortrain.data._folders import find_files, usable_files
-from ortrain.data._mixup import mix
+from ortrain.data._common import dtype_of, generator, to_sizes
+from ortrain.data._folders import FolderSource, find_files, usable_files
 from ortrain.data._settings import InputDescription, Settings
 from ortrain.data._source import Batch
 from ortrain.errors import InvalidArgumentError
@@ -25,7 +24,7 @@ SUFFIXES = (".wav", ".flac", ".ogg")
 _DEFAULT_RATE = 16000
 
 
-class AudioFolder:
+class AudioFolder(FolderSource):
     """Waveforms in a folder per class, as rows of samples from -1 to 1."""
 
     kind = "audio"
@@ -47,45 +46,16 @@ class AudioFolder:
             settings, sample_rate=self._rate, seconds=self._shape[-1] / self._rate, classes=self.classes
         )
 
-    def __len__(self) -> int:
-        return len(self._found.files)
-
-    @property
-    def labels(self) -> npt.NDArray[np.int64] | None:
-        """Class of each row."""
-        return self._found.labels
-
     def take(self, rows: npt.NDArray[np.int64], seed: int, training: bool) -> Batch:
         """Read waveforms: a random part of a long one if ``training``, its middle otherwise."""
         waves = [self._read(int(row), generator(seed, int(row)) if training else None) for row in rows]
         values = np.stack(waves) if waves else np.empty((0, self._shape[-1]), np.float32)
         values = values.reshape(len(rows), *self._shape).astype(self._dtype)
-        targets: dict[str, npt.NDArray[Any]] = {}
-        if self.labels is not None and self.classes is not None:
-            targets["target"] = self.labels[rows]
-            if training and self._settings.mixup:
-                values, targets["target"] = mix(
-                    values, self.labels[rows], len(self.classes), self._settings.mixup, seed
-                )
-        return Batch({self._name: values}, targets)
-
-    def row_name(self, row: int) -> str:
-        """Return the file of a row, relative to the folder."""
-        return self._found.files[row].relative_to(self._found.folder).as_posix()
+        return self._batch(self._name, values, rows, seed, training)
 
     def preview(self, row: int) -> str:
         """Return the file of a row."""
         return self.row_name(row)
-
-    def describe(self) -> Mapping[str, Any]:
-        """Return kind, sizes, settings and a hash of the files."""
-        return {
-            "kind": self.kind,
-            "rows": len(self),
-            "skipped": self.skipped,
-            "hash": fingerprint(sorted(self._found.files), self._found.folder),
-            "settings": self._settings.as_json(),
-        }
 
     def _problem_of(self, path: Path) -> str | None:
         """Read the header of a file; return the problem of a broken one."""

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ortrain._suggest import hint
-from ortrain.data._common import generator, listed
+from ortrain.data._common import fingerprint, generator, listed
+from ortrain.data._mixup import mix
+from ortrain.data._settings import Settings
+from ortrain.data._source import Batch
 from ortrain.errors import InvalidArgumentError
 
-__all__ = ["LabelledFiles", "files_below", "find_files", "usable_files"]
+__all__ = ["FolderSource", "LabelledFiles", "files_below", "find_files", "usable_files"]
 
 # Threads that check files when a folder is opened.
 _CHECKING_THREADS = max(1, min(8, os.cpu_count() or 1))
@@ -29,6 +33,49 @@ class LabelledFiles:
     files: list[Path]
     labels: npt.NDArray[np.int64] | None
     classes: tuple[str, ...] | None
+
+
+class FolderSource:
+    """Part of the sources of files in folders: rows, classes and targets."""
+
+    kind: str
+    classes: tuple[str, ...] | None
+    skipped: int
+    _found: LabelledFiles
+    _settings: Settings
+
+    def __len__(self) -> int:
+        return len(self._found.files)
+
+    @property
+    def labels(self) -> npt.NDArray[np.int64] | None:
+        """Class of each row."""
+        return self._found.labels
+
+    def row_name(self, row: int) -> str:
+        """Return the file of a row, relative to the folder."""
+        return self._found.files[row].relative_to(self._found.folder).as_posix()
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return kind, sizes, settings and a hash of the files."""
+        return {
+            "kind": self.kind,
+            "rows": len(self),
+            "skipped": self.skipped,
+            "hash": fingerprint(sorted(self._found.files), self._found.folder),
+            "settings": self._settings.as_json(),
+        }
+
+    def _batch(
+        self, name: str, values: npt.NDArray[Any], rows: npt.NDArray[np.int64], seed: int, training: bool
+    ) -> Batch:
+        """Return values with the targets of their rows; both are mixed if the settings say so."""
+        if self.labels is None or self.classes is None:
+            return Batch({name: values}, {})
+        targets: npt.NDArray[Any] = self.labels[rows]
+        if training and self._settings.mixup:
+            values, targets = mix(values, targets, len(self.classes), self._settings.mixup, seed)
+        return Batch({name: values}, {"target": targets})
 
 
 def files_below(folder: Path, suffixes: Sequence[str]) -> list[Path]:

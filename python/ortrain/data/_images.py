@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ortrain._extras import required
-from ortrain.data._common import dtype_of, fingerprint, generator, to_sizes
-from ortrain.data._folders import find_files, usable_files
-from ortrain.data._mixup import mix
+from ortrain.data._common import dtype_of, generator, to_sizes
+from ortrain.data._folders import FolderSource, find_files, usable_files
 from ortrain.data._settings import InputDescription, Settings
 from ortrain.data._source import Batch
 from ortrain.errors import InvalidArgumentError
@@ -132,7 +131,7 @@ def _normalization(
     return chosen[0], chosen[1]
 
 
-class ImageFolder:
+class ImageFolder(FolderSource):
     """Images in a folder per class, as rows."""
 
     kind = "images"
@@ -161,14 +160,6 @@ class ImageFolder:
             classes=self.classes,
         )
 
-    def __len__(self) -> int:
-        return len(self._found.files)
-
-    @property
-    def labels(self) -> npt.NDArray[np.int64] | None:
-        """Class of each row."""
-        return self._found.labels
-
     def take(self, rows: npt.NDArray[np.int64], seed: int, training: bool) -> Batch:
         """Read images; augmented if ``training``."""
         form = self._format
@@ -176,17 +167,7 @@ class ImageFolder:
         for target, row in zip(values, rows, strict=True):
             form.fill(target, self._read(int(row), generator(seed, int(row)) if training else None))
         values = values.astype(form.dtype, copy=False)
-        targets: dict[str, npt.NDArray[Any]] = {}
-        if self.labels is not None and self.classes is not None:
-            labels = self.labels[rows]
-            targets["target"] = labels
-            if training and self._settings.mixup:
-                values, targets["target"] = mix(values, labels, len(self.classes), self._settings.mixup, seed)
-        return Batch({form.name: values}, targets)
-
-    def row_name(self, row: int) -> str:
-        """Return the file of a row, relative to the folder."""
-        return self._found.files[row].relative_to(self._found.folder).as_posix()
+        return self._batch(form.name, values, rows, seed, training)
 
     def preview(self, row: int) -> bytes:
         """Return a small PNG of the image of a row, without normalization and augmentation."""
@@ -195,16 +176,6 @@ class ImageFolder:
         file = io.BytesIO()
         image.save(file, "PNG")
         return file.getvalue()
-
-    def describe(self) -> Mapping[str, Any]:
-        """Return kind, sizes, settings and a hash of the files."""
-        return {
-            "kind": self.kind,
-            "rows": len(self),
-            "skipped": self.skipped,
-            "hash": fingerprint(sorted(self._found.files), self._found.folder),
-            "settings": self._settings.as_json(),
-        }
 
     def _problem_of(self, path: Path) -> str | None:
         """Decode an image at its smallest scale; return the problem of a broken one."""

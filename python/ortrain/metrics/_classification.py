@@ -8,13 +8,13 @@ from typing import Any
 import numpy as np
 
 from ortrain.errors import InvalidArgumentError
-from ortrain.metrics._decode import Decoded, check_labels, decode
+from ortrain.metrics._decode import Decoded, Decoder, check_labels
 from ortrain.metrics._metric import Array, Mean, Metric, spread_weights
 
 AVERAGES = ("auto", "binary", "macro", "micro", "weighted")
 
 
-class Accuracy(Mean):
+class Accuracy(Decoder, Mean):
     """Share of right decisions.
 
     Targets are class indices ``[rows]`` for scores ``[rows, classes]``, also for sequences (``[rows, length, classes]``
@@ -50,10 +50,7 @@ class Accuracy(Mean):
         ignore_index: int | None = None,
     ) -> None:
         self.threshold = threshold
-        self.task = task
-        self.logits = logits
-        self.class_axis = class_axis
-        self.ignore_index = ignore_index
+        self._set_decoding(task=task, logits=logits, class_axis=class_axis, ignore_index=ignore_index)
         super().__init__(name)
 
     def update(self, targets: Any, outputs: Any, weights: Any = None) -> None:
@@ -61,15 +58,7 @@ class Accuracy(Mean):
             # The usual case, apart: a training calls it at each step.
             self._add(int(np.count_nonzero(outputs.argmax(1) == targets)), len(targets))
             return
-        batch = decode(
-            targets,
-            outputs,
-            weights,
-            name=self.name,
-            task=self.task,
-            class_axis=self.class_axis,
-            ignore_index=self.ignore_index,
-        )
+        batch = self._decode(targets, outputs, weights)
         if batch.task == "multiclass":
             hits = batch.scores.argmax(1) == batch.labels
         else:
@@ -92,7 +81,7 @@ def _are_rows_of_scores(targets: Any, outputs: Any) -> bool:
     )
 
 
-class TopK(Mean):
+class TopK(Decoder, Mean):
     """Share of rows where the right class is among the ``k`` classes with the highest scores.
 
     A class with the score of the k-th one counts as among them. Rows with NaN count as wrong.
@@ -122,29 +111,17 @@ class TopK(Mean):
         if k < 1:
             raise InvalidArgumentError(f"k must be at least 1, got {k}")
         self.k = k
-        self.class_axis = class_axis
-        self.ignore_index = ignore_index
+        self._set_decoding(task="multiclass", class_axis=class_axis, ignore_index=ignore_index)
         super().__init__(name or f"top{k}")
 
     def update(self, targets: Any, outputs: Any, weights: Any = None) -> None:
-        batch = decode(
-            targets,
-            outputs,
-            weights,
-            name=self.name,
-            task="multiclass",
-            class_axis=self.class_axis,
-            ignore_index=self.ignore_index,
-        )
-        if batch.task != "multiclass":
-            raise InvalidArgumentError(f"{self.name} needs one score per class, got shape {np.shape(outputs)}")
-        check_labels(batch.labels, batch.scores.shape[1], self.name)
+        batch = self._decode_classes(targets, outputs, weights)
         own = np.take_along_axis(batch.scores, batch.labels[:, None].astype(np.int64), 1)
         hits = ((batch.scores > own).sum(1) < self.k) & ~np.isnan(batch.scores).any(1)
         self._add_values(hits, batch.weights)
 
 
-class Counts(Metric):
+class Counts(Decoder, Metric):
     """Base class of metrics of true positives, predictions and targets per class.
 
     Args:
@@ -178,10 +155,7 @@ class Counts(Metric):
             raise InvalidArgumentError(f"average must be one of {', '.join(AVERAGES)}, got {average!r}")
         self.average = average
         self.threshold = threshold
-        self.task = task
-        self.logits = logits
-        self.class_axis = class_axis
-        self.ignore_index = ignore_index
+        self._set_decoding(task=task, logits=logits, class_axis=class_axis, ignore_index=ignore_index)
         super().__init__(name or self._default_name)
 
     def reset(self) -> None:
@@ -190,15 +164,7 @@ class Counts(Metric):
         self._is_multilabel = False
 
     def update(self, targets: Any, outputs: Any, weights: Any = None) -> None:
-        batch = decode(
-            targets,
-            outputs,
-            weights,
-            name=self.name,
-            task=self.task,
-            class_axis=self.class_axis,
-            ignore_index=self.ignore_index,
-        )
+        batch = self._decode(targets, outputs, weights)
         counts = self._multilabel(batch) if batch.task == "multilabel" else self._classes(batch)
         if self._counts.shape[1] == 0:
             self._counts = counts

@@ -24,6 +24,49 @@ class Decoded(NamedTuple):
     weights: Array | None
 
 
+class Decoder:
+    """Part of a metric that reads classes and scores: the settings of :func:`decode`."""
+
+    name: str
+
+    def _set_decoding(
+        self,
+        *,
+        task: str | None = None,
+        logits: bool | None = None,
+        class_axis: int | None = None,
+        ignore_index: int | None = None,
+    ) -> None:
+        self.task = task
+        self.logits = logits
+        self.class_axis = class_axis
+        self.ignore_index = ignore_index
+
+    def _decode(self, targets: Any, outputs: Any, weights: Any) -> Decoded:
+        return decode(
+            targets,
+            outputs,
+            weights,
+            name=self.name,
+            task=self.task,
+            class_axis=self.class_axis,
+            ignore_index=self.ignore_index,
+        )
+
+    def _decode_classes(self, targets: Any, outputs: Any, weights: Any) -> Decoded:
+        """Return a batch with one score per class.
+
+        Raises:
+            InvalidArgumentError: for other scores, and for labels that are no classes.
+
+        """
+        batch = self._decode(targets, outputs, weights)
+        if batch.task != "multiclass":
+            raise InvalidArgumentError(f"{self.name} needs one score per class, got shape {np.shape(outputs)}")
+        check_labels(batch.labels, batch.scores.shape[1], self.name)
+        return batch
+
+
 def decode(
     targets: Any,
     outputs: Any,

@@ -10,7 +10,7 @@ import numpy as np
 
 from ortrain.errors import InvalidArgumentError
 from ortrain.metrics._classification import is_positive
-from ortrain.metrics._decode import Decoded, are_logits, decode, sigmoid, softmax
+from ortrain.metrics._decode import Decoded, Decoder, are_logits, sigmoid, softmax
 from ortrain.metrics._metric import Array, Metric, Parts, joined, parts_state, restored_parts
 
 _FORMS = ("outputs", "classes", "probabilities")
@@ -18,7 +18,7 @@ _FORMS = ("outputs", "classes", "probabilities")
 _LIKELIHOODS = ("log_loss", "d2_log_loss_score", "d2_brier_score")
 
 
-class FunctionMetric(Metric):
+class FunctionMetric(Decoder, Metric):
     """Metric of a function ``(targets, outputs) -> float``, computed once over the whole set.
 
     The targets and outputs of all batches are held in memory until :meth:`~Metric.reset`. A function with an argument
@@ -69,10 +69,7 @@ class FunctionMetric(Metric):
             raise InvalidArgumentError(f"takes must be one of {', '.join(_FORMS)}, got {takes!r}")
         self._function = function
         self.higher_is_better = higher_is_better
-        self.task = task
-        self.logits = logits
-        self.class_axis = class_axis
-        self.ignore_index = ignore_index
+        self._set_decoding(task=task, logits=logits, class_axis=class_axis, ignore_index=ignore_index)
         # functools.partial has the function inside.
         inner = getattr(function, "func", function)
         own_name = str(getattr(inner, "__name__", type(inner).__name__))
@@ -117,15 +114,7 @@ class FunctionMetric(Metric):
         return outputs.ndim > targets.ndim or bool(((targets == 0) | (targets == 1)).all())
 
     def _decoded(self, targets: Array, outputs: Array, weights: Array | None) -> tuple[Array, Array, Array | None]:
-        batch = decode(
-            targets,
-            outputs,
-            weights,
-            name=self.name,
-            task=self.task,
-            class_axis=self.class_axis,
-            ignore_index=self.ignore_index,
-        )
+        batch = self._decode(targets, outputs, weights)
         labels = batch.labels if batch.task == "multiclass" else (batch.labels > 0.5).astype(np.int64)
         decided = self._classes(batch) if self._takes == "classes" else self._probabilities(batch)
         return labels, decided, batch.weights

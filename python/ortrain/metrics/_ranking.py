@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from ortrain.errors import InvalidArgumentError
-from ortrain.metrics._decode import are_logits, check_labels, decode, softmax
+from ortrain.metrics._decode import Decoder, are_logits, check_labels, softmax
 from ortrain.metrics._metric import Array, Metric, Parts, joined, parts_state, restored_parts
 
 
-class AUROC(Metric):
+class AUROC(Decoder, Metric):
     """Area under the ROC curve, exact: no thresholds, ties count half.
 
     With more than two classes it is the mean of one class against the rest, over the classes that occur. With several
@@ -45,10 +45,7 @@ class AUROC(Metric):
         class_axis: int | None = None,
         ignore_index: int | None = None,
     ) -> None:
-        self.task = task
-        self.logits = logits
-        self.class_axis = class_axis
-        self.ignore_index = ignore_index
+        self._set_decoding(task=task, logits=logits, class_axis=class_axis, ignore_index=ignore_index)
         super().__init__(name)
 
     def reset(self) -> None:
@@ -56,15 +53,7 @@ class AUROC(Metric):
         self._kind: str | None = None
 
     def update(self, targets: Any, outputs: Any, weights: Any = None) -> None:
-        batch = decode(
-            targets,
-            outputs,
-            weights,
-            name=self.name,
-            task=self.task,
-            class_axis=self.class_axis,
-            ignore_index=self.ignore_index,
-        )
+        batch = self._decode(targets, outputs, weights)
         if batch.task == "multiclass":
             check_labels(batch.labels, batch.scores.shape[1], self.name)
         if self._kind not in (None, batch.task):

@@ -7,12 +7,11 @@ from typing import Any
 
 import numpy as np
 
-from ortrain.errors import InvalidArgumentError
-from ortrain.metrics._decode import check_labels, decode, log_softmax_at
+from ortrain.metrics._decode import Decoder, log_softmax_at
 from ortrain.metrics._metric import Mean
 
 
-class Perplexity(Mean):
+class Perplexity(Decoder, Mean):
     """Exponential of the mean cross-entropy per token.
 
     Args:
@@ -42,24 +41,11 @@ class Perplexity(Mean):
         class_axis: int | None = None,
         ignore_index: int | None = None,
     ) -> None:
-        self.logits = logits
-        self.class_axis = class_axis
-        self.ignore_index = ignore_index
+        self._set_decoding(task="multiclass", logits=logits, class_axis=class_axis, ignore_index=ignore_index)
         super().__init__(name)
 
     def update(self, targets: Any, outputs: Any, weights: Any = None) -> None:
-        batch = decode(
-            targets,
-            outputs,
-            weights,
-            name=self.name,
-            task="multiclass",
-            class_axis=self.class_axis,
-            ignore_index=self.ignore_index,
-        )
-        if batch.task != "multiclass":
-            raise InvalidArgumentError(f"{self.name} needs one score per class, got shape {np.shape(outputs)}")
-        check_labels(batch.labels, batch.scores.shape[1], self.name)
+        batch = self._decode_classes(targets, outputs, weights)
         labels = batch.labels.astype(np.int64, copy=False)
         if self.logits is False:
             with np.errstate(divide="ignore"):
