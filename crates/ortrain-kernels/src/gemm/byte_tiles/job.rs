@@ -1,12 +1,10 @@
 //! Panels of bytes, and products of two panels by two.
 
-/// Lines of a panel.
-pub(crate) const LINES: usize = 16;
+pub(crate) use crate::gemm::corner_copy::{LINES, SIDE};
+
 /// Depths of a tile.
 pub(crate) const DEPTHS: usize = 64;
-/// Lines of both operands that are multiplied at a time: two panels by two.
-pub(crate) const SIDE: usize = 2 * LINES;
-/// Panels that [`ByteProducts::pack_wide_rows`] packs together.
+/// Panels that are packed together from wide rows.
 pub(super) const WIDE_PANELS: usize = 4;
 /// Bytes of a tile, and of each of its rows.
 pub(super) const TILE: usize = 1024;

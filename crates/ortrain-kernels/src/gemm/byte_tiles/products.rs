@@ -1,16 +1,14 @@
 //! Method of products of bytes: the unit, and the signs of the panels.
 
-use std::mem::MaybeUninit;
-
 use ortrain_expr::DType;
 
 #[cfg(target_arch = "x86_64")]
 use super::avx2;
 #[cfg(target_arch = "x86_64")]
 use super::avx512;
-use super::job::{Job, LINES, SIDE, WIDE_PANELS, panel_bytes};
+use super::job::{Job, LINES, WIDE_PANELS, panel_bytes};
 use super::portable;
-use crate::gemm::corner_copy::CornerCopy;
+use crate::gemm::corner_copy::write_whole_panels;
 use crate::gemm::tiles::Side;
 use crate::isa::Isa;
 use crate::isa::bytes::ByteUnit;
@@ -105,26 +103,15 @@ impl ByteProducts {
         c_row: isize,
         add: bool,
     ) {
-        // Whole panels can be stored to C directly.
-        let is_straight = !add && rows.is_multiple_of(LINES) && cols.is_multiple_of(LINES);
-        let mut corner = Corner([const { MaybeUninit::uninit() }; SIDE * SIDE]);
-        let corner = corner.0.as_mut_ptr().cast::<i32>();
-        let (to, to_row) = if is_straight { (c, c_row) } else { (corner, SIDE as isize) };
         let (quads, panel) = (depth.div_ceil(4), panel_bytes(depth));
         // SAFETY: the caller's contract; all existing rows of the block are written, whole panels wide.
         unsafe {
-            Job { quads, a, b, panel, rows, cols, to, to_row }.run(*self, isa);
-            if !is_straight {
-                let size = (rows, cols);
-                isa.run(CornerCopy { from: corner, from_row: SIDE, to: c, to_row: c_row, size, add });
-            }
+            write_whole_panels(isa, (rows, cols), (c, c_row), add, |to, to_row| {
+                Job { quads, a, b, panel, rows, cols, to, to_row }.run(*self, isa);
+            });
         }
     }
 }
-
-/// Sums of two panels by two.
-#[repr(align(64))]
-struct Corner([MaybeUninit<i32>; SIDE * SIDE]);
 
 impl Job {
     /// # Safety

@@ -1,17 +1,14 @@
 //! Sums of products of terms, as the units compute them.
 
-/// Lines of a tile, and its depths.
-pub(crate) const LINES: usize = 16;
+pub(crate) use crate::gemm::corner_copy::{LINES, SIDE};
 
+/// Depths of a tile.
 pub(crate) const DEPTHS: usize = 32;
 
 /// Bytes of a tile, and of each of its lines.
 pub(super) const TILE: usize = 1024;
 
 pub(super) const LINE: usize = 64;
-
-/// Lines of both operands that are multiplied at a time: two tiles by two.
-pub(crate) const SIDE: usize = 2 * LINES;
 
 /// Sums of some products of terms over all depths of two panels by two, or fewer.
 #[derive(Clone, Copy)]

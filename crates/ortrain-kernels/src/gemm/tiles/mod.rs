@@ -24,7 +24,7 @@ use std::mem::MaybeUninit;
 
 use ortrain_expr::{DType, Precision};
 
-use super::corner_copy::CornerCopy;
+use super::corner_copy::write_whole_panels;
 use crate::isa::bf16::{Bf16Unit, Unit};
 use crate::isa::{Isa, Level, Work};
 pub(crate) use job::{DEPTHS, LINES, SIDE};
@@ -101,25 +101,12 @@ impl Tiles {
         for (offsets, terms) in offsets.iter_mut().zip(self.products) {
             *offsets = terms.map(|term| term * TILE);
         }
-        // Whole tiles can be stored to C directly.
-        let straight = !add && rows.is_multiple_of(LINES) && cols.is_multiple_of(LINES);
-        let mut tile_sums = TileBlock([const { MaybeUninit::uninit() }; SIDE * SIDE]);
-        let block = tile_sums.0.as_mut_ptr().cast::<f32>();
-        let (to, to_row) = if straight { (c, c_row) } else { (block, SIDE as isize) };
-        let job = Job {
-            chunks: depth.div_ceil(DEPTHS),
-            a,
-            b,
-            panels: [self.panel_bytes(Side::A, depth), self.panel_bytes(Side::B, depth)],
-            steps: terms.map(|terms| terms * TILE),
-            rows,
-            cols,
-            products: &offsets[..count],
-            to,
-            to_row,
-        };
+        let panels = [self.panel_bytes(Side::A, depth), self.panel_bytes(Side::B, depth)];
+        let (chunks, steps) = (depth.div_ceil(DEPTHS), terms.map(|terms| terms * TILE));
+        let products = &offsets[..count];
         // SAFETY: the caller's contract; all existing rows of the block are written, whole tiles wide.
-        unsafe {
+        let compute = |to: *mut f32, to_row: isize| unsafe {
+            let job = Job { chunks, a, b, panels, steps, rows, cols, products, to, to_row };
             job.run(self.unit, isa);
             let size = (rows, cols.next_multiple_of(LINES));
             if count > 1 && isa.run(ContainsNan { at: to, row: to_row, size }) {
@@ -129,11 +116,9 @@ impl Tiles {
                 next_job.run(self.unit, isa);
                 isa.run(ReplaceNan { at: to, row: to_row, from: first, size });
             }
-            if !straight {
-                let size = (rows, cols);
-                isa.run(CornerCopy { from: block, from_row: SIDE, to: c, to_row: c_row, size, add });
-            }
-        }
+        };
+        // SAFETY: the caller's contract.
+        unsafe { write_whole_panels(isa, (rows, cols), (c, c_row), add, compute) };
     }
 }
 
