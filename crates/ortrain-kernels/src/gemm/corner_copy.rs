@@ -19,7 +19,7 @@ struct Corner<T>([MaybeUninit<T>; SIDE * SIDE]);
 /// # Safety
 /// C is valid for writes.
 #[inline(always)]
-pub(super) unsafe fn write_whole_panels<T: Arithmetic>(
+pub(super) unsafe fn write_panels<T: Arithmetic>(
     isa: Isa,
     (rows, cols): (usize, usize),
     (c, c_row): (*mut T, isize),

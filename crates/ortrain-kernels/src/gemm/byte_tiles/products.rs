@@ -8,7 +8,7 @@ use super::avx2;
 use super::avx512;
 use super::job::{Job, LINES, WIDE_PANELS, panel_bytes};
 use super::portable;
-use crate::gemm::corner_copy::write_whole_panels;
+use crate::gemm::corner_copy::write_panels;
 use crate::gemm::tiles::Side;
 use crate::isa::Isa;
 use crate::isa::bytes::ByteUnit;
@@ -106,7 +106,7 @@ impl ByteProducts {
         let (quads, panel) = (depth.div_ceil(4), panel_bytes(depth));
         // SAFETY: the caller's contract; all existing rows of the block are written, whole panels wide.
         unsafe {
-            write_whole_panels(isa, (rows, cols), (c, c_row), add, |to, to_row| {
+            write_panels(isa, (rows, cols), (c, c_row), add, |to, to_row| {
                 Job { quads, a, b, panel, rows, cols, to, to_row }.run(*self, isa);
             });
         }

@@ -24,7 +24,7 @@ use std::mem::MaybeUninit;
 
 use ortrain_expr::{DType, Precision};
 
-use super::corner_copy::write_whole_panels;
+use super::corner_copy::write_panels;
 use crate::isa::bf16::{Bf16Unit, Unit};
 use crate::isa::{Isa, Level, Work};
 pub(crate) use job::{DEPTHS, LINES, SIDE};
@@ -118,7 +118,7 @@ impl Tiles {
             }
         };
         // SAFETY: the caller's contract.
-        unsafe { write_whole_panels(isa, (rows, cols), (c, c_row), add, compute) };
+        unsafe { write_panels(isa, (rows, cols), (c, c_row), add, compute) };
     }
 }
 
