@@ -44,7 +44,7 @@ pub struct GemmKernel {
 }
 
 /// Returns the names of all candidates.
-pub(crate) fn kernel_names() -> [&'static str; 7] {
+pub(crate) fn kernel_names() -> [&'static str; 8] {
     strategies::candidates::<f32>().map(|candidate| candidate.name)
 }
 

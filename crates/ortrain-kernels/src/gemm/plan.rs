@@ -2,9 +2,10 @@
 
 use ortrain_expr::{Access, DType, Inst, Load, Nest, QuantizedMatrix, Type};
 
+use super::byte_tiles::ByteProducts;
 use super::desc::{GemmDesc, QuantizedRight};
 use super::levels::Real;
-use super::micro::Micro;
+use super::micro::{Micro, TileProducts};
 use super::operand::{MAX_REUSED_BLOCK_BYTES, Operand, Packing, has_page_stride};
 use super::quantized::QuantizedSlots;
 use super::strategies::{MAX_CHUNK_DEPTH, MIN_SPLIT_K_DEPTH, Request, Strategy, candidates};
@@ -213,6 +214,11 @@ impl<T: Real> Sizes<T> {
                 .min(MAX_PARTIAL_ELEMENTS / (batch * m * n).max(1))
                 .max(1);
         }
+        if strategy == Strategy::FewRows && micro.tiles.is_some() {
+            // Each row of B is on another page for every block.
+            partition.target_tasks = partition.target_tasks.min(MIN_TASKS);
+            partition.cols = even_block_size(n, WIDE_BLOCK_COLUMNS, micro.nr);
+        }
         if partition.parts == 1 {
             if self.is_swapped() {
                 partition.refine(true, false);
@@ -305,7 +311,10 @@ impl<T: Real> Sizes<T> {
             Some(_) => operand.decoded_lines(panel) * depth.min(k),
         };
         let decoded_len = decoded_len(a, micro.mr).max(decoded_len(b, micro.nr));
-        if strategy == Strategy::FewRows {
+        if let (Strategy::FewRows, Some(TileProducts::Bytes(_))) = (strategy, micro.tiles) {
+            a.at = reserve(micro.packed_len(Side::A, micro.mr, k));
+            b.at = reserve(ByteProducts::few_rows_scratch(cols, k).div_ceil(T::BYTES));
+        } else if strategy == Strategy::FewRows {
             a.at = reserve(m * k);
         } else {
             let (rows, cols) = (rows.next_multiple_of(micro.mr), cols.next_multiple_of(micro.nr));

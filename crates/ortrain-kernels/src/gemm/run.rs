@@ -2,9 +2,10 @@
 
 use ortrain_expr::OutOfRange;
 
+use super::byte_tiles::{ByteProducts, FewRows};
 use super::desc::GemmDesc;
 use super::levels::Real;
-use super::micro::{DotKernels, Factor, Micro, Target};
+use super::micro::{DotKernels, Factor, Micro, Target, TileProducts};
 use super::operand::{Operand, Packing};
 use super::pack::{Block, pack, transpose};
 use super::plan::{BlockKey, PackedBlocks, ProductPlan};
@@ -198,7 +199,10 @@ impl<T: Real> Product<T> {
             let shared = parts.shared_part();
             let task = Task { batch, rows, cols, depths, strip, shared, scratch, bases: bases.0, c, c_row };
             match (shape.strategy, self.dots) {
-                (Strategy::FewRows, _) => self.multiply_small_m(&task),
+                (Strategy::FewRows, _) => match self.micro.tiles {
+                    Some(TileProducts::Bytes(bytes)) => self.multiply_few_byte_rows(&task, bytes),
+                    _ => self.multiply_small_m(&task),
+                },
                 (Strategy::DotsOfRows | Strategy::DotsOfColumns, Some(dots)) => {
                     self.multiply_by_dots(&task, dots);
                 }
@@ -369,6 +373,44 @@ impl<T: Real> Product<T> {
                     j += run_chunk(p, j);
                 }
             }
+        }
+    }
+
+    /// Computes a block of a product with few rows of bytes.
+    unsafe fn multiply_few_byte_rows(&self, task: &Task<'_, T>, products: ByteProducts) {
+        let ProductPlan { k, a, b, epilogue: tape, .. } = &self.shape;
+        let &Task { rows, cols, scratch, bases, batch, c, c_row, .. } = task;
+        let isa = tape.isa;
+        // SAFETY: the caller's contract, and the layout of `Shape::new`; products of bytes have the type `i32`.
+        unsafe {
+            let packed_keys = &mut (*scratch.add(tape.frame).cast::<PackedBlocks>()).a;
+            let packed = scratch.add(a.at);
+            let key = (a.offset + a.batch.offset(batch), rows.0, 0);
+            if *packed_keys != key {
+                let at = a.element_address(bases, batch, rows.0, 0);
+                let lines = Block { at, line_step: a.line, depth_step: a.depth, lines: rows.1, depth: *k };
+                let zero_points = a.zero_points(bases, batch, rows.0);
+                self.micro.pack_without(isa, a.elements, (lines, zero_points), Side::A, packed.cast());
+                *packed_keys = key;
+            }
+            let columns = Block {
+                at: b.element_address(bases, batch, cols.0, 0),
+                line_step: b.line,
+                depth_step: b.depth,
+                lines: cols.1,
+                depth: *k,
+            };
+            let block = FewRows {
+                a: packed.cast_const(),
+                rows: rows.1,
+                b: columns,
+                dtype: b.elements.stored,
+                zero_points: b.zero_points(bases, batch, cols.0),
+                scratch: scratch.add(b.at),
+                c: c.cast(),
+                c_row,
+            };
+            products.multiply_few_rows(isa, &block);
         }
     }
 

@@ -2,6 +2,7 @@
 
 use std::marker::PhantomData;
 
+use super::byte_tiles;
 use super::levels::Real;
 use super::micro::{Micro, TileProducts};
 use super::operand::{MAX_REUSED_BLOCK_BYTES, Operand};
@@ -97,7 +98,7 @@ impl<T: 'static> Table for Products<T> {
 }
 
 /// All candidates, from the fastest to the most general one.
-pub(super) fn candidates<T: Real>() -> [Candidate<Products<T>>; 7] {
+pub(super) fn candidates<T: Real>() -> [Candidate<Products<T>>; 8] {
     [
         Candidate {
             name: "product.dots_of_rows",
@@ -139,6 +140,20 @@ pub(super) fn candidates<T: Real>() -> [Candidate<Products<T>>; 7] {
             build: |_| Some(Strategy::Panels),
         },
         Candidate {
+            name: "product.few_byte_rows",
+            accepts: |request| match request.micro.tiles {
+                Some(TileProducts::Bytes(bytes)) => {
+                    (1..=byte_tiles::MAX_ROWS).contains(&request.m)
+                        && request.k > 0
+                        && request.b.line == 1
+                        && bytes.has_few_rows()
+                }
+                _ => false,
+            },
+            preferences: &[reads_wide_b_once],
+            build: |_| Some(Strategy::FewRows),
+        },
+        Candidate {
             name: "product.byte_tiles",
             accepts: |request| matches!(request.micro.tiles, Some(TileProducts::Bytes(_))),
             preferences: &[],
@@ -172,6 +187,13 @@ fn has_small_m<T: Real>(request: &Request<'_, T>) -> bool {
         false => small_m::MAX_ROWS,
     };
     request.m <= max_rows
+}
+
+/// Each block of columns of B must fill vectors. With more than very few rows, packing B for all matrices of a batch is
+/// faster than interleaving it for each matrix.
+fn reads_wide_b_once<T>(request: &Request<'_, T>) -> bool {
+    let Request { batch, m, n, b, .. } = request;
+    *n >= byte_tiles::MIN_COLUMNS && (*m <= MAX_CONVERTED_ROWS || *batch == 1 || !b.batch.is_constant())
 }
 
 /// Rows of A become columns of panels. Panels that are not full waste lanes.

@@ -1,7 +1,9 @@
 //! Compares products of bytes with sums of integers.
 
 use ortrain_expr::{Access, Builder, ConvPass, ConvShape, DType, Load, Nest, SlidingAxis, Strides, Type};
-use ortrain_kernels::{ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa, Pool, Products};
+use ortrain_kernels::{
+    Compiler, ConvDesc, ConvKernel, GemmDesc, GemmKernel, Isa, KernelFilter, Pool, Products,
+};
 
 use crate::common::*;
 
@@ -67,6 +69,10 @@ fn products_of_bytes_are_exact() {
         [2, 13, 33, 65],
         [1, 97, 35, 257],
         [1, 130, 530, 40],
+        [1, 4, 70, 90],
+        [3, 3, 130, 66],
+        [2, 20, 65, 301],
+        [1, 32, 1100, 100],
         [1, 40, 40, 3000],
         [2, 300, 200, 700],
     ];
@@ -107,9 +113,22 @@ fn products_of_bytes_are_exact() {
             let zeros: Vec<Vec<u8>> =
                 zero_points.iter().flatten().map(|access| random_bytes(&mut random, access.len)).collect();
             let mut outs: Vec<Vec<u8>> = Vec::new();
-            for (isa, threads) in Isa::available().into_iter().flat_map(|isa| [(isa, 1), (isa, 3)]) {
-                let kernel = GemmKernel::new(&desc, isa).unwrap();
-                assert!(kernel.describe().starts_with("product.byte_tiles"), "{}", kernel.describe());
+            let kernel_of = |isa: Isa, filter: &KernelFilter| {
+                GemmKernel::new(&desc, Compiler::from(isa).with_kernels(filter)).unwrap()
+            };
+            let machines = Isa::available().into_iter().flat_map(|isa| {
+                let filters = kernel_filters("product.", isa, |filter| kernel_of(isa, filter).describe());
+                filters.into_iter().flat_map(move |filter| [(isa, filter.clone(), 1), (isa, filter, 3)])
+            });
+            for (isa, filter, threads) in machines {
+                let kernel = kernel_of(isa, &filter);
+                let name = kernel.describe();
+                assert!(
+                    ["product.byte_tiles", "product.few_byte_rows"]
+                        .iter()
+                        .any(|known| name.starts_with(known)),
+                    "{name}"
+                );
                 let mut memory = Memory::new(kernel.scratch_bytes(threads));
                 let (mut out, mut zeros) = (result.clone(), zeros.clone());
                 let bases: Vec<*mut u8> =

@@ -1,8 +1,11 @@
 //! Products of bytes by AVX512-VNNI: servers since 2019 (Intel) and processors since 2022 (AMD).
 
 use std::arch::x86_64::*;
+use std::mem::MaybeUninit;
 
-use super::job::{Job, LINES, PanelFooter, QUADS, ROW, TILE, WIDE_PANELS};
+use super::few_rows::{COLUMNS, ColumnSums, MAX_ROWS_IN_REGISTERS, MAX_SLICE_DEPTHS, SliceInPlace};
+use super::job::{DEPTHS, Job, LINES, PanelFooter, QUADS, ROW, TILE, WIDE_PANELS};
+use crate::isa::prefetch;
 
 /// Maximum number of rows of sums in registers.
 const ROWS: usize = 8;
@@ -48,26 +51,208 @@ pub(super) unsafe fn pack_wide_rows(
     sums.map(|sum| unsafe { std::mem::transmute::<__m512i, [i32; LINES]>(sum) })
 }
 
+/// Lines of a panel of A whose depths are adjacent.
+pub(super) struct AdjacentLines {
+    /// First line, and the bytes from line to line.
+    pub(super) at: *const u8,
+    pub(super) line_step: isize,
+    /// Number of existing lines, and their depth.
+    pub(super) lines: usize,
+    pub(super) depth: usize,
+    /// Bits that turn elements into bytes of a panel.
+    pub(super) flip: u8,
+    pub(super) has_signed_panels: bool,
+    pub(super) to: *mut u8,
+}
+
+/// Packs a panel of A, and returns the sums of the lines.
+///
+/// # Safety
+/// The lines are valid for reads. The panel has the capacity of all depths. The machine has AVX-512 F, BW and VNNI.
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+pub(super) unsafe fn pack_adjacent_lines(block: &AdjacentLines) -> [i32; LINES] {
+    let AdjacentLines { at, line_step, lines, depth, flip, has_signed_panels, to } = *block;
+    let (flip, ones) = (_mm512_set1_epi8(flip.cast_signed()), _mm512_set1_epi8(1));
+    std::array::from_fn(|line| {
+        let from = at.wrapping_offset(line as isize * line_step);
+        let to = to.wrapping_add(line * ROW);
+        let existing = if line < lines { depth } else { 0 };
+        let mut sums = _mm512_setzero_si512();
+        for (chunk, p) in (0..depth).step_by(ROW).enumerate() {
+            let count = existing.saturating_sub(p).min(ROW);
+            let mask = if count == 0 { 0 } else { u64::MAX >> (ROW - count) };
+            // SAFETY: the caller's contract; the mask has the existing depths only.
+            unsafe {
+                let bytes = _mm512_maskz_loadu_epi8(mask, from.wrapping_add(p).cast());
+                let bytes = _mm512_maskz_mov_epi8(mask, _mm512_xor_si512(bytes, flip));
+                let (unsigned, signed) = if has_signed_panels { (ones, bytes) } else { (bytes, ones) };
+                sums = _mm512_dpbusd_epi32(sums, unsigned, signed);
+                _mm512_storeu_si512(to.wrapping_add(chunk * TILE).cast(), bytes);
+            }
+        }
+        _mm512_reduce_add_epi32(sums)
+    })
+}
+
 /// Returns four rows as quads, 16 columns in each register.
 #[target_feature(enable = "avx512f,avx512bw")]
-fn interleave_rows([a, b, c, d]: [__m512i; 4]) -> [__m512i; 4] {
+fn interleave_rows(rows: [__m512i; 4]) -> [__m512i; 4] {
+    // Instructions that interleave work on each quarter of a register. So every quarter first gets four columns of each
+    // group of 16 columns.
+    let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+    let [a, b, c, d] = rows.map(|row| _mm512_permutexvar_epi32(order, row));
     let (ab, cd) = (_mm512_unpacklo_epi8(a, b), _mm512_unpacklo_epi8(c, d));
     let (ab_high, cd_high) = (_mm512_unpackhi_epi8(a, b), _mm512_unpackhi_epi8(c, d));
-    // Each register has four columns of every group of 16.
-    let first = _mm512_unpacklo_epi16(ab, cd);
-    let second = _mm512_unpackhi_epi16(ab, cd);
-    let third = _mm512_unpacklo_epi16(ab_high, cd_high);
-    let fourth = _mm512_unpackhi_epi16(ab_high, cd_high);
-    let low = _mm512_shuffle_i32x4::<0b01_00_01_00>(first, second);
-    let low_high = _mm512_shuffle_i32x4::<0b01_00_01_00>(third, fourth);
-    let high = _mm512_shuffle_i32x4::<0b11_10_11_10>(first, second);
-    let high_high = _mm512_shuffle_i32x4::<0b11_10_11_10>(third, fourth);
     [
-        _mm512_shuffle_i32x4::<0b10_00_10_00>(low, low_high),
-        _mm512_shuffle_i32x4::<0b11_01_11_01>(low, low_high),
-        _mm512_shuffle_i32x4::<0b10_00_10_00>(high, high_high),
-        _mm512_shuffle_i32x4::<0b11_01_11_01>(high, high_high),
+        _mm512_unpacklo_epi16(ab, cd),
+        _mm512_unpackhi_epi16(ab, cd),
+        _mm512_unpacklo_epi16(ab_high, cd_high),
+        _mm512_unpackhi_epi16(ab_high, cd_high),
     ]
+}
+
+/// Registers of 16 numbers for [`COLUMNS`] columns.
+type Columns = [__m512i; COLUMNS / LINES];
+
+fn load_columns(from: &[i32; COLUMNS]) -> Columns {
+    // SAFETY: the types have the same bits.
+    unsafe { std::mem::transmute(*from) }
+}
+
+fn store_columns(from: Columns, to: &mut [i32; COLUMNS]) {
+    // SAFETY: the types have the same bits.
+    *to = unsafe { std::mem::transmute::<Columns, [i32; COLUMNS]>(from) };
+}
+
+/// Adds the products of some depths of A and of B in place.
+///
+/// # Safety
+/// The slice is valid for reads. The machine has AVX-512 F, BW and VNNI.
+pub(super) unsafe fn add_slice_in_place(slice: &SliceInPlace, sums: &mut ColumnSums) {
+    // SAFETY: the caller's contract.
+    unsafe {
+        match (slice.rows, slice.a_is_signed) {
+            (1, false) => add_rows_in_registers::<false, 1>(slice, sums),
+            (1, true) => add_rows_in_registers::<true, 1>(slice, sums),
+            (2..=MAX_ROWS_IN_REGISTERS, false) => {
+                add_rows_in_registers::<false, MAX_ROWS_IN_REGISTERS>(slice, sums);
+            }
+            (2..=MAX_ROWS_IN_REGISTERS, true) => {
+                add_rows_in_registers::<true, MAX_ROWS_IN_REGISTERS>(slice, sums);
+            }
+            (_, false) => add_rows::<false>(slice, sums),
+            (_, true) => add_rows::<true>(slice, sums),
+        }
+    }
+}
+
+impl SliceInPlace {
+    /// Returns four depths of B as quads.
+    ///
+    /// # Safety
+    /// The slice is valid for reads. The machine has AVX-512 F and BW.
+    #[target_feature(enable = "avx512f,avx512bw")]
+    unsafe fn quads(&self, p: usize, flip: __m512i) -> Columns {
+        let mut rows = [_mm512_setzero_si512(); 4];
+        for (i, row) in rows.iter_mut().enumerate().take(self.depths - p) {
+            let from = self.b.wrapping_offset((p + i) as isize * self.b_step);
+            prefetch(from.wrapping_offset(DEPTHS as isize * self.b_step));
+            // SAFETY: the caller's contract.
+            *row = unsafe { _mm512_xor_si512(_mm512_loadu_si512(from.cast()), flip) };
+        }
+        interleave_rows(rows)
+    }
+}
+
+/// Adds to a sum the products of four depths of A and of B.
+#[target_feature(enable = "avx512f,avx512vnni")]
+fn dot<const A_IS_SIGNED: bool>(sum: __m512i, a: __m512i, b: __m512i) -> __m512i {
+    let (unsigned, signed) = if A_IS_SIGNED { (b, a) } else { (a, b) };
+    _mm512_dpbusd_epi32(sum, unsigned, signed)
+}
+
+/// Adds the products of `R` rows, with all sums in registers. Rows of A that do not exist are zero.
+///
+/// # Safety
+/// As [`add_slice_in_place`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn add_rows_in_registers<const A_IS_SIGNED: bool, const R: usize>(
+    slice: &SliceInPlace,
+    sums: &mut ColumnSums,
+) {
+    let (flip, ones) = (_mm512_set1_epi8(slice.flip.cast_signed()), _mm512_set1_epi8(1));
+    let mut products: [Columns; R] = std::array::from_fn(|i| load_columns(&sums.products[i]));
+    let mut columns = load_columns(&sums.columns);
+    for p in (0..slice.depths).step_by(4) {
+        // SAFETY: the caller's contract.
+        let quads = unsafe { slice.quads(p, flip) };
+        for (sum, &quad) in columns.iter_mut().zip(&quads) {
+            *sum = dot::<A_IS_SIGNED>(*sum, ones, quad);
+        }
+        for (i, products) in products.iter_mut().enumerate() {
+            // SAFETY: a tile has 16 rows of 64 depths.
+            let x = unsafe { _mm512_set1_epi32(slice.a.add(i * ROW + p).cast::<i32>().read_unaligned()) };
+            for (sum, &quad) in products.iter_mut().zip(&quads) {
+                *sum = dot::<A_IS_SIGNED>(*sum, x, quad);
+            }
+        }
+    }
+    for (products, to) in products.into_iter().zip(&mut sums.products) {
+        store_columns(products, to);
+    }
+    store_columns(columns, &mut sums.columns);
+}
+
+/// Quads of a slice, in the first-level cache.
+#[repr(align(64))]
+struct SliceQuads([MaybeUninit<Columns>; MAX_SLICE_DEPTHS / 4]);
+
+/// Adds the products of all rows, some rows at a time.
+///
+/// # Safety
+/// As [`add_slice_in_place`].
+#[target_feature(enable = "avx512f,avx512bw,avx512vnni")]
+unsafe fn add_rows<const A_IS_SIGNED: bool>(slice: &SliceInPlace, sums: &mut ColumnSums) {
+    let (flip, ones) = (_mm512_set1_epi8(slice.flip.cast_signed()), _mm512_set1_epi8(1));
+    let mut quads = SliceQuads([const { MaybeUninit::uninit() }; MAX_SLICE_DEPTHS / 4]);
+    let mut columns = load_columns(&sums.columns);
+    for (p, to) in (0..slice.depths).step_by(4).zip(&mut quads.0) {
+        // SAFETY: the caller's contract.
+        let quads = unsafe { slice.quads(p, flip) };
+        for (sum, &quad) in columns.iter_mut().zip(&quads) {
+            *sum = dot::<A_IS_SIGNED>(*sum, ones, quad);
+        }
+        to.write(quads);
+    }
+    store_columns(columns, &mut sums.columns);
+    let quads = quads.0.as_ptr().cast::<Columns>();
+    for row in (0..slice.rows).step_by(ROWS) {
+        let panel = slice.a.wrapping_add(row / LINES * slice.panel + row % LINES * ROW);
+        for first in (0..COLUMNS).step_by(2 * LINES) {
+            // SAFETY: the quads of all depths are initialised, and the panel has these rows and depths.
+            unsafe {
+                let mut products: [[__m512i; 2]; ROWS] = std::array::from_fn(|i| {
+                    let from = sums.products[row + i].as_ptr().add(first);
+                    from.cast::<[__m512i; 2]>().read_unaligned()
+                });
+                for q in 0..slice.depths.div_ceil(4) {
+                    let x = panel.add(q / QUADS * TILE).cast::<i32>().add(q % QUADS);
+                    let line =
+                        quads.add(q).cast::<__m512i>().add(first / LINES).cast::<[__m512i; 2]>().read();
+                    for (i, products) in products.iter_mut().enumerate() {
+                        let x = _mm512_set1_epi32(x.add(i * QUADS).read_unaligned());
+                        for (sum, quad) in products.iter_mut().zip(line) {
+                            *sum = dot::<A_IS_SIGNED>(*sum, x, quad);
+                        }
+                    }
+                }
+                for (i, products) in products.into_iter().enumerate() {
+                    let to = sums.products[row + i].as_mut_ptr().add(first);
+                    to.cast::<[__m512i; 2]>().write_unaligned(products);
+                }
+            }
+        }
+    }
 }
 
 /// # Safety

@@ -19,6 +19,28 @@ pub(crate) struct ZeroPoints {
 impl ZeroPoints {
     /// Zero for all lines.
     pub(crate) const ZEROS: ZeroPoints = ZeroPoints { at: std::ptr::null(), step: 0 };
+
+    /// Returns the zero points from a line on.
+    pub(super) fn from_line(self, line: usize) -> ZeroPoints {
+        if self.at.is_null() {
+            return self;
+        }
+        ZeroPoints { at: self.at.wrapping_offset(line as isize * self.step), ..self }
+    }
+
+    /// Returns the zero point of a line as a number.
+    ///
+    /// # Safety
+    /// The zero point is valid for reads, and has this type.
+    #[inline(always)]
+    pub(super) unsafe fn number(self, line: usize, dtype: DType) -> i32 {
+        if self.at.is_null() {
+            return 0;
+        }
+        // SAFETY: the caller's contract.
+        let byte = unsafe { self.at.wrapping_offset(line as isize * self.step).read() };
+        if dtype == DType::I8 { i32::from(byte.cast_signed()) } else { i32::from(byte) }
+    }
 }
 
 impl ByteProducts {
@@ -36,12 +58,12 @@ impl ByteProducts {
         to: *mut u8,
     ) {
         let (shift, zero_point_shift) = self.shift(side, dtype);
-        let (is_signed, has_signed_panels) = (dtype == DType::I8, self.has_signed_panels(side));
+        let has_signed_panels = self.has_signed_panels(side);
         isa.run(PackBytes {
             products: *self,
             block,
             zero_points,
-            is_signed,
+            dtype,
             has_signed_panels,
             shift,
             zero_point_shift,
@@ -55,8 +77,8 @@ struct PackBytes {
     products: ByteProducts,
     block: Block,
     zero_points: ZeroPoints,
-    /// True for elements of type `I8`, false for `U8`.
-    is_signed: bool,
+    /// Type of the elements.
+    dtype: DType,
     /// True for signed bytes in the panels.
     has_signed_panels: bool,
     /// Bits that turn elements into bytes of a panel, and the shift of their zero points.
@@ -182,6 +204,25 @@ impl PackBytes {
         }
     }
 
+    /// Packs a panel of A, if its depths are adjacent and the machine has a method. Returns the sums of the lines.
+    ///
+    /// # Safety
+    /// The contract of [`ByteProducts::pack`].
+    #[inline(always)]
+    unsafe fn pack_adjacent_lines(
+        &self,
+        (first, lines): (usize, usize),
+        panel: *mut u8,
+    ) -> Option<[i32; LINES]> {
+        let Block { at, line_step, depth_step, .. } = self.block;
+        if self.side != Side::A || depth_step != 1 {
+            return None;
+        }
+        let block = Block { at: at.wrapping_offset(first as isize * line_step), lines, ..self.block };
+        // SAFETY: the caller's contract.
+        unsafe { self.products.pack_adjacent_lines(block, self.dtype, panel) }
+    }
+
     /// Packs the columns that the machine packs together. Returns the number of packed columns.
     ///
     /// # Safety
@@ -189,7 +230,6 @@ impl PackBytes {
     #[inline(always)]
     unsafe fn pack_wide_columns(&self) -> usize {
         let Block { at, depth_step, lines, depth, .. } = self.block;
-        let dtype = if self.is_signed { DType::I8 } else { DType::U8 };
         let wide = self.products.wide_columns();
         if wide == 0 {
             return 0;
@@ -210,7 +250,7 @@ impl PackBytes {
                     let from = at.wrapping_add(column).wrapping_offset(p as isize * depth_step);
                     let row = |i: usize| from.wrapping_offset(i as isize * depth_step);
                     let to = (panel(column).wrapping_add(p / 4 * ROW), each);
-                    let sums = self.products.pack_wide_rows(depths, dtype, row, to);
+                    let sums = self.products.pack_wide_rows(depths, self.dtype, row, to);
                     for (j, sums) in sums.into_iter().enumerate() {
                         let total = sums_of(column + j * LINES);
                         let old = total.read_unaligned();
@@ -254,14 +294,9 @@ impl PackBytes {
     /// The contract of [`ByteProducts::pack`].
     #[inline(always)]
     unsafe fn zero_point(&self, line: usize) -> i32 {
-        let PackBytes { zero_points: ZeroPoints { at, step }, is_signed, zero_point_shift, .. } = *self;
-        let own = if at.is_null() {
-            0
-        } else {
-            // SAFETY: the caller's contract.
-            let byte = unsafe { at.wrapping_offset(line as isize * step).read() };
-            if is_signed { i32::from(byte.cast_signed()) } else { i32::from(byte) }
-        };
+        let PackBytes { zero_points, dtype, zero_point_shift, .. } = *self;
+        // SAFETY: the caller's contract.
+        let own = unsafe { zero_points.number(line, dtype) };
         own + zero_point_shift
     }
 }
@@ -311,15 +346,20 @@ impl Work for PackBytes {
         for first in (start..lines).step_by(LINES) {
             let count = LINES.min(lines - first);
             let panel = self.to.wrapping_add(first / LINES * panel_bytes(depth));
-            let mut sums = [0; LINES];
-            for chunk in 0..chunks {
-                let p = chunk * DEPTHS;
-                // SAFETY: the contract of `ByteProducts::pack`.
-                unsafe {
-                    let to = panel.wrapping_add(chunk * TILE);
-                    self.tile::<L>((first, count), (p, DEPTHS.min(depth - p)), to, &mut sums);
+            // SAFETY: the contract of `ByteProducts::pack`.
+            let adjacent = unsafe { self.pack_adjacent_lines((first, count), panel) };
+            let sums = adjacent.unwrap_or_else(|| {
+                let mut sums = [0; LINES];
+                for chunk in 0..chunks {
+                    let p = chunk * DEPTHS;
+                    // SAFETY: the contract of `ByteProducts::pack`.
+                    unsafe {
+                        let to = panel.wrapping_add(chunk * TILE);
+                        self.tile::<L>((first, count), (p, DEPTHS.min(depth - p)), to, &mut sums);
+                    }
                 }
-            }
+                sums
+            });
             // SAFETY: the contract of `ByteProducts::pack`.
             unsafe { self.finish_panel((first, count), sums) };
         }

@@ -9,6 +9,7 @@ use super::avx512;
 use super::job::{Job, LINES, WIDE_PANELS, panel_bytes};
 use super::portable;
 use crate::gemm::corner_copy::write_panels;
+use crate::gemm::pack::Block;
 use crate::gemm::tiles::Side;
 use crate::isa::Isa;
 use crate::isa::bytes::ByteUnit;
@@ -25,6 +26,11 @@ impl ByteProducts {
     /// Creates the method for operands of two types, `U8` or `I8`. Only one operand is shifted, if any.
     pub(crate) fn new(isa: Isa, dtypes: [DType; 2]) -> ByteProducts {
         ByteProducts { unit: ByteUnit::detect(isa), a_is_signed: dtypes == [DType::I8, DType::U8] }
+    }
+
+    /// Returns the unit.
+    pub(super) fn unit(&self) -> ByteUnit {
+        self.unit
     }
 
     /// Returns the method with another unit.
@@ -87,6 +93,31 @@ impl ByteProducts {
         }
         let _ = (depth, dtype, row, to, panel);
         unreachable!("the machine packs no wide rows")
+    }
+
+    /// Packs a panel of A whose depths are adjacent, and returns the sums of its lines. Returns `None` if the machine has
+    /// no method.
+    ///
+    /// # Safety
+    /// The lines of the block are valid for reads. `to` has the capacity of a panel.
+    #[inline(always)]
+    pub(super) unsafe fn pack_adjacent_lines(
+        &self,
+        block: Block,
+        dtype: DType,
+        to: *mut u8,
+    ) -> Option<[i32; LINES]> {
+        #[cfg(target_arch = "x86_64")]
+        if self.unit == ByteUnit::Avx512Vnni {
+            let (flip, _) = self.shift(Side::A, dtype);
+            let Block { at, line_step, lines, depth, .. } = block;
+            let has_signed_panels = self.has_signed_panels(Side::A);
+            let lines = avx512::AdjacentLines { at, line_step, lines, depth, flip, has_signed_panels, to };
+            // SAFETY: the caller's contract; the unit exists, and its level has the other features.
+            return Some(unsafe { avx512::pack_adjacent_lines(&lines) });
+        }
+        let _ = (block, dtype, to);
+        None
     }
 
     /// Computes `C = A·B`, or `C += A·B`, of at most [`SIDE`] rows and columns. Panels are adjacent.
