@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from recorded_language_model import check_losses
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 from ortrain import NodeArg, data
@@ -186,3 +187,10 @@ def test_texts_that_do_not_fit(tmp_path: Path, tokenizer: Path) -> None:
     )
     story.write_bytes(b"\xff\xfe")
     assert "story.txt is not a text in UTF-8" in refused(story, tokenizer="bytes")
+
+
+@pytest.mark.parametrize("kind", ["text", "lines"])
+def test_perplexity_falls_as_in_torch(kind: str) -> None:
+    perplexities = check_losses(Path(__file__).parent / "data" / "torch" / "language-model", kind)
+    assert perplexities[0] > 40
+    assert perplexities[-1] < 6

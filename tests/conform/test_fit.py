@@ -1,6 +1,7 @@
 """``evaluate`` of a model, and onnxruntime on its export: the same loss and the same metrics, for models and losses.
 
-A trained MobileNetV2 with a new head learns four classes of 400 images, by the command.
+A trained MobileNetV2 with a new head learns four classes of 400 images, by the command. The perplexity of a small
+GPT-2 falls as in torch.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import shapes
+from recorded_language_model import FILES, check_losses
 from test_packaged_models import download
 
 import ortrain
@@ -133,3 +135,11 @@ def test_a_folder_of_images(mobilenet: Path, tmp_path: Path) -> None:
         accuracies = [float(row["val_accuracy"]) for row in csv.DictReader(file)]
     print(f"{seconds:.0f} s, validation accuracy of each epoch {accuracies}")
     assert accuracies[-1] >= REQUIRED_ACCURACY
+
+
+def test_perplexity_falls_as_in_torch(tmp_path: Path) -> None:
+    script = Path(__file__).parent.parent / "in_torch" / "language_model.py"
+    environments.in_environment(environments.torch(), script, str(tmp_path))
+    for kind in FILES:
+        perplexities = check_losses(tmp_path, kind)
+        print(kind, ", ".join(f"{value:.2f}" for value in perplexities))
