@@ -15,7 +15,7 @@ TOLERANCE = 3e-5
 
 
 def check_losses(folder: Path, kind: str) -> list[float]:
-    """Train by `fit` on the files of a folder, and compare the loss of each step; return the perplexity of each epoch."""
+    """Train by `fit` on the files of a folder, compare the loss of each step, and return the perplexities."""
     record = json.loads((folder / "losses.json").read_text(encoding="utf-8"))
     path = folder / "model.onnx"
     inputs = ortrain.InferenceSession(path).get_inputs()

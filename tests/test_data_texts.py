@@ -140,6 +140,70 @@ def test_a_text_is_cut_into_blocks(tmp_path: Path) -> None:
     assert batch.inputs["position_ids"].tolist() == [list(range(8))]
 
 
+PAIRS = [
+    {"sentence1": "the film was good", "sentence2": "very good", "label": "same"},
+    {"sentence1": "the film was very very very long", "sentence2": "bad", "label": "other"},
+]
+
+
+def test_pairs_of_texts(tmp_path: Path, tokenizer: Path) -> None:
+    source = data.open(lines(tmp_path, PAIRS), tokenizer=tokenizer, model_inputs=BERT, length=9)
+    batch = take_rows(source)
+    assert batch.inputs["input_ids"][0].tolist() == [2, 5, 6, 7, 8, 3, 10, 8, 3]
+    assert batch.inputs["token_type_ids"][0].tolist() == [0, 0, 0, 0, 0, 0, 1, 1, 1]
+    # The longer text is cut.
+    assert batch.inputs["input_ids"][1].tolist() == [2, 5, 6, 7, 10, 10, 3, 9, 3]
+    assert source.preview(1) == "the film was very very very long\nbad"
+    again = lines(tmp_path, [{"sentence1": "bad", "sentence2": "good"}], "new.jsonl")
+    new = take_rows(data.open(again, like=source, labelled=False, model_inputs=BERT))
+    assert new.inputs["token_type_ids"][0, :6].tolist() == [0, 0, 0, 1, 1, 0]
+    path = lines(tmp_path, [{"question": "a", "answer": "b", "label": 0}])
+    chosen = data.open(path, tokenizer=tokenizer, text="question", text_pair="answer")
+    assert take_rows(chosen).inputs["input_ids"][0, :5].tolist() == [2, 1, 3, 1, 3]
+    assert refused(path, tokenizer=tokenizer, text="question", text_pair="anwser") == (
+        "films.jsonl has no text field 'anwser'; it has question, answer; did you mean 'answer'?"
+    )
+    assert "has no separator" in refused(path, tokenizer="bytes", text="question", text_pair="answer")
+
+
+def test_several_labels_per_text(tmp_path: Path) -> None:
+    objects = [{"text": "a", "labels": ["long", "bad"]}, {"text": "b", "labels": []}, {"text": "c", "labels": ["bad"]}]
+    source = data.open(lines(tmp_path, objects), tokenizer="bytes")
+    assert source.classes == ("bad", "long")
+    assert take_rows(source).targets["target"].tolist() == [[1, 1], [0, 0], [1, 0]]
+    assert source.labels is None
+    unknown = lines(tmp_path, [{"text": "a", "labels": ["bed"]}], "val.jsonl")
+    assert "row 0 has the class 'bed'" in refused(unknown, like=source)
+    numbers = lines(tmp_path, [{"text": "a", "y": [0.5, 1]}, {"text": "b", "y": [2, 3]}], "numbers.jsonl")
+    assert take_rows(data.open(numbers, tokenizer="bytes")).targets["target"].tolist() == [[0.5, 1], [2, 3]]
+    for rows, sentence in [
+        ([[1, 2], [1]], "the field 'y' has 2 numbers in row 0 and 1 in row 1"),
+        ([["a"], "b"], "the field 'y' has 'b' in row 1, its other rows have lists"),
+        ([["a"], [1]], "the field 'y' has lists of other elements"),
+        ([[], []], "the field 'y' has no class in any row"),
+    ]:
+        path = lines(tmp_path, [{"text": "a", "y": value} for value in rows], "wrong.jsonl")
+        assert sentence in refused(path, tokenizer="bytes")
+
+
+def test_long_texts_become_several_rows(tmp_path: Path, tokenizer: Path) -> None:
+    """Every token but the first is a target once."""
+    path = lines(tmp_path, [{"text": "abcdefghi"}, {"text": "x"}, {"text": "jk"}])
+    source = data.open(path, tokenizer="bytes", length=4)
+    targets = take_rows(source).targets["target"]
+    assert [bytes(row[row >= 0].tolist()) for row in targets] == [b"bcde", b"fghi", b"k"]
+    assert [source.row_name(row) for row in range(3)] == ["row 0, part 0", "row 0, part 1", "row 2"]
+    assert source.preview(1) == "efghi"
+    assert len(data.open(path, tokenizer="bytes", length=4, truncate=True)) == 2
+    # A prediction has one row per line.
+    assert len(data.open(path, like=source, labelled=False)) == 3
+    # Each part has the special tokens.
+    masked = data.open(lines(tmp_path, LINES), tokenizer=tokenizer, task="masked-lm", length=8, mask_share=1e-9)
+    ids = take_rows(masked).inputs["input_ids"]
+    assert ids[2].tolist() == [2, 5, 6, 7, 10, 10, 11, 3]
+    assert ids[-1].tolist() == [2, 12, 5, 6, 7, 9, 3, 0]
+
+
 def test_texts_that_do_not_fit(tmp_path: Path, tokenizer: Path) -> None:
     path = lines(tmp_path, LINES)
     floats = [NodeArg("x", "tensor(float)", ["n", 4])]
@@ -155,7 +219,10 @@ def test_texts_that_do_not_fit(tmp_path: Path, tokenizer: Path) -> None:
             "a text fills one input of integers with the axes (batch, tokens), and inputs named attention_mask, "
             "token_type_ids and position_ids; the model has x: tensor(float)",
         ),
-        ({"tokenizer": "bytes", "text": "txt"}, "films.jsonl has no text field 'txt'; it has text"),
+        (
+            {"tokenizer": "bytes", "text": "txt"},
+            "films.jsonl has no text field 'txt'; it has text; did you mean 'text'?",
+        ),
         (
             {"tokenizer": tokenizer, "model_inputs": BERT, "target": "lable"},
             "films.jsonl has no field 'lable'; it has text, label; did you mean 'label'?",

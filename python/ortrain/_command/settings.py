@@ -47,6 +47,10 @@ READING = (
         default="classification if there are labels",
     ),
     Option("text", "text", "field of the text in JSON lines", "NAME", default="text"),
+    Option(
+        "text_pair", "text", "field of the second text of a pair", "NAME", default="text_pair, if there is such a field"
+    ),
+    Option("truncate", "switch", "cut long texts of language modelling, rather than split them into several rows"),
     Option("length", "integer", "most tokens per row", "TOKENS", default="the size of the model's input, or 128"),
     Option("buckets", "integers", "lengths that rows are padded to", "N,M", default="16, 24, 32, 48, 64, ..."),
     Option("mask_share", "number", "share of masked tokens of masked-lm", "SHARE", default="0.15"),

@@ -61,6 +61,8 @@ def open(  # noqa: A001  (the name that callers of a reader expect)
     tokenizer: PathLike | None = None,
     task: str | None = None,
     text: str | None = None,
+    text_pair: str | None = None,
+    truncate: bool | None = None,
     length: int | None = None,
     buckets: Sequence[int] | None = None,
     mask_share: float | None = None,
@@ -96,6 +98,10 @@ def open(  # noqa: A001  (the name that callers of a reader expect)
         tokenizer: a ``tokenizer.json``, or ``"bytes"``.
         task: ``"classification"``, ``"causal-lm"`` or ``"masked-lm"``. Default: classification if there are labels.
         text: the field of the text in JSON lines.
+        text_pair: the field of the second text of a pair, such as a question and an answer, for a classification.
+            Default: ``text_pair``, ``sentence2``, ``hypothesis`` or ``question2``, beside the field of the first one.
+        truncate: True to cut a long text of language modelling. Default: the text becomes several rows. A text of a
+            classification is always cut.
         length: the most tokens per row. Default: the size of the model's input, or 128.
         buckets: the lengths that rows are padded to. Default: 16, 24, 32, 48, 64 and so on.
         mask_share: the share of masked tokens. Default: 0.15.
@@ -136,6 +142,8 @@ def open(  # noqa: A001  (the name that callers of a reader expect)
         "tokenizer": tokenizer,
         "task": task,
         "text": text,
+        "text_pair": text_pair,
+        "truncate": truncate,
         "length": length,
         "buckets": buckets,
         "mask_share": mask_share,

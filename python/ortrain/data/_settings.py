@@ -49,6 +49,8 @@ class Settings:
     tokenizer: str | None = None
     task: str | None = None
     text: str | None = None
+    text_pair: str | None = None
+    truncate: bool | None = None
     length: int | None = None
     buckets: tuple[int, ...] | None = None
     mask_share: float | None = None
@@ -76,7 +78,7 @@ _BY_KIND = {
     "images": ("size", "layout", "channels", "mean", "std", *_AUGMENTATION, "skip_broken", "classes"),
     "table": (*_COMMON, "columns", "sample_weight", "classes", "categories", "header", "integers"),
     "arrays": (*_COMMON, "columns", "sample_weight", "classes"),
-    "jsonl": (*_COMMON, *_TEXT, "text", "buckets", "classes"),
+    "jsonl": (*_COMMON, *_TEXT, "text", "text_pair", "truncate", "buckets", "classes"),
     "text": _TEXT,
     "audio": ("sample_rate", "seconds", "mixup", "skip_broken", "classes"),
 }

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ortrain.data._common import fingerprint
 from ortrain.data._settings import InputDescription, Settings
 from ortrain.data._source import Batch
-from ortrain.data._tokens import Tokenizer, check_task, language_model_batch, text_inputs
+from ortrain.data._tokens import Tokenizer, Tokens, check_task, language_model_batch, text_inputs
 from ortrain.errors import InvalidArgumentError
 
 __all__ = ["SUFFIXES", "TextFile"]
@@ -61,7 +61,7 @@ class TextFile:
     def take(self, rows: npt.NDArray[np.int64], seed: int, training: bool) -> Batch:
         """Read blocks. Without ``training`` the masked tokens of a block are always the same."""
         blocks = [self._block(int(row)) for row in rows]
-        encoded = [(ids, np.zeros(len(ids), bool)) for ids in blocks]
+        encoded = [Tokens(ids, np.zeros(len(ids), bool), np.zeros(len(ids), np.int64)) for ids in blocks]
         seed = seed if training else 0
         inputs, targets = language_model_batch(encoded, rows, seed, self._inputs, self._tokenizer, self._settings)
         return Batch(inputs, {"target": targets})
@@ -92,8 +92,8 @@ class TextFile:
         """Tokenize the text into an array on disk."""
         with tempfile.TemporaryFile() as spool:
             for text in self._blocks_of_text():
-                ((ids, _),) = self._tokenizer.encode([text], special=False)
-                spool.write(ids.astype(np.uint32).tobytes())
+                (tokens,) = self._tokenizer.encode([text], special=False)
+                spool.write(tokens.ids.astype(np.uint32).tobytes())
             count = spool.tell() // 4
             spool.flush()
             # The map has its own handle of the file, which it outlives.

@@ -15,7 +15,19 @@ from ortrain.data._common import dtype_of, generator, listed, to_sizes
 from ortrain.data._settings import InputDescription, Settings
 from ortrain.errors import InvalidArgumentError, NoSuchFileError
 
-__all__ = ["BYTES", "IGNORED", "TASKS", "TextInputs", "Tokenizer", "bucket_of", "mask_tokens", "text_inputs"]
+__all__ = [
+    "BYTES",
+    "IGNORED",
+    "TASKS",
+    "TextInputs",
+    "Tokenizer",
+    "Tokens",
+    "bucket_of",
+    "check_task",
+    "language_model_batch",
+    "mask_tokens",
+    "text_inputs",
+]
 
 BYTES = "bytes"
 """Name of the tokenizer whose tokens are the bytes of UTF-8."""
@@ -30,13 +42,32 @@ _PADDING = ("[PAD]", "<pad>", "<|padding|>", "<|endoftext|>", "</s>")
 _MASKS = ("[MASK]", "<mask>")
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """Tokens of a text, or of a part of it."""
+
+    ids: npt.NDArray[np.int64]
+    special: npt.NDArray[np.bool_]
+    """True for tokens that the tokenizer adds, such as ``[CLS]``."""
+    segments: npt.NDArray[np.int64]
+    """Index of the text that a token is from: 0, or 1 for the second text of a pair."""
+
+
 class Tokenizer:
     """Tokenizer of a ``tokenizer.json`` file (package tokenizers), or of bytes."""
 
-    def __init__(self, name: str, max_tokens: int | None) -> None:
+    def __init__(self, name: str, max_tokens: int | None, overlap: int = 0) -> None:
+        """Open a tokenizer.
+
+        Args:
+            name: the file, or ``"bytes"``.
+            max_tokens: the number of tokens that a longer text is cut to; ``None`` for any number.
+            overlap: the number of tokens that :meth:`parts` repeats at the beginning of the next part.
+
+        """
         self.name = name
         self._native: Any = None
-        self._max_tokens = max_tokens
+        self._max_tokens, self._overlap = max_tokens, overlap
         if name == BYTES:
             self.size, self.padding, self.mask = 256, 0, None
             return
@@ -50,18 +81,27 @@ class Tokenizer:
         self._native.no_padding()
         self._native.no_truncation()
         if max_tokens is not None:
-            self._native.enable_truncation(max_tokens)
+            self._native.enable_truncation(max_tokens, stride=overlap)
         self.size = self._native.get_vocab_size()
         self.padding = self._first_of(_PADDING) or 0
         self.mask = self._first_of(_MASKS)
 
-    def encode(self, texts: Sequence[str], *, special: bool = True) -> list[tuple[npt.NDArray[np.int64], Any]]:
-        """Return the tokens of each text, and a mask of its special tokens."""
+    def encode(self, texts: Sequence[str | tuple[str, str]], *, special: bool = True) -> list[Tokens]:
+        """Return the tokens of each text or pair of texts; a long one is cut."""
+        return [parts[0] for parts in self.parts(texts, special=special)]
+
+    def parts(self, texts: Sequence[str | tuple[str, str]], *, special: bool = True) -> list[list[Tokens]]:
+        """Return the tokens of each text in parts of at most ``max_tokens``."""
         if self._native is None:
-            found = [np.frombuffer(text.encode()[: self._max_tokens], np.uint8).astype(np.int64) for text in texts]
-            return [(ids, np.zeros(len(ids), bool)) for ids in found]
+            return [self._parts_of_bytes(str(text).encode()) for text in texts]
         encoded = self._native.encode_batch(list(texts), add_special_tokens=special)
-        return [(np.array(one.ids, np.int64), np.array(one.special_tokens_mask, bool)) for one in encoded]
+        return [[_tokens(part) for part in (first, *first.overflowing)] for first in encoded]
+
+    def _parts_of_bytes(self, text: bytes) -> list[Tokens]:
+        length = len(text) if self._max_tokens is None else self._max_tokens
+        starts = range(0, max(1, len(text) - self._overlap), max(1, length - self._overlap))
+        found = [np.frombuffer(text[start : start + length], np.uint8).astype(np.int64) for start in starts]
+        return [Tokens(ids, np.zeros(len(ids), bool), np.zeros(len(ids), np.int64)) for ids in found]
 
     def decode(self, ids: npt.NDArray[Any]) -> str:
         """Return the text of tokens."""
@@ -73,6 +113,11 @@ class Tokenizer:
     def _first_of(self, names: Sequence[str]) -> int | None:
         found = (self._native.token_to_id(name) for name in names)
         return next((token for token in found if token is not None), None)
+
+
+def _tokens(encoded: Any) -> Tokens:
+    segments = np.array(encoded.type_ids, np.int64)
+    return Tokens(np.array(encoded.ids, np.int64), np.array(encoded.special_tokens_mask, bool), segments)
 
 
 @dataclass(frozen=True)
@@ -88,15 +133,22 @@ class TextInputs:
     is_fixed: bool
     """True if the model takes rows of exactly this length."""
 
-    def values(self, rows: Sequence[npt.NDArray[np.int64]], width: int, padding: int) -> dict[str, npt.NDArray[Any]]:
-        """Return the inputs for rows of tokens, padded on the right."""
+    def values(
+        self,
+        rows: Sequence[npt.NDArray[np.int64]],
+        width: int,
+        padding: int,
+        segments: Sequence[npt.NDArray[np.int64]] | None = None,
+    ) -> dict[str, npt.NDArray[Any]]:
+        """Return the inputs for rows of tokens, padded on the right. Without ``segments``, every token is of text 0."""
         tokens = padded(rows, width, padding)
         found = {self.tokens.name: tokens.astype(dtype_of(self.tokens))}
         if self.mask is not None:
             lengths = np.array([len(row) for row in rows], np.int64)[:, None]
             found[self.mask.name] = (np.arange(width) < lengths).astype(dtype_of(self.mask))
         if self.segments is not None:
-            found[self.segments.name] = np.zeros(tokens.shape, dtype_of(self.segments))
+            of_tokens = np.zeros(tokens.shape, np.int64) if segments is None else padded(segments, width, 0)
+            found[self.segments.name] = of_tokens.astype(dtype_of(self.segments))
         if self.positions is not None:
             found[self.positions.name] = np.broadcast_to(np.arange(width), tokens.shape).astype(
                 dtype_of(self.positions)
@@ -207,7 +259,7 @@ def check_task(settings: Settings, tokenizer: Tokenizer) -> None:
 
 
 def language_model_batch(
-    rows: Sequence[tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]],
+    rows: Sequence[Tokens],
     numbers: npt.NDArray[np.int64],
     seed: int,
     inputs: TextInputs,
@@ -216,11 +268,11 @@ def language_model_batch(
 ) -> tuple[dict[str, npt.NDArray[Any]], npt.NDArray[np.int64]]:
     """Return inputs and targets of causal or masked language modelling."""
     if settings.task == "causal-lm":
-        tokens, targets = [ids[:-1] for ids, _ in rows], [ids[1:] for ids, _ in rows]
+        tokens, targets = [row.ids[:-1] for row in rows], [row.ids[1:] for row in rows]
     else:
         masked = [
-            mask_tokens(ids, special, tokenizer, settings.mask_share, generator(seed, int(number)))
-            for (ids, special), number in zip(rows, numbers, strict=True)
+            mask_tokens(row.ids, row.special, tokenizer, settings.mask_share, generator(seed, int(number)))
+            for row, number in zip(rows, numbers, strict=True)
         ]
         tokens, targets = [found for found, _ in masked], [found for _, found in masked]
     width = bucket_of(max(map(len, tokens), default=0), inputs, settings.buckets)
