@@ -319,6 +319,24 @@ def test_images_in_parts(folder: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert [line.split(",")[:2] for line in out.splitlines()[1:]] == [[f"{number}.png", "light"] for number in range(4)]
 
 
+def test_preprocessing_of_the_model(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folders are classes of the model by name, unless the last layer is new."""
+    for name in ("cat", "bee"):
+        Path("pets", name).mkdir(parents=True)
+        for number in range(4):
+            Image.new("L", (8, 8), 60 * number).save(Path("pets", name, f"{number}.png"))
+    model = onnx.load(ortrain.examples.convnet())
+    onnx.helper.set_model_props(model, {"names": str(["bee", *"abcdefgh", "cat"]), "mean": "[0.5]", "std": "[0.25]"})
+    onnx.save(model, "names.onnx")
+    status, out, err = run("train", "names.onnx", "--data", "pets", "--out", "kept", capsys=capsys)
+    assert status == 0, err
+    assert "bee 4, a 0, " in out
+    assert "mean (0.5), std (0.25) (from the model's metadata)" in out
+    status, out, err = run("train", "names.onnx", "--data", "pets", "--classes", "auto", "--out", "new", capsys=capsys)
+    assert status == 0, err
+    assert "2 classes: bee 4, cat 4" in out
+
+
 def test_compare(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, err = run("compare", "model.onnx", "--data", "data.npz", "--steps", 2, capsys=capsys)
     assert status == 0, err
@@ -370,7 +388,9 @@ def test_every_argument_has_a_flag() -> None:
     assert flags - arguments(Model) == {"threads", "bf16_fallback"}
     assert arguments(ortrain.data.open) - {option.name for option in READING} == {
         "path",
+        "model",
         "model_inputs",
+        "model_classes",
         "like",
         "labelled",
     }

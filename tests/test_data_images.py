@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import threading
 import time
 from pathlib import Path
@@ -10,11 +11,14 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx
 import pytest
 import soundfile
+from onnx import TensorProto, helper
 from PIL import Image
 
-from ortrain import NodeArg, data
+from ortrain import Model, NodeArg, data, examples
+from ortrain.callbacks import LambdaCallback
 from ortrain.data._prefetch import Prefetcher
 from ortrain.errors import InvalidArgumentError
 
@@ -75,6 +79,70 @@ def test_layout_and_normalization_follow_the_input(folder: Path) -> None:
     grey = take_rows(data.open(folder, model_inputs=pixels(("n", 1, 8, 12)))).inputs["image"]
     assert grey.shape == (6, 1, 8, 12)
     assert 0 <= grey.min() <= grey.max() <= 1
+
+
+def image_model(path: Path, metadata: dict[str, str], sizes: tuple[int | str, ...] = ("h", "w")) -> Path:
+    """Write a model that gives the mean of each channel as scores."""
+    nodes = [
+        helper.make_node("GlobalAveragePool", ["image"], ["means"]),
+        helper.make_node("Flatten", ["means"], ["scores"]),
+    ]
+    entry = helper.make_tensor_value_info("image", TensorProto.FLOAT, ["batch", 3, *sizes])
+    scores = helper.make_tensor_value_info("scores", TensorProto.FLOAT, ["batch", 3])
+    graph = helper.make_graph(nodes, "means", [entry], [scores])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    helper.set_model_props(model, metadata)
+    path.parent.mkdir(exist_ok=True)
+    onnx.save(model, path)
+    return path
+
+
+ULTRALYTICS = {"author": "Ultralytics", "imgsz": "[8, 8]", "names": "{0: 'rose', 1: 'tulip', 2: 'iris'}"}
+TRANSFORMERS = {
+    "do_center_crop": True,
+    "crop_size": {"height": 12, "width": 10},
+    "size": {"shortest_edge": 16},
+    "image_mean": [0.5, 0.4, 0.3],
+    "image_std": [0.2, 0.2, 0.2],
+    "rescale_factor": 1 / 255,
+}
+TIMM = {
+    "label_names": ["iris", "rose"],
+    "pretrained_cfg": {"input_size": [3, 6, 6], "mean": [0.1] * 3, "std": [0.2] * 3},
+}
+
+
+def test_preprocessing_of_the_model(folder: Path, tmp_path: Path) -> None:
+    """Size, normalization and classes come from the model's files; settings override them."""
+
+    def found(model: Path, **settings: Any) -> tuple[Any, ...]:
+        source = data.open(folder, model=model, **settings)
+        described = source.describe()
+        chosen = described["settings"]
+        return (*(chosen[name] for name in ("size", "mean", "std")), source.classes, described.get("preprocessing"))
+
+    model = image_model(tmp_path / "a" / "model.onnx", ULTRALYTICS)
+    names = ("rose", "tulip", "iris")
+    assert found(model) == ([8, 8], [0] * 3, [1] * 3, names, "the model's metadata")
+    assert take_rows(data.open(folder, model=model)).targets["target"].tolist().count(2) == 4
+    assert found(model, size=4, mean=0.5, std=0.5) == ([4, 4], [0.5] * 3, [0.5] * 3, names, None)
+    assert found(model, model_classes=False)[3] == ("iris", "rose")
+    # The sizes of the input count more.
+    fixed = image_model(tmp_path / "b" / "model.onnx", {}, (7, 7))
+    (fixed.parent / "preprocessor_config.json").write_text(json.dumps(TRANSFORMERS))
+    assert found(fixed) == ([7, 7], [0.5, 0.4, 0.3], [0.2] * 3, ("iris", "rose"), "preprocessor_config.json")
+    image_model(fixed, {})
+    assert found(fixed)[0] == [12, 10]
+    timm = image_model(tmp_path / "c" / "model.onnx", {})
+    (timm.parent / "config.json").write_text(json.dumps(TIMM))
+    assert found(timm) == ([6, 6], [0.1] * 3, [0.2] * 3, ("iris", "rose"), "config.json")
+    (timm.parent / "config.json").write_text('{"id2label": {"0": 5}, "pretrained_cfg": [1')
+    assert "any size" in refused(folder, model=timm)
+    (folder / "iris").rename(folder / "irs")
+    assert refused(folder, model=model) == (
+        "flowers has the folder 'irs', which is no class of the model: rose, tulip, iris; did you mean 'iris'?; rename "
+        "it, or train a new last layer (--classes auto)"
+    )
 
 
 def test_the_middle_of_an_image_remains(tmp_path: Path) -> None:
@@ -170,7 +238,11 @@ def test_folders_that_do_not_fit(folder: Path, tmp_path: Path) -> None:
     expected = "expected a folder per class with images in it ({0}/CLASS/FILE.jpg)"
     for path, settings, sentence in [
         (folder / "rose", {"size": 8}, f"rose: {expected.format('rose')}, got images without folders"),
-        (folder, {}, "the model's input 'x' takes images of any size; choose one: size=224 (--size 224)"),
+        (
+            folder,
+            {"model_inputs": pixels(("n", 3, "height", "width"))},
+            "the model's input 'image' takes images of any size; choose one: size=224 (--size 224)",
+        ),
         (
             folder,
             {"model_inputs": pixels(), "size": 32},
@@ -229,7 +301,10 @@ def test_audio(sounds: Path) -> None:
 
 
 def test_audio_that_does_not_fit(sounds: Path) -> None:
-    assert refused(sounds) == "the model's input 'x' takes any number of samples; choose one: seconds=1 (--seconds 1)"
+    any_length = [NodeArg("x", "tensor(float)", ["batch", "samples"])]
+    sentence = "the model's input 'x' takes any number of samples; choose one: seconds=1 (--seconds 1)"
+    assert refused(sounds, model_inputs=any_length) == sentence
+    assert take_rows(data.open(sounds)).inputs["x"].shape == (4, 16000)
     (sounds / "low" / "c.wav").write_bytes(b"RIFF")
     assert "1 of 5 audio files cannot be read: low/c.wav (" in refused(sounds, seconds=0.1)
 
@@ -321,10 +396,36 @@ def test_the_step_does_not_wait_for_the_data() -> None:
             assert number == 11 or source.read.acquire(timeout=60), number
 
 
+class Watched:
+    """Source with an event for each batch of two rows, which is set when the batch was read for the training."""
+
+    def __init__(self) -> None:
+        self.was_read = [threading.Event() for _ in range(6)]
+
+    def __len__(self) -> int:
+        return 2 * len(self.was_read)
+
+    def take(self, rows: npt.NDArray[np.int64], seed: int, training: bool) -> data.Batch:
+        if training:
+            self.was_read[rows[0] // 2].set()
+        return data.Batch({"x": np.ones((len(rows), 64), np.float32)}, {"target": rows % 10})
+
+
+def test_fit_reads_the_next_batch_beside_the_step() -> None:
+    """No step ends before the next batch was read, so a loop that reads after its step would wait forever."""
+    source, waited = Watched(), []
+
+    def wait(batch: int, logs: Any) -> None:
+        waited.append(all(event.wait(timeout=30) for event in source.was_read[batch + 1 : batch + 2]))
+        assert waited[-1]
+
+    callback = LambdaCallback(on_train_batch_end=wait)
+    Model(examples.perceptron()).fit(source, batch_size=2, shuffle=False, callbacks=[callback])
+    assert len(waited) == 6
+
+
 def test_a_resumed_run_reads_the_same_batches(folder: Path, tmp_path: Path) -> None:
     """A run that fails in the middle of an epoch goes on to the same bits, augmentation included."""
-    from ortrain import Model, examples
-    from ortrain.callbacks import LambdaCallback
 
     def run(name: str, fails_at: int | None = None) -> Any:
         steps = []

@@ -27,11 +27,9 @@ READING = (
         "numbers",
         "mean of each channel, for pixels from 0 to 1",
         "R,G,B",
-        default="ImageNet's for NCHW, 0.5 for NHWC",
+        default="by the files of the model",
     ),
-    Option(
-        "std", "numbers", "standard deviation of each channel", "R,G,B", default="ImageNet's for NCHW, 0.5 for NHWC"
-    ),
+    Option("std", "numbers", "standard deviation of each channel", "R,G,B", default="by the files of the model"),
     Option("flip", "text", "flip half of the training images", choices=("horizontal", "vertical", "both")),
     Option("crop", "number", "largest share of a training image that is cut away", "SHARE"),
     Option("rotation", "number", "largest angle of training images", "DEGREES"),

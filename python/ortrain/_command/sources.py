@@ -86,7 +86,12 @@ def open_data(
     target = chosen.pop("target", None)
     if target is not None:
         chosen["target"] = target[0] if len(target) == 1 else target
-    return open_source(path, model_inputs=model.inputs, like=like, labelled=labelled, **chosen)
+    if "model" not in settings:
+        return open_source(path, model_inputs=model.inputs, like=like, labelled=labelled, **chosen)
+    # Size, normalization and class names may be in the files of the model.
+    start = model_file(settings["model"])
+    keeps_classes = "classes" not in settings
+    return open_source(path, model=start, model_classes=keeps_classes, like=like, labelled=labelled, **chosen)
 
 
 def training_data(settings: Mapping[str, Any], model: Description) -> tuple[FileSource, FileSource | None]:
@@ -162,6 +167,8 @@ def describe_data(source: FileSource) -> str:
     if skipped:
         parts.append(f"{skipped} broken files left out")
     form = _form(description["settings"])
+    if "preprocessing" in description:
+        form += f" (from {description['preprocessing']})"
     return "; ".join([*parts, form] if form else parts)
 
 

@@ -22,6 +22,8 @@ __all__ = ["SUFFIXES", "AudioFolder"]
 SUFFIXES = (".wav", ".flac", ".ogg")
 
 _DEFAULT_RATE = 16000
+# Length of audio for no certain model.
+_DEFAULT_SECONDS = 1.0
 
 
 class AudioFolder(FolderSource):
@@ -103,7 +105,7 @@ def _form(
     samples = axes[-1]
     if samples is not None and chosen not in (None, samples):
         raise InvalidArgumentError(f"seconds gives {chosen} samples, the model's input {name!r} takes {samples}")
-    samples = samples or chosen
+    samples = samples or chosen or (None if inputs else round(_DEFAULT_SECONDS * rate))
     if not samples:
         raise InvalidArgumentError(
             f"the model's input {name!r} takes any number of samples; choose one: seconds=1 (--seconds 1)"

@@ -19,7 +19,7 @@ from ortrain.data._settings import Settings
 from ortrain.data._source import Batch
 from ortrain.errors import InvalidArgumentError
 
-__all__ = ["FolderSource", "LabelledFiles", "files_below", "find_files", "usable_files"]
+__all__ = ["FolderSource", "LabelledFiles", "files_below", "find_files", "subfolders_of", "usable_files"]
 
 # Threads that check files when a folder is opened.
 _CHECKING_THREADS = max(1, min(8, os.cpu_count() or 1))
@@ -89,6 +89,11 @@ def files_below(folder: Path, suffixes: Sequence[str]) -> list[Path]:
     return sorted(found)
 
 
+def subfolders_of(folder: Path) -> list[str]:
+    """Return the names of the visible subfolders, sorted."""
+    return sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+
+
 def find_files(
     folder: Path, suffixes: Sequence[str], what: str, classes: Sequence[str] | None, *, labelled: bool
 ) -> LabelledFiles:
@@ -101,7 +106,7 @@ def find_files(
         InvalidArgumentError: for an empty folder, a class without files, and classes that differ from ``classes``.
 
     """
-    subfolders = sorted(entry.name for entry in folder.iterdir() if entry.is_dir() and not entry.name.startswith("."))
+    subfolders = subfolders_of(folder)
     if not labelled:
         files = files_below(folder, suffixes)
         if not files:

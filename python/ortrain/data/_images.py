@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ortrain._extras import required
 from ortrain.data._common import dtype_of, generator, to_sizes
 from ortrain.data._folders import FolderSource, find_files, usable_files
+from ortrain.data._preprocessing import Preprocessing
 from ortrain.data._settings import InputDescription, Settings
 from ortrain.data._source import Batch
 from ortrain.errors import InvalidArgumentError
@@ -27,6 +28,8 @@ _MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 # Tag of EXIF for the orientation of the camera.
 _ORIENTATION = 0x0112
+# Height and width of images for no certain model.
+_DEFAULT_PIXELS = 224
 # Pixels of a preview along its longer side.
 _PREVIEW_PIXELS = 160
 
@@ -66,8 +69,12 @@ class Format:
         target += offset
 
 
-def format_of(inputs: Sequence[InputDescription], settings: Settings) -> Format:
+def format_of(
+    inputs: Sequence[InputDescription], settings: Settings, preprocessing: Preprocessing | None = None
+) -> Format:
     """Return the form of the images from the model's input; settings override it.
+
+    The preprocessing gives an open size and the normalization.
 
     Raises:
         InvalidArgumentError: if the model does not take one batch of images, or its sizes are open and not chosen.
@@ -91,6 +98,10 @@ def format_of(inputs: Sequence[InputDescription], settings: Settings) -> Format:
                     f"size is {settings.size}, the model's input {name!r} takes {height} x {width} pixels"
                 )
         height, width = settings.size
+    elif height is None and width is None and preprocessing is not None and preprocessing.size is not None:
+        height, width = preprocessing.size
+    elif not found:
+        height = width = _DEFAULT_PIXELS
     if height is None or width is None:
         raise InvalidArgumentError(
             f"the model's input {name!r} takes images of any size; choose one: size=224 (--size 224)"
@@ -102,19 +113,22 @@ def format_of(inputs: Sequence[InputDescription], settings: Settings) -> Format:
     channels = 3 if channels is None else channels
     if channels not in _MODES:
         raise InvalidArgumentError(f"images have 1, 3 or 4 channels, the model's input {name!r} has {channels}")
-    mean, std = _normalization(dtype, channels, layout, settings)
+    mean, std = _normalization(dtype, channels, layout, settings, preprocessing)
     return Format(name, dtype, height, width, channels, layout, mean, std)
 
 
 def _normalization(
-    dtype: np.dtype[Any], channels: int, layout: str, settings: Settings
+    dtype: np.dtype[Any], channels: int, layout: str, settings: Settings, preprocessing: Preprocessing | None
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
     """Return mean and standard deviation per channel, for values from 0 to 1."""
     if dtype.kind != "f":
         if settings.mean is not None or settings.std is not None:
             raise InvalidArgumentError(f"mean and std need an input of floats; the model takes {dtype} pixels")
         return (0.0,) * channels, (1.0,) * channels
-    if channels != 3:
+    described = None if preprocessing is None else preprocessing.normalization(channels)
+    if described is not None:
+        default = described
+    elif channels != 3:
         default = ((0.0,) * channels, (1.0,) * channels)
     elif layout == "NCHW":
         default = _IMAGENET
@@ -137,12 +151,19 @@ class ImageFolder(FolderSource):
     kind = "images"
 
     def __init__(
-        self, folder: Path, settings: Settings, inputs: Sequence[InputDescription], *, labelled: bool = True
+        self,
+        folder: Path,
+        settings: Settings,
+        inputs: Sequence[InputDescription],
+        *,
+        labelled: bool = True,
+        preprocessing: Preprocessing | None = None,
     ) -> None:
         self._image = required("PIL.Image", "Pillow", "train", "a folder of images")
         self._enhance = required("PIL.ImageEnhance", "Pillow", "train", "a folder of images")
         self._transpose = required("PIL.ImageOps", "Pillow", "train", "a folder of images").exif_transpose
-        self._format = format_of(inputs, settings)
+        self._format = format_of(inputs, settings, preprocessing)
+        self._preprocessing = preprocessing if self._uses(preprocessing, settings) else None
         _check_augmentation(settings, self._format.dtype)
         found = find_files(folder, SUFFIXES, "images", settings.classes, labelled=labelled)
         self._found, self.skipped = usable_files(
@@ -158,6 +179,21 @@ class ImageFolder(FolderSource):
             mean=form.mean if form.dtype.kind == "f" else None,
             std=form.std if form.dtype.kind == "f" else None,
             classes=self.classes,
+        )
+
+    def describe(self) -> Mapping[str, Any]:
+        """Return kind, sizes, settings and a hash of the files, and the file of the normalization."""
+        found = super().describe()
+        return found if self._preprocessing is None else {**found, "preprocessing": self._preprocessing.origin}
+
+    def _uses(self, preprocessing: Preprocessing | None, settings: Settings) -> bool:
+        """Return True if size or normalization come from the files of the model."""
+        form = self._format
+        if preprocessing is None:
+            return False
+        normalizes = form.dtype.kind == "f" and preprocessing.normalization(form.channels) is not None
+        return (normalizes and None in (settings.mean, settings.std)) or (
+            settings.size is None and preprocessing.size == (form.height, form.width)
         )
 
     def take(self, rows: npt.NDArray[np.int64], seed: int, training: bool) -> Batch:

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any, cast
 
+from ortrain import _ortrain
 from ortrain._data_forms import FORMS
-from ortrain._model_source import PathLike
+from ortrain._model_source import ModelLike, PathLike, model_source
 from ortrain._suggest import hint
 from ortrain.data import _array_files, _audio, _images, _json_lines, _table_file, _text_file
 from ortrain.data._common import check_exists, listed
 from ortrain.data._file_source import FileSource
-from ortrain.data._folders import files_below
+from ortrain.data._folders import files_below, subfolders_of
+from ortrain.data._preprocessing import class_order, preprocessing_of
 from ortrain.data._settings import InputDescription, settings_for
 from ortrain.data._source import Source
 from ortrain.errors import InvalidArgumentError
+from ortrain.inference import InferenceSession
 
 __all__ = ["open"]
 
@@ -42,7 +46,9 @@ def open(  # noqa: A001  (the name that callers of a reader expect)
     *,
     target: str | Sequence[str] | None = None,
     kind: str | None = None,
+    model: ModelLike | None = None,
     model_inputs: Sequence[InputDescription] = (),
+    model_classes: bool = True,
     like: Source | Mapping[str, Any] | None = None,
     labelled: bool = True,
     columns: Sequence[str] | None = None,
@@ -76,7 +82,13 @@ def open(  # noqa: A001  (the name that callers of a reader expect)
         target: the column, array or field of the target; several names for several numbers. Default: the one that is
             named ``target``, ``label``, ``class`` or ``y``.
         kind: ``images``, ``table``, ``arrays``, ``jsonl``, ``text`` or ``audio``. Default: by the path.
-        model_inputs: the inputs of the model (``session.get_inputs()``): names, types, sizes and layout of the rows.
+        model: the model, as a path, bytes or an ``onnx.ModelProto``. Its inputs give the names, types, sizes and layout
+            of the rows. For images, its metadata and the files ``preprocessor_config.json`` and ``config.json`` beside
+            it give size, normalization and class names. Default: rows for no certain model: float32 named
+            ``x``, or int64 named ``input_ids``; images of 224 x 224 pixels in RGB, audio of one second.
+        model_inputs: the inputs alone, instead of ``model``: ``session.get_inputs()``.
+        model_classes: False to sort the classes by name for a new last layer. By default a model with
+            class names gives their order, if its names contain each folder.
         like: the training data, or its description in ``config.json``: classes, columns, categories and all settings
             are its.
         labelled: False for rows without targets, for a prediction.
@@ -86,8 +98,9 @@ def open(  # noqa: A001  (the name that callers of a reader expect)
         size: height and width of images in pixels. Default: the sizes of the model's input.
         layout: ``"NCHW"`` or ``"NHWC"``. Default: by the model's input.
         channels: 1, 3 or 4 channels of images.
-        mean: the mean per channel, for pixels from 0 to 1. Default for three channels: ImageNet's for ``NCHW``, 0.5 for
-            ``NHWC``; 0 otherwise. Pixels of an input of uint8 stay as they are.
+        mean: the mean per channel, for pixels from 0 to 1. Default: by the model's files. Without them ImageNet's
+            for three channels in ``NCHW``, 0.5 for three in ``NHWC``, 0 otherwise. Pixels of an input of uint8 stay as
+            they are.
         std: the standard deviation per channel, likewise.
         flip: ``"horizontal"``, ``"vertical"`` or ``"both"``: flips half of the training images.
         crop: the largest share of a training image that is cut away, below 1.
@@ -156,9 +169,20 @@ def open(  # noqa: A001  (the name that callers of a reader expect)
     if kind not in _READERS:
         raise InvalidArgumentError(f"kind must be one of {listed(_READERS)}, got {kind!r}{hint(kind, _READERS)}")
     settings = settings_for(kind, chosen, _settings_of(like, kind, found))
+    more: dict[str, Any] = {}
+    if model is not None:
+        if model_inputs:
+            raise InvalidArgumentError("pass model or model_inputs, not both")
+        model_inputs = _ortrain.describe_model(model_source(model)).inputs
+        if kind == "images":
+            metadata = InferenceSession(model).get_modelmeta().custom_metadata_map
+            more["preprocessing"] = preprocessing_of(model, metadata)
+            if settings.classes is None and labelled and model_classes and found.is_dir():
+                names = class_order(found, subfolders_of(found), more["preprocessing"].names)
+                settings = replace(settings, classes=names)
     module, name = _READERS[kind]
     reader = getattr(import_module(f"ortrain.data.{module}"), name)
-    return cast("FileSource", reader(found, settings, model_inputs, labelled=labelled))
+    return cast("FileSource", reader(found, settings, model_inputs, labelled=labelled, **more))
 
 
 def _settings_of(like: Source | Mapping[str, Any] | None, kind: str, path: Path) -> Mapping[str, Any] | None:
