@@ -28,6 +28,7 @@ CHAPTERS = {
         "tutorial-table",
         "tutorial-audio",
         "tutorial-series",
+        "tutorial-resume",
     ],
     "Training": [
         "losses",

@@ -130,12 +130,12 @@ def check_classes(labels: npt.NDArray[np.int64], classes: Sequence[str], path: P
 
 
 def fingerprint(files: Iterable[Path], folder: Path) -> str:
-    """Return a hash of names and sizes; for a single file also of its first and last MiB."""
+    """Return a hash of names and sizes; for a single file of its size and its first and last MiB, not of its name."""
     digest = hashlib.sha256()
     paths = list(files)
     for path in paths:
         size = os.stat(path).st_size  # noqa: PTH116  (thousands of files)
-        name = path.name if path == folder else path.relative_to(folder).as_posix()
+        name = "" if path == folder else path.relative_to(folder).as_posix()
         digest.update(f"{name}\0{size}\n".encode())
     if len(paths) == 1:
         with paths[0].open("rb") as file:
