@@ -162,6 +162,12 @@ def test_a_kind_that_only_later_rows_show(tmp_path: Path) -> None:
             {"target": "x", "model_inputs": numbers()},
             "the model's input 'x' is the target; choose another column with target= (--target)",
         ),
+        (
+            "a,y\n" + "".join(f"{n},{n}\n" for n in range(20)) + "oops,1\n",
+            {"model_inputs": numbers(1)},
+            "data.csv: the column 'a' has 'oops' in row 20, nearly all other rows have numbers",
+        ),
+        ("a,y\n1,rose\n2,\n", {}, "data.csv: the column 'y' has no label in row 1"),
         (HOUSES, {"target": "price", "mean": 0.5}, "mean is a setting of images; this data is of the kind table"),
         (
             HOUSES,
@@ -289,6 +295,11 @@ def test_arrays_that_do_not_fit(tmp_path: Path) -> None:
             {"model_inputs": [NodeArg("pixels", "tensor(float)", ["batch", 4])]},
             "data.npz has no array for the model's input 'pixels'; it has x, z; name the array like the input, or "
             "choose one with columns= (--columns)",
+        ),
+        (
+            {},
+            {"target": "x", "model_inputs": numbers(4)},
+            "the model's input 'x' is the target; choose another array with target= (--target)",
         ),
         ({}, {"target": "labels"}, "data.npz has no array 'labels'; it has x, y"),
     ]:

@@ -35,6 +35,11 @@ class Arrays:
             raise InvalidArgumentError(f"{path} has no arrays with rows")
         targets = _target_names(arrays, settings, path, labelled)
         names = _input_names(arrays, settings, targets, path)
+        for described in inputs:
+            if described.name in targets and described.name not in names:
+                raise InvalidArgumentError(
+                    f"the model's input {described.name!r} is the target; choose another array with target= (--target)"
+                )
         self._weight = _weight_name(arrays, settings, path, labelled)
         self._inputs = _assigned(names, inputs, path)
         self._targets = targets if labelled else []

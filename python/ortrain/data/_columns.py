@@ -18,10 +18,12 @@ from ortrain.data._common import listed
 from ortrain.data._table_file import MISSING, TableFile
 from ortrain.errors import InvalidArgumentError
 
-__all__ = ["Column", "encode", "learn"]
+__all__ = ["Column", "encode", "learn", "outlier_message"]
 
 # Most categories of a text column. A column with more is an identifier or a free text.
 _MAX_CATEGORIES = 1000
+# Number of different texts, and share of numbers among them, from which the first other text is a probable mistake.
+_MIN_NUMBERS, _SHARE_OF_NUMBERS = 10, 0.9
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,8 @@ class Column:
     is_integer: bool
     categories: tuple[str, ...] | None
     """Sorted texts of a text column; ``None`` for numbers."""
+    outlier: tuple[int, str] | None = None
+    """First text, with its row, of a text column whose other rows are nearly all numbers."""
 
 
 class _Learning:
@@ -54,6 +58,22 @@ class _Learning:
             self.kind = "number"
         if self.kind == "number" and not _casts(present, self._arrow.float64(), self._arrow):
             self.kind = "text"
+            rows = ((start + row, text) for row, text in enumerate(trimmed.to_pylist()) if text not in MISSING)
+            self.first_text = next((each for each in rows if not _is_number(each[1])), None)
+
+    def outlier(self) -> tuple[int, str] | None:
+        """Return the first text if nearly all other texts are numbers."""
+        numbers = sum(map(_is_number, self.texts))
+        is_mostly_numbers = len(self.texts) >= _MIN_NUMBERS and numbers >= _SHARE_OF_NUMBERS * len(self.texts)
+        return self.first_text if is_mostly_numbers else None
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text)
+    except ValueError:
+        return False
+    return True
 
 
 def _casts(values: Any, kind: Any, arrow: Any) -> bool:
@@ -101,13 +121,21 @@ def learn(file: TableFile, names: Sequence[str], unlimited: Sequence[str]) -> li
         if state_of is None or kind != "text":
             columns.append(Column(name, kind == "integer", None))
             continue
+        outlier = state_of.outlier()
+        if len(state_of.texts) > _MAX_CATEGORIES and outlier is not None and name not in unlimited:
+            raise InvalidArgumentError(outlier_message(file.path, name, outlier))
         if len(state_of.texts) > _MAX_CATEGORIES and name not in unlimited:
             raise InvalidArgumentError(
                 f"{file.path}: the column {name!r} has more than {_MAX_CATEGORIES} different texts, such as "
                 f"{sorted(state_of.texts)[0]!r}; leave it out with columns= (--columns)"
             )
-        columns.append(Column(name, False, tuple(sorted(state_of.texts))))
+        columns.append(Column(name, False, tuple(sorted(state_of.texts)), outlier))
     return columns
+
+
+def outlier_message(path: Path, name: str, outlier: tuple[int, str]) -> str:
+    """Return the message about a text in a column of numbers."""
+    return f"{path}: the column {name!r} has {outlier[1]!r} in row {outlier[0]}, nearly all other rows have numbers"
 
 
 def _as_texts(values: Any, arrow: Any, compute: Any) -> Any:

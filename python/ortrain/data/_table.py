@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ortrain._suggest import hint
-from ortrain.data._columns import Column, encode, learn
+from ortrain.data._columns import Column, encode, learn, outlier_message
 from ortrain.data._common import converted, dtype_of, fingerprint, found_target, listed, to_sizes
 from ortrain.data._settings import InputDescription, Settings
 from ortrain.data._source import Batch
@@ -105,6 +105,9 @@ def _check_width(filling: Filling, sizes: list[int | None], path: Path) -> None:
             else column.name
             for column in filling.columns
         )
+        for column in filling.columns:
+            if column.outlier is not None:
+                raise InvalidArgumentError(outlier_message(path, column.name, column.outlier))
         raise InvalidArgumentError(
             f"{path}: the model's input {filling.name!r} takes {expected} numbers per row, the columns give {width}: "
             f"{parts}; choose them with columns= (--columns)"
@@ -142,6 +145,8 @@ class Table:
         weight = [self._weight] if self._weight is not None else []
         self._arrays = encode(file, [*self._columns, *self._targets, *weight])
         texts = [column for column in self._targets if column.categories is not None]
+        for column in texts:
+            self._check_labels(column)
         if texts and len(self._targets) > 1:
             raise InvalidArgumentError(
                 f"{path}: the target {texts[0].name!r} has texts; one of several targets has numbers"
@@ -205,6 +210,13 @@ class Table:
                     f"{listed(settings.header)}{hint(extra[0], settings.header)}"
                 )
         return list(settings.columns)
+
+    def _check_labels(self, column: Column) -> None:
+        """Check that each row has a label."""
+        assert column.categories is not None
+        if "" in column.categories:
+            row = int((self._arrays[column.name] == column.categories.index("")).argmax())
+            raise InvalidArgumentError(f"{self._path}: the column {column.name!r} has no label in row {row}")
 
     def __len__(self) -> int:
         return len(next(iter(self._arrays.values())))
