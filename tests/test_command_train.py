@@ -337,6 +337,18 @@ def test_preprocessing_of_the_model(folder: Path, capsys: pytest.CaptureFixture[
     assert "2 classes: bee 4, cat 4" in out
 
 
+def test_several_labels_per_text(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each class is decided by itself, so a prediction names no single class."""
+    objects = [{"text": text, "labels": labels} for text, labels in (("a b", ["a", "b"]), ("c", []), ("b", ["b"]))]
+    Path("texts.jsonl").write_text("".join(json.dumps(found) + "\n" for found in objects))
+    data = ["--data", "texts.jsonl", "--tokenizer", "bytes", "--classes", "auto", "--out", "run"]
+    status, _, err = run("train", ortrain.examples.transformer(), *data, capsys=capsys)
+    assert status == 0, err
+    assert "loss: binary cross-entropy of 'logits'" in err
+    _, out, _ = run("predict", "run", "--data", "texts.jsonl", capsys=capsys)
+    assert out.splitlines()[0] == "row,logits.a,logits.b"
+
+
 def test_compare(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     status, out, err = run("compare", "model.onnx", "--data", "data.npz", "--steps", 2, capsys=capsys)
     assert status == 0, err

@@ -58,6 +58,9 @@ def _chosen(
     """Return the class with the highest score of each row, if the model chooses between classes."""
     if len(outputs) != 1 or not (source.classes is not None or "cross-entropy" in loss):
         return None
+    if "binary cross-entropy" in loss:
+        # A row may have several classes.
+        return None
     (scores,) = outputs.values()
     axis = description.outputs[0].class_axis
     if scores.ndim != 2 or axis != 1 or scores.shape[1] < 2:
@@ -76,7 +79,11 @@ class Predictions:
     ) -> None:
         self.outputs, self.chosen = outputs, chosen
         self.rows = [source.row_name(row) for row in range(len(source))]
-        self.classes: Sequence[str] | None = None if chosen is None else source.classes
+        names = source.classes
+        fits = len(outputs) == 1 and all(
+            names is not None and found.shape[1:] == (len(names),) for found in outputs.values()
+        )
+        self.classes: Sequence[str] | None = names if fits else None
 
     def csv(self) -> str:
         """Return a table with a column for each number of a row.
