@@ -169,7 +169,7 @@ def test_a_model_with_its_own_loss() -> None:
             np.full(40, 3),
             "the label of row 0 is 3, but 'y' has 3 classes, 0 to 2; correct the label, .* classes=4",
         ),
-        (-np.ones(40, np.int64), "the label of row 0 is -1"),
+        (-np.ones(40, np.int64), "the label of row 0 is -1, but .* 0 to 2; correct the label$"),
         (np.full(40, 0.5), "targets of the shape"),
         (np.zeros((40, 2, 2)), "do not fit|takes"),
         (np.array([None] * 40), "the targets are object"),

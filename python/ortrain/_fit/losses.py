@@ -143,10 +143,12 @@ class Target:
             )
             if wrong.any():
                 at = np.argwhere(wrong)[0]
+                label, largest = int(array[tuple(at)]), int(array.max())
+                # A new head has no class below 0.
+                repair = f", or give the model a new head: classes={largest + 1}" if label >= classes else ""
                 raise RowError(
-                    f"the label of {{row}} is {array[tuple(at)]}, but {self.output.name!r} has {classes} classes, 0 to "
-                    f"{classes - 1}; correct the label, or give the model a new head: "
-                    f"classes={max(int(array.max()), 0) + 1}",
+                    f"the label of {{row}} is {label}, but {self.output.name!r} has {classes} classes, 0 to "
+                    f"{classes - 1}; correct the label{repair}",
                     int(at[0]),
                 )
         return array
