@@ -74,6 +74,21 @@ struct Windows {
     results: usize,
 }
 
+/// Returns the axes, as a single one if all of them have windows of one element, no stride and no padding.
+fn merge_plain_axes(axes: &[SlidingAxis]) -> Vec<SlidingAxis> {
+    let is_plain = |axis: &SlidingAxis| {
+        axis.kernel == 1 && axis.stride == 1 && axis.padding_before == 0 && axis.input == axis.output
+    };
+    match axes {
+        [first, rest @ ..] if axes.iter().all(is_plain) => {
+            let size = axes.iter().map(|axis| axis.input).product();
+            let merged = SlidingAxis { input: size, output: size, ..*first };
+            if rest.is_empty() { axes.to_vec() } else { vec![merged] }
+        }
+        _ => axes.to_vec(),
+    }
+}
+
 impl Windows {
     fn new(axes: &[SlidingAxis], channels: usize) -> Windows {
         let axes: Vec<Axis> = axes.iter().copied().map(Axis::new).collect();
@@ -187,7 +202,7 @@ pub(super) fn candidate() -> ConvCandidate {
 impl ByteConv {
     fn new(desc: &ConvDesc, isa: Isa, epilogue: &Arc<Epilogue>) -> ByteConv {
         let shape = &desc.shape;
-        let windows = Windows::new(&shape.axes, shape.channels_in);
+        let windows = Windows::new(&merge_plain_axes(&shape.axes), shape.channels_in);
         let (m, depth) = (shape.channels_out, windows.offsets.len());
         let panel = reserved_panel_bytes(depth);
         let images = shape.batch * shape.groups;
@@ -370,11 +385,12 @@ impl ByteConv {
             let block = scratch.add(self.layout.block).cast::<i32>();
             for first in (row..row_end).step_by(self.block_rows) {
                 let rows = self.block_rows.min(row_end - first);
-                for j in (0..pitch).step_by(SIDE) {
+                for j in (0..cols).step_by(SIDE) {
+                    let columns = SIDE.min((cols - j).next_multiple_of(LINES));
                     for i in (0..rows).step_by(SIDE) {
                         let a = filter.add((first + i) / LINES * panel).cast_const();
                         let b = windows.add(j / LINES * panel).cast_const();
-                        let (size, to) = ((SIDE.min(rows - i), SIDE), block.add(i * pitch + j));
+                        let (size, to) = ((SIDE.min(rows - i), columns), block.add(i * pitch + j));
                         self.products.multiply(self.isa, size, depth, (a, b), to, pitch as isize, false);
                     }
                 }

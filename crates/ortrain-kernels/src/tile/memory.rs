@@ -64,6 +64,15 @@ impl StridedView {
         self.along.contiguous_len().filter(|_| as_computed)
     }
 
+    /// Returns the length of the contiguous pieces along a tile, if elements are bytes that are computed as integers.
+    #[cfg_attr(
+        not(target_arch = "x86_64"),
+        allow(dead_code, reason = "only generated machine code accesses bytes")
+    )]
+    pub(crate) fn contiguous_bytes_len(&self) -> Option<usize> {
+        self.along.contiguous_len().filter(|_| matches!(self.dtype, DType::U8 | DType::I8))
+    }
+
     /// Returns the bytes from an element to the element at the same position of the next piece. `None` if pieces do not
     /// have the length `piece`, or if all pieces are the same elements.
     #[cfg_attr(

@@ -448,9 +448,9 @@ impl<'a, E: Encoder> BodyEmitter<'a, E> {
         Place::Tile { slot, power, displacement: self.first_byte(power) }
     }
 
-    /// Returns the place of callers' memory at this vector's indices.
-    fn elements_place(&self, pointer: u8) -> Place {
-        Place::Elements { pointer, displacement: self.first_byte(2) }
+    /// Returns the place of callers' memory at this vector's indices, for elements of `1 << power` bytes.
+    fn elements_place(&self, pointer: u8, power: u8) -> Place {
+        Place::Elements { pointer, power, displacement: self.first_byte(power) }
     }
 
     /// Returns the byte at which this vector begins, for values of `1 << power` bytes.
@@ -603,7 +603,7 @@ impl<'a, E: Encoder> BodyEmitter<'a, E> {
 
     fn emit_memory_load(&mut self, pointer: u8) -> Option<u8> {
         let register = self.allocate()?;
-        let from = self.elements_place(pointer);
+        let from = self.elements_place(pointer, 2);
         self.prefetch_next_piece(pointer, PrefetchKind::Read);
         if self.end {
             let (mask, new) = self.end_mask()?;
@@ -612,6 +612,18 @@ impl<'a, E: Encoder> BodyEmitter<'a, E> {
         } else {
             self.code.load(register, from);
         }
+        Some(register)
+    }
+
+    /// Returns the mask of the incomplete end for an access to bytes, if this is the end.
+    fn mask_of_bytes(&self) -> Option<u8> {
+        self.plan.resources.truths.filter(|_| self.end).map(|truths| truths.end)
+    }
+
+    fn emit_bytes_load(&mut self, pointer: u8, is_signed: bool) -> Option<u8> {
+        let register = self.allocate()?;
+        let (from, mask) = (self.elements_place(pointer, 0), self.mask_of_bytes());
+        self.code.load_bytes(register, from, is_signed, mask);
         Some(register)
     }
 
@@ -636,6 +648,7 @@ impl<'a, E: Encoder> BodyEmitter<'a, E> {
                 register
             }
             VectorInst::Memory(pointer) => self.emit_memory_load(pointer)?,
+            VectorInst::Bytes(pointer, is_signed) => self.emit_bytes_load(pointer, is_signed)?,
             VectorInst::Truths(slot) => self.emit_truths_load(slot)?,
             VectorInst::Binary(op, mut a, mut b) => {
                 // The operand in memory must be the last.
@@ -735,7 +748,7 @@ impl<'a, E: Encoder> BodyEmitter<'a, E> {
                 self.code.store_first(register, Place::Frame { slot, displacement: 0 });
             }
             Effect::Memory(pointer, _) => {
-                let to = self.elements_place(pointer);
+                let to = self.elements_place(pointer, 2);
                 self.prefetch_next_piece(pointer, PrefetchKind::Write);
                 if self.end {
                     let (mask, new) = self.end_mask()?;
@@ -744,6 +757,10 @@ impl<'a, E: Encoder> BodyEmitter<'a, E> {
                 } else {
                     self.code.store(register, to);
                 }
+            }
+            Effect::Bytes(pointer, _) => {
+                let (to, mask) = (self.elements_place(pointer, 0), self.mask_of_bytes());
+                self.code.store_bytes(register, to, mask);
             }
             Effect::Sum(fold, _) => {
                 let to = self.sum_register(fold, SumSet::This);

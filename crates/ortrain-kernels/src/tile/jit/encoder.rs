@@ -20,6 +20,8 @@ pub(super) struct Resources {
     pub(super) broadcasts_operands: bool,
     /// True if [`VectorBinaryOp::Scale`] is an instruction.
     pub(super) has_scale: bool,
+    /// True if instructions load bytes into lanes and store lanes as bytes, also under a mask.
+    pub(super) has_bytes: bool,
 }
 
 /// Registers that hold one truth value for each lane.
@@ -40,8 +42,8 @@ pub(super) enum Place {
     Tile { slot: Slot, power: u8, displacement: i32 },
     /// The element at a pointer to callers' memory.
     Element { pointer: u8 },
-    /// The 32-bit elements at a pointer to callers' memory, at the current index.
-    Elements { pointer: u8, displacement: i32 },
+    /// The elements at a pointer to callers' memory, at the current index, of `1 << power` bytes.
+    Elements { pointer: u8, power: u8, displacement: i32 },
     /// A vector on the stack.
     Stack { slot: u8 },
     /// A constant that is stored with the code.
@@ -118,6 +120,10 @@ pub(super) trait Encoder: Sized {
     fn store(&mut self, from: u8, to: Place);
     /// Stores the lanes of a vector that `mask` selects. The memory of other lanes is not accessed.
     fn store_masked(&mut self, from: u8, to: Place, mask: u8);
+    /// Loads bytes into lanes, under a mask if there is one: with their sign, or with zeros.
+    fn load_bytes(&mut self, to: u8, from: Place, is_signed: bool, mask: Option<u8>);
+    /// Stores the lowest byte of each lane, under a mask if there is one.
+    fn store_bytes(&mut self, from: u8, to: Place, mask: Option<u8>);
     /// Stores the first lane.
     fn store_first(&mut self, from: u8, to: Place);
     /// Stores truth values as bytes 0 and 1. May write past the last index: registers of the tile program have capacity

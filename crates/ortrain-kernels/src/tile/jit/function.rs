@@ -16,6 +16,7 @@ use super::ir::{Effect, Value, VectorInst, VectorProgram};
 use super::x86_64::{Code, EntryPoint, Target};
 use super::{Context, Site};
 use crate::isa::{CACHE_LINE_BYTES, Isa};
+use crate::tile::memory::StridedView;
 use crate::tile::op::{DIRECT_BIT, DIRECT_PRODUCT, Kind, Op, RegisterKind, Slot};
 use crate::tile::ops;
 use crate::tile::pairwise_sum::PairwiseSum;
@@ -76,10 +77,18 @@ pub(in crate::tile) fn takes(op: &Op, context: &Context<'_>) -> bool {
             let store = &context.stores[usize::from(slot)];
             let has_full_pieces =
                 store.contiguous_len().is_some_and(|piece| piece.is_multiple_of(context.piece));
-            has_full_pieces && store.dtype == DType::F32
+            has_full_pieces && store.dtype == DType::F32 || takes_bytes(store, context)
         }
+        Kind::Load(slot) => takes_bytes(&context.loads[usize::from(slot)], context),
         _ => false,
     }
+}
+
+/// Returns true if machine code loads or stores the bytes of an access.
+fn takes_bytes(access: &StridedView, context: &Context<'_>) -> bool {
+    let has_full_pieces =
+        access.contiguous_bytes_len().is_some_and(|piece| piece.is_multiple_of(context.piece));
+    has_full_pieces && Target::resources(context.isa.kind()).has_bytes
 }
 
 impl Group {
@@ -244,6 +253,13 @@ impl GroupBuilder<'_> {
     }
 
     fn add_op(&mut self, op: &Op, lanes_of: &mut impl FnMut() -> Slot) -> Option<()> {
+        if let Kind::Load(slot) = op.kind {
+            let is_signed = self.context.loads[usize::from(slot)].dtype == DType::I8;
+            let pointer = self.pointer(Pointer::Load(slot));
+            let bytes = self.lanes.push(VectorInst::Bytes(pointer, is_signed));
+            self.values.insert(op.d, bytes);
+            return Some(());
+        }
         let a = self.operand(op.a[0]);
         let result = match op.kind {
             Kind::Unary(unary, _) => self.lanes.unary(unary, a)?,
@@ -282,7 +298,9 @@ impl GroupBuilder<'_> {
             }
             Kind::Store(slot) => {
                 let pointer = self.pointer(Pointer::Store(slot));
-                self.lanes.effects.push(Effect::Memory(pointer, a));
+                let is_f32 = self.context.stores[usize::from(slot)].dtype == DType::F32;
+                let effect = if is_f32 { Effect::Memory(pointer, a) } else { Effect::Bytes(pointer, a) };
+                self.lanes.effects.push(effect);
                 return Some(());
             }
             other => unreachable!("{other:?} is not for groups"),

@@ -30,6 +30,8 @@ pub(super) enum VectorInst {
     Truths(Slot),
     /// Contiguous elements of callers' memory, by the index of their pointer.
     Memory(u8),
+    /// Contiguous bytes of callers' memory as integers, by the index of their pointer. True for signed bytes.
+    Bytes(u8, bool),
     /// One element of callers' memory in every lane, by the index of its pointer.
     MemoryBroadcast(u8),
     /// Partial results of a fold: index of the fold, and one of its two sets.
@@ -105,6 +107,8 @@ pub(super) enum Effect {
     FrameScalar(Slot, Value),
     Truths(Slot, Value),
     Memory(u8, Value),
+    /// Stores the lowest byte of each lane.
+    Bytes(u8, Value),
     /// Replaces the partial results of a fold.
     Sum(u8, Value),
 }
@@ -124,6 +128,7 @@ impl Effect {
             | Effect::FrameScalar(_, value)
             | Effect::Truths(_, value)
             | Effect::Memory(_, value)
+            | Effect::Bytes(_, value)
             | Effect::Sum(_, value) => value,
         }
     }
@@ -137,6 +142,7 @@ impl VectorInst {
             | VectorInst::Tile(_)
             | VectorInst::Truths(_)
             | VectorInst::Memory(_)
+            | VectorInst::Bytes(..)
             | VectorInst::MemoryBroadcast(_)
             | VectorInst::Sum(..) => [None; 3],
             VectorInst::Sqrt(a)
@@ -330,7 +336,8 @@ impl VectorProgram {
 
     /// Returns an `i32` or a `u32` as a float.
     pub(super) fn integer_to_f32(&mut self, a: Value, is_signed: bool) -> Value {
-        if is_signed {
+        let is_byte = matches!(self.insts[usize::from(a)], VectorInst::Bytes(..));
+        if is_signed || is_byte {
             return self.push(VectorInst::FromInteger(a));
         }
         // Both halves are exact, and the sum rounds once.
@@ -342,11 +349,36 @@ impl VectorProgram {
         self.mul_add(high, unit, low)
     }
 
+    /// Returns a number that a float never exceeds, if one is known. NaN does not exceed any number.
+    fn upper_bound(&self, a: Value) -> Option<f32> {
+        match self.insts[usize::from(a)] {
+            VectorInst::Constant(bits) => Some(f32::from_bits(bits)).filter(|number| !number.is_nan()),
+            VectorInst::Binary(VectorBinaryOp::Min, a, b) => {
+                [a, b].into_iter().filter_map(|operand| self.upper_bound(operand)).reduce(f32::min)
+            }
+            VectorInst::Binary(VectorBinaryOp::Max, a, b) => {
+                Some(self.upper_bound(a)?.max(self.upper_bound(b)?))
+            }
+            _ => None,
+        }
+    }
+
     /// Returns a float as an `i32` or a `u32`, towards zero: the nearest integer of the type if it does not fit, and zero
     /// for NaN.
     pub(super) fn f32_to_integer(&mut self, a: Value, is_signed: bool) -> Value {
         const HALF_RANGE: f32 = 2_147_483_648.0;
         let (zero, half_range) = (self.push_number(0.0), self.push_number(HALF_RANGE));
+        let fits = self.upper_bound(a).is_some_and(|bound| bound < HALF_RANGE);
+        if fits && is_signed {
+            let whole = self.push(VectorInst::ToInteger(a));
+            let unordered = self.test(Comparison::Unordered, a, a);
+            return self.choose(unordered, zero, whole);
+        }
+        if fits {
+            // The machine instruction returns its second operand if the first is NaN.
+            let a = self.push_binary(VectorBinaryOp::Max, a, zero);
+            return self.push(VectorInst::ToInteger(a));
+        }
         if is_signed {
             let whole = self.push(VectorInst::ToInteger(a));
             let (is_large, largest) =

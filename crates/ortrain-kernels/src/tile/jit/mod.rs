@@ -1,9 +1,9 @@
 //! Just-in-time compilation of groups of operations to machine code.
 //!
 //! The interpreter of a tile program runs one operation at a time, and stores every intermediate value in memory. A
-//! group of operations on f32 and boolean values, and of their conversions to 32-bit integers, becomes one function instead, and keeps its values in registers. The
-//! function computes the same operations in the same order, so results have the same bits with and without machine
-//! code. Operations are interpreted if the system does not allow machine code, or if a group needs too many registers.
+//! group of operations on f32 and boolean values, and of their conversions to 32-bit integers and bytes, becomes one
+//! function instead, and keeps its values in registers. The function computes the same operations in the same order, so
+//! results have the same bits with and without machine code. Operations are interpreted if the system does not allow machine code, or if a group needs too many registers.
 //!
 //! `function` forms groups and runs their functions. `ir` has the vector instructions, `order` has their order, and
 //! `codegen` allocates registers and generates code. `encoder` is the interface to a machine, and `x86_64` implements

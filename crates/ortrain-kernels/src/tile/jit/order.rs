@@ -95,11 +95,13 @@ impl<'a> ValueOrder<'a> {
     /// Returns the number of pointers to callers' memory.
     pub(super) fn num_pointers(&self) -> usize {
         let of_lanes = self.values.iter().filter_map(|&value| match self.lane(value) {
-            VectorInst::Memory(pointer) | VectorInst::MemoryBroadcast(pointer) => Some(pointer),
+            VectorInst::Memory(pointer)
+            | VectorInst::Bytes(pointer, _)
+            | VectorInst::MemoryBroadcast(pointer) => Some(pointer),
             _ => None,
         });
         let of_effects = self.lanes.effects.iter().filter_map(|effect| match *effect {
-            Effect::Memory(pointer, _) => Some(pointer),
+            Effect::Memory(pointer, _) | Effect::Bytes(pointer, _) => Some(pointer),
             _ => None,
         });
         of_lanes.chain(of_effects).map(|pointer| usize::from(pointer) + 1).max().unwrap_or(0)

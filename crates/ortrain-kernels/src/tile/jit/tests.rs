@@ -379,6 +379,35 @@ fn every_operation_matches_the_interpreter() {
     }
 }
 
+/// Bytes become numbers, and numbers become bytes: inside of a range, or as the lowest bits of an integer.
+#[test]
+fn bytes_match_the_interpreter() {
+    for n in LENGTHS {
+        let loads = [numbers(n, 6), numbers(n, 7)];
+        for (dtype, low, high) in [(DType::U8, 0.0, 255.0), (DType::I8, -128.0, 127.0)] {
+            let integer = Type::of(dtype);
+            let mut bytes = nest(n, 1, |b, x| {
+                let byte = b.load(1, integer);
+                let number = b.convert(byte, Type::F32);
+                let scaled = b.mul(number, x[0]);
+                let [low, high] = [low, high].map(|limit| b.constant(Type::F32, limit));
+                let capped = b.binary(BinaryOp::Min, scaled, high);
+                let clamped = b.binary(BinaryOp::Max, capped, low);
+                vec![number, b.convert(clamped, integer), b.convert(scaled, integer), byte]
+            });
+            let plane = Access::contiguous(dtype, &[n]);
+            bytes.loads.push(Load::Buffer(plane.clone()));
+            bytes.stores[1..].fill(plane);
+            check(&bytes, &loads, &format!("{dtype}"));
+            for isa in levels().into_iter().filter(|isa| Target::resources(isa.kind()).has_bytes) {
+                let plan =
+                    LoopPlan { nest: &bytes, loop_order: LoopOrder::Map, outer_axes: &[], tile_axes: &[0] };
+                assert!(is_all_machine_code(&TileProgram::new(&plan, isa).expect("good")), "{dtype}");
+            }
+        }
+    }
+}
+
 #[test]
 fn truth_values_cross_group_boundaries() {
     for n in LENGTHS {

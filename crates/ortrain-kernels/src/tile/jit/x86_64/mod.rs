@@ -56,6 +56,8 @@ const MUL_ADD_231: Opcode = opcode(1, 2, 0xb8);
 const BLEND_BY_MASK: Opcode = opcode(1, 2, 0x65);
 const BLEND_BY_VECTOR: Opcode = opcode(1, 3, 0x4a);
 const EXTEND_BYTES: Opcode = opcode(1, 2, 0x31);
+const EXTEND_SIGNED_BYTES: Opcode = opcode(1, 2, 0x21);
+const LOWEST_BYTES: Opcode = opcode(2, 2, 0x31);
 const TEST_BYTES: Opcode = opcode(1, 2, 0x26);
 const MASK_OF_WORDS: Opcode = opcode(2, 2, 0x39);
 const BYTES_OF_MASK: Opcode = opcode(2, 2, 0x28);
@@ -127,8 +129,8 @@ impl Target {
             Place::Element { pointer } => {
                 Rm::Memory { base: self.pointer(pointer), scale: None, displacement: 0 }
             }
-            Place::Elements { pointer, displacement } => {
-                Rm::Memory { base: self.pointer(pointer), scale: Some(2), displacement }
+            Place::Elements { pointer, power, displacement } => {
+                Rm::Memory { base: self.pointer(pointer), scale: Some(power), displacement }
             }
             Place::Stack { slot } => {
                 // The caller's stack pointer comes first.
@@ -177,6 +179,7 @@ impl Encoder for Target {
                 truths: None,
                 broadcasts_operands: false,
                 has_scale: false,
+                has_bytes: false,
             },
             Level::Avx512 => Resources {
                 lanes: 16,
@@ -185,6 +188,7 @@ impl Encoder for Target {
                 truths: Some(TruthRegisters { free: 0b1111_1100, end: END_MASK }),
                 broadcasts_operands: true,
                 has_scale: true,
+                has_bytes: true,
             },
         }
     }
@@ -309,6 +313,17 @@ impl Encoder for Target {
                 self.emit(STORE, from, 0, Operand::Vector(to), Extra { mask, ..Extra::default() });
             }
         }
+    }
+
+    fn load_bytes(&mut self, to: u8, from: Place, is_signed: bool, mask: Option<u8>) {
+        let opcode = if is_signed { EXTEND_SIGNED_BYTES } else { EXTEND_BYTES };
+        let extra = Extra { mask: mask.unwrap_or(0), zero: mask.is_some(), ..Extra::default() };
+        self.emit(opcode, to, 0, Operand::Vector(from), extra);
+    }
+
+    fn store_bytes(&mut self, from: u8, to: Place, mask: Option<u8>) {
+        let extra = Extra { mask: mask.unwrap_or(0), ..Extra::default() };
+        self.emit(LOWEST_BYTES, from, 0, Operand::Vector(to), extra);
     }
 
     fn store_first(&mut self, from: u8, to: Place) {
