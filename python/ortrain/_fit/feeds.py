@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -19,8 +19,9 @@ from ortrain.errors import InvalidArgumentError
 
 __all__ = ["BatchFeed", "Feed", "Layout", "RowFeed", "Step"]
 
-# Rows are gathered for several small batches at once, up to these numbers.
-_BLOCK_BYTES, _BLOCK_BATCHES = 1 << 20, 64
+# Rows are gathered for several small batches at once, up to these numbers. Larger blocks would push the weights out of
+# the cache, and the threads of the step would fall asleep meanwhile.
+_BLOCK_BYTES, _BLOCK_BATCHES = 1 << 17, 64
 
 
 class Step(NamedTuple):
@@ -312,14 +313,22 @@ class RowFeed(Feed):
         bytes_of_batch = max(1, sum(column.row_bytes for column in columns) * size)
         batches = max(1, min(_BLOCK_BATCHES, _BLOCK_BYTES // bytes_of_batch))
         fixed, padded = self._layout.fixed, self._layout.padded
+        # Only the step reads inputs. Metrics keep targets.
+        inputs = set(self._layout.description.input_names)
+        pairs = [
+            (column, column.buffer(batches * size) if name in inputs else None)
+            for name, column in zip(self._layout.names, columns, strict=True)
+        ]
         for block in range(begin, end, batches):
             first, last = block * size, min(min(block + batches, end) * size, total)
-            with self._naming(first):
+            try:
                 if order is None:
                     values = [column.read_slice(offset + first, offset + last) for column in columns]
                 else:
                     rows = order[first:last] + offset if offset else order[first:last]
-                    values = [column.read(rows) for column in columns]
+                    values = [column.read(rows, buffer) for column, buffer in pairs]
+            except RowError as error:
+                raise self._named(error, first) from error
             for at in range(0, last - first, size):
                 arguments: Sequence[Array] = [value[at : at + size] for value in values]
                 count = min(size, last - first - at)
@@ -341,17 +350,15 @@ class RowFeed(Feed):
 
         with closing(Prefetcher(self._source, plans(), training=self._training, workers=self._workers)) as batches:
             for at, batch in enumerate(batches, begin):
-                with self._naming(at * size):
+                try:
                     arguments = self._layout.arguments_of(batch, converted=False)
+                except RowError as error:
+                    raise self._named(error, at * size) from error
                 yield Step(arguments, len(batch), at * size)
 
-    @contextmanager
-    def _naming(self, first: int) -> Iterator[None]:
-        """Let an error about a row say its name."""
-        try:
-            yield
-        except RowError as error:
-            raise error.named(self._name(first + error.row)) from error
+    def _named(self, error: RowError, first: int) -> InvalidArgumentError:
+        """Return an error about a row of a batch, with the name of the row."""
+        return error.named(self._name(first + error.row))
 
     def row_name(self, step: Step, row: int) -> str:
         return self._name(step.first + row)
