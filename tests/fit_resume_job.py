@@ -49,6 +49,7 @@ def fit(folder: str | None, kill_at: int = 0, threads: int = 1, every: float | N
     model = ortrain.Model(
         with_dropout(),
         metrics=["accuracy", "perplexity"],
+        weighted_metrics=["accuracy"],
         seed=3,
         learning_rate=0.02,
         session_options=options,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fit_models import net, rows
+from fit_models import bound_to_batch, net, rows
 
 import ortrain
 from ortrain import artifacts, optim, schedules
@@ -406,3 +406,31 @@ def test_functions_of_metrics() -> None:
     history = found.fit(*ROWS, validation_split=0.5, batch_size=7)
     assert history["share"] == pytest.approx(history["accuracy"])
     assert found.evaluate(*ROWS, batch_size=40)[1:] == pytest.approx(found.evaluate(*ROWS, batch_size=3)[1:])
+
+
+def test_weighted_metrics() -> None:
+    x, y = ROWS
+    sample = np.random.default_rng(1).random(40).astype(np.float32)
+    chosen: dict[str, Any] = {"metrics": ["accuracy"], "weighted_metrics": ["accuracy", "recall_macro"]}
+    found = model(learning_rate=0.0, **chosen)
+    right = found.predict(x).argmax(1) == y
+    plain = found.evaluate(x, y, batch_size=7, return_dict=True)
+    assert plain["weighted_accuracy"] == plain["accuracy"] == pytest.approx(right.mean())
+    values = found.evaluate(x, y, batch_size=7, sample_weight=sample, return_dict=True)
+    assert list(values) == ["loss", "accuracy", "weighted_accuracy", "recall_macro"]
+    assert values["accuracy"] == plain["accuracy"]
+    assert values["weighted_accuracy"] == pytest.approx(np.average(right, weights=sample))
+    # The weights of classes count in the training, and not in the validation.
+    factors = np.array([1.0, 0.5, 3.0])[y]
+    history = found.fit(
+        x, y, batch_size=7, sample_weight=sample, class_weight={1: 0.5, 2: 3.0}, validation_data=(x, y, sample)
+    )
+    assert history["weighted_accuracy"] == [pytest.approx(np.average(right, weights=sample * factors))]
+    assert history["val_weighted_accuracy"] == [pytest.approx(values["weighted_accuracy"])]
+    # The rows that fill up a fixed batch have no weight.
+    fixed = ortrain.Model(bound_to_batch(4), loss="cross_entropy", device="cpu", **chosen)
+    right = (fixed.predict(x[:6]).argmax(1) == y[:6]).astype(float)
+    _, _, weighted, _ = fixed.evaluate(x[:6], y[:6], sample_weight=sample[:6])
+    assert weighted == pytest.approx(np.average(right, weights=sample[:6]))
+    with pytest.raises(ortrain.InvalidArgumentError, match="a function without an argument sample_weight"):
+        model(weighted_metrics=[lambda targets, outputs: 0.0]).fit(x, y, sample_weight=sample)

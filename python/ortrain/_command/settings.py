@@ -100,6 +100,7 @@ MODEL = (
     Option(
         "metrics", "texts", "metrics, such as accuracy, top5, f1, auroc, mae, r2", "A,B", default="accuracy for labels"
     ),
+    Option("weighted_metrics", "texts", "metrics in which a row counts by its weight", "A,B"),
     Option("device", "text", "device: cpu, cuda, vulkan, metal, webgpu, ...", "NAME", default="auto"),
     Option(
         "precision",
@@ -189,7 +190,9 @@ def _of_model(*names: str) -> tuple[Option, ...]:
 EVALUATE = (
     _DATA,
     _BATCH_SIZE,
-    *_of_model("loss", "metrics", "device", "precision", "bf16_fallback", "memory_limit", "threads"),
+    *_of_model(
+        "loss", "metrics", "weighted_metrics", "device", "precision", "bf16_fallback", "memory_limit", "threads"
+    ),
     Option("json", "switch", "print a JSON object"),
 )
 """Options of ``ortrain evaluate``."""

@@ -74,7 +74,7 @@ class Column:
         return int(np.prod(self.array.shape[1:], dtype=np.int64)) * int(np.dtype(self.array.dtype).itemsize)
 
     def buffer(self, rows: int) -> Array | None:
-        """Return memory for :meth:`read` of so many rows; ``None`` if reading needs its own."""
+        """Return memory for :meth:`read`; ``None`` if a conversion allocates it."""
         if not self._is_numpy or self._convert is not None:
             return None
         return np.empty((rows, *self.array.shape[1:]), self.array.dtype)
@@ -82,7 +82,7 @@ class Column:
     def read(self, rows: Array, buffer: Array | None = None) -> Array:
         """Return the rows of these positions, in the buffer if there is one."""
         if buffer is not None:
-            # The default mode would copy twice. The positions are those of rows.
+            # The default mode checks the positions, and copies twice.
             values: Array = self.array.take(rows, 0, buffer[: len(rows)], "clip")
             return values
         values = self.array.take(rows, 0) if self._is_numpy else self._read_sorted(rows)

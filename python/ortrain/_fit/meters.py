@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, MutableMapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from ortrain._fit.description import Array, Description
 from ortrain._fit.feeds import Layout, Step
 from ortrain._fit.losses import IGNORED_LABEL, Target
+from ortrain.errors import InvalidArgumentError
 
-__all__ = ["Meter", "RunningLogs", "metric_outputs"]
+__all__ = ["Meter", "Metrics", "RunningLogs", "metric_outputs"]
+
+# Positions of a target and of its weights among the arguments of a step, and of its output among the results.
+_Source: TypeAlias = tuple[int, int, int | None]
+# Targets, outputs and, for weighted metrics, weights of a batch.
+_Part: TypeAlias = tuple[Array, ...]
 
 # Metrics read several small batches at once, up to these numbers.
 _MAX_PENDING, _MAX_PENDING_BYTES = 32, 1 << 18
@@ -19,7 +26,7 @@ _MAX_PENDING, _MAX_PENDING_BYTES = 32, 1 << 18
 _item = tuple.__getitem__
 
 
-def metric_outputs(metrics: Sequence[Any], targets: Sequence[Target], description: Description) -> tuple[str, ...]:
+def metric_outputs(metrics: Metrics, targets: Sequence[Target], description: Description) -> tuple[str, ...]:
     """Return the outputs that metrics need."""
     if not metrics:
         return ()
@@ -33,6 +40,18 @@ def _output_name(target: Target, description: Description) -> str:
     return output.name
 
 
+@dataclass(frozen=True)
+class Metrics:
+    """Metrics of a model, as the caller passed them."""
+
+    plain: Sequence[Any] = ()
+    weighted: Sequence[Any] = ()
+    """Metrics in which a row counts by its weight."""
+
+    def __bool__(self) -> bool:
+        return bool(self.plain or self.weighted)
+
+
 class Meter:
     """Mean loss, exact over batches of different sizes, and metrics.
 
@@ -43,7 +62,7 @@ class Meter:
 
     """
 
-    def __init__(self, metrics: Sequence[Any], layout: Layout, outputs: Sequence[str]) -> None:
+    def __init__(self, metrics: Metrics, layout: Layout, outputs: Sequence[str]) -> None:
         self.total, self.weight = 0.0, 0.0
         self.losses: list[float] = []
         self._layout = layout
@@ -56,22 +75,20 @@ class Meter:
             only is not None and only.kind == "labels" and only.output is not None and len(only.output.scores.shape) > 2
         )
         self._counted = positions[0] if counts else None
-        self._metrics: list[tuple[Any, int, int]] = []
+        # Each metric with the positions of its target and its output, and with the flag of the weights.
+        self._metrics: list[tuple[Any, _Source]] = []
         if metrics:
             self._metrics = list(self._bind(metrics, positions, list(outputs)))
-        # Pairs of a target and an output that metrics read, and their batches that no metric has read yet.
-        self._pairs = list(dict.fromkeys((target, output) for _, target, output in self._metrics))
-        self._pending: list[list[tuple[Array, Array]]] = [[] for _ in self._pairs]
+        # Batches of each source that no metric has read yet.
+        self._sources = list(dict.fromkeys(source for _, source in self._metrics))
+        self._pending: list[list[_Part]] = [[] for _ in self._sources]
         self._pending_bytes = 0
 
-    def _bind(
-        self, metrics: Sequence[Any], positions: Sequence[int], outputs: list[str]
-    ) -> Iterator[tuple[Any, int, int]]:
-        from copy import deepcopy
-
-        from ortrain.metrics import OutputForm, get_all
+    def _bind(self, metrics: Metrics, positions: Sequence[int], outputs: list[str]) -> Iterator[tuple[Any, _Source]]:
+        from ortrain.metrics import OutputForm
 
         layout = self._layout
+        weights = layout.weight_position
         for target, position in zip(layout.targets, positions, strict=True):
             output, name = target.output, _output_name(target, layout.description)
             form = OutputForm()
@@ -83,28 +100,39 @@ class Meter:
                     task="multilabel" if several else "binary" if target.kind == "binary" else "multiclass",
                     ignore_index=IGNORED_LABEL if target.kind == "labels" and len(output.scores.shape) > 2 else None,
                 )
-            for metric in get_all(
-                [deepcopy(metric) if hasattr(metric, "reset") else metric for metric in metrics], form
-            ):
+            plain, weighted = _copies(metrics.plain, form), _copies(metrics.weighted, form)
+            taken = {metric.name for metric in plain}
+            for metric in weighted:
+                if metric.name in taken:
+                    metric.name = f"weighted_{metric.name}"
+            for metric in (*plain, *weighted):
                 if len(layout.targets) > 1:
                     metric.name = f"{name}_{metric.name}"
-                yield metric, position, outputs.index(name)
+            for metric in plain:
+                yield metric, (position, outputs.index(name), None)
+            for metric in weighted:
+                if weights is not None and not metric.takes_weights:
+                    raise InvalidArgumentError(
+                        f"{metric.name} of weighted_metrics is a function without an argument sample_weight; pass it "
+                        "in metrics"
+                    )
+                yield metric, (position, outputs.index(name), weights)
 
     @property
     def metrics(self) -> list[Any]:
         """The metrics, bound to their outputs."""
-        return [metric for metric, _, _ in self._metrics]
+        return [metric for metric, _ in self._metrics]
 
     def reset(self) -> None:
         """Forget all batches."""
         self.total, self.weight = 0.0, 0.0
         self.losses.clear()
         self._forget_pending()
-        for metric, _, _ in self._metrics:
+        for metric, _ in self._metrics:
             metric.reset()
 
     def _forget_pending(self) -> None:
-        self._pending = [[] for _ in self._pairs]
+        self._pending = [[] for _ in self._sources]
         self._pending_bytes = 0
 
     def add(self, step: Step, result: Any) -> float:
@@ -115,37 +143,47 @@ class Meter:
         self.total += loss * weight
         self.weight += weight
         self.losses.append(loss)
-        if self._pairs:
+        if self._sources:
             self._add_outputs(arguments, rows, result)
         return loss
 
     def _add_outputs(self, arguments: Sequence[Array], rows: int, result: Any) -> None:
-        for (target, output), pending in zip(self._pairs, self._pending):  # noqa: B905  (a check for each step)
+        for (target, output, weights), pending in zip(self._sources, self._pending):  # noqa: B905  (each step)
             targets, outputs = arguments[target], _item(result, output)
             if self._fixed is not None and rows != self._fixed:
                 targets, outputs = targets[:rows], outputs[:rows]
-            pending.append((targets, outputs))
+            part = (
+                (targets, outputs) if weights is None else (targets, outputs, self._weights(arguments[weights], rows))
+            )
+            pending.append(part)
             self._pending_bytes += outputs.nbytes
         # The size of a group depends on the batches alone, so sums do not depend on where a run was stopped.
         if len(pending) >= _MAX_PENDING or self._pending_bytes > _MAX_PENDING_BYTES:
             self._flush()
 
+    def _weights(self, weights: Array, rows: int) -> Array:
+        """Return the weights of the rows, without the factor and the rows that fill up a fixed batch."""
+        if self._fixed is None or rows == self._fixed:
+            return weights
+        own: Array = weights[:rows] / np.float32(self._fixed / rows)
+        return own
+
     def _flush(self) -> None:
-        for pair, pending in zip(self._pairs, self._pending, strict=True):
-            for targets, outputs in _joined(pending):
-                for metric, target, output in self._metrics:
-                    if (target, output) == pair:
-                        metric.update(targets, outputs)
+        for source, pending in zip(self._sources, self._pending, strict=True):
+            for part in _joined(pending):
+                for metric, own in self._metrics:
+                    if own == source:
+                        metric.update(*part)
         self._forget_pending()
 
     def result(self, metric: Any) -> float:
         """Return the value of a metric over all batches, without a change of its sums."""
         if not self._pending_bytes:
             return float(metric.result())
-        target, output = next((target, output) for each, target, output in self._metrics if each is metric)
+        source = next(source for each, source in self._metrics if each is metric)
         saved = metric.state()
-        for targets, outputs in _joined(self._pending[self._pairs.index((target, output))]):
-            metric.update(targets, outputs)
+        for part in _joined(self._pending[self._sources.index(source)]):
+            metric.update(*part)
         value = float(metric.result())
         metric.reset()
         metric.restore(saved)
@@ -160,7 +198,7 @@ class Meter:
         """Return the mean loss and the metrics by name."""
         if self._pending_bytes:
             self._flush()
-        return {"loss": self.loss, **{metric.name: float(metric.result()) for metric, _, _ in self._metrics}}
+        return {"loss": self.loss, **{metric.name: float(metric.result()) for metric in self.metrics}}
 
     def state(self) -> dict[str, Any]:
         """Return the values of a running epoch."""
@@ -168,25 +206,34 @@ class Meter:
             "total": self.total,
             "weight": self.weight,
             "losses": np.array(self.losses),
-            "metrics": [metric.state() for metric, _, _ in self._metrics],
-            "pending": [[[targets, outputs] for targets, outputs in pending] for pending in self._pending],
+            "metrics": [metric.state() for metric in self.metrics],
+            "pending": [[list(part) for part in pending] for pending in self._pending],
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Continue a running epoch."""
         self.total, self.weight = float(state["total"]), float(state["weight"])
         self.losses[:] = np.asarray(state["losses"]).tolist()
-        for (metric, _, _), saved in zip(self._metrics, state["metrics"], strict=True):
+        for metric, saved in zip(self.metrics, state["metrics"], strict=True):
             metric.restore(saved)
-        self._pending = [[(np.asarray(t), np.asarray(o)) for t, o in pending] for pending in state["pending"]]
-        self._pending_bytes = sum(outputs.nbytes for pending in self._pending for _, outputs in pending)
+        self._pending = [[tuple(map(np.asarray, part)) for part in pending] for pending in state["pending"]]
+        self._pending_bytes = sum(part[1].nbytes for pending in self._pending for part in pending)
 
 
-def _joined(pending: Sequence[tuple[Array, Array]]) -> Sequence[tuple[Array, Array]]:
+def _copies(metrics: Sequence[Any], form: Any) -> list[Any]:
+    """Return metrics for an output. The objects of the caller stay unchanged."""
+    from copy import deepcopy
+
+    from ortrain.metrics import get_all
+
+    return get_all([deepcopy(metric) if hasattr(metric, "reset") else metric for metric in metrics], form)
+
+
+def _joined(pending: Sequence[_Part]) -> Sequence[_Part]:
     """Return batches as one batch, if their rows have one shape."""
-    if len(pending) < 2 or len({(targets.shape[1:], outputs.shape[1:]) for targets, outputs in pending}) > 1:
+    if len(pending) < 2 or len({(part[0].shape[1:], part[1].shape[1:]) for part in pending}) > 1:
         return pending
-    return [(np.concatenate([each[0] for each in pending]), np.concatenate([each[1] for each in pending]))]
+    return [tuple(map(np.concatenate, zip(*pending, strict=True)))]
 
 
 def _count(labels: Array, rows: int) -> int:

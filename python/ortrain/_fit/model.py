@@ -20,7 +20,7 @@ from ortrain._fit.feeds import BatchFeed, Feed, Layout, RowFeed
 from ortrain._fit.history import History
 from ortrain._fit.loop import Evaluation, evaluate
 from ortrain._fit.losses import TARGET, Choice, choose
-from ortrain._fit.meters import Meter, metric_outputs
+from ortrain._fit.meters import Meter, Metrics, metric_outputs
 from ortrain._fit.optimizers import config_of
 from ortrain._fit.run import FitArguments, run_fit, verbosity
 from ortrain._fit.tables import Schema
@@ -55,6 +55,8 @@ class Model:
         frozen: parameters that are not trained: names, patterns or a callable.
         classes: the number of classes of a new, untrained last layer; ``None`` to keep the layer.
         metrics: names, metrics of :mod:`ortrain.metrics`, or functions ``(targets, outputs) -> float``.
+        weighted_metrics: metrics in which a row counts by its weight: ``sample_weight``, in a training times
+            ``class_weight``. The name of a metric that ``metrics`` has as well begins with ``weighted_``.
         device: the device, as for :class:`~ortrain.Module`.
         precision: the precision of inner products: ``"float32"``, ``"bfloat16"``, ``"bf16x3"``, ``"bf16x6"``.
         seed: the seed of the order of rows, of augmentation, of Dropout, and of a new last layer.
@@ -90,6 +92,7 @@ class Model:
         frozen: Selection = None,
         classes: int | None = None,
         metrics: Sequence[Any] | Any = (),
+        weighted_metrics: Sequence[Any] | Any = (),
         device: str = "auto",
         precision: str = "float32",
         seed: int = 0,
@@ -123,7 +126,7 @@ class Model:
         arguments_of(self._trainable, self._frozen)
         self._optimizer = config_of(optimizer)
         self._loss = loss
-        self._metrics = [metrics] if isinstance(metrics, str) or callable(metrics) else list(metrics)
+        self._metrics = Metrics(_listed(metrics), _listed(weighted_metrics))
         self._engine: Engine | None = None
         self._class_names: dict[str, Sequence[Any]] = dict(settings.get("class_names", {}))
         self._schema = saved.schema_of(settings)
@@ -175,13 +178,13 @@ class Model:
 
     @property
     def metrics(self) -> list[Any]:
-        """Metrics of the model, as they were passed.
+        """Metrics of the model, as they were passed, followed by the weighted metrics.
 
         >>> import ortrain
         >>> ortrain.Model(ortrain.examples.perceptron(), metrics="accuracy").metrics
         ['accuracy']
         """
-        return self._metrics
+        return [*self._metrics.plain, *self._metrics.weighted]
 
     @property
     def class_names(self) -> list[Any] | None:
@@ -623,6 +626,11 @@ class Model:
         if data.source is None:
             raise InvalidArgumentError("batch_size='auto' needs rows, but the data is an iterable of batches")
         return largest_batch(engine, data.with_targets(layout.targets, layout.class_names), layout, self._memory_limit)
+
+
+def _listed(metrics: Any) -> list[Any]:
+    is_one = isinstance(metrics, str) or callable(metrics) or hasattr(metrics, "reset")
+    return [metrics] if is_one else list(metrics)
 
 
 def _rows(result: Any, rows: int) -> Any:

@@ -78,7 +78,7 @@ class FunctionMetric(Decoder, Metric):
         except ValueError:
             # A function of an extension module has no signature.
             names = []
-        self._takes_weights = "sample_weight" in names
+        self.takes_weights = "sample_weight" in names
         self._takes = takes or _convention(inner, own_name, names)
         super().__init__(name or own_name)
 
@@ -89,7 +89,7 @@ class FunctionMetric(Decoder, Metric):
         targets, outputs = np.array(targets), np.array(outputs)
         if len(targets) != len(outputs):
             raise InvalidArgumentError(f"{self.name}: {len(targets)} targets, but {len(outputs)} outputs")
-        if weights is not None and not self._takes_weights:
+        if weights is not None and not self.takes_weights:
             raise InvalidArgumentError(
                 f"{self.name}: the function has no argument sample_weight, but the rows have weights"
             )

@@ -76,6 +76,8 @@ class Metric:
     """Name in ``logs`` and in the history."""
     higher_is_better: bool | None = None
     """True if a good value is large, false if it is small, ``None`` if unknown."""
+    takes_weights: bool = True
+    """True if rows may have weights."""
 
     def __init__(self, name: str) -> None:
         self.name = name
