@@ -106,6 +106,20 @@ def test_train_evaluate_predict_export(folder: Path, capsys: pytest.CaptureFixtu
     np.testing.assert_allclose(theirs, ortrain.InferenceSession("run/trained.onnx").run(None, feeds)[0], atol=0.02)
 
 
+def test_evaluate_remembers_loss_and_metrics(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with np.load("data.npz") as content:
+        hot = np.eye(10, dtype=np.float32)[content["y"]]
+        np.savez("hot.npz", x=content["x"], y=hot, w=np.linspace(0, 1, 120, dtype=np.float32))
+    chosen = ["--loss", "binary_crossentropy", "--metrics", "f1_micro", "--weighted-metrics", "accuracy"]
+    trained("--data", "hot.npz", "--sample-weight", "w", *chosen, capsys=capsys)
+    status, out, err = run("evaluate", "run", "--data", "hot.npz", "--json", capsys=capsys)
+    assert status == 0, err
+    model = ortrain.Model(
+        "run/trained.onnx", loss="binary_crossentropy", metrics="f1_micro", weighted_metrics="accuracy"
+    )
+    assert json.loads(out) == model.evaluate(ortrain.data.open("hot.npz", sample_weight="w"), return_dict=True)
+
+
 def test_the_command_gives_the_history_of_python(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trained("--data", "data.npz", "--epochs", 2, "--batch-size", 16, "--val", 0.25, "--out", "a", capsys=capsys)
     from ortrain._fit.model import Model

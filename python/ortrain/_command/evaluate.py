@@ -20,6 +20,9 @@ from ortrain._command.sources import (
 )
 from ortrain._fit.description import describe
 from ortrain._fit.model import Model
+from ortrain._fit.saved import choice_of
+from ortrain.errors import InvalidArgumentError
+from ortrain.metrics import get
 
 __all__ = ["evaluate"]
 
@@ -29,11 +32,19 @@ def evaluate(settings: Mapping[str, Any]) -> int:
     require(settings, "data")
     path, config = model_file(settings["model"]), run_config(settings["model"])
     source = open_data(settings["data"], settings, describe(path), like=config.get("data"))
-    metrics = settings.get("metrics") or config.get("settings", {}).get("metrics") or default_metrics(source)
+    metrics = settings.get("metrics") or _named_metrics(config, "metrics") or default_metrics(source)
+    weighted = settings.get("weighted_metrics") or _named_metrics(config, "weighted_metrics")
     arguments = {name: settings[name] for name in ("loss", "device", "precision", "memory_limit") if name in settings}
     model = Model(
-        model_to_load(settings["model"]), metrics=metrics, session_options=session_options(settings), **arguments
+        model_to_load(settings["model"]),
+        metrics=metrics,
+        weighted_metrics=weighted,
+        session_options=session_options(settings),
+        **arguments,
     )
+    if "loss" not in settings and config.get("choice") is not None:
+        # The loss of the run, which these rows might not lead to.
+        model._choice = choice_of(config["choice"], model._description)
     values = model.evaluate(source, batch_size=settings.get("batch_size"), return_dict=True)
     if settings.get("json"):
         sys.stdout.write(json.dumps(values) + "\n")
@@ -42,3 +53,15 @@ def evaluate(settings: Mapping[str, Any]) -> int:
     for name, value in values.items():
         say(name, f"{value:.6g}")
     return 0
+
+
+def _named_metrics(config: Mapping[str, Any], key: str) -> list[str]:
+    """Return the metrics of a run that have a name here; functions of a program have none."""
+    found = []
+    for name in config.get("settings", {}).get(key) or ():
+        try:
+            get(name)
+        except InvalidArgumentError:
+            continue
+        found.append(name)
+    return found

@@ -88,14 +88,16 @@ def _model(path: str, settings: Mapping[str, Any], source: FileSource, descripti
     if "trainable" in settings:
         which = settings["trainable"]
         arguments["trainable"] = which[0] if len(which) == 1 else which
-    chosen = settings.get("metrics", default_metrics(source))
+    chosen, weighted = settings.get("metrics", default_metrics(source)), settings.get("weighted_metrics", ())
     # An unknown name is found before the folder of the run is made.
     metrics.get_all(chosen)
+    metrics.get_all(weighted)
     return Model(
         path,
         **arguments,
         classes=_classes(settings.get("classes"), source, description),
         metrics=chosen,
+        weighted_metrics=weighted,
         session_options=session_options(settings),
     )
 

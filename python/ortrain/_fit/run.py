@@ -23,6 +23,7 @@ from ortrain._fit.history import History
 from ortrain._fit.loop import Evaluation, Training
 from ortrain._fit.meters import Meter
 from ortrain._fit.run_folder import RunFolder
+from ortrain._fit.saved import choice_settings
 from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError, OrtrainError
 
@@ -359,5 +360,6 @@ def _config(model: Model, data: Data, validation: Data | None, settings: Mapping
         "model": {"hash": hashlib.sha256(content).hexdigest()},
         "data": data.describe(),
         "validation_data": None if validation is None else validation.describe(),
+        "choice": None if model._choice is None else choice_settings(model._choice),
         "settings": settings,
     }

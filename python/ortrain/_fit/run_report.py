@@ -90,9 +90,9 @@ def report_of(
 
 
 def _shown_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the choices that were made, without the list of trained parameters, which the report has anyway."""
+    """Return the choices that were made, without the trained parameters and the loss, which the report has anyway."""
     settings = {name: value for name, value in config.get("settings", {}).items() if name != "trained"}
-    rest = {name: value for name, value in config.items() if name != "settings"}
+    rest = {name: value for name, value in config.items() if name not in ("settings", "choice")}
     return {name: value for name, value in {**settings, **rest}.items() if value is not None}
 
 

@@ -22,7 +22,7 @@ from ortrain.artifacts import Loss, LossType
 from ortrain.errors import InvalidArgumentError, InvalidModelError, NoSuchFileError
 from ortrain.optim import OptimizerConfig
 
-__all__ = ["choice_of", "model_of", "optimizer_of", "read_settings", "schema_of", "write"]
+__all__ = ["choice_of", "choice_settings", "model_of", "optimizer_of", "read_settings", "schema_of", "write"]
 
 _SETTINGS, _MODEL = "model.json", "model.onnx"
 
@@ -77,7 +77,7 @@ def _training(engine: Engine) -> dict[str, Any]:
         "accumulate": plan.accumulate,
         "weighted": plan.weighted,
         "optimizer": _optimizer(plan.optimizer),
-        "loss": _choice(plan.choice),
+        "loss": choice_settings(plan.choice),
     }
 
 
@@ -108,7 +108,8 @@ def optimizer_of(saved: Mapping[str, Any] | None) -> OptimizerConfig | None:
     return config
 
 
-def _choice(choice: Choice) -> dict[str, Any] | None:
+def choice_settings(choice: Choice) -> dict[str, Any] | None:
+    """Return losses and targets as JSON values; ``None`` if the loss is a block."""
     if choice.losses is not None and not isinstance(choice.losses, tuple):
         return None
     losses = None
@@ -133,7 +134,7 @@ def _choice(choice: Choice) -> dict[str, Any] | None:
 
 
 def choice_of(saved: Mapping[str, Any], description: Description) -> Choice:
-    """Return the losses that :func:`write` stored."""
+    """Return the losses that :func:`choice_settings` described."""
     losses = saved["losses"]
     found = None
     if losses is not None:
