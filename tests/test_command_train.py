@@ -181,6 +181,18 @@ def test_settings_in_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) ->
         == 0
     )
     assert "epochs = 4\n" in Path("c.toml").read_text()
+    # Settings of the optimizer and of the schedule, as text and as tables.
+    chosen = ["--optimizer", "adamw,weight_decay=0.5,betas=0.8,0.9", "--schedule", "cosine,warmup=2"]
+    trained("--data", "data.npz", *chosen, "--save-config", "d.toml", "--out", "d", capsys=capsys)
+    assert (
+        'optimizer = { "name" = "adamw", "weight_decay" = 0.5, "betas" = [0.8, 0.9] }\n' in Path("d.toml").read_text()
+    )
+    tables = (
+        '[optimizer]\nname = "adamw"\nweight_decay = 0.5\nbetas = [0.8, 0.9]\n[schedule]\nname = "cosine"\nwarmup = 2'
+    )
+    Path("e.toml").write_text(f'data = "data.npz"\n{tables}')
+    trained("--config", "e.toml", "--out", "e", capsys=capsys)
+    assert Path("d", "history.csv").read_text() == Path("e", "history.csv").read_text()
     assert run("train", "--save-config", "empty.toml", capsys=capsys) == (0, "", "")
     assert "# data =\n" in Path("empty.toml").read_text()
 

@@ -307,8 +307,21 @@ def test_schedules() -> None:
     assert len(again.steps["learning_rate"]) == 5
     plateau = model().fit(*ROWS, epochs=4, schedule=schedules.ReduceOnPlateau(patience=0, threshold=1e9))
     assert plateau.steps["learning_rate"][-1] < 0.05
-    with pytest.raises(ortrain.InvalidArgumentError, match=r"there is no schedule 'cosin'.*did you mean 'cosine'"):
-        model().fit(*ROWS, schedule="cosin")
+    warm = {"name": "linear", "warmup": 2, "end": 0.5}
+    rates = model().fit(*ROWS, batch_size=8, schedule=warm).steps["learning_rate"]
+    assert rates == pytest.approx(0.05 * np.array([0, 1 / 2, 1, 5 / 6, 2 / 3]))
+    for wrong, sentence in (
+        ("cosin", r"there is no schedule 'cosin'.*did you mean 'cosine'"),
+        ({"name": "cosine", "ends": 1}, r"the schedule 'cosine' has no setting 'ends'.*did you mean 'end'"),
+        ({"name": "step"}, "the schedule 'step' needs the setting 'every'"),
+        ({"end": 1}, "schedule is a dict without the text 'name'"),
+    ):
+        with pytest.raises(ortrain.InvalidArgumentError, match=sentence):
+            model().fit(*ROWS, schedule=wrong)
+    decayed = model(optimizer={"name": "adamw", "weight_decay": 0.5, "betas": [0.8, 0.9]})
+    assert decayed.fit(*ROWS) == model(optimizer=optim.AdamW(weight_decay=0.5, betas=(0.8, 0.9))).fit(*ROWS)
+    with pytest.raises(ortrain.InvalidArgumentError, match=r"'weight_decy'; it has .*did you mean 'weight_decay'"):
+        model(optimizer={"name": "adamw", "weight_decy": 0.5})
 
 
 def test_batch_size_by_memory() -> None:

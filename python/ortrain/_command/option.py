@@ -96,6 +96,29 @@ def _weights(text: str) -> dict[str, float]:
     return {name.strip(): float(weight) for name, _, weight in pairs}
 
 
+def _named(text: str) -> str | dict[str, Any]:
+    """Return a name, or a name with its settings: ``adamw,weight_decay=0.05,betas=0.9,0.95``."""
+    name, *settings = re.split(r",(?=[^,]*=)", text)
+    if not name.strip() or "=" in name:
+        raise ValueError(text)
+    pairs = (part.partition("=") for part in settings)
+    found = {key.strip(): _literal(value) for key, _, value in pairs}
+    return {"name": name.strip(), **found} if found else name.strip()
+
+
+def _literal(text: str) -> Any:
+    """Return numbers, true and false, or the text."""
+    if "," in text:
+        return [_literal(part) for part in text.split(",")]
+    text = text.strip()
+    for parse in (int, float, {"true": True, "false": False}.__getitem__):
+        try:
+            return parse(text)
+        except (ValueError, KeyError):
+            continue
+    return text
+
+
 # Parser of a text, type of the value, and description for error messages.
 _KINDS: dict[str, tuple[Callable[[str], Any], tuple[type, ...], str]] = {
     "text": (_text, (str,), "a text"),
@@ -107,6 +130,7 @@ _KINDS: dict[str, tuple[Callable[[str], Any], tuple[type, ...], str]] = {
     "size": (_size, (list,), "a number of pixels, or HEIGHTxWIDTH"),
     "bytes": (_bytes, (int,), "a number of bytes, such as 500M or 2G"),
     "weights": (_weights, (dict,), "CLASS=WEIGHT pairs with commas between them"),
+    "named": (_named, (dict,), "NAME, or NAME,SETTING=VALUE with commas between settings"),
     "switch": (_text, (bool,), "true or false"),
 }
 _ELEMENTS = {"texts": (str,), "integers": (int,), "numbers": (int, float), "size": (int,)}

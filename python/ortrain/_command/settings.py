@@ -78,7 +78,13 @@ MODEL = (
         "NAME",
         default="by the model and the targets",
     ),
-    Option("optimizer", "text", "optimizer", "NAME", default="adamw"),
+    Option(
+        "optimizer",
+        "named",
+        "optimizer with its settings, such as adamw,weight_decay=0.05",
+        "NAME[,SETTING=VALUE]",
+        default="adamw",
+    ),
     Option(
         "learning_rate",
         "number",
@@ -142,7 +148,13 @@ FIT = (
     ),
     Option("accumulate", "integer", "batches whose gradients are averaged for one update", "N", default="1"),
     Option("clip_norm", "number", "maximum norm of all gradients together", "NORM"),
-    Option("schedule", "text", "schedule of the learning rate", choices=("cosine", "linear", "one_cycle")),
+    Option(
+        "schedule",
+        "named",
+        "schedule of the learning rate: cosine, linear, one_cycle, ...; with settings, such as cosine,warmup=100",
+        "NAME[,SETTING=VALUE]",
+        default="constant",
+    ),
     Option("early_stopping", "integer", "end when the validation loss has not improved for some epochs", "EPOCHS"),
     Option(
         "reduce_on_plateau",

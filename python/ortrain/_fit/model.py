@@ -47,8 +47,8 @@ class Model:
             :mod:`ortrain.onnxblock`. ``None`` chooses by the model and the targets: cross-entropy for class indices
             and one-hot rows, binary cross-entropy for multi-hot rows, the mean squared error for floats. Losses of
             logits are computed before a softmax or sigmoid at the end of the model.
-        optimizer: a name of :func:`ortrain.optim.table` in small letters, an optimizer of :mod:`ortrain.optim`, or an
-            :class:`~ortrain.OptimType`.
+        optimizer: a name of :func:`ortrain.optim.table` in small letters, a dict with ``name`` and settings, an
+            optimizer of :mod:`ortrain.optim`, or an :class:`~ortrain.OptimType`.
         learning_rate: the learning rate; ``"find"`` chooses it by a range test; ``None`` for the optimizer's default.
         trainable: ``"all"``, ``"head"`` for the last layer, ``"last:3"`` for the last three layers, names, patterns, or
             a callable that takes a :class:`~ortrain.ParameterInfo`.
@@ -241,8 +241,9 @@ class Model:
             sample_weight: the weight of each row. The loss of a batch is the mean over its rows of weight times loss.
             accumulate: the number of batches per update; their gradients are averaged.
             clip_norm: the maximum norm of all gradients together.
-            schedule: a schedule of :mod:`ortrain.schedules`, a function from steps to a factor, or ``"cosine"``,
-                ``"linear"`` or ``"one_cycle"`` over all steps.
+            schedule: a schedule of :mod:`ortrain.schedules`, a function from steps to a factor, or a name such as
+                ``"cosine"``, ``"linear"`` or ``"one_cycle"`` for a schedule over all steps. A dict with ``name`` and
+                settings may also have ``warmup``, the number of steps of a linear rise.
             callbacks: callbacks of :mod:`ortrain.callbacks`.
             resume: the folder of the run. A run that it holds goes on, in the middle of an epoch to the same bits.
                 Otherwise the run begins, and is kept there.

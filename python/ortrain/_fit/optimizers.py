@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 from ortrain import artifacts, optim
+from ortrain._fit.named import create, name_and_settings
 from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 from ortrain.optim import OptimizerConfig
@@ -17,18 +19,20 @@ def config_of(optimizer: Any) -> Any:
     """Return the configuration of an optimizer.
 
     Raises:
-        InvalidArgumentError: if there is no optimizer of this name, or the value is no optimizer.
+        InvalidArgumentError: if there is no optimizer of this name, or it has no such setting, or the value is no
+            optimizer.
 
     """
-    if isinstance(optimizer, str):
+    if isinstance(optimizer, (str, Mapping)):
+        chosen, settings = name_and_settings(optimizer, "optimizer")
         kinds = {row.name.lower(): row.name for row in optim.table()}
-        name = kinds.get(optimizer.lower().replace("_", ""))
+        name = kinds.get(chosen.lower().replace("_", ""))
         if name is None:
             raise InvalidArgumentError(
-                f"there is no optimizer {optimizer!r}; the names are {', '.join(sorted(kinds))}"
-                f"{hint(optimizer.lower(), kinds)}"
+                f"there is no optimizer {chosen!r}; the names are {', '.join(sorted(kinds))}"
+                f"{hint(chosen.lower(), kinds)}"
             )
-        return getattr(optim, name)()
+        return create(getattr(optim, name), f"optimizer {chosen!r}", settings)
     if isinstance(optimizer, artifacts.OptimType):
         optimizer = getattr(artifacts, optimizer.name)()
     if isinstance(optimizer, artifacts.AdamW):
@@ -44,7 +48,8 @@ def config_of(optimizer: Any) -> Any:
     if module == "ortrain.onnxblock" or module.startswith("ortrain.onnxblock."):
         return optimizer
     raise InvalidArgumentError(
-        f"optimizer must be a name, an optimizer of ortrain.optim, or an OptimType, got {type(optimizer).__name__}"
+        "optimizer must be a name, a dict with a name and settings, an optimizer of ortrain.optim, or an OptimType, "
+        f"got {type(optimizer).__name__}"
     )
 
 

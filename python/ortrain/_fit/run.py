@@ -8,7 +8,7 @@ import operator
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ortrain import schedules
 from ortrain._fit.data import Data, read_data
 from ortrain._fit.engine import Engine
 from ortrain._fit.history import History
@@ -24,7 +23,7 @@ from ortrain._fit.loop import Evaluation, Training
 from ortrain._fit.meters import Meter
 from ortrain._fit.run_folder import RunFolder
 from ortrain._fit.saved import choice_settings
-from ortrain._suggest import hint
+from ortrain._fit.scheduling import scheduler_of
 from ortrain.errors import InvalidArgumentError, OrtrainError
 
 if TYPE_CHECKING:
@@ -32,14 +31,6 @@ if TYPE_CHECKING:
     from ortrain._fit.report import Report
 
 __all__ = ["FitArguments", "run_fit", "verbosity"]
-
-# Schedules by name. All of them end at the last step.
-_SCHEDULES: dict[str, Callable[[int], schedules.Schedule]] = {
-    "constant": lambda total: schedules.Constant(),
-    "linear": lambda total: schedules.Linear(total=total),
-    "cosine": lambda total: schedules.Cosine(total=total),
-    "one_cycle": lambda total: schedules.OneCycle(total=total),
-}
 
 
 @dataclass(frozen=True)
@@ -219,7 +210,9 @@ def _training(
         evaluation = model._evaluation(
             engine, validation, arguments.validation_batch_size or size, arguments.validation_steps
         )
-    scheduler, by_metric = _scheduler(engine, arguments, steps, resumed=position is not None)
+    scheduler, by_metric = scheduler_of(
+        engine, arguments.schedule, _updates(arguments, steps), resumed=position is not None
+    )
     training = Training(
         model=model,
         engine=engine,
@@ -283,30 +276,11 @@ def _run(model: Model, training: Training, arguments: FitArguments, position: Ma
         model._epochs_done += training.epoch - (first if position is None else 0)
 
 
-def _scheduler(engine: Engine, arguments: FitArguments, steps: int | None, *, resumed: bool) -> tuple[Any, bool]:
-    """Return the scheduler of the learning rate, and true if a metric decides."""
-    schedule = arguments.schedule
-    if schedule is None:
-        return None, False
-    if isinstance(schedule, str):
-        if schedule not in _SCHEDULES:
-            raise InvalidArgumentError(
-                f"there is no schedule {schedule!r}; the names are {', '.join(_SCHEDULES)}{hint(schedule, _SCHEDULES)}"
-            )
-        if steps is None:
-            raise InvalidArgumentError(
-                f"schedule={schedule!r} needs the number of steps; pass steps_per_epoch, or one of ortrain.schedules"
-            )
-        updates = -(-steps // arguments.accumulate) * (arguments.epochs - arguments.initial_epoch)
-        schedule = _SCHEDULES[schedule](max(updates, 1) + (0 if resumed else engine.optimizer.step_count))
-    is_schedule = isinstance(schedule, schedules.Schedule)
-    by_metric = is_schedule and schedule._native.takes() == "metric"
-    if resumed:
-        function = (
-            None if is_schedule and schedule._function is None else schedule._function if is_schedule else schedule
-        )
-        return schedules.resume(engine.optimizer, function), by_metric
-    return schedules.LRScheduler(engine.optimizer, schedule), by_metric
+def _updates(arguments: FitArguments, steps: int | None) -> int | None:
+    """Return the number of updates of all epochs; ``None`` if it is unknown."""
+    if steps is None:
+        return None
+    return -(-steps // arguments.accumulate) * (arguments.epochs - arguments.initial_epoch)
 
 
 def _find_rate(model: Model, engine: Engine, data: Data, arguments: FitArguments) -> None:
