@@ -190,6 +190,18 @@ def test_folders_of_other_runs(tmp_path: Path) -> None:
         fit(tmp_path / "run")
 
 
+def test_a_run_that_fails_at_its_first_step_leaves_no_folder(tmp_path: Path) -> None:
+    for arguments in ({"schedule": "cosin"}, {"callbacks": [At(1, lambda: 1 / 0)]}):
+        with pytest.raises((ortrain.InvalidArgumentError, ZeroDivisionError)):
+            fit(tmp_path / "run", **arguments)
+        assert not (tmp_path / "run").exists()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text('{"model_type": "bert"}')
+    with pytest.raises(ortrain.InvalidArgumentError, match=r"config\.json is a file of another program"):
+        fit(tmp_path / "run")
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["config.json"]
+
+
 def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     expected = fit(None)
     write, count = _files.write, 0

@@ -9,6 +9,7 @@ import os
 import sys
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -145,6 +146,24 @@ def run_fit(model: Model, data: Data, validation_data: Any, arguments: FitArgume
         arguments = replace(arguments, batch_size=size)
     if model._learning_rate == "find" and not is_resumed:
         _find_rate(model, engine, data, arguments)
+    try:
+        return _run_in_folder(model, engine, data, validation, arguments, folder)
+    except BaseException:
+        # A run that failed before its first checkpoint leaves no folder.
+        if folder is not None:
+            with suppress(OSError):
+                folder.discard()
+        raise
+
+
+def _run_in_folder(
+    model: Model,
+    engine: Engine,
+    data: Data,
+    validation: Data | None,
+    arguments: FitArguments,
+    folder: RunFolder | None,
+) -> History:
     position: Mapping[str, Any] | None = None
     if folder is not None:
         folder.begin(_config(model, data, validation, _settings(model, engine, data, arguments)))

@@ -46,6 +46,7 @@ class RunFolder:
         self._every = every
         self._steps = 0
         self._saved_at = time.monotonic()
+        self._before: set[str] | None = None
         self.best: float | None = None
 
     @property
@@ -64,14 +65,28 @@ class RunFolder:
         """Write the settings of a run, and compare them with the settings of a run in the folder.
 
         Raises:
-            InvalidArgumentError: if the folder holds a run of another model, other data or other settings.
+            InvalidArgumentError: if the folder holds a run of another model, other data or other settings, or the
+                settings of another program.
 
         """
+        self._before = {path.name for path in self.path.iterdir()} if self.path.is_dir() else None
         self.path.mkdir(parents=True, exist_ok=True)
         config = json.loads(json.dumps({"version": __version__, **config}, default=str))
         if self.has_run:
             self._compare(config)
+        elif (self.path / _CONFIG).exists() and "settings" not in self._config():
+            raise InvalidArgumentError(f"{self.path / _CONFIG} is a file of another program; use another folder")
         _files.write(self.path / _CONFIG, json.dumps(config, indent=2).encode() + b"\n")
+
+    def discard(self) -> None:
+        """Remove the files of a run that has no checkpoint yet, and the folder if :meth:`begin` made it."""
+        if self.has_run or not self.path.is_dir():
+            return
+        for path in (self.path / name for name in (_CONFIG, _BEST, _HISTORY, _STEPS)):
+            if path.name not in (self._before or ()):
+                path.unlink(missing_ok=True)
+        if self._before is None and not any(self.path.iterdir()):
+            self.path.rmdir()
 
     def _config(self) -> dict[str, Any]:
         try:
