@@ -842,6 +842,19 @@ def test_early_stopping_of_fit(tmp_path: Path) -> None:
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 1 + len(history.epoch)
 
 
+def test_lines_without_tqdm(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tqdm", None)
+    monkeypatch.setattr(_progress, "find_spec", lambda name: None)
+    x, labels = rows()
+    model = trainable()
+    for verbose in (1, 2):
+        model.fit(x, labels, epochs=2, verbose=verbose)
+        model.evaluate(x, labels, verbose=verbose)
+        lines = capsys.readouterr().err.splitlines()[-3:]
+        assert [line.partition(",")[0] for line in lines] == ["epoch 1/2 2/2", "epoch 2/2 2/2", "evaluate 2/2"]
+        assert all(", accuracy " in line for line in lines)
+
+
 def test_bar_of_fit(capsys: pytest.CaptureFixture[str]) -> None:
     x, labels = rows()
     model = trainable()

@@ -135,13 +135,6 @@ def test_the_command_gives_the_history_of_python(folder: Path, capsys: pytest.Ca
     assert [float(row["loss"]) for row in rows] == history["loss"]
 
 
-def test_lines_without_tqdm(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "tqdm", None)
-    monkeypatch.setattr("ortrain._command.train.find_spec", lambda name: None)
-    out = trained("--data", "data.npz", "--epochs", 2, capsys=capsys)
-    assert re.search(r"\nepoch 1     loss \d.*, accuracy \d.*\nepoch 2     loss ", out)
-
-
 def test_a_run_goes_on(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["--data", "data.npz", "--out", "a"]
     trained(*arguments, "--epochs", 1, capsys=capsys)

@@ -111,13 +111,18 @@ def test_interrupt(step: int, tmp_path: Path) -> None:
     assert job.bits(fit(tmp_path / "run")) == job.bits(expected)
 
 
-def test_interrupt_without_a_folder() -> None:
+def test_interrupt_without_a_folder(tmp_path: Path) -> None:
     model = ortrain.Model(net(3))
     with pytest.raises(
         KeyboardInterrupt, match="interrupted after step 2 of epoch 1; the model has the weights of this step"
     ):
         model.fit(*ROWS, batch_size=8, callbacks=At(2, interrupt))
     assert model.optimizer.step_count == 2
+    # The trained state is there: it can be saved, and both objects train on to the same bits.
+    model.save(tmp_path)
+    saved = ortrain.Model(tmp_path)
+    assert saved.optimizer.step_count == 2
+    assert saved.fit(*ROWS, batch_size=8) == model.fit(*ROWS, batch_size=8)
     # A second Ctrl-C does not wait for the step.
     with pytest.raises(KeyboardInterrupt):
         model.fit(*ROWS, batch_size=8, callbacks=At(2, lambda: (interrupt(), interrupt())))

@@ -130,7 +130,7 @@ def run_command(program: str, options: argparse.Namespace) -> int:
     except KeyboardInterrupt as interrupt:
         text = str(interrupt)
         if text:
-            kept = text.partition(": fit(")[0].partition(" (resume=")[0]
+            kept = text.partition(": fit(")[0]
             complain(program, f"{kept}; --resume goes on" if "saved in" in kept else kept)
         return _INTERRUPTED
     except UsageError as error:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,32 +53,21 @@ def train(settings: Mapping[str, Any]) -> int:
     arguments = {option.name: settings[option.name] for option in FIT if option.name in settings}
     for name in (*_CALLBACKS, "class_weight"):
         arguments.pop(name, None)
-    verbose, hooks = settings.get("verbose"), _callbacks(settings, has_validation=validation is not None)
+    verbose = settings.get("verbose")
     if verbose is None:
         verbose = verbosity("auto") or 2
-        if find_spec("tqdm") is None:
-            verbose, hooks = 0, [*hooks, _EpochLines()]
     history = model.fit(
         source,
         **arguments,
         validation_data=validation,
         class_weight=_class_weight(settings.get("class_weight"), source),
-        callbacks=hooks,
+        callbacks=_callbacks(settings, has_validation=validation is not None),
         resume=folder,
         verbose=verbose,
         checkpoint_every=float(settings.get("checkpoint_every", 60.0)),
     )
     _print_result(history, folder)
     return 0
-
-
-class _EpochLines(callbacks.Callback):
-    """Callback that prints a line per epoch where tqdm is not installed."""
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Print the loss and the metrics of an epoch."""
-        values = ", ".join(f"{name} {float(value):.4g}" for name, value in (logs or {}).items())
-        say(f"epoch {epoch + 1}", values)
 
 
 def _model(path: str, settings: Mapping[str, Any], source: FileSource, description: Description) -> Model:

@@ -129,7 +129,10 @@ class Training:
         where = f"after step {self.step} of epoch {self.epoch + 1}" if self.step else f"after epoch {self.epoch}"
         folder = self.model._run_folder
         if folder is None:
-            return f"interrupted {where}; the model has the weights of this step (resume='run/' keeps a run on disk)"
+            return (
+                f"interrupted {where}; the model has the weights of this step: save(folder) writes them, and fit "
+                "trains on (with resume='run/', fit saves them itself)"
+            )
         return f"interrupted {where}; saved in {folder}: fit(..., resume={str(folder)!r}) goes on"
 
     def _train_epoch(self, interrupt: Interrupt) -> bool:

@@ -248,7 +248,7 @@ class Model:
             resume: the folder of the run. A run that it holds goes on, in the middle of an epoch to the same bits.
                 Otherwise the run begins, and is kept there.
             verbose: 1 for a progress bar, 2 for a line per epoch, 0 for neither; ``"auto"`` for a bar if a terminal or
-                a notebook shows it.
+                a notebook shows it. Without the package ``tqdm``, 1 means 2.
             initial_epoch: the number of the first epoch.
             steps_per_epoch: the number of batches of an epoch; ``None`` for one pass over the data.
             validation_steps: the number of batches of each validation.
@@ -265,7 +265,6 @@ class Model:
             AnomalyError: if the loss is not finite, though the data is. The weights are as before the step.
             KeyboardInterrupt: after Ctrl-C, when the step has ended and the run is saved.
             MemoryLimitError: if a step would take more than ``memory_limit``.
-            ImportError: for a progress bar without ``tqdm``.
 
         >>> import ortrain
         >>> model = ortrain.Model(ortrain.examples.perceptron(), metrics=["accuracy"])
@@ -600,11 +599,12 @@ class Model:
     ) -> Any:
         from ortrain.callbacks import ProgressBar
         from ortrain.callbacks._list import CallbackList
+        from ortrain.callbacks._progress import progress
 
         found: list[Any] = [callbacks] if hasattr(callbacks, "on_epoch_end") else list(callbacks)
         level = verbosity(verbose)
         if level and not any(isinstance(callback, ProgressBar) for callback in found):
-            found.append(ProgressBar())
+            found.append(progress(level))
         return CallbackList(found, self, {**params, "verbose": level})
 
     def _session(self, folder: Path) -> InferenceSession:

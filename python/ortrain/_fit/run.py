@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, fields, replace
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,7 +111,7 @@ def verbosity(verbose: Any) -> int:
     if verbose == "auto":
         from ortrain.callbacks._progress import is_watched
 
-        return int(is_watched() and find_spec("tqdm") is not None)
+        return int(is_watched())
     if isinstance(verbose, (bool, int)) and verbose in (0, 1, 2):
         return int(verbose)
     raise InvalidArgumentError(f"verbose must be 'auto', 0, 1 or 2, got {verbose!r}")

@@ -27,7 +27,7 @@ class ProgressBar(Callback):
 
     ``fit`` adds one itself where ``verbose`` asks for it. The line changes at most ten times a second, and less often
     if the metrics are slow; between two changes, a step costs less than a microsecond. The package ``tqdm`` draws it,
-    also in a notebook. With ``verbose=2``, an epoch is one line of text.
+    also in a notebook. With ``verbose=2``, an epoch is one line of text. Without tqdm, ``fit`` writes these lines.
 
     Args:
         file: the stream to write to; by default the standard error, or the output of a notebook's cell.
@@ -50,7 +50,7 @@ class ProgressBar(Callback):
 
     def __init__(self, file: IO[str] | None = None) -> None:
         self._file = file
-        self._bar_type = _bar_type(file)
+        self._bar_type: Any = self._find_bar_type()
         self._bar: Any = None
         self._next_update = 0.0
         self._start = 0.0
@@ -59,9 +59,12 @@ class ProgressBar(Callback):
         self._last_batch = -1
         self._epoch = 0
 
+    def _find_bar_type(self) -> Any:
+        return _bar_type(self._file)
+
     def on_epoch_begin(self, epoch: int, logs: Logs = None) -> None:
         self._epoch = epoch
-        self._begin(self._epoch_name(), self.params.get("verbose") != 2)
+        self._begin(self._epoch_name())
 
     def on_train_batch_end(self, batch: int, logs: Logs = None) -> None:
         self._last_batch = batch
@@ -70,14 +73,7 @@ class ProgressBar(Callback):
             self._update(batch, logs, now)
 
     def on_epoch_end(self, epoch: int, logs: Logs = None) -> None:
-        if self._bar is not None:
-            self._end(logs)
-            return
-        batches, seconds = self._last_batch + 1, time.perf_counter() - self._start
-        values = ", ".join(self._values(logs, seconds))
-        file = sys.stderr if self._file is None else self._file
-        file.write(f"{self._epoch_name()} {batches}/{self.params.get('steps') or batches}, {values}, {seconds:.1f} s\n")
-        file.flush()
+        self._end(self._epoch_name(), logs)
 
     def on_train_end(self, logs: Logs = None) -> None:
         # An interrupted epoch has no end.
@@ -87,7 +83,7 @@ class ProgressBar(Callback):
 
     def on_test_begin(self, logs: Logs = None) -> None:
         if "epochs" not in self.params:
-            self._begin("evaluate", self.params.get("verbose") != 2)
+            self._begin("evaluate")
         else:
             # The validation shows its progress in the line of the epoch, and does not count for the speed.
             self._trained_until = time.perf_counter()
@@ -104,23 +100,23 @@ class ProgressBar(Callback):
 
     def on_test_end(self, logs: Logs = None) -> None:
         if "epochs" not in self.params:
-            self._end(logs)
+            self._end("evaluate", logs)
 
     def on_predict_begin(self, logs: Logs = None) -> None:
-        self._begin("predict", True)
+        self._begin("predict")
 
     def on_predict_batch_end(self, batch: int, logs: Logs = None) -> None:
         self.on_train_batch_end(batch, None)
 
     def on_predict_end(self, logs: Logs = None) -> None:
-        self._end(None)
+        self._end("predict", None)
 
-    def _begin(self, name: str, has_bar: bool) -> None:
+    def _begin(self, name: str) -> None:
         self._first_batch, self._last_batch = -1, -1
         self._next_update = 0.0
         self._start = time.perf_counter()
         self._trained_until = None
-        if has_bar:
+        if self._bar_type is not None and self.params.get("verbose") != 2:
             total = self.params.get("steps")
             shape = self._bar_type.shape if total else "{desc} {n_fmt} batches{postfix}"
             self._bar = self._bar_type(total=total, desc=name, file=self._file, dynamic_ncols=True, bar_format=shape)
@@ -135,16 +131,22 @@ class ProgressBar(Callback):
         cost = time.perf_counter() - now
         self._next_update = now + max(INTERVAL_SECONDS, INTERVAL_PER_COST * cost)
 
-    def _end(self, logs: Logs) -> None:
-        if self._bar is not None:
-            bar, self._bar = self._bar, None
-            seconds = time.perf_counter() - self._start
-            bar.n = self._last_batch + 1
-            if self._bar_type.shape == _TEXT and bar.total:
-                # The last line has all values, also in a narrow terminal, which breaks the line.
-                bar.bar_format, bar.ncols, bar.dynamic_ncols = _TEXT.replace(" {bar:12}", ""), None, None
-            bar.set_postfix_str(", ".join([*self._values(logs, seconds), f"{seconds:.1f} s"]), refresh=False)
-            bar.close()
+    def _end(self, name: str, logs: Logs) -> None:
+        seconds = time.perf_counter() - self._start
+        values = ", ".join([*self._values(logs, seconds), f"{seconds:.1f} s"])
+        if self._bar is None:
+            batches = self._last_batch + 1
+            file = sys.stderr if self._file is None else self._file
+            file.write(f"{name} {batches}/{self.params.get('steps') or batches}, {values}\n")
+            file.flush()
+            return
+        bar, self._bar = self._bar, None
+        bar.n = self._last_batch + 1
+        if self._bar_type.shape == _TEXT and bar.total:
+            # The last line has all values, also in a narrow terminal, which breaks the line.
+            bar.bar_format, bar.ncols, bar.dynamic_ncols = _TEXT.replace(" {bar:12}", ""), None, None
+        bar.set_postfix_str(values, refresh=False)
+        bar.close()
 
     def _epoch_name(self) -> str:
         epochs = self.params.get("epochs")
@@ -165,6 +167,18 @@ class ProgressBar(Callback):
         if memory:
             parts.append(format_bytes(memory))
         return parts
+
+
+class EpochLines(ProgressBar):
+    """Lines of a :class:`ProgressBar` with ``verbose=2``, which need no package."""
+
+    def _find_bar_type(self) -> None:
+        return None
+
+
+def progress(verbose: int) -> ProgressBar:
+    """Return the callback that shows the progress: a bar, or lines for ``verbose=2`` and without tqdm."""
+    return EpochLines() if verbose == 2 or find_spec("tqdm") is None else ProgressBar()
 
 
 def _bar_type(file: IO[str] | None) -> Any:
@@ -194,7 +208,7 @@ def in_notebook() -> bool:
 def is_watched() -> bool:
     """Returns true if a person looks at the progress: at a terminal or in a notebook.
 
-    ``verbose="auto"`` shows a bar then, if tqdm is installed.
+    ``verbose="auto"`` shows the progress then.
     """
     return in_notebook() or bool(getattr(sys.stderr, "isatty", bool)())
 
