@@ -172,6 +172,17 @@ def test_the_folder(tmp_path: Path) -> None:
     assert len(best.parameters) == 4
 
 
+def test_the_range_test_stays_in_the_report(tmp_path: Path) -> None:
+    suggestions = []
+    for epochs in (1, 2):
+        model = ortrain.Model(net(3), learning_rate="find", device="cpu")
+        model.fit(*ROWS, epochs=epochs, resume=tmp_path / "run")
+        assert model.range_test is not None
+        suggestions.append(model.range_test.suggestion)
+        assert "Choice of the learning rate" in (tmp_path / "run" / "report.html").read_text(encoding="utf-8")
+    assert suggestions[0] == suggestions[1]
+
+
 def test_folders_of_other_runs(tmp_path: Path) -> None:
     fit(tmp_path / "run", epochs=1)
     before = {path.name: path.read_bytes() for path in (tmp_path / "run").iterdir()}

@@ -6,6 +6,7 @@ import math
 import re
 import struct
 import zlib
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from ortrain._fit.findings import Findings
 from ortrain._fit.history import History
 from ortrain._fit.markup import Markup, element, join
 from ortrain._fit.picture import is_picture, png
+from ortrain._fit.range_test import RangeTest
 from ortrain._fit.report import Report, TrainedParameter, page, write_report
 from ortrain._fit.units import format_bytes, format_seconds, format_speed
 from ortrain.metrics import OutputForm
@@ -89,6 +91,12 @@ def full_report(findings: Findings | None) -> Report:
     )
 
 
+def range_test() -> RangeTest:
+    rates = np.geomspace(1e-7, 0.5, 80)
+    losses = 2.3 - np.clip(np.log10(rates / 1e-4), 0, 3) * 0.6 + (rates / 0.2) ** 2
+    return RangeTest(rates.tolist(), losses.tolist(), 0.0031)
+
+
 def regression() -> Findings:
     rng = np.random.default_rng(2)
     findings = Findings(is_regression=True)
@@ -120,7 +128,7 @@ CASES = {
     "images": lambda: full_report(classified()),
     "texts": lambda: full_report(texts()),
     "many classes": lambda: full_report(classified(count=50)),
-    "rows": lambda: full_report(regression()),
+    "rows": lambda: replace(full_report(regression()), range_test=range_test()),
     "series": lambda: full_report(series()),
     "nothing found": lambda: full_report(None),
     "history alone": lambda: Report(history()),
@@ -150,7 +158,7 @@ def test_one_page_without_network(name: str) -> None:
 def test_drawings_are_inside_their_frames(name: str) -> None:
     read = Page(page(CASES[name]()))
     drawings = read.all("svg")
-    assert len(drawings) == {"empty": 0, "rows": 5, "series": 14}.get(name, 3)
+    assert len(drawings) == {"empty": 0, "rows": 6, "series": 14}.get(name, 3)
     for drawing in drawings:
         assert drawing["viewbox"] in (f"0 0 {charts.WIDTH} {charts.HEIGHT}", "0 0 240 80")
         assert drawing["aria-label"]
@@ -189,6 +197,8 @@ def test_sections() -> None:
     assert "1 min 23 s" in read.texts
     assert "37 rows of the validation set" in shown
     assert len(read.all("img")) == 12
+    chosen = Page(page(CASES["rows"]())).texts
+    assert chosen[chosen.index("Choice of the learning rate") + 2] == "0.0031"
 
 
 def test_worst_rows() -> None:

@@ -81,12 +81,19 @@ def label(value: float) -> str:
 
 
 def line_chart(
-    title: str, series: Sequence[Series], x_title: str, x_range: tuple[float, float], may_be_log: bool = False
+    title: str,
+    series: Sequence[Series],
+    x_title: str,
+    x_range: tuple[float, float],
+    may_be_log: bool = False,
+    *,
+    is_x_log: bool = False,
+    mark: float | None = None,
 ) -> Markup:
     """Return a picture of lines over one axis.
 
     Values that are not finite interrupt a line. With ``may_be_log``, positive values over more than two powers of ten
-    get a logarithmic axis.
+    get a logarithmic axis. The mark is a vertical line.
     """
     values = [y for line in series for y in line.ys if math.isfinite(y)]
     if not values:
@@ -101,10 +108,12 @@ def line_chart(
         low, high = low - padding if low < 0 or low > padding else 0.0, high + padding
         y_ticks = ticks(low, high, 6)
     left = _left(y_ticks)
-    x = Scale(*x_range, left, WIDTH - _RIGHT)
+    x = Scale(*x_range, left, WIDTH - _RIGHT, is_x_log)
     y = Scale(low, high, HEIGHT - _BOTTOM, _TOP, is_log)
     x_ticks = [tick for tick in ticks(*x_range, 6) if x_range[1] - x_range[0] < 2 or tick == int(tick)]
-    parts = [_grid(x, y, x_ticks, y_ticks, x_title)]
+    parts = [_grid(x, y, log_ticks(*x_range) if is_x_log else x_ticks, y_ticks, x_title)]
+    if mark is not None:
+        parts.append(element("line", x1=x(mark), y1=y.end, x2=x(mark), y2=y.start, class_="reference"))
     parts += [_line(line, x, y, x_title) for line in series]
     return _svg(f"{title} by {x_title}", parts)
 

@@ -20,6 +20,7 @@ from ortrain._fit.style import STYLE
 from ortrain._fit.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
+    from ortrain._fit.range_test import RangeTest
     from ortrain._model_source import PathLike
 
 # Rows of the table of parameters that are shown at once.
@@ -55,6 +56,8 @@ class Report:
     """Heading of the page."""
     subtitle: str = ""
     """Line below the heading: model, data, device."""
+    range_test: RangeTest | None = None
+    """Test that chose the learning rate."""
     findings: Findings | None = None
     """Mistakes on the validation set, or on the training set without one."""
     findings_of: str = "validation"
@@ -95,6 +98,7 @@ def page(report: Report) -> str:
     )
     sections = [
         _curves(report),
+        _range_test(report),
         _mistakes(report),
         _examples(report),
         _parameters(report),
@@ -213,6 +217,25 @@ def _figure(title: str, lines: Sequence[Series], x_range: tuple[float, float], m
     keys = [element("span", element("i", class_=f"key {line.color}"), line.label) for line in lines]
     legend = element("div", *keys, class_="legend") if len(lines) > 1 else None
     return element("figure", element("h3", title), legend, line_chart(title, lines, "epoch", x_range, may_be_log))
+
+
+def _range_test(report: Report) -> Markup | None:
+    """Return the loss by learning rate, with the chosen rate."""
+    test = report.range_test
+    if test is None or len(test.rates) < 2:
+        return None
+    about = element(
+        "p",
+        f"A trial of {len(test.rates)} steps with a rising learning rate. The training began with ",
+        element("b", _short(test.suggestion)),
+        " (dashed line): the loss fell fastest there, or a tenth of the rate with the lowest loss.",
+        class_="note",
+    )
+    x_range = (test.rates[0], test.rates[-1])
+    line = Series("loss", test.rates, test.losses, "c1", has_points=False)
+    chart = line_chart("loss", [line], "learning rate", x_range, is_x_log=True, mark=test.suggestion)
+    figure = element("figure", element("h3", "loss by learning rate"), chart)
+    return _section("Choice of the learning rate", about, element("div", figure, class_="charts"))
 
 
 def _mistakes(report: Report) -> Markup | None:

@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -143,8 +143,11 @@ def run_fit(model: Model, data: Data, validation_data: Any, arguments: FitArgume
             else model._find_batch_size(data, engine)
         )
         arguments = replace(arguments, batch_size=size)
-    if model._learning_rate == "find" and not is_resumed:
-        _find_rate(model, engine, data, arguments)
+    if model._learning_rate == "find":
+        if folder is not None and is_resumed:
+            model.range_test = folder.range_test()
+        else:
+            _find_rate(model, engine, data, arguments)
     try:
         return _run_in_folder(model, engine, data, validation, arguments, folder)
     except BaseException:
@@ -353,5 +356,6 @@ def _config(model: Model, data: Data, validation: Data | None, settings: Mapping
         "data": data.describe(),
         "validation_data": None if validation is None else validation.describe(),
         "choice": None if model._choice is None else choice_settings(model._choice),
+        "range_test": None if model.range_test is None else asdict(model.range_test),
         "settings": settings,
     }

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ortrain import _files
+from ortrain._fit.range_test import RangeTest
 from ortrain._ortrain import __version__
 from ortrain.api import CheckpointState
 from ortrain.errors import InvalidArgumentError, OrtrainError
@@ -99,6 +100,11 @@ class RunFolder:
         """Return the settings of the run that the folder holds."""
         settings: dict[str, Any] = self._config()["settings"]
         return settings
+
+    def range_test(self) -> RangeTest | None:
+        """Return the range test of the run that the folder holds."""
+        found = self._config().get("range_test")
+        return None if found is None else RangeTest(**found)
 
     def _compare(self, config: Mapping[str, Any]) -> None:
         before = self._config()

@@ -77,6 +77,7 @@ def report_of(
         history=history,
         title=f"Training of {name}" if name else "Training",
         subtitle=str(history.params.get("loss", "")),
+        range_test=model.range_test,
         findings=_findings(model, examined),
         findings_of="training" if validation is None else "validation",
         parameters=trained,
@@ -92,7 +93,7 @@ def report_of(
 def _shown_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return the choices that were made, without the trained parameters and the loss, which the report has anyway."""
     settings = {name: value for name, value in config.get("settings", {}).items() if name != "trained"}
-    rest = {name: value for name, value in config.items() if name not in ("settings", "choice")}
+    rest = {name: value for name, value in config.items() if name not in ("settings", "choice", "range_test")}
     return {name: value for name, value in {**settings, **rest}.items() if value is not None}
 
 
