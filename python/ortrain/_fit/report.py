@@ -234,7 +234,7 @@ def _range_test(report: Report) -> Markup | None:
     x_range = (test.rates[0], test.rates[-1])
     line = Series("loss", test.rates, test.losses, "c1", has_points=False)
     chart = line_chart("loss", [line], "learning rate", x_range, is_x_log=True, mark=test.suggestion)
-    figure = element("figure", element("h3", "loss by learning rate"), chart)
+    figure = element("figure", element("h3", "loss by learning rate"), chart, style="max-width:430px")
     return _section("Choice of the learning rate", about, element("div", figure, class_="charts"))
 
 
