@@ -234,6 +234,7 @@ def test_wrong_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_failures_are_one_sentence(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     Path("empty").mkdir()
+    np.savez("labels.npz", x=np.zeros((2, 64), np.float32), y=[-1, 0])
     for arguments, sentence in [
         (["train", "nowhere.onnx", "--data", "data.npz"], "there is no file nowhere.onnx"),
         (["train", "model.onnx", "--data", "nowhere.npz"], "there is no file or folder nowhere.npz"),
@@ -245,16 +246,23 @@ def test_failures_are_one_sentence(folder: Path, capsys: pytest.CaptureFixture[s
         ),
         (["train", "model.onnx", "--data", "data.npz", "--metrics", "acuracy"], "did you mean 'accuracy'?"),
         (["export", "model.onnx", "a.onnx", "--opset", "99"], "the opset must be from 7 to 28, got 99"),
+        (["train", "model.onnx", "--data", "data.npz", "--optimizer", "sgd,momentun=1"], "did you mean 'momentum'?"),
+        (
+            ["train", "model.onnx", "--data", "data.npz", "--schedule", "cosin", "--verbose", 0],
+            "did you mean 'cosine'?",
+        ),
+        (["train", "model.onnx", "--data", "data.npz", "--out", "data.npz/run"], "cannot be made"),
+        (["train", "model.onnx", "--data", "labels.npz", "--verbose", 0], "0 to 9; correct the label\n"),
     ]:
         status, _, err = run(*arguments, capsys=capsys)
         assert status == 1, arguments
         assert err.startswith("ortrain: ")
         assert sentence in err
         assert err.count("\n") == 1
+        assert not Path("run").exists()
     status, _, err = run("train", "model.onnx", "--data", "nowhere.npz", "--debug", capsys=capsys)
     assert status == 1
     assert err.startswith("Traceback (most recent call last):\n")
-    assert not Path("run").exists()
 
 
 def test_a_folder_of_save(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -172,7 +172,7 @@ def test_the_folder(tmp_path: Path) -> None:
     assert len(best.parameters) == 4
 
 
-def test_the_range_test_stays_in_the_report(tmp_path: Path) -> None:
+def test_report_of_a_resumed_run_has_the_range_test(tmp_path: Path) -> None:
     suggestions = []
     for epochs in (1, 2):
         model = ortrain.Model(net(3), learning_rate="find", device="cpu")

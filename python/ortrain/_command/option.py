@@ -99,7 +99,7 @@ def _weights(text: str) -> dict[str, float]:
 def _named(text: str) -> str | dict[str, Any]:
     """Return a name, or a name with its settings: ``adamw,weight_decay=0.05,betas=0.9,0.95``."""
     name, *settings = re.split(r",(?=[^,]*=)", text)
-    if not name.strip() or "=" in name:
+    if not name.strip() or "=" in name or "," in name:
         raise ValueError(text)
     pairs = (part.partition("=") for part in settings)
     found = {key.strip(): _literal(value) for key, _, value in pairs}

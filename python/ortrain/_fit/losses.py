@@ -143,12 +143,12 @@ class Target:
             )
             if wrong.any():
                 at = np.argwhere(wrong)[0]
-                label, largest = int(array[tuple(at)]), int(array.max())
+                label, count = int(array[tuple(at)]), int(array.max()) + 1
                 # A new head has no class below 0.
-                repair = f", or give the model a new head: classes={largest + 1}" if label >= classes else ""
+                head = f", or give the model a new head: classes={count} (--classes {count})"
                 raise RowError(
                     f"the label of {{row}} is {label}, but {self.output.name!r} has {classes} classes, 0 to "
-                    f"{classes - 1}; correct the label{repair}",
+                    f"{classes - 1}; correct the label{head if label >= classes else ''}",
                     int(at[0]),
                 )
         return array

@@ -55,4 +55,4 @@ def create(
     try:
         return kind(**found)
     except (TypeError, ValueError) as error:
-        raise InvalidArgumentError(f"the {label} does not accept {settings}: {error}") from error
+        raise InvalidArgumentError(f"{label}: {error}") from error

@@ -276,10 +276,12 @@ def _saver(folder: RunFolder, first_pass: int) -> Any:
         try:
             write(training, is_epoch)
         except (OSError, OrtrainError) as error:
-            raise OrtrainError(
-                f"the run cannot be saved in {folder.path} ({error}); the checkpoint before is still there: remove the "
-                "obstacle, and fit with resume goes on from it"
-            ) from error
+            remedy = (
+                "the checkpoint before is still there: remove the obstacle, and fit with resume goes on from it"
+                if folder.has_run
+                else "remove the obstacle, or use another folder"
+            )
+            raise OrtrainError(f"the run cannot be saved in {folder.path} ({error}); {remedy}") from error
 
     return save
 

@@ -71,7 +71,10 @@ class RunFolder:
 
         """
         self._before = {path.name for path in self.path.iterdir()} if self.path.is_dir() else None
-        self.path.mkdir(parents=True, exist_ok=True)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OrtrainError(f"the folder {self.path} cannot be made: {error.strerror}; use another one") from error
         config = json.loads(json.dumps({"version": __version__, **config}, default=str))
         if self.has_run:
             self._compare(config)
@@ -80,10 +83,10 @@ class RunFolder:
         _files.write(self.path / _CONFIG, json.dumps(config, indent=2).encode() + b"\n")
 
     def discard(self) -> None:
-        """Remove the files of a run that has no checkpoint yet, and the folder if :meth:`begin` made it."""
-        if self.has_run or not self.path.is_dir():
+        """Remove the settings of a run that has saved nothing, and the folder if :meth:`begin` made it."""
+        if any((self.path / name).exists() for name in (_LAST, _BEST)) or not self.path.is_dir():
             return
-        for path in (self.path / name for name in (_CONFIG, _BEST, _HISTORY, _STEPS)):
+        for path in (self.path / _CONFIG, self.path / _STEPS):
             if path.name not in (self._before or ()):
                 path.unlink(missing_ok=True)
         if self._before is None and not any(self.path.iterdir()):
@@ -230,7 +233,13 @@ def _difference(before: Any, now: Any) -> str:
         for name in {**before, **now}:
             if before.get(name) != now.get(name):
                 return f"{name}: {_difference(before.get(name), now.get(name))}"
-    return f"{before!r:.60} there, {now!r:.60} here"
+    return f"{_shortened(before)} there, {_shortened(now)} here"
+
+
+def _shortened(value: Any) -> str:
+    """Return the beginning of a long text, such as a hash."""
+    text = repr(value)
+    return f"{text[:13]}...'" if isinstance(value, str) and len(text) > 40 else f"{text:.60}"
 
 
 def _packed(value: Any, arrays: dict[str, Any]) -> Any:
