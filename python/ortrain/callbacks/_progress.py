@@ -113,8 +113,8 @@ class ProgressBar(Callback):
 
     def _begin(self, name: str) -> None:
         self._first_batch, self._last_batch = -1, -1
-        self._next_update = 0.0
         self._start = time.perf_counter()
+        self._next_update = self._start + INTERVAL_SECONDS
         self._trained_until = None
         if self._bar_type is not None and self.params.get("verbose") != 2:
             total = self.params.get("steps")
