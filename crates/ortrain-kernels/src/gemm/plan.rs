@@ -313,7 +313,7 @@ impl<T: Real> Sizes<T> {
         let decoded_len = decoded_len(a, micro.mr).max(decoded_len(b, micro.nr));
         if let (Strategy::FewRows, Some(TileProducts::Bytes(_))) = (strategy, micro.tiles) {
             a.at = reserve(micro.packed_len(Side::A, micro.mr, k));
-            b.at = reserve(ByteProducts::few_rows_scratch(cols, k).div_ceil(T::BYTES));
+            b.at = reserve(ByteProducts::small_m_scratch(cols, k).div_ceil(T::BYTES));
         } else if strategy == Strategy::FewRows {
             a.at = reserve(m * k);
         } else {

@@ -2,7 +2,7 @@
 
 use ortrain_expr::OutOfRange;
 
-use super::byte_tiles::{ByteProducts, FewRows};
+use super::byte_tiles::{ByteProducts, SmallM};
 use super::desc::GemmDesc;
 use super::levels::Real;
 use super::micro::{DotKernels, Factor, Micro, Target, TileProducts};
@@ -200,7 +200,7 @@ impl<T: Real> Product<T> {
             let task = Task { batch, rows, cols, depths, strip, shared, scratch, bases: bases.0, c, c_row };
             match (shape.strategy, self.dots) {
                 (Strategy::FewRows, _) => match self.micro.tiles {
-                    Some(TileProducts::Bytes(bytes)) => self.multiply_few_byte_rows(&task, bytes),
+                    Some(TileProducts::Bytes(bytes)) => self.multiply_small_m_of_bytes(&task, bytes),
                     _ => self.multiply_small_m(&task),
                 },
                 (Strategy::DotsOfRows | Strategy::DotsOfColumns, Some(dots)) => {
@@ -377,7 +377,7 @@ impl<T: Real> Product<T> {
     }
 
     /// Computes a block of a product with few rows of bytes.
-    unsafe fn multiply_few_byte_rows(&self, task: &Task<'_, T>, products: ByteProducts) {
+    unsafe fn multiply_small_m_of_bytes(&self, task: &Task<'_, T>, products: ByteProducts) {
         let ProductPlan { k, a, b, epilogue: tape, .. } = &self.shape;
         let &Task { rows, cols, scratch, bases, batch, c, c_row, .. } = task;
         let isa = tape.isa;
@@ -400,7 +400,7 @@ impl<T: Real> Product<T> {
                 lines: cols.1,
                 depth: *k,
             };
-            let block = FewRows {
+            let block = SmallM {
                 a: packed.cast_const(),
                 rows: rows.1,
                 b: columns,
@@ -410,7 +410,7 @@ impl<T: Real> Product<T> {
                 c: c.cast(),
                 c_row,
             };
-            products.multiply_few_rows(isa, &block);
+            products.multiply_small_m(isa, &block);
         }
     }
 

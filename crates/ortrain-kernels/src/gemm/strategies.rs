@@ -146,7 +146,7 @@ pub(super) fn candidates<T: Real>() -> [Candidate<Products<T>>; 8] {
                     (1..=byte_tiles::MAX_ROWS).contains(&request.m)
                         && request.k > 0
                         && request.b.line == 1
-                        && bytes.has_few_rows()
+                        && bytes.multiplies_small_m()
                 }
                 _ => false,
             },

@@ -3,8 +3,8 @@
 use std::arch::x86_64::*;
 use std::mem::MaybeUninit;
 
-use super::few_rows::{COLUMNS, ColumnSums, MAX_ROWS_IN_REGISTERS, MAX_SLICE_DEPTHS, SliceInPlace};
 use super::job::{DEPTHS, Job, LINES, PanelFooter, QUADS, ROW, TILE, WIDE_PANELS};
+use super::slice::{COLUMNS, ColumnSums, MAX_ROWS_IN_REGISTERS, MAX_SLICE_DEPTHS, SliceInPlace};
 use crate::isa::prefetch;
 
 /// Maximum number of rows of sums in registers.
@@ -51,7 +51,7 @@ pub(super) unsafe fn pack_wide_rows(
     sums.map(|sum| unsafe { std::mem::transmute::<__m512i, [i32; LINES]>(sum) })
 }
 
-/// Lines of a panel of A whose depths are adjacent.
+/// Lines of a panel of A with adjacent depths.
 pub(super) struct AdjacentLines {
     /// First line, and the bytes from line to line.
     pub(super) at: *const u8,

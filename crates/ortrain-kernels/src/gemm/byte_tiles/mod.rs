@@ -12,16 +12,18 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
-mod few_rows;
 mod job;
 mod pack;
 mod portable;
 mod products;
+mod slice;
+mod small_m;
 
-pub(crate) use few_rows::{COLUMNS as MIN_COLUMNS, FewRows, MAX_ROWS};
 pub(crate) use job::{DEPTHS, LINES, PanelFooter, SIDE, panel_bytes};
 pub(crate) use pack::{ZeroPoints, interleave, sum_of_quad};
 pub(crate) use products::ByteProducts;
+pub(crate) use slice::{COLUMNS as MIN_COLUMNS, MAX_ROWS};
+pub(crate) use small_m::SmallM;
 
 #[cfg(test)]
 mod tests {

@@ -21,7 +21,7 @@ impl ZeroPoints {
     pub(crate) const ZEROS: ZeroPoints = ZeroPoints { at: std::ptr::null(), step: 0 };
 
     /// Returns the zero points from a line on.
-    pub(super) fn from_line(self, line: usize) -> ZeroPoints {
+    pub(super) fn starting_at(self, line: usize) -> ZeroPoints {
         if self.at.is_null() {
             return self;
         }

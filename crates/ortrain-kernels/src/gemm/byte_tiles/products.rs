@@ -95,7 +95,7 @@ impl ByteProducts {
         unreachable!("the machine packs no wide rows")
     }
 
-    /// Packs a panel of A whose depths are adjacent, and returns the sums of its lines. Returns `None` if the machine has
+    /// Packs a panel of A with adjacent depths, and returns the sums of its lines. Returns `None` if the machine has
     /// no method.
     ///
     /// # Safety

@@ -7,6 +7,7 @@ use super::avx512;
 use super::job::{DEPTHS, LINES, PanelFooter, SIDE, TILE, panel_bytes};
 use super::pack::ZeroPoints;
 use super::products::ByteProducts;
+use super::slice::{COLUMNS, ColumnSums, MAX_ROWS_IN_REGISTERS, MAX_SLICE_DEPTHS, SliceInPlace};
 use crate::gemm::pack::Block;
 use crate::gemm::tiles::Side;
 #[cfg(target_arch = "x86_64")]
@@ -14,27 +15,12 @@ use crate::isa::bytes::ByteUnit;
 use crate::isa::{Isa, Level, Work};
 use crate::tile::ALIGN;
 
-/// Maximum number of rows.
-pub(crate) const MAX_ROWS: usize = SIDE;
-/// Maximum number of rows whose sums stay in registers while B is read.
-pub(super) const MAX_ROWS_IN_REGISTERS: usize = 4;
 /// Depths of all columns that come before the next depths: rows of B are often a page apart, and these pages stay in the
 /// first-level translation cache. With more rows, sums are loaded and stored less often.
 const SLICE_DEPTHS: usize = DEPTHS;
-pub(super) const MAX_SLICE_DEPTHS: usize = 4 * DEPTHS;
-/// Columns that are multiplied together: the bytes of a vector.
-pub(crate) const COLUMNS: usize = 64;
-
-/// Unfinished results of [`COLUMNS`] columns: the products of each row, and the sums of the columns of B.
-#[derive(Clone, Copy)]
-#[repr(C)]
-pub(super) struct ColumnSums {
-    pub(super) products: [[i32; COLUMNS]; MAX_ROWS],
-    pub(super) columns: [i32; COLUMNS],
-}
 
 /// Block of a product of few rows.
-pub(crate) struct FewRows {
+pub(crate) struct SmallM {
     /// Packed panels of A, and the number of existing rows.
     pub(crate) a: *const u8,
     pub(crate) rows: usize,
@@ -42,7 +28,7 @@ pub(crate) struct FewRows {
     pub(crate) b: Block,
     pub(crate) dtype: DType,
     pub(crate) zero_points: ZeroPoints,
-    /// Memory of [`ByteProducts::few_rows_scratch`] bytes.
+    /// Memory of [`ByteProducts::small_m_scratch`] bytes.
     pub(crate) scratch: *mut u8,
     /// Destination, and its step from row to row.
     pub(crate) c: *mut i32,
@@ -51,12 +37,12 @@ pub(crate) struct FewRows {
 
 impl ByteProducts {
     /// Returns true if the machine multiplies few rows with B in place.
-    pub(crate) fn has_few_rows(&self) -> bool {
+    pub(crate) fn multiplies_small_m(&self) -> bool {
         self.wide_columns() == COLUMNS
     }
 
     /// Returns the bytes of scratch memory for `columns` columns of B.
-    pub(crate) fn few_rows_scratch(columns: usize, depth: usize) -> usize {
+    pub(crate) fn small_m_scratch(columns: usize, depth: usize) -> usize {
         let sums = (columns / COLUMNS * size_of::<ColumnSums>()).next_multiple_of(ALIGN);
         sums + SIDE / LINES * panel_bytes(depth)
     }
@@ -65,9 +51,9 @@ impl ByteProducts {
     ///
     /// # Safety
     /// The panel of A and the elements and zero points of B are valid for reads. C and the scratch memory, which is
-    /// aligned, are valid for writes. The machine [has](ByteProducts::has_few_rows) the method.
-    pub(crate) unsafe fn multiply_few_rows(&self, isa: Isa, block: &FewRows) {
-        let FewRows { a, rows, b, scratch, c, c_row, .. } = *block;
+    /// aligned, are valid for writes. The machine [has](ByteProducts::multiplies_small_m) the method.
+    pub(crate) unsafe fn multiply_small_m(&self, isa: Isa, block: &SmallM) {
+        let SmallM { a, rows, b, scratch, c, c_row, .. } = *block;
         let groups = b.lines / COLUMNS;
         let (_, shift) = self.shift(Side::B, block.dtype);
         // SAFETY: the caller's contract.
@@ -82,7 +68,7 @@ impl ByteProducts {
             for first in (groups * COLUMNS..b.lines).step_by(SIDE) {
                 let columns = SIDE.min(b.lines - first);
                 let part = Block { at: b.at.wrapping_add(first), lines: columns, ..b };
-                let zero_points = block.zero_points.from_line(first);
+                let zero_points = block.zero_points.starting_at(first);
                 self.pack(isa, block.dtype, (part, zero_points), Side::B, panels);
                 let factors = (a, panels.cast_const());
                 self.multiply(isa, (rows, columns), b.depth, factors, c.wrapping_add(first), c_row, false);
@@ -93,9 +79,9 @@ impl ByteProducts {
     /// Sums the products and the columns of all groups.
     ///
     /// # Safety
-    /// The contract of [`ByteProducts::multiply_few_rows`].
-    unsafe fn add_products(&self, block: &FewRows, sums: &mut [ColumnSums]) {
-        let FewRows { a, rows, b, dtype, .. } = *block;
+    /// The contract of [`ByteProducts::multiply_small_m`].
+    unsafe fn add_products(&self, block: &SmallM, sums: &mut [ColumnSums]) {
+        let SmallM { a, rows, b, dtype, .. } = *block;
         for sums in &mut *sums {
             sums.columns.fill(0);
             sums.products.iter_mut().take(rows.next_multiple_of(LINES)).for_each(|sums| sums.fill(0));
@@ -137,7 +123,7 @@ impl ByteProducts {
 
 /// Subtracts the zero points from the results of a group of columns, and stores the results.
 struct FinishGroup<'a> {
-    block: &'a FewRows,
+    block: &'a SmallM,
     sums: &'a ColumnSums,
     /// First column of the group.
     first: usize,
@@ -150,18 +136,18 @@ impl Work for FinishGroup<'_> {
     #[inline(always)]
     fn work<L: Level>(self) {
         let FinishGroup { block, sums, first, shift } = self;
-        let FewRows { a, rows, b, dtype, zero_points, c, c_row, .. } = *block;
+        let SmallM { a, rows, b, dtype, zero_points, c, c_row, .. } = *block;
         let footer = |panel: usize| {
             let of_panel = a.wrapping_add(panel * panel_bytes(b.depth) + b.depth.div_ceil(DEPTHS) * TILE);
             of_panel.cast::<PanelFooter>()
         };
-        // SAFETY: the contract of `ByteProducts::multiply_few_rows`.
+        // SAFETY: the contract of `ByteProducts::multiply_small_m`.
         let zeros: [i32; COLUMNS] =
             std::array::from_fn(|j| unsafe { zero_points.number(first + j, dtype) }.wrapping_add(shift));
         let columns: [i32; COLUMNS] =
             std::array::from_fn(|j| sums.columns[j].wrapping_sub(zeros[j].wrapping_mul(b.depth as i32)));
         for (i, products) in sums.products.iter().enumerate().take(rows) {
-            // SAFETY: the contract of `ByteProducts::multiply_few_rows`.
+            // SAFETY: the contract of `ByteProducts::multiply_small_m`.
             unsafe {
                 let of_a = footer(i / LINES);
                 let zero = (&raw const (*of_a).zero_points[i % LINES]).read_unaligned();
@@ -175,19 +161,4 @@ impl Work for FinishGroup<'_> {
             }
         }
     }
-}
-
-/// Some depths of the panels of A, and of [`COLUMNS`] columns of B in place.
-pub(super) struct SliceInPlace {
-    /// First tile, and the bytes from panel to panel.
-    pub(super) a: *const u8,
-    pub(super) panel: usize,
-    pub(super) rows: usize,
-    pub(super) b: *const u8,
-    pub(super) b_step: isize,
-    /// At most [`MAX_SLICE_DEPTHS`]; with few rows at most the depths of a tile.
-    pub(super) depths: usize,
-    /// Bits that turn elements of B into bytes of a panel.
-    pub(super) flip: u8,
-    pub(super) a_is_signed: bool,
 }
