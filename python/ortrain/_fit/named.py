@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ortrain._suggest import hint
@@ -29,7 +29,11 @@ def name_and_settings(chosen: str | Mapping[str, Any], label: str) -> tuple[str,
 
 
 def create(
-    kind: Callable[..., Any], label: str, settings: Mapping[str, Any], defaults: Mapping[str, Any] | None = None
+    kind: Callable[..., Any],
+    label: str,
+    settings: Mapping[str, Any],
+    defaults: Mapping[str, Any] | None = None,
+    others: Sequence[str] = (),
 ) -> Any:
     """Call a class with settings.
 
@@ -38,6 +42,7 @@ def create(
         label: the name of the class in messages, such as ``optimizer 'adamw'``.
         settings: the settings of the caller.
         defaults: values of further settings, if the class has them.
+        others: settings that the caller handles, for messages.
 
     Raises:
         InvalidArgumentError: for an unknown, a missing or a wrong setting.
@@ -46,8 +51,10 @@ def create(
     parameters = inspect.signature(kind).parameters
     for name in settings:
         if name not in parameters:
-            known = ", ".join(parameters) or "none"
-            raise InvalidArgumentError(f"the {label} has no setting {name!r}; it has {known}{hint(name, parameters)}")
+            known = [*parameters, *others]
+            raise InvalidArgumentError(
+                f"the {label} has no setting {name!r}; it has {', '.join(known) or 'none'}{hint(name, known)}"
+            )
     found = {name: value for name, value in (defaults or {}).items() if name in parameters} | dict(settings)
     for name, parameter in parameters.items():
         if name not in found and parameter.default is inspect.Parameter.empty:

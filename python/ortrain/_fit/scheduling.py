@@ -65,5 +65,6 @@ def _by_name(chosen: str | Mapping[str, Any], total: int | None) -> schedules.Sc
         raise InvalidArgumentError(
             f"schedule={name!r} needs the number of steps; pass steps_per_epoch, or one of ortrain.schedules"
         )
-    schedule: schedules.Schedule = create(SCHEDULES[name], f"schedule {name!r}", settings, {"total": total})
+    defaults, others = {"total": total}, ["warmup"]
+    schedule: schedules.Schedule = create(SCHEDULES[name], f"schedule {name!r}", settings, defaults, others)
     return schedule if steps is None else create(schedules.Warmup, "warmup", {"steps": steps, "then": schedule})
