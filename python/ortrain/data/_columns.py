@@ -15,7 +15,7 @@ import numpy.typing as npt
 from ortrain._extras import required
 from ortrain._suggest import hint
 from ortrain.data._common import listed
-from ortrain.data._table_file import MISSING, TableFile
+from ortrain.data._table_file import MISSING, TableFile, is_number
 from ortrain.errors import InvalidArgumentError
 
 __all__ = ["Column", "encode", "learn", "outlier_message"]
@@ -59,21 +59,13 @@ class _Learning:
         if self.kind == "number" and not _casts(present, self._arrow.float64(), self._arrow):
             self.kind = "text"
             rows = ((start + row, text) for row, text in enumerate(trimmed.to_pylist()) if text not in MISSING)
-            self.first_text = next((each for each in rows if not _is_number(each[1])), None)
+            self.first_text = next((each for each in rows if not is_number(each[1])), None)
 
     def outlier(self) -> tuple[int, str] | None:
         """Return the first text if nearly all other texts are numbers."""
-        numbers = sum(map(_is_number, self.texts))
+        numbers = sum(map(is_number, self.texts))
         is_mostly_numbers = len(self.texts) >= _MIN_NUMBERS and numbers >= _SHARE_OF_NUMBERS * len(self.texts)
         return self.first_text if is_mostly_numbers else None
-
-
-def _is_number(text: str) -> bool:
-    try:
-        float(text)
-    except ValueError:
-        return False
-    return True
 
 
 def _casts(values: Any, kind: Any, arrow: Any) -> bool:

@@ -10,7 +10,7 @@ from ortrain._extras import required
 from ortrain.data._common import listed
 from ortrain.errors import InvalidArgumentError
 
-__all__ = ["MISSING", "SUFFIXES", "TableFile"]
+__all__ = ["MISSING", "SUFFIXES", "TableFile", "is_number"]
 
 _CSV = (".csv", ".tsv", ".csv.gz", ".tsv.gz")
 _PARQUET = (".parquet", ".pq")
@@ -108,7 +108,7 @@ class TableFile:
             raise InvalidArgumentError(f"{self.path} is empty; expected a first line with the names of the columns")
         csv = required("pyarrow.csv", "pyarrow", "train", "a table")
         names = list(self._csv_reader(csv.ConvertOptions()).schema.names)
-        if all(_is_number(name) for name in names):
+        if all(is_number(name) for name in names):
             raise InvalidArgumentError(
                 f"{self.path}: the first line must have the names of the columns, got {listed(names)}"
             )
@@ -150,7 +150,8 @@ class _ArrowStream:
             yield batch.select(columns)
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
+    """Return true for the text of a number."""
     try:
         float(text)
     except ValueError:

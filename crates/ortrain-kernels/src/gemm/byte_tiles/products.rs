@@ -8,6 +8,7 @@ use super::avx2;
 use super::avx512;
 use super::job::{Job, LINES, WIDE_PANELS, panel_bytes};
 use super::portable;
+use super::slice::{ColumnSums, SliceInPlace};
 use crate::gemm::corner_copy::write_panels;
 use crate::gemm::pack::Block;
 use crate::gemm::tiles::Side;
@@ -26,11 +27,6 @@ impl ByteProducts {
     /// Creates the method for operands of two types, `U8` or `I8`. Only one operand is shifted, if any.
     pub(crate) fn new(isa: Isa, dtypes: [DType; 2]) -> ByteProducts {
         ByteProducts { unit: ByteUnit::detect(isa), a_is_signed: dtypes == [DType::I8, DType::U8] }
-    }
-
-    /// Returns the unit.
-    pub(super) fn unit(&self) -> ByteUnit {
-        self.unit
     }
 
     /// Returns the method with another unit.
@@ -118,6 +114,20 @@ impl ByteProducts {
         }
         let _ = (block, dtype, to);
         None
+    }
+
+    /// Adds the products of a slice.
+    ///
+    /// # Safety
+    /// The slice is valid for reads, and the machine [has](ByteProducts::multiplies_small_m) the method.
+    pub(super) unsafe fn add_slice(&self, slice: &SliceInPlace, sums: &mut ColumnSums) {
+        #[cfg(target_arch = "x86_64")]
+        if self.unit == ByteUnit::Avx512Vnni {
+            // SAFETY: the caller's contract; the unit exists, and its level has the other features.
+            return unsafe { avx512::add_slice_in_place(slice, sums) };
+        }
+        let _ = (slice, sums);
+        unreachable!("the machine multiplies no rows in place");
     }
 
     /// Computes `C = A·B`, or `C += A·B`, of at most [`SIDE`] rows and columns. Panels are adjacent.

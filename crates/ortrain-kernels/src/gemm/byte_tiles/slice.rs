@@ -1,6 +1,6 @@
 //! Slices of products of few rows: some depths of the panels of A, and of columns of B in place.
 
-use super::job::{DEPTHS, SIDE};
+use super::job::{DEPTHS, LINES, SIDE, WIDE_PANELS};
 
 /// Maximum number of rows.
 pub(crate) const MAX_ROWS: usize = SIDE;
@@ -9,7 +9,7 @@ pub(super) const MAX_ROWS_IN_REGISTERS: usize = 4;
 /// Maximum number of depths of a slice.
 pub(super) const MAX_SLICE_DEPTHS: usize = 4 * DEPTHS;
 /// Columns that are multiplied together: the bytes of a vector.
-pub(crate) const COLUMNS: usize = 64;
+pub(crate) const COLUMNS: usize = WIDE_PANELS * LINES;
 
 /// Unfinished results of [`COLUMNS`] columns: the products of each row, and the sums of the columns of B.
 #[derive(Clone, Copy)]
@@ -20,6 +20,10 @@ pub(super) struct ColumnSums {
 }
 
 /// Some depths of the panels of A, and of [`COLUMNS`] columns of B in place.
+#[cfg_attr(
+    not(target_arch = "x86_64"),
+    allow(dead_code, reason = "only machines of this kind multiply rows in place")
+)]
 pub(super) struct SliceInPlace {
     /// First tile, and the bytes from panel to panel.
     pub(super) a: *const u8,

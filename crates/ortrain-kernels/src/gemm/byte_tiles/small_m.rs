@@ -2,16 +2,12 @@
 
 use ortrain_expr::DType;
 
-#[cfg(target_arch = "x86_64")]
-use super::avx512;
 use super::job::{DEPTHS, LINES, PanelFooter, SIDE, TILE, panel_bytes};
 use super::pack::ZeroPoints;
 use super::products::ByteProducts;
 use super::slice::{COLUMNS, ColumnSums, MAX_ROWS_IN_REGISTERS, MAX_SLICE_DEPTHS, SliceInPlace};
 use crate::gemm::pack::Block;
 use crate::gemm::tiles::Side;
-#[cfg(target_arch = "x86_64")]
-use crate::isa::bytes::ByteUnit;
 use crate::isa::{Isa, Level, Work};
 use crate::tile::ALIGN;
 
@@ -38,7 +34,7 @@ pub(crate) struct SmallM {
 impl ByteProducts {
     /// Returns true if the machine multiplies few rows with B in place.
     pub(crate) fn multiplies_small_m(&self) -> bool {
-        self.wide_columns() == COLUMNS
+        self.wide_columns() > 0
     }
 
     /// Returns the bytes of scratch memory for `columns` columns of B.
@@ -104,20 +100,6 @@ impl ByteProducts {
                 unsafe { self.add_slice(&part, sums) };
             }
         }
-    }
-
-    /// Adds the products of a slice.
-    ///
-    /// # Safety
-    /// The slice is valid for reads, and the machine has the method.
-    unsafe fn add_slice(&self, slice: &SliceInPlace, sums: &mut ColumnSums) {
-        #[cfg(target_arch = "x86_64")]
-        if self.unit() == ByteUnit::Avx512Vnni {
-            // SAFETY: the caller's contract; the unit exists, and its level has the other features.
-            return unsafe { avx512::add_slice_in_place(slice, sums) };
-        }
-        let _ = (slice, sums);
-        unreachable!("the machine multiplies no rows in place");
     }
 }
 
