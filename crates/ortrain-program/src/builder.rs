@@ -90,9 +90,9 @@ impl ProgramBuilder {
         id
     }
 
-    /// Adds a constant. Its elements are shared if they are aligned, and copied otherwise.
+    /// Adds a constant. The program shares its elements if they are aligned, and copies them otherwise.
     pub fn constant(&mut self, label: &str, tensor: &Tensor) -> BufferId {
-        self.constants.push(tensor.aligned(ALIGNMENT));
+        self.constants.push(tensor.clone());
         self.push(label, tensor.dtype(), tensor.len(), BufferLocation::Constant(self.constants.len() - 1))
     }
 
@@ -188,6 +188,7 @@ impl ProgramBuilder {
 
     fn draft(self, inputs: Vec<BufferId>, outputs: Vec<BufferId>) -> Draft {
         let ProgramBuilder { buffers, instructions, constants, precision, .. } = self;
+        let constants = constants.iter().map(|constant| constant.aligned(ALIGNMENT)).collect();
         Draft::new(instructions, buffers, constants, (inputs, outputs), precision)
     }
 }

@@ -3,9 +3,9 @@
 
 use std::sync::Arc;
 
-use ortrain_expr::{Dims, Mode, Scalar, pause};
+use ortrain_expr::{Access, Dims, Mode, Scalar, pause};
 use ortrain_graph::{Attr, Dim, Graph, Node, Tensor, ValueId, ValueType};
-use ortrain_program::{HostFunction, ProgramBuilder, Scalars, reference};
+use ortrain_program::{BufferId, HostFunction, Instruction, Load, ProgramBuilder, Scalars, reference};
 
 use crate::infer::{Infer, MAX_AXES, SubgraphPasses};
 use crate::lower::{Lower, LoweringPasses, ValueBuffers};
@@ -67,9 +67,7 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
             None => return Ok(()),
         }
     }
-    if elements > MAX_FOLDED_ELEMENTS {
-        return Ok(());
-    }
+    let is_large = elements > MAX_FOLDED_ELEMENTS;
     if !matches!(op.placement(), Placement::Program)
         || crate::support::random::is_random(&node.domain, &node.op)
     {
@@ -86,10 +84,26 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
         values: &mut values,
         label,
     };
-    op.lower(&mut cx).map_err(|source| Error::at(graph, &node, source))?;
+    match op.lower(&mut cx) {
+        // The lowering of the whole graph reports the error.
+        Err(_) if is_large => return Ok(()),
+        outcome => outcome.map_err(|source| Error::at(graph, &node, source))?,
+    }
     let ids: Vec<_> = node.present_outputs().collect();
     let outputs: Vec<_> = ids.iter().filter_map(|id| values.buffers.get(id).copied()).collect();
     if outputs.len() != ids.len() {
+        return Ok(());
+    }
+    let shared: Option<Vec<Tensor>> = outputs
+        .iter()
+        .zip(&ids)
+        .map(|(&buffer, &id)| part_of_constant(graph, &builder, buffer, id))
+        .collect();
+    if let Some(shared) = shared {
+        ids.into_iter().zip(shared).for_each(|(id, tensor)| graph.value_mut(id).constant = Some(tensor));
+        return Ok(());
+    }
+    if is_large {
         return Ok(());
     }
     let is_matrix = |id: &ValueId| graph.value(*id).ty.shape().is_some_and(|s| s.rank() == 2);
@@ -107,6 +121,44 @@ pub(crate) fn fold_node(graph: &mut Graph, index: usize) -> Result<(), Error> {
         graph.value_mut(id).constant = Some(tensor);
     }
     Ok(())
+}
+
+/// Returns the content of the buffer of value `id`, if its elements are adjacent in a constant. The bytes are shared.
+fn part_of_constant(
+    graph: &Graph,
+    builder: &ProgramBuilder,
+    buffer: BufferId,
+    id: ValueId,
+) -> Option<Tensor> {
+    let ValueType::Tensor(dtype, Some(shape)) = &graph.value(id).ty else { return None };
+    let dims = shape.concrete()?;
+    let (source, start) = match builder.constant_of(buffer) {
+        Some(tensor) => (tensor, 0),
+        None if builder.only_moves_elements() => {
+            let mut writers =
+                builder.instructions().filter(|instruction| instruction.writes().contains(&buffer));
+            let (Some(Instruction::Nest(nest)), None) = (writers.next(), writers.next()) else { return None };
+            let ([Load::Buffer(load)], [store]) = (nest.loads.as_slice(), nest.stores.as_slice()) else {
+                return None;
+            };
+            let row_major = Access::contiguous(store.access.dtype, &nest.dims);
+            let is_row_major = |access: &Access| {
+                let strides = access.strides.iter().zip(&row_major.strides);
+                access.dtype == row_major.dtype
+                    && nest.dims.iter().zip(strides).all(|(&size, (stride, own))| size == 1 || stride == own)
+            };
+            let is_whole = (store.access.offset, store.access.len) == (0, row_major.len);
+            if !is_whole || !is_row_major(&load.access) || !is_row_major(&store.access) {
+                return None;
+            }
+            (builder.constant_of(load.buffer)?, load.access.offset)
+        }
+        None => return None,
+    };
+    let start = start * source.dtype().size();
+    let end = start + ortrain_graph::byte_length(dtype.stored(), &dims).ok()?;
+    let data = (end <= source.data().len()).then(|| source.data().slice(start..end))?;
+    Tensor::new(*dtype, dims, data).ok()
 }
 
 /// Calls a host function with constant inputs.
