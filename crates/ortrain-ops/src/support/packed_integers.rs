@@ -1,6 +1,6 @@
 //! Integers of a few bits that share bytes, with scales and zero points.
 
-use ortrain_expr::product_of_sizes;
+use ortrain_expr::{QuantizedMatrix, product_of_sizes};
 use ortrain_graph::{Attrs, DType, Shape, Tensor, ValueId};
 
 use crate::OpError;
@@ -104,8 +104,42 @@ pub(crate) fn check_scale_is_finite(cx: &Infer<'_>, k: usize) -> Result<(), OpEr
     }
 }
 
+/// Attribute of a product in the form that instructions compute. The value 0 means the product with the weights without
+/// a transposition.
+pub(crate) const TRANSPOSED: &str = "transB";
+
+/// Weights of a `MatMulNBits` node: `columns` rows of `rows` integers, in blocks that share a scale.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PackedWeights {
+    pub(crate) columns: usize,
+    pub(crate) rows: usize,
+    pub(crate) bits: usize,
+    pub(crate) block: usize,
+}
+
+impl PackedWeights {
+    /// Number of blocks of a column.
+    pub(crate) fn blocks(&self) -> usize {
+        self.rows.div_ceil(self.block)
+    }
+
+    /// Adds the product of `a` and the transposed weights, in the form that instructions compute. `bytes` are the packed
+    /// integers. Scales and zero points are floats, one for each block.
+    pub(crate) fn product(
+        &self,
+        to: &mut impl ShapedNodeSink,
+        [a, bytes, scales]: [ValueId; 3],
+        zero_points: Option<ValueId>,
+    ) -> ValueId {
+        let sizes = [("N", self.columns), ("K", self.rows), ("bits", self.bits), ("block_size", self.block)];
+        let attrs = sizes.into_iter().fold(Attrs::new(), |attrs, (name, size)| attrs.with(name, size as i64));
+        let inputs: Vec<ValueId> = [a, bytes, scales].into_iter().chain(zero_points).collect();
+        to.emit_microsoft("MatMulNBits", &inputs, attrs.with(TRANSPOSED, 1i64))
+    }
+}
+
 /// Smallest size of a block.
-const MIN_BLOCK: i64 = 16;
+const MIN_BLOCK: i64 = QuantizedMatrix::GROUP as i64;
 /// Largest number of rows or columns of a weight, and largest size of a block.
 const MAX_SIZE: i64 = i32::MAX as i64;
 
@@ -128,4 +162,15 @@ pub(crate) fn read_block(attrs: &Attrs, default: Option<i64>) -> Result<usize, O
         )));
     }
     Ok(block as usize)
+}
+
+/// Returns the size of a block for instructions: a multiple of the elements that kernels decode at once.
+pub(crate) fn read_instruction_block(attrs: &Attrs) -> Result<usize, OpError> {
+    let block = positive(attrs, "block_size")?;
+    if !block.is_multiple_of(QuantizedMatrix::GROUP) {
+        return Err(OpError::invalid(format!(
+            "with the attribute {TRANSPOSED}, block_size must be a multiple of {MIN_BLOCK}, got {block}"
+        )));
+    }
+    Ok(block)
 }

@@ -7,7 +7,8 @@
 //!
 //! A `MatMulNBits` of a file is rewritten: zero points become floats, and an `Add` for the bias follows. The rewritten
 //! node has the attribute `transB` of `MatMulBnb4`. The value 0 means the product with the weights `[N, K]` without a
-//! transposition, which computes the gradient of the input.
+//! transposition, which computes the gradient of the input. In a rewritten node, scales and zero points can have another
+//! float type than the input, and blocks can have any multiple of 16 elements.
 //!
 //! Limits: the inputs with integers have known shapes; weights that are packed for one GPU (`weight_prepacked`) are
 //! refused. With `g_idx`, with float64, or if a block of `MatMulBnb4` belongs to several columns, the weights are
@@ -26,16 +27,14 @@ use crate::rewrite::Rewrite;
 use crate::sample::Sample;
 use crate::support::casts::{arithmetic_dtype, cast};
 use crate::support::packed_integers::{
-    check_count, check_scale_is_finite, keep_first, low_bits_first, positive, read_bits, read_block, reshape,
-    scaled_distance, split_bytes, unpack,
+    PackedWeights, TRANSPOSED, check_count, check_scale_is_finite, keep_first, low_bits_first, positive,
+    read_bits, read_block, read_instruction_block, reshape, scaled_distance, split_bytes, unpack,
 };
 use crate::support::quantization_grid::{emit, number, typed_input};
 
 const MICROSOFT: &str = "com.microsoft";
 /// Bits of an integer without the attribute `bits`.
 const DEFAULT_BITS: usize = 4;
-/// Attribute of a product with the weights as they lie.
-const TRANSPOSED: &str = "transB";
 
 /// Numbers of the 4-bit floats of bitsandbytes: sign, two bits of an exponent, one bit of a fraction.
 const FP4: [f64; 16] = [
@@ -79,10 +78,7 @@ const NF4: [f64; 16] = [
 
 /// `MatMulNBits`.
 struct MatMulNBits {
-    columns: usize,
-    rows: usize,
-    bits: usize,
-    block: usize,
+    weights: PackedWeights,
     /// True if the product is with the transposed weights, as in every model of a file.
     transposed: bool,
     /// True for a node in the form that instructions compute.
@@ -102,42 +98,39 @@ impl MatMulNBits {
                 "weight_prepacked: the weights are in the layout of one GPU; export the model without it",
             ));
         }
-        Ok(MatMulNBits {
+        let is_prepared = is_prepared(node);
+        let weights = PackedWeights {
             columns: positive(attrs, "N")?,
             rows: positive(attrs, "K")?,
             bits: read_bits(attrs, "bits", DEFAULT_BITS)?,
-            block: read_block(attrs, None)?,
-            transposed: attrs.int(TRANSPOSED)?.unwrap_or(1) != 0,
-            is_prepared: is_prepared(node),
-        })
+            block: if is_prepared { read_instruction_block(attrs)? } else { read_block(attrs, None)? },
+        };
+        Ok(MatMulNBits { weights, transposed: attrs.int(TRANSPOSED)?.unwrap_or(1) != 0, is_prepared })
     }
 
     /// Returns the layout of the weights.
     fn matrix(&self) -> QuantizedMatrix {
-        let zero_point = f32::from(1u16 << (self.bits - 1));
+        let PackedWeights { columns, bits, block, .. } = self.weights;
+        let zero_point = f32::from(1u16 << (bits - 1));
         QuantizedMatrix {
-            bits: self.bits,
+            bits,
             is_high_first: false,
-            block: self.block,
-            blocks: self.blocks(),
-            lines: self.columns,
+            block,
+            blocks: self.weights.blocks(),
+            lines: columns,
             numbers: QuantizedNumbers::Distances { zero_point },
         }
     }
 
-    /// Number of blocks of a column of weights.
-    fn blocks(&self) -> usize {
-        self.rows.div_ceil(self.block)
-    }
-
     /// Bytes of the zero points of a column.
     fn zero_point_bytes(&self) -> usize {
-        (self.blocks() * self.bits).div_ceil(8)
+        (self.weights.blocks() * self.weights.bits).div_ceil(8)
     }
 
     /// Adds the zero point of each block as a float, of shape `[N, blocks]`.
     fn zero_points(&self, rw: &mut Rewrite<'_>, dtype: DType) -> Result<ValueId, OpError> {
-        let (columns, blocks, bits) = (self.columns, self.blocks(), self.bits);
+        let PackedWeights { columns, bits, .. } = self.weights;
+        let blocks = self.weights.blocks();
         let (id, own) = typed_input(rw, ZERO_POINTS)?;
         let numbers = if own == DType::U8 {
             let size = self.zero_point_bytes();
@@ -152,8 +145,8 @@ impl MatMulNBits {
 
     /// Adds the weights, of shape `[N, K]` and type `dtype`.
     fn weights(&self, rw: &mut Rewrite<'_>, dtype: DType) -> Result<ValueId, OpError> {
-        let &MatMulNBits { columns, rows, bits, block, .. } = self;
-        let blocks = self.blocks();
+        let PackedWeights { columns, rows, bits, block } = self.weights;
+        let blocks = self.weights.blocks();
         let wide = arithmetic_dtype(dtype);
         let bytes = rw.required_input(1)?;
         let bytes = reshape(rw, bytes, &[columns, blocks, block * bits / 8]);
@@ -209,22 +202,25 @@ impl Op for MatMulNBits {
         cx.check_arity(3, 6, 1)?;
         let dtype = cx.expect_dtype(0, "a float type", DType::is_float)?;
         cx.expect_dtype(1, "uint8", |dtype| dtype == DType::U8)?;
-        cx.expect_same_dtype([0, SCALES, BIAS])?;
+        cx.expect_same_dtype([0, BIAS])?;
+        if self.is_prepared {
+            cx.expect_dtype(SCALES, "a float type", DType::is_float)?;
+        } else {
+            cx.expect_same_dtype([0, SCALES])?;
+        }
         check_scale_is_finite(cx, SCALES)?;
-        let (columns, blocks) = (self.columns, self.blocks());
-        let layout = format!(
-            "{} columns of {} weights, in blocks of {} with {} bits",
-            columns, self.rows, self.block, self.bits
-        );
+        let PackedWeights { columns, rows, bits, block } = self.weights;
+        let blocks = self.weights.blocks();
+        let layout = format!("{columns} columns of {rows} weights, in blocks of {block} with {bits} bits");
         let size = |parts: [usize; 2]| parts[0].saturating_mul(parts[1]);
-        let bytes = size([columns, blocks * self.block * self.bits / 8]);
+        let bytes = size([columns, blocks * block * bits / 8]);
         check_count(cx, 1, bytes, &format!("the packed weights ({layout})"))?;
         check_count(cx, SCALES, size([columns, blocks]), &format!("the scale of each block ({layout})"))?;
         if cx.has_input(ZERO_POINTS) {
             let own = cx.dtype(ZERO_POINTS)?;
             let count = if own == DType::U8 {
                 size([columns, self.zero_point_bytes()])
-            } else if own == dtype {
+            } else if own == dtype || self.is_prepared && own.is_float() {
                 size([columns, blocks])
             } else {
                 return Err(OpError::invalid(format!(
@@ -235,7 +231,7 @@ impl Op for MatMulNBits {
         }
         if cx.has_input(GROUPS) {
             cx.expect_dtype(GROUPS, "int32", |dtype| dtype == DType::I32)?;
-            check_count(cx, GROUPS, self.rows, "the group of each weight of a column (g_idx)")?;
+            check_count(cx, GROUPS, rows, "the group of each weight of a column (g_idx)")?;
             if let Some(groups) = cx.ints(GROUPS)
                 && let Some(group) = groups.iter().find(|&&group| group < 0 || group >= blocks as i64)
             {
@@ -254,7 +250,7 @@ impl Op for MatMulNBits {
                 "with the attribute {TRANSPOSED}, zero points must be floats, and g_idx and bias must be absent"
             )));
         }
-        let (from, to) = if self.transposed { (self.rows, columns) } else { (columns, self.rows) };
+        let (from, to) = if self.transposed { (rows, columns) } else { (columns, rows) };
         let weights = format!("a weight of shape [{from}, {to}]");
         let shape = cx.shape(0).map(|a| with_last_axis(a, from, to, &weights)).transpose()?;
         cx.set_output(0, dtype, shape);
@@ -262,14 +258,14 @@ impl Op for MatMulNBits {
     }
 
     fn grad(&self, cx: &mut Grad<'_>) -> Result<(), OpError> {
-        differentiate(cx, &self.matrix(), self.transposed, self.rows)
+        differentiate(cx, &self.matrix(), self.transposed, self.weights.rows)
     }
 
     fn lower(&self, cx: &mut Lower<'_>) -> Result<(), OpError> {
         if !self.is_prepared || cx.dtype(0) == DType::F64 {
             return cx.lower_decomposition();
         }
-        emit_product(cx, self.matrix(), self.transposed, self.rows)
+        emit_product(cx, self.matrix(), self.transposed, self.weights.rows)
     }
 }
 
@@ -292,11 +288,8 @@ fn decompose_n_bits(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
             Some(_) => Some(op.zero_points(rw, dtype)?),
             None => None,
         };
-        let attrs = [("N", op.columns), ("K", op.rows), ("bits", op.bits), ("block_size", op.block)];
-        let attrs = attrs.into_iter().fold(Attrs::new(), |attrs, (name, size)| attrs.with(name, size as i64));
-        let inputs = [Some(a), rw.input(1), rw.input(SCALES), zero_points];
-        let attrs = attrs.with(TRANSPOSED, 1i64);
-        rw.add_node(MICROSOFT, "MatMulNBits", &inputs, 1, attrs)[0]
+        let (bytes, scales) = (rw.required_input(1)?, rw.required_input(SCALES)?);
+        op.weights.product(rw, [a, bytes, scales], zero_points)
     };
     if let Some(bias) = rw.input(BIAS) {
         result = emit(rw, "Add", &[result, bias]);
@@ -497,7 +490,7 @@ fn differentiate(
     if !cx.needs_grad(SCALES) && !cx.needs_grad(ZERO_POINTS) {
         return Ok(());
     }
-    let dtype = cx.dtype(scales)?;
+    let dtype = cx.dtype(a)?;
     let wide = arithmetic_dtype(dtype);
     let &QuantizedMatrix { bits, block, blocks, lines, .. } = matrix;
     let (inner, outer) = if transposed { (rows, lines) } else { (lines, rows) };
@@ -522,7 +515,8 @@ fn differentiate(
         let input = cx.input(k)?;
         let shape = cx.shape_of(input);
         let gradient = emit(cx, "Reshape", &[gradient, shape]);
-        let gradient = cast(cx, gradient, wide, dtype);
+        let own = cx.dtype(input)?;
+        let gradient = cast(cx, gradient, wide, own);
         cx.set_grad(k, gradient);
         Ok(())
     };
@@ -544,8 +538,9 @@ fn differentiate(
             QuantizedNumbers::Distances { zero_point } => {
                 let own = match zero_points {
                     Some(id) => {
+                        let of_zero_points = cx.dtype(id)?;
                         let own = reshape(cx, id, &[lines, blocks, 1]);
-                        cast(cx, own, dtype, wide)
+                        cast(cx, own, of_zero_points, wide)
                     }
                     None => number(cx, wide, f64::from(*zero_point)),
                 };
@@ -559,8 +554,9 @@ fn differentiate(
     }
     if cx.needs_grad(ZERO_POINTS) {
         let total = sum_of_blocks(cx, of_weights);
+        let of_scales = cx.dtype(scales)?;
         let scales = reshape(cx, scales, &[lines, blocks]);
-        let scales = cast(cx, scales, dtype, wide);
+        let scales = cast(cx, scales, of_scales, wide);
         let gradient = emit(cx, "Mul", &[total, scales]);
         let gradient = emit(cx, "Neg", &[gradient]);
         finish(cx, ZERO_POINTS, gradient)?;
