@@ -5,13 +5,27 @@
 //! softmax of the logits. With `normalize_routing_weights` the weights of the selected experts are divided by their sum.
 //! `QMoE` has weights of 2, 4 or 8 bits. A scale belongs to a row of a weight, or to a block of a row.
 //!
-//! Both are compositions. Every expert computes every token, and experts that were not selected have weight 0: the
-//! gradients of router, tokens, weights, biases and scales follow. Sources: the operators' schemas in ONNX Runtime 1.32
-//! (SwiGLU as there); Shazeer et al. 2017, arXiv:1701.06538.
+//! Both are compositions: the gradients of router, tokens, weights, biases and scales follow. Sources: the operators'
+//! schemas in ONNX Runtime 1.32 (SwiGLU as there); Shazeer et al. 2017, arXiv:1701.06538.
+//!
+//! # Computed experts
+//!
+//! For few tokens, as in text generation, a gather copies the weights of the selected experts, and only these experts
+//! are computed. Otherwise every expert computes every token, and experts that were not selected have weight 0.
+//!
+//! The number of tokens that select an expert depends on the logits, but an instruction has fixed sizes. A product of
+//! only these tokens would be a deferred segment, which is compiled again for each number of tokens. A step would then
+//! consist of a segment for each expert, without a common memory plan.
+//!
+//! # Packed weights
+//!
+//! `QMoE` computes each layer of each expert as a product with packed integers (`MatMulNBits`). The product decodes the
+//! integers as it reads them. With float64, the weights of one expert are unpacked at a time.
 //!
 //! Limits: `use_sparse_mixer`, weights that are packed for one device, and the float formats of `QMoE` (`quant_type`)
 //! are refused. Weights have known shapes.
 
+use ortrain_expr::QuantizedMatrix;
 use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, ValueId};
 
 use crate::OpError;
@@ -21,7 +35,7 @@ use crate::rewrite::Rewrite;
 use crate::sample::Sample;
 use crate::support::casts::{arithmetic_dtype, cast};
 use crate::support::packed_integers::{
-    check_scale_is_finite, keep_first, read_bits, reshape, scaled_distance, unpack,
+    PackedWeights, check_scale_is_finite, keep_first, read_bits, read_block, reshape, unpack,
 };
 use crate::support::quantization_grid::{emit, number, typed_input};
 
@@ -30,6 +44,9 @@ const DEFAULT_BITS: usize = 4;
 const MICROSOFT: &str = "com.microsoft";
 const INPUT: usize = 0;
 const ROUTER: usize = 1;
+/// Cost of the weights of a selected expert, relative to the cost of the weights of an expert without a gather: a gather
+/// reads them, writes a copy, and the product reads the copy.
+const GATHER_COST: usize = 3;
 
 /// Activation of the hidden layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,7 +138,8 @@ impl Mixture {
                 )));
             }
         };
-        let block = attrs.int("block_size")?.filter(|&block| block > 0);
+        // -1 and 0 leave files as they are written.
+        let has_blocks = is_quantized && attrs.int("block_size")?.is_some_and(|block| block > 0);
         Ok(Mixture {
             selected,
             activation,
@@ -131,7 +149,7 @@ impl Mixture {
             limit: attrs.float("swiglu_limit")?.filter(|limit| limit.is_finite()),
             layers: if is_quantized { &QUANTIZED_LAYERS } else { &FLOAT_LAYERS },
             bits: is_quantized.then(|| read_layer_bits(attrs)).transpose()?,
-            block: block.map(|block| block as usize),
+            block: has_blocks.then(|| read_block(attrs, None)).transpose()?,
         })
     }
 
@@ -295,63 +313,19 @@ impl Op for Mixture {
     }
 }
 
+/// Selected experts of each token.
+struct Routing {
+    /// Indices of the selected experts, `[tokens, k]`.
+    selected: ValueId,
+    /// Weights of the selected experts, `[tokens, k]`.
+    shares: ValueId,
+    /// Number of tokens, if only the selected experts are computed.
+    gathered_tokens: Option<usize>,
+}
+
 impl Mixture {
-    /// Adds the weights of a layer, of shape `[experts, rows, columns]` and type `dtype`.
-    fn weights(&self, rw: &mut Rewrite<'_>, layer: usize, dtype: DType) -> Result<ValueId, OpError> {
-        let inputs = &self.layers[layer];
-        let weights = rw.required_input(inputs.weights)?;
-        let shape = rw.shape(weights).cloned();
-        let dims @ [experts, rows, columns] = self.weight_dims(layer, shape.as_ref())?;
-        let (Some(bits), Some(scales), Some(zero_points)) = (self.bits, inputs.scales, inputs.zero_points)
-        else {
-            return Ok(weights);
-        };
-        let bits = bits[layer];
-        let wide = arithmetic_dtype(dtype);
-        let blocks = self.block.map_or(1, |block| columns / block);
-        let in_blocks = [experts, rows, blocks, columns / blocks];
-        let integers = unpack(rw, weights, bits, &in_blocks);
-        let (scales, of_scales) = typed_input(rw, scales)?;
-        let scales = cast(rw, scales, of_scales, wide);
-        let scales = reshape(rw, scales, &[experts, rows, blocks, 1]);
-        let zero_points = match rw.input(zero_points) {
-            None => number(rw, wide, f64::from(1u32 << (bits - 1))),
-            Some(packed) => {
-                // Integers of a row of zero points: one for each block, or one for each row of the weights.
-                let (lead, count) =
-                    if self.block.is_some() { (experts * rows, blocks) } else { (experts, rows) };
-                let padded = (count * bits).div_ceil(8) * 8 / bits;
-                let packed = reshape(rw, packed, &[lead, padded * bits / 8]);
-                let unpacked = unpack(rw, packed, bits, &[lead, padded]);
-                let unpacked = keep_first(rw, unpacked, count, padded);
-                let unpacked = reshape(rw, unpacked, &[experts, rows, blocks, 1]);
-                cast(rw, unpacked, DType::U8, wide)
-            }
-        };
-        let weights = scaled_distance(rw, (integers, wide), zero_points, scales);
-        let weights = reshape(rw, weights, &dims);
-        Ok(cast(rw, weights, wide, dtype))
-    }
-
-    /// Adds a layer of all experts: `[.., tokens, columns]` becomes `[experts, tokens, rows]`.
-    fn layer(
-        &self,
-        rw: &mut Rewrite<'_>,
-        layer: usize,
-        x: ValueId,
-        dtype: DType,
-    ) -> Result<ValueId, OpError> {
-        let weights = self.weights(rw, layer, dtype)?;
-        let attrs = Attrs::new().with("transB", 1i64);
-        let product = rw.add_node(MICROSOFT, "FusedMatMul", &[Some(x), Some(weights)], 1, attrs)[0];
-        let Some(bias) = rw.input(self.layers[layer].bias) else { return Ok(product) };
-        let axis = rw.ints("axis", &[1]);
-        let bias = emit(rw, "Unsqueeze", &[bias, axis]);
-        Ok(emit(rw, "Add", &[product, bias]))
-    }
-
-    /// Adds the weights of the experts for each token, `[tokens, experts]`: zero for experts that were not selected.
-    fn routing(&self, rw: &mut Rewrite<'_>, dtype: DType) -> Result<ValueId, OpError> {
+    /// Adds the selection of the experts.
+    fn routing(&self, rw: &mut Rewrite<'_>, experts: usize, dtype: DType) -> Result<Routing, OpError> {
         let (logits, of_logits) = typed_input(rw, ROUTER)?;
         let count = rw.ints("k", &[self.selected]);
         let selected =
@@ -362,16 +336,37 @@ impl Mixture {
         };
         let shares = cast(rw, shares, of_shares, dtype);
         let attrs = Attrs::new().with("axis", 1i64);
-        let mut chosen = rw.add("GatherElements", &[shares, selected], attrs.clone());
+        let mut shares = rw.add("GatherElements", &[shares, selected], attrs);
         if self.normalizes {
             let axes = rw.ints("axes", &[1]);
-            let total = rw.add("ReduceSum", &[chosen, axes], Attrs::new().with("keepdims", 1i64));
-            chosen = emit(rw, "Div", &[chosen, total]);
+            let total = rw.add("ReduceSum", &[shares, axes], Attrs::new().with("keepdims", 1i64));
+            shares = emit(rw, "Div", &[shares, total]);
         }
-        let shape = emit(rw, "Shape", &[logits]);
-        let zero = number(rw, dtype, 0.0);
-        let zeros = emit(rw, "Expand", &[zero, shape]);
-        Ok(rw.add("ScatterElements", &[zeros, selected, chosen], attrs))
+        let tokens = rw.shape(logits).and_then(|shape| shape.first()).and_then(Dim::known);
+        let cost = |tokens: usize| tokens.saturating_mul(self.selected as usize).saturating_mul(GATHER_COST);
+        let gathered_tokens = tokens.filter(|&tokens| tokens > 0 && cost(tokens) <= experts);
+        Ok(Routing { selected, shares, gathered_tokens })
+    }
+
+    /// Adds the hidden layer. `product` adds a layer without its activation.
+    fn hidden(
+        &self,
+        rw: &mut Rewrite<'_>,
+        dtype: DType,
+        product: &dyn Fn(&mut Rewrite<'_>, usize) -> Result<ValueId, OpError>,
+    ) -> Result<ValueId, OpError> {
+        let hidden = product(rw, 0)?;
+        let (hidden, linear) = match self.activation {
+            Activation::Swiglu(gate @ (Gate::Interleaved | Gate::Concatenated)) => {
+                let weights = rw.required_input(self.layers[0].weights)?;
+                let [_, rows, _] = self.weight_dims(0, rw.shape(weights))?;
+                let [gate, linear] = self.halves(rw, hidden, gate, rows);
+                (gate, Some(linear))
+            }
+            _ if self.has_layer(rw.node(), 2) => (hidden, Some(product(rw, 2)?)),
+            _ => (hidden, None),
+        };
+        Ok(self.activate(rw, hidden, linear, dtype))
     }
 
     /// Adds the activation of the hidden layer.
@@ -430,10 +425,234 @@ impl Mixture {
             _ => ([0, rows as i64 / 2], [rows as i64 / 2, i64::MAX], 1),
         };
         [0, 1].map(|half| {
-            let numbers = [("start", starts[half]), ("end", ends[half]), ("axis", 2), ("step", step)];
+            let numbers = [("start", starts[half]), ("end", ends[half]), ("axis", -1), ("step", step)];
             let [start, end, axis, step] = numbers.map(|(name, at)| rw.ints(name, &[at]));
             emit(rw, "Slice", &[hidden, start, end, axis, step])
         })
+    }
+}
+
+impl Routing {
+    /// Adds the weights of all experts, `[tokens, experts]`: zero for experts that were not selected.
+    fn all_shares(&self, rw: &mut Rewrite<'_>, dtype: DType) -> Result<ValueId, OpError> {
+        let logits = rw.required_input(ROUTER)?;
+        let shape = emit(rw, "Shape", &[logits]);
+        let zero = number(rw, dtype, 0.0);
+        let zeros = emit(rw, "Expand", &[zero, shape]);
+        let attrs = Attrs::new().with("axis", 1i64);
+        Ok(rw.add("ScatterElements", &[zeros, self.selected, self.shares], attrs))
+    }
+}
+
+/// Experts with float weights.
+impl Mixture {
+    /// Adds the result for tokens of shape `[tokens, columns]`. All experts are computed in one product per layer.
+    fn float_result(
+        &self,
+        rw: &mut Rewrite<'_>,
+        routing: &Routing,
+        tokens: ValueId,
+        dtype: DType,
+    ) -> Result<ValueId, OpError> {
+        // Results of a layer have shape [experts, tokens, rows] or [tokens, k, 1, rows].
+        let is_gathered = routing.gathered_tokens.is_some();
+        let unsqueeze = |rw: &mut Rewrite<'_>, value: ValueId, axes: &[i64]| {
+            let axes = rw.ints("axes", axes);
+            emit(rw, "Unsqueeze", &[value, axes])
+        };
+        let of_experts = |rw: &mut Rewrite<'_>, value: ValueId| {
+            if !is_gathered {
+                return value;
+            }
+            rw.add("Gather", &[value, routing.selected], Attrs::new().with("axis", 0i64))
+        };
+        let layer = |rw: &mut Rewrite<'_>, layer: usize, x: ValueId| {
+            let weights = rw.required_input(self.layers[layer].weights)?;
+            let weights = of_experts(rw, weights);
+            let attrs = Attrs::new().with("transB", 1i64);
+            let product = rw.add_node(MICROSOFT, "FusedMatMul", &[Some(x), Some(weights)], 1, attrs)[0];
+            let Some(bias) = rw.input(self.layers[layer].bias) else { return Ok(product) };
+            let bias = of_experts(rw, bias);
+            let bias = unsqueeze(rw, bias, &[-2]);
+            Ok(emit(rw, "Add", &[product, bias]))
+        };
+        let x = if is_gathered { unsqueeze(rw, tokens, &[1, 2]) } else { tokens };
+        let hidden = self.hidden(rw, dtype, &|rw, k| layer(rw, k, x))?;
+        let results = layer(rw, 1, hidden)?;
+        let (shares, summed): (ValueId, &[i64]) = if is_gathered {
+            (unsqueeze(rw, routing.shares, &[2, 3]), &[1, 2])
+        } else {
+            let shares = routing.all_shares(rw, dtype)?;
+            let shares = rw.add("Transpose", &[shares], Attrs::new().with("perm", vec![1i64, 0]));
+            (unsqueeze(rw, shares, &[2]), &[0])
+        };
+        let weighted = emit(rw, "Mul", &[results, shares]);
+        let axes = rw.ints("experts", summed);
+        Ok(rw.add("ReduceSum", &[weighted, axes], Attrs::new().with("keepdims", 0i64)))
+    }
+}
+
+/// Computations of one expert each: of every expert for all tokens, or of each selected expert for its token.
+struct ExpertCalls {
+    count: usize,
+    /// Vector of one element with the index of the expert of each computation. `None`: the experts in order.
+    gathered: Option<Vec<ValueId>>,
+}
+
+impl ExpertCalls {
+    /// Returns the parts of a tensor `[experts, ..]` for all computations, each with a first axis of size 1.
+    fn parts(&self, rw: &mut Rewrite<'_>, value: ValueId) -> Vec<ValueId> {
+        match &self.gathered {
+            Some(experts) => experts
+                .iter()
+                .map(|&expert| rw.add("Gather", &[value, expert], Attrs::new().with("axis", 0i64)))
+                .collect(),
+            None => split(rw, value, 0, self.count),
+        }
+    }
+
+    /// Returns the packed weights of computation `call` from weights of shape `[experts, rows, bytes]`. Slices of
+    /// constants share the bytes of the constants.
+    fn packed_part(&self, rw: &mut Rewrite<'_>, weights: ValueId, call: usize) -> ValueId {
+        if let Some(experts) = &self.gathered {
+            return rw.add("Gather", &[weights, experts[call]], Attrs::new().with("axis", 0i64));
+        }
+        let bounds = [("start", call as i64), ("end", call as i64 + 1), ("axis", 0)];
+        let [start, end, axis] = bounds.map(|(name, at)| rw.ints(name, &[at]));
+        emit(rw, "Slice", &[weights, start, end, axis])
+    }
+}
+
+/// Splits a value into `count` parts of size 1 along an axis.
+fn split(rw: &mut Rewrite<'_>, value: ValueId, axis: i64, count: usize) -> Vec<ValueId> {
+    let attrs = Attrs::new().with("axis", axis).with("num_outputs", count as i64);
+    rw.add_node("", "Split", &[Some(value)], count, attrs)
+}
+
+/// Layer with packed weights.
+struct PackedLayer {
+    weights: PackedWeights,
+    /// Packed integers of all experts.
+    bytes: ValueId,
+    /// Scales of each computation.
+    scales: Vec<ValueId>,
+    zero_points: Option<Vec<ValueId>>,
+    bias: Option<Vec<ValueId>>,
+}
+
+impl PackedLayer {
+    /// Adds layer `call` of one expert: `[tokens, columns]` becomes `[tokens, rows]`.
+    fn emit(&self, rw: &mut Rewrite<'_>, calls: &ExpertCalls, call: usize, x: ValueId) -> ValueId {
+        let PackedWeights { columns: rows, rows: columns, bits, block } = self.weights;
+        let mut bytes = calls.packed_part(rw, self.bytes, call);
+        let missing = (self.weights.blocks() * block - columns) * bits / 8;
+        if missing > 0 {
+            let pads = rw.ints("pads", &[0, 0, 0, 0, 0, missing as i64]);
+            bytes = emit(rw, "Pad", &[bytes, pads]);
+        }
+        let bytes = reshape(rw, bytes, &[rows, self.weights.blocks(), block * bits / 8]);
+        let zero_points = self.zero_points.as_ref().map(|parts| parts[call]);
+        let product = self.weights.product(rw, [x, bytes, self.scales[call]], zero_points);
+        match &self.bias {
+            Some(parts) => emit(rw, "Add", &[product, parts[call]]),
+            None => product,
+        }
+    }
+}
+
+/// Experts with packed weights.
+impl Mixture {
+    /// Prepares a layer with weights of these bits for all computations.
+    fn packed_layer(
+        &self,
+        rw: &mut Rewrite<'_>,
+        layer: usize,
+        bits: usize,
+        calls: &ExpertCalls,
+        dtype: DType,
+    ) -> Result<PackedLayer, OpError> {
+        let inputs = &self.layers[layer];
+        let bytes = rw.required_input(inputs.weights)?;
+        let [experts, rows, columns] = self.weight_dims(layer, rw.shape(bytes))?;
+        // Without blocks, a row is one block. Its size is rounded up to the size that instructions support.
+        let block = self.block.unwrap_or(columns.next_multiple_of(QuantizedMatrix::GROUP));
+        let weights = PackedWeights { columns: rows, rows: columns, bits, block };
+        let (wide, blocks) = (arithmetic_dtype(dtype), weights.blocks());
+        let (Some(scales), Some(zero_points)) = (inputs.scales, inputs.zero_points) else {
+            return Err(OpError::invalid("packed weights need scales"));
+        };
+        let (scales, of_scales) = typed_input(rw, scales)?;
+        let scales = cast(rw, scales, of_scales, wide);
+        let scales = reshape(rw, scales, &[experts, rows, blocks]);
+        let scales = calls.parts(rw, scales);
+        let zero_points = rw.input(zero_points).map(|packed| {
+            // Integers of a row of zero points: one for each block, or one for each row of the weights.
+            let (lead, count) = if self.block.is_some() { (experts * rows, blocks) } else { (experts, rows) };
+            let padded = (count * bits).div_ceil(8) * 8 / bits;
+            let packed = reshape(rw, packed, &[lead, padded * bits / 8]);
+            let unpacked = unpack(rw, packed, bits, &[lead, padded]);
+            let unpacked = keep_first(rw, unpacked, count, padded);
+            let unpacked = reshape(rw, unpacked, &[experts, rows, blocks]);
+            let floats = cast(rw, unpacked, DType::U8, wide);
+            calls.parts(rw, floats)
+        });
+        let bias = rw.input(inputs.bias).map(|bias| calls.parts(rw, bias));
+        Ok(PackedLayer { weights, bytes, scales, zero_points, bias })
+    }
+
+    /// Adds the result for tokens of shape `[tokens, columns]`, expert by expert.
+    fn packed_result(
+        &self,
+        rw: &mut Rewrite<'_>,
+        bits: [usize; 3],
+        routing: &Routing,
+        tokens: ValueId,
+        dtype: DType,
+    ) -> Result<ValueId, OpError> {
+        let weights = rw.required_input(self.layers[0].weights)?;
+        let [experts, ..] = self.weight_dims(0, rw.shape(weights))?;
+        let selected = self.selected as usize;
+        let (calls, rows_of_tokens, shares) = match routing.gathered_tokens {
+            Some(count) => {
+                let column = |rw: &mut Rewrite<'_>, value: ValueId, dims: &[usize]| {
+                    let value = reshape(rw, value, dims);
+                    split(rw, value, 0, count * selected)
+                };
+                let gathered = column(rw, routing.selected, &[count * selected]);
+                let calls = ExpertCalls { count: count * selected, gathered: Some(gathered) };
+                let shares = column(rw, routing.shares, &[count * selected, 1]);
+                (calls, split(rw, tokens, 0, count), shares)
+            }
+            None => {
+                let shares = routing.all_shares(rw, dtype)?;
+                let shares = split(rw, shares, 1, experts);
+                (ExpertCalls { count: experts, gathered: None }, vec![tokens], shares)
+            }
+        };
+        let mut layers = Vec::with_capacity(bits.len());
+        for (layer, bits) in bits.into_iter().enumerate() {
+            if self.has_layer(rw.node(), layer) {
+                layers.push(self.packed_layer(rw, layer, bits, &calls, dtype)?);
+            }
+        }
+        let wide = arithmetic_dtype(dtype);
+        let calls_of_row = calls.count / rows_of_tokens.len();
+        let mut totals: Vec<Option<ValueId>> = vec![None; rows_of_tokens.len()];
+        for (call, share) in shares.into_iter().enumerate() {
+            let row = call / calls_of_row;
+            let x = rows_of_tokens[row];
+            let hidden = self.hidden(rw, dtype, &|rw, k| Ok(layers[k].emit(rw, &calls, call, x)))?;
+            let result = layers[1].emit(rw, &calls, call, hidden);
+            let weighted = emit(rw, "Mul", &[result, share]);
+            let weighted = cast(rw, weighted, dtype, wide);
+            totals[row] = Some(totals[row].map_or(weighted, |total| emit(rw, "Add", &[total, weighted])));
+        }
+        let results: Vec<ValueId> = totals.into_iter().flatten().collect();
+        let result = match results.as_slice() {
+            [one] => *one,
+            rows => rw.add("Concat", rows, Attrs::new().with("axis", 0i64)),
+        };
+        Ok(cast(rw, result, wide, dtype))
     }
 }
 
@@ -441,28 +660,14 @@ fn decompose(rw: &mut Rewrite<'_>) -> Result<(), OpError> {
     let op = Mixture::read(rw.node())?;
     let (input, dtype) = typed_input(rw, INPUT)?;
     let first = rw.required_input(op.layers[0].weights)?;
-    let first = rw.shape(first).cloned();
-    let [_, rows, columns] = op.weight_dims(0, first.as_ref())?;
+    let [experts, _, columns] = op.weight_dims(0, rw.shape(first))?;
     let flat = rw.ints("tokens", &[-1, columns as i64]);
     let tokens = emit(rw, "Reshape", &[input, flat]);
-    let hidden = op.layer(rw, 0, tokens, dtype)?;
-    let (hidden, linear) = match op.activation {
-        Activation::Swiglu(gate @ (Gate::Interleaved | Gate::Concatenated)) => {
-            let [gate, linear] = op.halves(rw, hidden, gate, rows);
-            (gate, Some(linear))
-        }
-        _ if op.has_layer(rw.node(), 2) => (hidden, Some(op.layer(rw, 2, tokens, dtype)?)),
-        _ => (hidden, None),
+    let routing = op.routing(rw, experts, dtype)?;
+    let total = match op.bits {
+        Some(bits) => op.packed_result(rw, bits, &routing, tokens, dtype)?,
+        None => op.float_result(rw, &routing, tokens, dtype)?,
     };
-    let hidden = op.activate(rw, hidden, linear, dtype);
-    let results = op.layer(rw, 1, hidden, dtype)?;
-    let shares = op.routing(rw, dtype)?;
-    let shares = rw.add("Transpose", &[shares], Attrs::new().with("perm", vec![1i64, 0]));
-    let axis = rw.ints("axis", &[2]);
-    let shares = emit(rw, "Unsqueeze", &[shares, axis]);
-    let weighted = emit(rw, "Mul", &[results, shares]);
-    let experts = rw.ints("experts", &[0]);
-    let total = rw.add("ReduceSum", &[weighted, experts], Attrs::new().with("keepdims", 0i64));
     let shape = emit(rw, "Shape", &[input]);
     let result = emit(rw, "Reshape", &[total, shape]);
     rw.replace_output(0, result);
@@ -492,3 +697,6 @@ pub(crate) fn definitions() -> Vec<Definition> {
         new("QMoE").weights(&[4, 7, 10]).scales(&[3, 6, 9]).sample(sample_quantized),
     ]
 }
+
+#[cfg(test)]
+mod tests;
