@@ -52,7 +52,7 @@ def outputs_like_inputs(outputs: Iterable[_ortrain.OrtValue], inputs: Sequence[o
 
 
 def _array(value: _ortrain.OrtValue) -> Any:
-    array = value.array()
+    array = value.result_array()
     return array if array.ndim else array.view(Scalar)
 
 

@@ -504,6 +504,9 @@ class OrtValue:
     def array(self) -> npt.NDArray[Any]:
         """Return a copy as a new array."""
 
+    def result_array(self) -> npt.NDArray[Any]:
+        """Return a writable array of a result that nothing else refers to; a large result is not copied."""
+
     def shape(self) -> list[int]: ...
     def data_type(self) -> str: ...
     def element_type(self) -> int: ...

@@ -779,4 +779,4 @@ def _device_of(providers: dict[str, dict[str, str]]) -> str:
 
 def _arrays(value: Native) -> Any:
     """Convert an output to ndarrays."""
-    return [tensor.array() for tensor in value] if isinstance(value, list) else value.array()
+    return [tensor.result_array() for tensor in value] if isinstance(value, list) else value.result_array()

@@ -312,6 +312,15 @@ impl OrtValue {
         NDARRAY.import(py, "numpy", "ndarray")?.call1((shape, numpy_type(py, self.dtype)?, bytes))
     }
 
+    /// Returns a writable array of a result that nothing else refers to: a large result shares its memory with the
+    /// array, a small one is copied.
+    fn result_array<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        match self.shared_memory() {
+            Some(memory) if memory.host().is_some() => self.view_of(py, memory, true),
+            _ => self.array(py),
+        }
+    }
+
     /// Returns the sizes of the axes.
     fn shape(&self) -> Vec<usize> {
         self.dims.clone()
@@ -492,6 +501,10 @@ pub(crate) fn tensors(values: &[Bound<'_, OrtValue>]) -> PyResult<Vec<Tensor>> {
     values.iter().map(|value| value.get().tensor()).collect()
 }
 
+/// Size in bytes from which a result has memory that its array can share. A view of a smaller result takes longer than
+/// a copy.
+const SHARED_RESULT_BYTES: usize = 64 << 10;
+
 /// Collector of the results of a step, in model order. Results remain on a device.
 #[derive(Default)]
 pub(crate) struct Results(Vec<Option<OrtValue>>);
@@ -499,8 +512,9 @@ pub(crate) struct Results(Vec<Option<OrtValue>>);
 impl Results {
     pub(crate) fn store(&mut self, at: usize, value: OutputView<'_>) -> Result<(), DeviceError> {
         // If the device has no memory for the result, it is copied to this process.
-        let device_copy = if value.is_on_device() { value.copy().ok() } else { None };
-        let result = match device_copy {
+        let is_shareable = value.is_on_device() || value.byte_count() >= SHARED_RESULT_BYTES;
+        let copy = if is_shareable { value.copy().ok() } else { None };
+        let result = match copy {
             Some(memory) => OrtValue::shared(value.dtype, value.dims.to_vec(), Arc::new(memory)),
             None => OrtValue::of(value.to_tensor()?),
         };

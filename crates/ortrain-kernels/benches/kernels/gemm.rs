@@ -215,6 +215,9 @@ fn network_cases() -> Vec<Case> {
         cases.push(quantized_case([rows, 4096, 4096], 4, true));
         cases.push(quantized_case([rows, 4096, 4096], 4, false));
     }
+    for rows in [4, 8, 16, 64] {
+        cases.push(quantized_case([rows, 4096, 4096], 4, true));
+    }
     cases
 }
 

@@ -20,6 +20,7 @@ pub(crate) mod levels;
 pub(crate) mod micro;
 mod operand;
 pub(crate) mod pack;
+mod packed_dots;
 mod plan;
 mod portable;
 mod quantized;
@@ -44,7 +45,7 @@ pub struct GemmKernel {
 }
 
 /// Returns the names of all candidates.
-pub(crate) fn kernel_names() -> [&'static str; 8] {
+pub(crate) fn kernel_names() -> [&'static str; 9] {
     strategies::candidates::<f32>().map(|candidate| candidate.name)
 }
 

@@ -187,8 +187,21 @@ impl Operand {
         self.depth == 1
     }
 
+    /// Returns true if the operand is one matrix of packed integers, whose lines have adjacent elements and follow each
+    /// other.
+    pub(super) fn has_whole_packed_lines(&self) -> bool {
+        self.quantized.is_some_and(|quantized| {
+            let len = quantized.matrix.line_len() as isize;
+            self.elements.rounded.is_none()
+                && self.depth == 1
+                && self.line == len
+                && self.offset % len == 0
+                && self.batch.is_constant()
+        })
+    }
+
     /// Returns the position of an element in the buffer.
-    fn position(&self, batch: usize, line: usize, depth: usize) -> isize {
+    pub(super) fn position(&self, batch: usize, line: usize, depth: usize) -> isize {
         let matrix = self.offset + self.batch.offset(batch);
         matrix + line as isize * self.line + depth as isize * self.depth
     }

@@ -306,6 +306,7 @@ impl<T: Real> Sizes<T> {
         let (a, b) = operands;
         // A piece of panels covers a chunk. A piece of dot products has few lines, possibly over all of k.
         let decoded_len = |operand: &Operand, panel: usize| match operand.quantized {
+            Some(_) if strategy == Strategy::FewRows => 0,
             None => 0,
             Some(_) if strategy.is_dots() => operand.decoded_lines(MAX_DOT_WIDTH) * k,
             Some(_) => operand.decoded_lines(panel) * depth.min(k),
@@ -316,6 +317,7 @@ impl<T: Real> Sizes<T> {
             b.at = reserve(ByteProducts::small_m_scratch(cols, k).div_ceil(T::BYTES));
         } else if strategy == Strategy::FewRows {
             a.at = reserve(m * k);
+            b.at = reserve(if b.quantized.is_some() { m * k } else { 0 });
         } else {
             let (rows, cols) = (rows.next_multiple_of(micro.mr), cols.next_multiple_of(micro.nr));
             for (operand, side, lines) in [(a, Side::A, rows), (b, Side::B, cols)] {

@@ -37,6 +37,43 @@ pub(super) struct QuantizedSource {
     zero_points: Option<*const f32>,
 }
 
+/// Numbers that the values of four bits stand for, before the scale, and the zero point of a matrix without a buffer of
+/// zero points. Numbers of two bits repeat.
+#[derive(Clone, Copy)]
+pub(super) struct Numbers([f32; GROUP], f32);
+
+impl Numbers {
+    pub(super) fn of(matrix: &QuantizedMatrix) -> Numbers {
+        match matrix.numbers {
+            QuantizedNumbers::Distances { zero_point } => {
+                let mask = u16::MAX >> (16 - matrix.bits);
+                Numbers(std::array::from_fn(|i| f32::from(i as u16 & mask)), zero_point)
+            }
+            QuantizedNumbers::Table(numbers) => Numbers(numbers, 0.0),
+        }
+    }
+}
+
+impl QuantizedSource {
+    /// Describes the blocks of a line from a block of the matrix on.
+    pub(super) fn blocks_from<'a>(&self, first: usize, numbers: &'a Numbers) -> PackedBlocks<'a> {
+        let QuantizedSource { matrix, bytes, scales, zero_points } = *self;
+        let Numbers(table, zero_point) = numbers;
+        let bytes_of_block = matrix.block * matrix.bits / 8;
+        PackedBlocks {
+            bits: matrix.bits,
+            is_high_first: matrix.is_high_first,
+            bytes: bytes.wrapping_add(first * bytes_of_block),
+            blocks: matrix.blocks,
+            block: matrix.block,
+            numbers: table,
+            scales: scales.wrapping_add(first),
+            zero_points: zero_points.map_or(&raw const *zero_point, |at| at.wrapping_add(first)),
+            zero_point_step: usize::from(zero_points.is_some()),
+        }
+    }
+}
+
 /// Rows of adjacent elements to decode.
 #[derive(Clone, Copy)]
 pub(super) struct DecodedRows {
@@ -64,19 +101,6 @@ pub(super) unsafe fn decode(isa: Isa, source: QuantizedSource, rows: DecodedRows
 }
 
 impl Decode {
-    /// Returns the number that each value of four bits stands for, before the scale, and the zero point of a matrix
-    /// without a buffer of zero points. Numbers of two bits repeat.
-    fn numbers(&self) -> ([f32; GROUP], f32) {
-        let matrix = &self.source.matrix;
-        match matrix.numbers {
-            QuantizedNumbers::Distances { zero_point } => {
-                let mask = u16::MAX >> (16 - matrix.bits);
-                (std::array::from_fn(|i| f32::from(i as u16 & mask)), zero_point)
-            }
-            QuantizedNumbers::Table(numbers) => (numbers, 0.0),
-        }
-    }
-
     /// Decodes `len` adjacent elements of one line from `first` on. `packed` describes the first element of the matrix.
     ///
     /// # Safety
@@ -131,19 +155,8 @@ impl Work for Decode {
     #[inline(always)]
     fn work<L: Level>(self) {
         let DecodedRows { first, step, rows, len } = self.rows;
-        let QuantizedSource { matrix, bytes, scales, zero_points } = self.source;
-        let (numbers, zero_point) = self.numbers();
-        let packed = PackedBlocks {
-            bits: matrix.bits,
-            is_high_first: matrix.is_high_first,
-            bytes,
-            blocks: matrix.blocks,
-            block: matrix.block,
-            numbers: &numbers,
-            scales,
-            zero_points: zero_points.unwrap_or(&raw const zero_point),
-            zero_point_step: usize::from(zero_points.is_some()),
-        };
+        let numbers = Numbers::of(&self.source.matrix);
+        let packed = self.source.blocks_from(0, &numbers);
         for row in 0..rows {
             // SAFETY: the contract of `decode`.
             unsafe { self.row::<L>(&packed, first + row * step, len, self.to.wrapping_add(row * len)) };

@@ -8,7 +8,9 @@ use super::levels::Real;
 use super::micro::{DotKernels, Factor, Micro, Target, TileProducts};
 use super::operand::{Operand, Packing};
 use super::pack::{Block, pack, transpose};
+use super::packed_dots::{self, PackedDots};
 use super::plan::{BlockKey, PackedBlocks, ProductPlan};
+use super::quantized::{Numbers, QuantizedSlots};
 use super::small_m::{self, SmallMBlock};
 use super::strategies::Strategy;
 use super::tiles::Side;
@@ -255,7 +257,30 @@ impl<T: Real> Product<T> {
                 let at = a.element_address(task.bases, task.batch, rows.0, 0);
                 let lines = Block { at, line_step: a.line, depth_step: a.depth, lines: rows.1, depth: *k };
                 pack(tape.isa, a.elements, lines, 1, packed);
+                if let Some(QuantizedSlots { matrix, .. }) = b.quantized {
+                    let order = packed_dots::order_of_lanes(matrix.bits, matrix.is_high_first);
+                    let (from, to) = (packed.cast_const().cast(), scratch.add(b.at).cast());
+                    let from = std::slice::from_raw_parts(from, rows.1 * k);
+                    let to = std::slice::from_raw_parts_mut(to, from.len());
+                    packed_dots::rearrange(from, *k, &order, to);
+                }
                 *packed_keys = key;
+            }
+            if let Some(quantized) = &b.quantized {
+                let QuantizedSlots { matrix, .. } = quantized;
+                let numbers = Numbers::of(matrix);
+                let line = b.position(0, cols.0, 0) as usize / matrix.line_len();
+                let source = quantized.source(b.slot, task.bases);
+                let dots = PackedDots {
+                    a: scratch.add(b.at).cast_const().cast(),
+                    rows: rows.1,
+                    k: *k,
+                    b: source.blocks_from(line * matrix.blocks, &numbers),
+                    lines: cols.1,
+                    c: task.c.cast(),
+                    c_row: task.c_row,
+                };
+                return packed_dots::multiply(tape.isa, &dots);
             }
             let small_block = SmallMBlock {
                 a: packed.cast_const(),

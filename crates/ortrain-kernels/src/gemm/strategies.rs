@@ -2,10 +2,13 @@
 
 use std::marker::PhantomData;
 
+use ortrain_expr::DType;
+
 use super::byte_tiles;
 use super::levels::Real;
 use super::micro::{Micro, TileProducts};
 use super::operand::{MAX_REUSED_BLOCK_BYTES, Operand};
+use super::packed_dots;
 use super::small_m;
 use crate::candidates::{Candidate, Table};
 use crate::isa::Isa;
@@ -98,8 +101,24 @@ impl<T: 'static> Table for Products<T> {
 }
 
 /// All candidates, from the fastest to the most general one.
-pub(super) fn candidates<T: Real>() -> [Candidate<Products<T>>; 8] {
+pub(super) fn candidates<T: Real>() -> [Candidate<Products<T>>; 9] {
     [
+        Candidate {
+            name: "product.few_packed_rows",
+            accepts: |request| {
+                let Request { m, k, a, b, .. } = *request;
+                T::DTYPE == DType::F32
+                    && (1..=packed_dots::MAX_ROWS).contains(&m)
+                    && (k > 0 && k.is_multiple_of(packed_dots::LANES))
+                    && (m * T::BYTES).saturating_mul(k) <= MAX_REUSED_BLOCK_BYTES
+                    && a.quantized.is_none()
+                    && b.has_whole_packed_lines()
+                    && packed_dots::has_packed_dots(request.isa)
+                    && request.multiplies_unchanged()
+            },
+            preferences: &[],
+            build: |_| Some(Strategy::FewRows),
+        },
         Candidate {
             name: "product.dots_of_rows",
             accepts: |request| request.has_dots_of(request.b),

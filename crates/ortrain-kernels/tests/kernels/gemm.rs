@@ -712,9 +712,19 @@ fn packed_integers_are_multiplied_as_their_numbers() {
         (4, false, 16, table),
         (8, false, 32, distances),
     ];
-    // Few rows, few columns, whole panels, parts of blocks, chunks that begin inside of a block.
-    let sizes: [[usize; 3]; 6] =
-        [[1, 40, 200], [3, 33, 64], [17, 5, 300], [30, 70, 31], [40, 130, 1000], [2, 600, 17]];
+    // Few rows, few columns, whole panels, parts of blocks, chunks that begin inside of a block, whole registers.
+    let sizes: [[usize; 3]; 10] = [
+        [1, 40, 200],
+        [3, 33, 64],
+        [17, 5, 300],
+        [30, 70, 31],
+        [40, 130, 1000],
+        [2, 600, 17],
+        [1, 37, 208],
+        [2, 3, 2048],
+        [4, 9, 96],
+        [29, 6, 112],
+    ];
     for (bits, is_high_first, block, numbers) in layouts {
         for [m, n, k] in sizes {
             for has_lines_of_columns in [true, false] {
