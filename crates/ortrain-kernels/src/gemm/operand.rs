@@ -187,8 +187,8 @@ impl Operand {
         self.depth == 1
     }
 
-    /// Returns true if the operand is one matrix of packed integers, whose lines have adjacent elements and follow each
-    /// other.
+    /// Returns true if the operand is one matrix of packed integers. Its lines follow each other, and the elements of a
+    /// line are adjacent.
     pub(super) fn has_whole_packed_lines(&self) -> bool {
         self.quantized.is_some_and(|quantized| {
             let len = quantized.matrix.line_len() as isize;
