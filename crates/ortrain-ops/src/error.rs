@@ -109,6 +109,9 @@ pub enum Error {
     /// There is no head that can be replaced.
     #[error("{0}")]
     Head(String),
+    /// An adapter cannot be added, changed or merged.
+    #[error("{0}")]
+    Adapter(String),
     /// A parameter does not contribute to the loss.
     #[error("{value:?} cannot be trained: {reason}")]
     NoPath {

@@ -322,6 +322,6 @@ pub(crate) fn generate_artifacts(
     })
 }
 
-fn unknown_name_error(kind: &str, name: &str) -> PyErr {
+pub(crate) fn unknown_name_error(kind: &str, name: &str) -> PyErr {
     InvalidArgumentError::new_err(format!("there is no {kind} {name:?}"))
 }

@@ -15,6 +15,7 @@ mod inference;
 mod inputs;
 mod inspection;
 mod lent;
+mod lora;
 mod model;
 mod optim;
 mod ort_device;
@@ -53,6 +54,10 @@ mod _ortrain {
     use crate::inference::InferenceSession;
     #[pymodule_export]
     use crate::inspection::{Inspection, declarations, dump, inspect, operators};
+    #[pymodule_export]
+    use crate::lora::{
+        AdaptedLayer, adapters, add_adapter, load_peft, merge_adapters, remove_adapter, save_peft,
+    };
     #[pymodule_export]
     use crate::model::{ModelChanges, OperatorLibrary};
     #[pymodule_export]

@@ -73,6 +73,7 @@ pub mod distributed;
 mod error;
 mod exec;
 mod face;
+pub mod lora;
 mod model;
 mod state;
 mod suggest;

@@ -7,6 +7,7 @@ pub(crate) mod convolution;
 pub(crate) mod element_indices;
 pub(crate) mod formula;
 pub(crate) mod gemm;
+pub(crate) mod low_rank;
 pub(crate) mod matrix_form;
 pub(crate) mod ml;
 pub(crate) mod norms;

@@ -14,6 +14,7 @@ use crate::optimizers::{self, OptimizerSpec};
 use crate::registry::class_of;
 use crate::{Error, OpError, build};
 
+mod adapters;
 mod arithmetic;
 mod batch;
 mod class_axis;
@@ -33,6 +34,11 @@ mod training_mode;
 mod updates;
 
 pub use crate::passes::gradient_stops::find_stop;
+pub use adapters::{
+    AdaptedLayer, AdapterNames, AdapterTarget, FactorKind, FactorName, FactorShapes, LayerKind,
+    adapted_layers, add_adapter, add_delta, factor_name, find_adapter_targets, is_adapter_name,
+    remove_adapter, scale_name,
+};
 pub use batch::{FixedBatch, OpenShape, batch_shape_nodes, find_fixed_batches, first_slice_nodes};
 pub use class_axis::{classes_last_note, is_class_axis_open, label_readings, with_classes_last};
 pub use classifier::{common_source, default_scores, replace_outputs_by_tensors, starts_with_label};

@@ -1,0 +1,75 @@
+//! Low-rank adapters (LoRA) of a model: two small factors beside each adapted weight.
+//!
+//! The adapter `name` of the weight `w` consists of three constants: `w.lora_A.name` with the shape `[rank, inputs]`,
+//! `w.lora_B.name` with the shape `[outputs, rank]`, and the number `w.lora_scale.name`. The factors have PEFT's layout.
+//! A layer with the result `y` gets the result `y/lora.name/base`, and a sum has the result `y`.
+
+mod names;
+mod sites;
+mod targets;
+mod weights;
+
+use ortrain_onnx::GraphProto;
+use rustc_hash::FxHashSet;
+
+pub use names::{FactorKind, FactorName, factor_name, is_adapter_name, scale_name};
+pub use sites::{AdaptedLayer, adapted_layers, remove_adapter};
+pub use targets::{AdapterTarget, LayerKind, find_adapter_targets};
+pub use weights::{FactorShapes, add_delta};
+
+use crate::Error;
+use crate::support::low_rank::{Site, adapter_nodes};
+
+/// Names of the constants of an adapter for one weight.
+#[derive(Clone, Debug)]
+pub struct AdapterNames {
+    /// Name of the adapter.
+    pub adapter: String,
+    /// Scalar with the ratio of the dropout; `None` for no dropout.
+    pub dropout: Option<String>,
+}
+
+/// Adds the nodes of an adapter to a layer. The constants are not added.
+///
+/// # Errors
+/// Returns an error if the graph has no node with the result of the layer, or if the layer has an adapter of this name.
+pub fn add_adapter(
+    graph: &mut GraphProto,
+    target: &AdapterTarget,
+    names: &AdapterNames,
+) -> Result<(), Error> {
+    let adapter = &names.adapter;
+    let root = names::root_of(&target.value);
+    let prefix = names::site_prefix(root, adapter);
+    let base = names::base_value(root, adapter);
+    let known: FxHashSet<&str> =
+        graph.node.iter().flat_map(|node| &node.output).map(String::as_str).collect();
+    if known.contains(base.as_str()) {
+        return Err(Error::Adapter(format!(
+            "{} has an adapter {adapter:?} already; give the new adapter another name",
+            target.node
+        )));
+    }
+    let at = graph.node.iter().position(|node| node.output.first() == Some(&target.value));
+    let Some(at) = at else {
+        return Err(Error::Adapter(format!(
+            "{} is not a node of the main graph, and only such nodes get adapters",
+            target.node
+        )));
+    };
+    let layer = target.layer(&graph.node[at]);
+    graph.node[at].output[0].clone_from(&base);
+    let site = Site {
+        x: &target.input,
+        base: &base,
+        y: &target.value,
+        a: &factor_name(&target.weight, FactorKind::A, adapter),
+        b: &factor_name(&target.weight, FactorKind::B, adapter),
+        scale: &scale_name(&target.weight, adapter),
+        dropout: names.dropout.as_deref(),
+        prefix: &prefix,
+    };
+    let nodes = adapter_nodes(&layer, &site);
+    graph.node.splice(at + 1..at + 1, nodes);
+    Ok(())
+}

@@ -1,0 +1,237 @@
+//! Layers that can have adapters: their weights, inputs and results.
+
+use ortrain_graph::{DType, Graph, Node, ValueId};
+use ortrain_onnx::NodeProto;
+use rustc_hash::FxHashMap;
+
+use super::names::FactorName;
+use crate::class::Class;
+use crate::registry::class_of;
+use crate::support::low_rank::Layer;
+
+/// Kind of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum LayerKind {
+    /// Product with a matrix of weights.
+    Linear,
+    /// Rows of a table, by index.
+    Embedding,
+    /// Convolution.
+    Convolution,
+}
+
+impl LayerKind {
+    /// Returns the name of the kind in reports.
+    ///
+    /// ```
+    /// use ortrain_ops::training::LayerKind;
+    ///
+    /// assert_eq!(LayerKind::Linear.name(), "linear");
+    /// ```
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            LayerKind::Linear => "linear",
+            LayerKind::Embedding => "embedding",
+            LayerKind::Convolution => "convolution",
+        }
+    }
+}
+
+/// Layer that can have an adapter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AdapterTarget {
+    /// Name of the weight: the constant before any nodes that move or convert its elements.
+    pub weight: String,
+    /// Name of the node, or of its result for a node without a name.
+    pub node_name: String,
+    /// Label of the node in messages.
+    pub node: String,
+    /// Kind of the layer.
+    pub kind: LayerKind,
+    /// Input and result of the layer.
+    pub input: String,
+    /// Result of the layer.
+    pub value: String,
+    /// Element type of the factors.
+    pub dtype: DType,
+    /// Number of input features, or of rows of a table.
+    pub inputs: usize,
+    /// Number of output features, or of columns of a table.
+    pub outputs: usize,
+    /// Sizes of the window of a convolution; otherwise empty.
+    pub window: Vec<usize>,
+    /// Number of groups of a convolution; otherwise 1.
+    pub groups: usize,
+    /// Changes from the constant to the weight that the layer reads, last one first.
+    pub(super) changes: Vec<Change>,
+    /// True if the layer reads the weight with the outputs as its last axis.
+    pub(super) has_outputs_last: bool,
+}
+
+/// Change between a constant and the layer that reads it.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) enum Change {
+    /// The order of the axes: output axis `i` is input axis `order[i]`.
+    Transpose(Vec<usize>),
+    /// Other sizes; `from` are the sizes before.
+    Reshape { from: Vec<usize> },
+    /// Another element type.
+    Cast,
+    /// Integers of a grid as floats.
+    Dequantize,
+}
+
+impl AdapterTarget {
+    /// Returns the largest rank with an effect.
+    #[must_use]
+    pub fn max_rank(&self) -> usize {
+        let cells: usize = self.window.iter().product();
+        self.outputs.min(self.inputs.saturating_mul(cells.max(1)))
+    }
+
+    /// Returns true if the weight consists of integers.
+    #[must_use]
+    pub fn has_integers(&self) -> bool {
+        self.changes.contains(&Change::Dequantize)
+    }
+
+    pub(super) fn layer(&self, node: &NodeProto) -> Layer {
+        match self.kind {
+            LayerKind::Linear => Layer::Linear,
+            LayerKind::Embedding => Layer::Embedding,
+            LayerKind::Convolution => {
+                Layer::Convolution { attributes: node.attribute.clone(), groups: self.groups }
+            }
+        }
+    }
+}
+
+/// Returns the layers of a graph with inferred types that can have adapters, in the order of the nodes. The factors of
+/// existing adapters are no targets.
+#[must_use]
+pub fn find_adapter_targets(graph: &Graph) -> Vec<AdapterTarget> {
+    let makers: FxHashMap<ValueId, &Node> =
+        graph.nodes.iter().flat_map(|node| node.present_outputs().map(move |id| (id, node))).collect();
+    let search = TargetSearch { graph, makers };
+    graph.nodes.iter().filter_map(|node| search.target(node)).collect()
+}
+
+struct TargetSearch<'g> {
+    graph: &'g Graph,
+    makers: FxHashMap<ValueId, &'g Node>,
+}
+
+/// Form of a layer: where its weight is, and how it is read.
+struct Form {
+    kind: LayerKind,
+    input: usize,
+    weight: usize,
+    has_outputs_last: bool,
+    groups: usize,
+}
+
+impl TargetSearch<'_> {
+    fn target(&self, node: &Node) -> Option<AdapterTarget> {
+        let Form { kind, input, weight, has_outputs_last, groups } = form_of(node)?;
+        let port = |k: usize| node.inputs.get(k).copied().flatten();
+        let (x, read) = (port(input)?, port(weight)?);
+        let value = node.outputs.first().copied().flatten()?;
+        let dims = self.dims(read)?;
+        let (outputs, inputs, window) = match (kind, dims.as_slice()) {
+            (LayerKind::Convolution, [outputs, inputs, window @ ..]) => {
+                (*outputs, inputs * groups, window.to_vec())
+            }
+            (_, &[first, last]) if has_outputs_last => (last, first, Vec::new()),
+            (_, &[first, last]) => (first, last, Vec::new()),
+            _ => return None,
+        };
+        let dtype = self.graph.value(value).ty.dtype().filter(|dtype| dtype.is_float())?;
+        let (source, changes) = self.source(read)?;
+        let weight = self.graph.name_of(source).to_owned();
+        if FactorName::split(&weight).is_some() || outputs == 0 || inputs == 0 {
+            return None;
+        }
+        let name = |id: ValueId| self.graph.name_of(id).to_owned();
+        let node_name = if node.name.is_empty() { name(value) } else { node.name.to_string() };
+        Some(AdapterTarget {
+            weight,
+            node_name,
+            node: self.graph.node_label(node),
+            kind,
+            input: name(x),
+            value: name(value),
+            dtype,
+            inputs,
+            outputs,
+            window,
+            groups,
+            changes,
+            has_outputs_last,
+        })
+    }
+
+    fn dims(&self, id: ValueId) -> Option<Vec<usize>> {
+        self.graph.value(id).ty.shape()?.concrete()
+    }
+
+    /// Returns the constant that a weight comes from, with the changes in between.
+    fn source(&self, mut id: ValueId) -> Option<(ValueId, Vec<Change>)> {
+        let mut changes = Vec::new();
+        while self.graph.value(id).content().is_none() {
+            let node = self.makers.get(&id)?;
+            let from = node.inputs.first().copied().flatten()?;
+            let change = match class_of(node) {
+                Class::Transpose => {
+                    let rank = self.dims(from)?.len();
+                    let order = match node.attrs.ints("perm").ok()? {
+                        Some(order) => {
+                            order.iter().map(|&axis| usize::try_from(axis).ok()).collect::<Option<_>>()?
+                        }
+                        None => (0..rank).rev().collect(),
+                    };
+                    Some(Change::Transpose(order))
+                }
+                Class::Reshape | Class::Flatten | Class::Unsqueeze => {
+                    Some(Change::Reshape { from: self.dims(from)? })
+                }
+                Class::Cast => Some(Change::Cast),
+                Class::Dequantization => Some(Change::Dequantize),
+                Class::Copy => None,
+                _ => return None,
+            };
+            changes.extend(change);
+            id = from;
+        }
+        Some((id, changes))
+    }
+}
+
+/// Returns the form of a layer with weights. Layers that scale their product, or transpose their input, have none.
+fn form_of(node: &Node) -> Option<Form> {
+    let int = |name: &str| node.attrs.int(name).ok().flatten().unwrap_or(0);
+    let is_one = |name: &str| node.attrs.float(name).ok().flatten().is_none_or(|number| number == 1.0);
+    let product = |has_outputs_last| {
+        Some(Form { kind: LayerKind::Linear, input: 0, weight: 1, has_outputs_last, groups: 1 })
+    };
+    match class_of(node) {
+        Class::MatrixProduct => product(true),
+        Class::AffineProduct | Class::ScaledProduct
+            if is_one("alpha")
+                && ["transA", "transBatchA", "transBatchB"].iter().all(|&name| int(name) == 0) =>
+        {
+            product(int("transB") == 0)
+        }
+        Class::Lookup if int("axis") == 0 => {
+            Some(Form { kind: LayerKind::Embedding, input: 1, weight: 0, has_outputs_last: true, groups: 1 })
+        }
+        Class::Convolution => Some(Form {
+            kind: LayerKind::Convolution,
+            input: 0,
+            weight: 1,
+            has_outputs_last: false,
+            groups: usize::try_from(node.attrs.int("group").ok()?.unwrap_or(1)).ok()?.max(1),
+        }),
+        _ => None,
+    }
+}

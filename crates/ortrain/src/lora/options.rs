@@ -1,0 +1,229 @@
+//! Options of adapters, and descriptions of adapted layers.
+
+use ortrain_ops::training::{AdapterTarget, LayerKind, is_adapter_name};
+
+use crate::{Error, Result};
+
+/// Selection of the weights that get adapters.
+///
+/// ```
+/// use ortrain::lora::Targets;
+///
+/// assert_eq!(Targets::patterns(["q_proj", "*.v_proj.weight"]).list().len(), 2);
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Targets {
+    /// All linear layers but the head.
+    #[default]
+    Auto,
+    /// Patterns (`*`, `?`, `[...]`) of names of weights, nodes or modules, or the last parts of such names, as in
+    /// PEFT's `target_modules`.
+    Patterns(Vec<String>),
+}
+
+impl Targets {
+    /// Returns a selection by patterns.
+    #[must_use]
+    pub fn patterns<S: Into<String>>(patterns: impl IntoIterator<Item = S>) -> Targets {
+        Targets::Patterns(patterns.into_iter().map(Into::into).collect())
+    }
+
+    /// Returns the patterns; none for [`Targets::Auto`].
+    #[must_use]
+    pub fn list(&self) -> &[String] {
+        match self {
+            Targets::Auto => &[],
+            Targets::Patterns(list) => list,
+        }
+    }
+}
+
+/// Initial values of the factors. In all of them the adapter has no effect at first.
+///
+/// ```
+/// use ortrain::lora::Init;
+///
+/// assert_eq!(Init::from_name("gaussian"), Some(Init::Gaussian));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Init {
+    /// `A` is uniform from `-1 / sqrt(n)` to `1 / sqrt(n)` for `n` inputs (PEFT's default), and `B` is zero.
+    #[default]
+    Kaiming,
+    /// `A` is normal with the standard deviation `1 / rank`, and `B` is zero.
+    Gaussian,
+}
+
+impl Init {
+    /// Returns the method of a name.
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Init> {
+        match name {
+            "kaiming" => Some(Init::Kaiming),
+            "gaussian" => Some(Init::Gaussian),
+            _ => None,
+        }
+    }
+}
+
+/// Options of [`add`](super::add).
+///
+/// ```
+/// use ortrain::lora::LoraOptions;
+///
+/// let options = LoraOptions { rank: 16, alpha: Some(32.0), ..LoraOptions::default() };
+/// assert_eq!(options.scale(), 2.0);
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct LoraOptions {
+    /// Rank: the number of rows of `A` and of columns of `B`.
+    pub rank: usize,
+    /// Numerator of the scale; by default the rank.
+    pub alpha: Option<f64>,
+    /// Selected weights.
+    pub targets: Targets,
+    /// Patterns of weights, nodes or modules that get no adapter.
+    pub exclude: Vec<String>,
+    /// Share of the inputs of the adapters that a training step sets to zero, from 0 to less than 1.
+    pub dropout: f64,
+    /// Initial values.
+    pub init: Init,
+    /// True to divide alpha by the root of the rank instead of the rank. (D. Kalajdzievski, "A Rank Stabilization
+    /// Scaling Factor for Fine-Tuning with LoRA", 2023.)
+    pub use_rslora: bool,
+    /// Patterns of constants that are trained beside the adapters.
+    pub train_also: Vec<String>,
+    /// Name of the adapter: letters, digits, `_` and `-`.
+    pub name: String,
+    /// Seed of the initial values.
+    pub seed: u64,
+}
+
+impl Default for LoraOptions {
+    fn default() -> LoraOptions {
+        LoraOptions {
+            rank: 8,
+            alpha: None,
+            targets: Targets::Auto,
+            exclude: Vec::new(),
+            dropout: 0.0,
+            init: Init::Kaiming,
+            use_rslora: false,
+            train_also: Vec::new(),
+            name: "default".into(),
+            seed: 0,
+        }
+    }
+}
+
+impl LoraOptions {
+    /// Returns the factor of the product of `A` and `B`.
+    #[must_use]
+    pub fn scale(&self) -> f64 {
+        let rank = self.rank as f64;
+        let alpha = self.alpha.unwrap_or(rank);
+        alpha / if self.use_rslora { rank.sqrt() } else { rank }
+    }
+
+    pub(super) fn check(&self) -> Result<()> {
+        let fail = |text: String| Err(Error::Argument(text));
+        if self.rank == 0 {
+            return fail("the rank of an adapter must be at least 1, got 0".into());
+        }
+        if !(0.0..1.0).contains(&self.dropout) {
+            return fail(format!("dropout must be from 0 to less than 1, got {}", self.dropout));
+        }
+        if let Some(alpha) = self.alpha.filter(|alpha| !alpha.is_finite()) {
+            return fail(format!("alpha must be a finite number, got {alpha}"));
+        }
+        if !is_adapter_name(&self.name) {
+            return fail(format!(
+                "the name of an adapter consists of letters, digits, \"_\" and \"-\", got {:?}",
+                self.name
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// Adapter of one layer.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::lora::{LoraOptions, Targets, add};
+///
+/// let options = LoraOptions { rank: 2, targets: Targets::patterns(["fc2"]), ..LoraOptions::default() };
+/// let (_, description) = add(setup::MODEL.into(), &options)?;
+/// let layer = &description.layers[0];
+/// assert_eq!((layer.weight.as_str(), layer.kind, layer.rank), ("fc2.weight", "linear", 2));
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct LayerAdapter {
+    /// Name of the adapter.
+    pub adapter: String,
+    /// Name of the weight.
+    pub weight: String,
+    /// Name of the node.
+    pub node: String,
+    /// Kind of the layer: `linear`, `embedding` or `convolution`.
+    pub kind: &'static str,
+    /// Number of input features, or of rows of a table.
+    pub inputs: usize,
+    /// Number of output features, or of columns of a table.
+    pub outputs: usize,
+    /// Rank.
+    pub rank: usize,
+    /// Number of elements of both factors.
+    pub parameters: usize,
+}
+
+impl LayerAdapter {
+    pub(super) fn new(target: &AdapterTarget, adapter: &str, rank: usize, parameters: usize) -> LayerAdapter {
+        LayerAdapter {
+            adapter: adapter.to_owned(),
+            weight: target.weight.clone(),
+            node: target.node_name.clone(),
+            kind: LayerKind::name(target.kind),
+            inputs: target.inputs,
+            outputs: target.outputs,
+            rank,
+            parameters,
+        }
+    }
+}
+
+/// Adapted layers of a model, in the order of the nodes. Layers that share a weight share its factors.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::lora::{LoraOptions, Targets, add};
+///
+/// let options = LoraOptions { rank: 2, targets: Targets::patterns(["fc*"]), ..LoraOptions::default() };
+/// let (_, description) = add(setup::MODEL.into(), &options)?;
+/// assert_eq!(description.parameters(), description.layers.iter().map(|layer| layer.parameters).sum());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Description {
+    /// Layers.
+    pub layers: Vec<LayerAdapter>,
+}
+
+impl Description {
+    /// Returns the number of elements of all factors. Shared factors count once.
+    #[must_use]
+    pub fn parameters(&self) -> usize {
+        let is_first = |at: usize| {
+            let layer = &self.layers[at];
+            !self.layers[..at]
+                .iter()
+                .any(|other| other.weight == layer.weight && other.adapter == layer.adapter)
+        };
+        (0..self.layers.len()).filter(|&at| is_first(at)).map(|at| self.layers[at].parameters).sum()
+    }
+}

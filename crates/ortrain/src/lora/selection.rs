@@ -1,0 +1,103 @@
+//! Selection of the layers that get adapters.
+
+use glob::Pattern;
+use ortrain_graph::Graph;
+use ortrain_ops::training::{AdapterTarget, LayerKind, find_adapter_targets, find_head};
+
+use super::{LoraOptions, Targets};
+use crate::suggest::hint;
+use crate::{Error, Result};
+
+/// Returns the selected layers, in the order of the nodes.
+pub(super) fn select(label: &str, graph: &Graph, options: &LoraOptions) -> Result<Vec<AdapterTarget>> {
+    let all = find_adapter_targets(graph);
+    let mut selected: Vec<AdapterTarget> = match &options.targets {
+        Targets::Auto => {
+            let head = graph.outputs.first().and_then(|&output| find_head(graph, output).ok());
+            let is_head =
+                |target: &AdapterTarget| head.as_ref().is_some_and(|head| head.weight == target.weight);
+            let is_layer = |target: &&AdapterTarget| target.kind == LayerKind::Linear && !is_head(target);
+            all.iter().filter(is_layer).cloned().collect()
+        }
+        Targets::Patterns(patterns) => {
+            for pattern in patterns {
+                if !all.iter().any(|target| matches(pattern, target)) {
+                    return Err(unknown(label, "targets", pattern, &all));
+                }
+            }
+            let is_named = |target: &&AdapterTarget| patterns.iter().any(|pattern| matches(pattern, target));
+            all.iter().filter(is_named).cloned().collect()
+        }
+    };
+    for pattern in &options.exclude {
+        if !all.iter().any(|target| matches(pattern, target)) {
+            return Err(unknown(label, "exclude", pattern, &all));
+        }
+    }
+    selected.retain(|target| !options.exclude.iter().any(|pattern| matches(pattern, target)));
+    if selected.is_empty() {
+        let names: Vec<String> = all.iter().take(5).map(|target| format!("{:?}", target.weight)).collect();
+        let advice = if names.is_empty() {
+            "it has no layers with constant weights".to_owned()
+        } else {
+            format!("name some of its weights as targets, such as {}", names.join(", "))
+        };
+        return Err(Error::Argument(format!("no layer of {label} gets an adapter; {advice}")));
+    }
+    Ok(selected)
+}
+
+fn unknown(label: &str, option: &str, pattern: &str, all: &[AdapterTarget]) -> Error {
+    let suggestion = hint(pattern, all.iter().flat_map(|target| [target.weight.as_str(), &target.node_name]));
+    Error::Argument(format!(
+        "{option} names {pattern:?}, but {label} has no layer with such a weight or node{suggestion}"
+    ))
+}
+
+/// Returns the name of the module of a layer, in PyTorch's notation. Exporters name weights after modules, or nodes.
+pub(super) fn module_of(target: &AdapterTarget) -> String {
+    let weight = target.weight.strip_suffix(".weight").unwrap_or(&target.weight);
+    let is_generated = weight.contains("::") || !weight.contains(|sign: char| sign.is_ascii_alphabetic());
+    if !is_generated {
+        return weight.to_owned();
+    }
+    let path = target.node_name.trim_start_matches('/');
+    path.rsplit_once('/').map_or(path, |(module, _)| module).replace('/', ".")
+}
+
+/// Returns true if a pattern names the weight, the node or the module of a layer, or the last parts of such a name.
+fn matches(pattern: &str, target: &AdapterTarget) -> bool {
+    let module = module_of(target);
+    let compiled = Pattern::new(pattern).ok();
+    [target.weight.as_str(), &target.node_name, &module].iter().any(|name| {
+        let is_end =
+            name.strip_suffix(pattern).is_some_and(|rest| rest.is_empty() || rest.ends_with(['.', '/']));
+        is_end || compiled.as_ref().is_some_and(|compiled| compiled.matches(name))
+    })
+}
+
+/// Returns the constants that patterns name.
+pub(super) fn train_also(label: &str, graph: &Graph, patterns: &[String]) -> Result<Vec<String>> {
+    let is_float = |id| {
+        let constant = graph.value(id).content();
+        constant.is_some_and(|constant| constant.dtype().is_float())
+    };
+    let constants: Vec<&str> =
+        graph.value_ids().filter(|&id| is_float(id)).map(|id| graph.name_of(id)).collect();
+    let mut names = Vec::new();
+    for pattern in patterns {
+        let compiled = Pattern::new(pattern).ok();
+        let fits = |name: &&&str| {
+            **name == pattern || compiled.as_ref().is_some_and(|compiled| compiled.matches(name))
+        };
+        let found: Vec<String> = constants.iter().filter(fits).map(|&name| name.to_owned()).collect();
+        if found.is_empty() {
+            let suggestion = hint(pattern, constants.iter().copied());
+            return Err(Error::Argument(format!(
+                "train_also names {pattern:?}, but {label} has no such constant of floats{suggestion}"
+            )));
+        }
+        names.extend(found);
+    }
+    Ok(names)
+}
