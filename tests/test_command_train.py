@@ -190,6 +190,26 @@ def test_settings_in_a_file(folder: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "# data =\n" in Path("empty.toml").read_text()
 
 
+def test_adapters(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A flag and a table of a file make the same adapter; the run goes on with it, and all other commands read it."""
+    data = ("--data", "data.npz", "--lr", "0.05", "--epochs", "1")
+    trained(*data, "--lora", "2,alpha=4,targets=fc1,fc2", "--out", "flag", "--save-config", "lora.toml", capsys=capsys)
+    settings = Path("lora.toml").read_text()
+    assert '\nlora = { "rank" = 2, "alpha" = 4, "targets" = ["fc1", "fc2"] }\n' in settings
+    trained("--config", "lora.toml", "--out", "table", capsys=capsys)
+    flag, table = (onnx.load(f"{run}/trained.onnx") for run in ("flag", "table"))
+    assert flag == table
+    description = ortrain.lora.adapters(flag)
+    assert [(layer.weight, layer.rank) for layer in description.layers] == [("fc1.weight", 2), ("fc2.weight", 2)]
+    trained("--config", "lora.toml", "--out", "table", "--resume", "--epochs", "2", capsys=capsys)
+    status, out, _ = run("evaluate", "table", "--data", "data.npz", capsys=capsys)
+    assert status == 0 and "accuracy" in out
+    status, _, err = run("train", "model.onnx", *data, "--lora", "many", capsys=capsys)
+    assert status == 2 and "expected RANK, or RANK,SETTING=VALUE" in err
+    status, _, err = run("train", "model.onnx", *data, "--lora", "2,ranks=4", capsys=capsys)
+    assert status == 1 and "lora has no setting 'ranks'; did you mean 'rank'?" in err
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [

@@ -152,6 +152,7 @@ def test_public_names() -> None:
         ortrain.artifacts,
         ortrain.errors,
         ortrain.examples,
+        ortrain.lora,
         ortrain.session,
         ortrain.compat,
         ortrain.onnxblock,

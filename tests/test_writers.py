@@ -39,7 +39,9 @@ _dump.dump _fit.history.History.read_csv data._open.open callbacks._progress.Pro
 callbacks._progress.ProgressBar.__init__ callbacks._loggers.CSVLogger callbacks._loggers.CSVLogger.__init__
 callbacks._loggers.MLflow callbacks._loggers.MLflow.__init__ callbacks._loggers.TensorBoard
 callbacks._loggers.TensorBoard.__init__ callbacks._checkpoint.ModelCheckpoint
-callbacks._checkpoint.ModelCheckpoint.__init__
+callbacks._checkpoint.ModelCheckpoint.__init__ artifacts.replace_head
+sklearn._classifier.OnnxClassifier sklearn._classifier.OnnxClassifier.__init__
+sklearn._estimator.OnnxEstimator.__init__ sklearn._regressor.OnnxRegressor
 """.split()
 # Second names of the same function.
 SAME = {
@@ -47,7 +49,7 @@ SAME = {
     "_estimators.optimizers.OrtGradientOptimizer.__init__": "gradient.optimizers.OrtGradientOptimizer",
 }
 NAME = re.compile(r"save|export|write|dump|generate_artifacts|trace|profil|to_onnx")
-ARGUMENT = re.compile(r"path|folder|(?<!temp_)file(?!_name)|_dir|uri|saved")
+ARGUMENT = re.compile(r"path|folder|(?<!temp_)file(?!_name)|_dir|uri|saved|^output$")
 
 
 def run(*arguments: object, folder: Path) -> str:

@@ -24,7 +24,18 @@ import numpy as np
 import onnx
 from onnx import numpy_helper
 
-from ortrain import History, InferenceSession, Model, OrtValue, SessionOptions, _bridges, artifacts, examples, onnxblock
+from ortrain import (
+    History,
+    InferenceSession,
+    Model,
+    OrtValue,
+    SessionOptions,
+    _bridges,
+    artifacts,
+    examples,
+    lora,
+    onnxblock,
+)
 from ortrain.api import CheckpointState, Module
 from ortrain.gradient import OrtGradientForwardBackward
 from ortrain.gradient.builder import GradientGraphBuilder
@@ -199,6 +210,19 @@ def history_of(version: int) -> History:
     return history
 
 
+def adapted(version: int) -> onnx.ModelProto:
+    """Return the perceptron with an adapter."""
+    return lora.add(perceptron(version), seed=version)[0]
+
+
+def loaded_adapter(folder: Path, version: int) -> None:
+    def make() -> Path:
+        lora.save_adapter(adapted(0), "adapter of PEFT")
+        return Path("adapter of PEFT").absolute()
+
+    lora.load_adapter(perceptron(version), once("adapter", make), output=folder / "loaded.onnx")
+
+
 WRITERS: dict[str, Call] = {
     "api.checkpoint_state.CheckpointState.save_checkpoint": lambda folder, version: CheckpointState.save_checkpoint(
         state_of(version), folder / "checkpoint"
@@ -223,6 +247,11 @@ WRITERS: dict[str, Call] = {
     "gradient.ortgradient.OrtGradientForwardBackwardFunction.save_onnx_graph": forward_backward,
     "inference.InferenceSession.end_profiling": profile,
     "jax.OnnxFunction.to_onnx": bridge,
+    "lora.add": lambda folder, version: lora.add(perceptron(version), output=folder / "adapted.onnx"),
+    "lora.load_adapter": loaded_adapter,
+    "lora.merge": lambda folder, version: lora.merge(adapted(version), output=folder / "merged.onnx"),
+    "lora.remove": lambda folder, version: lora.remove(adapted(version), output=folder / "base.onnx"),
+    "lora.save_adapter": lambda folder, version: lora.save_adapter(adapted(version), folder),
     "onnxblock._checkpoint.save_checkpoint": blocks,
     "session.TrainingSession.export_model_for_inferencing": lambda folder, version: session_of(
         version

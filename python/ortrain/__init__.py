@@ -10,6 +10,7 @@
 :mod:`ortrain.api`            train: ``CheckpointState``, ``Module``, ``Optimizer``, ``LinearLRScheduler``
 :mod:`ortrain.optim`          optimizers with settings and parameter groups: Adam, LAMB, Lion and more
 :mod:`ortrain.schedules`      learning rate schedules: cosine, one-cycle, plateau and more; warm-up
+:mod:`ortrain.lora`           low-rank adapters: train large models with few parameters; PEFT's files
 :mod:`ortrain.gradient`       the gradient of any model, as a model
 :mod:`ortrain.data`           images, tables, arrays, texts and audio in files as rows for training
 :mod:`ortrain.session`        training through one object: the ``TrainingSession`` of C#
@@ -95,6 +96,7 @@ if TYPE_CHECKING:
         data,
         examples,
         gradient,
+        lora,
         metrics,
         optim,
         schedules,
@@ -174,6 +176,7 @@ __all__ = [
     "generate_artifacts",
     "gradient",
     "inspect",
+    "lora",
     "metrics",
     "operators",
     "optim",
@@ -193,6 +196,7 @@ _MODULES = {
     "examples",
     "gradient",
     "jax",
+    "lora",
     "metrics",
     "onnxblock",
     "optim",

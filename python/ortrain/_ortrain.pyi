@@ -9,6 +9,7 @@ import numpy.typing as npt
 from ortrain._operators import Source
 
 __all__ = [
+    "AdaptedLayer",
     "CheckpointState",
     "ClassicSession",
     "CommunicationTime",
@@ -62,6 +63,8 @@ __all__ = [
     "Update",
     "ValueDescription",
     "__version__",
+    "adapter_targets",
+    "add_adapter",
     "checkpoint_initializers",
     "convert_model",
     "curve_steps",
@@ -76,12 +79,15 @@ __all__ = [
     "grad",
     "initializers",
     "inspect",
+    "load_peft",
     "loss_fragment",
+    "merge_adapters",
     "open_batch",
     "operators",
     "optimizer_model",
     "optimizer_spec",
     "optimizer_table",
+    "present_adapters",
     "remove_adapter",
     "replace_head",
     "result_names",
@@ -374,6 +380,8 @@ class AdaptedLayer:
     def rank(self) -> int: ...
     @property
     def parameters(self) -> int: ...
+    @property
+    def bytes(self) -> int: ...
 
 @final
 class LossFragment:
@@ -1086,7 +1094,8 @@ def open_batch(model: Source) -> bytes: ...
 def with_float_weights(model: Source) -> bytes | None: ...
 def replace_head(model: Source, classes: int, output: str | None, seed: int) -> bytes: ...
 def add_adapter(model: Source, options: dict[str, Any]) -> tuple[bytes, list[AdaptedLayer]]: ...
-def adapters(model: Source, options: dict[str, Any]) -> tuple[list[AdaptedLayer], list[AdaptedLayer]]: ...
+def adapter_targets(model: Source, options: dict[str, Any]) -> list[AdaptedLayer]: ...
+def present_adapters(model: Source) -> list[AdaptedLayer]: ...
 def remove_adapter(model: Source, name: str) -> bytes: ...
 def merge_adapters(model: Source, factors: list[tuple[str, float]]) -> bytes: ...
 def save_peft(model: Source, folder: str, name: str, modules: list[tuple[str, str]]) -> None: ...

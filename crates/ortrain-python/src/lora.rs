@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use ortrain::lora::{
-    Description, Init, LayerAdapter, LoraOptions, Targets, add, inspect_adapters, load_adapter, merge,
+    Description, Init, LayerAdapter, LoraOptions, Targets, adapters, add, inspect, load_adapter, merge,
     remove, save_adapter,
 };
 use ortrain::{Result, encode_model};
@@ -26,6 +26,7 @@ pub(crate) struct AdaptedLayer {
     outputs: usize,
     rank: usize,
     parameters: usize,
+    bytes: usize,
 }
 
 fn records(description: Description) -> Vec<AdaptedLayer> {
@@ -38,6 +39,7 @@ fn records(description: Description) -> Vec<AdaptedLayer> {
         outputs: layer.outputs,
         rank: layer.rank,
         parameters: layer.parameters,
+        bytes: layer.bytes,
     };
     description.layers.into_iter().map(record).collect()
 }
@@ -102,16 +104,21 @@ pub(crate) fn add_adapter<'py>(
     Ok((PyBytes::new(py, &encoded), records(description)))
 }
 
-/// Returns the layers that would get an adapter, and the adapters of a model.
+/// Returns the layers that would get an adapter.
 #[pyfunction]
-pub(crate) fn adapters(
+pub(crate) fn adapter_targets(
     py: Python<'_>,
     model: Source,
     options: AdapterOptions,
-) -> PyResult<(Vec<AdaptedLayer>, Vec<AdaptedLayer>)> {
+) -> PyResult<Vec<AdaptedLayer>> {
     let options = options.read()?;
-    let (new, known) = detached(py, || inspect_adapters(model.0, &options))?;
-    Ok((records(new), records(known)))
+    Ok(records(detached(py, || inspect(model.0, &options))?))
+}
+
+/// Returns the adapters of a model.
+#[pyfunction]
+pub(crate) fn present_adapters(py: Python<'_>, model: Source) -> PyResult<Vec<AdaptedLayer>> {
+    Ok(records(detached(py, || adapters(model.0))?))
 }
 
 /// Returns a model without an adapter, as a message.

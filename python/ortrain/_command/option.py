@@ -106,6 +106,12 @@ def _named(text: str) -> str | dict[str, Any]:
     return {"name": name.strip(), **found} if found else name.strip()
 
 
+def _ranked(text: str) -> int | dict[str, Any]:
+    """Return a rank, or a rank with settings of an adapter: ``8,alpha=16,targets=q_proj,v_proj``."""
+    found = _named(text)
+    return {"rank": int(found.pop("name")), **found} if isinstance(found, dict) else int(found)
+
+
 def _literal(text: str) -> Any:
     """Return numbers, true and false, or the text."""
     if "," in text:
@@ -131,6 +137,7 @@ _KINDS: dict[str, tuple[Callable[[str], Any], tuple[type, ...], str]] = {
     "bytes": (_bytes, (int,), "a number of bytes, such as 500M or 2G"),
     "weights": (_weights, (dict,), "CLASS=WEIGHT pairs with commas between them"),
     "named": (_named, (dict,), "NAME, or NAME,SETTING=VALUE with commas between settings"),
+    "ranked": (_ranked, (int, dict), "RANK, or RANK,SETTING=VALUE with commas between settings"),
     "switch": (_text, (bool,), "true or false"),
 }
 _ELEMENTS = {"texts": (str,), "integers": (int,), "numbers": (int, float), "size": (int,)}

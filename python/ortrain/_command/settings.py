@@ -104,6 +104,13 @@ MODEL = (
         choices=("auto",),
     ),
     Option(
+        "lora",
+        "ranked",
+        "train a low-rank adapter of this rank instead of the weights; with settings of ortrain.lora.add, such as "
+        "8,alpha=16,targets=q_proj,v_proj",
+        "RANK[,SETTING=VALUE]",
+    ),
+    Option(
         "metrics", "texts", "metrics, such as accuracy, top5, f1, auroc, mae, r2", "A,B", default="accuracy for labels"
     ),
     Option("weighted_metrics", "texts", "metrics in which a row counts by its weight", "A,B"),

@@ -34,7 +34,17 @@ if TYPE_CHECKING:
 
 __all__ = ["train"]
 
-_MODEL_ARGUMENTS = ("loss", "optimizer", "learning_rate", "frozen", "device", "precision", "seed", "memory_limit")
+_MODEL_ARGUMENTS = (
+    "loss",
+    "optimizer",
+    "learning_rate",
+    "frozen",
+    "lora",
+    "device",
+    "precision",
+    "seed",
+    "memory_limit",
+)
 _CALLBACKS = ("early_stopping", "reduce_on_plateau", "tensorboard")
 _DEFAULT_FOLDER = "run"
 

@@ -54,6 +54,9 @@ class Model:
             a callable that takes a :class:`~ortrain.ParameterInfo`.
         frozen: parameters that are not trained: names, patterns or a callable.
         classes: the number of classes of a new, untrained last layer; ``None`` to keep the layer.
+        lora: the rank of a low-rank adapter that is trained instead of the weights, or a dict of the arguments of
+            :func:`ortrain.lora.add`, such as ``{"rank": 8, "targets": ["q_proj", "v_proj"]}``. The new last layer of
+            ``classes`` is trained, too.
         metrics: names, metrics of :mod:`ortrain.metrics`, or functions ``(targets, outputs) -> float``.
         weighted_metrics: metrics in which a row counts by its weight: ``sample_weight``, in a training times
             ``class_weight``. The name of a metric that ``metrics`` has as well begins with ``weighted_``.
@@ -91,6 +94,7 @@ class Model:
         trainable: Selection = None,
         frozen: Selection = None,
         classes: int | None = None,
+        lora: int | Mapping[str, Any] | None = None,
         metrics: Sequence[Any] | Any = (),
         weighted_metrics: Sequence[Any] | Any = (),
         device: str = "auto",
@@ -109,7 +113,7 @@ class Model:
             folder = Path(source)
             settings = saved.read_settings(folder)
             source = saved.model_of(folder)
-        self._source, self._description = _prepared(source, classes, self._seed)
+        self._source, self._description = _prepared(source, classes, lora, self._seed)
         self._choice: Choice | None = None
         self._trainable, self._frozen = trainable, frozen
         training = settings.get("training")
@@ -644,11 +648,17 @@ def _joined(parts: Sequence[Any]) -> Any:
     return [each for part in parts for each in part]
 
 
-def _prepared(source: ModelLike, classes: int | None, seed: int) -> tuple[bytes | str, Description]:
-    """Return the model with a new head and an open batch axis, if that is possible, and its description."""
+def _prepared(
+    source: ModelLike, classes: int | None, lora: int | Mapping[str, Any] | None, seed: int
+) -> tuple[bytes | str, Description]:
+    """Return the model with a new head, adapters and an open batch axis, as far as requested, and its description."""
     model: bytes | str = model_source(source)
     if classes is not None:
         model = artifacts.replace_head(model, classes, seed=seed)
+    if lora is not None:
+        from ortrain._fit.adapted import with_adapter
+
+        model = with_adapter(model, lora, seed=seed, has_new_head=classes is not None)
     description = describe(model)
     if description.fixed_batch is not None:
         try:

@@ -1,4 +1,4 @@
-//! Nodes of low-rank adapters: two small factors beside a constant weight, whose product is added to its layer.
+//! Nodes of low-rank adapters: a layer with the weight `W` gets two small factors, and computes `W x + scale * B A x`.
 //! (E. Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021.)
 
 use ortrain_onnx::{AttributeProto, AttributeType, NodeProto};

@@ -20,7 +20,7 @@ pub(super) fn initial(
         Tensor::f32(dims, &elements).converted(target.dtype)
     };
     if target.kind == LayerKind::Embedding {
-        // PEFT's choice for tables: the second factor is random, whatever the method.
+        // PEFT's choice for tables: the second factor is random for every method.
         return [zeros(&shapes.a), tensor(&shapes.b, &|i| draw.normal(i))];
     }
     let inputs: usize = shapes.a[1..].iter().product();

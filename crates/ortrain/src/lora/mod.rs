@@ -12,10 +12,10 @@ mod peft;
 mod selection;
 
 use ortrain_graph::{Graph, Tensor, tensor_to_proto};
-use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, StringStringEntryProto};
+use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, NodeProto};
 use ortrain_ops::training::{
-    AdapterNames, AdapterTarget, Confidence, FactorKind, FactorName, Judgement, LayerKind, ParameterRole,
-    adapted_layers, add_adapter, add_delta, factor_name, find_adapter_targets, remove_adapter, scale_name,
+    AdaptedLayer, AdapterNames, AdapterTarget, FactorKind, LayerKind, adapted_layers, add_adapter, add_delta,
+    factor_name, find_adapter_targets, remove_adapter, scale_name, weight_readers,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -23,14 +23,17 @@ pub use options::{Description, Init, LayerAdapter, LoraOptions, Targets};
 pub use peft::{load_adapter, save_adapter};
 
 use crate::artifacts::to_self_contained;
+use crate::model::adapted_parameters::{add_train_also, clear_train_also};
 use crate::model::graph::{infer_graph, message_graph, opset_of};
 use crate::suggest::hint;
 use crate::{Error, ModelSource, Result};
 
-/// Metadata of a model with the names of constants that are trained beside the adapters, one in each line.
-const TRAIN_ALSO: &str = "ortrain.train_also";
-/// First version of `ai.onnx` whose arithmetic broadcasts.
+/// First version of `ai.onnx` with broadcasting in arithmetic operators.
 const MIN_OPSET: i64 = 7;
+/// First version of `ai.onnx` in which the ratio of a dropout is an input.
+const MIN_OPSET_OF_DROPOUT: i64 = 12;
+/// Begin of the name of the ratio of the dropout of an adapter.
+const DROPOUT_PREFIX: &str = "lora_dropout.";
 
 /// Model that was prepared for adapters.
 struct Prepared {
@@ -70,6 +73,78 @@ impl Prepared {
         message_graph(&self.label, &mut self.model.proto)
     }
 
+    /// Returns the layers that can have adapters, with the modules that an exporter wrote.
+    fn targets(&mut self) -> Result<Vec<AdapterTarget>> {
+        let mut targets = find_adapter_targets(&self.typed);
+        let graph = self.graph()?;
+        let modules: FxHashMap<&str, &str> = graph
+            .node
+            .iter()
+            .filter_map(|node| Some((node.output.first()?.as_str(), module_of_node(node)?)))
+            .collect();
+        for target in &mut targets {
+            target.module = modules.get(target.value.as_str()).map(|&module| module.to_owned());
+        }
+        Ok(targets)
+    }
+
+    /// Adds constants. A constant that two layers share is listed twice.
+    ///
+    /// # Errors
+    /// If the model has a value of the name of a constant.
+    fn add_constants(&mut self, constants: Vec<(String, Tensor)>) -> Result<()> {
+        let mut new: FxHashSet<String> = FxHashSet::default();
+        for (name, tensor) in constants {
+            if self.typed.find(&name).is_some() {
+                return Err(Error::Argument(format!(
+                    "{} has a value {name:?} already; give the adapter another name",
+                    self.label
+                )));
+            }
+            if new.insert(name.clone()) {
+                self.graph()?.initializer.push(tensor_to_proto(&name, &tensor));
+            }
+        }
+        Ok(())
+    }
+
+    /// Replaces constants: initializers, and values of nodes without inputs, which become initializers.
+    fn set_constants(&mut self, mut values: FxHashMap<String, Tensor>) -> Result<()> {
+        let graph = self.graph()?;
+        for tensor in &mut graph.initializer {
+            if let Some(value) = values.remove(&tensor.name) {
+                *tensor = tensor_to_proto(&tensor.name, &value);
+            }
+        }
+        graph.node.retain(|node| {
+            let value = match node.output.as_slice() {
+                [output] if node.input.is_empty() => values.remove(output).map(|value| (output, value)),
+                _ => None,
+            };
+            if let Some((output, value)) = &value {
+                graph.initializer.push(tensor_to_proto(output, value));
+            }
+            value.is_none()
+        });
+        Ok(())
+    }
+
+    /// Returns the factors of an adapter of a weight.
+    fn factors(&self, weight: &str, adapter: &str) -> Result<[Tensor; 2]> {
+        let [a, b] =
+            [FactorKind::A, FactorKind::B].map(|kind| self.constant(&factor_name(weight, kind, adapter)));
+        Ok([a?, b?])
+    }
+
+    /// Returns the factor of the product of the factors.
+    fn scale(&self, weight: &str, adapter: &str) -> Result<f64> {
+        let name = scale_name(weight, adapter);
+        let scale = self.constant(&name)?.to_f64();
+        scale.first().copied().ok_or_else(|| {
+            Error::Argument(format!("{}: the scale {name:?} of an adapter is empty", self.label))
+        })
+    }
+
     /// Returns the value of a constant.
     fn constant(&self, name: &str) -> Result<Tensor> {
         let content = self.typed.find(name).and_then(|id| self.typed.value(id).content().cloned());
@@ -79,9 +154,18 @@ impl Prepared {
     }
 }
 
+/// Returns the path of the module of a node, which the second exporter of PyTorch writes as the last but one scope of a
+/// list such as `['', 'encoder', 'encoder.q', 'linear']`.
+fn module_of_node(node: &NodeProto) -> Option<&str> {
+    let scopes = node.metadata_props.iter().find(|entry| entry.key == "pkg.torch.onnx.name_scopes")?;
+    let module = scopes.value.trim_end_matches(']').rsplit(", ").nth(1)?;
+    let module = module.trim_start_matches('[').trim_matches('\'');
+    (!module.is_empty()).then_some(module)
+}
+
 /// Adds an adapter to a model, which may have other adapters already. Returns the model and the adapted layers.
 ///
-/// All adapted layers give the same results as before: one of the factors is zero.
+/// The model gives the same results as before: one of the two factors is zero.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -102,84 +186,111 @@ impl Prepared {
 pub fn add(model: ModelSource, options: &LoraOptions) -> Result<(ModelProto, Description)> {
     options.check()?;
     let mut prepared = Prepared::new(model)?;
-    let targets = selection::select(&prepared.label, &prepared.typed, options)?;
+    let targets = selected_targets(&mut prepared, options)?;
     let also = selection::train_also(&prepared.label, &prepared.typed, &options.train_also)?;
-    let mut new: FxHashSet<String> = FxHashSet::default();
-    let mut layers = Vec::new();
-    let constants: FxHashMap<String, ()> =
-        prepared.graph()?.initializer.iter().map(|tensor| (tensor.name.clone(), ())).collect();
-    for (index, target) in targets.iter().enumerate() {
-        let rank = options.rank;
-        let shapes = target.factor_shapes(rank).map_err(adapter_error)?;
-        let dropout = (options.dropout > 0.0 && target.kind != LayerKind::Embedding)
-            .then(|| format!("lora_dropout.{}", options.name));
-        let names = AdapterNames { adapter: options.name.clone(), dropout };
-        let graph = prepared.graph()?;
-        add_adapter(graph, target, &names).map_err(adapter_error)?;
-        let parameters = shapes.a.iter().product::<usize>() + shapes.b.iter().product::<usize>();
-        layers.push(LayerAdapter::new(target, &options.name, rank, parameters));
-        let mut constant = |name: String, tensor: &dyn Fn() -> Tensor| -> Result<()> {
-            if constants.contains_key(&name) {
-                return Err(Error::Argument(format!("the model has a constant {name:?} already")));
-            }
-            if new.insert(name.clone()) {
-                graph.initializer.push(tensor_to_proto(&name, &tensor()));
-            }
-            Ok(())
-        };
-        let adapter = &options.name;
-        let [first, second] = factors::initial(target, &shapes, options, index as u64);
-        constant(factor_name(&target.weight, FactorKind::A, adapter), &|| first.clone())?;
-        constant(factor_name(&target.weight, FactorKind::B, adapter), &|| second.clone())?;
-        constant(scale_name(&target.weight, adapter), &|| Tensor::scalar(target.dtype, options.scale()))?;
-        if let Some(ratio) = &names.dropout {
-            constant(ratio.clone(), &|| Tensor::scalar(target.dtype, options.dropout))?;
-        }
+    if options.dropout > 0.0 && opset_of(&prepared.model.proto) < MIN_OPSET_OF_DROPOUT {
+        return Err(Error::Argument(format!(
+            "dropout needs opset {MIN_OPSET_OF_DROPOUT}, and {} has opset {}; convert the model first",
+            prepared.label,
+            opset_of(&prepared.model.proto)
+        )));
     }
-    write_train_also(&mut prepared.model.proto, also);
-    let description = Description { layers };
+    let adapter = &options.name;
+    let ratio = format!("{DROPOUT_PREFIX}{adapter}");
+    let mut constants: Vec<(String, Tensor)> = Vec::new();
+    for (index, target) in targets.iter().enumerate() {
+        let has_dropout = options.dropout > 0.0 && target.kind != LayerKind::Embedding;
+        let names = AdapterNames { adapter: adapter.clone(), dropout: has_dropout.then(|| ratio.clone()) };
+        add_adapter(prepared.graph()?, target, &names).map_err(adapter_error)?;
+        if has_dropout {
+            constants.push((ratio.clone(), Tensor::scalar(target.dtype, options.dropout)));
+        }
+        if targets[..index].iter().any(|other| other.weight == target.weight) {
+            continue;
+        }
+        let shapes = target.factor_shapes(options.rank).map_err(adapter_error)?;
+        let [a, b] = factors::initial(target, &shapes, options, index as u64);
+        constants.push((factor_name(&target.weight, FactorKind::A, adapter), a));
+        constants.push((factor_name(&target.weight, FactorKind::B, adapter), b));
+        constants.push((scale_name(&target.weight, adapter), Tensor::scalar(target.dtype, options.scale())));
+    }
+    prepared.add_constants(constants)?;
+    add_train_also(&mut prepared.model.proto, also);
+    let description = describe_targets(&targets, options)?;
     Ok((prepared.model.proto, description))
 }
 
-/// Returns the layers that [`add`] would adapt with these options, and the adapters that the model has.
+/// Returns the layers that [`add`] would adapt with these options.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// use ortrain::lora::{LoraOptions, inspect_adapters};
+/// use ortrain::lora::{LoraOptions, inspect};
 ///
-/// let (targets, adapters) = inspect_adapters(setup::MODEL.into(), &LoraOptions::default())?;
-/// assert!(targets.layers.iter().all(|layer| layer.rank == 8) && adapters.layers.is_empty());
+/// let found = inspect(setup::MODEL.into(), &LoraOptions::default())?;
+/// assert!(found.layers.iter().all(|layer| layer.rank == 8));
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
 /// As [`add`].
-pub fn inspect_adapters(model: ModelSource, options: &LoraOptions) -> Result<(Description, Description)> {
+pub fn inspect(model: ModelSource, options: &LoraOptions) -> Result<Description> {
     options.check()?;
     let mut prepared = Prepared::new(model)?;
-    let targets = selection::select(&prepared.label, &prepared.typed, options)?;
-    let new = targets
-        .iter()
-        .map(|target| {
-            let shapes = target.factor_shapes(options.rank).map_err(adapter_error)?;
-            let parameters = shapes.a.iter().product::<usize>() + shapes.b.iter().product::<usize>();
-            Ok(LayerAdapter::new(target, &options.name, options.rank, parameters))
-        })
-        .collect::<Result<_>>()?;
-    let known = describe_adapters(&mut prepared)?;
-    Ok((Description { layers: new }, known))
+    describe_targets(&selected_targets(&mut prepared, options)?, options)
 }
 
-/// Returns the adapters of a model.
-fn describe_adapters(prepared: &mut Prepared) -> Result<Description> {
+/// Returns the selected layers, after a check of the rank and of shared weights.
+fn selected_targets(prepared: &mut Prepared, options: &LoraOptions) -> Result<Vec<AdapterTarget>> {
+    let all = prepared.targets()?;
+    let targets = selection::select(&prepared.label, &prepared.typed, all, options)?;
+    for target in &targets {
+        target.check_rank(options.rank).map_err(adapter_error)?;
+        target.factor_shapes(options.rank).map_err(adapter_error)?;
+        let is_other_form =
+            |other: &&AdapterTarget| other.weight == target.weight && !other.has_form_of(target);
+        if let Some(other) = targets.iter().find(is_other_form) {
+            return Err(Error::Argument(format!(
+                "{} and {} read the weight {:?} in different forms, so it cannot have one adapter for both; exclude \
+                 one of them by the name of its node",
+                target.node, other.node, target.weight
+            )));
+        }
+    }
+    Ok(targets)
+}
+
+fn describe_targets(targets: &[AdapterTarget], options: &LoraOptions) -> Result<Description> {
+    let layer = |target: &AdapterTarget| {
+        let shapes = target.factor_shapes(options.rank).map_err(adapter_error)?;
+        let parameters = shapes.a.iter().product::<usize>() + shapes.b.iter().product::<usize>();
+        Ok(LayerAdapter::new(target, &options.name, options.rank, parameters))
+    };
+    Ok(Description { layers: targets.iter().map(layer).collect::<Result<_>>()? })
+}
+
+/// Returns the adapters of a model, by layer.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::ModelSource;
+/// use ortrain::lora::{LoraOptions, adapters, add};
+///
+/// let (model, description) = add(setup::MODEL.into(), &LoraOptions::default())?;
+/// assert_eq!(adapters(ModelSource::from_proto(&model)?)?, description);
+/// assert!(adapters(setup::MODEL.into())?.layers.is_empty());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// If the model cannot be read.
+pub fn adapters(model: ModelSource) -> Result<Description> {
+    let mut prepared = Prepared::new(model)?;
     let adapted = adapted_layers(prepared.graph()?);
-    let targets = find_adapter_targets(&prepared.typed);
+    let targets = prepared.targets()?;
     let mut layers = Vec::new();
     for layer in adapted {
-        let Some(target) = targets.iter().find(|target| target.weight == layer.weight) else { continue };
-        let [a, b] = [FactorKind::A, FactorKind::B]
-            .map(|kind| prepared.constant(&factor_name(&layer.weight, kind, &layer.adapter)));
-        let (a, b) = (a?, b?);
+        let target = target_of_layer(&prepared.label, &targets, &layer)?;
+        let [a, b] = prepared.factors(&layer.weight, &layer.adapter)?;
         let rank = a.dims().first().copied().unwrap_or(0);
         layers.push(LayerAdapter::new(target, &layer.adapter, rank, a.len() + b.len()));
     }
@@ -207,34 +318,52 @@ pub fn remove(model: ModelSource, name: &str) -> Result<ModelProto> {
     Ok(prepared.model.proto)
 }
 
-/// Removes the nodes and constants of an adapter. Returns the adapted weights.
-fn take_out(prepared: &mut Prepared, name: &str) -> Result<Vec<String>> {
-    let adapters: Vec<String> =
-        adapted_layers(prepared.graph()?).into_iter().map(|layer| layer.adapter).collect();
-    let removed = remove_adapter(prepared.graph()?, name);
-    if removed.is_empty() {
-        let suggestion = hint(name, adapters.iter().map(String::as_str));
-        return Err(Error::Argument(format!("{} has no adapter {name:?}{suggestion}", prepared.label)));
+/// Removes the nodes and constants of an adapter. Returns the layers that had the adapter.
+fn take_out(prepared: &mut Prepared, name: &str) -> Result<Vec<AdaptedLayer>> {
+    let adapted = adapted_layers(prepared.graph()?);
+    let layers = remove_adapter(prepared.graph()?, name);
+    if layers.is_empty() {
+        return Err(no_adapter_error(&prepared.label, name, &adapted));
     }
-    let mut weights: Vec<String> = removed.into_iter().map(|layer| layer.weight).collect();
-    let mut seen: FxHashSet<String> = FxHashSet::default();
-    weights.retain(|weight| seen.insert(weight.clone()));
-    let constants: FxHashSet<String> = weights
-        .iter()
-        .flat_map(|weight| {
-            [
-                factor_name(weight, FactorKind::A, name),
-                factor_name(weight, FactorKind::B, name),
-                scale_name(weight, name),
-            ]
-        })
-        .chain([format!("lora_dropout.{name}")])
-        .collect();
+    let mut constants: FxHashSet<String> = FxHashSet::default();
+    constants.insert(format!("{DROPOUT_PREFIX}{name}"));
+    for AdaptedLayer { weight, .. } in &layers {
+        constants.insert(factor_name(weight, FactorKind::A, name));
+        constants.insert(factor_name(weight, FactorKind::B, name));
+        constants.insert(scale_name(weight, name));
+    }
     prepared.graph()?.initializer.retain(|tensor| !constants.contains(&tensor.name));
     if adapted_layers(prepared.graph()?).is_empty() {
-        prepared.model.proto.metadata_props.retain(|entry| entry.key != TRAIN_ALSO);
+        clear_train_also(&mut prepared.model.proto);
     }
-    Ok(weights)
+    Ok(layers)
+}
+
+fn no_adapter_error(label: &str, name: &str, adapted: &[AdaptedLayer]) -> Error {
+    let mut names: Vec<String> = adapted.iter().map(|layer| format!("{:?}", layer.adapter)).collect();
+    names.sort();
+    names.dedup();
+    let present = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+    Error::Argument(format!("{label} has no adapter {name:?}; its adapters: {present}"))
+}
+
+/// Returns the first layer of each adapted weight, in the order of the layers.
+fn first_layers(layers: &[AdaptedLayer]) -> Vec<&AdaptedLayer> {
+    let mut weights: FxHashSet<&str> = FxHashSet::default();
+    layers.iter().filter(|layer| weights.insert(&layer.weight)).collect()
+}
+
+/// Checks that only layers with the adapter read a weight: its new value would change all other readers.
+fn check_readers(prepared: &Prepared, weight: &str, layers: &[AdaptedLayer]) -> Result<()> {
+    let has_adapter =
+        |reader: &String| layers.iter().any(|layer| layer.value == *reader && layer.weight == weight);
+    match weight_readers(&prepared.typed, weight).into_iter().find(|reader| !has_adapter(reader)) {
+        None => Ok(()),
+        Some(reader) => Err(Error::Argument(format!(
+            "the weight {weight:?} is also read for {reader:?}, which has no adapter, so the adapter cannot be merged \
+             into it"
+        ))),
+    }
 }
 
 /// Adds adapters to their weights, and removes their nodes: a plain model with the same results. `factors` are names of
@@ -252,91 +381,49 @@ fn take_out(prepared: &mut Prepared, name: &str) -> Result<Vec<String>> {
 /// ```
 ///
 /// # Errors
-/// If the model cannot be read, has no such adapter, or has integers as an adapted weight.
+/// If the model cannot be read, has no such adapter, or has integers as an adapted weight. If a weight is also read by a
+/// node without the adapter.
 pub fn merge(model: ModelSource, factors: &[(String, f64)]) -> Result<ModelProto> {
     let mut prepared = Prepared::new(model)?;
-    let targets = find_adapter_targets(&prepared.typed);
+    let targets = prepared.targets()?;
     let mut weights: FxHashMap<String, Tensor> = FxHashMap::default();
     for (name, factor) in factors {
-        let adapted = take_out(&mut prepared, name)?;
-        for weight in adapted {
-            let target = targets.iter().find(|target| target.weight == weight);
-            let Some(target) = target else { continue };
-            let constant = |kind| prepared.constant(&factor_name(&weight, kind, name));
-            let (a, b) = (constant(FactorKind::A)?, constant(FactorKind::B)?);
-            let scale = prepared.constant(&scale_name(&weight, name))?.to_f64().first().copied();
-            let old = match weights.get(&weight) {
+        let layers = take_out(&mut prepared, name)?;
+        for layer in first_layers(&layers) {
+            let weight = &layer.weight;
+            let target = target_of_layer(&prepared.label, &targets, layer)?;
+            check_readers(&prepared, weight, &layers)?;
+            let [a, b] = prepared.factors(weight, name)?;
+            let scale = prepared.scale(weight, name)?;
+            let old = match weights.get(weight) {
                 Some(known) => known.clone(),
-                None => prepared.constant(&weight)?,
+                None => prepared.constant(weight)?,
             };
-            let merged =
-                add_delta(target, &old, (&a, &b), factor * scale.unwrap_or(1.0)).map_err(adapter_error)?;
-            weights.insert(weight, merged);
+            let merged = add_delta(target, &old, (&a, &b), factor * scale).map_err(adapter_error)?;
+            weights.insert(weight.clone(), merged);
         }
     }
-    for tensor in &mut prepared.graph()?.initializer {
-        if let Some(merged) = weights.remove(&tensor.name) {
-            *tensor = tensor_to_proto(&tensor.name, &merged);
-        }
-    }
-    if let Some(name) = weights.keys().next() {
-        return Err(Error::Argument(format!(
-            "{name:?} is the value of a node, not an initializer, so adapters cannot be merged into it"
-        )));
-    }
+    prepared.set_constants(weights)?;
     Ok(prepared.model.proto)
-}
-
-/// Writes the names of constants that are trained beside the adapters.
-fn write_train_also(proto: &mut ModelProto, names: Vec<String>) {
-    let mut all = read_train_also(proto);
-    all.extend(names.into_iter().filter(|name| !name.contains('\n')));
-    all.sort();
-    all.dedup();
-    proto.metadata_props.retain(|entry| entry.key != TRAIN_ALSO);
-    if !all.is_empty() {
-        proto
-            .metadata_props
-            .push(StringStringEntryProto { key: TRAIN_ALSO.to_owned(), value: all.join("\n") });
-    }
-}
-
-fn read_train_also(proto: &ModelProto) -> Vec<String> {
-    let entry = proto.metadata_props.iter().find(|entry| entry.key == TRAIN_ALSO);
-    entry.map_or_else(Vec::new, |entry| entry.value.split('\n').map(str::to_owned).collect())
-}
-
-/// Trained constants of a model with adapters.
-pub(crate) struct TrainedByAdapters {
-    also: FxHashSet<String>,
-}
-
-impl TrainedByAdapters {
-    /// Returns `None` for a model without adapters.
-    pub(crate) fn of(proto: &ModelProto) -> Option<TrainedByAdapters> {
-        let graph = proto.graph.as_ref()?;
-        (!adapted_layers(graph).is_empty())
-            .then(|| TrainedByAdapters { also: read_train_also(proto).into_iter().collect() })
-    }
-
-    /// Changes the role of a constant: factors of adapters and constants beside them are trained, and the base is
-    /// frozen.
-    pub(crate) fn judge(&self, name: &str, judgement: &mut Judgement) {
-        if FactorName::split(name).is_some() || self.also.contains(name) {
-            judgement.role = ParameterRole::Trained;
-            judgement.confidence = Confidence::Certain;
-            judgement.reason = "it is trained by the adapters of the model".into();
-        } else if judgement.role == ParameterRole::Trained {
-            judgement.role = ParameterRole::Constant;
-            judgement.confidence = Confidence::Certain;
-            judgement.reason = "it belongs to the base of the adapters of the model, which is frozen".into();
-        }
-    }
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "for map_err")]
 fn adapter_error(error: ortrain_ops::Error) -> Error {
     Error::Argument(error.to_string())
+}
+
+/// Returns the target of an adapted layer.
+fn target_of_layer<'t>(
+    label: &str,
+    targets: &'t [AdapterTarget],
+    layer: &AdaptedLayer,
+) -> Result<&'t AdapterTarget> {
+    targets.iter().find(|target| target.is_layer_of(layer)).ok_or_else(|| {
+        Error::Argument(format!(
+            "{label}: the node of {:?} was changed after it got the adapter {:?}, so it is no layer with the weight {:?}",
+            layer.value, layer.adapter, layer.weight
+        ))
+    })
 }
 
 /// Returns the target of a weight, or an error with the nearest name.

@@ -17,8 +17,8 @@ pub enum Targets {
     /// All linear layers but the head.
     #[default]
     Auto,
-    /// Patterns (`*`, `?`, `[...]`) of names of weights, nodes or modules, or the last parts of such names, as in
-    /// PEFT's `target_modules`.
+    /// Patterns (`*`, `?`, `[...]`) of names of weights, nodes or modules. The last parts of a name are a pattern of it,
+    /// as in PEFT's `target_modules`.
     Patterns(Vec<String>),
 }
 
@@ -179,6 +179,8 @@ pub struct LayerAdapter {
     pub rank: usize,
     /// Number of elements of both factors.
     pub parameters: usize,
+    /// Bytes of both factors.
+    pub bytes: usize,
 }
 
 impl LayerAdapter {
@@ -192,6 +194,7 @@ impl LayerAdapter {
             outputs: target.outputs,
             rank,
             parameters,
+            bytes: parameters * target.dtype.size(),
         }
     }
 }

@@ -1,21 +1,21 @@
 //! Adapters in PEFT's files: `adapter_model.safetensors` and `adapter_config.json`.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
 use ortrain_checkpoint::{NamedTensor, load_safetensors, save_safetensors};
 use ortrain_files::Staged;
-use ortrain_graph::{Tensor, tensor_to_proto};
+use ortrain_graph::Tensor;
 use ortrain_onnx::ModelProto;
 use ortrain_ops::training::{
-    AdapterNames, AdapterTarget, FactorKind, LayerKind, adapted_layers, add_adapter, factor_name,
-    find_adapter_targets, is_adapter_name, scale_name,
+    AdaptedLayer, AdapterNames, AdapterTarget, FactorKind, LayerKind, adapted_layers, add_adapter,
+    factor_name, is_adapter_name, scale_name,
 };
-use rustc_hash::{FxHashMap, FxHashSet};
 use serde_json::{Map, Value, json};
 
 use super::selection::module_of;
-use super::{Prepared, adapter_error, target_of};
+use super::{Prepared, adapter_error, first_layers, no_adapter_error, target_of, target_of_layer};
 use crate::suggest::hint;
 use crate::{Error, ModelSource, Result};
 
@@ -32,8 +32,9 @@ fn suffixes(kind: LayerKind) -> [&'static str; 2] {
     }
 }
 
-/// Saves the adapter `name` of a model as PEFT does: `adapter_model.safetensors` and `adapter_config.json` in a folder,
-/// which is created. `modules` are names of modules for weights whose names differ from the modules of PyTorch.
+/// Saves the adapter `name` of a model in a folder, in PEFT's files `adapter_model.safetensors` and
+/// `adapter_config.json`. The folder is created. `modules` has pairs of a weight and the module of PyTorch, for weights
+/// with other names than their modules.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -58,36 +59,31 @@ pub fn save_adapter(
 ) -> Result<()> {
     let folder = folder.as_ref();
     let mut prepared = Prepared::new(model)?;
-    let targets = find_adapter_targets(&prepared.typed);
+    let targets = prepared.targets()?;
+    check_table(&prepared.label, &targets, modules)?;
     let adapted = adapted_layers(prepared.graph()?);
-    let mut weights: Vec<&str> =
-        adapted.iter().filter(|layer| layer.adapter == name).map(|layer| layer.weight.as_str()).collect();
-    let mut seen: FxHashSet<&str> = FxHashSet::default();
-    weights.retain(|weight| seen.insert(weight));
-    if weights.is_empty() {
-        let suggestion = hint(name, adapted.iter().map(|layer| layer.adapter.as_str()));
-        return Err(Error::Argument(format!("{} has no adapter {name:?}{suggestion}", prepared.label)));
+    let layers: Vec<AdaptedLayer> = adapted.iter().filter(|layer| layer.adapter == name).cloned().collect();
+    if layers.is_empty() {
+        return Err(no_adapter_error(&prepared.label, name, &adapted));
     }
     let mut tensors = Vec::new();
-    let mut ranks: Vec<(String, usize, f64)> = Vec::new();
-    for weight in weights {
-        let target = target_of(&prepared.label, &targets, weight)?;
+    let mut saved: Vec<SavedModule> = Vec::new();
+    for layer in first_layers(&layers) {
+        let weight = &layer.weight;
+        let target = target_of_layer(&prepared.label, &targets, layer)?;
         let module = modules
             .iter()
             .find(|(known, _)| known == weight)
             .map_or_else(|| module_of(target), |(_, module)| module.clone());
-        let mut rank = 0;
-        for (kind, suffix) in [FactorKind::A, FactorKind::B].into_iter().zip(suffixes(target.kind)) {
-            let tensor = prepared.constant(&factor_name(weight, kind, name))?;
-            if kind == FactorKind::A {
-                rank = tensor.dims().first().copied().unwrap_or(0);
-            }
+        let factors = prepared.factors(weight, name)?;
+        let rank = factors[0].dims().first().copied().unwrap_or(0);
+        for (tensor, suffix) in factors.into_iter().zip(suffixes(target.kind)) {
             tensors.push(NamedTensor { name: format!("{MODULE_PREFIX}{module}{suffix}"), tensor });
         }
-        let scale = prepared.constant(&scale_name(weight, name))?.to_f64().first().copied().unwrap_or(1.0);
-        ranks.push((module, rank, scale * rank as f64));
+        let alpha = rounded(prepared.scale(weight, name)? * rank as f64);
+        saved.push(SavedModule { name: module, rank, alpha });
     }
-    let config = serde_json::to_vec_pretty(&config_of(&ranks))
+    let config = serde_json::to_vec_pretty(&config_of(&saved))
         .map_err(|error| Error::Argument(format!("{CONFIG_FILE} cannot be written: {error}")))?;
     fs::create_dir_all(folder).map_err(|source| file_error("create", folder, source))?;
     save_safetensors(&tensors, folder.join(WEIGHTS_FILE))?;
@@ -106,20 +102,33 @@ fn file_error(action: &'static str, path: &Path, source: std::io::Error) -> Erro
     Error::Checkpoint(ortrain_checkpoint::Error::Io { action, path: path.to_owned(), source })
 }
 
-/// Returns PEFT's description of an adapter with these modules, ranks and numerators of the scale.
-fn config_of(modules: &[(String, usize, f64)]) -> Value {
-    let (rank, alpha) = modules.first().map_or((0, 0.0), |(_, rank, alpha)| (*rank, *alpha));
+/// Module of a saved adapter, with its rank and the numerator of its scale.
+struct SavedModule {
+    name: String,
+    rank: usize,
+    alpha: f64,
+}
+
+/// Returns the nearest integer to a numerator that differs from it by the rounding of the scale to float32 only.
+fn rounded(alpha: f64) -> f64 {
+    let nearest = alpha.round();
+    if (alpha - nearest).abs() <= f64::from(f32::EPSILON) * nearest.abs() { nearest } else { alpha }
+}
+
+/// Returns PEFT's description of an adapter with these modules.
+fn config_of(modules: &[SavedModule]) -> Value {
+    let (rank, alpha) = modules.first().map_or((0, 0.0), |module| (module.rank, module.alpha));
     let number = |alpha: f64| if alpha.fract() == 0.0 { json!(alpha as i64) } else { json!(alpha) };
-    let names: Vec<&str> = modules.iter().map(|(module, ..)| module.as_str()).collect();
+    let names: Vec<&str> = modules.iter().map(|module| module.name.as_str()).collect();
     let other_ranks: Map<String, Value> = modules
         .iter()
-        .filter(|(_, other, _)| *other != rank)
-        .map(|(module, other, _)| (module.clone(), json!(other)))
+        .filter(|module| module.rank != rank)
+        .map(|module| (module.name.clone(), json!(module.rank)))
         .collect();
     let other_alphas: Map<String, Value> = modules
         .iter()
-        .filter(|(_, _, other)| *other != alpha)
-        .map(|(module, _, other)| (module.clone(), number(*other)))
+        .filter(|module| module.alpha != alpha)
+        .map(|module| (module.name.clone(), number(module.alpha)))
         .collect();
     json!({
         "alpha_pattern": other_alphas,
@@ -142,12 +151,43 @@ fn config_of(modules: &[(String, usize, f64)]) -> Value {
     })
 }
 
+/// Fields of the description without an effect on the results of an adapter with known factors.
+const FIELDS_WITHOUT_EFFECT: [&str; 26] = [
+    "auto_mapping",
+    "base_model_name_or_path",
+    "corda_config",
+    "ensure_weight_tying",
+    "eva_config",
+    "exclude_modules",
+    "fan_in_fan_out",
+    "inference_mode",
+    "layers_pattern",
+    "layers_to_transform",
+    "lora_dropout",
+    "lora_ga_config",
+    "loftq_config",
+    "megatron_config",
+    "megatron_core",
+    "peft_type",
+    "peft_version",
+    "qalora_group_size",
+    "r",
+    "rank_pattern",
+    "revision",
+    "runtime_config",
+    "target_modules",
+    "task_type",
+    "init_lora_weights",
+    "bias",
+];
+
+/// Initial values for which PEFT changes the weights of the base.
+const INITS_THAT_CHANGE_THE_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
+
 /// Description of an adapter in a folder.
 struct Config {
-    rank: f64,
     alpha: f64,
     use_rslora: bool,
-    rank_pattern: Vec<(String, f64)>,
     alpha_pattern: Vec<(String, f64)>,
 }
 
@@ -156,53 +196,83 @@ impl Config {
         let text = fs::read(path).map_err(|source| file_error("read", path, source))?;
         let fail = |reason: String| Error::Argument(format!("{}: {reason}", path.display()));
         let value: Value =
-            serde_json::from_slice(&text).map_err(|error| fail(format!("no JSON: {error}")))?;
-        let kind = value.get("peft_type").and_then(Value::as_str).unwrap_or_default();
+            serde_json::from_slice(&text).map_err(|error| fail(format!("it is no JSON: {error}")))?;
+        let Value::Object(fields) = value else { return Err(fail("it is no JSON object".into())) };
+        let kind = fields.get("peft_type").unwrap_or(&Value::Null);
         if kind != "LORA" {
-            return Err(fail(format!("the adapter has the type {kind:?}, and only \"LORA\" can be loaded")));
+            return Err(fail(format!("the adapter has the type {kind}, and only \"LORA\" can be loaded")));
         }
-        for field in ["use_dora", "layer_replication", "use_qalora"] {
-            if value.get(field).is_some_and(|value| !matches!(value, Value::Null | Value::Bool(false))) {
-                return Err(fail(format!("{field} is not supported; train the adapter without it")));
-            }
+        check_effects(&fields).map_err(&fail)?;
+        let alpha = fields.get("lora_alpha").and_then(Value::as_f64);
+        let alpha = alpha.ok_or_else(|| fail("lora_alpha must be a number".into()))?;
+        let use_rslora = match fields.get("use_rslora") {
+            None | Some(Value::Null) => false,
+            Some(Value::Bool(value)) => *value,
+            Some(other) => return Err(fail(format!("use_rslora must be true or false, got {other}"))),
+        };
+        let mut alpha_pattern = Vec::new();
+        for (name, value) in fields.get("alpha_pattern").and_then(Value::as_object).into_iter().flatten() {
+            let is_plain = |sign: char| sign.is_alphanumeric() || matches!(sign, '.' | '_' | '-');
+            let alpha = value.as_f64().filter(|_| name.chars().all(is_plain));
+            let alpha = alpha.ok_or_else(|| {
+                fail(format!(
+                    "alpha_pattern must have numbers by the names of modules, got {name:?}: {value}"
+                ))
+            })?;
+            alpha_pattern.push((name.clone(), alpha));
         }
-        let number = |field: &str| {
-            value
-                .get(field)
-                .and_then(Value::as_f64)
-                .filter(|number| number.is_finite())
-                .ok_or_else(|| fail(format!("{field} must be a number")))
-        };
-        let pattern = |field: &str| -> Vec<(String, f64)> {
-            let entries = value.get(field).and_then(Value::as_object).into_iter().flatten();
-            entries.filter_map(|(name, value)| Some((name.clone(), value.as_f64()?))).collect()
-        };
-        Ok(Config {
-            rank: number("r")?,
-            alpha: number("lora_alpha")?,
-            use_rslora: value.get("use_rslora").and_then(Value::as_bool).unwrap_or(false),
-            rank_pattern: pattern("rank_pattern"),
-            alpha_pattern: pattern("alpha_pattern"),
-        })
+        Ok(Config { alpha, use_rslora, alpha_pattern })
     }
 
-    /// Returns the scale of a module.
-    fn scale(&self, module: &str) -> f64 {
-        let find = |patterns: &[(String, f64)], otherwise: f64| {
-            let fits = |name: &str| {
-                module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
-            };
-            patterns.iter().find(|(name, _)| fits(name)).map_or(otherwise, |(_, number)| *number)
-        };
-        let rank = find(&self.rank_pattern, self.rank);
-        find(&self.alpha_pattern, self.alpha) / if self.use_rslora { rank.sqrt() } else { rank }
+    /// Returns the scale of a module with factors of a rank.
+    fn scale(&self, module: &str, rank: usize) -> f64 {
+        let fits =
+            |name: &str| module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+        let alpha =
+            self.alpha_pattern.iter().find(|(name, _)| fits(name)).map_or(self.alpha, |(_, alpha)| *alpha);
+        let rank = rank as f64;
+        alpha / if self.use_rslora { rank.sqrt() } else { rank }
     }
 }
 
-/// Adds an adapter of PEFT to a model, under a name. `modules` are names of modules for weights whose names differ from
-/// the modules of PyTorch.
-///
-/// See [`save_adapter`] for an example.
+/// Checks that each field of a description has an effect that is known and supported. Empty fields have none.
+fn check_effects(fields: &Map<String, Value>) -> std::result::Result<(), String> {
+    for (field, value) in fields {
+        let is_empty = match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Array(list) => list.is_empty(),
+            Value::Object(entries) => entries.is_empty(),
+            _ => false,
+        };
+        let is_supported = match (field.as_str(), value) {
+            _ if is_empty => true,
+            ("lora_alpha" | "use_rslora" | "alpha_pattern", _) => true,
+            ("bias", Value::String(bias)) => bias == "none",
+            ("init_lora_weights", Value::String(init)) => {
+                !INITS_THAT_CHANGE_THE_BASE.iter().any(|name| init.to_lowercase().starts_with(name))
+            }
+            (name, _) => FIELDS_WITHOUT_EFFECT.contains(&name),
+        };
+        if !is_supported {
+            return Err(match field.as_str() {
+                "init_lora_weights" => format!(
+                    "the weights of the base were changed for {field} = {value}; save the adapter with \
+                     path_initial_model_for_weight_conversion, so that it fits the original base"
+                ),
+                _ => format!("{field} = {value} is not supported; supported are plain LoRA and rsLoRA"),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Checks that each weight of a table of modules is one of a layer.
+fn check_table(label: &str, targets: &[AdapterTarget], modules: &[(String, String)]) -> Result<()> {
+    modules.iter().try_for_each(|(weight, _)| target_of(label, targets, weight).map(drop))
+}
+
+/// Adds an adapter in PEFT's files to a model, under a name. [`save_adapter`] has an example, and the same
+/// arguments.
 ///
 /// # Errors
 /// If the folder has no such files, or files that are damaged, or an adapter that is not LoRA. If a module is no layer
@@ -230,81 +300,90 @@ pub fn load_adapter(
     let tensors = load_safetensors(&path)?;
     let config = Config::read(&folder.join(CONFIG_FILE))?;
     let mut prepared = Prepared::new(model)?;
-    let targets = find_adapter_targets(&prepared.typed);
-    let factors = factors_by_module(&path, tensors)?;
-    for (module, pair) in factors {
-        let target = find_module(&prepared.label, &targets, &module, modules)?;
+    let targets = prepared.targets()?;
+    check_table(&prepared.label, &targets, modules)?;
+    let mut constants = Vec::new();
+    for ModuleFactors { module, is_embedding, pair } in factors_by_module(&path, tensors)? {
+        let of_kind: Vec<&AdapterTarget> =
+            targets.iter().filter(|target| (target.kind == LayerKind::Embedding) == is_embedding).collect();
+        let target = find_module(&prepared.label, &of_kind, &module, modules)?;
         let [a, b] = checked_factors(&path, &module, target, pair)?;
-        let scale = config.scale(&module);
-        let readers: Vec<&AdapterTarget> =
-            targets.iter().filter(|other| other.weight == target.weight).collect();
+        let scale = config.scale(&module, a.dims()[0]);
         let graph = prepared.graph()?;
-        for reader in readers {
+        for reader in targets.iter().filter(|other| other.has_form_of(target)) {
             let names = AdapterNames { adapter: name.to_owned(), dropout: None };
             add_adapter(graph, reader, &names).map_err(adapter_error)?;
         }
-        let scale = Tensor::scalar(target.dtype, scale);
-        for (constant, tensor) in [
-            (factor_name(&target.weight, FactorKind::A, name), a),
-            (factor_name(&target.weight, FactorKind::B, name), b),
-            (scale_name(&target.weight, name), scale),
-        ] {
-            graph.initializer.push(tensor_to_proto(&constant, &tensor));
-        }
+        constants.push((factor_name(&target.weight, FactorKind::A, name), a));
+        constants.push((factor_name(&target.weight, FactorKind::B, name), b));
+        constants.push((scale_name(&target.weight, name), Tensor::scalar(target.dtype, scale)));
     }
+    prepared.add_constants(constants)?;
     Ok(prepared.model.proto)
 }
 
-/// Factors of the modules, in the order of their names.
-fn factors_by_module(path: &Path, tensors: Vec<NamedTensor>) -> Result<Vec<(String, [Option<Tensor>; 2])>> {
-    let mut found: FxHashMap<String, [Option<Tensor>; 2]> = FxHashMap::default();
-    let mut order = Vec::new();
+/// Factors of a module, as far as a file has them.
+struct ModuleFactors {
+    module: String,
+    is_embedding: bool,
+    pair: [Option<Tensor>; 2],
+}
+
+/// Returns the factors of the modules, in the order of their names.
+fn factors_by_module(path: &Path, tensors: Vec<NamedTensor>) -> Result<Vec<ModuleFactors>> {
+    let mut found: BTreeMap<(String, bool), [Option<Tensor>; 2]> = BTreeMap::new();
     for NamedTensor { name, tensor } in tensors {
         let inner = name.strip_prefix(MODULE_PREFIX).unwrap_or(&name);
         let part = [LayerKind::Linear, LayerKind::Embedding].into_iter().find_map(|kind| {
             let at = suffixes(kind).iter().position(|suffix| inner.ends_with(suffix))?;
-            Some((inner.strip_suffix(suffixes(kind)[at])?.to_owned(), at))
+            let module = inner.strip_suffix(suffixes(kind)[at])?.to_owned();
+            Some(((module, kind == LayerKind::Embedding), at))
         });
-        let Some((module, at)) = part else {
+        let Some((key, at)) = part else {
             return Err(Error::Argument(format!(
-                "{} has a tensor {name:?}, which is no factor of an adapter (\"….lora_A.weight\")",
+                "{}: {name:?} is no factor of an adapter; its name must end with \".lora_A.weight\", or with another \
+                 factor of plain LoRA",
                 path.display()
             )));
         };
-        if !found.contains_key(&module) {
-            order.push(module.clone());
-        }
-        found.entry(module).or_default()[at] = Some(tensor);
+        found.entry(key).or_default()[at] = Some(tensor);
     }
-    if order.is_empty() {
+    if found.is_empty() {
         return Err(Error::Argument(format!("{} has no factors of adapters", path.display())));
     }
-    order.sort();
-    Ok(order.into_iter().filter_map(|module| found.remove_entry(&module)).collect())
+    let factors = |((module, is_embedding), pair)| ModuleFactors { module, is_embedding, pair };
+    Ok(found.into_iter().map(factors).collect())
 }
 
 /// Returns the layer of a module: by the table, by the equal name, or by the only name with the same end.
 fn find_module<'t>(
     label: &str,
-    targets: &'t [AdapterTarget],
+    targets: &[&'t AdapterTarget],
     module: &str,
     modules: &[(String, String)],
 ) -> Result<&'t AdapterTarget> {
-    if let Some((weight, _)) = modules.iter().find(|(_, known)| known == module) {
-        return target_of(label, targets, weight);
-    }
-    let names: Vec<String> = targets.iter().map(module_of).collect();
-    if let Some(at) = names.iter().position(|name| name == module) {
-        return Ok(&targets[at]);
-    }
+    let names: Vec<String> = targets.iter().map(|target| module_of(target)).collect();
     let ends_with =
         |longer: &str, shorter: &str| longer.strip_suffix(shorter).is_some_and(|rest| rest.ends_with('.'));
-    let mut similar: Vec<&AdapterTarget> = targets
-        .iter()
-        .zip(&names)
-        .filter(|(_, name)| ends_with(name, module) || ends_with(module, name))
-        .map(|(target, _)| target)
-        .collect();
+    let by_table = modules.iter().find(|(_, known)| known == module).map(|(weight, _)| weight);
+    let mut similar: Vec<&AdapterTarget> = match by_table {
+        Some(weight) => targets.iter().copied().filter(|target| target.weight == *weight).collect(),
+        None => targets
+            .iter()
+            .zip(&names)
+            .filter(|(_, name)| *name == module)
+            .map(|(target, _)| *target)
+            .collect(),
+    };
+    if similar.is_empty() {
+        let is_similar = |name: &String| ends_with(name, module) || ends_with(module, name);
+        similar = targets
+            .iter()
+            .zip(&names)
+            .filter(|(_, name)| is_similar(name))
+            .map(|(target, _)| *target)
+            .collect();
+    }
     similar.dedup_by(|a, b| a.weight == b.weight);
     match similar[..] {
         [only] => Ok(only),
@@ -312,7 +391,7 @@ fn find_module<'t>(
             let suggestion = hint(module, names.iter().map(String::as_str));
             Err(Error::Argument(format!(
                 "the adapter has the module {module:?}, but {label} has no such layer{suggestion}; if an exporter \
-                 renamed the weight, give a table of modules"
+                 renamed the weight, give its module in modules"
             )))
         }
     }

@@ -2,20 +2,24 @@
 
 use glob::Pattern;
 use ortrain_graph::Graph;
-use ortrain_ops::training::{AdapterTarget, LayerKind, find_adapter_targets, find_head};
+use ortrain_ops::training::{AdapterTarget, LayerKind, find_head_target};
 
 use super::{LoraOptions, Targets};
 use crate::suggest::hint;
 use crate::{Error, Result};
 
-/// Returns the selected layers, in the order of the nodes.
-pub(super) fn select(label: &str, graph: &Graph, options: &LoraOptions) -> Result<Vec<AdapterTarget>> {
-    let all = find_adapter_targets(graph);
+/// Returns the selected layers of all layers that can have adapters, in the order of the nodes.
+pub(super) fn select(
+    label: &str,
+    graph: &Graph,
+    all: Vec<AdapterTarget>,
+    options: &LoraOptions,
+) -> Result<Vec<AdapterTarget>> {
     let mut selected: Vec<AdapterTarget> = match &options.targets {
         Targets::Auto => {
-            let head = graph.outputs.first().and_then(|&output| find_head(graph, output).ok());
-            let is_head =
-                |target: &AdapterTarget| head.as_ref().is_some_and(|head| head.weight == target.weight);
+            let output = graph.outputs.first().copied();
+            let head = output.and_then(|output| find_head_target(graph, output, &all));
+            let is_head = |target: &AdapterTarget| head.is_some_and(|head| all[head].weight == target.weight);
             let is_layer = |target: &&AdapterTarget| target.kind == LayerKind::Linear && !is_head(target);
             all.iter().filter(is_layer).cloned().collect()
         }
@@ -56,6 +60,9 @@ fn unknown(label: &str, option: &str, pattern: &str, all: &[AdapterTarget]) -> E
 
 /// Returns the name of the module of a layer, in PyTorch's notation. Exporters name weights after modules, or nodes.
 pub(super) fn module_of(target: &AdapterTarget) -> String {
+    if let Some(module) = &target.module {
+        return module.clone();
+    }
     let weight = target.weight.strip_suffix(".weight").unwrap_or(&target.weight);
     let is_generated = weight.contains("::") || !weight.contains(|sign: char| sign.is_ascii_alphabetic());
     if !is_generated {
@@ -65,7 +72,7 @@ pub(super) fn module_of(target: &AdapterTarget) -> String {
     path.rsplit_once('/').map_or(path, |(module, _)| module).replace('/', ".")
 }
 
-/// Returns true if a pattern names the weight, the node or the module of a layer, or the last parts of such a name.
+/// Returns true if a pattern names the weight, the node or the module of a layer, in full or by its last parts.
 fn matches(pattern: &str, target: &AdapterTarget) -> bool {
     let module = module_of(target);
     let compiled = Pattern::new(pattern).ok();

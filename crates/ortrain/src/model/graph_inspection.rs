@@ -12,7 +12,7 @@ use ortrain_ops::training::{
 };
 use ortrain_ops::{Placement, build};
 
-use crate::lora::TrainedByAdapters;
+use crate::model::adapted_parameters::AdaptedParameters;
 use crate::model::classifiers::with_tensor_outputs;
 use crate::model::computed_parameters::{constants_of_subgraphs, lift_from_subgraphs};
 use crate::model::graph::infer_graph;
@@ -98,8 +98,7 @@ pub(crate) fn inspect_graph(label: &str, model: &LoadedModel, scope: &Scope) -> 
     let values: Vec<(String, ValueType)> =
         seeds.iter().map(|&(id, _)| (graph.name_of(id).to_owned(), graph.value(id).ty.clone())).collect();
 
-    let uses = ConstantUses::new(&original);
-    let adapters = TrainedByAdapters::of(&model.proto);
+    let (uses, adapters) = (ConstantUses::new(&original), AdaptedParameters::of(&model.proto));
     let mut inspection = Inspection::default();
     let mut candidates: Vec<(usize, ValueId)> = Vec::new();
     for name in constant_names(&raw) {
@@ -108,11 +107,8 @@ pub(crate) fn inspect_graph(label: &str, model: &LoadedModel, scope: &Scope) -> 
         let ValueType::Tensor(dtype, Some(shape)) = &original.value(id).ty else { continue };
         let Some(dims) = shape.concrete() else { continue };
         let dtype = *dtype;
-        let mut judgement = uses.classify(id, dtype, &dims);
-        if let Some(adapters) = &adapters {
-            adapters.judge(&name, &mut judgement);
-        }
-        let Judgement { mut role, confidence, mut reason, nodes } = judgement;
+        let Judgement { mut role, confidence, mut reason, nodes } =
+            adapters.judge(&name, uses.classify(id, dtype, &dims));
         match graph.find(&name) {
             _ if role != ParameterRole::Trained => {}
             Some(id) => candidates.push((inspection.parameters.len(), id)),

@@ -1,5 +1,6 @@
 //! Models: reading, edits, inspection, export, text.
 
+pub(crate) mod adapted_parameters;
 pub(crate) mod checks;
 pub(crate) mod class_axis;
 pub(crate) mod classifiers;

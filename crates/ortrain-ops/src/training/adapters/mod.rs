@@ -14,7 +14,7 @@ use rustc_hash::FxHashSet;
 
 pub use names::{FactorKind, FactorName, factor_name, is_adapter_name, scale_name};
 pub use sites::{AdaptedLayer, adapted_layers, remove_adapter};
-pub use targets::{AdapterTarget, LayerKind, find_adapter_targets};
+pub use targets::{AdapterTarget, LayerKind, find_adapter_targets, find_head_target, weight_readers};
 pub use weights::{FactorShapes, add_delta};
 
 use crate::Error;

@@ -4,9 +4,10 @@ use ortrain_graph::{DType, Graph, Node, ValueId};
 use ortrain_onnx::NodeProto;
 use rustc_hash::FxHashMap;
 
-use super::names::FactorName;
-use crate::class::Class;
-use crate::registry::class_of;
+use super::names::{FactorName, root_of, split_base};
+use super::sites::AdaptedLayer;
+use crate::class::{Class, Traits};
+use crate::registry::{class_of, has_traits};
 use crate::support::low_rank::Layer;
 
 /// Kind of a layer.
@@ -47,9 +48,11 @@ pub struct AdapterTarget {
     pub node_name: String,
     /// Label of the node in messages.
     pub node: String,
+    /// Path of the module of the layer, if a caller knows it from the exporter.
+    pub module: Option<String>,
     /// Kind of the layer.
     pub kind: LayerKind,
-    /// Input and result of the layer.
+    /// Input of the layer.
     pub input: String,
     /// Result of the layer.
     pub value: String,
@@ -90,6 +93,20 @@ impl AdapterTarget {
         self.outputs.min(self.inputs.saturating_mul(cells.max(1)))
     }
 
+    /// Returns true if another layer reads the same weight in the same form, so that both share an adapter.
+    #[must_use]
+    pub fn has_form_of(&self, other: &AdapterTarget) -> bool {
+        self.weight == other.weight
+            && (self.kind, self.inputs, self.outputs, self.groups)
+                == (other.kind, other.inputs, other.outputs, other.groups)
+    }
+
+    /// Returns true if this is the layer of an adapter.
+    #[must_use]
+    pub fn is_layer_of(&self, adapted: &AdaptedLayer) -> bool {
+        self.weight == adapted.weight && root_of(&self.value) == adapted.value
+    }
+
     /// Returns true if the weight consists of integers.
     #[must_use]
     pub fn has_integers(&self) -> bool {
@@ -115,6 +132,66 @@ pub fn find_adapter_targets(graph: &Graph) -> Vec<AdapterTarget> {
         graph.nodes.iter().flat_map(|node| node.present_outputs().map(move |id| (id, node))).collect();
     let search = TargetSearch { graph, makers };
     graph.nodes.iter().filter_map(|node| search.target(node)).collect()
+}
+
+/// Returns the last layer before an output: only a bias, an adapter, or nodes such as a softmax may follow it.
+#[must_use]
+pub fn find_head_target(graph: &Graph, output: ValueId, targets: &[AdapterTarget]) -> Option<usize> {
+    let mut value = output;
+    loop {
+        if let Some(at) = targets.iter().position(|target| target.value == graph.name_of(value)) {
+            return Some(at);
+        }
+        let node = graph.nodes.iter().find(|node| node.present_outputs().any(|id| id == value))?;
+        let input = |at: usize| node.inputs.get(at).copied().flatten();
+        let is_constant = |id: ValueId| graph.value(id).content().is_some();
+        let is_base = |id: ValueId| split_base(graph.name_of(id)).is_some();
+        value = match (class_of(node), input(0)?, input(1)) {
+            (Class::Add, base, _) if is_base(base) => base,
+            (Class::Add, first, Some(second)) if is_constant(first) => second,
+            (Class::Add, first, Some(second)) if is_constant(second) => first,
+            (_, first, _) if has_traits(node, Traits::FOLLOWS_HEAD) => first,
+            _ => return None,
+        };
+    }
+}
+
+/// Returns the results of all readers of a constant. Nodes such as Transpose and Cast are not readers: their readers are.
+/// The result of a layer with adapters includes all of its adapters.
+#[must_use]
+pub fn weight_readers(graph: &Graph, weight: &str) -> Vec<String> {
+    let mut values: Vec<ValueId> = graph.find(weight).into_iter().collect();
+    let mut readers = Vec::new();
+    let mut at = 0;
+    while let Some(&value) = values.get(at) {
+        at += 1;
+        if graph.outputs.contains(&value) {
+            readers.push(graph.name_of(value).to_owned());
+        }
+        for node in graph.nodes.iter().filter(|node| node.present_inputs().any(|input| input == value)) {
+            let Some(output) = node.present_outputs().next() else { continue };
+            if moves_elements(class_of(node)) {
+                values.push(output);
+            } else {
+                readers.push(root_of(graph.name_of(output)).to_owned());
+            }
+        }
+    }
+    readers
+}
+
+/// Returns true for nodes that move or convert the elements of a weight.
+fn moves_elements(class: Class) -> bool {
+    matches!(
+        class,
+        Class::Transpose
+            | Class::Reshape
+            | Class::Flatten
+            | Class::Unsqueeze
+            | Class::Cast
+            | Class::Dequantization
+            | Class::Copy
+    )
 }
 
 struct TargetSearch<'g> {
@@ -158,6 +235,7 @@ impl TargetSearch<'_> {
             weight,
             node_name,
             node: self.graph.node_label(node),
+            module: None,
             kind,
             input: name(x),
             value: name(value),

@@ -15,16 +15,31 @@ pub struct FactorShapes {
 }
 
 impl AdapterTarget {
+    /// Checks that a rank has an effect in all of its rows.
+    ///
+    /// # Errors
+    /// Returns an error if the rank is zero, or larger than the rank of the weight.
+    pub fn check_rank(&self, rank: usize) -> Result<(), Error> {
+        let largest = self.max_rank();
+        if (1..=largest).contains(&rank) {
+            return Ok(());
+        }
+        Err(Error::Adapter(format!(
+            "the rank must be from 1 to {largest} for the weight {:?} of {}, got {rank}; choose a smaller rank, or \
+             exclude the weight",
+            self.weight, self.node
+        )))
+    }
+
     /// Returns the shapes of the factors of a rank.
     ///
     /// # Errors
-    /// Returns an error if the rank is zero, larger than the weight allows, or no multiple of the groups.
+    /// Returns an error if the rank is zero, or no multiple of the groups.
     pub fn factor_shapes(&self, rank: usize) -> Result<FactorShapes, Error> {
-        let most = self.max_rank();
-        if rank == 0 || rank > most {
+        if rank == 0 {
             return Err(Error::Adapter(format!(
-                "the rank must be from 1 to {most} for the weight {:?} of {}, got {rank}",
-                self.weight, self.node
+                "the adapter of the weight {:?} has the rank 0",
+                self.weight
             )));
         }
         if !rank.is_multiple_of(self.groups) {

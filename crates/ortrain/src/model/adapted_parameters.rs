@@ -1,0 +1,62 @@
+//! Roles of the constants of a model with adapters: the adapters are trained, and their base is frozen.
+
+use ortrain_onnx::{ModelProto, StringStringEntryProto};
+use ortrain_ops::training::{Confidence, FactorName, Judgement, ParameterRole, adapted_layers};
+use rustc_hash::FxHashSet;
+
+/// Metadata of a model with the names of constants that are trained beside the adapters, one in each line.
+const TRAIN_ALSO: &str = "ortrain.train_also";
+
+/// Trained constants of a model with adapters.
+pub(crate) struct AdaptedParameters {
+    has_adapters: bool,
+    also: FxHashSet<String>,
+}
+
+impl AdaptedParameters {
+    pub(crate) fn of(proto: &ModelProto) -> AdaptedParameters {
+        AdaptedParameters {
+            has_adapters: proto.graph.as_ref().is_some_and(|graph| !adapted_layers(graph).is_empty()),
+            also: train_also(proto).map(str::to_owned).collect(),
+        }
+    }
+
+    /// Returns the judgement of a constant of the model, from the judgement by its use. A model without adapters keeps
+    /// the latter.
+    pub(crate) fn judge(&self, name: &str, by_use: Judgement) -> Judgement {
+        if !self.has_adapters {
+            return by_use;
+        }
+        let (role, reason) = if FactorName::split(name).is_some() || self.also.contains(name) {
+            (ParameterRole::Trained, "it is trained by the adapters of the model")
+        } else if by_use.role == ParameterRole::Trained {
+            (ParameterRole::Constant, "it belongs to the base of the adapters of the model, which is frozen")
+        } else {
+            return by_use;
+        };
+        Judgement { role, confidence: Confidence::Certain, reason: reason.into(), ..by_use }
+    }
+}
+
+/// Adds names of constants that are trained beside the adapters.
+pub(crate) fn add_train_also(proto: &mut ModelProto, names: Vec<String>) {
+    let mut all: Vec<String> = train_also(proto).map(str::to_owned).collect();
+    all.extend(names.into_iter().filter(|name| !name.contains('\n')));
+    all.sort();
+    all.dedup();
+    clear_train_also(proto);
+    if !all.is_empty() {
+        let (key, value) = (TRAIN_ALSO.to_owned(), all.join("\n"));
+        proto.metadata_props.push(StringStringEntryProto { key, value });
+    }
+}
+
+/// Removes the names of constants that are trained beside the adapters.
+pub(crate) fn clear_train_also(proto: &mut ModelProto) {
+    proto.metadata_props.retain(|entry| entry.key != TRAIN_ALSO);
+}
+
+fn train_also(proto: &ModelProto) -> impl Iterator<Item = &str> {
+    let entry = proto.metadata_props.iter().find(|entry| entry.key == TRAIN_ALSO);
+    entry.into_iter().flat_map(|entry| entry.value.split('\n'))
+}

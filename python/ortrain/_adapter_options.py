@@ -1,0 +1,46 @@
+"""Options of adapters in the form of the core."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+__all__ = ["Texts", "as_texts", "core_options"]
+
+Texts: TypeAlias = str | Sequence[str]
+
+
+def core_options(
+    *,
+    rank: int = 8,
+    targets: Texts = "auto",
+    exclude: Texts = (),
+    alpha: float | None = None,
+    dropout: float = 0.0,
+    init: str = "kaiming",
+    use_rslora: bool = False,
+    train_also: Texts = (),
+    name: str = "default",
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Return the options of an adapter for the core."""
+    return {
+        "rank": max(operator.index(rank), 0),
+        "alpha": None if alpha is None else float(alpha),
+        "targets": None if isinstance(targets, str) and targets == "auto" else as_texts("targets", targets),
+        "exclude": as_texts("exclude", exclude),
+        "dropout": float(dropout),
+        "init": init,
+        "use_rslora": bool(use_rslora),
+        "train_also": as_texts("train_also", train_also),
+        "name": name,
+        "seed": operator.index(seed),
+    }
+
+
+def as_texts(argument: str, texts: Texts) -> list[str]:
+    found = [texts] if isinstance(texts, str) else list(texts)
+    if not all(isinstance(text, str) for text in found):
+        raise TypeError(f"{argument} must be a name, a pattern or a list of them, got {texts!r}")
+    return found

@@ -1,0 +1,458 @@
+"""Low-rank adapters (LoRA): training of a large model through two small factors beside each weight.
+
+The source is Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021. A layer ``y = W x`` becomes
+``y = W x + scale * B A x`` with ``A`` of shape ``[rank, inputs]``, ``B`` of shape ``[outputs, rank]`` and
+``scale = alpha / rank``. ``W`` is frozen: it has no gradient and no optimizer values, and checkpoints omit it.
+
+The adapter ``name`` of the weight ``w`` consists of the initializers ``w.lora_A.name``, ``w.lora_B.name`` and
+``w.lora_scale.name``. All functions take a model before :func:`~ortrain.artifacts.generate_artifacts` and a trained,
+exported model alike.
+
+>>> import ortrain
+>>> model, description = ortrain.lora.add(ortrain.examples.perceptron(), rank=4)
+>>> print(description)
+weight      kind    inputs  outputs  rank  parameters
+fc1.weight  linear      64       96     4         640
+>>> tuned = ortrain.Model(model, loss="cross_entropy")
+>>> history = tuned.fit(x, labels, epochs=2)
+>>> tuned.export("adapted.onnx")
+>>> ortrain.lora.merge("adapted.onnx", output="merged.onnx")
+>>> ortrain.lora.save_adapter("adapted.onnx", "adapter")
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, overload
+
+from ortrain import _files, _ortrain
+from ortrain._adapter_options import Texts, core_options
+from ortrain._model_source import ModelLike, PathLike, model_source
+from ortrain._records import record_of
+
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = [
+    "AdaptedLayer",
+    "Description",
+    "adapters",
+    "add",
+    "inspect",
+    "load_adapter",
+    "merge",
+    "remove",
+    "save_adapter",
+]
+
+
+@dataclass(frozen=True)
+class AdaptedLayer:
+    """Layer with an adapter.
+
+    >>> import ortrain
+    >>> _, description = ortrain.lora.add(ortrain.examples.perceptron(), rank=4)
+    >>> layer = description.layers[0]
+    >>> layer.weight, layer.rank, layer.bytes
+    ('fc1.weight', 4, 2560)
+    """
+
+    adapter: str
+    """Name of the adapter."""
+    weight: str
+    """Name of the weight: of the constant before any Transpose, Cast or Reshape."""
+    node: str
+    """Name of the node; of its output if the node has no name."""
+    kind: Literal["linear", "embedding", "convolution"]
+    """Kind of the layer."""
+    inputs: int
+    """Number of input features, of input channels, or of rows of an embedding."""
+    outputs: int
+    """Number of output features, of output channels, or of columns of an embedding."""
+    rank: int
+    """Rank of the adapter."""
+    parameters: int
+    """Number of elements of both factors."""
+    bytes: int
+    """Size of both factors in bytes."""
+
+
+@dataclass(frozen=True)
+class Description:
+    """Layers with adapters. Its text is a table.
+
+    >>> import ortrain
+    >>> description = ortrain.lora.inspect(ortrain.examples.perceptron(), targets=["fc1", "fc2"])
+    >>> [layer.weight for layer in description.layers], description.parameters
+    (['fc1.weight', 'fc2.weight'], 2128)
+    """
+
+    layers: tuple[AdaptedLayer, ...]
+    """Layers in the order of the nodes. Layers that share a weight share its factors."""
+
+    @property
+    def parameters(self) -> int:
+        """Number of trained elements; shared factors count once.
+
+        >>> import ortrain
+        >>> ortrain.lora.inspect(ortrain.examples.perceptron(), rank=1).parameters
+        160
+        """
+        return sum(layer.parameters for layer in self._distinct())
+
+    @property
+    def bytes(self) -> int:
+        """Size of all factors in bytes; shared factors count once.
+
+        >>> import ortrain
+        >>> ortrain.lora.inspect(ortrain.examples.perceptron(), rank=1).bytes
+        640
+        """
+        return sum(layer.bytes for layer in self._distinct())
+
+    def _distinct(self) -> list[AdaptedLayer]:
+        return list({(layer.adapter, layer.weight): layer for layer in self.layers}.values())
+
+    def __str__(self) -> str:
+        columns = ["weight", "kind", "inputs", "outputs", "rank", "parameters"]
+        if len({layer.adapter for layer in self.layers}) > 1:
+            columns.insert(0, "adapter")
+        rows = [columns, *([str(getattr(layer, name)) for name in columns] for layer in self.layers)]
+        widths = [max(map(len, cells)) for cells in zip(*rows, strict=True)]
+        texts = ("adapter", "weight", "kind")
+        lines = [
+            "  ".join(
+                cell.ljust(width) if name in texts else cell.rjust(width)
+                for cell, width, name in zip(row, widths, columns, strict=True)
+            )
+            for row in rows
+        ]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+@overload
+def add(
+    model: ModelLike,
+    *,
+    rank: int = ...,
+    alpha: float | None = ...,
+    targets: Texts = ...,
+    exclude: Texts = ...,
+    dropout: float = ...,
+    init: Literal["kaiming", "gaussian"] = ...,
+    use_rslora: bool = ...,
+    train_also: Texts = ...,
+    name: str = ...,
+    seed: int = ...,
+    output: None = None,
+) -> tuple[onnx.ModelProto, Description]: ...
+@overload
+def add(
+    model: ModelLike,
+    *,
+    rank: int = ...,
+    alpha: float | None = ...,
+    targets: Texts = ...,
+    exclude: Texts = ...,
+    dropout: float = ...,
+    init: Literal["kaiming", "gaussian"] = ...,
+    use_rslora: bool = ...,
+    train_also: Texts = ...,
+    name: str = ...,
+    seed: int = ...,
+    output: PathLike,
+) -> tuple[None, Description]: ...
+def add(
+    model: ModelLike,
+    *,
+    rank: int = 8,
+    alpha: float | None = None,
+    targets: Texts = "auto",
+    exclude: Texts = (),
+    dropout: float = 0.0,
+    init: Literal["kaiming", "gaussian"] = "kaiming",
+    use_rslora: bool = False,
+    train_also: Texts = (),
+    name: str = "default",
+    seed: int = 0,
+    output: PathLike | None = None,
+) -> tuple[onnx.ModelProto | None, Description]:
+    """Return a model with an adapter beside each selected weight, and a description of the adapter.
+
+    The model computes the same as before, because ``B`` is zero; for an embedding ``A`` is zero. By default, factors of
+    adapters and ``train_also`` are trained, and all other parameters of the new model are frozen. A model may have
+    several adapters with different names. Their results are added.
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``. Its opset is at least 7.
+        rank: the rank: from 1 to the rank of the smallest selected weight. For a convolution with groups it is a
+            multiple of their number.
+        alpha: the numerator of the scale of the adapter; ``None`` for the rank, so that the scale is 1.
+        targets: ``"auto"`` for all linear layers but the last one, or names and patterns (``*``, ``?``, ``[...]``) of
+            weights, nodes or modules. The last parts of a name are enough (``"q_proj"``), as in PEFT's
+            ``target_modules``. A layer is a MatMul, Gemm, FusedMatMul, Conv or Gather with a constant weight. Nodes
+            such as Transpose, Cast, Reshape and DequantizeLinear may be between the constant and the layer.
+        exclude: names and patterns of layers without an adapter.
+        dropout: the share of the inputs of ``A`` that a training step sets to zero, from 0 to less than 1. It needs
+            opset 12, and embeddings have none.
+        init: the values of ``A``: ``"kaiming"`` for a uniform distribution from ``-1 / sqrt(inputs)`` to
+            ``1 / sqrt(inputs)``, or ``"gaussian"`` for a normal distribution of standard deviation ``1 / rank``.
+            These are the distributions of PEFT. For an embedding, ``B`` has a standard normal distribution.
+        use_rslora: True to divide ``alpha`` by the square root of the rank (Kalajdzievski, "A Rank Stabilization
+            Scaling Factor for Fine-Tuning with LoRA", 2023).
+        train_also: names and patterns of other parameters that are trained, such as ``"classifier.*"``.
+        name: the name of the adapter: letters, digits, ``_`` and ``-``.
+        seed: the seed of the initial values, which are the same on every machine.
+        output: a path to write the model to; the first result is then ``None``. Without it, the function needs the
+            package ``onnx``.
+
+    Raises:
+        InvalidArgumentError: for an option outside of its range, a rank that a weight cannot have, and a second adapter
+            of one name. Also for a name without a match; the message has the nearest name.
+        InvalidModelError, UnsupportedError: if the model cannot be read.
+        NoSuchFileError, OrtrainError: if a file does not exist or cannot be written.
+        TypeError: for arguments of other types.
+
+    >>> import ortrain
+    >>> model, description = ortrain.lora.add(ortrain.examples.perceptron(), rank=2, targets="fc2")
+    >>> [info.name for info in ortrain.inspect(model).parameters if info.role == "trained"]
+    ['fc2.weight.lora_A.default', 'fc2.weight.lora_B.default']
+
+    """
+    options = core_options(
+        rank=rank,
+        alpha=alpha,
+        targets=targets,
+        exclude=exclude,
+        dropout=dropout,
+        init=init,
+        use_rslora=use_rslora,
+        train_also=train_also,
+        name=name,
+        seed=seed,
+    )
+    adapted, layers = _ortrain.add_adapter(model_source(model), options)
+    return _result(adapted, output), _description(layers)
+
+
+def inspect(
+    model: ModelLike,
+    *,
+    rank: int = 8,
+    targets: Texts = "auto",
+    exclude: Texts = (),
+) -> Description:
+    """Return the layers that :func:`add` would give an adapter. :func:`adapters` lists present adapters.
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``.
+        rank: the rank, as for :func:`add`.
+        targets: the selected layers, as for :func:`add`. ``"*"`` selects every layer that can have an adapter.
+        exclude: layers without an adapter, as for :func:`add`.
+
+    Raises:
+        InvalidArgumentError, InvalidModelError, UnsupportedError, NoSuchFileError, TypeError: as :func:`add`.
+
+    >>> import ortrain
+    >>> print(ortrain.lora.inspect(ortrain.examples.perceptron(), targets="*"))
+    weight      kind    inputs  outputs  rank  parameters
+    fc1.weight  linear      64       96     8        1280
+    fc2.weight  linear      96       10     8         848
+
+    """
+    options = core_options(rank=rank, targets=targets, exclude=exclude)
+    return _description(_ortrain.adapter_targets(model_source(model), options))
+
+
+def adapters(model: ModelLike) -> Description:
+    """Return the adapters of a model.
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``.
+
+    Raises:
+        InvalidModelError, UnsupportedError: if the model cannot be read.
+        NoSuchFileError: if there is no such file.
+
+    >>> import ortrain
+    >>> model, description = ortrain.lora.add(ortrain.examples.perceptron(), rank=4, name="style")
+    >>> ortrain.lora.adapters(model) == description
+    True
+
+    """
+    return _description(_ortrain.present_adapters(model_source(model)))
+
+
+@overload
+def remove(model: ModelLike, name: str = ..., *, output: None = None) -> onnx.ModelProto: ...
+@overload
+def remove(model: ModelLike, name: str = ..., *, output: PathLike) -> None: ...
+def remove(model: ModelLike, name: str = "default", *, output: PathLike | None = None) -> onnx.ModelProto | None:
+    """Return a model without an adapter: the base with its other adapters.
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``.
+        name: the name of the adapter.
+        output: a path to write the model to; the result is then ``None``.
+
+    Raises:
+        InvalidArgumentError: if the model has no adapter of this name.
+        InvalidModelError, UnsupportedError: if the model cannot be read.
+        NoSuchFileError, OrtrainError: if a file does not exist or cannot be written.
+
+    >>> import ortrain
+    >>> model, _ = ortrain.lora.add(ortrain.examples.perceptron())
+    >>> base = ortrain.lora.remove(model)
+    >>> ortrain.lora.adapters(base).layers
+    ()
+
+    """
+    return _result(_ortrain.remove_adapter(model_source(model), name), output)
+
+
+@overload
+def merge(
+    model: ModelLike, weights: str | Sequence[str] | Mapping[str, float] | None = ..., *, output: None = None
+) -> onnx.ModelProto: ...
+@overload
+def merge(
+    model: ModelLike, weights: str | Sequence[str] | Mapping[str, float] | None = ..., *, output: PathLike
+) -> None: ...
+def merge(
+    model: ModelLike,
+    weights: str | Sequence[str] | Mapping[str, float] | None = None,
+    *,
+    output: PathLike | None = None,
+) -> onnx.ModelProto | None:
+    """Return a model in which adapters are added to their weights: ``W + scale * B A``. Each sum is rounded once.
+
+    The merged adapters are no longer in the model. A model without adapters computes as fast as its base.
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``.
+        weights: the merged adapters: ``None`` for all, a name, names, or a dict with a factor for each adapter, such as
+            ``{"style": 0.7, "facts": 0.3}``. Other adapters stay in the model.
+        output: a path to write the model to; the result is then ``None``.
+
+    Raises:
+        InvalidArgumentError: if the model has no adapter of a name, a weight consists of integers, or a node without
+            the adapter reads the weight. Also for a convolution with groups.
+        InvalidModelError, UnsupportedError: if the model cannot be read.
+        NoSuchFileError, OrtrainError: if a file does not exist or cannot be written.
+
+    >>> import ortrain
+    >>> model, _ = ortrain.lora.add(ortrain.examples.perceptron())
+    >>> merged = ortrain.lora.merge(model, {"default": 0.5})
+    >>> len(merged.graph.node) == len(onnx.load(ortrain.examples.perceptron()).graph.node)
+    True
+
+    """
+    source = model_source(model)
+    if weights is None:
+        weights = list({layer.adapter: None for layer in _ortrain.present_adapters(source)})
+    elif isinstance(weights, str):
+        weights = [weights]
+    pairs = weights.items() if isinstance(weights, Mapping) else ((name, 1.0) for name in weights)
+    return _result(_ortrain.merge_adapters(source, [(name, float(factor)) for name, factor in pairs]), output)
+
+
+def save_adapter(
+    model: ModelLike, folder: PathLike, *, name: str = "default", modules: Mapping[str, str] | None = None
+) -> None:
+    """Write an adapter in PEFT's files: ``adapter_model.safetensors`` and ``adapter_config.json``.
+
+    The tensor of the weight ``encoder.q.weight`` is ``base_model.model.encoder.q.lora_A.weight``. If an exporter gave
+    the weight another name, such as ``onnx::MatMul_12``, the name of its node is the source of the module.
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``, with the adapter.
+        folder: the folder, which is created.
+        name: the name of the adapter in the model.
+        modules: the names of PyTorch's modules for weights with other names: ``{"weight": "module"}``.
+
+    Raises:
+        InvalidArgumentError: if the model has no adapter of this name, or no weight of a name in ``modules``.
+        InvalidModelError, UnsupportedError: if the model cannot be read.
+        NoSuchFileError, OrtrainError: if a file does not exist or cannot be written.
+
+    >>> import ortrain
+    >>> model, _ = ortrain.lora.add(ortrain.examples.perceptron())
+    >>> ortrain.lora.save_adapter(model, "adapter")
+    >>> from pathlib import Path
+    >>> sorted(path.name for path in Path("adapter").iterdir())
+    ['adapter_config.json', 'adapter_model.safetensors']
+
+    """
+    _ortrain.save_peft(model_source(model), os.fspath(folder), name, list((modules or {}).items()))
+
+
+@overload
+def load_adapter(
+    model: ModelLike,
+    folder: PathLike,
+    *,
+    name: str = ...,
+    modules: Mapping[str, str] | None = ...,
+    output: None = None,
+) -> onnx.ModelProto: ...
+@overload
+def load_adapter(
+    model: ModelLike,
+    folder: PathLike,
+    *,
+    name: str = ...,
+    modules: Mapping[str, str] | None = ...,
+    output: PathLike,
+) -> None: ...
+def load_adapter(
+    model: ModelLike,
+    folder: PathLike,
+    *,
+    name: str = "default",
+    modules: Mapping[str, str] | None = None,
+    output: PathLike | None = None,
+) -> onnx.ModelProto | None:
+    """Return a model with an adapter from the files of :func:`save_adapter` or PEFT.
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``: the base, which may have other adapters.
+        folder: the folder with ``adapter_model.safetensors`` and ``adapter_config.json``.
+        name: the name of the adapter in the model.
+        modules: the names of PyTorch's modules for weights with other names: ``{"weight": "module"}``.
+        output: a path to write the model to; the result is then ``None``.
+
+    Raises:
+        InvalidArgumentError: if a module is no layer of the model, or its factors have other sizes or infinite values.
+            Also if the configuration has an unsupported or unknown field, or the weights are a pickle.
+        InvalidModelError, UnsupportedError: if the model cannot be read.
+        NoSuchFileError, OrtrainError: if a file does not exist, is damaged, or cannot be written.
+
+    >>> import ortrain
+    >>> model, _ = ortrain.lora.add(ortrain.examples.perceptron())
+    >>> ortrain.lora.save_adapter(model, "adapter")
+    >>> ortrain.lora.load_adapter(ortrain.examples.perceptron(), "adapter") == model
+    True
+
+    """
+    table = list((modules or {}).items())
+    return _result(_ortrain.load_peft(model_source(model), os.fspath(folder), name, table), output)
+
+
+def _description(layers: Sequence[_ortrain.AdaptedLayer]) -> Description:
+    return Description(tuple(record_of(AdaptedLayer, layer) for layer in layers))
+
+
+@overload
+def _result(encoded: bytes, output: None) -> onnx.ModelProto: ...
+@overload
+def _result(encoded: bytes, output: PathLike | None) -> onnx.ModelProto | None: ...
+def _result(encoded: bytes, output: PathLike | None) -> onnx.ModelProto | None:
+    """Write an encoded model, or decode it if there is no path."""
+    if output is not None:
+        _files.write(output, encoded)
+        return None
+    import onnx
+
+    return onnx.load_model_from_string(encoded)
