@@ -203,11 +203,14 @@ def test_adapters(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert [(layer.weight, layer.rank) for layer in description.layers] == [("fc1.weight", 2), ("fc2.weight", 2)]
     trained("--config", "lora.toml", "--out", "table", "--resume", "--epochs", "2", capsys=capsys)
     status, out, _ = run("evaluate", "table", "--data", "data.npz", capsys=capsys)
-    assert status == 0 and "accuracy" in out
+    assert status == 0
+    assert "accuracy" in out
     status, _, err = run("train", "model.onnx", *data, "--lora", "many", capsys=capsys)
-    assert status == 2 and "expected RANK, or RANK,SETTING=VALUE" in err
+    assert status == 2
+    assert "expected RANK, or RANK,SETTING=VALUE" in err
     status, _, err = run("train", "model.onnx", *data, "--lora", "2,ranks=4", capsys=capsys)
-    assert status == 1 and "lora has no setting 'ranks'; did you mean 'rank'?" in err
+    assert status == 1
+    assert "lora has no setting 'ranks'; did you mean 'rank'?" in err
 
 
 @pytest.mark.parametrize(
