@@ -250,6 +250,11 @@ class SessionOptions:
         for name in ("_config", "_initializers", "_sizes", "_denoted"):
             object.__setattr__(self, name, {})
 
+    def __setstate__(self, state: tuple[None, dict[str, Any]]) -> None:
+        # setattr accepts no private names.
+        for name, value in state[1].items():
+            object.__setattr__(self, name, value)
+
     def __setattr__(self, name: str, value: object) -> None:
         names = _public(SessionOptions)
         if name not in names:

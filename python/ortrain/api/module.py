@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, overload
@@ -15,7 +16,7 @@ from typing import TYPE_CHECKING, Any, overload
 from ortrain import _ortrain
 from ortrain._inputs import Described, input_value, native_value, outputs_like_inputs
 from ortrain._model_source import ModelLike, PathLike, model_source
-from ortrain._options import native_options
+from ortrain._options import native_options, own_options
 from ortrain._records import record_of
 from ortrain._suggest import hint
 from ortrain.api.checkpoint_state import CheckpointState
@@ -37,6 +38,10 @@ class Module:
 
     Two modules may share a state. Each module has its own gradients, and :attr:`Parameter.grad
     <ortrain.api.checkpoint_state.Parameter.grad>` shows the gradients of the newest one.
+
+    A copy (``copy.deepcopy``) or an unpickled module has a state of its own with the same bits, and the mode. It reads
+    models of paths again, so the files must be there unchanged. Gradients, a pending :meth:`lazy_reset_grad` and
+    compiled programs are not kept. A module that was made from bytes holds on to them for its copies.
 
     Args:
         train_model_uri: the training model: a path, the bytes of a model, or an ``onnx.ModelProto``.
@@ -92,13 +97,20 @@ class Module:
         self._device = _ortrain.device_name(device)
         self._inputs: dict[bool, list[Described]] = {}
         self._outputs: dict[bool, list[str]] = {}
+        evaluation = None if eval_model_uri is None else model_source(eval_model_uri)
+        # Arguments of the constructor for copies; later changes of the caller's options have no effect on them.
+        options = None if session_options is None else copy.copy(own_options(session_options))
+        self._made_from = source, evaluation, options, precision, bf16_fallback
         state._take_seed()
         self._native = _ortrain.Module(
             source,
             state._native,
-            None if eval_model_uri is None else model_source(eval_model_uri),
+            evaluation,
             options=native_options(session_options, self._device, precision=precision, bf16_fallback=bf16_fallback),
         )
+
+    def __reduce__(self) -> Any:
+        return _from_pickle, (*self._made_from, self._state, self._device, self.training)
 
     def __repr__(self) -> str:
         mode = "train" if self.training else "eval"
@@ -461,3 +473,20 @@ class Module:
         self._native.export_model_for_inferencing(
             os.fspath(inference_model_uri), list(graph_output_names), above, average
         )
+
+
+def _from_pickle(
+    source: str | bytes,
+    evaluation: str | bytes | None,
+    session_options: SessionOptions | None,
+    precision: str | None,
+    bf16_fallback: str | None,
+    state: CheckpointState,
+    device: str,
+    training: bool,
+) -> Module:
+    """Return the module that was pickled or copied."""
+    module = Module(
+        source, state, evaluation, device, session_options, precision=precision, bf16_fallback=bf16_fallback
+    )
+    return module.train(training)

@@ -9,7 +9,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ortrain import _numbers, _ortrain
 from ortrain._model_source import ModelLike, model_source
@@ -24,6 +24,10 @@ __all__ = ["Optimizer"]
 
 class Optimizer:
     """Optimizer model on the state of a module. The state holds the step and the moments once, for all optimizers.
+
+    A copy (``copy.deepcopy``) or an unpickled optimizer has a module and a state of its own. Copy a module and its
+    optimizer together, ``copy.deepcopy((module, optimizer))``: the two copies then share one state. Gradients are not
+    kept.
 
     Args:
         optimizer_uri: a path, the bytes of a model, or an ``onnx.ModelProto``.
@@ -51,7 +55,11 @@ class Optimizer:
         if not isinstance(module, Module):
             raise TypeError(f"module must be a Module, got {type(module).__name__}")
         self._module = module
+        self._source = source
         self._native = _ortrain.Optimizer(source, module._native, replace=replace)
+
+    def __reduce__(self) -> Any:
+        return Optimizer, (self._source, self._module)
 
     def __repr__(self) -> str:
         try:
