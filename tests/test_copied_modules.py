@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import Run
 
 from ortrain import SessionOptions
-from ortrain.api import CheckpointState, Module, Optimizer
+from ortrain.api import Module, Optimizer
 
 rng = np.random.default_rng(3)
 X, LABELS = rng.normal(size=(8, 10)).astype(np.float32), rng.integers(0, 5, 8)
@@ -39,7 +38,7 @@ def test_copies_train_on_to_the_same_bits(run: Run, is_pickle: bool) -> None:
     assert run.state.to_bytes(True) == module._state.to_bytes(True)
 
 
-def test_mode_and_options_are_kept(run: Run) -> None:
+def test_copies_have_mode_and_options(run: Run) -> None:
     options = SessionOptions()
     options.memory_limit = 1 << 30
     module = Module(
@@ -52,7 +51,7 @@ def test_mode_and_options_are_kept(run: Run) -> None:
     assert other._made_from[2].memory_limit == 1 << 30
 
 
-def test_gradients_are_not_kept(run: Run) -> None:
+def test_copies_have_no_gradients(run: Run) -> None:
     run.module(X, LABELS)
     other = copy.deepcopy(run.module)
     assert run.module.get_contiguous_gradients().numpy().any()

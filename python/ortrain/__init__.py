@@ -13,6 +13,7 @@
 :mod:`ortrain.lora`           low-rank adapters: train large models with few parameters; PEFT's files
 :mod:`ortrain.gradient`       the gradient of any model, as a model
 :mod:`ortrain.data`           images, tables, arrays, texts and audio in files as rows for training
+:mod:`ortrain.flower`         federated training with Flower; needs ``flwr``
 :mod:`ortrain.session`        training through one object: the ``TrainingSession`` of C#
 :mod:`ortrain.classic`        the ``TrainingSession`` of onnxruntime 1.15: model, gradients, update in one ``run``
 :class:`InferenceSession`     run a model
@@ -194,6 +195,7 @@ _MODULES = {
     "compat",
     "data",
     "examples",
+    "flower",
     "gradient",
     "jax",
     "lora",

@@ -1,0 +1,1 @@
+"""Handwritten digits of scikit-learn on ten clients."""
