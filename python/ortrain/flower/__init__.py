@@ -71,7 +71,7 @@ def client_app(
         build: a function that takes Flower's ``Context`` and returns an :class:`ortrain.Model`, or a pair of a
             :class:`~ortrain.Module` and an :class:`~ortrain.Optimizer`. A state may be nominal, without values.
         data: a function that takes the ``Context`` and returns the training data: ``x``, ``(x, y)`` or
-            ``(x, y, sample_weight)`` for :meth:`ortrain.Model.fit`; for a module an iterable of batches, tuples of inputs.
+            ``(x, y, sample_weight)`` for :meth:`ortrain.Model.fit`; for a module an iterable of tuples, its batches.
             ``context.node_config["partition-id"]`` numbers the clients of a simulation.
         validation: a function that returns the validation data; without it the client does not evaluate.
         send: ``"float32"`` for values, which all strategies of Flower can average; ``"float16"`` for differences
