@@ -87,6 +87,11 @@ def keras() -> Path:
     return environment("keras", TESTS / "exporters" / "requirements.txt", (3, 13))
 
 
+def flower() -> Path:
+    """Return the interpreter with Flower and Ray, some 0.6 GB."""
+    return environment("flower", TESTS / "in_flower" / "requirements.txt", (3, 14))
+
+
 def reports() -> Path:
     """Return the interpreter with a driver of browsers, and with the libraries that callbacks write for."""
     return environment("reports", TESTS / "in_reports" / "requirements.txt", (3, 13))

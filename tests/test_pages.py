@@ -35,7 +35,7 @@ def blocks_of(page: Path, language: str = "python") -> list[str]:
 
 
 # Pages about other libraries. `make conform` runs their examples, because it has the libraries.
-ELSEWHERE = {"pytorch": "test_torch_bridge.py", "jax": "test_jax_bridge.py"}
+ELSEWHERE = {"pytorch": "test_torch_bridge.py", "jax": "test_jax_bridge.py", "federated": "test_flower.py"}
 WITH_PYTHON = [page for page in PAGES if blocks_of(page) and page.stem not in ELSEWHERE]
 WITH_MORE = [page for page in WITH_PYTHON if len(blocks_of(page)) > 1]
 
