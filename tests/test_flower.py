@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable
@@ -256,6 +257,7 @@ BAD = {
     "missing": (lambda a: {"fc1.bias": a["fc1.bias"]}, "parameter 'fc1.weight' is missing"),
     "unknown": (lambda a: a | {"fc3.bias": np.zeros(3)}, "there is no parameter 'fc3.bias'; did you mean"),
     "integers": (lambda a: a | {"fc2.bias": np.zeros(10, np.int32)}, "has elements of int32, expected floats"),
+    "overflow": (lambda a: a | {"fc2.bias": np.full(10, 1e300)}, "parameter 'fc2.bias' exceeds float32"),
     "nothing": (lambda a: {}, "the reply has no arrays or no metrics"),
 }
 
@@ -283,6 +285,29 @@ def test_a_bad_reply_is_left_out_with_a_sentence(bad: str) -> None:
     assert "\n" not in found
     good, _ = run(Grid(client(), spoil=lambda at, reply: None if at == 1 else reply), rounds=1)
     assert same(values, good)
+
+
+def test_bytes_that_are_no_array(flwr: Any) -> None:
+    def spoil(at: int, reply: Any) -> Any:
+        if at == 1:
+            array = flwr.Array(np.zeros(10, np.float32))
+            array.data = pickle.dumps(np.zeros(10))
+            reply.content["arrays"]["fc2.bias"] = array
+        return reply
+
+    _, (report,) = run(Grid(client(), spoil=spoil), rounds=1)
+    assert report.accepted == CLIENTS - 1
+    assert report.refused[0].startswith("client 101: the array 'fc2.bias' cannot be read (")
+
+
+def test_few_trained_parameters_are_few_bytes() -> None:
+    def head(context: Any) -> ortrain.Model:
+        return ortrain.Model(examples.perceptron(), loss="cross_entropy", trainable="head", device="cpu")
+
+    values, (report,) = run(Grid(flower.client_app(head, part)), server_build=head, rounds=1)
+    assert report.bytes_received / CLIENTS < 4 * 970 + 400
+    start = {name: each.data for name, each in build(None).state.parameters}
+    assert not np.array_equal(values["fc2.weight"], start["fc2.weight"])
 
 
 @pytest.mark.parametrize("examples", [0, -5, 2.5, 1 << 60])

@@ -97,6 +97,9 @@ def _accepted(update: Update, base: Values, trained: Shapes, frozen: Shapes) -> 
     check_values(statistics, frozen, complete=False)
     rest = {name: array for name, array in update.arrays.items() if name not in frozen}
     parameters = dense_update(replace(update, arrays=rest), base, trained)
+    for name, array in (*parameters.items(), *statistics.items()):
+        if np.abs(array).max(initial=0.0) > np.finfo(np.float32).max:
+            raise InvalidArgumentError(f"parameter {name!r} exceeds float32")
     return _Accepted(digest_of(update), float(examples), parameters, statistics, update.metrics, update.byte_count)
 
 

@@ -61,7 +61,8 @@ def arrays_of(record: Any) -> dict[str, npt.NDArray[Any]]:
             found[str(name)] = np.asarray(array.numpy())
         except Exception as error:
             # The bytes come from a stranger, and numpy.load raises many kinds of errors.
-            raise InvalidArgumentError(f"the array {name!r} cannot be read ({error})") from error
+            reason = " ".join(str(error).split())[:200]
+            raise InvalidArgumentError(f"the array {name!r} cannot be read ({reason})") from error
     return found
 
 
