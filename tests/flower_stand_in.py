@@ -114,6 +114,10 @@ class ClientApp:
         return lambda function: self._functions.setdefault("evaluate", function)
 
 
+class Grid:
+    pass
+
+
 class ServerApp:
     def __call__(self, grid: Any, context: Context) -> None:
         self._main(grid, context)
@@ -142,7 +146,7 @@ def modules() -> dict[str, ModuleType]:
         "flwr": (),
         "flwr.app": (Array, ArrayRecord, MetricRecord, ConfigRecord, RecordDict, Error, Message, Context),
         "flwr.clientapp": (ClientApp,),
-        "flwr.serverapp": (ServerApp,),
+        "flwr.serverapp": (Grid, ServerApp),
         "flwr.client": (NumPyClient,),
     }
     found = {}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import pickle
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -490,3 +491,20 @@ except ImportError as error:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     sentence = "ortrain.flower needs the package flwr, which is not installed: pip install 'ortrain[flower]'"
     assert done.stdout.strip() == sentence
+
+
+def test_the_example(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent.parent / "examples" / "federated"))
+    for name in ("federated_digits", *(f"federated_digits.{part}" for part in ("task", "client_app", "server_app"))):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    output = tmp_path / "digits.onnx"
+    config = {"rounds": 2, "clients": 2, "epochs": 1, "learning-rate": 0.003, "send": "top-k", "output": str(output)}
+    grid = Grid(importlib.import_module("federated_digits.client_app").app, clients=2)
+    for context in grid.contexts.values():
+        context.run_config.update(config)
+        context.node_config["num-partitions"] = 10
+    context = context_of()
+    context.run_config.update(config)
+    importlib.import_module("federated_digits.server_app").app(grid, context)
+    assert re.search(r"round 2: test accuracy 0\.\d+, \d+ bytes received\nfinal model \w{64}", capsys.readouterr().out)
+    assert ortrain.InferenceSession(output).get_inputs()[0].name == "x"
