@@ -11,7 +11,7 @@ import pytest
 from recorded_language_model import check_losses
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from ortrain import NodeArg, data
+from ortrain import InferenceSession, Model, NodeArg, data, examples
 from ortrain.errors import InvalidArgumentError, NoSuchFileError
 
 WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *"the film was good bad very long and short".split()]
@@ -184,6 +184,56 @@ def test_several_labels_per_text(tmp_path: Path) -> None:
     ]:
         path = lines(tmp_path, [{"text": "a", "y": value} for value in rows], "wrong.jsonl")
         assert sentence in refused(path, tokenizer="bytes")
+
+
+def test_a_list_of_one_label_is_a_list(tmp_path: Path) -> None:
+    """The type of the label decides: a list means several labels, a word or a number means one."""
+
+    def losses(*labels: Any, loss: Any = None) -> str:
+        rows = [{"text": "good" * number, "y": label} for number, label in enumerate(labels * 2, 1)]
+        source = data.open(lines(tmp_path, rows), model_inputs=inputs, tokenizer="bytes")
+        model = Model(examples.transformer(), loss=loss, classes=2)
+        for each in (source, *data.split(source, 0.5)):
+            model.evaluate(each)
+        assert model._choice is not None
+        (target,) = model._choice.targets
+        return f"{target.kind}: {target.reason.partition(' and ')[0]}"
+
+    inputs = InferenceSession(examples.transformer()).get_inputs()
+    assert losses(["a"], ["b"]) == "binary: the labels are lists (multi-hot)"
+    assert losses([1, 0], [0, 1]) == "binary: the labels are lists (multi-hot)"
+    assert losses("a", "b") == "labels: the targets are integers"
+    assert losses(1, 0) == "labels: the targets are integers"
+    assert losses([0.5, 0.5], [0, 1]) == "soft: each row is a distribution over the classes"
+    assert losses(["a"], ["b"], loss="cross_entropy") == "labels: "
+
+
+def test_plain_texts_and_json_lines_share_settings(tmp_path: Path) -> None:
+    """A model of language that is trained on one form is evaluated and used on the other."""
+    text = tmp_path / "book.txt"
+    text.write_text("the film was good. " * 9)
+    reviews = lines(tmp_path, [{"text": "the film was bad", "label": "bad"}, {"text": "good", "label": "good"}])
+    book = data.open(text, tokenizer="bytes", length=8, task="causal-lm")
+    description = json.loads(json.dumps(book.describe()))
+    source = data.open(reviews, like=description)
+    assert source.describe()["settings"] == {
+        "tokenizer": "bytes",
+        "task": "causal-lm",
+        "text": "text",
+        "length": 8,
+        "header": ["text", "label"],
+    }
+    assert source.labels is None
+    assert bytes(take_rows(source, [1]).inputs["input_ids"][0].astype(np.uint8)).rstrip(b"\0") == b" was ba"
+    assert len(data.open(reviews, like=book, labelled=False)) == 2
+    found = data.open(text, like=json.loads(json.dumps(source.describe())))
+    assert found.describe() == book.describe()
+    labelled = data.open(reviews, tokenizer="bytes")
+    for is_labelled in (True, False):
+        assert refused(text, like=labelled, labelled=is_labelled) == (
+            'book.txt: a plain text has no labels, the training data has; write JSON lines: {"text": "..."}'
+        )
+    assert "is data of the kind text, the training data is table" in refused(text, like={"kind": "table"})
 
 
 def test_long_texts_become_several_rows(tmp_path: Path, tokenizer: Path) -> None:

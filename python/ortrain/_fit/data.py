@@ -73,6 +73,11 @@ class Data:
             self.peeked = item, iterator
         return self.peeked[0]
 
+    @property
+    def several_labels(self) -> bool:
+        """True if the label of each row is a list, so that a row may have several labels."""
+        return bool(getattr(self.source, "several_labels", False))
+
     def find_class_names(self) -> None:
         """Find the texts of the classes in the targets, if they are texts."""
         classes = getattr(self.source, "classes", None)

@@ -215,7 +215,12 @@ class Choice:
 
 
 def choose(
-    chosen: Any, description: Description, targets: Mapping[str, Any], names: Mapping[str, Sequence[Any]]
+    chosen: Any,
+    description: Description,
+    targets: Mapping[str, Any],
+    names: Mapping[str, Sequence[Any]],
+    *,
+    several_labels: bool = False,
 ) -> Choice:
     """Choose the losses of a training.
 
@@ -224,6 +229,8 @@ def choose(
         description: inputs and outputs of the model.
         targets: targets of some rows by their names; a single one is ``"target"``.
         names: texts of the classes by target.
+        several_labels: True if each label is a list. Rows of zeros and ones are then multi-hot, even if each of the
+            rows has a single one.
 
     Raises:
         InvalidArgumentError: if no loss fits, or the loss is unknown.
@@ -249,7 +256,8 @@ def choose(
             kind, reason = _kind_of(chosen), ""
         else:
             array = np.asarray(values)
-            kind, reason = _chosen_kind(output, array, names.get(name) if array.dtype.kind in "OUS" else None)
+            texts = names.get(name) if array.dtype.kind in "OUS" else None
+            kind, reason = _chosen_kind(output, array, texts, several_labels)
         target = _target(name, kind, output, reason, only=len(targets) == 1)
         found.append(target)
         losses.append(_loss_of(target))
@@ -382,7 +390,7 @@ def _loss_of(target: Target) -> Loss:
     return Loss(kind, scores=output.name, target=target.input)
 
 
-def _chosen_kind(output: Output, values: Array, names: Sequence[Any] | None) -> tuple[str, str]:
+def _chosen_kind(output: Output, values: Array, names: Sequence[Any] | None, several_labels: bool) -> tuple[str, str]:
     """Return the kind of the loss that fits targets and output, and the reason."""
     ends = {"softmax": " behind a softmax", "log_softmax": " behind a log-softmax", "sigmoid": " behind a sigmoid"}
     scores, rank = output.scores, len(output.scores.shape)
@@ -396,6 +404,8 @@ def _chosen_kind(output: Output, values: Array, names: Sequence[Any] | None) -> 
         raise InvalidArgumentError(f"the targets are {values.dtype}; a loss takes numbers, class indices or texts")
     is_binary = bool(np.isin(values, (0, 1)).all())
     same_shape = values.ndim == rank and rank > 1 and columns != 1
+    if same_shape and is_binary and several_labels:
+        return "binary", f"the labels are lists (multi-hot) and {what}"
     if same_shape and is_binary:
         if output.activation in ("softmax", "log_softmax") or (
             output.activation == "identity" and _is_one_hot(values, output.class_axis)

@@ -542,7 +542,9 @@ class Model:
                     f"the classes {list(names)[:8]} are not those of the training, {list(known)[:8]}; use the same"
                 )
         if self._choice is None:
-            self._choice = choose(self._loss, self._description, data.sample(self._description), self._class_names)
+            targets = data.sample(self._description)
+            several = data.several_labels
+            self._choice = choose(self._loss, self._description, targets, self._class_names, several_labels=several)
 
     def _engine_for(
         self, data: Data, *, weighted: bool, clip_norm: float | None = None, accumulate: int = 1, training: bool = False

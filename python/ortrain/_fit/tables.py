@@ -181,6 +181,8 @@ class DatasetSource:
         feature = dataset.features.get(found[0]) if found and isinstance(dataset.features, Mapping) else None
         names_of_classes = getattr(feature, "names", None)
         self.classes = list(names_of_classes) if names_of_classes else None
+        # The feature of a list has the feature of its elements.
+        self.several_labels = len(found) == 1 and hasattr(feature, "feature")
 
     def __len__(self) -> int:
         return len(self._dataset)

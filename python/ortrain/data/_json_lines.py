@@ -79,6 +79,8 @@ class JsonLines:
         self._tokenizer = Tokenizer(settings.tokenizer, self._inputs.length + shift, shift)
         check_task(self._settings, self._tokenizer)
         self.classes: Sequence[str] | None = settings.classes
+        # A list as the label means several classes, even if each list has one.
+        self.several_labels = False
         self._targets = None
         values = self._checked_values(target)
         if target is not None:
@@ -231,12 +233,14 @@ class JsonLines:
             found = np.array(values, np.float32)
             if np.isnan(found).any():
                 raise InvalidArgumentError(f"{place} is NaN in row {int(np.isnan(found).any(axis=1).argmax())}")
+            self.several_labels = bool(np.isin(found, (0, 1)).all())
             return found
         if kinds and kinds != {str}:
             raise InvalidArgumentError(f"{place} has lists of other elements than names of classes, or numbers")
         index = self._class_index([name for value in values for name in value])
         if not index:
             raise InvalidArgumentError(f"{place} has no class in any row")
+        self.several_labels = True
         found = np.zeros((len(values), len(index)), np.float32)
         for row, value in enumerate(values):
             for name in value:

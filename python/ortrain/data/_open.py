@@ -17,7 +17,7 @@ from ortrain.data._common import check_exists, listed
 from ortrain.data._file_source import FileSource
 from ortrain.data._folders import files_below, subfolders_of
 from ortrain.data._preprocessing import class_order, preprocessing_of
-from ortrain.data._settings import InputDescription, settings_for
+from ortrain.data._settings import InputDescription, common_settings, settings_for
 from ortrain.data._source import Source
 from ortrain.errors import InvalidArgumentError
 from ortrain.inference import InferenceSession
@@ -38,6 +38,8 @@ _FILE_KINDS = {
     "jsonl": _json_lines.SUFFIXES,
     "text": _text_file.SUFFIXES,
 }
+# Kinds of texts: a model of language is trained on one and evaluated on the other.
+_LANGUAGE_KINDS = {"jsonl", "text"}
 _FOLDER_KINDS = {"images": _images.SUFFIXES, "audio": _audio.SUFFIXES}
 
 
@@ -186,14 +188,26 @@ def open(  # noqa: A001  (the name that callers of a reader expect)
 
 
 def _settings_of(like: Source | Mapping[str, Any] | None, kind: str, path: Path) -> Mapping[str, Any] | None:
-    """Return the settings of other data of the same kind."""
+    """Return the settings of other data of the same kind. JSON lines and texts have common settings.
+
+    Raises:
+        InvalidArgumentError: if the data is of another kind, or a plain text would need labels.
+
+    """
     if like is None:
         return None
     description: Mapping[str, Any] = like if isinstance(like, Mapping) else like.describe()  # type: ignore[attr-defined]
-    if description.get("kind", kind) != kind:
-        raise InvalidArgumentError(f"{path} is data of the kind {kind}, the training data is {description['kind']}")
     settings: Mapping[str, Any] = description.get("settings", {})
-    return settings
+    other = description.get("kind", kind)
+    if other == kind:
+        return settings
+    if {kind, other} != _LANGUAGE_KINDS:
+        raise InvalidArgumentError(f"{path} is data of the kind {kind}, the training data is {other}")
+    if settings.get("task") == "classification":
+        raise InvalidArgumentError(
+            f'{path}: a plain text has no labels, the training data has; write JSON lines: {{"text": "..."}}'
+        )
+    return common_settings(settings, kind, other)
 
 
 def _kind_of(path: Path) -> str:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 
-__all__ = ["InputDescription", "Settings", "settings_for"]
+__all__ = ["InputDescription", "Settings", "common_settings", "settings_for"]
 
 
 class InputDescription(Protocol):
@@ -111,6 +111,11 @@ def _normalized(name: str, value: Any) -> Any:
     if name == "tokenizer":
         return str(value)
     return value
+
+
+def common_settings(settings: Mapping[str, Any], *kinds: str) -> dict[str, Any]:
+    """Return the settings that several kinds of data have."""
+    return {name: value for name, value in settings.items() if all(name in _BY_KIND[kind] for kind in kinds)}
 
 
 def settings_for(kind: str, chosen: Mapping[str, Any], like: Mapping[str, Any] | None) -> Settings:

@@ -35,6 +35,11 @@ class Subset:
         labels = getattr(self._source, "labels", None)
         return None if labels is None else labels[self._rows]
 
+    @property
+    def several_labels(self) -> bool:
+        """True if a row may have several labels."""
+        return bool(getattr(self._source, "several_labels", False))
+
     def take(self, rows: npt.NDArray[np.int64], seed: int, training: bool) -> Batch:
         """Read rows by their index in the subset."""
         return self._source.take(self._rows[rows], seed, training)
