@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -420,7 +421,41 @@ def test_compare(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: 
     status, out, _ = run("compare", "model.onnx", "--data", "data.npz", "--steps", 1, capsys=capsys)
     assert status == 1
     assert out.endswith("the first tensor that differs: 'hidden', by 5.0e-01 (onnxruntime, forward)\n")
-    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+
+
+def test_compare_with_torch(folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A package that is missing, and an operator without a converter; tests/conform has the comparison."""
+    from ortrain._command import compare, on_torch
+
+    arguments = ["compare", "model.onnx", "--data", "data.npz", "--steps", 1]
+    monkeypatch.setattr(on_torch, "find_spec", lambda name: None)
+    status, out, _ = run(*arguments, capsys=capsys)
+    assert status == 0
+    assert "\ntorch                         not installed\n" in out
+    status, out, err = run(*arguments, "--runtimes", "onnxruntime,torch", capsys=capsys)
+    assert (status, out) == (1, "")
+    assert err == ("ortrain: the comparison with torch needs torch onnx2torch: pip install torch onnx2torch\n")
+    status, _, err = run(*arguments, "--runtimes", "tourch", capsys=capsys)
+    assert status == 2
+    assert "--runtimes: expected onnxruntime and torch, got 'tourch'; did you mean 'torch'?" in err
+
+    def convert(model: Any) -> Any:
+        raise NotImplementedError("Converter is not implemented (Gemm of version 13)\nmore")
+
+    monkeypatch.setattr(on_torch, "find_spec", lambda name: name)
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    stub = types.ModuleType("onnx2torch")
+    stub.convert = convert  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "onnx2torch", stub)
+    sentence = (
+        "onnx2torch cannot convert the model: NotImplementedError: Converter is not implemented (Gemm of version 13)\n"
+    )
+    monkeypatch.setattr(compare, "_runtime_differences", lambda *rest: {})
+    status, out, _ = run(*arguments, capsys=capsys)
+    assert status == 0
+    assert f"\ntorch                         left out: {sentence}" in out
+    status, _, err = run(*arguments, "--runtimes", "torch", capsys=capsys)
+    assert (status, err) == (1, f"ortrain: {sentence}")
 
 
 def test_help_says_what_data_is(capsys: pytest.CaptureFixture[str]) -> None:

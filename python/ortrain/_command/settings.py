@@ -235,6 +235,13 @@ COMPARE = (
     _DATA,
     Option("batch_size", "integer", "rows of a step", "N", default="8"),
     Option("steps", "integer", "steps", "N", default="3"),
+    Option(
+        "runtimes",
+        "texts",
+        "onnxruntime, torch or both, beside the reference evaluator",
+        "NAMES",
+        default="those that are installed",
+    ),
     *_of_model("loss", "optimizer", "learning_rate", "trainable", "frozen", "classes", "device", "precision", "seed"),
     Option(
         "tolerance",
