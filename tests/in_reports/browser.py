@@ -13,7 +13,12 @@ from typing import Any
 from playwright.sync_api import Browser, sync_playwright
 
 # Width, height, and color scheme of each window.
-WINDOWS = {"desktop": (1180, 900, "light"), "dark": (1180, 900, "dark"), "phone": (375, 800, "light")}
+WINDOWS = {
+    "desktop": (1180, 900, "light"),
+    "dark": (1180, 900, "dark"),
+    "phone": (390, 844, "light"),
+    "phone-dark": (390, 844, "dark"),
+}
 # Colors of texts and of their opaque backgrounds, texts outside the window, and the width of the page.
 MEASURE = """() => {
   const opaque = color => !/^rgba\\(.*, 0(\\.\\d+)?\\)$/.test(color) && color !== 'transparent';

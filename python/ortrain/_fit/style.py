@@ -79,13 +79,16 @@ code{font:12.5px/1.45 ui-monospace,SFMono-Regular,Menlo,Consolas,monospace;overf
 summary{cursor:pointer;color:var(--soft);font-size:13.5px;padding:8px 0}
 footer{color:var(--faint);font-size:12.5px;margin-top:22px}
 @media (max-width:520px){main{padding:18px 12px 40px}section{padding:14px 14px}h1{font-size:22px}
-.tiles{grid-template-columns:1fr 1fr;gap:8px}.tile b{font-size:19px}svg text{font-size:13px}
+.tiles{grid-template-columns:1fr 1fr;gap:8px}.tile:last-child:nth-child(odd){grid-column:1/-1}
+.tile b{font-size:19px}svg text{font-size:13px}
 .cards{--card-width:130px;gap:10px}
 .list{font-size:13px}.settings th,.settings td{display:block;white-space:normal;border:0;padding:0}
 .settings td{padding-bottom:8px;border-bottom:1px solid var(--rule);margin-bottom:6px}code{font-size:11.5px}
 .parameters tr{display:flex;flex-wrap:wrap;justify-content:space-between;border-bottom:1px solid var(--rule)}
 .parameters td{border:0}.parameters td:first-child{flex:1 0 100%;padding-bottom:0}.parameters .number{padding-left:0}
-.narrow-hidden{display:none}}
+.matrix td{min-width:30px;padding:0 3px}.matrix .column{max-width:58px;padding:2px 3px}
+.matrix tr>th:first-child{max-width:88px;padding-left:0;white-space:normal;overflow-wrap:anywhere}
+.list tr:last-child>*{border-bottom:0}.narrow-hidden{display:none}}
 @media print{:root{color-scheme:light;--page:#fff;--card:#fff}@page{margin:14mm}
 body{font-size:10.5pt;-webkit-print-color-adjust:exact;print-color-adjust:exact}main{max-width:none;padding:0}
 section,.tile{border-color:#d5d4ce}section,figure,.tile,.example,.beside>*,tr{break-inside:avoid}
