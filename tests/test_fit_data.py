@@ -237,6 +237,14 @@ def test_torch_batches(expected: Any) -> None:
         def __dlpack_device__(self) -> Any:
             return self._array.__dlpack_device__()
 
+        shape = property(lambda self: self._array.shape)
+        dtype = "torch.float32"
+
+        def __getitem__(self, at: Any) -> Any:
+            return Tensor(self._array[at])
+
+    x, y = rows()
+    assert history_of(Tensor(x), Tensor(y)) == expected
     assert history_of([(Tensor(a), Tensor(b)) for a, b in batches()]) == expected
 
 

@@ -1,4 +1,7 @@
-"""The command ``ortrain compare`` with PyTorch: losses and gradients of each step are those of autograd."""
+"""The command ``ortrain compare`` with PyTorch: losses and gradients of each step are those of autograd.
+
+A DataLoader trains like arrays.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +48,15 @@ def test_steps_are_those_of_torch(found: dict[str, Any], case: str) -> None:
     status, out, err = found[case]
     assert status == 0, out + err
     assert f"\ntorch, steps                  {TENSORS[case]} tensors; " in out
+
+
+def test_data_loader() -> None:
+    """Tensors of a DataLoader train like arrays, to the same bits, with workers and with a short last batch."""
+    script = SCRIPT.with_name("loader.py")
+    results: dict[str, Any] = json.loads(environments.in_environment(environments.torch(), script, str(PACKAGES)))
+    expected = results.pop("arrays")
+    assert len(results) == 4
+    assert {name: values for name, values in results.items() if values != expected} == {}
 
 
 @pytest.mark.parametrize("case", REFUSED)

@@ -21,6 +21,7 @@ TESTS = Path(__file__).parent.parent
 PACKAGES = Path(ortrain.__file__).parent.parent
 # Least contrast of a text (WCAG 2.1, AA).
 CONTRAST = 4.5
+WINDOWS = ("desktop", "dark", "phone", "phone-dark")
 
 
 def run(script: str, *arguments: str) -> Any:
@@ -60,14 +61,14 @@ def contrast(first: str, second: str) -> float:
 
 def test_nothing_is_loaded_and_nothing_complains(looks: Any) -> None:
     for name, windows in looks.items():
-        for window in ("desktop", "dark", "phone"):
+        for window in WINDOWS:
             assert windows[window]["messages"] == [], (name, window)
             assert windows[window]["requests"] == [], (name, window)
 
 
 def test_pages_fit_their_windows(looks: Any) -> None:
     for name, windows in looks.items():
-        for window in ("desktop", "dark", "phone"):
+        for window in WINDOWS:
             measures = windows[window]
             assert measures["width"] <= measures["window"], (name, window)
             assert not [text for text in measures["texts"] if text["outside"]], (name, window)
@@ -75,7 +76,7 @@ def test_pages_fit_their_windows(looks: Any) -> None:
 
 def test_texts_are_readable(looks: Any) -> None:
     for name, windows in looks.items():
-        for window in ("desktop", "dark", "phone"):
+        for window in WINDOWS:
             for text in windows[window]["texts"]:
                 found = contrast(text["color"], text["background"])
                 assert found >= CONTRAST, (name, window, text, found)
@@ -87,6 +88,14 @@ def test_dark_and_paper(looks: Any) -> None:
         assert luminance(windows["dark"]["texts"][0]["background"]) < 0.05, name
         assert luminance(windows["desktop"]["texts"][0]["background"]) > 0.8, name
         assert windows["paper"] == "rgb(255, 255, 255)", name
+
+
+def test_data_of_libraries(tmp_path: Path) -> None:
+    """The rows of each library train like arrays, to the same bits."""
+    found = run("libraries.py", str(tmp_path))
+    assert {"datasets", "h5py", "pandas", "polars", "pyarrow", "zarr"} <= {name.split()[0] for name in found}
+    expected = found.pop("arrays")
+    assert {name: values for name, values in found.items() if values != expected} == {}
 
 
 def test_trackers(tmp_path: Path) -> None:

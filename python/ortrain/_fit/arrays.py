@@ -23,7 +23,12 @@ _HASHED_ROWS, _HASHED_BYTES = 64, 1 << 16
 
 
 def is_indexable(value: object) -> bool:
-    """Return True for an array that can be read in parts: NumPy, a memory map, Zarr, HDF5."""
+    """Return True for an array that can be read in parts: NumPy, a memory map, Zarr, HDF5.
+
+    A tensor of another library is in memory, and its type is no type of NumPy.
+    """
+    if hasattr(value, "__dlpack__") and not isinstance(value, np.ndarray):
+        return False
     return all(hasattr(value, name) for name in ("shape", "dtype", "__getitem__")) and bool(getattr(value, "shape", ()))
 
 
