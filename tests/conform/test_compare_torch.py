@@ -1,4 +1,4 @@
-"""The command ``ortrain compare`` with PyTorch: losses and gradients of each step are those of autograd.
+"""The command ``ortrain compare`` with PyTorch: the losses and gradients of each step agree with autograd.
 
 A DataLoader trains like arrays.
 """
