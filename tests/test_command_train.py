@@ -250,6 +250,10 @@ def test_wrong_use(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
             ["predict", "model.onnx", "--data", "data.npz", "--out", "a.xml"],
             "--out must end in .csv, .jsonl, .npz, got a.xml\n",
         ),
+        (
+            ["train", "model.onnx", "--optimzer", "sgd"],
+            "ortrain train: error: unrecognized arguments: --optimzer sgd; did you mean '--optimizer'?\n",
+        ),
     ]:
         status, out, err = run(*arguments, capsys=capsys)
         assert (status, out) == (2, ""), arguments

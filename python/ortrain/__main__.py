@@ -6,9 +6,11 @@ import argparse
 import contextlib
 import os
 import sys
+from typing import NoReturn
 
 from ortrain import CheckpointState, OrtrainError, __version__, dump, inspect, operators
 from ortrain._command.commands import NAMES, add_commands, run_command
+from ortrain._suggest import hint
 
 # Exit status that a shell reports for a program that SIGPIPE ended.
 _READER_LEFT = 128 + 13
@@ -107,6 +109,13 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def _refuse(parser: argparse.ArgumentParser, unknown: list[str]) -> NoReturn:
+    """Exit with the error for unknown arguments, with the usage of the command and the nearest flag."""
+    flags = [flag for action in parser._actions for flag in action.option_strings]
+    name = unknown[0].partition("=")[0]
+    parser.error(f"unrecognized arguments: {' '.join(unknown)}{hint(name, flags) if name.startswith('-') else ''}")
+
+
 def _run(arguments: list[str] | None) -> int:
     parser = argparse.ArgumentParser(
         prog=_program(),
@@ -174,7 +183,9 @@ def _run(arguments: list[str] | None) -> int:
     command.add_argument("--all", action="store_true", help="print every tensor and every node")
     command.add_argument("--json", action="store_true", help="print the report as JSON, with exact numbers")
     commands.add_parser("operators", help="list all operators with their gradients, implementations and versions")
-    options = parser.parse_args(arguments)
+    options, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        _refuse(commands.choices.get(options.command, parser), unknown)
     if options.command is None:
         # The exit status tells a script that no command ran.
         parser.print_help()
