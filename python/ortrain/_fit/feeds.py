@@ -329,6 +329,9 @@ class RowFeed(Feed):
                     values = [column.read(rows, buffer) for column, buffer in pairs]
             except RowError as error:
                 raise self._named(error, first) from error
+            if batches == 1 and fixed is None:
+                yield _new(Step, (values, last - first, first))
+                continue
             for at in range(0, last - first, size):
                 arguments: Sequence[Array] = [value[at : at + size] for value in values]
                 count = min(size, last - first - at)

@@ -83,6 +83,8 @@ class Meter:
         self._sources = list(dict.fromkeys(source for _, source in self._metrics))
         self._pending: list[list[_Part]] = [[] for _ in self._sources]
         self._pending_bytes = 0
+        # One target and metrics without weights are the usual case, which each step handles without a loop.
+        self._only = self._sources[0][:2] if len(self._sources) == 1 and self._sources[0][2] is None else None
 
     def _bind(self, metrics: Metrics, positions: Sequence[int], outputs: list[str]) -> Iterator[tuple[Any, _Source]]:
         from ortrain.metrics import OutputForm
@@ -143,7 +145,15 @@ class Meter:
         self.total += loss * weight
         self.weight += weight
         self.losses.append(loss)
-        if self._sources:
+        if self._only is not None and (self._fixed is None or rows == self._fixed):
+            target, output = self._only
+            outputs = _item(result, output)
+            (pending,) = self._pending
+            pending.append((arguments[target], outputs))
+            self._pending_bytes += outputs.nbytes
+            if len(pending) >= _MAX_PENDING or self._pending_bytes > _MAX_PENDING_BYTES:
+                self._flush()
+        elif self._sources:
             self._add_outputs(arguments, rows, result)
         return loss
 
