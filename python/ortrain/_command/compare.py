@@ -151,7 +151,8 @@ def _trained(path: str, source: FileSource, settings: Mapping[str, Any], device:
 
 
 def _batch_size(source: FileSource, settings: Mapping[str, Any]) -> int:
-    return min(settings.get("batch_size", _DEFAULT_BATCH), len(source))
+    size: int = settings.get("batch_size", _DEFAULT_BATCH)
+    return min(size, len(source))
 
 
 def _backward_order(path: str) -> dict[str, int]:
