@@ -12,7 +12,18 @@ from ortrain.api import CheckpointState, Module, Optimizer
 
 LOSS_TOLERANCE, OUTPUT_TOLERANCE = 1e-5, 1e-5
 """Relative tolerance of the loss of each of 20 steps, and tolerance of outputs relative to the largest."""
-CASES = ("perceptron", "attention", "attention-dynamo", "embedding", "convolutions", "decoder")
+CASES = (
+    "perceptron",
+    "attention",
+    "attention-dynamo",
+    "embedding",
+    "convolutions",
+    "dora-perceptron",
+    "dora-attention",
+    "dora-embedding",
+    "dora-convolution",
+    "decoder",
+)
 
 
 def outputs(model: ortrain.lora.ModelLike, x: np.ndarray) -> np.ndarray:

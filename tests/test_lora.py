@@ -182,7 +182,7 @@ def with_random_factors(model: ModelProto) -> ModelProto:
     """Return a model with adapters that have an effect."""
     found = ModelProto.FromString(model.SerializeToString())
     for entry in found.graph.initializer:
-        if ".lora_A." in entry.name or ".lora_B." in entry.name:
+        if any(part in entry.name for part in (".lora_A.", ".lora_B.", ".lora_magnitude.")):
             rng = np.random.default_rng(zlib.crc32(entry.name.encode()))
             drawn = rng.standard_normal(tuple(entry.dims)).astype(np.float32)
             entry.CopyFrom(numpy_helper.from_array(drawn, entry.name))
@@ -217,6 +217,105 @@ def test_layers(name: str) -> None:
     restored = lora.remove(changed)
     assert (run(restored, x) == before).all()
     assert len(restored.graph.initializer) == len(base.graph.initializer)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_with_magnitudes(name: str) -> None:
+    """DoRA: a new adapter changes nothing but rounding; a merged one computes the same, and a removed one the base."""
+    base, _ = LAYERS[name]
+    x = batch_for(base)
+    before = run(base, x)
+    adapted, description = lora.add(base, rank=2, alpha=3, targets="*", use_dora=True)
+    assert lora.adapters(adapted) == description
+    plain, _ = lora.add(base, rank=2, targets="*")
+    assert description.parameters == lora.adapters(plain).parameters + description.layers[0].outputs
+    onnx.checker.check_model(adapted)
+    tolerance = 2e-3 if name == "behind Cast" else 2e-6
+    np.testing.assert_allclose(run(adapted, x), before, rtol=0, atol=tolerance * np.abs(before).max())
+    changed = with_random_factors(adapted)
+    expected = run(changed, x)
+    assert np.abs(expected - before).max() > 0.1
+    merged = run(lora.merge(changed), x)
+    np.testing.assert_allclose(merged, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+    restored = lora.remove(changed)
+    assert (run(restored, x) == before).all()
+    assert len(restored.graph.initializer) == len(base.graph.initializer)
+    with pytest.raises(InvalidArgumentError, match=r"has magnitudes .* no weight other than 1, got 0\.5"):
+        lora.merge(changed, {"default": 0.5})
+    with pytest.raises(InvalidArgumentError, match="must be the only one of its layer; merge or remove the other"):
+        lora.add(adapted, rank=2, targets="*", name="second")
+    with pytest.raises(InvalidArgumentError, match="must be the only one of its layer; merge or remove the other"):
+        lora.add(plain, rank=2, targets="*", name="second", use_dora=True)
+
+
+def packed(bits: int = 4, block: int = 16) -> tuple[ModelProto, np.ndarray]:
+    """Return a product with packed weights, and its weights ``[K, N]`` as floats."""
+    rng = np.random.default_rng(bits)
+    k, n = 32, 6
+    integers = rng.integers(0, 16, (n, k), dtype=np.uint8)
+    scales = rng.random((n, k // block)).astype(np.float32)
+    pairs = integers.reshape(n, k // block, block // 2, 2)
+    model = model_of(
+        [node("MatMulNBits", ["x", "w_Q4", "s"], domain="com.microsoft", K=k, N=n, bits=bits, block_size=block)],
+        {"w_Q4": pairs[..., 0] | (pairs[..., 1] << 4), "s": scales},
+        (FLOAT, ["N", k]),
+        ["N", n],
+    )
+    return model, ((integers.astype(np.float32) - 8) * np.repeat(scales, block, axis=1)).T
+
+
+def test_packed_weights(tmp_path: Path) -> None:
+    """QLoRA: losses and factors equal a model with the same weights as floats; the integers stay."""
+    model, weights = packed()
+    floats = model_of([node("MatMul", ["x", "w"])], {"w": np.ascontiguousarray(weights)}, (FLOAT, ["N", 32]), ["N", 6])
+    x, target = random(8, 32), random(8, 6)
+    results = []
+    for name, base in (("packed", model), ("floats", floats)):
+        adapted, description = lora.add(base, rank=2, targets="*")
+        assert (description.layers[0].inputs, description.layers[0].outputs) == (32, 6)
+        (tmp_path / name).mkdir()
+        state, module, optimizer = trained(adapted, tmp_path / name, artifacts.OptimType.AdamW)
+        losses = []
+        for _ in range(5):
+            losses.append(module(x, target))
+            optimizer.step()
+            module.lazy_reset_grad()
+        assert len(list(state.parameters)) == 2
+        module.export_model_for_inferencing(tmp_path / f"{name}.onnx", ["y"])
+        results.append([losses, *(parameter.data for _, parameter in state.parameters)])
+    for ours, reference in zip(*results, strict=True):
+        np.testing.assert_allclose(ours, reference, rtol=1e-5, atol=1e-6)
+    kept = {entry.name: entry for entry in onnx.load(tmp_path / "packed.onnx").graph.initializer}["w_Q4"]
+    assert kept.raw_data == next(entry for entry in model.graph.initializer if entry.name == "w_Q4").raw_data
+    # A float base reads the adapter of the packed one: the suffix of the quantizer is no part of the module.
+    lora.save_adapter(tmp_path / "packed.onnx", tmp_path / "adapter")
+    moved = lora.load_adapter(floats, tmp_path / "adapter")
+    expected = outputs(tmp_path / "packed.onnx", x)
+    np.testing.assert_allclose(run(moved, x), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    with pytest.raises(
+        InvalidArgumentError, match='adapter of "w_Q4" cannot be merged: the weight consists of integers'
+    ):
+        lora.merge(tmp_path / "packed.onnx")
+    with pytest.raises(InvalidArgumentError, match=r"use_dora is not supported for .* its weight consists of integers"):
+        lora.add(model, rank=2, targets="*", use_dora=True)
+
+
+def test_dequantized_weights_stay_integers(tmp_path: Path) -> None:
+    """An adapter beside a weight of int8 is trained alone; the weight becomes no float."""
+    base = model_of(
+        [node("DequantizeLinear", ["w", "s"], "f"), node("MatMul", ["x", "f"])],
+        {"w": np.arange(30, dtype=np.int8).reshape(6, 5), "s": np.array(0.1, np.float32)},
+        ROWS,
+        ["N", 5],
+    )
+    adapted = with_random_factors(lora.add(base, rank=2, targets="*")[0])
+    state, module, optimizer = trained(adapted, tmp_path, artifacts.OptimType.SGD)
+    assert [name for name, _ in state.parameters] == ["w.lora_A.default", "w.lora_B.default"]
+    module(random(4, 6), random(4, 5))
+    optimizer.step()
+    module.export_model_for_inferencing(tmp_path / "exported.onnx", ["y"])
+    exported = {entry.name: entry for entry in onnx.load(tmp_path / "exported.onnx").graph.initializer}
+    assert (numpy_helper.to_array(exported["w"]) == np.arange(30).reshape(6, 5)).all()
 
 
 def test_groups_of_a_convolution() -> None:
@@ -489,6 +588,10 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "dropout": ({"dropout": 1.0}, "dropout must be from 0 to less than 1, got 1"),
     "alpha": ({"alpha": float("nan")}, "alpha must be a finite number, got NaN"),
     "init": ({"init": "zeros"}, 'there is no init "zeros"'),
+    "DoRA with dropout": (
+        {"use_dora": True, "dropout": 0.1},
+        "use_dora with dropout is not supported; choose one of both",
+    ),
     "name": (
         {"name": "a.b"},
         'the name of an adapter consists of letters, digits, "_" and "-", got "a.b"',
@@ -566,6 +669,17 @@ def damaged(folder: Path, name: str) -> str:
         case "other tensor":
             tensors["base_model.model.fc1.lora_magnitude_vector"] = random(8)
             message = '"base_model.model.fc1.lora_magnitude_vector" is no factor of an adapter'
+        case "no magnitudes":
+            fields["use_dora"] = True
+            message = 'the adapter of "fc1" has no magnitudes, though use_dora is true'
+        case "other magnitudes":
+            fields["use_dora"] = True
+            tensors |= {f"base_model.model.fc{k}.lora_magnitude_vector": random(9) for k in (1, 2)}
+            message = 'has magnitudes of the shape [9], but the weight "fc1.weight" needs [8]'
+        case "lone magnitudes":
+            fields["use_dora"] = True
+            tensors |= {f"base_model.model.fc{k}.lora_magnitude_vector": random(8) for k in (1, 2, 3)}
+            message = 'the adapter of "fc3" has magnitudes, but no factors'
         case "empty":
             tensors = {}
             message = "has no factors of adapters"
@@ -574,7 +688,7 @@ def damaged(folder: Path, name: str) -> str:
             message = "adapter_model.safetensors"
         case "unknown field":
             fields["use_magic"] = True
-            message = "use_magic = true is not supported; supported are plain LoRA and rsLoRA"
+            message = "use_magic = true is not supported; supported are LoRA, rsLoRA and DoRA"
         case "other type":
             fields["peft_type"] = "LOHA"
             message = 'the adapter has the type "LOHA", and only "LORA" can be loaded'
@@ -608,6 +722,9 @@ def damaged(folder: Path, name: str) -> str:
         "other module",
         "one factor",
         "other tensor",
+        "no magnitudes",
+        "other magnitudes",
+        "lone magnitudes",
         "empty",
         "cut short",
         "unknown field",

@@ -74,9 +74,9 @@ class AdaptedLayer:
     rank: int
     """Rank of the adapter."""
     parameters: int
-    """Number of elements of both factors."""
+    """Number of trained elements."""
     bytes: int
-    """Size of both factors in bytes."""
+    """Size of the trained elements in bytes."""
 
 
 @dataclass(frozen=True)
@@ -143,6 +143,7 @@ def add(
     dropout: float = ...,
     init: Literal["kaiming", "gaussian"] = ...,
     use_rslora: bool = ...,
+    use_dora: bool = ...,
     train_also: Texts = ...,
     name: str = ...,
     seed: int = ...,
@@ -159,6 +160,7 @@ def add(
     dropout: float = ...,
     init: Literal["kaiming", "gaussian"] = ...,
     use_rslora: bool = ...,
+    use_dora: bool = ...,
     train_also: Texts = ...,
     name: str = ...,
     seed: int = ...,
@@ -174,6 +176,7 @@ def add(
     dropout: float = 0.0,
     init: Literal["kaiming", "gaussian"] = "kaiming",
     use_rslora: bool = False,
+    use_dora: bool = False,
     train_also: Texts = (),
     name: str = "default",
     seed: int = 0,
@@ -192,8 +195,9 @@ def add(
         alpha: the numerator of the scale of the adapter; ``None`` for the rank, so that the scale is 1.
         targets: ``"auto"`` for all linear layers but the last one, or names and patterns (``*``, ``?``, ``[...]``) of
             weights, nodes or modules. The last parts of a name are enough (``"q_proj"``), as in PEFT's
-            ``target_modules``. A layer is a MatMul, Gemm, FusedMatMul, Conv or Gather with a constant weight. Nodes
-            such as Transpose, Cast, Reshape and DequantizeLinear may be between the constant and the layer.
+            ``target_modules``. A layer is a MatMul, Gemm, FusedMatMul, MatMulNBits, MatMulBnb4, Conv or Gather with
+            a constant weight. Nodes such as Transpose, Cast, Reshape and DequantizeLinear may be between the constant
+            and the layer.
         exclude: names and patterns of layers without an adapter.
         dropout: the share of the inputs of ``A`` that a training step sets to zero, from 0 to less than 1. It needs
             opset 12, and embeddings have none.
@@ -202,6 +206,8 @@ def add(
             These are the distributions of PEFT. For an embedding, ``B`` has a standard normal distribution.
         use_rslora: True to divide ``alpha`` by the square root of the rank (Kalajdzievski, "A Rank Stabilization
             Scaling Factor for Fine-Tuning with LoRA", 2023).
+        use_dora: True to train the length of each row of ``W + scale * B A``, too (Liu et al., "DoRA: Weight-Decomposed
+            Low-Rank Adaptation", 2024). The weights must be floats, and dropout must be 0.
         train_also: names and patterns of other parameters that are trained, such as ``"classifier.*"``.
         name: the name of the adapter: letters, digits, ``_`` and ``-``.
         seed: the seed of the initial values, which are the same on every machine.
@@ -229,6 +235,7 @@ def add(
         dropout=dropout,
         init=init,
         use_rslora=use_rslora,
+        use_dora=use_dora,
         train_also=train_also,
         name=name,
         seed=seed,
@@ -338,7 +345,7 @@ def merge(
 
     Raises:
         InvalidArgumentError: if the model has no adapter of a name, a weight consists of integers, or a node without
-            the adapter reads the weight. Also for a convolution with groups.
+            the adapter reads the weight. Also for a convolution with groups, and for a factor of DoRA other than 1.
         InvalidModelError, UnsupportedError: if the model cannot be read.
         NoSuchFileError, OrtrainError: if a file does not exist or cannot be written.
 

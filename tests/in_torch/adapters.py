@@ -122,6 +122,14 @@ CASES = {
     ),
     "embedding": Case(Bag, lambda: torch.randint(0, 11, (4, 5)), ["embed", "head"], 2, 2),
     "convolutions": Case(Convolutions, lambda: torch.randn(4, 3, 6, 6), ["first", "second"], 2, 3),
+    "dora-perceptron": Case(Perceptron, lambda: torch.randn(4, 6), ["fc1", "fc2"], 2, 4, settings={"use_dora": True}),
+    "dora-attention": Case(Attention, lambda: torch.randn(4, 5, 8), ["q", "v", "o"], 2, 4, settings={"use_dora": True}),
+    "dora-embedding": Case(
+        Bag, lambda: torch.randint(0, 11, (4, 5)), ["embed", "head"], 2, 2, settings={"use_dora": True}
+    ),
+    "dora-convolution": Case(
+        Convolutions, lambda: torch.randn(4, 3, 6, 6), ["first", "head"], 2, 3, settings={"use_dora": True}
+    ),
     "decoder": Case(Decoder, lambda: torch.randint(0, 13, (4, 5)), ["c_attn", "c_fc"], 2, 4),
 }
 

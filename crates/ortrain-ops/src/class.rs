@@ -33,6 +33,8 @@ pub enum Class {
     ScaledProduct,
     /// Product of matrices with a bias: `Gemm`.
     AffineProduct,
+    /// Product with a matrix of packed integers.
+    PackedProduct,
     /// Sum of products over indices: `Einsum`.
     Contraction,
     /// Convolution.

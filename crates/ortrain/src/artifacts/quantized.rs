@@ -1,7 +1,7 @@
 //! Models from quantizers: their weights as floats that are trained.
 
-use ortrain_onnx::ModelProto;
-use ortrain_ops::training::{add_float_weights, has_quantized_inputs};
+use ortrain_onnx::{GraphProto, ModelProto};
+use ortrain_ops::training::{adapted_layers, add_float_weights, has_quantized_inputs};
 
 use crate::artifacts::to_self_contained;
 use crate::model::graph::{infer_graph, message_graph};
@@ -10,6 +10,7 @@ use crate::{Error, ModelSource, Result};
 /// Converts the integer weights of a quantized model to floats.
 ///
 /// Nodes of `QuantizeLinear` compute the integers of each weight. A model without quantized weights gives `None`.
+/// A model with adapters gives `None`, too: its base is frozen.
 ///
 /// The results of the model stay the same. An export for inference has the integers again, and the nodes and the names
 /// of the quantized model. Integers with the name `x_quantized` become the weight `x`.
@@ -28,7 +29,8 @@ use crate::{Error, ModelSource, Result};
 pub fn with_float_weights(model: ModelSource) -> Result<Option<ModelProto>> {
     let label = model.label("the model");
     let loaded = model.load()?;
-    if !loaded.proto.graph.as_ref().is_some_and(has_quantized_inputs) {
+    let is_trained = |graph: &GraphProto| has_quantized_inputs(graph) && adapted_layers(graph).is_empty();
+    if !loaded.proto.graph.as_ref().is_some_and(is_trained) {
         return Ok(None);
     }
     let mut loaded = to_self_contained(&label, loaded)?;

@@ -14,8 +14,8 @@ mod selection;
 use ortrain_graph::{Graph, Tensor, tensor_to_proto};
 use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, NodeProto};
 use ortrain_ops::training::{
-    AdaptedLayer, AdapterNames, AdapterTarget, FactorKind, LayerKind, adapted_layers, add_adapter, add_delta,
-    factor_name, find_adapter_targets, remove_adapter, scale_name, weight_readers,
+    AdaptedLayer, AdapterForm, AdapterTarget, FactorKind, LayerKind, adapted_layers, add_adapter, add_delta,
+    factor_name, find_adapter_targets, remove_adapter, row_lengths, scale_name, weight_readers,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
@@ -136,6 +136,12 @@ impl Prepared {
         Ok([a?, b?])
     }
 
+    /// Returns the magnitudes of an adapter of a weight (DoRA), if it has some.
+    fn magnitude(&self, weight: &str, adapter: &str) -> Option<Tensor> {
+        let id = self.typed.find(&factor_name(weight, FactorKind::Magnitude, adapter))?;
+        self.typed.value(id).content().cloned()
+    }
+
     /// Returns the factor of the product of the factors.
     fn scale(&self, weight: &str, adapter: &str) -> Result<f64> {
         let name = scale_name(weight, adapter);
@@ -188,11 +194,11 @@ pub fn add(model: ModelSource, options: &LoraOptions) -> Result<(ModelProto, Des
     let mut prepared = Prepared::new(model)?;
     let targets = selected_targets(&mut prepared, options)?;
     let also = selection::train_also(&prepared.label, &prepared.typed, &options.train_also)?;
-    if options.dropout > 0.0 && opset_of(&prepared.model.proto) < MIN_OPSET_OF_DROPOUT {
+    let opset = opset_of(&prepared.model.proto);
+    if options.dropout > 0.0 && opset < MIN_OPSET_OF_DROPOUT {
         return Err(Error::Argument(format!(
-            "dropout needs opset {MIN_OPSET_OF_DROPOUT}, and {} has opset {}; convert the model first",
-            prepared.label,
-            opset_of(&prepared.model.proto)
+            "dropout needs opset {MIN_OPSET_OF_DROPOUT}, and {} has opset {opset}; convert the model first",
+            prepared.label
         )));
     }
     let adapter = &options.name;
@@ -200,8 +206,14 @@ pub fn add(model: ModelSource, options: &LoraOptions) -> Result<(ModelProto, Des
     let mut constants: Vec<(String, Tensor)> = Vec::new();
     for (index, target) in targets.iter().enumerate() {
         let has_dropout = options.dropout > 0.0 && target.kind != LayerKind::Embedding;
-        let names = AdapterNames { adapter: adapter.clone(), dropout: has_dropout.then(|| ratio.clone()) };
-        add_adapter(prepared.graph()?, target, &names).map_err(adapter_error)?;
+        let form = AdapterForm {
+            adapter: adapter.clone(),
+            dropout: has_dropout.then(|| ratio.clone()),
+            rank: options.rank,
+            has_magnitude: options.use_dora,
+            opset,
+        };
+        add_adapter(prepared.graph()?, target, &form).map_err(adapter_error)?;
         if has_dropout {
             constants.push((ratio.clone(), Tensor::scalar(target.dtype, options.dropout)));
         }
@@ -210,6 +222,12 @@ pub fn add(model: ModelSource, options: &LoraOptions) -> Result<(ModelProto, Des
         }
         let shapes = target.factor_shapes(options.rank).map_err(adapter_error)?;
         let [a, b] = factors::initial(target, &shapes, options, index as u64);
+        if options.use_dora {
+            let weight = prepared.constant(&target.weight)?;
+            let lengths = row_lengths(target, &weight, (&a, &b), options.scale()).map_err(adapter_error)?;
+            let lengths = Tensor::from_f64(target.dtype, vec![lengths.len()], &lengths);
+            constants.push((factor_name(&target.weight, FactorKind::Magnitude, adapter), lengths));
+        }
         constants.push((factor_name(&target.weight, FactorKind::A, adapter), a));
         constants.push((factor_name(&target.weight, FactorKind::B, adapter), b));
         constants.push((scale_name(&target.weight, adapter), Tensor::scalar(target.dtype, options.scale())));
@@ -242,7 +260,7 @@ pub fn inspect(model: ModelSource, options: &LoraOptions) -> Result<Description>
 /// Returns the selected layers, after a check of the rank and of shared weights.
 fn selected_targets(prepared: &mut Prepared, options: &LoraOptions) -> Result<Vec<AdapterTarget>> {
     let all = prepared.targets()?;
-    let targets = selection::select(&prepared.label, &prepared.typed, all, options)?;
+    let targets = selection::select(&prepared.label, &prepared.typed, &all, options)?;
     for target in &targets {
         target.check_rank(options.rank).map_err(adapter_error)?;
         target.factor_shapes(options.rank).map_err(adapter_error)?;
@@ -262,7 +280,8 @@ fn selected_targets(prepared: &mut Prepared, options: &LoraOptions) -> Result<Ve
 fn describe_targets(targets: &[AdapterTarget], options: &LoraOptions) -> Result<Description> {
     let layer = |target: &AdapterTarget| {
         let shapes = target.factor_shapes(options.rank).map_err(adapter_error)?;
-        let parameters = shapes.a.iter().product::<usize>() + shapes.b.iter().product::<usize>();
+        let magnitude = if options.use_dora { target.outputs } else { 0 };
+        let parameters = shapes.a.iter().product::<usize>() + shapes.b.iter().product::<usize>() + magnitude;
         Ok(LayerAdapter::new(target, &options.name, options.rank, parameters))
     };
     Ok(Description { layers: targets.iter().map(layer).collect::<Result<_>>()? })
@@ -292,7 +311,8 @@ pub fn adapters(model: ModelSource) -> Result<Description> {
         let target = target_of_layer(&prepared.label, &targets, &layer)?;
         let [a, b] = prepared.factors(&layer.weight, &layer.adapter)?;
         let rank = a.dims().first().copied().unwrap_or(0);
-        layers.push(LayerAdapter::new(target, &layer.adapter, rank, a.len() + b.len()));
+        let magnitude = prepared.magnitude(&layer.weight, &layer.adapter).map_or(0, |lengths| lengths.len());
+        layers.push(LayerAdapter::new(target, &layer.adapter, rank, a.len() + b.len() + magnitude));
     }
     Ok(Description { layers })
 }
@@ -330,6 +350,7 @@ fn take_out(prepared: &mut Prepared, name: &str) -> Result<Vec<AdaptedLayer>> {
     for AdaptedLayer { weight, .. } in &layers {
         constants.insert(factor_name(weight, FactorKind::A, name));
         constants.insert(factor_name(weight, FactorKind::B, name));
+        constants.insert(factor_name(weight, FactorKind::Magnitude, name));
         constants.insert(scale_name(weight, name));
     }
     prepared.graph()?.initializer.retain(|tensor| !constants.contains(&tensor.name));
@@ -353,11 +374,16 @@ fn first_layers(layers: &[AdaptedLayer]) -> Vec<&AdaptedLayer> {
     layers.iter().filter(|layer| weights.insert(&layer.weight)).collect()
 }
 
-/// Checks that only layers with the adapter read a weight: its new value would change all other readers.
-fn check_readers(prepared: &Prepared, weight: &str, layers: &[AdaptedLayer]) -> Result<()> {
-    let has_adapter =
-        |reader: &String| layers.iter().any(|layer| layer.value == *reader && layer.weight == weight);
-    match weight_readers(&prepared.typed, weight).into_iter().find(|reader| !has_adapter(reader)) {
+/// Checks that only layers of a removed adapter read a weight: its new value would change all other readers.
+fn check_readers(prepared: &mut Prepared, weight: &str, layers: &[AdaptedLayer]) -> Result<()> {
+    let mut readers = weight_readers(&prepared.typed, weight);
+    readers.retain(|reader| !layers.iter().any(|layer| layer.value == *reader && layer.weight == weight));
+    // Nodes of the adapter itself read the weight, too, and are removed already.
+    let graph = prepared.graph()?;
+    let outputs = graph.output.iter().map(|output| &output.name);
+    let present: FxHashSet<&str> =
+        graph.node.iter().flat_map(|node| &node.output).chain(outputs).map(String::as_str).collect();
+    match readers.iter().find(|reader| present.contains(reader.as_str())) {
         None => Ok(()),
         Some(reader) => Err(Error::Argument(format!(
             "the weight {weight:?} is also read for {reader:?}, which has no adapter, so the adapter cannot be merged \
@@ -392,14 +418,21 @@ pub fn merge(model: ModelSource, factors: &[(String, f64)]) -> Result<ModelProto
         for layer in first_layers(&layers) {
             let weight = &layer.weight;
             let target = target_of_layer(&prepared.label, &targets, layer)?;
-            check_readers(&prepared, weight, &layers)?;
+            check_readers(&mut prepared, weight, &layers)?;
             let [a, b] = prepared.factors(weight, name)?;
             let scale = prepared.scale(weight, name)?;
             let old = match weights.get(weight) {
                 Some(known) => known.clone(),
                 None => prepared.constant(weight)?,
             };
-            let merged = add_delta(target, &old, (&a, &b), factor * scale).map_err(adapter_error)?;
+            let magnitude = prepared.magnitude(weight, name);
+            if magnitude.is_some() && *factor != 1.0 {
+                return Err(Error::Argument(format!(
+                    "the adapter {name:?} has magnitudes (DoRA), which have no weight other than 1, got {factor}"
+                )));
+            }
+            let merged = add_delta(target, &old, (&a, &b), magnitude.as_ref(), factor * scale)
+                .map_err(adapter_error)?;
             weights.insert(weight.clone(), merged);
         }
     }

@@ -93,6 +93,9 @@ pub struct LoraOptions {
     /// True to divide alpha by the root of the rank instead of the rank. (D. Kalajdzievski, "A Rank Stabilization
     /// Scaling Factor for Fine-Tuning with LoRA", 2023.)
     pub use_rslora: bool,
+    /// True to train the length of each row of the adapted weights, too. (S.-Y. Liu et al., "DoRA: Weight-Decomposed
+    /// Low-Rank Adaptation", 2024.)
+    pub use_dora: bool,
     /// Patterns of constants that are trained beside the adapters.
     pub train_also: Vec<String>,
     /// Name of the adapter: letters, digits, `_` and `-`.
@@ -111,6 +114,7 @@ impl Default for LoraOptions {
             dropout: 0.0,
             init: Init::Kaiming,
             use_rslora: false,
+            use_dora: false,
             train_also: Vec::new(),
             name: "default".into(),
             seed: 0,
@@ -137,6 +141,9 @@ impl LoraOptions {
         }
         if let Some(alpha) = self.alpha.filter(|alpha| !alpha.is_finite()) {
             return fail(format!("alpha must be a finite number, got {alpha}"));
+        }
+        if self.use_dora && self.dropout > 0.0 {
+            return fail("use_dora with dropout is not supported; choose one of both".into());
         }
         if !is_adapter_name(&self.name) {
             return fail(format!(
@@ -177,9 +184,9 @@ pub struct LayerAdapter {
     pub outputs: usize,
     /// Rank.
     pub rank: usize,
-    /// Number of elements of both factors.
+    /// Number of trained elements.
     pub parameters: usize,
-    /// Bytes of both factors.
+    /// Bytes of the trained elements.
     pub bytes: usize,
 }
 

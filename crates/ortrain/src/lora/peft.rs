@@ -9,13 +9,14 @@ use ortrain_files::Staged;
 use ortrain_graph::Tensor;
 use ortrain_onnx::ModelProto;
 use ortrain_ops::training::{
-    AdaptedLayer, AdapterNames, AdapterTarget, FactorKind, LayerKind, adapted_layers, add_adapter,
+    AdaptedLayer, AdapterForm, AdapterTarget, FactorKind, LayerKind, adapted_layers, add_adapter,
     factor_name, is_adapter_name, scale_name,
 };
 use serde_json::{Map, Value, json};
 
 use super::selection::module_of;
 use super::{Prepared, adapter_error, first_layers, no_adapter_error, target_of, target_of_layer};
+use crate::model::graph::opset_of;
 use crate::suggest::hint;
 use crate::{Error, ModelSource, Result};
 
@@ -24,6 +25,8 @@ const PICKLE_FILE: &str = "adapter_model.bin";
 const CONFIG_FILE: &str = "adapter_config.json";
 /// Begin of the names of all tensors.
 const MODULE_PREFIX: &str = "base_model.model.";
+/// End of the name of the magnitudes of a module (DoRA).
+const MAGNITUDE_SUFFIX: &str = ".lora_magnitude_vector";
 
 fn suffixes(kind: LayerKind) -> [&'static str; 2] {
     match kind {
@@ -68,6 +71,7 @@ pub fn save_adapter(
     }
     let mut tensors = Vec::new();
     let mut saved: Vec<SavedModule> = Vec::new();
+    let mut use_dora = false;
     for layer in first_layers(&layers) {
         let weight = &layer.weight;
         let target = target_of_layer(&prepared.label, &targets, layer)?;
@@ -80,10 +84,15 @@ pub fn save_adapter(
         for (tensor, suffix) in factors.into_iter().zip(suffixes(target.kind)) {
             tensors.push(NamedTensor { name: format!("{MODULE_PREFIX}{module}{suffix}"), tensor });
         }
+        if let Some(magnitude) = prepared.magnitude(weight, name) {
+            let name = format!("{MODULE_PREFIX}{module}{MAGNITUDE_SUFFIX}");
+            tensors.push(NamedTensor { name, tensor: with_dims(&magnitude, magnitude_dims(target)) });
+            use_dora = true;
+        }
         let alpha = rounded(prepared.scale(weight, name)? * rank as f64);
         saved.push(SavedModule { name: module, rank, alpha });
     }
-    let config = serde_json::to_vec_pretty(&config_of(&saved))
+    let config = serde_json::to_vec_pretty(&config_of(&saved, use_dora))
         .map_err(|error| Error::Argument(format!("{CONFIG_FILE} cannot be written: {error}")))?;
     fs::create_dir_all(folder).map_err(|source| file_error("create", folder, source))?;
     save_safetensors(&tensors, folder.join(WEIGHTS_FILE))?;
@@ -102,6 +111,22 @@ fn file_error(action: &'static str, path: &Path, source: std::io::Error) -> Erro
     Error::Checkpoint(ortrain_checkpoint::Error::Io { action, path: path.to_owned(), source })
 }
 
+/// Returns PEFT's sizes of the magnitudes of a layer.
+fn magnitude_dims(target: &AdapterTarget) -> Vec<usize> {
+    match target.kind {
+        LayerKind::Convolution => {
+            let ones = target.window.iter().map(|_| 1);
+            [1, target.outputs].into_iter().chain(ones).collect()
+        }
+        _ => vec![target.outputs],
+    }
+}
+
+/// Returns the same elements with other sizes.
+fn with_dims(tensor: &Tensor, dims: Vec<usize>) -> Tensor {
+    Tensor::from_f64(tensor.dtype(), dims, &tensor.to_f64())
+}
+
 /// Module of a saved adapter, with its rank and the numerator of its scale.
 struct SavedModule {
     name: String,
@@ -116,7 +141,7 @@ fn rounded(alpha: f64) -> f64 {
 }
 
 /// Returns PEFT's description of an adapter with these modules.
-fn config_of(modules: &[SavedModule]) -> Value {
+fn config_of(modules: &[SavedModule], use_dora: bool) -> Value {
     let (rank, alpha) = modules.first().map_or((0, 0.0), |module| (module.rank, module.alpha));
     let number = |alpha: f64| if alpha.fract() == 0.0 { json!(alpha as i64) } else { json!(alpha) };
     let names: Vec<&str> = modules.iter().map(|module| module.name.as_str()).collect();
@@ -146,7 +171,7 @@ fn config_of(modules: &[SavedModule]) -> Value {
         "rank_pattern": other_ranks,
         "target_modules": names,
         "task_type": null,
-        "use_dora": false,
+        "use_dora": use_dora,
         "use_rslora": false,
     })
 }
@@ -188,6 +213,7 @@ const INITS_THAT_CHANGE_THE_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq
 struct Config {
     alpha: f64,
     use_rslora: bool,
+    use_dora: bool,
     alpha_pattern: Vec<(String, f64)>,
 }
 
@@ -205,11 +231,12 @@ impl Config {
         check_effects(&fields).map_err(&fail)?;
         let alpha = fields.get("lora_alpha").and_then(Value::as_f64);
         let alpha = alpha.ok_or_else(|| fail("lora_alpha must be a number".into()))?;
-        let use_rslora = match fields.get("use_rslora") {
-            None | Some(Value::Null) => false,
-            Some(Value::Bool(value)) => *value,
-            Some(other) => return Err(fail(format!("use_rslora must be true or false, got {other}"))),
+        let flag = |field: &str| match fields.get(field) {
+            None | Some(Value::Null) => Ok(false),
+            Some(Value::Bool(value)) => Ok(*value),
+            Some(other) => Err(fail(format!("{field} must be true or false, got {other}"))),
         };
+        let (use_rslora, use_dora) = (flag("use_rslora")?, flag("use_dora")?);
         let mut alpha_pattern = Vec::new();
         for (name, value) in fields.get("alpha_pattern").and_then(Value::as_object).into_iter().flatten() {
             let is_plain = |sign: char| sign.is_alphanumeric() || matches!(sign, '.' | '_' | '-');
@@ -221,7 +248,7 @@ impl Config {
             })?;
             alpha_pattern.push((name.clone(), alpha));
         }
-        Ok(Config { alpha, use_rslora, alpha_pattern })
+        Ok(Config { alpha, use_rslora, use_dora, alpha_pattern })
     }
 
     /// Returns the scale of a module with factors of a rank.
@@ -246,7 +273,7 @@ fn check_effects(fields: &Map<String, Value>) -> std::result::Result<(), String>
         };
         let is_supported = match (field.as_str(), value) {
             _ if is_empty => true,
-            ("lora_alpha" | "use_rslora" | "alpha_pattern", _) => true,
+            ("lora_alpha" | "use_rslora" | "use_dora" | "alpha_pattern", _) => true,
             ("bias", Value::String(bias)) => bias == "none",
             ("init_lora_weights", Value::String(init)) => {
                 !INITS_THAT_CHANGE_THE_BASE.iter().any(|name| init.to_lowercase().starts_with(name))
@@ -259,7 +286,7 @@ fn check_effects(fields: &Map<String, Value>) -> std::result::Result<(), String>
                     "the weights of the base were changed for {field} = {value}; save the adapter with \
                      path_initial_model_for_weight_conversion, so that it fits the original base"
                 ),
-                _ => format!("{field} = {value} is not supported; supported are plain LoRA and rsLoRA"),
+                _ => format!("{field} = {value} is not supported; supported are LoRA, rsLoRA and DoRA"),
             });
         }
     }
@@ -303,20 +330,33 @@ pub fn load_adapter(
     let targets = prepared.targets()?;
     check_table(&prepared.label, &targets, modules)?;
     let mut constants = Vec::new();
-    for ModuleFactors { module, is_embedding, pair } in factors_by_module(&path, tensors)? {
-        let of_kind: Vec<&AdapterTarget> =
-            targets.iter().filter(|target| (target.kind == LayerKind::Embedding) == is_embedding).collect();
-        let target = find_module(&prepared.label, &of_kind, &module, modules)?;
-        let [a, b] = checked_factors(&path, &module, target, pair)?;
-        let scale = config.scale(&module, a.dims()[0]);
+    let opset = opset_of(&prepared.model.proto);
+    for factors in factors_by_module(&path, tensors, config.use_dora)? {
+        let of_kind: Vec<&AdapterTarget> = targets
+            .iter()
+            .filter(|target| (target.kind == LayerKind::Embedding) == factors.is_embedding)
+            .collect();
+        let target = find_module(&prepared.label, &of_kind, &factors.module, modules)?;
+        let CheckedFactors { a, b, magnitude } = checked_factors(&path, &factors, target)?;
+        let rank = a.dims()[0];
+        let form = AdapterForm {
+            adapter: name.to_owned(),
+            dropout: None,
+            rank,
+            has_magnitude: magnitude.is_some(),
+            opset,
+        };
         let graph = prepared.graph()?;
         for reader in targets.iter().filter(|other| other.has_form_of(target)) {
-            let names = AdapterNames { adapter: name.to_owned(), dropout: None };
-            add_adapter(graph, reader, &names).map_err(adapter_error)?;
+            add_adapter(graph, reader, &form).map_err(adapter_error)?;
+        }
+        let scale = Tensor::scalar(target.dtype, config.scale(&factors.module, rank));
+        if let Some(magnitude) = magnitude {
+            constants.push((factor_name(&target.weight, FactorKind::Magnitude, name), magnitude));
         }
         constants.push((factor_name(&target.weight, FactorKind::A, name), a));
         constants.push((factor_name(&target.weight, FactorKind::B, name), b));
-        constants.push((scale_name(&target.weight, name), Tensor::scalar(target.dtype, scale)));
+        constants.push((scale_name(&target.weight, name), scale));
     }
     prepared.add_constants(constants)?;
     Ok(prepared.model.proto)
@@ -327,32 +367,48 @@ struct ModuleFactors {
     module: String,
     is_embedding: bool,
     pair: [Option<Tensor>; 2],
+    magnitude: Option<Tensor>,
 }
 
 /// Returns the factors of the modules, in the order of their names.
-fn factors_by_module(path: &Path, tensors: Vec<NamedTensor>) -> Result<Vec<ModuleFactors>> {
+fn factors_by_module(path: &Path, tensors: Vec<NamedTensor>, use_dora: bool) -> Result<Vec<ModuleFactors>> {
+    let fail = |reason: String| Err(Error::Argument(format!("{}: {reason}", path.display())));
     let mut found: BTreeMap<(String, bool), [Option<Tensor>; 2]> = BTreeMap::new();
+    let mut magnitudes: BTreeMap<String, Tensor> = BTreeMap::new();
     for NamedTensor { name, tensor } in tensors {
         let inner = name.strip_prefix(MODULE_PREFIX).unwrap_or(&name);
+        if let Some(module) = inner.strip_suffix(MAGNITUDE_SUFFIX).filter(|_| use_dora) {
+            magnitudes.insert(module.to_owned(), tensor);
+            continue;
+        }
         let part = [LayerKind::Linear, LayerKind::Embedding].into_iter().find_map(|kind| {
             let at = suffixes(kind).iter().position(|suffix| inner.ends_with(suffix))?;
             let module = inner.strip_suffix(suffixes(kind)[at])?.to_owned();
             Some(((module, kind == LayerKind::Embedding), at))
         });
         let Some((key, at)) = part else {
-            return Err(Error::Argument(format!(
-                "{}: {name:?} is no factor of an adapter; its name must end with \".lora_A.weight\", or with another \
-                 factor of plain LoRA",
-                path.display()
-            )));
+            return fail(format!(
+                "{name:?} is no factor of an adapter; its name must end with \".lora_A.weight\", or with another \
+                 factor of LoRA"
+            ));
         };
         found.entry(key).or_default()[at] = Some(tensor);
     }
     if found.is_empty() {
-        return Err(Error::Argument(format!("{} has no factors of adapters", path.display())));
+        return fail("it has no factors of adapters".into());
     }
-    let factors = |((module, is_embedding), pair)| ModuleFactors { module, is_embedding, pair };
-    Ok(found.into_iter().map(factors).collect())
+    let mut modules = Vec::new();
+    for ((module, is_embedding), pair) in found {
+        let magnitude = magnitudes.remove(&module);
+        if use_dora && magnitude.is_none() {
+            return fail(format!("the adapter of {module:?} has no magnitudes, though use_dora is true"));
+        }
+        modules.push(ModuleFactors { module, is_embedding, pair, magnitude });
+    }
+    match magnitudes.keys().next() {
+        Some(module) => fail(format!("the adapter of {module:?} has magnitudes, but no factors")),
+        None => Ok(modules),
+    }
 }
 
 /// Returns the layer of a module: by the table, by the equal name, or by the only name with the same end.
@@ -397,17 +453,19 @@ fn find_module<'t>(
     }
 }
 
-/// Returns both factors in the type of a layer, after a check of their sizes and numbers.
-fn checked_factors(
-    path: &Path,
-    module: &str,
-    target: &AdapterTarget,
-    pair: [Option<Tensor>; 2],
-) -> Result<[Tensor; 2]> {
+/// Factors of a layer, in its element type.
+struct CheckedFactors {
+    a: Tensor,
+    b: Tensor,
+    magnitude: Option<Tensor>,
+}
+
+/// Returns the factors in the type of a layer, after a check of their sizes and numbers.
+fn checked_factors(path: &Path, factors: &ModuleFactors, target: &AdapterTarget) -> Result<CheckedFactors> {
     let fail = |reason: String| {
-        Err(Error::Argument(format!("{}: the adapter of {module:?} {reason}", path.display())))
+        Err(Error::Argument(format!("{}: the adapter of {:?} {reason}", path.display(), factors.module)))
     };
-    let [Some(a), Some(b)] = pair else { return fail("has only one of its two factors".into()) };
+    let [Some(a), Some(b)] = &factors.pair else { return fail("has only one of its two factors".into()) };
     let rank = a.dims().first().copied().unwrap_or(0);
     let shapes = target.factor_shapes(rank).map_err(adapter_error)?;
     if a.dims() != shapes.a || b.dims() != shapes.b {
@@ -421,10 +479,20 @@ fn checked_factors(
             shapes.b
         ));
     }
-    for tensor in [&a, &b] {
+    let magnitude = factors.magnitude.as_ref();
+    if let Some(magnitude) = magnitude.filter(|magnitude| magnitude.dims() != magnitude_dims(target)) {
+        return fail(format!(
+            "has magnitudes of the shape {:?}, but the weight {:?} needs {:?}: it belongs to another base",
+            magnitude.dims(),
+            target.weight,
+            magnitude_dims(target)
+        ));
+    }
+    for tensor in [Some(a), Some(b), magnitude].into_iter().flatten() {
         if !tensor.dtype().is_float() || tensor.to_f64().iter().any(|number| !number.is_finite()) {
             return fail("has numbers that are not finite".into());
         }
     }
-    Ok([a, b].map(|tensor| tensor.converted(target.dtype)))
+    let lengths = magnitude.map(|tensor| with_dims(&tensor.converted(target.dtype), vec![target.outputs]));
+    Ok(CheckedFactors { a: a.converted(target.dtype), b: b.converted(target.dtype), magnitude: lengths })
 }

@@ -12,13 +12,13 @@ use crate::{Error, Result};
 pub(super) fn select(
     label: &str,
     graph: &Graph,
-    all: Vec<AdapterTarget>,
+    all: &[AdapterTarget],
     options: &LoraOptions,
 ) -> Result<Vec<AdapterTarget>> {
     let mut selected: Vec<AdapterTarget> = match &options.targets {
         Targets::Auto => {
             let output = graph.outputs.first().copied();
-            let head = output.and_then(|output| find_head_target(graph, output, &all));
+            let head = output.and_then(|output| find_head_target(graph, output, all));
             let is_head = |target: &AdapterTarget| head.is_some_and(|head| all[head].weight == target.weight);
             let is_layer = |target: &&AdapterTarget| target.kind == LayerKind::Linear && !is_head(target);
             all.iter().filter(is_layer).cloned().collect()
@@ -26,7 +26,7 @@ pub(super) fn select(
         Targets::Patterns(patterns) => {
             for pattern in patterns {
                 if !all.iter().any(|target| matches(pattern, target)) {
-                    return Err(unknown(label, "targets", pattern, &all));
+                    return Err(unknown(label, "targets", pattern, all));
                 }
             }
             let is_named = |target: &&AdapterTarget| patterns.iter().any(|pattern| matches(pattern, target));
@@ -35,7 +35,7 @@ pub(super) fn select(
     };
     for pattern in &options.exclude {
         if !all.iter().any(|target| matches(pattern, target)) {
-            return Err(unknown(label, "exclude", pattern, &all));
+            return Err(unknown(label, "exclude", pattern, all));
         }
     }
     selected.retain(|target| !options.exclude.iter().any(|pattern| matches(pattern, target)));
@@ -63,13 +63,28 @@ pub(super) fn module_of(target: &AdapterTarget) -> String {
     if let Some(module) = &target.module {
         return module.clone();
     }
-    let weight = target.weight.strip_suffix(".weight").unwrap_or(&target.weight);
+    let weight = &target.weight;
     let is_generated = weight.contains("::") || !weight.contains(|sign: char| sign.is_ascii_alphabetic());
     if !is_generated {
-        return weight.to_owned();
+        return without_suffixes(weight).to_owned();
     }
     let path = target.node_name.trim_start_matches('/');
     path.rsplit_once('/').map_or(path, |(module, _)| module).replace('/', ".")
+}
+
+/// Returns the name of a module from the name of its weight. Quantizers append `_Q4` or `_quantized`, and builders of
+/// models append the operator.
+fn without_suffixes(weight: &str) -> &str {
+    let stem = weight.strip_suffix("_quantized").unwrap_or(weight);
+    let stem = match stem.rsplit_once("_Q") {
+        Some((stem, bits)) if bits.starts_with(|sign: char| sign.is_ascii_digit()) => stem,
+        _ => stem,
+    };
+    let stem = stem.strip_suffix(".weight").or_else(|| stem.strip_suffix(".qweight")).unwrap_or(stem);
+    match stem.rsplit_once('.') {
+        Some((module, operator)) if operator.starts_with(|sign: char| sign.is_ascii_uppercase()) => module,
+        _ => stem,
+    }
 }
 
 /// Returns true if a pattern names the weight, the node or the module of a layer, in full or by its last parts.

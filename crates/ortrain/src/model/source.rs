@@ -9,7 +9,7 @@ use ortrain_onnx::{
     ExternalData, GraphProto, LoadedModel, ModelProto, Storage, TensorProto, encode, visit_tensors_mut,
 };
 use ortrain_ops::passes::functions::{inline_for_gradients, inline_functions};
-use ortrain_ops::training::separate_initializers;
+use ortrain_ops::training::{adapter_stops, separate_initializers};
 use ortrain_program::ALIGNMENT;
 
 use crate::model::classifiers::attributes_to_initializers;
@@ -164,8 +164,9 @@ impl ModelSource {
     /// initializers. Parameters and running statistics that share an initializer are separated.
     pub(crate) fn load_for_gradients(self) -> Result<LoadedModel> {
         let label = self.label("the model");
-        let stops = self.stops();
+        let mut stops = self.stops();
         let mut model = self.load_as(inline_for_gradients)?;
+        stops.extend(model.proto.graph.iter().flat_map(adapter_stops));
         model.proto.graph.as_mut().map(separate_initializers);
         attributes_to_initializers(&label, &mut model)?;
         stop_gradients(&label, &mut model, &stops)?;

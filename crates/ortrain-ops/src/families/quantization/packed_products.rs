@@ -19,6 +19,7 @@ use ortrain_graph::{Attrs, DType, Dim, Graph, Node, Shape, Tensor, ValueId};
 use ortrain_program::{BufferId, Instruction, QuantizedFactor, QuantizedMatMul};
 
 use crate::OpError;
+use crate::class::Class;
 use crate::grad::Grad;
 use crate::infer::Infer;
 use crate::lower::Lower;
@@ -587,12 +588,14 @@ pub(super) fn definitions() -> Vec<Definition> {
     let new = |name: &'static str, build| Definition::new(MICROSOFT, name, &[1], build);
     vec![
         new("MatMulNBits", build_n_bits)
+            .class(Class::PackedProduct)
             .decompose(decompose_n_bits)
             .composition_where(|node| !is_prepared(node))
             .scales(&[SCALES, ZERO_POINTS])
             .weights(&[1, BIAS])
             .sample(sample_n_bits),
         new("MatMulBnb4", build_bnb4)
+            .class(Class::PackedProduct)
             .decompose(decompose_bnb4)
             .composition_where(has_shared_blocks)
             .scales(&[2])

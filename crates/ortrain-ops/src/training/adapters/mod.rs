@@ -13,32 +13,35 @@ use ortrain_onnx::GraphProto;
 use rustc_hash::FxHashSet;
 
 pub use names::{FactorKind, FactorName, factor_name, is_adapter_name, scale_name};
-pub use sites::{AdaptedLayer, adapted_layers, remove_adapter};
+pub use sites::{AdaptedLayer, adapted_layers, adapter_stops, remove_adapter};
 pub use targets::{AdapterTarget, LayerKind, find_adapter_targets, find_head_target, weight_readers};
-pub use weights::{FactorShapes, add_delta};
+pub use weights::{FactorShapes, add_delta, row_lengths};
 
 use crate::Error;
-use crate::support::low_rank::{Site, adapter_nodes};
+use crate::support::low_rank::{Magnitude, Site, adapter_nodes};
 
-/// Names of the constants of an adapter for one weight.
+/// Form of an adapter at one layer.
 #[derive(Clone, Debug)]
-pub struct AdapterNames {
+pub struct AdapterForm {
     /// Name of the adapter.
     pub adapter: String,
-    /// Scalar with the ratio of the dropout; `None` for no dropout.
+    /// Name of the scalar with the ratio of the dropout; `None` for no dropout.
     pub dropout: Option<String>,
+    /// Rank.
+    pub rank: usize,
+    /// True if the rows of the adapted weight have trained magnitudes (DoRA).
+    pub has_magnitude: bool,
+    /// Version of `ai.onnx` of the graph.
+    pub opset: i64,
 }
 
 /// Adds the nodes of an adapter to a layer. The constants are not added.
 ///
 /// # Errors
 /// Returns an error if the graph has no node with the result of the layer, or if the layer has an adapter of this name.
-pub fn add_adapter(
-    graph: &mut GraphProto,
-    target: &AdapterTarget,
-    names: &AdapterNames,
-) -> Result<(), Error> {
-    let adapter = &names.adapter;
+/// Also if it has another adapter, and one of both has magnitudes.
+pub fn add_adapter(graph: &mut GraphProto, target: &AdapterTarget, form: &AdapterForm) -> Result<(), Error> {
+    let adapter = &form.adapter;
     let root = names::root_of(&target.value);
     let prefix = names::site_prefix(root, adapter);
     let base = names::base_value(root, adapter);
@@ -50,12 +53,38 @@ pub fn add_adapter(
             target.node
         )));
     }
+    let others =
+        known.iter().filter_map(|value| names::split_base(value)).filter(|(other, _)| *other == root);
+    for (_, other) in others {
+        let has_magnitude = known.contains(names::norm_value(root, other).as_str());
+        if has_magnitude || form.has_magnitude {
+            return Err(Error::Adapter(format!(
+                "{} has the adapter {other:?}, and an adapter with magnitudes (DoRA) must be the only one of its layer; \
+                 merge or remove the other one",
+                target.node
+            )));
+        }
+    }
     let at = graph.node.iter().position(|node| node.output.first() == Some(&target.value));
     let Some(at) = at else {
         return Err(Error::Adapter(format!(
             "{} is not a node of the main graph, and only such nodes get adapters",
             target.node
         )));
+    };
+    let lengths = factor_name(&target.weight, FactorKind::Magnitude, adapter);
+    let magnitude = if form.has_magnitude {
+        target.check_magnitude()?;
+        Some(Magnitude {
+            lengths: &lengths,
+            weight: &target.read,
+            dims: &target.dims,
+            has_outputs_last: target.has_outputs_last,
+            bias: target.bias.as_deref(),
+            rank: form.rank,
+        })
+    } else {
+        None
     };
     let layer = target.layer(&graph.node[at]);
     graph.node[at].output[0].clone_from(&base);
@@ -66,8 +95,10 @@ pub fn add_adapter(
         a: &factor_name(&target.weight, FactorKind::A, adapter),
         b: &factor_name(&target.weight, FactorKind::B, adapter),
         scale: &scale_name(&target.weight, adapter),
-        dropout: names.dropout.as_deref(),
+        dropout: form.dropout.as_deref(),
+        magnitude,
         prefix: &prefix,
+        opset: form.opset,
     };
     let nodes = adapter_nodes(&layer, &site);
     graph.node.splice(at + 1..at + 1, nodes);

@@ -1,12 +1,16 @@
 //! Names of the constants and values of adapters.
 
-/// One of the two factors of an adapter.
+use crate::support::low_rank::NORM;
+
+/// One of the trained constants of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FactorKind {
     /// From the inputs of a layer to the rank.
     A,
     /// From the rank to the outputs of a layer.
     B,
+    /// Magnitudes of the rows of the adapted weight (DoRA).
+    Magnitude,
 }
 
 impl FactorKind {
@@ -14,6 +18,7 @@ impl FactorKind {
         match self {
             FactorKind::A => ".lora_A.",
             FactorKind::B => ".lora_B.",
+            FactorKind::Magnitude => ".lora_magnitude.",
         }
     }
 }
@@ -45,7 +50,7 @@ impl<'a> FactorName<'a> {
     /// ```
     #[must_use]
     pub fn split(name: &'a str) -> Option<FactorName<'a>> {
-        [FactorKind::A, FactorKind::B].into_iter().find_map(|kind| {
+        [FactorKind::A, FactorKind::B, FactorKind::Magnitude].into_iter().find_map(|kind| {
             let (weight, adapter) = name.rsplit_once(kind.infix())?;
             (!weight.is_empty() && is_adapter_name(adapter)).then_some(FactorName { weight, kind, adapter })
         })
@@ -96,6 +101,11 @@ pub(super) fn site_prefix(root: &str, adapter: &str) -> String {
 /// Returns the name of the result of a layer without an adapter.
 pub(super) fn base_value(root: &str, adapter: &str) -> String {
     site_prefix(root, adapter) + BASE_SUFFIX
+}
+
+/// Returns the name of the lengths of the rows of the adapted weight.
+pub(super) fn norm_value(root: &str, adapter: &str) -> String {
+    site_prefix(root, adapter) + NORM
 }
 
 /// Splits the name of the result of a layer without an adapter into the result with all adapters and the adapter.

@@ -1,8 +1,9 @@
 //! Layers of a graph that have adapters.
 
 use ortrain_onnx::{GraphProto, NodeProto};
+use rustc_hash::FxHashSet;
 
-use super::names::{FactorKind, FactorName, site_prefix, split_base};
+use super::names::{FactorKind, FactorName, norm_value, site_prefix, split_base};
 use crate::support::low_rank::PARTS;
 
 /// Layer with an adapter.
@@ -43,21 +44,31 @@ fn is_part_of(prefix: &str, value: &str) -> bool {
     value.strip_prefix(prefix).is_some_and(|rest| PARTS.contains(&rest))
 }
 
+/// Returns the values of adapters without a gradient.
+#[must_use]
+pub fn adapter_stops(graph: &GraphProto) -> Vec<String> {
+    let outputs: FxHashSet<&str> =
+        graph.node.iter().flat_map(|node| &node.output).map(String::as_str).collect();
+    let sites = outputs.iter().filter_map(|output| split_base(output));
+    let mut norms: Vec<String> = sites
+        .map(|(root, adapter)| norm_value(root, adapter))
+        .filter(|norm| outputs.contains(norm.as_str()))
+        .collect();
+    norms.sort();
+    norms
+}
+
 /// Removes the nodes of an adapter. The constants remain. Returns the layers that had the adapter.
 pub fn remove_adapter(graph: &mut GraphProto, adapter: &str) -> Vec<AdaptedLayer> {
     let layers: Vec<AdaptedLayer> =
         adapted_layers(graph).into_iter().filter(|layer| layer.adapter == adapter).collect();
     for layer in &layers {
         let prefix = site_prefix(&layer.value, adapter);
-        let is_sum = |node: &NodeProto| {
-            node.input.first() == Some(&layer.base)
-                && node.input.get(1).is_some_and(|delta| is_part_of(&prefix, delta))
-        };
+        let is_part = |values: &[String]| values.iter().any(|value| is_part_of(&prefix, value));
+        let is_last = |node: &NodeProto| is_part(&node.input) && !is_part(&node.output);
         let result =
-            graph.node.iter().find(|node| is_sum(node)).and_then(|node| node.output.first().cloned());
-        graph
-            .node
-            .retain(|node| !is_sum(node) && !node.output.iter().any(|output| is_part_of(&prefix, output)));
+            graph.node.iter().find(|node| is_last(node)).and_then(|node| node.output.first().cloned());
+        graph.node.retain(|node| !is_last(node) && !is_part(&node.output));
         let Some(result) = result else { continue };
         for output in graph.node.iter_mut().flat_map(|node| &mut node.output) {
             if *output == layer.base {

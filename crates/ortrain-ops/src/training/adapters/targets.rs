@@ -6,6 +6,7 @@ use rustc_hash::FxHashMap;
 
 use super::names::{FactorName, root_of, split_base};
 use super::sites::AdaptedLayer;
+use crate::Error;
 use crate::class::{Class, Traits};
 use crate::registry::{class_of, has_traits};
 use crate::support::low_rank::Layer;
@@ -66,6 +67,11 @@ pub struct AdapterTarget {
     pub window: Vec<usize>,
     /// Number of groups of a convolution; otherwise 1.
     pub groups: usize,
+    /// Weight as the layer reads it, and its sizes.
+    pub(super) read: String,
+    pub(super) dims: Vec<usize>,
+    /// Bias that the layer adds to its result.
+    pub(super) bias: Option<String>,
     /// Changes from the constant to the weight that the layer reads, last one first.
     pub(super) changes: Vec<Change>,
     /// True if the layer reads the weight with the outputs as its last axis.
@@ -111,6 +117,21 @@ impl AdapterTarget {
     #[must_use]
     pub fn has_integers(&self) -> bool {
         self.changes.contains(&Change::Dequantize)
+    }
+
+    /// Checks that the rows of the weight can have magnitudes.
+    ///
+    /// # Errors
+    /// Returns an error if the weight consists of integers, or if the layer has groups.
+    pub fn check_magnitude(&self) -> Result<(), Error> {
+        let reason = if self.has_integers() {
+            "its weight consists of integers"
+        } else if self.groups > 1 {
+            "it has groups"
+        } else {
+            return Ok(());
+        };
+        Err(Error::Adapter(format!("use_dora is not supported for {}: {reason}; exclude it", self.node)))
     }
 
     pub(super) fn layer(&self, node: &NodeProto) -> Layer {
@@ -206,16 +227,24 @@ struct Form {
     weight: usize,
     has_outputs_last: bool,
     groups: usize,
+    /// Input with the bias, if the operator has one.
+    bias: Option<usize>,
+    /// Outputs and inputs of packed weights: the sizes of their bytes differ.
+    packed: Option<(usize, usize)>,
 }
 
 impl TargetSearch<'_> {
     fn target(&self, node: &Node) -> Option<AdapterTarget> {
-        let Form { kind, input, weight, has_outputs_last, groups } = form_of(node)?;
+        let Form { kind, input, weight, has_outputs_last, groups, bias, packed } = form_of(node)?;
         let port = |k: usize| node.inputs.get(k).copied().flatten();
         let (x, read) = (port(input)?, port(weight)?);
         let value = node.outputs.first().copied().flatten()?;
         let dims = self.dims(read)?;
         let (outputs, inputs, window) = match (kind, dims.as_slice()) {
+            _ if packed.is_some() => {
+                let (outputs, inputs) = packed?;
+                (outputs, inputs, Vec::new())
+            }
             (LayerKind::Convolution, [outputs, inputs, window @ ..]) => {
                 (*outputs, inputs * groups, window.to_vec())
             }
@@ -224,7 +253,10 @@ impl TargetSearch<'_> {
             _ => return None,
         };
         let dtype = self.graph.value(value).ty.dtype().filter(|dtype| dtype.is_float())?;
-        let (source, changes) = self.source(read)?;
+        let (source, mut changes) = self.source(read)?;
+        if packed.is_some() {
+            changes.insert(0, Change::Dequantize);
+        }
         let weight = self.graph.name_of(source).to_owned();
         if FactorName::split(&weight).is_some() || outputs == 0 || inputs == 0 {
             return None;
@@ -244,6 +276,9 @@ impl TargetSearch<'_> {
             outputs,
             window,
             groups,
+            read: name(read),
+            dims,
+            bias: bias.and_then(port).map(name),
             changes,
             has_outputs_last,
         })
@@ -288,27 +323,44 @@ impl TargetSearch<'_> {
 /// Returns the form of a layer with weights. Layers that scale their product, or transpose their input, have none.
 fn form_of(node: &Node) -> Option<Form> {
     let int = |name: &str| node.attrs.int(name).ok().flatten().unwrap_or(0);
+    let size = |name: &str| node.attrs.int(name).ok().flatten().and_then(|size| usize::try_from(size).ok());
     let is_one = |name: &str| node.attrs.float(name).ok().flatten().is_none_or(|number| number == 1.0);
     let product = |has_outputs_last| {
-        Some(Form { kind: LayerKind::Linear, input: 0, weight: 1, has_outputs_last, groups: 1 })
+        Some(Form {
+            kind: LayerKind::Linear,
+            input: 0,
+            weight: 1,
+            has_outputs_last,
+            groups: 1,
+            bias: None,
+            packed: None,
+        })
     };
     match class_of(node) {
         Class::MatrixProduct => product(true),
+        Class::PackedProduct => {
+            let packed = Some((size("N")?, size("K")?));
+            product(false).map(|form| Form { packed, ..form })
+        }
         Class::AffineProduct | Class::ScaledProduct
             if is_one("alpha")
+                && is_one("beta")
                 && ["transA", "transBatchA", "transBatchB"].iter().all(|&name| int(name) == 0) =>
         {
-            product(int("transB") == 0)
+            let bias = (class_of(node) == Class::AffineProduct).then_some(2);
+            product(int("transB") == 0).map(|form| Form { bias, ..form })
         }
         Class::Lookup if int("axis") == 0 => {
-            Some(Form { kind: LayerKind::Embedding, input: 1, weight: 0, has_outputs_last: true, groups: 1 })
+            product(true).map(|form| Form { kind: LayerKind::Embedding, input: 1, weight: 0, ..form })
         }
         Class::Convolution => Some(Form {
             kind: LayerKind::Convolution,
             input: 0,
             weight: 1,
             has_outputs_last: false,
-            groups: usize::try_from(node.attrs.int("group").ok()?.unwrap_or(1)).ok()?.max(1),
+            groups: size("group").unwrap_or(1).max(1),
+            bias: Some(2),
+            packed: None,
         }),
         _ => None,
     }

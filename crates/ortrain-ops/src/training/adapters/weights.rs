@@ -56,30 +56,71 @@ impl AdapterTarget {
     }
 }
 
-/// Returns a weight plus `scale` times the product of two factors. Each element is rounded once.
+/// Returns a weight plus `scale` times the product of two factors. With magnitudes, each row of the sum gets the length
+/// that they give. Each element is rounded once.
 ///
 /// # Errors
 /// Returns an error if the weight consists of integers, if the layer has groups, or if the sizes do not fit.
 pub fn add_delta(
     target: &AdapterTarget,
     weight: &Tensor,
-    (a, b): (&Tensor, &Tensor),
+    factors: (&Tensor, &Tensor),
+    magnitude: Option<&Tensor>,
     scale: f64,
 ) -> Result<Tensor, Error> {
-    let fail = |reason: &str| {
-        Error::Adapter(format!("the adapter of {:?} cannot be merged: {reason}", target.weight))
-    };
+    let mut sums = adapted_weight(target, weight, factors, scale)?;
+    if let Some(magnitude) = magnitude {
+        let (lengths, rows) = lengths_of_rows(target, weight, &sums)?;
+        let magnitude = magnitude.to_f64();
+        if magnitude.len() != lengths.len() {
+            return Err(merge_error(target, "the sizes of the magnitudes do not fit the weight"));
+        }
+        for (sum, &row) in sums.iter_mut().zip(&rows) {
+            *sum *= magnitude[row] / lengths[row];
+        }
+    }
+    Ok(Tensor::from_f64(weight.dtype(), weight.dims().to_vec(), &sums))
+}
+
+/// Returns the lengths of the rows of a weight plus `scale` times the product of two factors.
+///
+/// # Errors
+/// As [`add_delta`].
+pub fn row_lengths(
+    target: &AdapterTarget,
+    weight: &Tensor,
+    factors: (&Tensor, &Tensor),
+    scale: f64,
+) -> Result<Vec<f64>, Error> {
+    let sums = adapted_weight(target, weight, factors, scale)?;
+    Ok(lengths_of_rows(target, weight, &sums)?.0)
+}
+
+fn merge_error(target: &AdapterTarget, reason: &str) -> Error {
+    Error::Adapter(format!("the adapter of {:?} cannot be merged: {reason}", target.weight))
+}
+
+/// Returns a weight plus `scale` times the product of two factors, in the layout of the weight.
+fn adapted_weight(
+    target: &AdapterTarget,
+    weight: &Tensor,
+    (a, b): (&Tensor, &Tensor),
+    scale: f64,
+) -> Result<Vec<f64>, Error> {
     if !weight.dtype().is_float() || target.has_integers() {
-        return Err(fail("the weight consists of integers"));
+        return Err(merge_error(target, "the weight consists of integers"));
     }
     if target.groups > 1 {
-        return Err(fail("the first factor reads all channels, and the convolution has groups"));
+        return Err(merge_error(
+            target,
+            "the first factor reads all channels, and the convolution has groups",
+        ));
     }
     let rank = a.dims().first().copied().unwrap_or(0);
     let cells: usize = target.window.iter().product();
     let (outputs, inputs) = (target.outputs, target.inputs * cells);
     if a.len() != rank * inputs || b.len() != outputs * rank || weight.len() != outputs * inputs {
-        return Err(fail("the sizes of the factors do not fit the weight"));
+        return Err(merge_error(target, "the sizes of the factors do not fit the weight"));
     }
     let (a, b) = (a.to_f64(), b.to_f64());
     let mut delta = vec![0.0; outputs * inputs];
@@ -91,38 +132,61 @@ pub fn add_delta(
             }
         }
     }
-    let mut dims = vec![outputs, inputs];
+    let delta = in_layout_of(target, weight, delta)?;
+    Ok(weight.to_f64().iter().zip(&delta).map(|(weight, delta)| weight + scale * delta).collect())
+}
+
+/// Returns the lengths of the rows of a matrix in the layout of a weight, and the row of each element.
+fn lengths_of_rows(
+    target: &AdapterTarget,
+    weight: &Tensor,
+    elements: &[f64],
+) -> Result<(Vec<f64>, Vec<usize>), Error> {
+    let inputs = elements.len() / target.outputs;
+    let rows = (0..elements.len()).map(|at| at / inputs).collect();
+    let rows = in_layout_of(target, weight, rows)?;
+    let mut lengths = vec![0.0_f64; target.outputs];
+    for (element, &row) in elements.iter().zip(&rows) {
+        lengths[row] += element * element;
+    }
+    Ok((lengths.into_iter().map(f64::sqrt).collect(), rows))
+}
+
+/// Returns the elements of a matrix `[outputs, inputs]` in the layout of the constant of a weight.
+fn in_layout_of<T: Copy>(target: &AdapterTarget, weight: &Tensor, elements: Vec<T>) -> Result<Vec<T>, Error> {
+    let mut elements = elements;
+    let mut dims = vec![target.outputs, elements.len() / target.outputs];
     if target.has_outputs_last {
-        delta = transposed(&delta, &dims, &[1, 0]);
-        dims = vec![inputs, outputs];
+        elements = transposed(&elements, &dims, &[1, 0]);
+        dims.reverse();
     } else if !target.window.is_empty() {
-        dims = [&[outputs, target.inputs], target.window.as_slice()].concat();
+        dims = [&[target.outputs, target.inputs], target.window.as_slice()].concat();
     }
     for change in &target.changes {
         match change {
             Change::Transpose(order) if order.len() == dims.len() => {
                 let mut inverse = vec![0; order.len()];
                 for (i, &axis) in order.iter().enumerate() {
-                    *inverse.get_mut(axis).ok_or_else(|| fail("an axis does not exist"))? = i;
+                    *inverse.get_mut(axis).ok_or_else(|| merge_error(target, "an axis does not exist"))? = i;
                 }
-                delta = transposed(&delta, &dims, &inverse);
+                elements = transposed(&elements, &dims, &inverse);
                 dims = inverse.iter().map(|&axis| dims[axis]).collect();
             }
-            Change::Transpose(_) => return Err(fail("a transposition does not fit the weight")),
+            Change::Transpose(_) => {
+                return Err(merge_error(target, "a transposition does not fit the weight"));
+            }
             Change::Reshape { from } => dims.clone_from(from),
             Change::Cast | Change::Dequantize => {}
         }
     }
     if dims != weight.dims() {
-        return Err(fail("the layout of the weight is unknown"));
+        return Err(merge_error(target, "the layout of the weight is unknown"));
     }
-    let sums: Vec<f64> =
-        weight.to_f64().iter().zip(&delta).map(|(weight, delta)| weight + scale * delta).collect();
-    Ok(Tensor::from_f64(weight.dtype(), dims, &sums))
+    Ok(elements)
 }
 
 /// Returns the elements in another order of the axes: axis `i` of the result is axis `order[i]`.
-fn transposed(elements: &[f64], dims: &[usize], order: &[usize]) -> Vec<f64> {
+fn transposed<T: Copy>(elements: &[T], dims: &[usize], order: &[usize]) -> Vec<T> {
     let mut strides = vec![1; dims.len()];
     for axis in (1..dims.len()).rev() {
         strides[axis - 1] = strides[axis] * dims[axis];
