@@ -563,6 +563,9 @@ def test_output_is_a_file(tmp_path: Path) -> None:
 
 OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "rank 0": ({"rank": 0}, "the rank of an adapter must be at least 1, got 0"),
+    "negative rank": ({"rank": -1}, "the rank of an adapter must be at least 1, got -1"),
+    "negative seed": ({"seed": -1}, "the seed of an adapter must be from 0 to 2**64 - 1, got -1"),
+    "large alpha": ({"alpha": 1e300}, f"alpha must be a finite float32, got 1{'0' * 300}"),
     "large rank": (
         {"rank": 11, "targets": "fc2"},
         'the rank must be from 1 to 10 for the weight "fc2.weight" of node "fc2" (Gemm), got 11; choose a smaller '
@@ -586,7 +589,7 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
         'train_also names "fc1.bia", but the model has no such constant of floats; did you mean "fc1.bias"?',
     ),
     "dropout": ({"dropout": 1.0}, "dropout must be from 0 to less than 1, got 1"),
-    "alpha": ({"alpha": float("nan")}, "alpha must be a finite number, got NaN"),
+    "alpha": ({"alpha": float("nan")}, "alpha must be a finite float32, got NaN"),
     "init": ({"init": "zeros"}, 'there is no init "zeros"'),
     "DoRA with dropout": (
         {"use_dora": True, "dropout": 0.1},

@@ -6,6 +6,8 @@ import operator
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
+from ortrain.errors import InvalidArgumentError
+
 __all__ = ["Texts", "as_texts", "core_options"]
 
 Texts: TypeAlias = str | Sequence[str]
@@ -25,9 +27,19 @@ def core_options(
     name: str = "default",
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Return the options of an adapter for the core."""
+    """Return the options of an adapter for the core.
+
+    Raises:
+        InvalidArgumentError: if the rank or the seed is out of range.
+        TypeError: for arguments of other types.
+
+    """
+    if operator.index(rank) < 1:
+        raise InvalidArgumentError(f"the rank of an adapter must be at least 1, got {rank}")
+    if not 0 <= operator.index(seed) < 1 << 64:
+        raise InvalidArgumentError(f"the seed of an adapter must be from 0 to 2**64 - 1, got {seed}")
     return {
-        "rank": max(operator.index(rank), 0),
+        "rank": operator.index(rank),
         "alpha": None if alpha is None else float(alpha),
         "targets": None if isinstance(targets, str) and targets == "auto" else as_texts("targets", targets),
         "exclude": as_texts("exclude", exclude),

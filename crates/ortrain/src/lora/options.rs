@@ -139,8 +139,8 @@ impl LoraOptions {
         if !(0.0..1.0).contains(&self.dropout) {
             return fail(format!("dropout must be from 0 to less than 1, got {}", self.dropout));
         }
-        if let Some(alpha) = self.alpha.filter(|alpha| !alpha.is_finite()) {
-            return fail(format!("alpha must be a finite number, got {alpha}"));
+        if let Some(alpha) = self.alpha.filter(|alpha| !(*alpha as f32).is_finite()) {
+            return fail(format!("alpha must be a finite float32, got {alpha}"));
         }
         if self.use_dora && self.dropout > 0.0 {
             return fail("use_dora with dropout is not supported; choose one of both".into());
