@@ -24,6 +24,12 @@ pub enum Targets {
 
 impl Targets {
     /// Returns a selection by patterns.
+    ///
+    /// ```
+    /// use ortrain::lora::Targets;
+    ///
+    /// assert_eq!(Targets::patterns(["fc1"]), Targets::Patterns(vec!["fc1".into()]));
+    /// ```
     #[must_use]
     pub fn patterns<S: Into<String>>(patterns: impl IntoIterator<Item = S>) -> Targets {
         Targets::Patterns(patterns.into_iter().map(Into::into).collect())
@@ -58,6 +64,13 @@ pub enum Init {
 
 impl Init {
     /// Returns the method of a name.
+    ///
+    /// ```
+    /// use ortrain::lora::Init;
+    ///
+    /// assert_eq!(Init::from_name("kaiming"), Some(Init::Kaiming));
+    /// assert_eq!(Init::from_name("zeros"), None);
+    /// ```
     #[must_use]
     pub fn from_name(name: &str) -> Option<Init> {
         match name {

@@ -42,13 +42,12 @@ fn suffixes(kind: LayerKind) -> [&'static str; 2] {
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
 /// use ortrain::ModelSource;
-/// use ortrain::lora::{LoraOptions, add, load_adapter, save_adapter};
+/// use ortrain::lora::{LoraOptions, add, save_adapter};
 ///
 /// let folder = tempfile::tempdir()?;
 /// let (model, _) = add(setup::MODEL.into(), &LoraOptions::default())?;
 /// save_adapter(ModelSource::from_proto(&model)?, folder.path(), "default", &[])?;
-/// let again = load_adapter(setup::MODEL.into(), folder.path(), "default", &[])?;
-/// assert_eq!(again, model);
+/// assert!(folder.path().join("adapter_config.json").exists());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
@@ -298,8 +297,19 @@ fn check_table(label: &str, targets: &[AdapterTarget], modules: &[(String, Strin
     modules.iter().try_for_each(|(weight, _)| target_of(label, targets, weight).map(drop))
 }
 
-/// Adds an adapter in PEFT's files to a model, under a name. [`save_adapter`] has an example, and the same
-/// arguments.
+/// Adds an adapter in PEFT's files to a model, under a name. `modules` has the pairs of [`save_adapter`].
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::ModelSource;
+/// use ortrain::lora::{LoraOptions, add, load_adapter, save_adapter};
+///
+/// let folder = tempfile::tempdir()?;
+/// let (model, _) = add(setup::MODEL.into(), &LoraOptions::default())?;
+/// save_adapter(ModelSource::from_proto(&model)?, folder.path(), "default", &[])?;
+/// assert_eq!(load_adapter(setup::MODEL.into(), folder.path(), "default", &[])?, model);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 ///
 /// # Errors
 /// If the folder has no such files, or files that are damaged, or an adapter that is not LoRA. If a module is no layer
