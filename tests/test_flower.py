@@ -301,7 +301,7 @@ def test_bytes_that_are_no_array(flwr: Any) -> None:
     assert report.refused[0].startswith("client 101: the array 'fc2.bias' cannot be read (")
 
 
-def test_few_trained_parameters_are_few_bytes() -> None:
+def test_frozen_parameters_are_not_sent() -> None:
     def head(context: Any) -> ortrain.Model:
         return ortrain.Model(examples.perceptron(), loss="cross_entropy", trainable="head", device="cpu")
 

@@ -189,7 +189,7 @@ impl Operand {
 
     /// Returns true if the operand is one matrix of packed integers. Its lines follow each other, and the elements of a
     /// line are adjacent.
-    pub(super) fn has_whole_packed_lines(&self) -> bool {
+    pub(super) fn is_packed_line_by_line(&self) -> bool {
         self.quantized.is_some_and(|quantized| {
             let len = quantized.matrix.line_len() as isize;
             self.elements.rounded.is_none()

@@ -112,7 +112,7 @@ pub(super) fn candidates<T: Real>() -> [Candidate<Products<T>>; 9] {
                     && (k > 0 && k.is_multiple_of(packed_dots::LANES))
                     && (m * T::BYTES).saturating_mul(k) <= MAX_REUSED_BLOCK_BYTES
                     && a.quantized.is_none()
-                    && b.has_whole_packed_lines()
+                    && b.is_packed_line_by_line()
                     && packed_dots::has_packed_dots(request.isa)
                     && request.multiplies_unchanged()
             },

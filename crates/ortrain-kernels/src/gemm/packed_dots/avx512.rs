@@ -2,7 +2,7 @@
 
 use std::arch::x86_64::*;
 
-use super::{LANES, PackedDots, parts};
+use super::block::{LANES, PackedDots, parts};
 
 /// Computes the dot products of all rows and lines.
 ///

@@ -5,42 +5,12 @@
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+mod block;
 
-use ortrain_expr::QuantizedMatrix;
+use block::parts;
+pub(super) use block::{LANES, MAX_ROWS, PackedDots};
 
-use crate::isa::{Isa, Kind, PackedBlocks};
-
-/// Number of elements of a register.
-pub(super) const LANES: usize = QuantizedMatrix::GROUP;
-/// Maximum number of rows of a product.
-pub(super) const MAX_ROWS: usize = 64;
-/// Numbers of rows that are multiplied together: their sums stay in registers.
-const PARTS: [usize; 7] = [12, 8, 6, 4, 3, 2, 1];
-
-/// Block of a product of few rows with packed integers.
-pub(super) struct PackedDots<'a> {
-    /// Rows of `k` elements, [rearranged](rearrange), and their number.
-    pub(super) a: *const f32,
-    pub(super) rows: usize,
-    /// Length of the sums: whole registers.
-    pub(super) k: usize,
-    /// First line of integers, all its blocks, and the number of lines.
-    pub(super) b: PackedBlocks<'a>,
-    pub(super) lines: usize,
-    /// Destination, and its step from row to row.
-    pub(super) c: *mut f32,
-    pub(super) c_row: isize,
-}
-
-/// Returns the first row and the number of rows of each part, one of [`PARTS`].
-fn parts(rows: usize) -> impl Iterator<Item = (usize, usize)> {
-    let mut first = 0;
-    std::iter::from_fn(move || {
-        let count = PARTS.into_iter().find(|&count| count <= rows - first)?;
-        first += count;
-        Some((first - count, count))
-    })
-}
+use crate::isa::{Isa, Kind};
 
 /// Returns true if the level decodes integers in registers.
 pub(super) fn has_packed_dots(isa: Isa) -> bool {
