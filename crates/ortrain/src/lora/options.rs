@@ -227,7 +227,7 @@ impl LayerAdapter {
 ///
 /// let options = LoraOptions { rank: 2, targets: Targets::patterns(["fc*"]), ..LoraOptions::default() };
 /// let (_, description) = add(setup::MODEL.into(), &options)?;
-/// assert_eq!(description.parameters(), description.layers.iter().map(|layer| layer.parameters).sum());
+/// assert_eq!(description.parameters(), description.layers.iter().map(|layer| layer.parameters).sum::<usize>());
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
