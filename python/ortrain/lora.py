@@ -1,8 +1,8 @@
 """Low-rank adapters (LoRA): training of a large model through two small factors beside each weight.
 
-The source is Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021. A layer ``y = W x`` becomes
-``y = W x + scale * B A x`` with ``A`` of shape ``[rank, inputs]``, ``B`` of shape ``[outputs, rank]`` and
-``scale = alpha / rank``. ``W`` is frozen: it has no gradient and no optimizer values, and checkpoints omit it.
+A layer ``y = W x`` becomes ``y = W x + scale * B A x``. ``A`` has the shape ``[rank, inputs]``, ``B`` has the shape
+``[outputs, rank]``, and ``scale`` is ``alpha / rank``. ``W`` is frozen: it has no gradient and no optimizer values, and
+checkpoints omit it. (Hu et al., "LoRA: Low-Rank Adaptation of Large Language Models", 2021.)
 
 The adapter ``name`` of the weight ``w`` consists of the initializers ``w.lora_A.name``, ``w.lora_B.name`` and
 ``w.lora_scale.name``. All functions take a model before :func:`~ortrain.artifacts.generate_artifacts` and a trained,

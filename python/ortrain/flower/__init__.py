@@ -1,7 +1,7 @@
 """Federated training with Flower: a ready client and server for ONNX models.
 
-Needs the extra ``ortrain[flower]``; ``import ortrain`` imports neither this module nor Flower. Trained parameters
-travel, and nothing else unless you ask for it.
+The module needs the extra ``ortrain[flower]``. ``import ortrain`` imports neither this module nor Flower. Only trained
+parameters travel by default.
 
 ==========================  ===================================================================================
 :func:`client_app`          Flower's ``ClientApp`` on a ``Model``, or on a module and an optimizer

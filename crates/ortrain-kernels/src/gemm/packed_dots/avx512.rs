@@ -21,8 +21,8 @@ pub(super) unsafe fn multiply(dots: &PackedDots<'_>) {
     }
 }
 
-/// Computes the dot products with all lines, for about equal numbers of rows. `GROUPS` is the number of registers of each
-/// block if it is known, otherwise 0.
+/// Computes the dot products with all lines, one [part](parts) of the rows after the other. `GROUPS` is the number of
+/// registers of each block if it is known, otherwise 0.
 ///
 /// # Safety
 /// As [`multiply`].
