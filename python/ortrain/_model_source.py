@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from ortrain.errors import InvalidArgumentError, NoSuchFileError
 
@@ -17,12 +17,21 @@ class SupportsSerializeToString(Protocol):
         ...
 
 
+class ModelInFolder(NamedTuple):
+    """Message of a model whose external data is in a folder."""
+
+    message: bytes
+    folder: str
+
+
 PathLike: TypeAlias = str | os.PathLike[str]
-ModelLike: TypeAlias = str | os.PathLike[str] | bytes | SupportsSerializeToString
+ModelLike: TypeAlias = str | os.PathLike[str] | bytes | SupportsSerializeToString | ModelInFolder
 
 
-def model_source(model: ModelLike) -> str | bytes:
+def model_source(model: ModelLike) -> str | bytes | ModelInFolder:
     """Return a path as ``str``, or the bytes of the model."""
+    if isinstance(model, ModelInFolder):
+        return model
     if isinstance(model, (str, os.PathLike)):
         return os.fspath(model)
     if isinstance(model, (bytes, bytearray, memoryview)):

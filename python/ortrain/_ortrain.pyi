@@ -65,6 +65,8 @@ __all__ = [
     "__version__",
     "adapter_targets",
     "add_adapter",
+    "add_adapter_by_reference",
+    "add_adapter_to_file",
     "checkpoint_initializers",
     "convert_model",
     "curve_steps",
@@ -80,6 +82,7 @@ __all__ = [
     "initializers",
     "inspect",
     "load_peft",
+    "load_peft_to_file",
     "loss_fragment",
     "merge_adapters",
     "open_batch",
@@ -744,7 +747,12 @@ class Module:
     def quantization(self) -> list[QuantizedTensor]: ...
     def gradient_planes(self) -> list[Any]: ...
     def export_model_for_inferencing(
-        self, path: str, output_names: Sequence[str], external_above: int | None = None, average: bool = False
+        self,
+        path: str,
+        output_names: Sequence[str],
+        external_above: int | None = None,
+        average: bool = False,
+        embed: bool = False,
     ) -> None: ...
 
 @final
@@ -858,7 +866,12 @@ class TrainingSession:
     def input_names(self, training: bool) -> list[str]: ...
     def output_names(self, training: bool) -> list[str]: ...
     def export_model_for_inferencing(
-        self, path: str, output_names: Sequence[str], external_above: int | None = None, average: bool = False
+        self,
+        path: str,
+        output_names: Sequence[str],
+        external_above: int | None = None,
+        average: bool = False,
+        embed: bool = False,
     ) -> None: ...
     def set_seed(self, seed: int) -> None: ...
 
@@ -1047,6 +1060,8 @@ def generate_artifacts(
     batch_norm: str,
     external_above: int | None,
     optimizer_settings: dict[str, Any] | None,
+    embed: bool = False,
+    data_folder: str | None = None,
     master_weights: bool = False,
     optimizer_spec: str | None = None,
     own_optimizer: OwnOptimizer | None = None,
@@ -1094,12 +1109,19 @@ def open_batch(model: Source) -> bytes: ...
 def with_float_weights(model: Source) -> bytes | None: ...
 def replace_head(model: Source, classes: int, output: str | None, seed: int) -> bytes: ...
 def add_adapter(model: Source, options: dict[str, Any]) -> tuple[bytes, list[AdaptedLayer]]: ...
+def add_adapter_by_reference(model: Source, options: dict[str, Any]) -> tuple[bytes, str | None]:
+    """Return a message that refers to the files of the base, and their folder; ``None`` for a model without files."""
+
+def add_adapter_to_file(model: Source, options: dict[str, Any], output: str, embed: bool) -> list[AdaptedLayer]: ...
 def adapter_targets(model: Source, options: dict[str, Any]) -> list[AdaptedLayer]: ...
 def present_adapters(model: Source) -> list[AdaptedLayer]: ...
 def remove_adapter(model: Source, name: str) -> bytes: ...
 def merge_adapters(model: Source, factors: list[tuple[str, float]]) -> bytes: ...
 def save_peft(model: Source, folder: str, name: str, modules: list[tuple[str, str]]) -> None: ...
 def load_peft(model: Source, folder: str, name: str, modules: list[tuple[str, str]]) -> bytes: ...
+def load_peft_to_file(
+    model: Source, folder: str, name: str, modules: list[tuple[str, str]], output: str, embed: bool
+) -> None: ...
 def optimizer_model(
     optimizer: str,
     *,

@@ -259,6 +259,8 @@ def generate_artifacts(
     master_weights: Literal["float32"] | None = None,
     stop_gradients: Sequence[str] | None = None,
     quantized: Literal["train", "freeze"] = "train",
+    embed: bool = False,
+    data_folder: PathLike | None = None,
 ) -> None:
     """Write ``training_model.onnx``, ``eval_model.onnx``, ``checkpoint`` and, on request, the other files.
 
@@ -269,6 +271,10 @@ def generate_artifacts(
     models in external files. External data of the model in the artifact folder or below it stays there, and the
     artifacts name its files. External data in other folders is written to ``frozen.data``, because readers of ONNX
     find no files outside the folder of a model. All other constants join it if a model would exceed 2 GiB.
+
+    The base of a model with adapters (:mod:`ortrain.lora`) is not written again. Files of the base in other folders get
+    hard links ``frozen-NUMBER.data`` in the artifact folder; on another file system they are copied. The artifacts
+    have the SHA-1 of these files, which is compared when they are loaded.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
@@ -317,7 +323,10 @@ def generate_artifacts(
             through ``QuantizeLinear``, with straight-through gradients. An export has integers again, in the nodes of
             the quantized model. Integers with the name ``x_quantized`` become the weight ``x``. ``"freeze"``: the
             integers stay. Scales are trained only if ``requires_grad`` names them. Packed weights of two, four and
-            eight bits (``MatMulNBits``) are always frozen.
+            eight bits (``MatMulNBits``) are always frozen, and so are the integers of a model with adapters.
+        embed: True to store all constants in the models, also those in external data, up to 2 GiB.
+        data_folder: the folder in which the reader of the artifacts will look for external data, if it is not the
+            artifact folder. No files are written there.
 
     Warns:
         TrainingWarning: if a loss does not fit its input: a loss of logits on a softmax or a sigmoid, or the negative
@@ -404,6 +413,8 @@ def generate_artifacts(
         batch_norm=batch_norm,
         external_above=0 if external_data else None,
         optimizer_settings=settings,
+        embed=embed,
+        data_folder=None if data_folder is None else os.fspath(data_folder),
         master_weights=master_weights is not None,
         optimizer_spec=spec,
         own_optimizer=own,

@@ -165,6 +165,7 @@ def add(
     name: str = ...,
     seed: int = ...,
     output: PathLike,
+    embed: bool = ...,
 ) -> tuple[None, Description]: ...
 def add(
     model: ModelLike,
@@ -181,6 +182,7 @@ def add(
     name: str = "default",
     seed: int = 0,
     output: PathLike | None = None,
+    embed: bool = False,
 ) -> tuple[onnx.ModelProto | None, Description]:
     """Return a model with an adapter beside each selected weight, and a description of the adapter.
 
@@ -212,7 +214,12 @@ def add(
         name: the name of the adapter: letters, digits, ``_`` and ``-``.
         seed: the seed of the initial values, which are the same on every machine.
         output: a path to write the model to; the first result is then ``None``. Without it, the function needs the
-            package ``onnx``.
+            package ``onnx``. The base is not written again: constants of the new file refer to the files of the base,
+            by relative paths if these are in the folder of ``output`` or below, else by hard links in this folder,
+            named ``frozen-NUMBER.data``. (On another file system they are copied.) The new file has the SHA-1 of these
+            files, which is compared when a program uses the model. The base is mapped into memory: while the function
+            or a program uses the model, no process may write to these files or truncate them.
+        embed: True to write the base into ``output``, up to 2 GiB.
 
     Raises:
         InvalidArgumentError: for an option outside of its range, a rank that a weight cannot have, and a second adapter
@@ -240,8 +247,11 @@ def add(
         name=name,
         seed=seed,
     )
+    if output is not None:
+        layers = _ortrain.add_adapter_to_file(model_source(model), options, os.fspath(output), bool(embed))
+        return None, _description(layers)
     adapted, layers = _ortrain.add_adapter(model_source(model), options)
-    return _result(adapted, output), _description(layers)
+    return _result(adapted, None), _description(layers)
 
 
 def inspect(
@@ -412,6 +422,7 @@ def load_adapter(
     name: str = ...,
     modules: Mapping[str, str] | None = ...,
     output: PathLike,
+    embed: bool = ...,
 ) -> None: ...
 def load_adapter(
     model: ModelLike,
@@ -420,6 +431,7 @@ def load_adapter(
     name: str = "default",
     modules: Mapping[str, str] | None = None,
     output: PathLike | None = None,
+    embed: bool = False,
 ) -> onnx.ModelProto | None:
     """Return a model with an adapter from the files of :func:`save_adapter` or PEFT.
 
@@ -428,7 +440,9 @@ def load_adapter(
         folder: the folder with ``adapter_model.safetensors`` and ``adapter_config.json``.
         name: the name of the adapter in the model.
         modules: the names of PyTorch's modules for weights with other names: ``{"weight": "module"}``.
-        output: a path to write the model to; the result is then ``None``.
+        output: a path to write the model to; the result is then ``None``. Constants of the new file refer to the files
+            of the base, as for :func:`add`.
+        embed: True to write the base into ``output``, up to 2 GiB.
 
     Raises:
         InvalidArgumentError: if a module is no layer of the model, or its factors have other sizes or infinite values.
@@ -444,7 +458,11 @@ def load_adapter(
 
     """
     table = list((modules or {}).items())
-    return _result(_ortrain.load_peft(model_source(model), os.fspath(folder), name, table), output)
+    source = model_source(model)
+    if output is not None:
+        _ortrain.load_peft_to_file(source, os.fspath(folder), name, table, os.fspath(output), bool(embed))
+        return None
+    return _result(_ortrain.load_peft(source, os.fspath(folder), name, table), None)
 
 
 def _description(layers: Sequence[_ortrain.AdaptedLayer]) -> Description:

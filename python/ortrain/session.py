@@ -468,12 +468,15 @@ class TrainingSession:
         external_data: bool = False,
         *,
         average: bool = False,
+        embed: bool = False,
     ) -> None:
         """Write the eval model with the current parameters, reduced to the nodes that the named values need.
 
         A model of more than 2 GiB stores its weights in ``<inference_model_path>.data``; with ``external_data`` every
         model does. With ``average``, averages of the optimizer (:attr:`Parameter.average
-        <ortrain.api.checkpoint_state.Parameter.average>`) replace the weights.
+        <ortrain.api.checkpoint_state.Parameter.average>`) replace the weights. A model with adapters refers to the files
+        of its base as for :meth:`ortrain.api.Module.export_model_for_inferencing`; ``embed`` writes the base into the
+        file.
 
         Raises:
             InvalidArgumentError: for an unknown name, and for an empty list.
@@ -487,7 +490,7 @@ class TrainingSession:
             raise TypeError("graph_output_names must be a list of names, got one name")
         above = 0 if external_data else None
         path, names = os.fspath(inference_model_path), list(graph_output_names)
-        self._native.export_model_for_inferencing(path, names, above, average)
+        self._native.export_model_for_inferencing(path, names, above, average, embed)
 
     def set_seed(self, seed: int) -> None:
         """Set the seed of random numbers (of Dropout, say). The seed belongs to the state and is saved in checkpoints.

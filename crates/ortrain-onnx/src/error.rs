@@ -258,6 +258,22 @@ pub enum OnnxError {
         size: u64,
     },
 
+    /// A file with external data has another checksum than the model gives for it.
+    #[error(
+        "the file {location} with the external data of {tensor} has changed: its SHA-1 is {found}, and the model was \
+         written for {expected}; bring back the file, or make the model again from the present file"
+    )]
+    Changed {
+        /// Label of the tensor.
+        tensor: String,
+        /// File, as the model names it.
+        location: String,
+        /// Checksum in the model.
+        expected: String,
+        /// Checksum of the file.
+        found: String,
+    },
+
     /// A sparse tensor is inconsistent.
     #[error("{tensor} is a damaged sparse tensor: {reason}")]
     Sparse {

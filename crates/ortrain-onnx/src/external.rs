@@ -1,6 +1,6 @@
 //! External data of a model, in files beside it.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs::File;
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Component, Path, PathBuf};
@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use bytes::Bytes;
 use ortrain_files::folder;
 
+use crate::checksum::checksum_of;
 use crate::error::{label, shown};
 use crate::mapped;
 use crate::{OnnxError, TensorProto};
@@ -24,6 +25,24 @@ pub struct ExternalData {
     provided: HashMap<String, Bytes>,
     storage: Storage,
     open: Mutex<HashMap<String, Arc<Source>>>,
+    maps: Maps,
+}
+
+/// Maps of files by their paths, which several models can share: memory that two maps have in common counts twice in
+/// the size of a process.
+#[derive(Debug, Clone, Default)]
+pub struct Maps(Arc<Mutex<HashMap<PathBuf, Bytes>>>);
+
+impl Maps {
+    fn of(&self, path: PathBuf, file: &File) -> io::Result<Bytes> {
+        let mut maps = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(map) = maps.get(&path) {
+            return Ok(map.clone());
+        }
+        let map = mapped::map(file)?;
+        maps.insert(path, map.clone());
+        Ok(map)
+    }
 }
 
 /// Method of bringing files into memory.
@@ -39,9 +58,12 @@ pub enum Storage {
     /// numbers change while the program uses them, or reading past the new end kills the process. Replacing files as
     /// this crate saves them (written beside, then renamed) is fine.
     Mapped,
+    /// Maps tensors whose offset is a multiple of 256, which computations can use in place, and reads all others. The
+    /// model itself is read. The requirements are those of [`Storage::Mapped`].
+    MappedInPlace,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Folders {
     /// Absolute folder of the caller's path. The program may change its working directory.
     path: PathBuf,
@@ -52,7 +74,15 @@ struct Folders {
 #[derive(Debug)]
 enum Source {
     Memory(Bytes),
-    File { file: Mutex<File>, size: u64 },
+    File(OpenFile),
+}
+
+#[derive(Debug)]
+struct OpenFile {
+    file: Mutex<File>,
+    size: u64,
+    /// Map of the file, if tensors may be used in place.
+    map: Option<Bytes>,
 }
 
 /// Maximum number of open files. A model may have a file for each of thousands of tensors, but a process may open only
@@ -81,6 +111,14 @@ impl ExternalData {
         Self { folders: Some(Folders { path: folder_path, target_folder }), storage, ..Self::default() }
     }
 
+    /// Returns a source of the same files and bytes with another method of reading. Maps of files go to `maps`.
+    #[must_use]
+    pub fn with_storage(&self, storage: Storage, maps: &Maps) -> Self {
+        let folders = self.folders.clone();
+        let (provided, maps) = (self.provided.clone(), maps.clone());
+        Self { folders, provided, storage, open: Mutex::default(), maps }
+    }
+
     /// Provides the bytes of the file `location`, as the model names it. They take precedence over a file of that name.
     pub fn provide(&mut self, location: impl Into<String>, bytes: impl Into<Bytes>) {
         self.provided.insert(location.into(), bytes.into());
@@ -93,7 +131,7 @@ impl ExternalData {
 
     /// Reads the external data of `tensor`. Its type and dimensions require `expected` bytes.
     pub(crate) fn read(&self, tensor: &TensorProto, expected: usize) -> Result<Bytes, OnnxError> {
-        let Range { location, offset, length } = Range::of(tensor)?;
+        let Range { location, offset, length, .. } = Range::of(tensor)?;
         let length = length.unwrap_or(expected as u64);
         if length != expected as u64 {
             return Err(OnnxError::DataLength {
@@ -115,10 +153,14 @@ impl ExternalData {
                 size,
             });
         }
+        // The range is inside the bytes, so that both numbers fit `usize`.
+        let slice = |bytes: &Bytes| Ok(bytes.slice(offset as usize..offset as usize + expected));
         match &*source {
-            // The range is inside the bytes, so that both numbers fit `usize`.
-            Source::Memory(bytes) => Ok(bytes.slice(offset as usize..offset as usize + expected)),
-            Source::File { file, .. } => {
+            Source::Memory(bytes) => slice(bytes),
+            Source::File(OpenFile { map: Some(map), .. }) if offset.is_multiple_of(READ_ALIGNMENT as u64) => {
+                slice(map)
+            }
+            Source::File(OpenFile { file, .. }) => {
                 let mut bytes: Vec<u8> = Vec::new();
                 bytes
                     .try_reserve_exact(expected.saturating_add(READ_ALIGNMENT - 1))
@@ -154,6 +196,36 @@ impl ExternalData {
             return Ok(None);
         }
         Ok(Some((self.path_of(tensor, location)?, offset)))
+    }
+
+    /// Compares the file of a tensor with the checksum that the model gives for it, if there is one. `known` are files
+    /// with checksums that were compared before.
+    pub(crate) fn verify(
+        &self,
+        tensor: &TensorProto,
+        known: &mut HashSet<(PathBuf, String)>,
+    ) -> Result<(), OnnxError> {
+        let Range { location, checksum, .. } = Range::of(tensor)?;
+        let Some(expected) = checksum else { return Ok(()) };
+        if self.provided.contains_key(location) {
+            return Ok(());
+        }
+        let path = self.path_of(tensor, location)?;
+        let key = (path, expected.to_owned());
+        if known.contains(&key) {
+            return Ok(());
+        }
+        let found = checksum_of(&key.0).map_err(|error| unreadable(tensor, location, error))?;
+        if !found.eq_ignore_ascii_case(expected) {
+            return Err(OnnxError::Changed {
+                tensor: label(tensor),
+                location: shown(location),
+                expected: shown(expected),
+                found,
+            });
+        }
+        known.insert(key);
+        Ok(())
     }
 
     fn source(&self, tensor: &TensorProto, location: &str) -> Result<Arc<Source>, OnnxError> {
@@ -200,10 +272,13 @@ impl ExternalData {
         let path = self.path_of(tensor, location)?;
         let file = File::open(&path).map_err(failed)?;
         match self.storage {
-            Storage::Mapped => Ok(Source::Memory(mapped::map(&file).map_err(failed)?)),
-            Storage::Read => {
+            Storage::Mapped => Ok(Source::Memory(self.maps.of(path, &file).map_err(failed)?)),
+            Storage::Read | Storage::MappedInPlace => {
                 let size = file.metadata().map_err(failed)?.len();
-                Ok(Source::File { file: Mutex::new(file), size })
+                // On a file system without maps, all tensors are read.
+                let in_place = self.storage == Storage::MappedInPlace;
+                let map = in_place.then(|| self.maps.of(path, &file).ok()).flatten();
+                Ok(Source::File(OpenFile { file: Mutex::new(file), size, map }))
             }
         }
     }
@@ -213,7 +288,7 @@ impl Source {
     fn size(&self) -> u64 {
         match self {
             Source::Memory(bytes) => bytes.len() as u64,
-            Source::File { size, .. } => *size,
+            Source::File(file) => file.size,
         }
     }
 }
@@ -223,6 +298,8 @@ pub(crate) struct Range<'a> {
     pub(crate) location: &'a str,
     pub(crate) offset: u64,
     pub(crate) length: Option<u64>,
+    /// SHA-1 of the file, in hexadecimal digits.
+    pub(crate) checksum: Option<&'a str>,
 }
 
 impl<'a> Range<'a> {
@@ -236,17 +313,19 @@ impl<'a> Range<'a> {
         let mut location = None;
         let mut offset = 0;
         let mut length = None;
+        let mut checksum = None;
         for entry in &tensor.external_data {
             match entry.key.as_str() {
                 "location" => location = Some(entry.value.as_str()),
                 "offset" => offset = parse("offset", &entry.value)?,
                 "length" => length = Some(parse("length", &entry.value)?),
-                // `checksum` and `basepath` are optional, and are not checked.
+                "checksum" => checksum = Some(entry.value.as_str()).filter(|text| !text.is_empty()),
+                // `basepath` is optional, and is not checked.
                 _ => {}
             }
         }
         let location = location.ok_or_else(|| error("it has no `location`".into()))?;
-        Ok(Range { location, offset, length })
+        Ok(Range { location, offset, length, checksum })
     }
 }
 

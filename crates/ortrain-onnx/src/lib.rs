@@ -28,6 +28,7 @@
 
 #![deny(unsafe_code)]
 
+mod checksum;
 mod error;
 mod external;
 mod generated;
@@ -47,7 +48,8 @@ pub mod proto {
 }
 
 pub use error::OnnxError;
-pub use external::{ExternalData, Storage};
+pub use checksum::checksum_of;
+pub use external::{ExternalData, Maps, Storage};
 pub use load::{LoadedModel, decode_function, decode_model};
 pub use payload::{element_bits, element_type, tensor_dims, tensor_payload};
 pub use proto::attribute_proto::AttributeType;

@@ -1,5 +1,6 @@
 //! Loading of models from bytes and files.
 
+use std::collections::HashSet;
 use std::fs::File;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::wire::{self, Fault, MAX_DEPTH};
-use crate::{ExternalData, FunctionProto, ModelProto, OnnxError, SparseTensorProto, Storage, TensorProto};
+use crate::{ExternalData, FunctionProto, Maps, ModelProto, OnnxError, SparseTensorProto, Storage, TensorProto};
 use crate::{mapped, payload, sparse};
 
 /// Model with the source of its external data.
@@ -20,6 +21,8 @@ pub struct LoadedModel {
     pub proto: ModelProto,
     external: Arc<ExternalData>,
     unknown_fields: u64,
+    /// Mapped file of the model, of which payloads are ranges, and its path after following all links.
+    file: Option<(PathBuf, Bytes)>,
 }
 
 /// Returns an error for a pipe or a device before it is opened, because opening a pipe waits for its writer. A folder
@@ -50,11 +53,15 @@ impl LoadedModel {
     pub fn load_with(path: impl AsRef<Path>, storage: Storage) -> Result<Self, OnnxError> {
         let path = path.as_ref();
         let bytes = check_regular(path).and_then(|()| match storage {
-            Storage::Read => std::fs::read(path).map(Bytes::from),
+            Storage::Read | Storage::MappedInPlace => std::fs::read(path).map(Bytes::from),
             Storage::Mapped => File::open(path).and_then(|file| mapped::map(&file)),
         });
         let bytes = bytes.map_err(|error| OnnxError::Read { path: path.to_owned(), error })?;
-        Self::from_buffer(&bytes, &path.display().to_string(), ExternalData::beside(path, storage))
+        let model =
+            Self::from_buffer(&bytes, &path.display().to_string(), ExternalData::beside(path, storage))?;
+        let is_mapped = storage == Storage::Mapped;
+        let file = path.canonicalize().ok().filter(|_| is_mapped).map(|path| (path, bytes));
+        Ok(Self { file, ..model })
     }
 
     /// Loads a model from bytes. Payloads are ranges of the bytes.
@@ -70,12 +77,32 @@ impl LoadedModel {
 
     /// Wraps a message that the program has built.
     pub fn from_proto(proto: ModelProto, external: ExternalData) -> Self {
-        Self { proto, external: Arc::new(external), unknown_fields: 0 }
+        Self { proto, external: Arc::new(external), unknown_fields: 0, file: None }
     }
 
     /// Wraps another message with the external data of this model.
     pub fn with_proto(&self, proto: ModelProto) -> Self {
-        Self { proto, external: Arc::clone(&self.external), unknown_fields: self.unknown_fields }
+        Self {
+            proto,
+            external: Arc::clone(&self.external),
+            unknown_fields: self.unknown_fields,
+            file: self.file.clone(),
+        }
+    }
+
+    /// Returns the model with another method of reading its external data. Maps of files go to `maps`, and those that
+    /// are there are used.
+    #[must_use]
+    pub fn with_storage(self, storage: Storage, maps: &Maps) -> Self {
+        Self { external: Arc::new(self.external.with_storage(storage, maps)), ..self }
+    }
+
+    /// Returns the path of the model's own file and the offset in it, for a payload that is a range of the file. The
+    /// file must be [mapped](Storage::Mapped).
+    pub fn own_file(&self, payload: &Bytes) -> Option<(&Path, u64)> {
+        let (path, bytes) = self.file.as_ref()?;
+        let offset = payload.as_ptr().addr().checked_sub(bytes.as_ptr().addr())?;
+        (offset.checked_add(payload.len())? <= bytes.len()).then_some((path.as_path(), offset as u64))
     }
 
     /// Returns the source of external data.
@@ -112,6 +139,20 @@ impl LoadedModel {
         if payload::is_external(tensor) { self.external.locate(tensor) } else { Ok(None) }
     }
 
+    /// Compares the file of a tensor's external data with the checksum that the model gives for it, if there is one.
+    /// `known` are files with checksums that were compared before.
+    ///
+    /// # Errors
+    ///
+    /// Fails if the file cannot be read, or has another checksum.
+    pub fn verify_external_file(
+        &self,
+        tensor: &TensorProto,
+        known: &mut HashSet<(PathBuf, String)>,
+    ) -> Result<(), OnnxError> {
+        if payload::is_external(tensor) { self.external.verify(tensor, known) } else { Ok(()) }
+    }
+
     /// Converts a sparse tensor of the model to a dense one; see [`densify`](crate::densify).
     ///
     /// # Errors
@@ -123,7 +164,7 @@ impl LoadedModel {
 
     fn from_buffer(bytes: &Bytes, name: &str, external: ExternalData) -> Result<Self, OnnxError> {
         let (proto, unknown_fields) = decode(bytes, name)?;
-        Ok(Self { proto, external: Arc::new(external), unknown_fields })
+        Ok(Self { proto, external: Arc::new(external), unknown_fields, file: None })
     }
 }
 
@@ -189,6 +230,14 @@ fn read<M: prost::Message + Default>(
     Ok((proto, report.unknown))
 }
 
+/// Returns true for a zip archive whose first file has a name with the ending of NumPy's arrays.
+fn is_npz(bytes: &[u8]) -> bool {
+    // The length of the name is at byte 26 of the header of 30 bytes, the name follows.
+    let Some([low, high]) = bytes.get(26..28) else { return false };
+    let end = 30 + usize::from(u16::from_le_bytes([*low, *high]));
+    bytes.starts_with(b"PK\x03\x04") && bytes.get(30..end).is_some_and(|name| name.ends_with(b".npy"))
+}
+
 /// Guesses the format of bytes that are not a model.
 fn other_format(bytes: &[u8]) -> Option<&'static str> {
     const BY_START: [(&[u8], &str); 9] = [
@@ -202,6 +251,9 @@ fn other_format(bytes: &[u8]) -> Option<&'static str> {
         (b"\x89HDF", "it is an HDF5 file (a saved Keras model is one); convert it to ONNX first"),
         (b"\x1f\x8b", "it is compressed with gzip; unpack it first"),
     ];
+    if is_npz(bytes) {
+        return Some("it is an NPZ archive of NumPy, which has arrays but no graph; pass it as data");
+    }
     if let Some((_, reason)) = BY_START.iter().find(|(start, _)| bytes.starts_with(start)) {
         return Some(reason);
     }

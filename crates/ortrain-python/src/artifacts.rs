@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use ortrain::artifact_parts;
 use ortrain::artifacts::{
-    AdamFormula, ArtifactOptions, BatchNormMode, Loss, LossSettings, LossTerm, NameGenerator,
+    AdamFormula, ArtifactOptions, BatchNormMode, FileOptions, Loss, LossSettings, LossTerm, NameGenerator,
     OptimizerChoice, OptimizerKind, OptimizerSettings, Reduction, generate,
 };
 use pyo3::prelude::*;
@@ -266,7 +266,7 @@ impl Settings {
 #[pyo3(signature = (
     model, *, requires_grad, frozen_params, losses, optimizer, optimizer_model, directory, prefix,
     additional_output_names, nominal_checkpoint, loss_input_names, batch_norm, external_above, optimizer_settings,
-    master_weights=false, optimizer_spec=None, own_optimizer=None
+    embed=false, data_folder=None, master_weights=false, optimizer_spec=None, own_optimizer=None
 ))]
 pub(crate) fn generate_artifacts(
     py: Python<'_>,
@@ -284,6 +284,8 @@ pub(crate) fn generate_artifacts(
     batch_norm: &str,
     external_above: Option<u64>,
     optimizer_settings: Option<Settings>,
+    embed: bool,
+    data_folder: Option<PathBuf>,
     master_weights: bool,
     optimizer_spec: Option<&str>,
     own_optimizer: Option<OwnOptimizer>,
@@ -312,12 +314,16 @@ pub(crate) fn generate_artifacts(
         master_weights,
         ..ArtifactOptions::default()
     };
+    let defaults = FileOptions::default();
+    let files = FileOptions {
+        prefix: prefix.to_owned(),
+        external_above: external_above.unwrap_or(defaults.external_above),
+        embed,
+        data_folder,
+    };
     detached(py, || {
         let artifacts = generate(model.0, options)?;
-        match external_above {
-            None => artifacts.write(directory, prefix)?,
-            Some(above) => artifacts.write_with_external_data(directory, prefix, above)?,
-        }
+        artifacts.write_with(directory, &files)?;
         Ok(artifacts.warnings)
     })
 }

@@ -3,10 +3,10 @@
 use std::path::PathBuf;
 
 use ortrain::lora::{
-    Description, Init, LayerAdapter, LoraOptions, Targets, adapters, add, inspect, load_adapter, merge,
-    remove, save_adapter,
+    Description, Init, LayerAdapter, LoraOptions, Targets, adapters, add, add_by_reference, add_to_file,
+    inspect, load_adapter, load_adapter_to_file, merge, remove, save_adapter,
 };
-use ortrain::{Result, encode_model};
+use ortrain::{ModelSource, Result, encode_model};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -107,6 +107,36 @@ pub(crate) fn add_adapter<'py>(
     Ok((PyBytes::new(py, &encoded), records(description)))
 }
 
+/// Adds an adapter to a model, and writes it to a file. Returns the adapted layers.
+#[pyfunction]
+pub(crate) fn add_adapter_to_file(
+    py: Python<'_>,
+    model: Source,
+    options: AdapterOptions,
+    output: PathBuf,
+    embed: bool,
+) -> PyResult<Vec<AdaptedLayer>> {
+    let options = options.read()?;
+    Ok(records(detached(py, || add_to_file(model.0, &options, output, embed))?))
+}
+
+/// Adds an adapter to a model. Returns a message that refers to the files of the base, and their folder; `None` instead
+/// of the folder for a model without files.
+#[pyfunction]
+pub(crate) fn add_adapter_by_reference<'py>(
+    py: Python<'py>,
+    model: Source,
+    options: AdapterOptions,
+) -> PyResult<(Bound<'py, PyBytes>, Option<PathBuf>)> {
+    let options = options.read()?;
+    let (bytes, folder) = detached(py, || match add_by_reference(model.0, &options)?.0 {
+        ModelSource::BytesIn(bytes, folder) => Ok((bytes, Some(folder))),
+        ModelSource::Bytes(bytes) => Ok((bytes, None)),
+        other => unreachable!("the function returns bytes, got {other:?}"),
+    })?;
+    Ok((PyBytes::new(py, &bytes), folder))
+}
+
 /// Returns the layers that would get an adapter.
 #[pyfunction]
 pub(crate) fn adapter_targets(
@@ -166,6 +196,20 @@ pub(crate) fn load_peft<'py>(
     modules: Vec<(String, String)>,
 ) -> PyResult<Bound<'py, PyBytes>> {
     message(py, || Ok(encode_model(&load_adapter(model.0, folder, name, &modules)?)?))
+}
+
+/// Adds an adapter from PEFT's files to a model, and writes it to a file.
+#[pyfunction]
+pub(crate) fn load_peft_to_file(
+    py: Python<'_>,
+    model: Source,
+    folder: PathBuf,
+    name: &str,
+    modules: Vec<(String, String)>,
+    output: PathBuf,
+    embed: bool,
+) -> PyResult<()> {
+    detached(py, || load_adapter_to_file(model.0, folder, name, &modules, output, embed))
 }
 
 fn message(py: Python<'_>, encode: impl FnOnce() -> Result<Vec<u8>> + Send) -> PyResult<Bound<'_, PyBytes>> {

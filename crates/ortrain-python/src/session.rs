@@ -15,7 +15,7 @@ use crate::records::{Precision, Update, ValueDescription, describe_values};
 use crate::run_options::RunOptions;
 use crate::schedule::Schedule;
 use crate::state::CheckpointState;
-use crate::training::StateGuarded;
+use crate::training::{StateGuarded, export_options};
 use crate::value::{OrtValue, OutputBuffer, check_no_overlap, float_elements, to_vector};
 
 /// Number of Python frames between a step and the line of the user.
@@ -237,7 +237,7 @@ impl TrainingSession {
 
     /// Exports the model. Above `external_above` bytes, weights are stored in a separate file. The default is
     /// the limit of one file.
-    #[pyo3(signature = (path, output_names, external_above=None, average=false))]
+    #[pyo3(signature = (path, output_names, external_above=None, average=false, embed=false))]
     fn export_model_for_inferencing(
         &self,
         py: Python<'_>,
@@ -245,20 +245,14 @@ impl TrainingSession {
         output_names: Vec<String>,
         external_above: Option<u64>,
         average: bool,
+        embed: bool,
     ) -> PyResult<()> {
+        let options = export_options(external_above, embed);
         self.with(py, |session| {
             let names: Vec<&str> = output_names.iter().map(String::as_str).collect();
-            if average {
-                let averaged = session.state().averaged()?;
-                return match external_above {
-                    None => session.module().export_model_for_inferencing(&averaged, path, &names),
-                    Some(above) => session.module().export_with_external_data(&averaged, path, &names, above),
-                };
-            }
-            match external_above {
-                None => session.export_model_for_inferencing(path, &names),
-                Some(above) => session.export_with_external_data(path, &names, above),
-            }
+            let averaged = average.then(|| session.state().averaged()).transpose()?;
+            let state = averaged.as_ref().unwrap_or(session.state());
+            session.module().export_with(state, path, &names, &options)
         })
     }
 

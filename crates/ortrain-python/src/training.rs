@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use ortrain::{MemoryUse, OutputView, ProfileOptions};
+use ortrain::{ExportOptions, MemoryUse, OutputView, ProfileOptions};
 use pyo3::prelude::*;
 
 use crate::device::wrap_planes;
@@ -211,7 +211,7 @@ impl Module {
 
     /// Exports the model. Above `external_above` bytes, weights are stored in a separate file. The default is
     /// the limit of one file.
-    #[pyo3(signature = (path, output_names, external_above=None, average=false))]
+    #[pyo3(signature = (path, output_names, external_above=None, average=false, embed=false))]
     fn export_model_for_inferencing(
         &self,
         py: Python<'_>,
@@ -219,17 +219,22 @@ impl Module {
         output_names: Vec<String>,
         external_above: Option<u64>,
         average: bool,
+        embed: bool,
     ) -> PyResult<()> {
+        let options = export_options(external_above, embed);
         self.with(py, |module, state| {
             let names: Vec<&str> = output_names.iter().map(String::as_str).collect();
             let averaged = average.then(|| state.averaged()).transpose()?;
             let state = averaged.as_ref().unwrap_or(state);
-            match external_above {
-                None => module.export_model_for_inferencing(state, path, &names),
-                Some(above) => module.export_with_external_data(state, path, &names, above),
-            }
+            module.export_with(state, path, &names, &options)
         })
     }
+}
+
+/// Returns the options of the file of an exported model.
+pub(crate) fn export_options(external_above: Option<u64>, embed: bool) -> ExportOptions {
+    let defaults = ExportOptions::default();
+    ExportOptions { above: external_above.unwrap_or(defaults.above), embed }
 }
 
 /// Profile of some steps.

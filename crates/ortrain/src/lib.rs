@@ -128,6 +128,7 @@ pub use state::load_report::LoadReport;
 pub use state::{CheckpointState, OptimizerValues, ParameterView};
 pub use train::lr_scheduler::LrScheduler;
 pub use train::module::buffers::Norms;
+pub use train::module::export::ExportOptions;
 pub use train::module::{MemoryUse, Module, ModuleOptions};
 pub use train::not_finite::{Anomaly, NotFinite};
 #[doc(inline)]

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Mapping
 from typing import Any
 
 from ortrain import _ortrain
 from ortrain._adapter_options import as_texts, core_options
 from ortrain._inspect import inspection
+from ortrain._model_source import ModelInFolder
+from ortrain._operators import Plain
 from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 
@@ -16,9 +19,11 @@ __all__ = ["with_adapter"]
 
 
 def with_adapter(
-    model: bytes | str, settings: int | Mapping[str, Any], *, seed: int, has_new_head: bool
-) -> bytes | str:
+    model: Plain, settings: int | Mapping[str, Any], *, seed: int, has_new_head: bool
+) -> bytes | ModelInFolder:
     """Return a model with an adapter, from the argument ``lora`` of a model. A new head is trained beside it.
+
+    The base stays in its files.
 
     Raises:
         InvalidArgumentError: for an unknown setting, and as :func:`ortrain.lora.add`.
@@ -32,5 +37,5 @@ def with_adapter(
     if has_new_head:
         head = [info.name for info in inspection(model, [], first_output=True).parameters if info.layer == 1]
         arguments["train_also"] = [*as_texts("train_also", arguments.get("train_also", ())), *head]
-    adapted, _ = _ortrain.add_adapter(model, core_options(**{"seed": seed, **arguments}))
-    return adapted
+    message, folder = _ortrain.add_adapter_by_reference(model, core_options(**{"seed": seed, **arguments}))
+    return message if folder is None else ModelInFolder(message, os.fspath(folder))

@@ -15,7 +15,7 @@ from ortrain._fit.description import Description
 from ortrain._fit.losses import SAMPLE_WEIGHT, TARGET, Choice, Target
 from ortrain._fit.optimizers import with_options
 from ortrain._fit.trainable import Selection, arguments_of, renamed
-from ortrain._model_source import ModelLike, PathLike
+from ortrain._model_source import ModelInFolder, ModelLike, PathLike
 from ortrain._options import _public, own_options
 from ortrain._stacklevel import level_of_user
 from ortrain.api import CheckpointState, Module, Optimizer
@@ -48,8 +48,8 @@ class Plan:
     fixed: bool = False
     """True if the model has a fixed batch axis."""
 
-    def generate(self, folder: Path | str) -> None:
-        """Write the files of the training to a folder.
+    def generate(self, folder: Path | str, *, data_folder: str | None = None) -> None:
+        """Write the files of the training to a folder. Their reader looks for a base in ``data_folder``.
 
         Raises:
             InvalidArgumentError, InvalidModelError, UnsupportedError: if the model cannot be trained like this.
@@ -67,6 +67,7 @@ class Plan:
                     optimizer=with_options(self.optimizer, self.clip_norm, self.accumulate),
                     artifact_directory=folder,
                     additional_output_names=list(self.outputs),
+                    data_folder=data_folder,
                     **arguments,
                 )
         except InvalidArgumentError as error:
@@ -124,14 +125,19 @@ class Engine:
         self._device = device
         self._precision = precision_name(precision)
         self._options = options
+        # The base of a model with adapters stays in its own folder.
+        base = plan.model.folder if isinstance(plan.model, ModelInFolder) else None
         with tempfile.TemporaryDirectory(prefix="ortrain-") as temporary:
-            plan.generate(temporary)
-            self._load(Path(temporary), state)
+            plan.generate(temporary, data_folder=base)
+            self._load(Path(temporary), state, base)
 
-    def _load(self, folder: Path, state: CheckpointState | None) -> None:
+    def _load(self, folder: Path, state: CheckpointState | None, base: str | None) -> None:
         training, evaluation, optimizer, checkpoint = (os.fspath(folder / name) for name in FILES)
+        models: list[ModelLike] = [training, evaluation]
+        if base is not None:
+            models = [ModelInFolder(Path(path).read_bytes(), base) for path in (training, evaluation)]
         self.state = CheckpointState.load_checkpoint(checkpoint) if state is None else state
-        self.module = Module(training, self.state, evaluation, self._device, self._options, precision=self._precision)
+        self.module = Module(models[0], self.state, models[1], self._device, self._options, precision=self._precision)
         self.optimizer = Optimizer(optimizer, self.module, replace=True)
         self.input_names = self.module.input_names()
         self._several = len(self.module.output_names()) > 1
@@ -170,6 +176,8 @@ class Engine:
         """Return copies of all parameters by name."""
         return {name: parameter.data.copy() for name, parameter in self.state.parameters}
 
-    def export(self, path: PathLike, outputs: Sequence[str], *, external_data: bool, average: bool) -> None:
+    def export(
+        self, path: PathLike, outputs: Sequence[str], *, external_data: bool, average: bool, embed: bool
+    ) -> None:
         """Write the model with the current weights."""
-        self.module.export_model_for_inferencing(path, list(outputs), external_data, average=average)
+        self.module.export_model_for_inferencing(path, list(outputs), external_data, average=average, embed=embed)

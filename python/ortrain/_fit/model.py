@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 import tempfile
@@ -25,7 +26,8 @@ from ortrain._fit.optimizers import config_of
 from ortrain._fit.run import FitArguments, run_fit, verbosity
 from ortrain._fit.tables import Schema
 from ortrain._fit.trainable import Selection, arguments_of
-from ortrain._model_source import ModelLike, PathLike, model_source
+from ortrain._model_source import ModelInFolder, ModelLike, PathLike, model_source
+from ortrain._operators import Plain
 from ortrain.api import CheckpointState, Module, Optimizer
 from ortrain.errors import InvalidArgumentError, InvalidModelError, OrtrainError, UnsupportedError
 from ortrain.inference import InferenceSession, SessionOptions
@@ -450,6 +452,7 @@ class Model:
         average: bool = False,
         opset: int | None = None,
         float16: bool = False,
+        embed: bool = False,
     ) -> None:
         """Write an ONNX model with the current weights.
 
@@ -460,6 +463,9 @@ class Model:
             average: True for the averages of the optimizer instead of the weights.
             opset: the version of the operators; ``None`` for the version of the model.
             float16: True to store the weights as float16 and to compute in it; inputs and outputs stay float32.
+            embed: True to write the base of a model with adapters into the file, instead of a reference to its files
+                (:meth:`Module.export_model_for_inferencing <ortrain.api.Module.export_model_for_inferencing>`). With
+                ``opset`` or ``float16``, the base is always written.
 
         Raises:
             InvalidArgumentError: for an unknown output, and an unknown version.
@@ -477,11 +483,11 @@ class Model:
         has_loss = self._engine is not None or self._choice is not None or self._loss is not None
         engine = self._built() if has_loss else self._untrained()
         if opset is None and not float16:
-            engine.export(path, names, external_data=external_data, average=average)
+            engine.export(path, names, external_data=external_data, average=average, embed=embed)
             return
         with tempfile.TemporaryDirectory(prefix="ortrain-") as folder:
             trained = os.fspath(Path(folder, "trained.onnx"))
-            engine.export(trained, names, external_data=False, average=average)
+            engine.export(trained, names, external_data=False, average=average, embed=False)
             _ortrain.convert_model(trained, os.fspath(path), opset, float16, external_data)
 
     # Parts of fit, evaluate and predict.
@@ -620,7 +626,7 @@ class Model:
         model: ModelLike = self._source
         if self._engine is not None:
             model = folder / "model.onnx"
-            self._engine.export(model, self._output_names(), external_data=False, average=False)
+            self._engine.export(model, self._output_names(), external_data=False, average=False, embed=False)
         return InferenceSession(model, options, providers=[self._device])
 
     def _output_names(self) -> list[str]:
@@ -652,23 +658,24 @@ def _joined(parts: Sequence[Any]) -> Any:
 
 def _prepared(
     source: ModelLike, classes: int | None, lora: int | Mapping[str, Any] | None, seed: int
-) -> tuple[bytes | str, Description]:
-    """Return the model with a new head, adapters and an open batch axis, as far as requested, and its description."""
-    model: bytes | str = model_source(source)
+) -> tuple[bytes | str | ModelInFolder, Description]:
+    """Return the model with a new head, an open batch axis and adapters, as far as requested, and its description."""
+    plain = model_source(source)
     if classes is not None:
-        model = artifacts.replace_head(model, classes, seed=seed)
-    if lora is not None:
-        from ortrain._fit.adapted import with_adapter
+        plain = artifacts.replace_head(plain, classes, seed=seed)
 
-        model = with_adapter(model, lora, seed=seed, has_new_head=classes is not None)
-    description = describe(model)
+    def adapted(model: Plain) -> tuple[bytes | str | ModelInFolder, Description]:
+        if lora is not None:
+            from ortrain._fit.adapted import with_adapter
+
+            model = with_adapter(model, lora, seed=seed, has_new_head=classes is not None)
+        return model, describe(model)
+
+    model, description = adapted(plain)
     if description.fixed_batch is not None:
-        try:
-            model = artifacts.open_batch(model)
-        except (InvalidModelError, UnsupportedError):
-            # The batches are filled up to the size that the model fixes.
-            return model, description
-        description = describe(model)
+        # Otherwise, the batches are filled up to the size that the model fixes.
+        with contextlib.suppress(InvalidModelError, UnsupportedError):
+            return adapted(artifacts.open_batch(plain))
     return model, description
 
 

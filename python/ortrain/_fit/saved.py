@@ -16,6 +16,7 @@ from ortrain._fit.description import Description
 from ortrain._fit.engine import FILES, Engine
 from ortrain._fit.losses import Choice, Target
 from ortrain._fit.tables import Schema
+from ortrain._model_source import ModelInFolder
 from ortrain._ortrain import __version__
 from ortrain.api import CheckpointState
 from ortrain.artifacts import Loss, LossType
@@ -29,7 +30,7 @@ _SETTINGS, _MODEL = "model.json", "model.onnx"
 
 def write(
     folder: Path,
-    model: bytes | str,
+    model: bytes | str | ModelInFolder,
     engine: Engine | None,
     *,
     outputs: Sequence[str],
@@ -59,7 +60,7 @@ def write(
         engine.plan.generate(folder)
         CheckpointState.save_checkpoint(engine.state, folder / FILES[-1], include_optimizer_state=True)
         # The model has the current weights, so that any program can run it.
-        engine.export(folder / _MODEL, outputs, external_data=False, average=False)
+        engine.export(folder / _MODEL, outputs, external_data=False, average=False, embed=False)
     else:
         # Without new values, this reads the model with its external data.
         _files.write(folder / _MODEL, _ortrain.with_initializers(model, []))

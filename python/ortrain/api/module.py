@@ -445,17 +445,24 @@ class Module:
         external_data: bool = False,
         *,
         average: bool = False,
+        embed: bool = False,
     ) -> None:
         """Write the eval model with the current parameters, reduced to the nodes that the named values need.
 
         A model of more than 2 GiB has all its weights in a second file, ``<inference_model_uri>.data``; move and copy
         both. At every moment the model on disk has the weights that belong to it.
 
+        A model with adapters refers to the files of its base: by relative paths if they are in the folder of the file
+        or below, else by hard links in this folder, named ``frozen-NUMBER.data``. Their SHA-1 is compared when the
+        model is loaded.
+
         Args:
             inference_model_uri: the file. An existing file is replaced.
             graph_output_names: the outputs: any values of the eval model, including intermediate ones.
             external_data: True to store the weights in a second file even if one file could hold them.
             average: True to replace the weights by averages of the optimizer (:attr:`Parameter.average`).
+            embed: True to write the base of a model with adapters (:mod:`ortrain.lora`) into the file, instead of a
+                reference to its files.
 
         Raises:
             InvalidArgumentError: for an unknown name, and for an empty list.
@@ -471,7 +478,7 @@ class Module:
             raise TypeError("graph_output_names must be a list of names, got one name")
         above = 0 if external_data else None
         self._native.export_model_for_inferencing(
-            os.fspath(inference_model_uri), list(graph_output_names), above, average
+            os.fspath(inference_model_uri), list(graph_output_names), above, average, embed
         )
 
 

@@ -7,7 +7,7 @@ use ortrain_onnx::{
     DataFile, EXTERNAL_FROM, ExternalData, LARGEST_MESSAGE, ModelProto, StagedModels, ToWrite, stage,
 };
 
-use crate::model::origins::Origins;
+use crate::model::origins::{Origins, References};
 use crate::{Error, Result};
 
 /// The artifacts of a training.
@@ -49,6 +49,41 @@ pub struct Artifacts {
     pub warnings: Vec<String>,
     /// Files and offsets of initializers in external data.
     pub(crate) origins: Origins,
+    /// True if the forward model has adapters.
+    pub(crate) is_adapted: bool,
+}
+
+/// Options of the files of artifacts.
+///
+/// ```
+/// use ortrain::artifacts::FileOptions;
+///
+/// let options = FileOptions { prefix: "digits_".into(), ..FileOptions::default() };
+/// assert!(!options.embed && options.data_folder.is_none());
+/// ```
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct FileOptions {
+    /// Begin of the name of each file.
+    pub prefix: String,
+    /// Number of bytes of a model above which its other initializers are written to `frozen.data`; at most
+    /// 2 GiB, the limit of an ONNX file.
+    pub external_above: u64,
+    /// True to write all other initializers into the models, also those with external data.
+    pub embed: bool,
+    /// Folder in which the reader of the models will look for external data; `None` for the folder of the
+    /// models. Data of other folders is then written into the models.
+    pub data_folder: Option<PathBuf>,
+}
+
+impl Default for FileOptions {
+    fn default() -> FileOptions {
+        FileOptions {
+            prefix: String::new(),
+            external_above: LARGEST_MESSAGE as u64,
+            embed: false,
+            data_folder: None,
+        }
+    }
 }
 
 impl Artifacts {
@@ -63,6 +98,9 @@ impl Artifacts {
     /// - External data in other folders is written to `frozen.data`, since ONNX readers do not accept files
     ///   outside the folder of a model. If a model would exceed 2 GiB, all other initializers are written
     ///   there, too.
+    /// - The base of a model with adapters is not written again: files in other folders get hard links
+    ///   `frozen-NUMBER.data`. The models have their SHA-1, which is compared when they are loaded. On another file
+    ///   system, where a link is impossible, the base is written to `frozen.data`.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -76,7 +114,7 @@ impl Artifacts {
     /// # Errors
     /// If a file cannot be written.
     pub fn write(&self, folder: impl AsRef<Path>, prefix: &str) -> Result<()> {
-        self.write_with_external_data(folder, prefix, LARGEST_MESSAGE as u64)
+        self.write_with(folder, &FileOptions { prefix: prefix.to_owned(), ..FileOptions::default() })
     }
 
     /// Writes like [`Artifacts::write`] with another threshold: if a model would exceed `above` bytes,
@@ -99,6 +137,27 @@ impl Artifacts {
     /// # Errors
     /// If a file cannot be written.
     pub fn write_with_external_data(&self, folder: impl AsRef<Path>, prefix: &str, above: u64) -> Result<()> {
+        let options =
+            FileOptions { prefix: prefix.to_owned(), external_above: above, ..FileOptions::default() };
+        self.write_with(folder, &options)
+    }
+
+    /// Writes like [`Artifacts::write`] with options.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let artifacts = setup::artifacts()?;
+    /// use ortrain::artifacts::FileOptions;
+    ///
+    /// let folder = tempfile::tempdir()?;
+    /// artifacts.write_with(folder.path(), &FileOptions { embed: true, ..FileOptions::default() })?;
+    /// assert!(folder.path().join("training_model.onnx").exists());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// If a file cannot be read or written.
+    pub fn write_with(&self, folder: impl AsRef<Path>, options: &FileOptions) -> Result<()> {
         let folder = folder.as_ref();
         match std::fs::metadata(folder) {
             Ok(entry) if entry.is_dir() => {}
@@ -113,9 +172,9 @@ impl Artifacts {
             }
             Err(source) => return Err(Error::Write { path: folder.to_owned(), source }),
         }
-        let at = |name: &str| folder.join(format!("{prefix}{name}"));
+        let at = |name: &str| folder.join(format!("{}{name}", options.prefix));
         // All files are staged before the first one is renamed: the disk may be full.
-        let models = self.stage_models(&at, above.min(LARGEST_MESSAGE as u64))?;
+        let models = self.stage_models(&at, options)?;
         let checkpoint = ortrain_checkpoint::stage(&self.checkpoint, at("checkpoint"), Layout::Artifacts)?;
         let nominal = self.nominal_checkpoint.as_ref();
         let nominal = nominal
@@ -127,7 +186,11 @@ impl Artifacts {
     }
 
     /// Stages the models beside their destinations. `at` returns the destination of a file name.
-    pub(crate) fn stage_models(&self, at: &dyn Fn(&str) -> PathBuf, above: u64) -> Result<StagedModels> {
+    pub(crate) fn stage_models(
+        &self,
+        at: &dyn Fn(&str) -> PathBuf,
+        options: &FileOptions,
+    ) -> Result<StagedModels> {
         let stems = [
             ("training_model.onnx", Some(&self.training_model)),
             ("eval_model.onnx", Some(&self.eval_model)),
@@ -154,13 +217,36 @@ impl Artifacts {
         let data = names.find_map(|name| Some(at(&name)).filter(|path| !self.origins.reads_file(path)));
         let data = data.expect("the sequence of names is infinite");
         // External data from other folders is written once, not into each model.
-        let elsewhere = self.origins.reference_files(&mut messages, ortrain_files::folder(&data));
-        let above = if elsewhere { 0 } else { above };
+        let elsewhere = self.reference_data(&mut messages, ortrain_files::folder(&data), options)?;
+        let above = if elsewhere { 0 } else { options.external_above.min(LARGEST_MESSAGE as u64) };
         let external = ExternalData::none();
         let models: Vec<ToWrite<'_>> = (messages.iter().zip(&paths))
             .map(|(model, path)| ToWrite { model, external: &external, path })
             .collect();
         Ok(stage(&models, &DataFile { path: &data, above, from: EXTERNAL_FROM, is_appended: true })?)
+    }
+
+    /// Makes initializers refer to the files from which they were read, as far as the options allow. Returns true if
+    /// others remain whose data is in files, and belongs into a data file.
+    fn reference_data(
+        &self,
+        messages: &mut [ModelProto],
+        folder: &Path,
+        options: &FileOptions,
+    ) -> Result<bool> {
+        if options.embed {
+            return Ok(false);
+        }
+        let is_in_place = options.data_folder.is_none();
+        let folder = options.data_folder.as_deref().unwrap_or(folder);
+        let elsewhere = match self.is_adapted {
+            true => {
+                let links = is_in_place.then_some(options.prefix.as_str());
+                self.origins.reference_base(messages, &References { folder, links, replaced: None })?
+            }
+            false => self.origins.reference_files(messages, folder),
+        };
+        Ok(elsewhere && is_in_place)
     }
 
     /// Returns the bytes of the checkpoint file.

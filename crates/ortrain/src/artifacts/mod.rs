@@ -26,7 +26,7 @@ use ortrain_graph::{DType, Graph, ValueType};
 use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, ValueInfoProto, visit_tensors_mut};
 use ortrain_ops::passes::functions::{has_wrapped_nodes, unwrap_nodes};
 use ortrain_ops::training::{
-    add_master_weights, is_narrow, loss_problems, narrow_weights_note, running_statistics, set_inference_mode,
+    add_master_weights, has_adapters, is_narrow, loss_problems, narrow_weights_note, running_statistics, set_inference_mode,
 };
 use rustc_hash::FxHashSet;
 
@@ -65,7 +65,7 @@ pub use crate::artifacts::convert::{Conversion, convert_model};
 #[doc(inline)]
 pub use crate::artifacts::description::{Activation, DescribedOutput, ModelDescription, describe_model};
 #[doc(inline)]
-pub use crate::artifacts::files::Artifacts;
+pub use crate::artifacts::files::{Artifacts, FileOptions};
 #[doc(inline)]
 pub use crate::artifacts::head::replace_head;
 #[doc(inline)]
@@ -277,6 +277,7 @@ pub(crate) fn generate_loaded(
     if let Ok(graph) = Graph::from_model(&model) {
         check_forward(label, &graph)?;
     }
+    let is_adapted = model.proto.graph.as_ref().is_some_and(has_adapters);
     let mut origins = Origins::default();
     let mut forward = to_self_contained_with_origins(label, model, &mut origins)?;
     let options = &classifier_scores::with_default_scores(label, &mut forward, options)?;
@@ -370,6 +371,7 @@ pub(crate) fn generate_loaded(
         nominal_checkpoint,
         warnings,
         origins,
+        is_adapted,
     })
 }
 
@@ -630,7 +632,7 @@ pub(crate) fn to_self_contained(label: &str, model: LoadedModel) -> Result<Loade
 }
 
 /// Works like [`to_self_contained`], and records the origins of the data.
-fn to_self_contained_with_origins(
+pub(crate) fn to_self_contained_with_origins(
     label: &str,
     mut model: LoadedModel,
     origins: &mut Origins,
@@ -643,6 +645,8 @@ fn to_self_contained_with_origins(
                 origins.record(&payload, file, offset);
             }
             make_internal(tensor, payload);
+        } else {
+            origins.record_own(&model, &tensor.raw_data);
         }
         Ok(())
     })?;

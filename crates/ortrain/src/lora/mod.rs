@@ -7,6 +7,7 @@
 //! trains its adapters by default, and its base is frozen. [`merge`] adds the adapters to their weights.
 
 mod factors;
+mod files;
 mod options;
 mod peft;
 mod selection;
@@ -19,12 +20,14 @@ use ortrain_ops::training::{
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
+pub use files::{add_by_reference, add_to_file, load_adapter_to_file};
 pub use options::{Description, Init, LayerAdapter, LoraOptions, Targets};
 pub use peft::{load_adapter, save_adapter};
 
-use crate::artifacts::to_self_contained;
+use crate::artifacts::to_self_contained_with_origins;
 use crate::model::adapted_parameters::{add_train_also, clear_train_also};
 use crate::model::graph::{infer_graph, message_graph, opset_of};
+use crate::model::origins::Origins;
 use crate::suggest::hint;
 use crate::{Error, ModelSource, Result};
 
@@ -40,13 +43,26 @@ struct Prepared {
     label: String,
     model: LoadedModel,
     typed: Graph,
+    /// Files from which the constants were read.
+    origins: Origins,
 }
 
 impl Prepared {
     /// Loads a model with its data. Calls of model functions are inlined.
     fn new(model: ModelSource) -> Result<Prepared> {
         let label = model.label("the model");
-        let mut model = to_self_contained(&label, model.load()?)?;
+        Prepared::of(label, model.load()?)
+    }
+
+    /// Works like [`Prepared::new`] with mapped files, so that the base takes no memory of its own.
+    fn mapped(model: ModelSource) -> Result<Prepared> {
+        let label = model.label("the model");
+        Prepared::of(label, model.load_mapped()?)
+    }
+
+    fn of(label: String, model: LoadedModel) -> Result<Prepared> {
+        let mut origins = Origins::default();
+        let mut model = to_self_contained_with_origins(&label, model, &mut origins)?;
         let opset = opset_of(&model.proto);
         if opset < MIN_OPSET {
             return Err(Error::Argument(format!(
@@ -66,7 +82,7 @@ impl Prepared {
             model.proto.functions.clear();
         }
         let typed = infer_graph(&label, &model)?;
-        Ok(Prepared { label, model, typed })
+        Ok(Prepared { label, model, typed, origins })
     }
 
     fn graph(&mut self) -> Result<&mut GraphProto> {
@@ -192,7 +208,13 @@ fn module_of_node(node: &NodeProto) -> Option<&str> {
 pub fn add(model: ModelSource, options: &LoraOptions) -> Result<(ModelProto, Description)> {
     options.check()?;
     let mut prepared = Prepared::new(model)?;
-    let targets = selected_targets(&mut prepared, options)?;
+    let description = add_to(&mut prepared, options)?;
+    Ok((prepared.model.proto, description))
+}
+
+/// Adds an adapter to a prepared model.
+fn add_to(prepared: &mut Prepared, options: &LoraOptions) -> Result<Description> {
+    let targets = selected_targets(prepared, options)?;
     let also = selection::train_also(&prepared.label, &prepared.typed, &options.train_also)?;
     let opset = opset_of(&prepared.model.proto);
     if options.dropout > 0.0 && opset < MIN_OPSET_OF_DROPOUT {
@@ -234,8 +256,7 @@ pub fn add(model: ModelSource, options: &LoraOptions) -> Result<(ModelProto, Des
     }
     prepared.add_constants(constants)?;
     add_train_also(&mut prepared.model.proto, also);
-    let description = describe_targets(&targets, options)?;
-    Ok((prepared.model.proto, description))
+    describe_targets(&targets, options)
 }
 
 /// Returns the layers that [`add`] would adapt with these options.

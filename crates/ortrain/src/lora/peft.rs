@@ -320,7 +320,18 @@ pub fn load_adapter(
     name: &str,
     modules: &[(String, String)],
 ) -> Result<ModelProto> {
-    let folder = folder.as_ref();
+    let mut prepared = Prepared::new(model)?;
+    load_into(&mut prepared, folder.as_ref(), name, modules)?;
+    Ok(prepared.model.proto)
+}
+
+/// Adds an adapter in PEFT's files to a prepared model.
+pub(super) fn load_into(
+    prepared: &mut Prepared,
+    folder: &Path,
+    name: &str,
+    modules: &[(String, String)],
+) -> Result<()> {
     if !is_adapter_name(name) {
         return Err(Error::Argument(format!(
             "the name of an adapter consists of letters, digits, \"_\" and \"-\", got {name:?}"
@@ -336,7 +347,6 @@ pub fn load_adapter(
     }
     let tensors = load_safetensors(&path)?;
     let config = Config::read(&folder.join(CONFIG_FILE))?;
-    let mut prepared = Prepared::new(model)?;
     let targets = prepared.targets()?;
     check_table(&prepared.label, &targets, modules)?;
     let mut constants = Vec::new();
@@ -369,7 +379,7 @@ pub fn load_adapter(
         constants.push((scale_name(&target.weight, name), scale));
     }
     prepared.add_constants(constants)?;
-    Ok(prepared.model.proto)
+    Ok(())
 }
 
 /// Factors of a module, as far as a file has them.

@@ -1,15 +1,19 @@
-//! Files and offsets of initializers in external data, so that an unchanged frozen base need not be written
-//! again.
+//! Files and offsets of initializers, so that an unchanged frozen base need not be written again.
 
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
 use bytes::Bytes;
 use ortrain_onnx::proto::tensor_proto::DataLocation;
-use ortrain_onnx::{EXTERNAL_FROM, GraphProto, ModelProto, StringStringEntryProto, TensorProto};
+use ortrain_onnx::{
+    DataFile, EXTERNAL_FROM, ExternalData, GraphProto, LARGEST_MESSAGE, LoadedModel, ModelProto, OnnxError,
+    StringStringEntryProto, TensorProto, ToWrite, checksum_of, message_size, stage,
+};
 use rustc_hash::{FxHashMap, FxHashSet};
 
-/// Payloads from files of external data, identified by their memory, which this struct keeps alive.
+use crate::{Error, Result};
+
+/// Payloads from files, identified by their memory, which this struct keeps alive.
 ///
 /// A tensor with the same memory therefore still has the bytes of the file, even after edits of the message
 /// or graph.
@@ -32,6 +36,52 @@ fn payload_key(payload: &Bytes) -> (usize, usize) {
     (payload.as_ptr().addr(), payload.len())
 }
 
+/// Folder of models that refer to the files of their base.
+pub(crate) struct References<'a> {
+    /// Folder. Files in it and below keep their names.
+    pub(crate) folder: &'a Path,
+    /// Begin of the names of links to other files; `None` for no links.
+    pub(crate) links: Option<&'a str>,
+    /// File that the models will replace, so that they cannot refer to it.
+    pub(crate) replaced: Option<&'a Path>,
+}
+
+/// Writes a model whose unchanged initializers refer to the files that they were read from. The others are written into
+/// the model, or to `<path>.data` if they must move out of it.
+///
+/// # Errors
+/// If a file cannot be read or written.
+pub(crate) fn write_with_references(model: ModelProto, origins: &Origins, path: &Path) -> Result<()> {
+    let destination = ortrain_files::resolved(path);
+    let replaced = fs::canonicalize(&destination).ok();
+    let to = References {
+        folder: ortrain_files::folder(&destination),
+        links: Some(""),
+        replaced: replaced.as_deref(),
+    };
+    let mut models = [model];
+    let elsewhere = origins.reference_base(&mut models, &to)?;
+    let above = if elsewhere { 0 } else { LARGEST_MESSAGE as u64 };
+    let [model] = &models;
+    let mut name = destination.clone().into_os_string();
+    name.push(".data");
+    let data = PathBuf::from(name);
+    if (elsewhere || message_size(model) > LARGEST_MESSAGE)
+        && let Some(file) = origins.file_at(&data)
+    {
+        return Err(Error::Argument(format!(
+            "the model cannot be written to {}: its other weights would replace {}, which has the weights of its base; \
+             write it under another name, or to another folder",
+            path.display(),
+            file.display()
+        )));
+    }
+    let external = ExternalData::none();
+    let models = [ToWrite { model, external: &external, path }];
+    let data = DataFile { path: &data, above, from: EXTERNAL_FROM, is_appended: true };
+    Ok(stage(&models, &data)?.persist()?)
+}
+
 impl Origins {
     /// Records that a payload starts at an offset of a file.
     pub(crate) fn record(&mut self, payload: &Bytes, file: PathBuf, offset: u64) {
@@ -43,9 +93,35 @@ impl Origins {
         self.files.insert(file);
     }
 
-    /// Returns true if the trained model has data in the file at this path.
+    /// Records that a model has data in a file.
+    pub(crate) fn record_file(&mut self, file: PathBuf) {
+        self.files.insert(file);
+    }
+
+    /// Returns a file that is also at another path.
+    pub(crate) fn file_at(&self, path: &Path) -> Option<&Path> {
+        fs::canonicalize(path).ok().and_then(|path| self.files.get(&path)).map(PathBuf::as_path)
+    }
+
+    /// Records a payload that is a range of the model's own file, which is mapped.
+    pub(crate) fn record_own(&mut self, model: &LoadedModel, payload: &Bytes) {
+        if payload.len() >= EXTERNAL_FROM
+            && let Some((file, offset)) = model.own_file(payload)
+        {
+            self.record(payload, file.to_owned(), offset);
+        }
+    }
+
+    /// Returns true if the model has data in the file at this path.
     pub(crate) fn reads_file(&self, path: &Path) -> bool {
-        fs::canonicalize(path).is_ok_and(|path| self.files.contains(&path))
+        self.file_at(path).is_some()
+    }
+
+    /// Returns the folder of the files that payloads come from, if it is a single folder.
+    pub(crate) fn folder(&self) -> Option<&Path> {
+        let mut folders = self.payloads.values().map(|origin| ortrain_files::folder(&origin.file));
+        let first = folders.next()?;
+        folders.all(|folder| folder == first).then_some(first)
     }
 
     /// Makes initializers refer to their original files, if these are in the folder or below. Returns true if
@@ -57,13 +133,61 @@ impl Origins {
             for tensor in &mut graph.initializer {
                 let Some(origin) = self.payloads.get(&payload_key(&tensor.raw_data)) else { continue };
                 match relative_location(&folder, &origin.file) {
-                    Some(location) => set_location(tensor, &location, origin.offset),
+                    Some(location) => set_location(tensor, &location, origin.offset, None),
                     None => elsewhere = true,
                 }
             }
         }
         elsewhere
     }
+
+    /// Works like [`Origins::reference_files`], adds the checksums of the files, and makes hard links in the folder to
+    /// files elsewhere. The name of a link has digits of the checksum, so that it never replaces other data. Returns
+    /// true if a file elsewhere got no link.
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub(crate) fn reference_base(&self, models: &mut [ModelProto], to: &References<'_>) -> Result<bool> {
+        let mut elsewhere = false;
+        let Ok(folder) = fs::canonicalize(to.folder) else { return Ok(elsewhere) };
+        let mut found: FxHashMap<&Path, Option<(String, String)>> = FxHashMap::default();
+        for graph in graphs(models) {
+            for tensor in &mut graph.initializer {
+                let Some(origin) = self.payloads.get(&payload_key(&tensor.raw_data)) else { continue };
+                let file = origin.file.as_path();
+                if !found.contains_key(file) {
+                    let is_kept = to.replaced != Some(file);
+                    let location = if is_kept { base_location(&folder, file, to.links)? } else { None };
+                    found.insert(file, location);
+                }
+                match &found[file] {
+                    Some((location, checksum)) => {
+                        set_location(tensor, location, origin.offset, Some(checksum));
+                    }
+                    None => elsewhere = true,
+                }
+            }
+        }
+        Ok(elsewhere)
+    }
+}
+
+/// Returns the location and the checksum of a file of the base, possibly with a new link in the folder.
+fn base_location(folder: &Path, file: &Path, links: Option<&str>) -> Result<Option<(String, String)>> {
+    let location = relative_location(folder, file);
+    if location.is_none() && links.is_none() {
+        return Ok(None);
+    }
+    let unreadable = |error| OnnxError::Read { path: file.to_owned(), error };
+    let checksum = checksum_of(file).map_err(unreadable)?;
+    if let Some(location) = location {
+        return Ok(Some((location, checksum)));
+    }
+    let name = format!("{}frozen-{}.data", links.unwrap_or_default(), &checksum[..8]);
+    let link = folder.join(&name);
+    let is_there = checksum_of(&link).is_ok_and(|found| found == checksum);
+    let is_linked = is_there || ortrain_files::link(file, &link).map_err(OnnxError::from)?;
+    Ok(is_linked.then_some((name, checksum)))
 }
 
 fn graphs(models: &mut [ModelProto]) -> impl Iterator<Item = &mut GraphProto> {
@@ -82,7 +206,7 @@ fn relative_location(folder: &Path, file: &Path) -> Option<String> {
 }
 
 /// Replaces the data of a tensor by its location.
-fn set_location(tensor: &mut TensorProto, location: &str, offset: u64) {
+fn set_location(tensor: &mut TensorProto, location: &str, offset: u64, checksum: Option<&str>) {
     let entry = |key: &str, value: String| StringStringEntryProto { key: key.to_owned(), value };
     let payload = std::mem::take(&mut tensor.raw_data);
     tensor.data_location = DataLocation::External.into();
@@ -91,4 +215,5 @@ fn set_location(tensor: &mut TensorProto, location: &str, offset: u64) {
         entry("offset", offset.to_string()),
         entry("length", payload.len().to_string()),
     ];
+    tensor.external_data.extend(checksum.map(|checksum| entry("checksum", checksum.to_owned())));
 }

@@ -1,19 +1,21 @@
 //! Sources of models.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::path::{Path, PathBuf};
 
 use bytes::Bytes;
 use ortrain_graph::{Graph, Tensor, aligned_copy};
 use ortrain_onnx::{
-    ExternalData, GraphProto, LoadedModel, ModelProto, Storage, TensorProto, encode, visit_tensors_mut,
+    ExternalData, GraphProto, LoadedModel, Maps, ModelProto, Storage, TensorProto, encode, visit_tensors_mut,
 };
 use ortrain_ops::passes::functions::{inline_for_gradients, inline_functions};
-use ortrain_ops::training::{adapter_stops, separate_initializers};
+use ortrain_ops::training::{adapter_stops, has_adapters, separate_initializers};
 use ortrain_program::ALIGNMENT;
 
 use crate::model::classifiers::attributes_to_initializers;
 use crate::model::edits::{ModelChanges, replace_initializers};
+use crate::model::origins::Origins;
 use crate::model::stops::stop_gradients;
 use crate::{Error, OperatorLibrary, Result};
 
@@ -54,46 +56,72 @@ impl ModelSource {
 
     /// Reads the model and inlines all functions, of the model and of the operator library.
     pub(crate) fn load(self) -> Result<LoadedModel> {
-        self.load_as(inline_functions)
+        self.load_as(inline_functions, Storage::Read)
+    }
+
+    /// Reads like [`ModelSource::load`], with mapped files: payloads in them take no memory of their own. The
+    /// requirements of [`Storage::Mapped`] hold as long as the model or one of its payloads lives.
+    pub(crate) fn load_mapped(self) -> Result<LoadedModel> {
+        self.load_as(inline_functions, Storage::Mapped)
     }
 
     /// Reads a model for execution. Each tensor is copied into aligned memory, so that programs can read it
     /// in place and the file buffer is freed. Tensors that are equal in `known` share its memory.
     pub(crate) fn load_to_run(self, known: Option<&Graph>) -> Result<LoadedModel> {
-        Ok(self.load_with_files(known)?.0)
+        self.load_with_files(known, &mut FilesRead::default())
     }
 
-    /// Reads like [`ModelSource::load_to_run`], and returns the files of the external data, with all links
-    /// resolved.
-    pub(crate) fn load_with_files(self, known: Option<&Graph>) -> Result<(LoadedModel, Vec<PathBuf>)> {
-        let mut files: Vec<PathBuf> = Vec::new();
+    /// Reads like [`ModelSource::load_to_run`], and records the files of the external data. Files with checksums are
+    /// compared with them.
+    pub(crate) fn load_with_files(
+        self,
+        known: Option<&Graph>,
+        files: &mut FilesRead,
+    ) -> Result<LoadedModel> {
         let mut model = self.load()?;
         let mut proto = std::mem::take(&mut model.proto);
+        let is_adapted = proto.graph.as_ref().is_some_and(has_adapters);
+        if is_adapted {
+            model = model.with_storage(Storage::MappedInPlace, &files.maps);
+        }
+        visit_tensors_mut(&mut proto, |tensor, _| {
+            model.verify_external_file(tensor, &mut files.verified).map_err(Error::from)
+        })?;
         let shared = |tensor: &TensorProto| {
             let graph = known?;
             let value = graph.value(graph.find(&tensor.name)?).constant.as_ref()?;
-            let same = value.dtype().to_onnx() == tensor.data_type && value.data() == &tensor.raw_data;
-            same.then(|| value.data().clone())
+            let (known, data) = (value.data(), &tensor.raw_data);
+            let is_one = known.as_ptr() == data.as_ptr() && known.len() == data.len();
+            let same = value.dtype().to_onnx() == tensor.data_type && (is_one || known == data);
+            same.then(|| known.clone())
         };
         let Ok(()) = visit_tensors_mut::<Infallible>(&mut proto, |tensor, _| {
             // One tensor at a time, so that shared data exists twice only briefly. The graph construction
             // reports unreadable tensors with their purpose.
+            let mut origin = None;
+            let mut is_own_memory = false;
             if !tensor.external_data.is_empty()
                 && let Ok(payload) = model.tensor_payload(tensor)
             {
-                if let Ok(Some((file, _))) = model.external_file(tensor)
-                    && !files.contains(&file)
-                {
-                    files.push(file);
-                }
+                origin = model.external_file(tensor).ok().flatten();
+                is_own_memory = true;
                 make_internal(tensor, payload);
             }
             if !tensor.raw_data.is_empty() {
-                tensor.raw_data = shared(tensor).unwrap_or_else(|| to_aligned(&tensor.raw_data));
+                let aligned = || match is_own_memory && is_aligned(&tensor.raw_data) {
+                    true => tensor.raw_data.clone(),
+                    false => to_aligned(&tensor.raw_data),
+                };
+                tensor.raw_data = shared(tensor).unwrap_or_else(aligned);
+            }
+            match origin {
+                Some((file, offset)) if is_adapted => files.origins.record(&tensor.raw_data, file, offset),
+                Some((file, _)) => files.origins.record_file(file),
+                None => {}
             }
             Ok(())
         });
-        Ok((model.with_proto(proto), files))
+        Ok(model.with_proto(proto))
     }
 
     /// Returns the initializers of the model's graph with their names, in its order. Subgraphs are excluded.
@@ -165,7 +193,7 @@ impl ModelSource {
     pub(crate) fn load_for_gradients(self) -> Result<LoadedModel> {
         let label = self.label("the model");
         let mut stops = self.stops();
-        let mut model = self.load_as(inline_for_gradients)?;
+        let mut model = self.load_as(inline_for_gradients, Storage::Read)?;
         stops.extend(model.proto.graph.iter().flat_map(adapter_stops));
         model.proto.graph.as_mut().map(separate_initializers);
         attributes_to_initializers(&label, &mut model)?;
@@ -179,9 +207,10 @@ impl ModelSource {
             &mut ModelProto,
             &ortrain_ops::OperatorLibrary,
         ) -> std::result::Result<(), ortrain_ops::Error>,
+        storage: Storage,
     ) -> Result<LoadedModel> {
         let label = self.label("the model");
-        let (mut model, library) = self.read()?;
+        let (mut model, library) = self.read_with(storage)?;
         inline(&mut model.proto, library.inner()).map_err(|source| Error::model(&label, source))?;
         Ok(model)
     }
@@ -201,20 +230,36 @@ impl ModelSource {
 
     /// Reads the model without changes to its functions; returns its operator library too.
     pub(crate) fn read(self) -> Result<(LoadedModel, OperatorLibrary)> {
+        self.read_with(Storage::Read)
+    }
+
+    /// Works like [`ModelSource::read`]. The external data of a model with adapters is used in place, whatever
+    /// `storage` is: the base is large, and several modules and processes share its memory.
+    fn read_with(self, storage: Storage) -> Result<(LoadedModel, OperatorLibrary)> {
+        let (model, library) = self.read_as(storage)?;
+        let is_adapted = model.proto.graph.as_ref().is_some_and(has_adapters);
+        let model = match is_adapted && storage == Storage::Read {
+            true => model.with_storage(Storage::MappedInPlace, &Maps::default()),
+            false => model,
+        };
+        Ok((model, library))
+    }
+
+    fn read_as(self, storage: Storage) -> Result<(LoadedModel, OperatorLibrary)> {
         Ok(match self {
-            ModelSource::Path(path) => (LoadedModel::load(path)?, OperatorLibrary::default()),
+            ModelSource::Path(path) => (LoadedModel::load_with(path, storage)?, OperatorLibrary::default()),
             ModelSource::Bytes(bytes) => {
                 (LoadedModel::from_bytes(bytes, ExternalData::none())?, OperatorLibrary::default())
             }
             ModelSource::BytesIn(bytes, folder) => {
-                let external = ExternalData::in_folder(folder, Storage::Read);
+                let external = ExternalData::in_folder(folder, storage);
                 (LoadedModel::from_bytes(bytes, external)?, OperatorLibrary::default())
             }
             // The outermost library counts.
-            ModelSource::WithOperators(source, library) => (source.read()?.0, library),
+            ModelSource::WithOperators(source, library) => (source.read_as(storage)?.0, library),
             ModelSource::WithChanges(source, changes) => {
                 let label = source.label("the model");
-                let (mut model, library) = source.read()?;
+                let (mut model, library) = source.read_as(storage)?;
                 if let Some(graph) = &mut model.proto.graph {
                     changes.apply(&label, graph)?;
                 }
@@ -274,9 +319,24 @@ pub(crate) fn embed_external_data(mut model: LoadedModel) -> Result<LoadedModel>
     Ok(model.with_proto(proto))
 }
 
-/// Copies bytes to aligned memory of their own. Data from an external file already satisfies both conditions.
+/// Files that models were read from.
+#[derive(Debug, Default)]
+pub(crate) struct FilesRead {
+    /// Files of external data. The payloads are recorded for models with adapters.
+    pub(crate) origins: Origins,
+    /// Maps of the files of a base.
+    maps: Maps,
+    /// Files with their checksums.
+    verified: HashSet<(PathBuf, String)>,
+}
+
+fn is_aligned(bytes: &Bytes) -> bool {
+    bytes.as_ptr().addr().is_multiple_of(ALIGNMENT)
+}
+
+/// Copies bytes to aligned memory of their own.
 fn to_aligned(bytes: &Bytes) -> Bytes {
-    if bytes.is_unique() && bytes.as_ptr().addr().is_multiple_of(ALIGNMENT) {
+    if bytes.is_unique() && is_aligned(bytes) {
         bytes.clone()
     } else {
         aligned_copy(bytes, ALIGNMENT)

@@ -2,13 +2,12 @@
 
 pub(crate) mod buffers;
 mod evaluation;
-mod export;
+pub(crate) mod export;
 mod planning;
 mod quantization;
 mod training;
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
@@ -32,6 +31,8 @@ use crate::exec::trace::Trace;
 use crate::model::checks::{check_training, missing_parameter_reason};
 use crate::model::class_axis;
 use crate::model::graph::graph_to_run;
+use crate::model::origins::Origins;
+use crate::model::source::FilesRead;
 use crate::state::binding::{self, bind, is_gradient};
 use crate::state::gradient_names::{UPDATED_SUFFIX, parameter_of_gradient};
 use crate::state::layout::{PlaneLayout, StateLayout};
@@ -136,8 +137,8 @@ pub struct Module {
     train: Phase,
     eval: Option<Phase>,
     eval_message: Option<LoadedModel>,
-    /// External-data files of the models: an export must not overwrite them.
-    external_files: Vec<PathBuf>,
+    /// Files of the models' external data: an export must not overwrite them, and refers to those of a base.
+    origins: Origins,
     precision: Precision,
     backend: Arc<dyn Backend>,
     /// Workspace that all programs share.
@@ -403,7 +404,8 @@ impl Module {
         let (backend, precision) = (run.open_backend()?, run.precision);
         let computed = (&backend, precision);
         let label = train.label("the training model");
-        let (train, mut read_from) = train.load_with_files(None)?;
+        let mut files = FilesRead::default();
+        let train = train.load_with_files(None, &mut files)?;
         let mut graph = graph_to_run(&label, &train)?;
         let open_labels = class_axis::marked_labels(&train.proto);
         drop(train);
@@ -417,8 +419,7 @@ impl Module {
             None => None,
             Some(source) => {
                 let label = source.label("the evaluation model");
-                let (message, files) = source.load_with_files(Some(train.executables.graph()))?;
-                read_from.extend(files);
+                let message = source.load_with_files(Some(train.executables.graph()), &mut files)?;
                 let mut graph = graph_to_run(&label, &message)?;
                 let evaluated = bind(&label, &mut graph, state, false)?;
                 let mut parameters = bound.parameters.iter();
@@ -448,7 +449,7 @@ impl Module {
             train,
             eval,
             eval_message,
-            external_files: read_from,
+            origins: files.origins,
             precision,
             backend,
             work,

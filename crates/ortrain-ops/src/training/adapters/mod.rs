@@ -13,7 +13,7 @@ use ortrain_onnx::GraphProto;
 use rustc_hash::FxHashSet;
 
 pub use names::{FactorKind, FactorName, factor_name, is_adapter_name, scale_name};
-pub use sites::{AdaptedLayer, adapted_layers, adapter_stops, remove_adapter};
+pub use sites::{AdaptedLayer, adapted_layers, adapter_stops, has_adapters, remove_adapter};
 pub use targets::{AdapterTarget, LayerKind, find_adapter_targets, find_head_target, weight_readers};
 pub use weights::{FactorShapes, add_delta, row_lengths};
 

@@ -39,6 +39,13 @@ pub fn adapted_layers(graph: &GraphProto) -> Vec<AdaptedLayer> {
         .collect()
 }
 
+/// Returns true if a graph has an adapter. Its factors are initializers, or inputs.
+#[must_use]
+pub fn has_adapters(graph: &GraphProto) -> bool {
+    let initializers = graph.initializer.iter().map(|tensor| &tensor.name);
+    initializers.chain(graph.input.iter().map(|input| &input.name)).any(|name| FactorName::split(name).is_some())
+}
+
 /// Returns true if a value lies between the factors and the sum of an adapter.
 fn is_part_of(prefix: &str, value: &str) -> bool {
     value.strip_prefix(prefix).is_some_and(|rest| PARTS.contains(&rest))

@@ -22,6 +22,8 @@ const MAX_DECIMALS: i32 = 3;
 const LARGEST_DECIMAL: f64 = 4096.0;
 /// Maximum number of coordinates of a point, or of numbers of a box.
 const MAX_COORDINATES: usize = 4;
+/// Maximum number of elements of a table with a formula. Larger constants of models are weights.
+const MAX_REGULAR: usize = 1 << 22;
 /// Maximum fraction of the elements of a coordinate at which its step changes. In a grid three columns wide it is two
 /// thirds; in random signs it is three quarters.
 const MAX_BREAKS: f64 = 0.7;
@@ -102,6 +104,9 @@ pub(super) fn is_consecutive(tensor: &Tensor) -> bool {
 ///
 /// Untrained parameters may be a progression of fractions. Such a progression counts only if `fractions` is true.
 pub(super) fn regular_formula(tensor: &Tensor, fractions: bool) -> Option<&'static str> {
+    if tensor.len() > MAX_REGULAR {
+        return None;
+    }
     let values: Vec<f64> = elements(tensor).collect();
     let largest = values.iter().fold(0.0_f64, |largest, value| largest.max(value.abs()));
     if values.len() < MIN_COUNT
@@ -155,11 +160,13 @@ pub(super) fn regular_formula(tensor: &Tensor, fractions: bool) -> Option<&'stat
             });
         }
     }
-    let mut distinct = values.clone();
+    if largest < 2.0 || values.iter().any(|value| value.fract() != 0.0) {
+        return None;
+    }
+    let mut distinct = values;
     distinct.sort_unstable_by(f64::total_cmp);
     distinct.dedup();
-    (distinct.len() >= MIN_COUNT && largest >= 2.0 && values.iter().all(|value| value.fract() == 0.0))
-        .then_some("its elements are whole numbers")
+    (distinct.len() >= MIN_COUNT).then_some("its elements are whole numbers")
 }
 
 /// Returns true if neighbours differ by a constant nonzero step.

@@ -3,10 +3,34 @@
 use std::path::Path;
 
 use ortrain_onnx::{LARGEST_MESSAGE, LoadedModel};
+use ortrain_ops::training::has_adapters;
 
 use super::{Module, no_eval_model};
 use crate::model::export;
+use crate::model::origins::write_with_references;
 use crate::{CheckpointState, Error, Result};
+
+/// Options of the file of an exported model.
+///
+/// ```
+/// use ortrain::ExportOptions;
+///
+/// assert_eq!(ExportOptions::default(), ExportOptions { above: i32::MAX as u64, embed: false });
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExportOptions {
+    /// Number of bytes of a model above which its weights are written to `<path>.data`; at most 2 GiB, the
+    /// limit of an ONNX file. With 0, all weights are written there.
+    pub above: u64,
+    /// True to write the base of a model with adapters into the model. Otherwise, the model refers to its file.
+    pub embed: bool,
+}
+
+impl Default for ExportOptions {
+    fn default() -> ExportOptions {
+        ExportOptions { above: LARGEST_MESSAGE as u64, embed: false }
+    }
+}
 
 impl Module {
     /// Writes the evaluation model with only these outputs and with the current parameter values as
@@ -16,7 +40,8 @@ impl Module {
     /// of the graph can be an output, also an intermediate one. Unused inputs are removed.
     ///
     /// A model of more than 2 GiB stores its weights, also the weights of a frozen base, in `<path>.data`
-    /// beside it.
+    /// beside it. A model with adapters refers to the file of its base: by a relative path if the file is in
+    /// the folder of the model or below, else by a hard link beside the model.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -68,16 +93,42 @@ impl Module {
         graph_output_names: &[&str],
         above: u64,
     ) -> Result<()> {
+        self.export_with(state, path, graph_output_names, &ExportOptions { above, ..ExportOptions::default() })
+    }
+
+    /// Exports like [`Module::export_model_for_inferencing`] with options.
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let (mut state, mut module, mut optimizer) = setup::training()?;
+    /// use ortrain::ExportOptions;
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("trained.onnx");
+    /// module.export_with(&state, &path, &["logits"], &ExportOptions { embed: true, ..Default::default() })?;
+    /// assert!(path.exists());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`Module::export_model_for_inferencing`].
+    pub fn export_with(
+        &self,
+        state: &CheckpointState,
+        path: impl AsRef<Path>,
+        graph_output_names: &[&str],
+        options: &ExportOptions,
+    ) -> Result<()> {
         let (model, path) = (self.inference_model(state, graph_output_names)?, path.as_ref());
+        if !options.embed && options.above > 0 && model.proto.graph.as_ref().is_some_and(has_adapters) {
+            return write_with_references(model.proto, &self.origins, path);
+        }
+        let above = options.above;
         let Some(data) = model.data_file_above(path, above)? else {
             return Ok(model.save_above(path, above)?);
         };
         let data_path = ortrain_files::resolved(&data);
-        if let Some(file) = self
-            .external_files
-            .iter()
-            .find(|file| std::fs::canonicalize(&data_path).is_ok_and(|at| at == **file))
-        {
+        if let Some(file) = self.origins.file_at(&data_path) {
             return Err(Error::Argument(format!(
                 "the model cannot be exported to {}: its weights would replace {}, which has the weights of the \
                  training models; export it under another name, or to another folder",
