@@ -1,9 +1,8 @@
 """Memory and time of training adapters on a decoder of TinyLlama's shape with 4-bit weights.
 
 ``python benches/decoder.py build FOLDER`` writes the decoder with random weights (1.1 * 10^9 parameters; fewer with
-``--layers``), ``python benches/decoder.py train FOLDER`` trains adapters of rank 8 on all its linear layers, and
-``torch FOLDER`` does so with PEFT, if torch, transformers and peft are installed. Each prints the largest resident
-memory, the time until the first step has ended, and tokens per second.
+``--layers``), and ``python benches/decoder.py train FOLDER`` trains adapters of rank 8 on all its linear layers but the
+head. It prints the largest resident memory, the time until the first step has ended, and tokens per second.
 """
 
 from __future__ import annotations
@@ -118,14 +117,21 @@ def resident(place: str) -> None:
     print(f"  {place}: {sizes[0]:.2f} GB own, {sizes[1]:.2f} GB resident, {sizes[2]:.2f} GB at most", flush=True)
 
 
-def train(folder: Path, length: int, steps: int, verbose: bool) -> None:
+def train(folder: Path, length: int, steps: int, verbose: bool, memory_limit: int | None = None) -> None:
     """Train adapters with ortrain."""
     import ortrain
 
     start = time.perf_counter()
     show = resident if verbose else lambda place: None
     show("import")
-    tuned = ortrain.Model(folder / "model.onnx", lora=8, loss="cross_entropy", optimizer="adamw", learning_rate=1e-4)
+    tuned = ortrain.Model(
+        folder / "model.onnx",
+        lora=8,
+        loss="cross_entropy",
+        optimizer="adamw",
+        learning_rate=1e-4,
+        memory_limit=memory_limit,
+    )
     show("model")
     tokens = np.random.default_rng(1).integers(0, VOCABULARY, (1, length + 1))
     x, labels = tokens[:, :-1], tokens[:, 1:]
@@ -153,12 +159,13 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=LAYERS)
     parser.add_argument("--length", type=int, default=256, help="tokens of the sequence")
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--memory-limit", type=int, help="bytes of parameters, gradients and activations")
     parser.add_argument("--verbose", action="store_true", help="print the memory after each stage")
     arguments = parser.parse_args()
     if arguments.action == "build":
         build(arguments.folder, arguments.layers)
     else:
-        train(arguments.folder, arguments.length, arguments.steps, arguments.verbose)
+        train(arguments.folder, arguments.length, arguments.steps, arguments.verbose, arguments.memory_limit)
 
 
 if __name__ == "__main__":

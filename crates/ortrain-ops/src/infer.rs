@@ -310,7 +310,7 @@ pub fn broadcast(a: &Shape, b: &Shape) -> Result<Shape, OpError> {
             ))),
             // A known size other than 1 wins: the symbol is either equal to it or 1.
             (Dim::Known(x), Dim::Symbol(_)) | (Dim::Symbol(_), Dim::Known(x)) => Ok(Dim::Known(x)),
-            (Dim::Symbol(x), Dim::Symbol(y)) => Ok(Dim::symbol(&format!("max({x},{y})"))),
+            (Dim::Symbol(x), Dim::Symbol(y)) => Ok(Dim::broadcast_of(&x, &y)),
         })
         .collect()
 }

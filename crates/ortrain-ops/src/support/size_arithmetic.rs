@@ -34,7 +34,7 @@ pub(crate) fn infer_size_arithmetic(cx: &mut Infer<'_>, name: &str) {
             (Dim::Known(0), _) if sign == "+" => Some(y),
             (_, Dim::Known(1)) if sign == "*" || sign == "/" => Some(x),
             (Dim::Known(1), _) if sign == "*" => Some(y),
-            _ => Some(Dim::symbol(&format!("({x}{sign}{y})"))),
+            _ => Some(Dim::formula(format!("({x}{sign}{y})"))),
         }
     };
     let sizes: Option<Vec<Dim>> = (0..len).map(|k| combine(at(&a, k), at(&b, k))).collect();
