@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import NamedTuple, Protocol, TypeAlias, overload, runtime_checkable
 
 from ortrain.errors import InvalidArgumentError, NoSuchFileError
 
@@ -26,6 +26,18 @@ class ModelInFolder(NamedTuple):
 
 PathLike: TypeAlias = str | os.PathLike[str]
 ModelLike: TypeAlias = str | os.PathLike[str] | bytes | SupportsSerializeToString | ModelInFolder
+
+
+@overload
+def in_folder(model: tuple[bytes, PathLike | None]) -> bytes | ModelInFolder: ...
+@overload
+def in_folder(model: tuple[bytes, PathLike | None] | None) -> bytes | ModelInFolder | None: ...
+def in_folder(model: tuple[bytes, PathLike | None] | None) -> bytes | ModelInFolder | None:
+    """Return a message with the folder of its external data, or the message alone if it has no such data."""
+    if model is None:
+        return None
+    message, folder = model
+    return message if folder is None else ModelInFolder(message, os.fspath(folder))
 
 
 def model_source(model: ModelLike) -> str | bytes | ModelInFolder:

@@ -67,6 +67,7 @@ __all__ = [
     "add_adapter",
     "add_adapter_by_reference",
     "add_adapter_to_file",
+    "base_by_reference",
     "checkpoint_initializers",
     "convert_model",
     "curve_steps",
@@ -753,6 +754,7 @@ class Module:
         external_above: int | None = None,
         average: bool = False,
         embed: bool = False,
+        data_folder: str | None = None,
     ) -> None: ...
 
 @final
@@ -1111,6 +1113,9 @@ def replace_head(model: Source, classes: int, output: str | None, seed: int) -> 
 def add_adapter(model: Source, options: dict[str, Any]) -> tuple[bytes, list[AdaptedLayer]]: ...
 def add_adapter_by_reference(model: Source, options: dict[str, Any]) -> tuple[bytes, str | None]:
     """Return a message that refers to the files of the base, and their folder; ``None`` for a model without files."""
+
+def base_by_reference(model: Source) -> tuple[bytes, str | None] | None:
+    """Work like :func:`add_adapter_by_reference` for a model with adapters; return ``None`` without adapters."""
 
 def add_adapter_to_file(model: Source, options: dict[str, Any], output: str, embed: bool) -> list[AdaptedLayer]: ...
 def adapter_targets(model: Source, options: dict[str, Any]) -> list[AdaptedLayer]: ...

@@ -127,14 +127,28 @@ pub(crate) fn add_adapter_by_reference<'py>(
     py: Python<'py>,
     model: Source,
     options: AdapterOptions,
-) -> PyResult<(Bound<'py, PyBytes>, Option<PathBuf>)> {
+) -> PyResult<InFolder<'py>> {
     let options = options.read()?;
-    let (bytes, folder) = detached(py, || match add_by_reference(model.0, &options)?.0 {
-        ModelSource::BytesIn(bytes, folder) => Ok((bytes, Some(folder))),
-        ModelSource::Bytes(bytes) => Ok((bytes, None)),
-        other => unreachable!("the function returns bytes, got {other:?}"),
-    })?;
-    Ok((PyBytes::new(py, &bytes), folder))
+    let model = detached(py, || Ok(add_by_reference(model.0, &options)?.0))?;
+    Ok(message_and_folder(py, model))
+}
+
+/// Returns a model with adapters as a message that refers to the files of the base, and their folder; `None` for a model
+/// without adapters.
+#[pyfunction]
+pub(crate) fn base_by_reference<'py>(py: Python<'py>, model: Source) -> PyResult<Option<InFolder<'py>>> {
+    let model = detached(py, || ortrain::lora::base_by_reference(model.0))?;
+    Ok(model.map(|model| message_and_folder(py, model)))
+}
+
+type InFolder<'py> = (Bound<'py, PyBytes>, Option<PathBuf>);
+
+fn message_and_folder(py: Python<'_>, model: ModelSource) -> InFolder<'_> {
+    match model {
+        ModelSource::BytesIn(bytes, folder) => (PyBytes::new(py, &bytes), Some(folder)),
+        ModelSource::Bytes(bytes) => (PyBytes::new(py, &bytes), None),
+        other => unreachable!("the core returns bytes, got {other:?}"),
+    }
 }
 
 /// Returns the layers that would get an adapter.

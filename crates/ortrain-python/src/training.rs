@@ -211,7 +211,7 @@ impl Module {
 
     /// Exports the model. Above `external_above` bytes, weights are stored in a separate file. The default is
     /// the limit of one file.
-    #[pyo3(signature = (path, output_names, external_above=None, average=false, embed=false))]
+    #[pyo3(signature = (path, output_names, external_above=None, average=false, embed=false, data_folder=None))]
     fn export_model_for_inferencing(
         &self,
         py: Python<'_>,
@@ -220,8 +220,9 @@ impl Module {
         external_above: Option<u64>,
         average: bool,
         embed: bool,
+        data_folder: Option<PathBuf>,
     ) -> PyResult<()> {
-        let options = export_options(external_above, embed);
+        let options = ExportOptions { data_folder, ..export_options(external_above, embed) };
         self.with(py, |module, state| {
             let names: Vec<&str> = output_names.iter().map(String::as_str).collect();
             let averaged = average.then(|| state.averaged()).transpose()?;
@@ -234,7 +235,7 @@ impl Module {
 /// Returns the options of the file of an exported model.
 pub(crate) fn export_options(external_above: Option<u64>, embed: bool) -> ExportOptions {
     let defaults = ExportOptions::default();
-    ExportOptions { above: external_above.unwrap_or(defaults.above), embed }
+    ExportOptions { above: external_above.unwrap_or(defaults.above), embed, ..defaults }
 }
 
 /// Profile of some steps.

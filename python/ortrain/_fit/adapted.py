@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import os
 from collections.abc import Mapping
 from typing import Any
 
 from ortrain import _ortrain
 from ortrain._adapter_options import as_texts, core_options
 from ortrain._inspect import inspection
-from ortrain._model_source import ModelInFolder
+from ortrain._model_source import ModelInFolder, in_folder
 from ortrain._operators import Plain
 from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
@@ -37,5 +36,4 @@ def with_adapter(
     if has_new_head:
         head = [info.name for info in inspection(model, [], first_output=True).parameters if info.layer == 1]
         arguments["train_also"] = [*as_texts("train_also", arguments.get("train_also", ())), *head]
-    message, folder = _ortrain.add_adapter_by_reference(model, core_options(**{"seed": seed, **arguments}))
-    return message if folder is None else ModelInFolder(message, os.fspath(folder))
+    return in_folder(_ortrain.add_adapter_by_reference(model, core_options(**{"seed": seed, **arguments})))

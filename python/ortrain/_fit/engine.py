@@ -130,6 +130,7 @@ class Engine:
         with tempfile.TemporaryDirectory(prefix="ortrain-") as temporary:
             plan.generate(temporary, data_folder=base)
             self._load(Path(temporary), state, base)
+        self._base = base
 
     def _load(self, folder: Path, state: CheckpointState | None, base: str | None) -> None:
         training, evaluation, optimizer, checkpoint = (os.fspath(folder / name) for name in FILES)
@@ -175,6 +176,11 @@ class Engine:
     def weights(self) -> dict[str, Any]:
         """Return copies of all parameters by name."""
         return {name: parameter.data.copy() for name, parameter in self.state.parameters}
+
+    def export_to_run(self, path: Path, outputs: Sequence[str]) -> ModelLike:
+        """Write the model with the current weights to a temporary path, and return the model for a session."""
+        self.module._native.export_model_for_inferencing(os.fspath(path), list(outputs), data_folder=self._base)
+        return path if self._base is None else ModelInFolder(path.read_bytes(), self._base)
 
     def export(
         self, path: PathLike, outputs: Sequence[str], *, external_data: bool, average: bool, embed: bool

@@ -26,7 +26,7 @@ from ortrain._fit.optimizers import config_of
 from ortrain._fit.run import FitArguments, run_fit, verbosity
 from ortrain._fit.tables import Schema
 from ortrain._fit.trainable import Selection, arguments_of
-from ortrain._model_source import ModelInFolder, ModelLike, PathLike, model_source
+from ortrain._model_source import ModelInFolder, ModelLike, PathLike, in_folder, model_source
 from ortrain._operators import Plain
 from ortrain.api import CheckpointState, Module, Optimizer
 from ortrain.errors import InvalidArgumentError, InvalidModelError, OrtrainError, UnsupportedError
@@ -625,8 +625,7 @@ class Model:
         options.precision = precision_name(self._precision)
         model: ModelLike = self._source
         if self._engine is not None:
-            model = folder / "model.onnx"
-            self._engine.export(model, self._output_names(), external_data=False, average=False, embed=False)
+            model = self._engine.export_to_run(folder / "model.onnx", self._output_names())
         return InferenceSession(model, options, providers=[self._device])
 
     def _output_names(self) -> list[str]:
@@ -669,6 +668,8 @@ def _prepared(
             from ortrain._fit.adapted import with_adapter
 
             model = with_adapter(model, lora, seed=seed, has_new_head=classes is not None)
+        elif isinstance(model, str):
+            model = in_folder(_ortrain.base_by_reference(model)) or model
         return model, describe(model)
 
     model, description = adapted(plain)

@@ -6,6 +6,7 @@
 use std::path::Path;
 
 use ortrain_onnx::{ExternalData, LARGEST_MESSAGE, LoadedModel, encode};
+use ortrain_ops::training::has_adapters;
 
 use super::{Description, LoraOptions, Prepared, add_to, peft};
 use crate::model::origins::{References, write_with_references};
@@ -18,7 +19,7 @@ impl Prepared {
             let model = LoadedModel::from_proto(self.model.proto, ExternalData::none());
             return Ok(model.save_above(path, LARGEST_MESSAGE as u64)?);
         }
-        write_with_references(self.model.proto, &self.origins, path)
+        write_with_references(self.model.proto, &self.origins, path, None)
     }
 
     /// Returns the model as a message that refers to the files of its base, with their folder.
@@ -84,6 +85,27 @@ pub fn add_to_file(
 pub fn add_by_reference(model: ModelSource, options: &LoraOptions) -> Result<(ModelSource, Description)> {
     let (prepared, description) = added(model, options)?;
     Ok((prepared.into_source()?, description))
+}
+
+/// Returns a model with adapters as [`add_by_reference`] does; `None` for a model without adapters.
+///
+/// ```
+/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+/// use ortrain::lora::base_by_reference;
+///
+/// assert!(base_by_reference(setup::MODEL.into())?.is_none());
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
+///
+/// # Errors
+/// If the model cannot be read.
+pub fn base_by_reference(model: ModelSource) -> Result<Option<ModelSource>> {
+    let label = model.label("the model");
+    let model = model.load_mapped()?;
+    if !model.proto.graph.as_ref().is_some_and(has_adapters) {
+        return Ok(None);
+    }
+    Ok(Some(Prepared::of(label, model)?.into_source()?))
 }
 
 /// Works like [`load_adapter`](super::load_adapter), and writes the model as [`add_to_file`] does.

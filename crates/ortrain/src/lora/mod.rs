@@ -12,15 +12,17 @@ mod options;
 mod peft;
 mod selection;
 
+use std::collections::HashSet;
+
 use ortrain_graph::{Graph, Tensor, tensor_to_proto};
-use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, NodeProto};
+use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, NodeProto, visit_tensors_mut};
 use ortrain_ops::training::{
     AdaptedLayer, AdapterForm, AdapterTarget, FactorKind, LayerKind, adapted_layers, add_adapter, add_delta,
     factor_name, find_adapter_targets, remove_adapter, row_lengths, scale_name, weight_readers,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
-pub use files::{add_by_reference, add_to_file, load_adapter_to_file};
+pub use files::{add_by_reference, add_to_file, base_by_reference, load_adapter_to_file};
 pub use options::{Description, Init, LayerAdapter, LoraOptions, Targets};
 pub use peft::{load_adapter, save_adapter};
 
@@ -60,7 +62,11 @@ impl Prepared {
         Prepared::of(label, model.load_mapped()?)
     }
 
-    fn of(label: String, model: LoadedModel) -> Result<Prepared> {
+    fn of(label: String, mut model: LoadedModel) -> Result<Prepared> {
+        let mut verified = HashSet::default();
+        let mut proto = std::mem::take(&mut model.proto);
+        visit_tensors_mut(&mut proto, |tensor, _| model.verify_external_file(tensor, &mut verified))?;
+        let model = model.with_proto(proto);
         let mut origins = Origins::default();
         let mut model = to_self_contained_with_origins(&label, model, &mut origins)?;
         let opset = opset_of(&model.proto);

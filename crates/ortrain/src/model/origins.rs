@@ -47,20 +47,26 @@ pub(crate) struct References<'a> {
 }
 
 /// Writes a model whose unchanged initializers refer to the files that they were read from. The others are written into
-/// the model, or to `<path>.data` if they must move out of it.
+/// the model, or to `<path>.data` if they must move out of it. The reader of the model looks for its base in
+/// `data_folder`, by default in the folder of the model.
 ///
 /// # Errors
 /// If a file cannot be read or written.
-pub(crate) fn write_with_references(model: ModelProto, origins: &Origins, path: &Path) -> Result<()> {
+pub(crate) fn write_with_references(
+    model: ModelProto,
+    origins: &Origins,
+    path: &Path,
+    data_folder: Option<&Path>,
+) -> Result<()> {
     let destination = ortrain_files::resolved(path);
     let replaced = fs::canonicalize(&destination).ok();
     let to = References {
-        folder: ortrain_files::folder(&destination),
-        links: Some(""),
+        folder: data_folder.unwrap_or(ortrain_files::folder(&destination)),
+        links: data_folder.is_none().then_some(""),
         replaced: replaced.as_deref(),
     };
     let mut models = [model];
-    let elsewhere = origins.reference_base(&mut models, &to)?;
+    let elsewhere = origins.reference_base(&mut models, &to)? && data_folder.is_none();
     let above = if elsewhere { 0 } else { LARGEST_MESSAGE as u64 };
     let [model] = &models;
     let mut name = destination.clone().into_os_string();

@@ -1,6 +1,6 @@
 //! Export of an inference model.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use ortrain_onnx::{LARGEST_MESSAGE, LoadedModel};
 use ortrain_ops::training::has_adapters;
@@ -15,20 +15,23 @@ use crate::{CheckpointState, Error, Result};
 /// ```
 /// use ortrain::ExportOptions;
 ///
-/// assert_eq!(ExportOptions::default(), ExportOptions { above: i32::MAX as u64, embed: false });
+/// let options = ExportOptions { embed: true, ..ExportOptions::default() };
+/// assert_eq!((options.above, options.data_folder), (i32::MAX as u64, None));
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ExportOptions {
     /// Number of bytes of a model above which its weights are written to `<path>.data`; at most 2 GiB, the
     /// limit of an ONNX file. With 0, all weights are written there.
     pub above: u64,
     /// True to write the base of a model with adapters into the model. Otherwise, the model refers to its file.
     pub embed: bool,
+    /// Folder in which the reader of a model with adapters will look for its base; `None` for the folder of the model.
+    pub data_folder: Option<PathBuf>,
 }
 
 impl Default for ExportOptions {
     fn default() -> ExportOptions {
-        ExportOptions { above: LARGEST_MESSAGE as u64, embed: false }
+        ExportOptions { above: LARGEST_MESSAGE as u64, embed: false, data_folder: None }
     }
 }
 
@@ -121,7 +124,7 @@ impl Module {
     ) -> Result<()> {
         let (model, path) = (self.inference_model(state, graph_output_names)?, path.as_ref());
         if !options.embed && options.above > 0 && model.proto.graph.as_ref().is_some_and(has_adapters) {
-            return write_with_references(model.proto, &self.origins, path);
+            return write_with_references(model.proto, &self.origins, path, options.data_folder.as_deref());
         }
         let above = options.above;
         let Some(data) = model.data_file_above(path, above)? else {
