@@ -19,12 +19,13 @@ from __future__ import annotations
 
 import argparse
 import ast
+import functools
 import itertools
 import json
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -101,9 +102,23 @@ def rust_texts(text: str) -> Iterator[Text]:
         yield Text(line, block, marker != "//")
 
 
+@functools.lru_cache(maxsize=8)
+def parsed(text: str) -> ast.Module:
+    """Return the syntax tree of a text, which two checks of a file share."""
+    return ast.parse(text)
+
+
+def statements(body: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    """Yield statements and those inside them; expressions have neither docstrings nor definitions."""
+    for statement in body:
+        yield statement
+        for field in ("body", "orelse", "finalbody", "handlers", "cases"):
+            yield from statements(getattr(statement, field, ()))
+
+
 def python_texts(text: str) -> Iterator[Text]:
-    tree = ast.parse(text)
-    for node in ast.walk(tree):
+    tree = parsed(text)
+    for node in (tree, *statements(tree.body)):
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             documentation = ast.get_docstring(node)
             if documentation is not None:
@@ -184,7 +199,7 @@ def names(path: Path) -> Iterator[tuple[int, str]]:
             for match in RUST_NAME.finditer(re.sub(r'//.*|"(?:\\.|[^"\\])*"', "", line)):
                 yield number, match[1]
     elif path.suffix in (".py", ".pyi"):
-        for node in ast.walk(ast.parse(text)):
+        for node in statements(parsed(text).body):
             if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
                 yield node.lineno, node.name
             elif isinstance(node, ast.Assign | ast.AnnAssign):

@@ -306,6 +306,20 @@ impl Tensor {
         }
     }
 
+    /// Returns the index and the value of the first element that is infinite or NaN. The elements are converted in
+    /// pieces, so that a large tensor is not copied.
+    #[must_use]
+    pub fn first_not_finite(&self) -> Option<(usize, f64)> {
+        const PIECE: usize = 1 << 12;
+        (0..self.len()).step_by(PIECE).find_map(|start| {
+            let (len, size) = (PIECE.min(self.len() - start), self.dtype.size());
+            let data = self.data.slice(start * size..(start + len) * size);
+            let piece = Tensor { dtype: self.dtype, dims: vec![len], data }.to_f64();
+            let at = piece.iter().position(|number| !number.is_finite())?;
+            Some((start + at, piece[at]))
+        })
+    }
+
     /// Converts every element to `i64`, or returns `None` for a floating-point type. `uint64` values above `i64::MAX`
     /// wrap around.
     #[must_use]
@@ -345,6 +359,18 @@ mod tests {
     fn length_is_checked() {
         let error = Tensor::new(DType::F32, vec![2, 3], Bytes::from(vec![0; 20])).unwrap_err();
         assert_eq!(error.to_string(), "a tensor of shape [2, 3] and type float32 needs 24 bytes but has 20");
+    }
+
+    #[test]
+    fn first_not_finite_is_found_in_every_piece() {
+        let mut elements = vec![1.0_f32; 10_000];
+        assert_eq!(Tensor::f32(&[10_000], &elements).first_not_finite(), None);
+        for at in [9_999, 4096, 4095, 0] {
+            elements[at] = f32::NEG_INFINITY;
+            let found = Tensor::f32(&[100, 100], &elements).first_not_finite();
+            assert_eq!(found, Some((at, f64::NEG_INFINITY)));
+        }
+        assert_eq!(Tensor::i64(&[2], &[1, i64::MAX]).first_not_finite(), None);
     }
 
     #[test]

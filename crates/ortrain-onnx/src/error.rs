@@ -260,7 +260,7 @@ pub enum OnnxError {
 
     /// A file with external data has another checksum than the model gives for it.
     #[error(
-        "the file {location} with the external data of {tensor} has changed: its SHA-1 is {found}, and the model was \
+        "the file `{location}` with the external data of {tensor} has changed: its SHA-1 is {found}, and the model was \
          written for {expected}; bring back the file, or make the model again from the present file"
     )]
     Changed {

@@ -319,7 +319,7 @@ impl<'a> Range<'a> {
                 "location" => location = Some(entry.value.as_str()),
                 "offset" => offset = parse("offset", &entry.value)?,
                 "length" => length = Some(parse("length", &entry.value)?),
-                "checksum" => checksum = Some(entry.value.as_str()).filter(|text| !text.is_empty()),
+                "checksum" => checksum = Some(entry.value.as_str()).filter(|text| is_sha1(text)),
                 // `basepath` is optional, and is not checked.
                 _ => {}
             }
@@ -327,6 +327,11 @@ impl<'a> Range<'a> {
         let location = location.ok_or_else(|| error("it has no `location`".into()))?;
         Ok(Range { location, offset, length, checksum })
     }
+}
+
+/// Returns true for the digits of a SHA-1. Other texts are no checksums of the standard, and are ignored.
+fn is_sha1(text: &str) -> bool {
+    text.len() == 40 && text.bytes().all(|digit| digit.is_ascii_hexdigit())
 }
 
 fn absolute(path: PathBuf) -> PathBuf {

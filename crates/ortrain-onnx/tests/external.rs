@@ -4,10 +4,14 @@
 
 mod common;
 
+use std::collections::HashSet;
 use std::path::Path;
 
 use common::{assert_error, external};
-use ortrain_onnx::{ExternalData, LoadedModel, OnnxError, Storage, TensorProto, encode, tensor_payload};
+use ortrain_onnx::{
+    ExternalData, LoadedModel, Maps, ModelProto, OnnxError, Storage, TensorProto, checksum_of, encode,
+    tensor_payload,
+};
 
 fn floats(values: &[f32]) -> Vec<u8> {
     values.iter().flat_map(|value| value.to_le_bytes()).collect()
@@ -15,11 +19,13 @@ fn floats(values: &[f32]) -> Vec<u8> {
 
 fn at(folder: &Path, tensor: &TensorProto) -> Result<bytes::Bytes, OnnxError> {
     let read = tensor_payload(tensor, &ExternalData::in_folder(folder, Storage::Read));
-    let mapped = tensor_payload(tensor, &ExternalData::in_folder(folder, Storage::Mapped));
-    match (&read, &mapped) {
-        (Ok(read), Ok(mapped)) => assert_eq!(read, mapped),
-        (Err(read), Err(mapped)) => assert_eq!(read.to_string(), mapped.to_string()),
-        other => panic!("{other:?}"),
+    for storage in [Storage::Mapped, Storage::MappedInPlace] {
+        let mapped = tensor_payload(tensor, &ExternalData::in_folder(folder, storage));
+        match (&read, &mapped) {
+            (Ok(read), Ok(mapped)) => assert_eq!(read, mapped),
+            (Err(read), Err(mapped)) => assert_eq!(read.to_string(), mapped.to_string()),
+            other => panic!("{other:?}"),
+        }
     }
     read
 }
@@ -46,6 +52,60 @@ fn reads_ranges() {
     ] {
         assert_eq!(at(folder.path(), &external("w", &[2], &entries)).unwrap(), floats(&values));
     }
+}
+
+#[test]
+fn tensors_at_aligned_offsets_are_used_in_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let bytes: Vec<u8> = (0..=255).cycle().take(4096).collect();
+    std::fs::write(folder.path().join("w"), &bytes).unwrap();
+    let maps = Maps::default();
+    let model = LoadedModel::from_proto(
+        ModelProto::default(),
+        ExternalData::in_folder(folder.path(), Storage::Read),
+    );
+    let [model, other] = [(), ()].map(|()| model.clone().with_storage(Storage::MappedInPlace, &maps));
+    for (offset, is_shared) in [("256", true), ("2048", true), ("64", false)] {
+        let tensor = external("w", &[16], &[("location", "w"), ("offset", offset)]);
+        let [a, b] = [&model, &other].map(|model| model.tensor_payload(&tensor).unwrap());
+        let offset: usize = offset.parse().unwrap();
+        assert_eq!(a, bytes[offset..offset + 64]);
+        assert_eq!(a.as_ptr() == b.as_ptr(), is_shared, "{offset}");
+        assert_eq!(a.as_ptr().addr() % 256, 0);
+    }
+}
+
+#[test]
+fn checksums_are_compared_on_request() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("w"), b"abc ").unwrap();
+    let external_data = ExternalData::in_folder(folder.path(), Storage::Read);
+    let model = LoadedModel::from_proto(ModelProto::default(), external_data);
+    let right = checksum_of(&folder.path().join("w")).unwrap();
+    let wrong = "0".repeat(40);
+    let verify = |checksum: &str| {
+        let tensor = external("w", &[1], &[("location", "w"), ("checksum", checksum)]);
+        model.verify_external_file(&tensor, &mut HashSet::new())
+    };
+    for checksum in ["", "?", &right, &right.to_uppercase()] {
+        verify(checksum).unwrap();
+    }
+    assert_error(
+        verify(&wrong),
+        &format!(
+            "the file `w` with the external data of tensor `w` has changed: its SHA-1 is {right}, and the model was \
+             written for {wrong}; bring back the file, or make the model again from the present file"
+        ),
+    );
+    // A file is read once for all tensors in it.
+    let mut known = HashSet::new();
+    let tensor = external("w", &[1], &[("location", "w"), ("checksum", &right)]);
+    model.verify_external_file(&tensor, &mut known).unwrap();
+    std::fs::write(folder.path().join("w"), b"abcd").unwrap();
+    model.verify_external_file(&tensor, &mut known).unwrap();
+    assert!(model.verify_external_file(&tensor, &mut HashSet::new()).is_err());
+    std::fs::remove_file(folder.path().join("w")).unwrap();
+    assert!(model.verify_external_file(&tensor, &mut HashSet::new()).is_err());
 }
 
 #[test]

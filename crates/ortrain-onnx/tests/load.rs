@@ -71,7 +71,7 @@ fn names_the_file_that_cannot_be_read() {
 #[test]
 fn other_formats_are_recognized() {
     assert_error(load(b"".as_slice()), "the model is empty; expected an ONNX model");
-    let cases: [(&[u8], &str); 10] = [
+    let cases: [(&[u8], &str); 11] = [
         (b"hello, I am a text\n", "it looks like text"),
         (b"{\"json\": true}", "it looks like text"),
         ("# Größe\n".as_bytes(), "it looks like text"),
@@ -82,6 +82,10 @@ fn other_formats_are_recognized() {
         (
             b"PK\x03\x04\0\0\0\0",
             "it is a zip archive (a saved PyTorch model is one); export it to ONNX first",
+        ),
+        (
+            b"PK\x03\x04-\0\0\0\0\0\0\0!\0\0\0\0\0\0\0\0\0\0\0\0\0\x05\0\0\0x.npy",
+            "it is an NPZ archive of NumPy, which has arrays but no graph; pass it as data",
         ),
         (b"\x18\0\0\0ORTM\0\0", "it is in the ORT format; use the ONNX model it was made from"),
         (b"\x18\0\0\0ODTC\0\0", "it is a training checkpoint, not a model"),

@@ -201,8 +201,9 @@ impl<T: Real> Product<T> {
             let shared = parts.shared_part();
             let task = Task { batch, rows, cols, depths, strip, shared, scratch, bases: bases.0, c, c_row };
             match (shape.strategy, self.dots) {
-                (Strategy::FewRows, _) => match self.micro.tiles {
-                    Some(TileProducts::Bytes(bytes)) => self.multiply_small_m_of_bytes(&task, bytes),
+                (Strategy::FewRows, _) => match (self.micro.tiles, &shape.b.quantized) {
+                    (Some(TileProducts::Bytes(bytes)), _) => self.multiply_small_m_of_bytes(&task, bytes),
+                    (_, Some(quantized)) => self.multiply_small_m_of_packed(&task, quantized),
                     _ => self.multiply_small_m(&task),
                 },
                 (Strategy::DotsOfRows | Strategy::DotsOfColumns, Some(dots)) => {
@@ -246,42 +247,12 @@ impl<T: Real> Product<T> {
 
     /// Computes a block of a product with few rows.
     unsafe fn multiply_small_m(&self, task: &Task<'_, T>) {
-        let ProductPlan { k, a, b, epilogue: tape, block_at, direct, .. } = &self.shape;
+        let ProductPlan { k, b, epilogue: tape, block_at, direct, .. } = &self.shape;
         let &Task { rows, cols, scratch, .. } = task;
         // SAFETY: the caller's contract, and the layout of `Shape::new`.
         unsafe {
-            let packed_keys = &mut (*scratch.add(tape.frame).cast::<PackedBlocks>()).a;
-            let (packed, block) = (scratch.add(a.at).cast::<T>(), scratch.add(*block_at).cast::<T>());
-            let key = (a.offset + a.batch.offset(task.batch), rows.0, 0);
-            if *packed_keys != key {
-                let at = a.element_address(task.bases, task.batch, rows.0, 0);
-                let lines = Block { at, line_step: a.line, depth_step: a.depth, lines: rows.1, depth: *k };
-                pack(tape.isa, a.elements, lines, 1, packed);
-                if let Some(QuantizedSlots { matrix, .. }) = b.quantized {
-                    let order = packed_dots::order_of_lanes(matrix.bits, matrix.is_high_first);
-                    let (from, to) = (packed.cast_const().cast(), scratch.add(b.at).cast());
-                    let from = std::slice::from_raw_parts(from, rows.1 * k);
-                    let to = std::slice::from_raw_parts_mut(to, from.len());
-                    packed_dots::rearrange(from, *k, &order, to);
-                }
-                *packed_keys = key;
-            }
-            if let Some(quantized) = &b.quantized {
-                let QuantizedSlots { matrix, .. } = quantized;
-                let numbers = Numbers::of(matrix);
-                let line = b.position(0, cols.0, 0) as usize / matrix.line_len();
-                let source = quantized.source(b.slot, task.bases);
-                let dots = PackedDots {
-                    a: scratch.add(b.at).cast_const().cast(),
-                    rows: rows.1,
-                    k: *k,
-                    b: source.blocks_from(line * matrix.blocks, &numbers),
-                    lines: cols.1,
-                    c: task.c.cast(),
-                    c_row: task.c_row,
-                };
-                return packed_dots::multiply(tape.isa, &dots);
-            }
+            let (packed, _) = self.pack_small_m(task);
+            let block = scratch.add(*block_at).cast::<T>();
             let small_block = SmallMBlock {
                 a: packed.cast_const(),
                 b: b.element_address(task.bases, task.batch, cols.0, 0),
@@ -299,6 +270,63 @@ impl<T: Real> Product<T> {
                     std::ptr::copy_nonoverlapping(block.add(i * cols.1).cast(), to, cols.1 * T::BYTES);
                 }
             }
+        }
+    }
+
+    /// Works like [`Self::multiply_small_m`] for packed integers as B.
+    ///
+    /// # Safety
+    /// The contract of [`Self::multiply_small_m`].
+    unsafe fn multiply_small_m_of_packed(&self, task: &Task<'_, T>, quantized: &QuantizedSlots) {
+        let ProductPlan { k, b, epilogue: tape, .. } = &self.shape;
+        let &Task { rows, cols, scratch, .. } = task;
+        let QuantizedSlots { matrix, .. } = quantized;
+        // SAFETY: the caller's contract, and the layout of `Shape::new`.
+        unsafe {
+            let (packed, is_new) = self.pack_small_m(task);
+            let rearranged = scratch.add(b.at);
+            if is_new {
+                let order = packed_dots::order_of_lanes(matrix.bits, matrix.is_high_first);
+                let from = std::slice::from_raw_parts(packed.cast_const().cast(), rows.1 * k);
+                let to = std::slice::from_raw_parts_mut(rearranged.cast(), from.len());
+                packed_dots::rearrange(from, *k, &order, to);
+            }
+            let numbers = Numbers::of(matrix);
+            let line = b.position(0, cols.0, 0) as usize / matrix.line_len();
+            let source = quantized.source(b.slot, task.bases);
+            let dots = PackedDots {
+                a: rearranged.cast_const().cast(),
+                rows: rows.1,
+                k: *k,
+                b: source.blocks_from(line * matrix.blocks, &numbers),
+                lines: cols.1,
+                c: task.c.cast(),
+                c_row: task.c_row,
+            };
+            packed_dots::multiply(tape.isa, &dots);
+        }
+    }
+
+    /// Packs the rows of A unless they are packed already. Returns them, and true if they were packed now.
+    ///
+    /// # Safety
+    /// The contract of [`Self::multiply_small_m`].
+    unsafe fn pack_small_m(&self, task: &Task<'_, T>) -> (*mut T, bool) {
+        let ProductPlan { k, a, epilogue: tape, .. } = &self.shape;
+        let &Task { rows, scratch, .. } = task;
+        // SAFETY: the caller's contract, and the layout of `Shape::new`.
+        unsafe {
+            let packed_keys = &mut (*scratch.add(tape.frame).cast::<PackedBlocks>()).a;
+            let packed = scratch.add(a.at).cast::<T>();
+            let key = (a.offset + a.batch.offset(task.batch), rows.0, 0);
+            let is_new = *packed_keys != key;
+            if is_new {
+                let at = a.element_address(task.bases, task.batch, rows.0, 0);
+                let lines = Block { at, line_step: a.line, depth_step: a.depth, lines: rows.1, depth: *k };
+                pack(tape.isa, a.elements, lines, 1, packed);
+                *packed_keys = key;
+            }
+            (packed, is_new)
         }
     }
 

@@ -94,12 +94,10 @@ pub(crate) fn scaled_distance(
 /// Checks that a constant scale is finite. A block of zeros has the scale zero.
 pub(crate) fn check_scale_is_finite(cx: &Infer<'_>, k: usize) -> Result<(), OpError> {
     let Some(scale) = cx.constant(k) else { return Ok(()) };
-    let elements = scale.to_f64();
-    match elements.iter().position(|number| !number.is_finite()) {
+    match scale.first_not_finite() {
         None => Ok(()),
-        Some(at) => Err(OpError::invalid(format!(
-            "element {at} of the scales, input {k}, is {}; a scale must be finite",
-            elements[at]
+        Some((at, element)) => Err(OpError::invalid(format!(
+            "element {at} of the scales, input {k}, is {element}; a scale must be finite"
         ))),
     }
 }
