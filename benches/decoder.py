@@ -11,6 +11,7 @@ import argparse
 import resource
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -35,7 +36,7 @@ def build(folder: Path, layers: int) -> None:
         constants.append(numpy_helper.from_array(array, name))
         return name
 
-    def node(kind: str, inputs: list[str], output: str, **attributes: object) -> str:
+    def node(kind: str, inputs: list[str], output: str, **attributes: Any) -> str:
         domain = "com.microsoft" if kind in ("MatMulNBits", "GroupQueryAttention") else ""
         nodes.append(helper.make_node(kind, inputs, [output], name=output, domain=domain, **attributes))
         return output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -202,7 +201,8 @@ def test_changed_base_is_an_error(base: Path) -> None:
         with pytest.raises(ortrain.errors.InvalidModelError) as caught:
             use(adapted)
         text = str(caught.value)
-        assert weights.name in text and before in text and sha1(weights) in text
+        for part in (weights.name, before, sha1(weights)):
+            assert part in text
 
 
 def test_model_trains_on_a_base_in_its_files(base: Path, tmp_path: Path) -> None:
@@ -223,5 +223,5 @@ def test_model_trains_on_a_base_in_its_files(base: Path, tmp_path: Path) -> None
     again = ortrain.Model(tmp_path / "saved")
     np.testing.assert_array_equal(again.predict(X), expected)
     links = [path for path in (tmp_path / "saved").iterdir() if path.name.startswith("frozen-")]
-    assert [os.stat(path).st_ino for path in links] == [os.stat(weights_of(base)).st_ino]
+    assert [path.samefile(weights_of(base)) for path in links] == [True]
     assert again.fit(X, LABELS, epochs=1, verbose=0)["loss"][0] < history["loss"][0]

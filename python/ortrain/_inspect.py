@@ -9,7 +9,7 @@ from math import prod
 from typing import Any, Literal, overload
 
 from ortrain import _ortrain
-from ortrain._model_source import ModelLike, model_source
+from ortrain._model_source import ModelLike, source_of
 from ortrain._operators import OperatorLibrary, Source, with_operators, with_stops
 from ortrain._records import record_of
 from ortrain.api.module import Module
@@ -386,7 +386,7 @@ def inspect(
         raise TypeError("loss_input_names must be a list of names, got one name")
     sizes = [(str(name), _sizes(name, dims)) for name, dims in (shapes or {}).items()]
     rows = None if batch_size is None else _size("batch_size", batch_size)
-    source = with_stops(with_operators(model_source(model), operators), stop_gradients)
+    source = with_stops(with_operators(source_of(model), operators), stop_gradients)
     return inspection(source, list(loss_input_names or []), strict=False, batch_size=rows, shapes=sizes)
 
 

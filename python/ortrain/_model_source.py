@@ -25,7 +25,7 @@ class ModelInFolder(NamedTuple):
 
 
 PathLike: TypeAlias = str | os.PathLike[str]
-ModelLike: TypeAlias = str | os.PathLike[str] | bytes | SupportsSerializeToString | ModelInFolder
+ModelLike: TypeAlias = str | os.PathLike[str] | bytes | SupportsSerializeToString
 
 
 @overload
@@ -40,10 +40,13 @@ def in_folder(model: tuple[bytes, PathLike | None] | None) -> bytes | ModelInFol
     return message if folder is None else ModelInFolder(message, os.fspath(folder))
 
 
-def model_source(model: ModelLike) -> str | bytes | ModelInFolder:
+def source_of(model: ModelLike | ModelInFolder) -> str | bytes | ModelInFolder:
+    """Work like :func:`model_source`, also for a message with the folder of its external data."""
+    return model if isinstance(model, ModelInFolder) else model_source(model)
+
+
+def model_source(model: ModelLike) -> str | bytes:
     """Return a path as ``str``, or the bytes of the model."""
-    if isinstance(model, ModelInFolder):
-        return model
     if isinstance(model, (str, os.PathLike)):
         return os.fspath(model)
     if isinstance(model, (bytes, bytearray, memoryview)):

@@ -720,9 +720,9 @@ class RunOptions:
 class Module:
     def __new__(
         cls,
-        train_model: str | bytes,
+        train_model: Source,
         state: CheckpointState,
-        eval_model: str | bytes | None,
+        eval_model: Source | None,
         *,
         options: RunOptions,
     ) -> Module: ...

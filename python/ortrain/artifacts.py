@@ -30,7 +30,7 @@ import numpy as np
 
 from ortrain import _ortrain
 from ortrain._inspect import Inspection, ParameterInfo, inspection
-from ortrain._model_source import ModelLike, PathLike, existing_library, model_source
+from ortrain._model_source import ModelLike, PathLike, existing_library, model_source, source_of
 from ortrain._operators import OperatorLibrary, Plain, Source, with_operators, with_stops
 from ortrain._suggest import near_to_pattern
 from ortrain.errors import InvalidArgumentError, TrainingWarning, UnsupportedError
@@ -374,10 +374,9 @@ def generate_artifacts(
         )
     if quantized not in ("train", "freeze"):
         raise InvalidArgumentError(f"quantized must be 'train' or 'freeze', got {quantized!r}")
-    forward_model = model_source(model)
+    source: Plain = source_of(model)
     if quantized == "train":
-        forward_model = _ortrain.with_float_weights(forward_model) or forward_model
-    source: Plain = forward_model
+        source = _ortrain.with_float_weights(source) or source
     optimizer_model = None
     chosen = _Choice(with_stops(with_operators(source, operators), stop_gradients), loss, loss_input_names)
     frozen = chosen.frozen(frozen_params)
@@ -386,6 +385,7 @@ def generate_artifacts(
         # Only blocks need `onnx`.
         from ortrain.onnxblock import _artifacts
 
+        forward_model = _ortrain.with_initializers(source, []) if isinstance(source, tuple) else source
         if _is_block(loss):
             names = _names("loss_input_names", loss_input_names)
             additional = _names("additional_output_names", additional_output_names)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from ortrain import _files, _ortrain
 from ortrain._inputs import Described, input_value, is_ortvalue, native_value, outputs_like_inputs
-from ortrain._model_source import ModelLike, model_source
+from ortrain._model_source import ModelLike, source_of
 from ortrain._operators import OperatorLibrary, with_operators
 from ortrain._options import (
     ExecutionMode,
@@ -160,7 +160,7 @@ class InferenceSession:
             raise UnsupportedError(
                 "detect_anomaly is not supported for inference; set it on a Module or a TrainingSession"
             )
-        source = with_changes(with_operators(model_source(path_or_bytes), operators), options)
+        source = with_changes(with_operators(source_of(path_or_bytes), operators), options)
         self._native = _ortrain.InferenceSession(
             source,
             options=native_options(options, self._device, of_session=True),

@@ -474,9 +474,9 @@ class TrainingSession:
 
         A model of more than 2 GiB stores its weights in ``<inference_model_path>.data``; with ``external_data`` every
         model does. With ``average``, averages of the optimizer (:attr:`Parameter.average
-        <ortrain.api.checkpoint_state.Parameter.average>`) replace the weights. A model with adapters refers to the files
-        of its base as for :meth:`ortrain.api.Module.export_model_for_inferencing`; ``embed`` writes the base into the
-        file.
+        <ortrain.api.checkpoint_state.Parameter.average>`) replace the weights. A model with adapters refers to the
+        files of its base as for :meth:`ortrain.api.Module.export_model_for_inferencing`; ``embed`` writes the base into
+        the file.
 
         Raises:
             InvalidArgumentError: for an unknown name, and for an empty list.

@@ -189,7 +189,9 @@ mod tests {
     fn broadcast_of_many_layers_stays_short() {
         let mut size = Dim::symbol("batch");
         for layer in 0..1000 {
-            let (Dim::Symbol(x), other) = (&size, format!("layer{layer}.0")) else { panic!("it is symbolic") };
+            let (Dim::Symbol(x), other) = (&size, format!("layer{layer}.0")) else {
+                panic!("it is symbolic")
+            };
             let both = Dim::broadcast_of(x, &other);
             let Dim::Symbol(y) = &both else { panic!("it is symbolic") };
             size = Dim::broadcast_of(y, x);

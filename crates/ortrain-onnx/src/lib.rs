@@ -47,8 +47,8 @@ pub mod proto {
     pub use crate::generated::onnx::*;
 }
 
-pub use error::OnnxError;
 pub use checksum::checksum_of;
+pub use error::OnnxError;
 pub use external::{ExternalData, Maps, Storage};
 pub use load::{LoadedModel, decode_function, decode_model};
 pub use payload::{element_bits, element_type, tensor_dims, tensor_payload};

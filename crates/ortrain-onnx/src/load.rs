@@ -9,7 +9,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use crate::wire::{self, Fault, MAX_DEPTH};
-use crate::{ExternalData, FunctionProto, Maps, ModelProto, OnnxError, SparseTensorProto, Storage, TensorProto};
+use crate::{
+    ExternalData, FunctionProto, Maps, ModelProto, OnnxError, SparseTensorProto, Storage, TensorProto,
+};
 use crate::{mapped, payload, sparse};
 
 /// Model with the source of its external data.

@@ -60,10 +60,8 @@ fn tensors_at_aligned_offsets_are_used_in_place() {
     let bytes: Vec<u8> = (0..=255).cycle().take(4096).collect();
     std::fs::write(folder.path().join("w"), &bytes).unwrap();
     let maps = Maps::default();
-    let model = LoadedModel::from_proto(
-        ModelProto::default(),
-        ExternalData::in_folder(folder.path(), Storage::Read),
-    );
+    let model =
+        LoadedModel::from_proto(ModelProto::default(), ExternalData::in_folder(folder.path(), Storage::Read));
     let [model, other] = [(), ()].map(|()| model.clone().with_storage(Storage::MappedInPlace, &maps));
     for (offset, is_shared) in [("256", true), ("2048", true), ("64", false)] {
         let tensor = external("w", &[16], &[("location", "w"), ("offset", offset)]);

@@ -10,7 +10,6 @@ from ortrain import _ortrain
 from ortrain._adapter_options import as_texts, core_options
 from ortrain._inspect import inspection
 from ortrain._model_source import ModelInFolder, in_folder
-from ortrain._operators import Plain
 from ortrain._suggest import hint
 from ortrain.errors import InvalidArgumentError
 
@@ -18,7 +17,7 @@ __all__ = ["with_adapter"]
 
 
 def with_adapter(
-    model: Plain, settings: int | Mapping[str, Any], *, seed: int, has_new_head: bool
+    model: bytes | str, settings: int | Mapping[str, Any], *, seed: int, has_new_head: bool
 ) -> bytes | ModelInFolder:
     """Return a model with an adapter, from the argument ``lora`` of a model. A new head is trained beside it.
 

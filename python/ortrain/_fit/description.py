@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from ortrain import _ortrain
 from ortrain._inputs import _TYPES
-from ortrain._model_source import ModelLike, model_source
+from ortrain._model_source import ModelInFolder, ModelLike, source_of
 
 Array: TypeAlias = npt.NDArray[Any]
 Size: TypeAlias = int | str | None
@@ -93,14 +93,14 @@ class Description:
         return next((output for output in self.outputs if output.name == name), None)
 
 
-def describe(model: ModelLike) -> Description:
+def describe(model: ModelLike | ModelInFolder) -> Description:
     """Describe the inputs and outputs of a model.
 
     Raises:
         InvalidModelError, UnsupportedError, NoSuchFileError: if the model cannot be read.
 
     """
-    found = _ortrain.describe_model(model_source(model))
+    found = _ortrain.describe_model(source_of(model))
     outputs = [
         Output(_value(each.output), each.activation, _value(each.scores), each.class_axis) for each in found.outputs
     ]

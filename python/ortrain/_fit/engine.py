@@ -34,7 +34,7 @@ _PRECISIONS = {"float32": "f32", "bfloat16": "bf16", "bfloat16x3": "bf16x3", "bf
 class Plan:
     """All choices that determine the files of a training."""
 
-    model: ModelLike
+    model: ModelLike | ModelInFolder
     choice: Choice
     optimizer: Any
     trainable: Selection
@@ -61,8 +61,9 @@ class Plan:
         try:
             with warnings.catch_warnings(record=True) as caught:
                 warnings.simplefilter("always", TrainingWarning)
+                model: Any = self.model
                 artifacts.generate_artifacts(
-                    self.model,
+                    model,
                     loss=losses,
                     optimizer=with_options(self.optimizer, self.clip_norm, self.accumulate),
                     artifact_directory=folder,
@@ -134,7 +135,7 @@ class Engine:
 
     def _load(self, folder: Path, state: CheckpointState | None, base: str | None) -> None:
         training, evaluation, optimizer, checkpoint = (os.fspath(folder / name) for name in FILES)
-        models: list[ModelLike] = [training, evaluation]
+        models: list[Any] = [training, evaluation]
         if base is not None:
             models = [ModelInFolder(Path(path).read_bytes(), base) for path in (training, evaluation)]
         self.state = CheckpointState.load_checkpoint(checkpoint) if state is None else state
@@ -177,7 +178,7 @@ class Engine:
         """Return copies of all parameters by name."""
         return {name: parameter.data.copy() for name, parameter in self.state.parameters}
 
-    def export_to_run(self, path: Path, outputs: Sequence[str]) -> ModelLike:
+    def export_to_run(self, path: Path, outputs: Sequence[str]) -> ModelLike | ModelInFolder:
         """Write the model with the current weights to a temporary path, and return the model for a session."""
         self.module._native.export_model_for_inferencing(os.fspath(path), list(outputs), data_folder=self._base)
         return path if self._base is None else ModelInFolder(path.read_bytes(), self._base)

@@ -27,7 +27,6 @@ from ortrain._fit.run import FitArguments, run_fit, verbosity
 from ortrain._fit.tables import Schema
 from ortrain._fit.trainable import Selection, arguments_of
 from ortrain._model_source import ModelInFolder, ModelLike, PathLike, in_folder, model_source
-from ortrain._operators import Plain
 from ortrain.api import CheckpointState, Module, Optimizer
 from ortrain.errors import InvalidArgumentError, InvalidModelError, OrtrainError, UnsupportedError
 from ortrain.inference import InferenceSession, SessionOptions
@@ -623,7 +622,7 @@ class Model:
         options = copied_options(self._options)
         options.detect_anomaly = False
         options.precision = precision_name(self._precision)
-        model: ModelLike = self._source
+        model: Any = self._source
         if self._engine is not None:
             model = self._engine.export_to_run(folder / "model.onnx", self._output_names())
         return InferenceSession(model, options, providers=[self._device])
@@ -659,17 +658,18 @@ def _prepared(
     source: ModelLike, classes: int | None, lora: int | Mapping[str, Any] | None, seed: int
 ) -> tuple[bytes | str | ModelInFolder, Description]:
     """Return the model with a new head, an open batch axis and adapters, as far as requested, and its description."""
-    plain = model_source(source)
+    plain: bytes | str = model_source(source)
     if classes is not None:
         plain = artifacts.replace_head(plain, classes, seed=seed)
 
-    def adapted(model: Plain) -> tuple[bytes | str | ModelInFolder, Description]:
+    def adapted(plain: bytes | str) -> tuple[bytes | str | ModelInFolder, Description]:
+        model: bytes | str | ModelInFolder = plain
         if lora is not None:
             from ortrain._fit.adapted import with_adapter
 
-            model = with_adapter(model, lora, seed=seed, has_new_head=classes is not None)
-        elif isinstance(model, str):
-            model = in_folder(_ortrain.base_by_reference(model)) or model
+            model = with_adapter(plain, lora, seed=seed, has_new_head=classes is not None)
+        elif isinstance(plain, str):
+            model = in_folder(_ortrain.base_by_reference(plain)) or plain
         return model, describe(model)
 
     model, description = adapted(plain)

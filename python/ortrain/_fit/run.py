@@ -24,6 +24,7 @@ from ortrain._fit.meters import Meter
 from ortrain._fit.run_folder import RunFolder
 from ortrain._fit.saved import choice_settings
 from ortrain._fit.scheduling import scheduler_of
+from ortrain._model_source import ModelInFolder
 from ortrain.errors import InvalidArgumentError, OrtrainError
 
 if TYPE_CHECKING:
@@ -351,7 +352,8 @@ def _metric_name(metric: Any) -> str:
 
 def _config(model: Model, data: Data, validation: Data | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return the choices of a run, with hashes of the model and the data."""
-    source = model._source
+    # A message that refers to a base has the checksums of its files.
+    source = model._source.message if isinstance(model._source, ModelInFolder) else model._source
     content = source if isinstance(source, bytes) else Path(source).read_bytes()
     return {
         "model": {"hash": hashlib.sha256(content).hexdigest()},

@@ -69,7 +69,8 @@ def report_of(
     parameters = model.state.parameters
     trained = [TrainedParameter(name, parameter.shape) for name, parameter in parameters if parameter.requires_grad]
     names = {parameter.name for parameter in trained}
-    weights = [info for info in inspect(model._source).parameters if info.role == "trained"]
+    source: Any = model._source
+    weights = [info for info in inspect(source).parameters if info.role == "trained"]
     memory = model.module.memory()
     parts = {name: int(getattr(memory, name)) for name in ("parameters", "gradients", "moments", "work", "scratch")}
     name = Path(model._source).name if isinstance(model._source, str) else ""

@@ -50,7 +50,8 @@ def summary_of(model: Model) -> str:
 def _parameters(model: Model) -> list[tuple[str, tuple[int, ...], bool]]:
     from ortrain._inspect import inspect
 
-    found = [info for info in inspect(model._source).parameters if info.role == "trained"]
+    source: Any = model._source
+    found = [info for info in inspect(source).parameters if info.role == "trained"]
     if model._engine is not None:
         trained = {name for name, parameter in model._engine.state.parameters if parameter.requires_grad}
         return [(info.name, info.shape, info.name in trained) for info in found]

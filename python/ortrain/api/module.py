@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, overload
 
 from ortrain import _ortrain
 from ortrain._inputs import Described, input_value, native_value, outputs_like_inputs
-from ortrain._model_source import ModelLike, PathLike, model_source
+from ortrain._model_source import ModelLike, PathLike, source_of
 from ortrain._options import native_options, own_options
 from ortrain._records import record_of
 from ortrain._suggest import hint
@@ -89,7 +89,7 @@ class Module:
         precision: str | None = None,
         bf16_fallback: str | None = None,
     ) -> None:
-        source = model_source(train_model_uri)
+        source = source_of(train_model_uri)
         if not isinstance(state, CheckpointState):
             raise TypeError(f"state must be a CheckpointState, got {type(state).__name__}")
         self.training = True
@@ -97,7 +97,7 @@ class Module:
         self._device = _ortrain.device_name(device)
         self._inputs: dict[bool, list[Described]] = {}
         self._outputs: dict[bool, list[str]] = {}
-        evaluation = None if eval_model_uri is None else model_source(eval_model_uri)
+        evaluation = None if eval_model_uri is None else source_of(eval_model_uri)
         # Arguments of the constructor for copies; later changes of the caller's options have no effect on them.
         options = None if session_options is None else copy.copy(own_options(session_options))
         self._made_from = source, evaluation, options, precision, bf16_fallback

@@ -26,7 +26,8 @@ use ortrain_graph::{DType, Graph, ValueType};
 use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, ValueInfoProto, visit_tensors_mut};
 use ortrain_ops::passes::functions::{has_wrapped_nodes, unwrap_nodes};
 use ortrain_ops::training::{
-    add_master_weights, has_adapters, is_narrow, loss_problems, narrow_weights_note, running_statistics, set_inference_mode,
+    add_master_weights, has_adapters, is_narrow, loss_problems, narrow_weights_note, running_statistics,
+    set_inference_mode,
 };
 use rustc_hash::FxHashSet;
 

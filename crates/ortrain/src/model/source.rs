@@ -73,11 +73,7 @@ impl ModelSource {
 
     /// Reads like [`ModelSource::load_to_run`], and records the files of the external data. Files with checksums are
     /// compared with them.
-    pub(crate) fn load_with_files(
-        self,
-        known: Option<&Graph>,
-        files: &mut FilesRead,
-    ) -> Result<LoadedModel> {
+    pub(crate) fn load_with_files(self, known: Option<&Graph>, files: &mut FilesRead) -> Result<LoadedModel> {
         let mut model = self.load()?;
         let mut proto = std::mem::take(&mut model.proto);
         let is_adapted = proto.graph.as_ref().is_some_and(has_adapters);
@@ -336,11 +332,7 @@ fn is_aligned(bytes: &Bytes) -> bool {
 
 /// Copies bytes to aligned memory of their own.
 fn to_aligned(bytes: &Bytes) -> Bytes {
-    if bytes.is_unique() && is_aligned(bytes) {
-        bytes.clone()
-    } else {
-        aligned_copy(bytes, ALIGNMENT)
-    }
+    if bytes.is_unique() && is_aligned(bytes) { bytes.clone() } else { aligned_copy(bytes, ALIGNMENT) }
 }
 
 impl From<&str> for ModelSource {

@@ -43,7 +43,9 @@ pub fn adapted_layers(graph: &GraphProto) -> Vec<AdaptedLayer> {
 #[must_use]
 pub fn has_adapters(graph: &GraphProto) -> bool {
     let initializers = graph.initializer.iter().map(|tensor| &tensor.name);
-    initializers.chain(graph.input.iter().map(|input| &input.name)).any(|name| FactorName::split(name).is_some())
+    initializers
+        .chain(graph.input.iter().map(|input| &input.name))
+        .any(|name| FactorName::split(name).is_some())
 }
 
 /// Returns true if a value lies between the factors and the sum of an adapter.

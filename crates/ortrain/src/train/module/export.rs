@@ -96,7 +96,12 @@ impl Module {
         graph_output_names: &[&str],
         above: u64,
     ) -> Result<()> {
-        self.export_with(state, path, graph_output_names, &ExportOptions { above, ..ExportOptions::default() })
+        self.export_with(
+            state,
+            path,
+            graph_output_names,
+            &ExportOptions { above, ..ExportOptions::default() },
+        )
     }
 
     /// Exports like [`Module::export_model_for_inferencing`] with options.
