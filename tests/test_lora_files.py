@@ -26,7 +26,7 @@ TOLERANCE = 1e-5
 
 @pytest.fixture(params=["one file", "external data"])
 def base(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
-    """Return the path of a model whose weights are in its file, or in a second file."""
+    """Return the path of a model with its weights in the same file, or in a second file."""
     folder = tmp_path / "base"
     folder.mkdir()
     path = folder / "model.onnx"
@@ -115,7 +115,7 @@ def test_model_on_another_file_system_gets_a_copy(base: Path, other_file_system:
     check_results(output, base)
 
 
-def test_embedded_model_stands_alone(base: Path, tmp_path: Path) -> None:
+def test_embedded_model_needs_no_base(base: Path, tmp_path: Path) -> None:
     """``embed`` writes the base into the model, and an adapter of PEFT's files can be added so, too."""
     output = tmp_path / "adapted.onnx"
     lora.add(base, rank=2, output=output, embed=True)

@@ -18,7 +18,7 @@ class SupportsSerializeToString(Protocol):
 
 
 class ModelInFolder(NamedTuple):
-    """Message of a model whose external data is in a folder."""
+    """Message of a model, and the folder of its external data."""
 
     message: bytes
     folder: str

@@ -273,8 +273,8 @@ def generate_artifacts(
     find no files outside the folder of a model. All other constants join it if a model would exceed 2 GiB.
 
     The base of a model with adapters (:mod:`ortrain.lora`) is not written again. Files of the base in other folders get
-    hard links ``frozen-NUMBER.data`` in the artifact folder; on another file system they are copied. The artifacts
-    have the SHA-1 of these files, which is compared when they are loaded.
+    hard links ``frozen-NUMBER.data`` in the artifact folder, or copies on another file system. The artifacts have the
+    SHA-1 of these files, and ortrain compares it when it loads them.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
@@ -324,7 +324,7 @@ def generate_artifacts(
             the quantized model. Integers with the name ``x_quantized`` become the weight ``x``. ``"freeze"``: the
             integers stay. Scales are trained only if ``requires_grad`` names them. Packed weights of two, four and
             eight bits (``MatMulNBits``) are always frozen, and so are the integers of a model with adapters.
-        embed: True to store all constants in the models, also those in external data, up to 2 GiB.
+        embed: True to store all constants in the models, also external data, up to 2 GiB.
         data_folder: the folder in which the reader of the artifacts will look for external data, if it is not the
             artifact folder. No files are written there.
 

@@ -214,11 +214,11 @@ def add(
         name: the name of the adapter: letters, digits, ``_`` and ``-``.
         seed: the seed of the initial values, which are the same on every machine.
         output: a path to write the model to; the first result is then ``None``. Without it, the function needs the
-            package ``onnx``. The base is not written again: constants of the new file refer to the files of the base,
-            by relative paths if these are in the folder of ``output`` or below, else by hard links in this folder,
-            named ``frozen-NUMBER.data``. (On another file system they are copied.) The new file has the SHA-1 of these
-            files, which is compared when a program uses the model. The base is mapped into memory: while the function
-            or a program uses the model, no process may write to these files or truncate them.
+            package ``onnx``. The base is not written again: constants of the new file refer to the files of the base.
+            Files in the folder of ``output`` or below have relative paths. Other files get hard links
+            ``frozen-NUMBER.data`` in this folder, or copies on another file system. The new file has the SHA-1 of
+            these files, and ortrain compares it before it uses the model. The base is mapped into memory: while the
+            function or a program uses the model, no process may write to these files or truncate them.
         embed: True to write the base into ``output``, up to 2 GiB.
 
     Raises:

@@ -35,7 +35,7 @@ impl Dim {
         Dim::Symbol(name.into())
     }
 
-    /// Creates a symbolic size whose name is a formula of other sizes. Equal formulas are equal sizes. A long formula is
+    /// Creates a symbolic size with a formula of other sizes as its name. Equal formulas are equal sizes. A long formula is
     /// replaced by its hash: formulas of formulas would double their length with each layer of a network.
     ///
     /// ```
@@ -82,7 +82,7 @@ impl Dim {
     }
 }
 
-/// Returns the arguments of a formula of [`Dim::broadcast_of`]; the size itself if it is none.
+/// Returns the arguments of a formula that [`Dim::broadcast_of`] wrote, or the size itself for any other text.
 fn arguments_of_max(size: &str) -> Vec<&str> {
     let Some(inside) = size.strip_prefix("max(").and_then(|rest| rest.strip_suffix(')')) else {
         return vec![size];
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn broadcast_of_many_layers_stays_short() {
+    fn formulas_of_many_layers_are_short() {
         let mut size = Dim::symbol("batch");
         for layer in 0..1000 {
             let (Dim::Symbol(x), other) = (&size, format!("layer{layer}.0")) else {

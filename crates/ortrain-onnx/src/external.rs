@@ -58,8 +58,8 @@ pub enum Storage {
     /// numbers change while the program uses them, or reading past the new end kills the process. Replacing files as
     /// this crate saves them (written beside, then renamed) is fine.
     Mapped,
-    /// Maps tensors whose offset is a multiple of 256, which computations can use in place, and reads all others. The
-    /// model itself is read. The requirements are those of [`Storage::Mapped`].
+    /// Maps tensors at offsets that are multiples of 256, because computations can use them in place. Reads the model
+    /// itself and all other tensors. The requirements of [`Storage::Mapped`] apply.
     MappedInPlace,
 }
 

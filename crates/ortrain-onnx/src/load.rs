@@ -92,8 +92,8 @@ impl LoadedModel {
         }
     }
 
-    /// Returns the model with another method of reading its external data. Maps of files go to `maps`, and those that
-    /// are there are used.
+    /// Returns the model with another method of reading its external data. It uses the maps of files in `maps`, and
+    /// adds new maps.
     #[must_use]
     pub fn with_storage(self, storage: Storage, maps: &Maps) -> Self {
         Self { external: Arc::new(self.external.with_storage(storage, maps)), ..self }
@@ -232,7 +232,7 @@ fn read<M: prost::Message + Default>(
     Ok((proto, report.unknown))
 }
 
-/// Returns true for a zip archive whose first file has a name with the ending of NumPy's arrays.
+/// Returns true for a zip archive if the name of its first file has the ending of NumPy's arrays.
 fn is_npz(bytes: &[u8]) -> bool {
     // The length of the name is at byte 26 of the header of 30 bytes, the name follows.
     let Some([low, high]) = bytes.get(26..28) else { return false };

@@ -68,7 +68,7 @@ pub struct FileOptions {
     /// Number of bytes of a model above which its other initializers are written to `frozen.data`; at most
     /// 2 GiB, the limit of an ONNX file.
     pub external_above: u64,
-    /// True to write all other initializers into the models, also those with external data.
+    /// True to write all other initializers into the models, also initializers with external data.
     pub embed: bool,
     /// Folder in which the reader of the models will look for external data; `None` for the folder of the
     /// models. Data of other folders is then written into the models.
@@ -227,7 +227,7 @@ impl Artifacts {
     }
 
     /// Makes initializers refer to the files from which they were read, as far as the options allow. Returns true if
-    /// others remain whose data is in files, and belongs into a data file.
+    /// initializers of other files remain. These belong into a data file.
     fn reference_data(
         &self,
         messages: &mut [ModelProto],

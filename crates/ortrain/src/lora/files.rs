@@ -32,9 +32,9 @@ impl Prepared {
     }
 }
 
-/// Works like [`add`](super::add), and writes the model to a file. Unchanged constants refer to the files of the base, by
-/// a relative path in the folder of the new file or below, else by a hard link beside the new file. If a hard link is
-/// impossible, they are written to `<output>.data`. `embed` writes them into the new file.
+/// Works like [`add`](super::add), and writes the model to a file. Unchanged constants refer to the files of the base:
+/// by a relative path if these are in the folder of the new file or below, else by a hard link beside the new file.
+/// If a hard link is impossible, the constants are written to `<output>.data`. `embed` writes them into the new file.
 ///
 /// The base is mapped: until the function returns, no process may write to its files or truncate them.
 ///
@@ -64,8 +64,8 @@ pub fn add_to_file(
     Ok(description)
 }
 
-/// Works like [`add`](super::add), and returns a model whose unchanged constants are in the files of the base: a small
-/// message, and the folder of the files. A model of bytes stays a model of bytes.
+/// Works like [`add`](super::add), and leaves unchanged constants in the files of the base. The result is a small message
+/// and the folder of the files. A model of bytes stays a model of bytes.
 ///
 /// While the result is used, no process may write to the files of the base or truncate them.
 ///

@@ -46,7 +46,7 @@ pub(crate) struct References<'a> {
     pub(crate) replaced: Option<&'a Path>,
 }
 
-/// Writes a model whose unchanged initializers refer to the files that they were read from. The others are written into
+/// Writes a model in which unchanged initializers refer to their original files. Other initializers are written into
 /// the model, or to `<path>.data` if they must move out of it. The reader of the model looks for its base in
 /// `data_folder`, by default in the folder of the model.
 ///

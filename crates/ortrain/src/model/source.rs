@@ -229,8 +229,8 @@ impl ModelSource {
         self.read_with(Storage::Read)
     }
 
-    /// Works like [`ModelSource::read`]. The external data of a model with adapters is used in place, whatever
-    /// `storage` is: the base is large, and several modules and processes share its memory.
+    /// Works like [`ModelSource::read`] with another storage. A model with adapters uses its external data in place
+    /// instead of reading it: the base is large, and several modules and processes share its memory.
     fn read_with(self, storage: Storage) -> Result<(LoadedModel, OperatorLibrary)> {
         let (model, library) = self.read_as(storage)?;
         let is_adapted = model.proto.graph.as_ref().is_some_and(has_adapters);

@@ -137,7 +137,7 @@ pub struct Module {
     train: Phase,
     eval: Option<Phase>,
     eval_message: Option<LoadedModel>,
-    /// Files of the models' external data: an export must not overwrite them, and refers to those of a base.
+    /// Files of the models' external data. An export must not overwrite them, and refers to the files of a base.
     origins: Origins,
     precision: Precision,
     backend: Arc<dyn Backend>,
