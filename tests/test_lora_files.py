@@ -225,3 +225,25 @@ def test_model_trains_on_a_base_in_its_files(base: Path, tmp_path: Path) -> None
     links = [path for path in (tmp_path / "saved").iterdir() if path.name.startswith("frozen-")]
     assert [path.samefile(weights_of(base)) for path in links] == [True]
     assert again.fit(X, LABELS, epochs=1, verbose=0)["loss"][0] < history["loss"][0]
+
+
+def test_adapter_of_another_base_is_an_error(base: Path, tmp_path: Path) -> None:
+    """The hash of the adapted weights is in PEFT's files and in checkpoints."""
+    model = onnx.load(base)
+    lora.save_adapter(lora.add(base, rank=2)[0], tmp_path / "adapter")
+    (weight,) = (tensor for tensor in model.graph.initializer if tensor.name == "fc1.weight")
+    other = onnx.numpy_helper.to_array(weight).copy()
+    other[0, 0] += 1
+    weight.CopyFrom(onnx.numpy_helper.from_array(other, weight.name))
+    with pytest.raises(ortrain.errors.InvalidArgumentError, match="trained on weights with the hash"):
+        lora.load_adapter(model, tmp_path / "adapter")
+    adapted = lora.load_adapter(model, tmp_path / "adapter", check_base=False)
+    folders = []
+    for name, source in {"own": lora.add(base, rank=2)[0], "other": adapted}.items():
+        folder = tmp_path / name
+        folder.mkdir()
+        artifacts.generate_artifacts(source, loss=artifacts.LossType.CrossEntropyLoss, artifact_directory=folder)
+        folders.append(folder)
+    state = CheckpointState.load_checkpoint(folders[0] / "checkpoint")
+    with pytest.raises(ortrain.errors.OrtrainError, match="were trained on a base with the hash"):
+        Module(folders[1] / "training_model.onnx", state)

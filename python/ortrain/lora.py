@@ -412,6 +412,7 @@ def load_adapter(
     *,
     name: str = ...,
     modules: Mapping[str, str] | None = ...,
+    check_base: bool = ...,
     output: None = None,
 ) -> onnx.ModelProto: ...
 @overload
@@ -421,6 +422,7 @@ def load_adapter(
     *,
     name: str = ...,
     modules: Mapping[str, str] | None = ...,
+    check_base: bool = ...,
     output: PathLike,
     embed: bool = ...,
 ) -> None: ...
@@ -430,6 +432,7 @@ def load_adapter(
     *,
     name: str = "default",
     modules: Mapping[str, str] | None = None,
+    check_base: bool = True,
     output: PathLike | None = None,
     embed: bool = False,
 ) -> onnx.ModelProto | None:
@@ -440,13 +443,16 @@ def load_adapter(
         folder: the folder with ``adapter_model.safetensors`` and ``adapter_config.json``.
         name: the name of the adapter in the model.
         modules: the names of PyTorch's modules for weights with other names: ``{"weight": "module"}``.
+        check_base: True to compare the adapted weights with the hash in a file of :func:`save_adapter`. False for another
+            form of the base: quantized, transposed, or from another exporter. PEFT's own files have no hash.
         output: a path to write the model to; the result is then ``None``. Constants of the new file refer to the files
             of the base, as for :func:`add`.
         embed: True to write the base into ``output``, up to 2 GiB.
 
     Raises:
         InvalidArgumentError: if a module is no layer of the model, or its factors have other sizes or infinite values.
-            Also if the configuration has an unsupported or unknown field, or the weights are a pickle.
+            Also if the adapter was trained on other weights, if the configuration has an unsupported or unknown field,
+            or if the weights are a pickle.
         InvalidModelError, UnsupportedError: if the model cannot be read.
         NoSuchFileError, OrtrainError: if a file does not exist, is damaged, or cannot be written.
 
@@ -460,9 +466,9 @@ def load_adapter(
     table = list((modules or {}).items())
     source = model_source(model)
     if output is not None:
-        _ortrain.load_peft_to_file(source, os.fspath(folder), name, table, os.fspath(output), bool(embed))
+        _ortrain.load_peft_to_file(source, os.fspath(folder), name, table, check_base, os.fspath(output), embed)
         return None
-    return _result(_ortrain.load_peft(source, os.fspath(folder), name, table), None)
+    return _result(_ortrain.load_peft(source, os.fspath(folder), name, table, check_base), None)
 
 
 def _description(layers: Sequence[_ortrain.AdaptedLayer]) -> Description:

@@ -46,7 +46,10 @@ pub use checkpoint::{
 };
 pub use error::Error;
 pub use read::{load, read};
-pub use safetensors::{load_safetensors, read_safetensors, save_safetensors, write_safetensors};
+pub use safetensors::{
+    load_safetensors, load_safetensors_metadata, read_safetensors, save_safetensors, save_safetensors_with,
+    write_safetensors,
+};
 pub use write::{EXTERNAL_ABOVE, Layout, SaveOptions, StagedCheckpoint, encode, save, stage};
 
 /// Result of reading or writing.

@@ -1,6 +1,6 @@
 //! Named tensors as safetensors, for exchange with other tools.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::path::Path;
 
 use bytes::Bytes;
@@ -48,6 +48,13 @@ pub fn load_safetensors(path: impl AsRef<Path>) -> Result<Vec<NamedTensor>> {
 /// # Errors
 /// Fails if a name occurs twice, or if the header would exceed the format's 100 MB.
 pub fn write_safetensors(tensors: &[NamedTensor]) -> Result<Vec<u8>> {
+    write_safetensors_with(tensors, None)
+}
+
+fn write_safetensors_with(
+    tensors: &[NamedTensor],
+    metadata: Option<HashMap<String, String>>,
+) -> Result<Vec<u8>> {
     let mut names = HashSet::new();
     let mut views = Vec::with_capacity(tensors.len());
     for NamedTensor { name, tensor } in tensors {
@@ -57,7 +64,7 @@ pub fn write_safetensors(tensors: &[NamedTensor]) -> Result<Vec<u8>> {
         let view = TensorView::new(to_safetensors(tensor.dtype()), tensor.dims().to_vec(), tensor.data());
         views.push((name, view.map_err(Error::SafetensorsWrite)?));
     }
-    safetensors::serialize(views, None).map_err(Error::SafetensorsWrite)
+    safetensors::serialize(views, metadata).map_err(Error::SafetensorsWrite)
 }
 
 /// Writes a safetensors file beside its destination, then renames the file.
@@ -65,9 +72,35 @@ pub fn write_safetensors(tensors: &[NamedTensor]) -> Result<Vec<u8>> {
 /// # Errors
 /// Fails like [`write_safetensors`], or if the operating system reports an error.
 pub fn save_safetensors(tensors: &[NamedTensor], path: impl AsRef<Path>) -> Result<()> {
-    let bytes = write_safetensors(tensors)?;
-    let mut file = Staged::beside(path.as_ref())?;
-    file.append(&bytes)?;
+    save(&write_safetensors(tensors)?, path.as_ref())
+}
+
+/// Works like [`save_safetensors`], with texts in the header: the `__metadata__` of the format.
+///
+/// # Errors
+/// As [`save_safetensors`].
+pub fn save_safetensors_with(
+    tensors: &[NamedTensor],
+    metadata: HashMap<String, String>,
+    path: impl AsRef<Path>,
+) -> Result<()> {
+    save(&write_safetensors_with(tensors, Some(metadata))?, path.as_ref())
+}
+
+/// Reads the texts in the header of a safetensors file.
+///
+/// # Errors
+/// Fails if the file cannot be read, or its header is damaged.
+pub fn load_safetensors_metadata(path: impl AsRef<Path>) -> Result<HashMap<String, String>> {
+    let path = path.as_ref();
+    let (_, header) = safetensors::SafeTensors::read_metadata(&disk::read(path)?)
+        .map_err(|source| Error::InFile { path: path.to_owned(), source: Box::new(Error::Safetensors(source)) })?;
+    Ok(header.metadata().clone().unwrap_or_default())
+}
+
+fn save(bytes: &[u8], path: &Path) -> Result<()> {
+    let mut file = Staged::beside(path)?;
+    file.append(bytes)?;
     file.sync()?;
     Ok(file.persist()?)
 }

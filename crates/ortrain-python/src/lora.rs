@@ -208,8 +208,9 @@ pub(crate) fn load_peft<'py>(
     folder: PathBuf,
     name: &str,
     modules: Vec<(String, String)>,
+    check_base: bool,
 ) -> PyResult<Bound<'py, PyBytes>> {
-    message(py, || Ok(encode_model(&load_adapter(model.0, folder, name, &modules)?)?))
+    message(py, || Ok(encode_model(&load_adapter(model.0, folder, name, &modules, check_base)?)?))
 }
 
 /// Adds an adapter from PEFT's files to a model, and writes it to a file.
@@ -220,10 +221,11 @@ pub(crate) fn load_peft_to_file(
     folder: PathBuf,
     name: &str,
     modules: Vec<(String, String)>,
+    check_base: bool,
     output: PathBuf,
     embed: bool,
 ) -> PyResult<()> {
-    detached(py, || load_adapter_to_file(model.0, folder, name, &modules, output, embed))
+    detached(py, || load_adapter_to_file(model.0, folder, name, &modules, check_base, output, embed))
 }
 
 fn message(py: Python<'_>, encode: impl FnOnce() -> Result<Vec<u8>> + Send) -> PyResult<Bound<'_, PyBytes>> {

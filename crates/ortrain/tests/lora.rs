@@ -71,16 +71,16 @@ fn a_model_without_a_factor_is_an_error() {
 #[test]
 fn adapters_cut_short_are_errors() {
     let folder = tempfile::tempdir().unwrap();
-    save_adapter(source(&adapted(MODEL.into(), "default")), folder.path(), "default", &[]).unwrap();
+    save_adapter(source(&adapted(MODEL.into(), "default")), folder.path(), "default", &[], true).unwrap();
     for name in ["adapter_model.safetensors", "adapter_config.json"] {
         let path = folder.path().join(name);
         let whole = fs::read(&path).unwrap();
         let lengths = (0..whole.len()).step_by(whole.len().div_ceil(40)).chain([whole.len() - 1]);
         for length in lengths {
             fs::write(&path, &whole[..length]).unwrap();
-            assert!(load_adapter(MODEL.into(), folder.path(), "default", &[]).is_err(), "{name}: {length}");
+            assert!(load_adapter(MODEL.into(), folder.path(), "default", &[], true).is_err(), "{name}: {length}");
         }
         fs::write(&path, whole).unwrap();
     }
-    load_adapter(MODEL.into(), folder.path(), "default", &[]).unwrap();
+    load_adapter(MODEL.into(), folder.path(), "default", &[], true).unwrap();
 }

@@ -26,7 +26,7 @@ use ortrain_graph::{DType, Graph, ValueType};
 use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, ValueInfoProto, visit_tensors_mut};
 use ortrain_ops::passes::functions::{has_wrapped_nodes, unwrap_nodes};
 use ortrain_ops::training::{
-    add_master_weights, has_adapters, is_narrow, loss_problems, narrow_weights_note, running_statistics,
+    adapted_layers, add_master_weights, is_narrow, loss_problems, narrow_weights_note, running_statistics,
     set_inference_mode,
 };
 use rustc_hash::FxHashSet;
@@ -38,6 +38,7 @@ use crate::model::computed_parameters::{constants_of_subgraphs, lift_from_subgra
 use crate::model::graph::{graph_for, infer_graph, message_graph, opset_of};
 use crate::model::graph_inspection::inspect_loaded;
 use crate::model::inspection::{ParameterRole, Scope};
+use crate::model::base_hash::{BASE_KEY, base_hash, set_base};
 use crate::model::origins::Origins;
 use crate::model::source::make_internal;
 use crate::model::stops::no_trained_weights_error;
@@ -278,7 +279,8 @@ pub(crate) fn generate_loaded(
     if let Ok(graph) = Graph::from_model(&model) {
         check_forward(label, &graph)?;
     }
-    let is_adapted = model.proto.graph.as_ref().is_some_and(has_adapters);
+    let layers = model.proto.graph.as_ref().map(adapted_layers).unwrap_or_default();
+    let is_adapted = !layers.is_empty();
     let mut origins = Origins::default();
     let mut forward = to_self_contained_with_origins(label, model, &mut origins)?;
     let options = &classifier_scores::with_default_scores(label, &mut forward, options)?;
@@ -304,6 +306,7 @@ pub(crate) fn generate_loaded(
     // The loss derives the type of its target from the types of the forward model.
     let typed = infer_graph(label, &forward)?;
     check_input_names(&typed)?;
+    let base = is_adapted.then(|| base_hash(&typed, layers.iter().map(|layer| layer.weight.as_str())));
     let mut names = NameGenerator::new();
     let graph = message_graph(label, &mut forward.proto)?;
     let AppendedLosses { sum: loss, compared, notes, open_labels } = match options.losses.is_empty() {
@@ -350,6 +353,7 @@ pub(crate) fn generate_loaded(
     let mut eval_model = forward.proto;
     for model in [&mut training_model, &mut eval_model] {
         class_axis::mark_labels(model, &open_labels);
+        base.iter().for_each(|hash| set_base(model, hash));
     }
     if let (Some(nodes), Some(graph)) = (plain, &mut eval_model.graph) {
         graph.node = nodes;
@@ -363,12 +367,16 @@ pub(crate) fn generate_loaded(
         None => None,
         Some(choice) => Some(build_optimizer_model(choice, &trained, &mut names, opset)?),
     };
-    let nominal_checkpoint = options.nominal_checkpoint.then(|| build_nominal_checkpoint(&values));
+    let mut nominal_checkpoint = options.nominal_checkpoint.then(|| build_nominal_checkpoint(&values));
+    let mut checkpoint = build_full_checkpoint(values);
+    for checkpoint in std::iter::once(&mut checkpoint).chain(&mut nominal_checkpoint) {
+        checkpoint.properties.extend(base.iter().map(|hash| (BASE_KEY.to_owned(), hash.clone().into())));
+    }
     Ok(Artifacts {
         training_model,
         eval_model,
         optimizer_model,
-        checkpoint: build_full_checkpoint(values),
+        checkpoint,
         nominal_checkpoint,
         warnings,
         origins,

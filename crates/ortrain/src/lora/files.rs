@@ -119,7 +119,7 @@ pub fn base_by_reference(model: ModelSource) -> Result<Option<ModelSource>> {
 /// let (model, description) = add(setup::MODEL.into(), &LoraOptions::default())?;
 /// save_adapter(ModelSource::from_proto(&model)?, folder.path(), "default", &[])?;
 /// let output = folder.path().join("adapted.onnx");
-/// load_adapter_to_file(setup::MODEL.into(), folder.path(), "default", &[], &output, true)?;
+/// load_adapter_to_file(setup::MODEL.into(), folder.path(), "default", &[], true, &output, true)?;
 /// assert_eq!(adapters(output.as_path().into())?, description);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
@@ -131,11 +131,12 @@ pub fn load_adapter_to_file(
     folder: impl AsRef<Path>,
     name: &str,
     modules: &[(String, String)],
+    check_base: bool,
     output: impl AsRef<Path>,
     embed: bool,
 ) -> Result<()> {
     let mut prepared = Prepared::mapped(model)?;
-    peft::load_into(&mut prepared, folder.as_ref(), name, modules)?;
+    peft::load_into(&mut prepared, folder.as_ref(), name, modules, check_base)?;
     prepared.write(output.as_ref(), embed)
 }
 

@@ -4,18 +4,21 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use ortrain_checkpoint::{NamedTensor, load_safetensors, save_safetensors};
+use ortrain_checkpoint::{
+    NamedTensor, load_safetensors, load_safetensors_metadata, save_safetensors_with,
+};
 use ortrain_files::Staged;
 use ortrain_graph::Tensor;
 use ortrain_onnx::ModelProto;
 use ortrain_ops::training::{
-    AdaptedLayer, AdapterForm, AdapterTarget, FactorKind, LayerKind, adapted_layers, add_adapter,
+    AdaptedLayer, AdapterForm, AdapterTarget, FactorKind, FactorName, LayerKind, adapted_layers, add_adapter,
     factor_name, is_adapter_name, scale_name,
 };
 use serde_json::{Map, Value, json};
 
 use super::selection::module_of;
 use super::{Prepared, adapter_error, first_layers, no_adapter_error, target_of, target_of_layer};
+use crate::model::base_hash::{BASE_KEY, base_hash};
 use crate::model::graph::opset_of;
 use crate::suggest::hint;
 use crate::{Error, ModelSource, Result};
@@ -94,7 +97,10 @@ pub fn save_adapter(
     let config = serde_json::to_vec_pretty(&config_of(&saved, use_dora))
         .map_err(|error| Error::Argument(format!("{CONFIG_FILE} cannot be written: {error}")))?;
     fs::create_dir_all(folder).map_err(|source| file_error("create", folder, source))?;
-    save_safetensors(&tensors, folder.join(WEIGHTS_FILE))?;
+    let base = base_hash(&prepared.typed, layers.iter().map(|layer| layer.weight.as_str()));
+    let metadata = [("format", "pt"), (BASE_KEY, base.as_str())];
+    let metadata = metadata.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    save_safetensors_with(&tensors, metadata, folder.join(WEIGHTS_FILE))?;
     write_file(&folder.join(CONFIG_FILE), &config).map_err(ortrain_checkpoint::Error::from)?;
     Ok(())
 }
@@ -297,7 +303,8 @@ fn check_table(label: &str, targets: &[AdapterTarget], modules: &[(String, Strin
     modules.iter().try_for_each(|(weight, _)| target_of(label, targets, weight).map(drop))
 }
 
-/// Adds an adapter in PEFT's files to a model, under a name. `modules` has the pairs of [`save_adapter`].
+/// Adds an adapter in PEFT's files to a model, under a name. `modules` has the pairs of [`save_adapter`]. A file of
+/// [`save_adapter`] has the hash of the adapted weights, and `check_base` compares it with the weights of the model.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -307,21 +314,23 @@ fn check_table(label: &str, targets: &[AdapterTarget], modules: &[(String, Strin
 /// let folder = tempfile::tempdir()?;
 /// let (model, _) = add(setup::MODEL.into(), &LoraOptions::default())?;
 /// save_adapter(ModelSource::from_proto(&model)?, folder.path(), "default", &[])?;
-/// assert_eq!(load_adapter(setup::MODEL.into(), folder.path(), "default", &[])?, model);
+/// assert_eq!(load_adapter(setup::MODEL.into(), folder.path(), "default", &[], true)?, model);
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
 /// # Errors
 /// If the folder has no such files, or files that are damaged, or an adapter that is not LoRA. If a module is no layer
-/// of the model, or its factors have other sizes. If a factor has numbers that are not finite.
+/// of the model, or its factors have other sizes. If a factor has numbers that are not finite. If the adapter was
+/// trained on other weights.
 pub fn load_adapter(
     model: ModelSource,
     folder: impl AsRef<Path>,
     name: &str,
     modules: &[(String, String)],
+    check_base: bool,
 ) -> Result<ModelProto> {
     let mut prepared = Prepared::new(model)?;
-    load_into(&mut prepared, folder.as_ref(), name, modules)?;
+    load_into(&mut prepared, folder.as_ref(), name, modules, check_base)?;
     Ok(prepared.model.proto)
 }
 
@@ -331,6 +340,7 @@ pub(super) fn load_into(
     folder: &Path,
     name: &str,
     modules: &[(String, String)],
+    check_base: bool,
 ) -> Result<()> {
     if !is_adapter_name(name) {
         return Err(Error::Argument(format!(
@@ -378,8 +388,23 @@ pub(super) fn load_into(
         constants.push((factor_name(&target.weight, FactorKind::B, name), b));
         constants.push((scale_name(&target.weight, name), scale));
     }
-    prepared.add_constants(constants)?;
-    Ok(())
+    if check_base {
+        let weights = constants.iter().filter_map(|(name, _)| FactorName::split(name)).map(|name| name.weight);
+        check_hash(&prepared.label, &path, &base_hash(&prepared.typed, weights))?;
+    }
+    prepared.add_constants(constants)
+}
+
+/// Returns an error if a file names another base than the hash.
+fn check_hash(label: &str, path: &Path, hash: &str) -> Result<()> {
+    match load_safetensors_metadata(path)?.get(BASE_KEY) {
+        Some(of_file) if of_file != hash => Err(Error::Argument(format!(
+            "{}: the adapter was trained on weights with the hash {of_file}, and the weights of {label} have the hash \
+             {hash}; give its own base, or switch off check_base if both are forms of one base",
+            path.display()
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// Factors of a module, as far as a file has them.

@@ -1,6 +1,7 @@
 //! Models: reading, edits, inspection, export, text.
 
 pub(crate) mod adapted_parameters;
+pub(crate) mod base_hash;
 pub(crate) mod checks;
 pub(crate) mod class_axis;
 pub(crate) mod classifiers;

@@ -28,6 +28,7 @@ use crate::exec::outputs::check_all_targets;
 use crate::exec::run_options::RunOptions;
 use crate::exec::step_inputs::StepInputs;
 use crate::exec::trace::Trace;
+use crate::model::base_hash::check_base;
 use crate::model::checks::{check_training, missing_parameter_reason};
 use crate::model::class_axis;
 use crate::model::graph::graph_to_run;
@@ -408,6 +409,7 @@ impl Module {
         let train = train.load_with_files(None, &mut files)?;
         let mut graph = graph_to_run(&label, &train)?;
         let open_labels = class_axis::marked_labels(&train.proto);
+        check_base(&label, &train.proto, state)?;
         drop(train);
         check_training(&label, &graph, state)?;
         binding::set_shapes_from(&graph, state)?;
