@@ -8,9 +8,10 @@ from typing import Any, TypeAlias
 
 from ortrain.errors import InvalidArgumentError
 
-__all__ = ["Texts", "as_texts", "core_options"]
+__all__ = ["BASES", "Texts", "as_texts", "core_options"]
 
 Texts: TypeAlias = str | Sequence[str]
+BASES = ("keep", "int8", "int4", "nf4")
 
 
 def core_options(
@@ -24,6 +25,7 @@ def core_options(
     use_rslora: bool = False,
     use_dora: bool = False,
     train_also: Texts = (),
+    base: str = "keep",
     name: str = "default",
     seed: int = 0,
 ) -> dict[str, Any]:
@@ -48,9 +50,22 @@ def core_options(
         "use_rslora": bool(use_rslora),
         "use_dora": bool(use_dora),
         "train_also": as_texts("train_also", train_also),
+        "base": base_name(base),
         "name": name,
         "seed": operator.index(seed),
     }
+
+
+def base_name(base: str) -> str:
+    """Return the form of the adapted weights.
+
+    Raises:
+        InvalidArgumentError: for an unknown form.
+
+    """
+    if base not in BASES:
+        raise InvalidArgumentError(f"the base must be one of {', '.join(map(repr, BASES))}, got {base!r}")
+    return base
 
 
 def as_texts(argument: str, texts: Texts) -> list[str]:

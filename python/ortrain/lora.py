@@ -23,9 +23,9 @@ fc1.weight  linear      64       96     4         640
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from ortrain import _files, _ortrain
 from ortrain._adapter_options import Texts, core_options
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AdaptedLayer",
     "Description",
+    "MergedWeight",
     "adapters",
     "add",
     "inspect",
@@ -45,6 +46,7 @@ __all__ = [
     "merge",
     "remove",
     "save_adapter",
+    "unmerge",
 ]
 
 
@@ -145,6 +147,7 @@ def add(
     use_rslora: bool = ...,
     use_dora: bool = ...,
     train_also: Texts = ...,
+    base: Literal["keep", "int8", "int4", "nf4"] = ...,
     name: str = ...,
     seed: int = ...,
     output: None = None,
@@ -162,6 +165,7 @@ def add(
     use_rslora: bool = ...,
     use_dora: bool = ...,
     train_also: Texts = ...,
+    base: Literal["keep", "int8", "int4", "nf4"] = ...,
     name: str = ...,
     seed: int = ...,
     output: PathLike,
@@ -179,6 +183,7 @@ def add(
     use_rslora: bool = False,
     use_dora: bool = False,
     train_also: Texts = (),
+    base: Literal["keep", "int8", "int4", "nf4"] = "keep",
     name: str = "default",
     seed: int = 0,
     output: PathLike | None = None,
@@ -211,6 +216,12 @@ def add(
         use_dora: True to train the length of each row of ``W + scale * B A``, too (Liu et al., "DoRA: Weight-Decomposed
             Low-Rank Adaptation", 2024). The weights must be floats, and dropout must be 0.
         train_also: names and patterns of other parameters that are trained, such as ``"classifier.*"``.
+        base: the form of the adapted weights of linear layers (Dettmers et al., "QLoRA: Efficient Finetuning of
+            Quantized LLMs", 2023). ``"keep"`` leaves them as they are. ``"int4"`` makes them integers of 4 bits in
+            blocks of 32 (MatMulNBits), ``"nf4"`` 4-bit normal floats in blocks of 64 (MatMulBnb4), and ``"int8"``
+            integers of 8 bits with a scale for each output (DequantizeLinear). The bytes are the ones of onnxruntime's
+            quantizers. Weights that other nodes read, and weights of integers, stay as they are. The weights must be
+            float32, float16 or bfloat16; ``"int8"`` needs opset 13, or 19 for 16-bit floats.
         name: the name of the adapter: letters, digits, ``_`` and ``-``.
         seed: the seed of the initial values, which are the same on every machine.
         output: a path to write the model to; the first result is then ``None``. Without it, the function needs the
@@ -244,6 +255,7 @@ def add(
         use_rslora=use_rslora,
         use_dora=use_dora,
         train_also=train_also,
+        base=base,
         name=name,
         seed=seed,
     )
@@ -329,33 +341,59 @@ def remove(model: ModelLike, name: str = "default", *, output: PathLike | None =
     return _result(_ortrain.remove_adapter(model_source(model), name), output)
 
 
+@dataclass(frozen=True)
+class MergedWeight:
+    """Weight of a merge, with its differences from the exact sum of the weight and its adapters.
+
+    >>> import ortrain
+    >>> model, _ = ortrain.lora.add(ortrain.examples.perceptron(), base="int4")
+    >>> _ = ortrain.lora.merge(model, report=print)
+    MergedWeight(weight='fc1.weight_Q4', largest_error=0.0, rms_error=0.0)
+    """
+
+    weight: str
+    """Name of the weight."""
+    largest_error: float
+    """Largest absolute difference of an element."""
+    rms_error: float
+    """Root of the mean of the squares of the differences."""
+
+
+Weights: TypeAlias = str | Sequence[str] | Mapping[str, float] | None
+Report: TypeAlias = Callable[[MergedWeight], object] | None
+
+
 @overload
 def merge(
-    model: ModelLike, weights: str | Sequence[str] | Mapping[str, float] | None = ..., *, output: None = None
+    model: ModelLike, weights: Weights = ..., *, report: Report = ..., output: None = None
 ) -> onnx.ModelProto: ...
 @overload
-def merge(
-    model: ModelLike, weights: str | Sequence[str] | Mapping[str, float] | None = ..., *, output: PathLike
-) -> None: ...
+def merge(model: ModelLike, weights: Weights = ..., *, report: Report = ..., output: PathLike) -> None: ...
 def merge(
     model: ModelLike,
-    weights: str | Sequence[str] | Mapping[str, float] | None = None,
+    weights: Weights = None,
     *,
+    report: Report = None,
     output: PathLike | None = None,
 ) -> onnx.ModelProto | None:
     """Return a model in which adapters are added to their weights: ``W + scale * B A``. Each sum is rounded once.
 
     The merged adapters are no longer in the model. A model without adapters computes as fast as its base.
 
+    A quantized weight (MatMulNBits, MatMulBnb4, DequantizeLinear) is quantized again, with the same block size and the
+    same kind of zero points. Blocks that the adapters do not change keep their bits. The weight of a convolution with
+    groups becomes the larger weight of a convolution without groups, because ``A`` reads all channels.
+
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
         weights: the merged adapters: ``None`` for all, a name, names, or a dict with a factor for each adapter, such as
             ``{"style": 0.7, "facts": 0.3}``. Other adapters stay in the model.
+        report: a function that receives a :class:`MergedWeight` for each weight, in the order of the nodes.
         output: a path to write the model to; the result is then ``None``.
 
     Raises:
-        InvalidArgumentError: if the model has no adapter of a name, a weight consists of integers, or a node without
-            the adapter reads the weight. Also for a convolution with groups, and for a factor of DoRA other than 1.
+        InvalidArgumentError: if the model has no adapter of a name, or a node without the adapter reads the weight. Also
+            if the layout of a quantized weight is unknown, and for a factor of DoRA other than 1.
         InvalidModelError, UnsupportedError: if the model cannot be read.
         NoSuchFileError, OrtrainError: if a file does not exist or cannot be written.
 
@@ -367,12 +405,60 @@ def merge(
 
     """
     source = model_source(model)
+    encoded, errors = _ortrain.merge_adapters(source, _factors(source, weights))
+    if report is not None:
+        for error in errors:
+            report(MergedWeight(*error))
+    return _result(encoded, output)
+
+
+@overload
+def unmerge(
+    merged: ModelLike, adapted: ModelLike, weights: Weights = ..., *, output: None = None
+) -> onnx.ModelProto: ...
+@overload
+def unmerge(merged: ModelLike, adapted: ModelLike, weights: Weights = ..., *, output: PathLike) -> None: ...
+def unmerge(
+    merged: ModelLike,
+    adapted: ModelLike,
+    weights: Weights = None,
+    *,
+    output: PathLike | None = None,
+) -> onnx.ModelProto | None:
+    """Return the model before a merge, with the bits of the base.
+
+    The weights of the base come from ``adapted``. ``merged`` is compared with the merge of ``adapted`` bit by bit.
+
+    Args:
+        merged: the result of :func:`merge`: a path, the bytes of a model, or an ``onnx.ModelProto``.
+        adapted: the model that was merged, in one of the same forms.
+        weights: the merged adapters, as for :func:`merge`. Other adapters of ``adapted`` stay in the result.
+        output: a path to write the model to; the result is then ``None``.
+
+    Raises:
+        InvalidArgumentError: if ``merged`` is not the merge of ``adapted``; the message has the first weight that
+            differs. Also as :func:`merge`.
+        InvalidModelError, UnsupportedError: if a model cannot be read.
+        NoSuchFileError, OrtrainError: if a file does not exist or cannot be written.
+
+    >>> import ortrain
+    >>> model, _ = ortrain.lora.add(ortrain.examples.perceptron())
+    >>> ortrain.lora.unmerge(ortrain.lora.merge(model), model) == ortrain.lora.remove(model)
+    True
+
+    """
+    source = model_source(adapted)
+    return _result(_ortrain.unmerge_adapters(model_source(merged), source, _factors(source, weights)), output)
+
+
+def _factors(source: bytes | str, weights: Weights) -> list[tuple[str, float]]:
+    """Return the names of adapters with their factors."""
     if weights is None:
         weights = list({layer.adapter: None for layer in _ortrain.present_adapters(source)})
     elif isinstance(weights, str):
         weights = [weights]
     pairs = weights.items() if isinstance(weights, Mapping) else ((name, 1.0) for name in weights)
-    return _result(_ortrain.merge_adapters(source, [(name, float(factor)) for name, factor in pairs]), output)
+    return [(name, float(factor)) for name, factor in pairs]
 
 
 def save_adapter(

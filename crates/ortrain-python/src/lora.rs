@@ -3,8 +3,9 @@
 use std::path::PathBuf;
 
 use ortrain::lora::{
-    Description, Init, LayerAdapter, LoraOptions, Targets, adapters, add, add_by_reference, add_to_file,
-    inspect, load_adapter, load_adapter_to_file, merge, remove, save_adapter,
+    Base, Description, Init, LayerAdapter, LoraOptions, Targets, adapters, add, add_by_reference,
+    add_to_file, inspect, load_adapter, load_adapter_to_file, merge_with_errors, remove, save_adapter,
+    unmerge,
 };
 use ortrain::{ModelSource, Result, encode_model};
 use pyo3::prelude::*;
@@ -57,6 +58,7 @@ pub(crate) struct AdapterOptions {
     use_rslora: bool,
     use_dora: bool,
     train_also: Vec<String>,
+    base: String,
     name: String,
     seed: u64,
 }
@@ -73,6 +75,7 @@ impl AdapterOptions {
             use_rslora,
             use_dora,
             train_also,
+            base,
             name,
             seed,
         } = self;
@@ -86,6 +89,7 @@ impl AdapterOptions {
             use_rslora,
             use_dora,
             train_also,
+            base: Base::from_name(&base).ok_or_else(|| unknown_name_error("base", &base))?,
             name,
             seed,
         })
@@ -178,14 +182,31 @@ pub(crate) fn remove_adapter<'py>(
     message(py, || Ok(encode_model(&remove(model.0, name)?)?))
 }
 
-/// Returns a model with merged adapters, as a message.
+/// Returns a model with merged adapters, as a message, and the name, the largest error and the root-mean-square error of
+/// each weight.
 #[pyfunction]
 pub(crate) fn merge_adapters(
     py: Python<'_>,
     model: Source,
     factors: Vec<(String, f64)>,
+) -> PyResult<(Bound<'_, PyBytes>, Vec<(String, f64, f64)>)> {
+    let (encoded, errors) = detached(py, || {
+        let (model, errors) = merge_with_errors(model.0, &factors)?;
+        Ok((encode_model(&model)?, errors))
+    })?;
+    let errors = errors.into_iter().map(|error| (error.weight, error.largest_error, error.rms_error)).collect();
+    Ok((PyBytes::new(py, &encoded), errors))
+}
+
+/// Returns a model before the merge of adapters, as a message.
+#[pyfunction]
+pub(crate) fn unmerge_adapters(
+    py: Python<'_>,
+    merged: Source,
+    adapted: Source,
+    factors: Vec<(String, f64)>,
 ) -> PyResult<Bound<'_, PyBytes>> {
-    message(py, || Ok(encode_model(&merge(model.0, &factors)?)?))
+    message(py, || Ok(encode_model(&unmerge(merged.0, adapted.0, &factors)?)?))
 }
 
 /// Saves an adapter in PEFT's files.

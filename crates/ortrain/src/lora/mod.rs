@@ -6,8 +6,10 @@
 //! `w.lora_A.name` and `w.lora_B.name` in PEFT's layout, and the number `w.lora_scale.name`. A model with adapters
 //! trains its adapters by default, and its base is frozen. [`merge`] adds the adapters to their weights.
 
+mod base;
 mod factors;
 mod files;
+mod merge;
 mod options;
 mod peft;
 mod selection;
@@ -17,12 +19,14 @@ use std::collections::HashSet;
 use ortrain_graph::{Graph, Tensor, tensor_to_proto};
 use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, NodeProto, visit_tensors_mut};
 use ortrain_ops::training::{
-    AdaptedLayer, AdapterForm, AdapterTarget, FactorKind, LayerKind, adapted_layers, add_adapter, add_delta,
-    factor_name, find_adapter_targets, remove_adapter, row_lengths, scale_name, weight_readers,
+    AdaptedLayer, AdapterForm, AdapterTarget, FactorKind, LayerKind, adapted_layers, add_adapter, factor_name,
+    find_adapter_targets, remove_adapter, row_lengths, scale_name, split_fused_products,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
+pub use base::Base;
 pub use files::{add_by_reference, add_to_file, base_by_reference, load_adapter_to_file};
+pub use merge::{MergedWeight, merge, merge_with_errors, unmerge};
 pub use options::{Description, Init, LayerAdapter, LoraOptions, Targets};
 pub use peft::{load_adapter, save_adapter};
 
@@ -87,6 +91,7 @@ impl Prepared {
             };
             model.proto.functions.clear();
         }
+        split_fused_products(message_graph(&label, &mut model.proto)?, opset);
         let typed = infer_graph(&label, &model)?;
         Ok(Prepared { label, model, typed, origins })
     }
@@ -221,6 +226,7 @@ pub fn add(model: ModelSource, options: &LoraOptions) -> Result<(ModelProto, Des
 /// Adds an adapter to a prepared model.
 fn add_to(prepared: &mut Prepared, options: &LoraOptions) -> Result<Description> {
     let targets = selected_targets(prepared, options)?;
+    let targets = base::quantize(prepared, targets, options)?;
     let also = selection::train_also(&prepared.label, &prepared.typed, &options.train_also)?;
     let opset = opset_of(&prepared.model.proto);
     if options.dropout > 0.0 && opset < MIN_OPSET_OF_DROPOUT {
@@ -393,78 +399,6 @@ fn no_adapter_error(label: &str, name: &str, adapted: &[AdaptedLayer]) -> Error 
     names.dedup();
     let present = if names.is_empty() { "none".to_owned() } else { names.join(", ") };
     Error::Argument(format!("{label} has no adapter {name:?}; its adapters: {present}"))
-}
-
-/// Returns the first layer of each adapted weight, in the order of the layers.
-fn first_layers(layers: &[AdaptedLayer]) -> Vec<&AdaptedLayer> {
-    let mut weights: FxHashSet<&str> = FxHashSet::default();
-    layers.iter().filter(|layer| weights.insert(&layer.weight)).collect()
-}
-
-/// Checks that only layers of a removed adapter read a weight: its new value would change all other readers.
-fn check_readers(prepared: &mut Prepared, weight: &str, layers: &[AdaptedLayer]) -> Result<()> {
-    let mut readers = weight_readers(&prepared.typed, weight);
-    readers.retain(|reader| !layers.iter().any(|layer| layer.value == *reader && layer.weight == weight));
-    // Nodes of the adapter itself read the weight, too, and are removed already.
-    let graph = prepared.graph()?;
-    let outputs = graph.output.iter().map(|output| &output.name);
-    let present: FxHashSet<&str> =
-        graph.node.iter().flat_map(|node| &node.output).chain(outputs).map(String::as_str).collect();
-    match readers.iter().find(|reader| present.contains(reader.as_str())) {
-        None => Ok(()),
-        Some(reader) => Err(Error::Argument(format!(
-            "the weight {weight:?} is also read for {reader:?}, which has no adapter, so the adapter cannot be merged \
-             into it"
-        ))),
-    }
-}
-
-/// Adds adapters to their weights, and removes their nodes: a plain model with the same results. `factors` are names of
-/// adapters with a factor for each. Each element of a weight is rounded once.
-///
-/// ```
-/// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
-/// use ortrain::ModelSource;
-/// use ortrain::lora::{LoraOptions, add, merge};
-///
-/// let (model, _) = add(setup::MODEL.into(), &LoraOptions::default())?;
-/// let merged = merge(ModelSource::from_proto(&model)?, &[("default".to_owned(), 1.0)])?;
-/// assert!(merged.graph.unwrap().initializer.iter().all(|tensor| !tensor.name.contains("lora")));
-/// # Ok::<(), Box<dyn std::error::Error>>(())
-/// ```
-///
-/// # Errors
-/// If the model cannot be read, has no such adapter, or has integers as an adapted weight. If a weight is also read by a
-/// node without the adapter.
-pub fn merge(model: ModelSource, factors: &[(String, f64)]) -> Result<ModelProto> {
-    let mut prepared = Prepared::new(model)?;
-    let targets = prepared.targets()?;
-    let mut weights: FxHashMap<String, Tensor> = FxHashMap::default();
-    for (name, factor) in factors {
-        let layers = take_out(&mut prepared, name)?;
-        for layer in first_layers(&layers) {
-            let weight = &layer.weight;
-            let target = target_of_layer(&prepared.label, &targets, layer)?;
-            check_readers(&mut prepared, weight, &layers)?;
-            let [a, b] = prepared.factors(weight, name)?;
-            let scale = prepared.scale(weight, name)?;
-            let old = match weights.get(weight) {
-                Some(known) => known.clone(),
-                None => prepared.constant(weight)?,
-            };
-            let magnitude = prepared.magnitude(weight, name);
-            if magnitude.is_some() && *factor != 1.0 {
-                return Err(Error::Argument(format!(
-                    "the adapter {name:?} has magnitudes (DoRA), which have no weight other than 1, got {factor}"
-                )));
-            }
-            let merged = add_delta(target, &old, (&a, &b), magnitude.as_ref(), factor * scale)
-                .map_err(adapter_error)?;
-            weights.insert(weight.clone(), merged);
-        }
-    }
-    prepared.set_constants(weights)?;
-    Ok(prepared.model.proto)
 }
 
 #[allow(clippy::needless_pass_by_value, reason = "for map_err")]

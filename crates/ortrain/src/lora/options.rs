@@ -2,6 +2,7 @@
 
 use ortrain_ops::training::{AdapterTarget, LayerKind, is_adapter_name};
 
+use super::Base;
 use crate::{Error, Result};
 
 /// Selection of the weights that get adapters.
@@ -111,6 +112,8 @@ pub struct LoraOptions {
     pub use_dora: bool,
     /// Patterns of constants that are trained beside the adapters.
     pub train_also: Vec<String>,
+    /// Form of the adapted weights of linear layers.
+    pub base: Base,
     /// Name of the adapter: letters, digits, `_` and `-`.
     pub name: String,
     /// Seed of the initial values.
@@ -129,6 +132,7 @@ impl Default for LoraOptions {
             use_rslora: false,
             use_dora: false,
             train_also: Vec::new(),
+            base: Base::Keep,
             name: "default".into(),
             seed: 0,
         }
@@ -157,6 +161,9 @@ impl LoraOptions {
         }
         if self.use_dora && self.dropout > 0.0 {
             return fail("use_dora with dropout is not supported; choose one of both".into());
+        }
+        if self.use_dora && self.base != Base::Keep {
+            return fail("use_dora needs weights of floats; use the base \"keep\"".into());
         }
         if !is_adapter_name(&self.name) {
             return fail(format!(

@@ -32,50 +32,11 @@ use crate::support::packed_integers::{
     read_bits, read_block, read_instruction_block, reshape, scaled_distance, split_bytes, unpack,
 };
 use crate::support::quantization_grid::{emit, number, typed_input};
+use crate::support::weight_grids::{FP4, NF4};
 
 const MICROSOFT: &str = "com.microsoft";
 /// Bits of an integer without the attribute `bits`.
 const DEFAULT_BITS: usize = 4;
-
-/// Numbers of the 4-bit floats of bitsandbytes: sign, two bits of an exponent, one bit of a fraction.
-const FP4: [f64; 16] = [
-    0.0,
-    5.208_333e-3,
-    0.666_666_67,
-    1.0,
-    0.333_333_33,
-    0.5,
-    0.166_666_67,
-    0.25,
-    -0.0,
-    -5.208_333e-3,
-    -0.666_666_67,
-    -1.0,
-    -0.333_333_33,
-    -0.5,
-    -0.166_666_67,
-    -0.25,
-];
-
-/// Numbers of 4-bit normal floats: quantiles of a normal distribution.
-const NF4: [f64; 16] = [
-    -1.0,
-    -0.696_192_8,
-    -0.525_073_05,
-    -0.394_917_5,
-    -0.284_441_38,
-    -0.184_773_43,
-    -0.091_050_036,
-    0.0,
-    0.079_580_3,
-    0.160_930_2,
-    0.246_112_3,
-    0.337_915_24,
-    0.440_709_83,
-    0.562_617,
-    0.722_956_84,
-    1.0,
-];
 
 /// `MatMulNBits`.
 struct MatMulNBits {

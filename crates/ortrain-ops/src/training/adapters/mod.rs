@@ -4,18 +4,23 @@
 //! `w.lora_B.name` with the shape `[outputs, rank]`, and the number `w.lora_scale.name`. The factors have PEFT's layout.
 //! A layer with the result `y` gets the result `y/lora.name/base`, and a sum has the result `y`.
 
+mod formats;
+mod merge;
 mod names;
 mod sites;
+mod stored;
 mod targets;
 mod weights;
 
 use ortrain_onnx::GraphProto;
 use rustc_hash::FxHashSet;
 
+pub use formats::{QuantizedWeight, WeightFormat, quantize_weight, split_fused_products};
+pub use merge::{Delta, MergedWeight, merge_weight, remove_groups};
 pub use names::{FactorKind, FactorName, factor_name, is_adapter_name, scale_name};
 pub use sites::{AdaptedLayer, adapted_layers, adapter_stops, has_adapters, remove_adapter};
 pub use targets::{AdapterTarget, LayerKind, find_adapter_targets, find_head_target, weight_readers};
-pub use weights::{FactorShapes, add_delta, row_lengths};
+pub use weights::{FactorShapes, row_lengths};
 
 use crate::Error;
 use crate::support::low_rank::{Magnitude, Site, adapter_nodes};

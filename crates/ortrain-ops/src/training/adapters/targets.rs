@@ -72,6 +72,8 @@ pub struct AdapterTarget {
     pub(super) dims: Vec<usize>,
     /// Bias that the layer adds to its result.
     pub(super) bias: Option<String>,
+    /// True if the bias has a factor other than 1.
+    pub(super) has_scaled_bias: bool,
     /// Changes from the constant to the weight that the layer reads, last one first.
     pub(super) changes: Vec<Change>,
     /// True if the layer reads the weight with the outputs as its last axis.
@@ -105,6 +107,7 @@ impl AdapterTarget {
         self.weight == other.weight
             && (self.kind, self.inputs, self.outputs, self.groups)
                 == (other.kind, other.inputs, other.outputs, other.groups)
+            && self.stores_outputs_last() == other.stores_outputs_last()
     }
 
     /// Returns true if this is the layer of an adapter.
@@ -119,15 +122,36 @@ impl AdapterTarget {
         self.changes.contains(&Change::Dequantize)
     }
 
+    /// Returns the number of cells of the window of a convolution; otherwise 1.
+    pub(super) fn cells(&self) -> usize {
+        self.window.iter().product()
+    }
+
+    /// Returns true if the constant has the outputs as its last axis; `None` if it is reshaped, or no matrix.
+    pub(super) fn stores_outputs_last(&self) -> Option<bool> {
+        let mut is_last = self.has_outputs_last;
+        for change in &self.changes {
+            match change {
+                Change::Transpose(order) if order.as_slice() == [1, 0] => is_last = !is_last,
+                Change::Transpose(order) if order.as_slice() == [0, 1] => {}
+                Change::Cast | Change::Dequantize => {}
+                Change::Transpose(_) | Change::Reshape { .. } => return None,
+            }
+        }
+        (self.dims.len() == 2).then_some(is_last)
+    }
+
     /// Checks that the rows of the weight can have magnitudes.
     ///
     /// # Errors
-    /// Returns an error if the weight consists of integers, or if the layer has groups.
+    /// Returns an error if the weight consists of integers, if the layer has groups, or if its bias has a factor.
     pub fn check_magnitude(&self) -> Result<(), Error> {
         let reason = if self.has_integers() {
             "its weight consists of integers"
         } else if self.groups > 1 {
             "it has groups"
+        } else if self.has_scaled_bias {
+            "its bias has a factor (beta)"
         } else {
             return Ok(());
         };
@@ -229,13 +253,16 @@ struct Form {
     groups: usize,
     /// Input with the bias, if the operator has one.
     bias: Option<usize>,
+    /// True if the bias has a factor other than 1.
+    has_scaled_bias: bool,
     /// Outputs and inputs of packed weights: the sizes of their bytes differ.
     packed: Option<(usize, usize)>,
 }
 
 impl TargetSearch<'_> {
     fn target(&self, node: &Node) -> Option<AdapterTarget> {
-        let Form { kind, input, weight, has_outputs_last, groups, bias, packed } = form_of(node)?;
+        let Form { kind, input, weight, has_outputs_last, groups, bias, has_scaled_bias, packed } =
+            form_of(node)?;
         let port = |k: usize| node.inputs.get(k).copied().flatten();
         let (x, read) = (port(input)?, port(weight)?);
         let value = node.outputs.first().copied().flatten()?;
@@ -279,6 +306,7 @@ impl TargetSearch<'_> {
             read: name(read),
             dims,
             bias: bias.and_then(port).map(name),
+            has_scaled_bias: has_scaled_bias && bias.and_then(port).is_some(),
             changes,
             has_outputs_last,
         })
@@ -333,6 +361,7 @@ fn form_of(node: &Node) -> Option<Form> {
             has_outputs_last,
             groups: 1,
             bias: None,
+            has_scaled_bias: false,
             packed: None,
         })
     };
@@ -344,11 +373,11 @@ fn form_of(node: &Node) -> Option<Form> {
         }
         Class::AffineProduct | Class::ScaledProduct
             if is_one("alpha")
-                && is_one("beta")
                 && ["transA", "transBatchA", "transBatchB"].iter().all(|&name| int(name) == 0) =>
         {
             let bias = (class_of(node) == Class::AffineProduct).then_some(2);
-            product(int("transB") == 0).map(|form| Form { bias, ..form })
+            let has_scaled_bias = !is_one("beta");
+            product(int("transB") == 0).map(|form| Form { bias, has_scaled_bias, ..form })
         }
         Class::Lookup if int("axis") == 0 => {
             product(true).map(|form| Form { kind: LayerKind::Embedding, input: 1, weight: 0, ..form })
@@ -360,6 +389,7 @@ fn form_of(node: &Node) -> Option<Form> {
             has_outputs_last: false,
             groups: size("group").unwrap_or(1).max(1),
             bias: Some(2),
+            has_scaled_bias: false,
             packed: None,
         }),
         _ => None,

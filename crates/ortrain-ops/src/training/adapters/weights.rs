@@ -56,36 +56,10 @@ impl AdapterTarget {
     }
 }
 
-/// Returns a weight plus `scale` times the product of two factors. With magnitudes, each row of the sum gets the length
-/// that they give. Each element is rounded once.
-///
-/// # Errors
-/// Returns an error if the weight consists of integers, if the layer has groups, or if the sizes do not fit.
-pub fn add_delta(
-    target: &AdapterTarget,
-    weight: &Tensor,
-    factors: (&Tensor, &Tensor),
-    magnitude: Option<&Tensor>,
-    scale: f64,
-) -> Result<Tensor, Error> {
-    let mut sums = adapted_weight(target, weight, factors, scale)?;
-    if let Some(magnitude) = magnitude {
-        let (lengths, rows) = lengths_of_rows(target, weight, &sums)?;
-        let magnitude = magnitude.to_f64();
-        if magnitude.len() != lengths.len() {
-            return Err(merge_error(target, "the sizes of the magnitudes do not fit the weight"));
-        }
-        for (sum, &row) in sums.iter_mut().zip(&rows) {
-            *sum *= magnitude[row] / lengths[row];
-        }
-    }
-    Ok(Tensor::from_f64(weight.dtype(), weight.dims().to_vec(), &sums))
-}
-
 /// Returns the lengths of the rows of a weight plus `scale` times the product of two factors.
 ///
 /// # Errors
-/// As [`add_delta`].
+/// Returns an error if the weight consists of integers, or if the sizes do not fit.
 pub fn row_lengths(
     target: &AdapterTarget,
     weight: &Tensor,
@@ -96,7 +70,7 @@ pub fn row_lengths(
     Ok(lengths_of_rows(target, weight, &sums)?.0)
 }
 
-fn merge_error(target: &AdapterTarget, reason: &str) -> Error {
+pub(super) fn merge_error(target: &AdapterTarget, reason: &str) -> Error {
     Error::Adapter(format!("the adapter of {:?} cannot be merged: {reason}", target.weight))
 }
 
@@ -110,41 +84,55 @@ fn adapted_weight(
     if !weight.dtype().is_float() || target.has_integers() {
         return Err(merge_error(target, "the weight consists of integers"));
     }
-    if target.groups > 1 {
-        return Err(merge_error(
-            target,
-            "the first factor reads all channels, and the convolution has groups",
-        ));
+    if weight.len() != target.outputs * target.inputs * target.cells() {
+        return Err(merge_error(target, SIZES_DIFFER));
     }
+    let delta = product_of_factors(target, (a, b))?;
+    let delta = in_layout_of(target, weight.dims(), delta)?;
+    Ok(weight.to_f64().iter().zip(&delta).map(|(weight, delta)| weight + scale * delta).collect())
+}
+
+const SIZES_DIFFER: &str = "the sizes of the factors do not fit the weight";
+
+/// Returns the product of two factors as a matrix `[outputs, inputs]`, whose rows have all inputs even if the layer has
+/// groups.
+pub(super) fn product_of_factors(
+    target: &AdapterTarget,
+    (a, b): (&Tensor, &Tensor),
+) -> Result<Vec<f64>, Error> {
     let rank = a.dims().first().copied().unwrap_or(0);
-    let cells: usize = target.window.iter().product();
-    let (outputs, inputs) = (target.outputs, target.inputs * cells);
-    if a.len() != rank * inputs || b.len() != outputs * rank || weight.len() != outputs * inputs {
-        return Err(merge_error(target, "the sizes of the factors do not fit the weight"));
+    let (outputs, inputs) = (target.outputs, target.inputs * target.cells());
+    let of_group = rank / target.groups;
+    let fits = a.len() == rank * inputs
+        && b.len() == outputs * of_group
+        && rank.is_multiple_of(target.groups)
+        && outputs.is_multiple_of(target.groups);
+    if !fits {
+        return Err(merge_error(target, SIZES_DIFFER));
     }
     let (a, b) = (a.to_f64(), b.to_f64());
-    let mut delta = vec![0.0; outputs * inputs];
-    for (row, line) in delta.chunks_exact_mut(inputs).enumerate() {
-        for k in 0..rank {
-            let factor = b[row * rank + k];
-            for (sum, x) in line.iter_mut().zip(&a[k * inputs..]) {
+    let mut product = vec![0.0; outputs * inputs];
+    for (row, line) in product.chunks_exact_mut(inputs).enumerate() {
+        let group = row / (outputs / target.groups);
+        for k in 0..of_group {
+            let factor = b[row * of_group + k];
+            for (sum, x) in line.iter_mut().zip(&a[(group * of_group + k) * inputs..]) {
                 *sum += factor * x;
             }
         }
     }
-    let delta = in_layout_of(target, weight, delta)?;
-    Ok(weight.to_f64().iter().zip(&delta).map(|(weight, delta)| weight + scale * delta).collect())
+    Ok(product)
 }
 
 /// Returns the lengths of the rows of a matrix in the layout of a weight, and the row of each element.
-fn lengths_of_rows(
+pub(super) fn lengths_of_rows(
     target: &AdapterTarget,
     weight: &Tensor,
     elements: &[f64],
 ) -> Result<(Vec<f64>, Vec<usize>), Error> {
     let inputs = elements.len() / target.outputs;
     let rows = (0..elements.len()).map(|at| at / inputs).collect();
-    let rows = in_layout_of(target, weight, rows)?;
+    let rows = in_layout_of(target, weight.dims(), rows)?;
     let mut lengths = vec![0.0_f64; target.outputs];
     for (element, &row) in elements.iter().zip(&rows) {
         lengths[row] += element * element;
@@ -152,8 +140,13 @@ fn lengths_of_rows(
     Ok((lengths.into_iter().map(f64::sqrt).collect(), rows))
 }
 
-/// Returns the elements of a matrix `[outputs, inputs]` in the layout of the constant of a weight.
-fn in_layout_of<T: Copy>(target: &AdapterTarget, weight: &Tensor, elements: Vec<T>) -> Result<Vec<T>, Error> {
+/// Returns the elements of a matrix `[outputs, inputs]` in the layout of the constant of a weight, which has the sizes
+/// `of_constant`.
+pub(super) fn in_layout_of<T: Copy>(
+    target: &AdapterTarget,
+    of_constant: &[usize],
+    elements: Vec<T>,
+) -> Result<Vec<T>, Error> {
     let mut elements = elements;
     let mut dims = vec![target.outputs, elements.len() / target.outputs];
     if target.has_outputs_last {
@@ -179,7 +172,7 @@ fn in_layout_of<T: Copy>(target: &AdapterTarget, weight: &Tensor, elements: Vec<
             Change::Cast | Change::Dequantize => {}
         }
     }
-    if dims != weight.dims() {
+    if dims != of_constant {
         return Err(merge_error(target, "the layout of the weight is unknown"));
     }
     Ok(elements)
