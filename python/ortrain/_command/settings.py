@@ -111,6 +111,13 @@ MODEL = (
         "RANK[,SETTING=VALUE]",
     ),
     Option(
+        "base",
+        "text",
+        "form of the weights that get an adapter: as they are, or quantized",
+        choices=("keep", "int8", "int4", "nf4"),
+        default="keep",
+    ),
+    Option(
         "metrics", "texts", "metrics, such as accuracy, top5, f1, auroc, mae, r2", "A,B", default="accuracy for labels"
     ),
     Option("weighted_metrics", "texts", "metrics in which a row counts by its weight", "A,B"),

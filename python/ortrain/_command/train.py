@@ -83,6 +83,8 @@ def train(settings: Mapping[str, Any]) -> int:
 def _model(path: str, settings: Mapping[str, Any], source: FileSource, description: Description) -> Model:
     """Return the model with the settings of the command."""
     arguments = {name: settings[name] for name in _MODEL_ARGUMENTS if name in settings}
+    if "base" in settings:
+        arguments["lora"] = _adapter(arguments.get("lora"), settings["base"])
     if "trainable" in settings:
         which = settings["trainable"]
         arguments["trainable"] = which[0] if len(which) == 1 else which
@@ -98,6 +100,18 @@ def _model(path: str, settings: Mapping[str, Any], source: FileSource, descripti
         weighted_metrics=weighted,
         session_options=session_options(settings),
     )
+
+
+def _adapter(lora: int | Mapping[str, Any] | None, base: str) -> dict[str, Any]:
+    """Return the settings of an adapter on a base.
+
+    Raises:
+        InvalidArgumentError: if there is no adapter.
+
+    """
+    if lora is None:
+        raise InvalidArgumentError(f"the base {base!r} is for adapters; set lora, such as --lora 8 --base {base}")
+    return {**(lora if isinstance(lora, Mapping) else {"rank": lora}), "base": base}
 
 
 def _classes(chosen: int | str | None, source: FileSource, description: Description) -> int | None:

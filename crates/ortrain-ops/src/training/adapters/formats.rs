@@ -6,7 +6,7 @@ use ortrain_onnx::GraphProto;
 use super::targets::{AdapterTarget, LayerKind};
 use crate::Error;
 use crate::support::quantized_nodes::{self, PackedForm, dequantization, replace_by_packed_product};
-use crate::support::weight_grids::{LinearGrid, NumberTable, quantize_unsigned, write_code};
+use crate::support::weight_grids::{LinearGrid, NumberTable, quantize_unsigned, read_code, write_code};
 
 /// Format of quantized weights of linear layers, as the package `onnxruntime.quantization` writes it.
 ///
@@ -224,6 +224,13 @@ fn packed(target: &AdapterTarget, rows: &[Vec<f32>], dtype: DType) -> Vec<Tensor
             for (at, &code) in block.codes.iter().enumerate() {
                 write_code(codes, at, BITS, code);
             }
+        }
+        // The quantizer of onnxruntime fills the second half of a last byte with the half of the byte before, unless two
+        // blocks start there. The half has no meaning, but files are compared by their bytes.
+        let inputs = target.inputs;
+        if inputs % 2 == 1 && inputs % (2 * INT4_BLOCK) != 1 {
+            let code = read_code(codes, inputs - 2, BITS);
+            write_code(codes, inputs, BITS, code);
         }
     }
     let scales = Tensor::f32(&[rows.len(), blocks], &scales);
