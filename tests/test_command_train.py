@@ -214,6 +214,17 @@ def test_adapters(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "lora has no setting 'ranks'; did you mean 'rank'?" in err
 
 
+def test_quantized_base(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A base goes with an adapter."""
+    data = ("--data", "data.npz", "--lr", "0.05", "--epochs", "1")
+    trained(*data, "--lora", "2", "--base", "int4", "--out", "int4", capsys=capsys)
+    layers = ortrain.lora.adapters("int4/trained.onnx").layers
+    assert [(layer.weight, layer.rank) for layer in layers] == [("fc1.weight_Q4", 2)]
+    status, _, err = run("train", "model.onnx", *data, "--base", "int4", capsys=capsys)
+    assert status == 1
+    assert "the base 'int4' is for adapters; set lora, such as --lora 8 --base int4" in err
+
+
 @pytest.mark.parametrize(
     ("line", "sentence"),
     [

@@ -292,10 +292,6 @@ def test_packed_weights(tmp_path: Path) -> None:
     moved = lora.load_adapter(floats, tmp_path / "adapter", check_base=False)
     expected = outputs(tmp_path / "packed.onnx", x)
     np.testing.assert_allclose(run(moved, x), expected, rtol=0, atol=1e-5 * np.abs(expected).max())
-    with pytest.raises(
-        InvalidArgumentError, match='adapter of "w_Q4" cannot be merged: the weight consists of integers'
-    ):
-        lora.merge(tmp_path / "packed.onnx")
     with pytest.raises(InvalidArgumentError, match=r"use_dora is not supported for .* its weight consists of integers"):
         lora.add(model, rank=2, targets="*", use_dora=True)
 
@@ -319,7 +315,7 @@ def test_dequantized_weights_stay_integers(tmp_path: Path) -> None:
 
 
 def test_groups_of_a_convolution() -> None:
-    """The second factor has the groups, as in PEFT, so that the rank is a multiple of them; there is no merge."""
+    """The second factor has the groups, as in PEFT, so that the rank is a multiple of them."""
     base = model_of([node("Conv", ["x", "w"], group=2)], {"w": random(6, 2, 3, 3)}, IMAGES, ["N", 6, "H", "W"])
     adapted, _ = lora.add(base, rank=4, targets="*")
     shapes = {entry.name: list(entry.dims) for entry in adapted.graph.initializer}
@@ -327,8 +323,6 @@ def test_groups_of_a_convolution() -> None:
     assert shapes["w.lora_B.default"] == [6, 2, 1, 1]
     with pytest.raises(InvalidArgumentError, match="multiple of the 2 groups"):
         lora.add(base, rank=3, targets="*")
-    with pytest.raises(InvalidArgumentError, match=r"cannot be merged: .* the convolution has groups"):
-        lora.merge(adapted)
 
 
 def trained(
@@ -627,15 +621,6 @@ def test_other_bad_inputs() -> None:
     )
     with pytest.raises(InvalidArgumentError, match="no layer of the model gets an adapter; it has no layers with"):
         lora.add(integers)
-    dequantized = model_of(
-        [node("DequantizeLinear", ["w", "s"], "f"), node("MatMul", ["x", "f"])],
-        {"w": np.ones((6, 5), np.int8), "s": np.array(0.1, np.float32)},
-        ROWS,
-        ["N", 5],
-    )
-    model, _ = lora.add(dequantized, rank=2, targets="w")
-    with pytest.raises(InvalidArgumentError, match='adapter of "w" cannot be merged: the weight consists of integers'):
-        lora.merge(model)
     old = model_of([node("MatMul", ["x", "w"])], {"w": random(6, 5)}, ROWS, ["N", 5], opset=9)
     with pytest.raises(InvalidArgumentError, match="dropout needs opset 12, and the model has opset 9"):
         lora.add(old, rank=2, targets="w", dropout=0.5)

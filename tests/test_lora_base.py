@@ -250,9 +250,7 @@ def gradients(model: ModelProto, folder: Path) -> dict[str, np.ndarray]:
     """Return the gradients of the adapters for one batch."""
     folder.mkdir()
     names = [entry.name for entry in model.graph.initializer if ".lora_A." in entry.name or ".lora_B." in entry.name]
-    artifacts.generate_artifacts(
-        model, requires_grad=names, loss=artifacts.LossType.MSELoss, artifact_directory=folder
-    )
+    artifacts.generate_artifacts(model, requires_grad=names, loss=artifacts.LossType.MSELoss, artifact_directory=folder)
     state = CheckpointState.load_checkpoint(folder / "checkpoint")
     module = Module(folder / "training_model.onnx", state)
     module.train()
@@ -440,6 +438,31 @@ def test_shared_scales_stay(tmp_path: Path) -> None:
     assert lora.unmerge(tmp_path / "merged.onnx", adapted, "default") == lora.remove(adapted)
 
 
+def test_unknown_layouts_are_not_merged() -> None:
+    """Integers with two scales, and a scale that is computed, have no place for the sum."""
+    weights = {"q": np.ones((12, 12), np.int8), "s": np.array(0.1, np.float32), "t": np.array(0.2, np.float32)}
+    nodes = [
+        node("DequantizeLinear", ["q", "s"], "w1"),
+        node("MatMul", ["x", "w1"], "h"),
+        node("DequantizeLinear", ["q", "t"], "w2"),
+        node("MatMul", ["h", "w2"], "y"),
+    ]
+    adapted, _ = lora.add(model_of(nodes, weights, x=("N", 12), y=("N", 12)), rank=2, targets="*")
+    with pytest.raises(InvalidArgumentError, match='"q" cannot be merged: nodes read its integers with different'):
+        lora.merge(adapted)
+    nodes = [
+        node("Transpose", ["q"], "p"),
+        node("DequantizeLinear", ["p", "s"], "w1"),
+        node("MatMul", ["x", "w1"], "y"),
+    ]
+    adapted, _ = lora.add(model_of(nodes, weights, x=("N", 12), y=("N", 12)), rank=2, targets="*")
+    with pytest.raises(InvalidArgumentError, match='"q" cannot be merged: nodes are between the integers and their'):
+        lora.merge(adapted)
+    too_large = with_random_factors(lora.add(product(96, 8), rank=2, targets="*", base="nf4")[0], 1e30)
+    with pytest.raises(InvalidArgumentError, match="the sum has elements that are infinite or NaN"):
+        lora.merge(too_large)
+
+
 def test_unmerge_finds_differences(tmp_path: Path) -> None:
     """The message names the first weight that differs, and the file stays away."""
     adapted = with_random_factors(lora.add(layers(), rank=2)[0])
@@ -520,7 +543,9 @@ def test_gemm_with_beta_and_activation(name: str, base: str) -> None:
     if base == "keep":
         np.testing.assert_allclose(on_onnxruntime(lora.merge(adapted), x), expected, rtol=0, atol=1e-4)
         if name != "relu":
-            with pytest.raises(InvalidArgumentError, match=r"use_dora is not supported .* its bias has a factor \(beta"):
+            with pytest.raises(
+                InvalidArgumentError, match=r"use_dora is not supported .* its bias has a factor \(beta"
+            ):
                 lora.add(model, rank=2, targets="*", use_dora=True)
 
 

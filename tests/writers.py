@@ -252,6 +252,9 @@ WRITERS: dict[str, Call] = {
     "lora.merge": lambda folder, version: lora.merge(adapted(version), output=folder / "merged.onnx"),
     "lora.remove": lambda folder, version: lora.remove(adapted(version), output=folder / "base.onnx"),
     "lora.save_adapter": lambda folder, version: lora.save_adapter(adapted(version), folder),
+    "lora.unmerge": lambda folder, version: lora.unmerge(
+        lora.merge(adapted(version)), adapted(version), output=folder / "base.onnx"
+    ),
     "onnxblock._checkpoint.save_checkpoint": blocks,
     "session.TrainingSession.export_model_for_inferencing": lambda folder, version: session_of(
         version

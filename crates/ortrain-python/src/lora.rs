@@ -194,7 +194,8 @@ pub(crate) fn merge_adapters(
         let (model, errors) = merge_with_errors(model.0, &factors)?;
         Ok((encode_model(&model)?, errors))
     })?;
-    let errors = errors.into_iter().map(|error| (error.weight, error.largest_error, error.rms_error)).collect();
+    let errors =
+        errors.into_iter().map(|error| (error.weight, error.largest_error, error.rms_error)).collect();
     Ok((PyBytes::new(py, &encoded), errors))
 }
 

@@ -15,7 +15,12 @@ const ACTIVATION: &str = "activation";
 const CLIP_BOUNDS_ARE_INPUTS: i64 = 11;
 
 fn int(name: &str, value: i64) -> AttributeProto {
-    AttributeProto { name: name.into(), i: value, r#type: AttributeType::Int as i32, ..AttributeProto::default() }
+    AttributeProto {
+        name: name.into(),
+        i: value,
+        r#type: AttributeType::Int as i32,
+        ..AttributeProto::default()
+    }
 }
 
 /// Form of packed weights `[columns, rows]`.
@@ -80,7 +85,11 @@ pub(crate) fn replace_by_packed_product(
 }
 
 /// Returns the node that computes a weight of floats from integers with a scale for each index of an axis.
-pub(crate) fn dequantization([codes, scales, zero_points]: [&str; 3], axis: usize, weight: &str) -> NodeProto {
+pub(crate) fn dequantization(
+    [codes, scales, zero_points]: [&str; 3],
+    axis: usize,
+    weight: &str,
+) -> NodeProto {
     NodeProto {
         name: format!("{weight}_DequantizeLinear"),
         op_type: "DequantizeLinear".into(),
@@ -168,7 +177,8 @@ mod tests {
 
     #[test]
     fn bias_with_a_factor_follows_a_packed_product() {
-        let mut graph = GraphProto { node: vec![node("Gemm", "", vec![float("beta", 0.5)])], ..GraphProto::default() };
+        let mut graph =
+            GraphProto { node: vec![node("Gemm", "", vec![float("beta", 0.5)])], ..GraphProto::default() };
         let form = PackedForm { columns: 3, rows: 4, block: 32, has_normal_floats: false };
         let (product, factor) = replace_by_packed_product(&mut graph, 0, ["q", "s"], form);
         assert_eq!((product.as_str(), factor), ("y/product", Some(("y/beta".to_owned(), 0.5))));
@@ -186,8 +196,10 @@ mod tests {
             r#type: AttributeType::String as i32,
             ..AttributeProto::default()
         };
-        let leaky = vec![text("activation", "LeakyRelu"), float("activation_alpha", 0.25), float("alpha", 2.0)];
-        let mut graph = GraphProto { node: vec![node("FusedGemm", MICROSOFT, leaky)], ..GraphProto::default() };
+        let leaky =
+            vec![text("activation", "LeakyRelu"), float("activation_alpha", 0.25), float("alpha", 2.0)];
+        let mut graph =
+            GraphProto { node: vec![node("FusedGemm", MICROSOFT, leaky)], ..GraphProto::default() };
         split_fused_products(&mut graph, 17);
         let [product, activation] = graph.node.as_slice() else { panic!("two nodes") };
         assert_eq!((product.op_type.as_str(), product.attribute[0].f), ("Gemm", 2.0));

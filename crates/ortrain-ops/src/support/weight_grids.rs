@@ -191,8 +191,7 @@ impl LinearGrid {
         if scale < smallest_normal(dtype) {
             return (1.0, 0.0);
         }
-        let zero_point =
-            if self.has_zero_point { (self.low - least / scale).round_ties_even() } else { 0.0 };
+        let zero_point = if self.has_zero_point { (self.low - least / scale).round_ties_even() } else { 0.0 };
         (Tensor::scalar(dtype, scale).to_f64()[0], zero_point)
     }
 

@@ -3,9 +3,7 @@
 //! (T. Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", 2023.)
 
 use ortrain_onnx::OperatorSetIdProto;
-use ortrain_ops::training::{
-    AdapterTarget, FactorName, WeightFormat, quantize_weight, weight_readers,
-};
+use ortrain_ops::training::{AdapterTarget, FactorName, WeightFormat, quantize_weight, weight_readers};
 use rustc_hash::FxHashSet;
 
 use super::{LoraOptions, Prepared, adapter_error};
@@ -101,7 +99,8 @@ pub(super) fn quantize(
         }
         let weight = prepared.constant(&target.weight)?;
         let layers: Vec<&AdapterTarget> = of_weight.iter().map(|&at| &targets[at]).collect();
-        let new = quantize_weight(prepared.graph()?, &layers, &weight, (format, opset)).map_err(adapter_error)?;
+        let new =
+            quantize_weight(prepared.graph()?, &layers, &weight, (format, opset)).map_err(adapter_error)?;
         prepared.add_constants(new.constants)?;
         for (&at, value) in of_weight.iter().zip(new.values) {
             values[at] = value;
@@ -119,7 +118,10 @@ pub(super) fn quantize(
     let all = prepared.targets()?;
     let find = |value: &String| all.iter().find(|target| target.value == *value).cloned();
     values.iter().map(find).collect::<Option<Vec<AdapterTarget>>>().ok_or_else(|| {
-        Error::Argument(format!("{} has a layer that is lost by the quantization of its weight", prepared.label))
+        Error::Argument(format!(
+            "{} has a layer that is lost by the quantization of its weight",
+            prepared.label
+        ))
     })
 }
 

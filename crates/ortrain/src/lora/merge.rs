@@ -126,8 +126,10 @@ fn merge_into(prepared: &mut Prepared, factors: &[(String, f64)]) -> Result<Vec<
     let mut errors = Vec::new();
     for (target, adapters) in parts {
         let weight = &target.weight;
-        let deltas: Vec<Delta> =
-            adapters.iter().map(|(name, factor)| delta(prepared, weight, name, *factor)).collect::<Result<_>>()?;
+        let deltas: Vec<Delta> = adapters
+            .iter()
+            .map(|(name, factor)| delta(prepared, weight, name, *factor))
+            .collect::<Result<_>>()?;
         let merged = merge_weight(&prepared.typed, &target, &deltas).map_err(adapter_error)?;
         if merged.is_ungrouped {
             let others = adapted_layers(prepared.graph()?);
@@ -229,7 +231,8 @@ fn check_equal(found: &Prepared, expected: &Prepared) -> Result<()> {
         )))
     };
     let content = |prepared: &Prepared, tensor: &TensorProto| {
-        Graph::tensor_from_proto(&prepared.model, tensor).map_err(|source| Error::graph(&prepared.label, source))
+        Graph::tensor_from_proto(&prepared.model, tensor)
+            .map_err(|source| Error::graph(&prepared.label, source))
     };
     let (Some(graph), Some(merge)) = (&found.model.proto.graph, &expected.model.proto.graph) else {
         return fail("it has no graph".into());

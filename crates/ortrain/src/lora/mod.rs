@@ -19,8 +19,8 @@ use std::collections::HashSet;
 use ortrain_graph::{Graph, Tensor, tensor_to_proto};
 use ortrain_onnx::{GraphProto, LoadedModel, ModelProto, NodeProto, visit_tensors_mut};
 use ortrain_ops::training::{
-    AdaptedLayer, AdapterForm, AdapterTarget, FactorKind, LayerKind, adapted_layers, add_adapter, factor_name,
-    find_adapter_targets, remove_adapter, row_lengths, scale_name, split_fused_products,
+    AdaptedLayer, AdapterForm, AdapterTarget, FactorKind, LayerKind, adapted_layers, add_adapter,
+    factor_name, find_adapter_targets, remove_adapter, row_lengths, scale_name, split_fused_products,
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 

@@ -16,8 +16,8 @@ use ortrain_ops::training::{
 };
 use serde_json::{Map, Value, json};
 
-use super::selection::module_of;
 use super::merge::first_layers;
+use super::selection::module_of;
 use super::{Prepared, adapter_error, no_adapter_error, target_of, target_of_layer};
 use crate::model::base_hash::{BASE_KEY, base_hash};
 use crate::model::graph::opset_of;

@@ -64,18 +64,20 @@ pub(super) fn module_of(target: &AdapterTarget) -> String {
         return module.clone();
     }
     let weight = &target.weight;
-    let is_generated = weight.contains("::") || !weight.contains(|sign: char| sign.is_ascii_alphabetic());
+    let stem = without_suffixes(weight);
+    let is_generated = stem.contains("::") || !stem.contains(|sign: char| sign.is_ascii_alphabetic());
     if !is_generated {
-        return without_suffixes(weight).to_owned();
+        return stem.to_owned();
     }
     let path = target.node_name.trim_start_matches('/');
     path.rsplit_once('/').map_or(path, |(module, _)| module).replace('/', ".")
 }
 
-/// Returns the name of a module from the name of its weight. Quantizers append `_Q4` or `_quantized`, and builders of
-/// models append the operator.
+/// Returns the name of a module from the name of its weight. Quantizers append `_Q4`, `_Bnb4` or `_quantized`, and builders
+/// of models append the operator.
 fn without_suffixes(weight: &str) -> &str {
-    let stem = weight.strip_suffix("_quantized").unwrap_or(weight);
+    let stem = ["_quantized", "_Bnb4"].iter().find_map(|suffix| weight.strip_suffix(suffix));
+    let stem = stem.unwrap_or(weight);
     let stem = match stem.rsplit_once("_Q") {
         Some((stem, bits)) if bits.starts_with(|sign: char| sign.is_ascii_digit()) => stem,
         _ => stem,

@@ -156,11 +156,7 @@ pub fn quantize_weight(
     Ok(QuantizedWeight { constants: names.into_iter().zip(constants).collect(), values })
 }
 
-fn check(
-    target: &AdapterTarget,
-    weight: &Tensor,
-    (format, opset): (WeightFormat, i64),
-) -> Result<(), Error> {
+fn check(target: &AdapterTarget, weight: &Tensor, (format, opset): (WeightFormat, i64)) -> Result<(), Error> {
     let fail = |reason: String, advice: &str| {
         let (name, node) = (format.name(), &target.node);
         let weight = &target.weight;
@@ -249,8 +245,7 @@ fn normal_floats(rows: &[Vec<f32>], dtype: DType) -> Vec<Tensor> {
         codes.extend(block);
     }
     let zero = NumberTable::Nf4.quantize(&[0.0]).1[0];
-    let pairs: Vec<u8> =
-        codes.chunks(2).map(|pair| pair[0] << BITS | pair.get(1).unwrap_or(&zero)).collect();
+    let pairs: Vec<u8> = codes.chunks(2).map(|pair| pair[0] << BITS | pair.get(1).unwrap_or(&zero)).collect();
     let largest = Tensor::f32(&[largest.len()], &largest);
     let largest = if dtype == DType::F32 { largest } else { largest.converted(dtype) };
     vec![Tensor::from_slice(DType::U8, &[pairs.len()], &pairs), largest]
@@ -308,7 +303,12 @@ fn is_read(graph: &GraphProto, value: &str) -> bool {
         || graph.node.iter().any(|node| {
             node.input.iter().any(|input| input == value)
                 || node.attribute.iter().any(|attribute| {
-                    attribute.g.as_deref().into_iter().chain(&attribute.graphs).any(|nested| is_read(nested, value))
+                    attribute
+                        .g
+                        .as_deref()
+                        .into_iter()
+                        .chain(&attribute.graphs)
+                        .any(|nested| is_read(nested, value))
                 })
         })
 }

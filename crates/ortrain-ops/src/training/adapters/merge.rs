@@ -47,7 +47,8 @@ pub fn merge_weight(graph: &Graph, target: &AdapterTarget, deltas: &[Delta]) -> 
         let old = stored.elements();
         let mut change = vec![0.0; old.len()];
         for delta in deltas {
-            let part = stored.in_order(target, product_of_factors(target, (&delta.factors[0], &delta.factors[1]))?)?;
+            let part = stored
+                .in_order(target, product_of_factors(target, (&delta.factors[0], &delta.factors[1]))?)?;
             add_scaled(&mut change, &part, delta.scale);
         }
         let sums: Vec<f64> = old.iter().zip(&change).map(|(old, change)| old + change).collect();

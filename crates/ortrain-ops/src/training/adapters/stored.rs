@@ -9,9 +9,7 @@ use crate::class::Class;
 use crate::registry::class_of;
 use crate::support::packed_integers::{positive, read_bits, read_block};
 use crate::support::quantization_grid::Layout;
-use crate::support::weight_grids::{
-    LinearGrid, NumberTable, quantize_unsigned, read_code, write_code,
-};
+use crate::support::weight_grids::{LinearGrid, NumberTable, quantize_unsigned, read_code, write_code};
 
 /// Quantized weight with its scales.
 pub(super) struct StoredWeight {
@@ -59,7 +57,8 @@ impl StoredWeight {
         if of(node, first) != weight {
             return Err(fail("nodes are between the integers and their scale"));
         }
-        let mut readers = graph.nodes.iter().filter(|other| other.present_inputs().any(|id| Some(id) == weight));
+        let mut readers =
+            graph.nodes.iter().filter(|other| other.present_inputs().any(|id| Some(id) == weight));
         let is_same = |other: &Node| {
             class_of(other) == class_of(node)
                 && other.attrs == node.attrs
@@ -148,7 +147,8 @@ impl StoredWeight {
             Form::Packed { bits, blocks, .. } if value.dtype() == DType::U8 => {
                 let row_bytes = (blocks.len() * bits).div_ceil(8).max(1);
                 let rows = value.data().chunks_exact(row_bytes);
-                rows.flat_map(|row| (0..blocks.len()).map(|at| f64::from(read_code(row, at, *bits)))).collect()
+                rows.flat_map(|row| (0..blocks.len()).map(|at| f64::from(read_code(row, at, *bits))))
+                    .collect()
             }
             _ => value.to_f64(),
         }
@@ -222,7 +222,9 @@ impl StoredWeight {
             *value = if value.dtype() == DType::U8 {
                 let mut bytes = value.data().to_vec();
                 let size = (blocks.len() * bits).div_ceil(8).max(1);
-                for (row, points) in bytes.chunks_exact_mut(size).zip(zero_points.chunks_exact(blocks.len().max(1))) {
+                for (row, points) in
+                    bytes.chunks_exact_mut(size).zip(zero_points.chunks_exact(blocks.len().max(1)))
+                {
                     for (at, &point) in points.iter().enumerate() {
                         write_code(row, at, *bits, point as u8);
                     }
@@ -295,7 +297,8 @@ const GROUPS: usize = 4;
 
 /// Returns the node that reads the integers of a layer.
 fn reader<'g>(graph: &'g Graph, target: &AdapterTarget) -> Option<&'g Node> {
-    let maker = |id: ValueId| graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == id));
+    let maker =
+        |id: ValueId| graph.nodes.iter().find(|node| node.present_outputs().any(|output| output == id));
     let layer = maker(graph.find(&target.value)?)?;
     if class_of(layer) == Class::PackedProduct {
         return Some(layer);
