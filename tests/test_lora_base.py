@@ -1,4 +1,4 @@
-"""Adapters on quantized bases: bytes of onnxruntime's quantizers, gradients of the float model, merges and their errors."""
+"""Adapters on quantized bases: bytes of onnxruntime's quantizers, gradients of the float model, merges, errors."""
 
 from __future__ import annotations
 
@@ -186,6 +186,46 @@ def layers() -> ModelProto:
     return model_of(nodes, weights, x=("N",), y=("N", 11))
 
 
+@pytest.mark.parametrize("base", BASES)
+def test_weights_of_constant_nodes_behind_casts(base: str) -> None:
+    """A float16 weight of a Constant node behind Cast and Transpose is quantized as the layer reads it."""
+    w = random(8, 96, dtype=np.float16)
+    nodes = [
+        helper.make_node("Constant", [], ["w"], value=numpy_helper.from_array(w)),
+        node("Cast", ["w"], "c", to=FLOAT),
+        node("Transpose", ["c"], "t"),
+        node("MatMul", ["x", "t"], "y"),
+    ]
+    adapted, description = lora.add(model_of(nodes, {}, y=("N", 8)), rank=2, targets="*", base=base)
+    assert len(description.layers) == 1
+    plain = model_of([node("MatMul", ["x", "w"], "y")], {"w": w.T.astype(np.float32)}, y=("N", 8))
+    expected = on_onnxruntime(without_adapter(plain, base=base), np.eye(96, dtype=np.float32))
+    # Scales of float16 have 11 bits.
+    tolerance = 1e-3 if base == "int8" else 0
+    found = on_onnxruntime(adapted, np.eye(96, dtype=np.float32))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
+    assert "w" not in constants(adapted)
+    if base != "int8":
+        assert len(ops(adapted)) == 1
+
+
+def test_bfloat16_has_the_bytes_of_onnxruntime() -> None:
+    """The quantizer computes in float32, and rounds the scales at the end."""
+    plain = constants(product(80, 7))["w"]
+    entry = numpy_helper.from_array(plain, "w")
+    entry.data_type, entry.raw_data = TensorProto.BFLOAT16, plain.view(np.uint16).reshape(80, 7, 2)[..., 1].tobytes()
+    model = model_of([node("MatMul", ["x", "w"], "y")], {}, x=("N", 80), y=("N", 7), dtype=TensorProto.BFLOAT16)
+    model.graph.initializer.append(entry)
+    floats = numpy_helper.to_array(entry).astype(np.float32)
+    packed, scales = np.zeros((7, 3, 16), np.uint8), np.zeros((7, 3), np.float32)
+    quantize_matmul_4bits(
+        packed, np.pad(floats, ((0, 16), (0, 0))), scales, np.zeros((7, 2), np.uint8), 32, 7, 80, True
+    )
+    found = constants(without_adapter(model, base="int4"))
+    assert found["w_Q4"].tobytes() == packed.tobytes()
+    assert found["w_scales"].tobytes() == scales.astype(found["w_scales"].dtype).tobytes()
+
+
 def indices(count: int = 6) -> np.ndarray:
     return np.arange(count, dtype=np.float32) * 2 % 11
 
@@ -293,7 +333,7 @@ def test_merge_quantizes_the_sum(base: str) -> None:
     found = constants(merged)
     assert set(found) == set(expected)
     differing = sum((found[name] != expected[name]).sum() for name in found)
-    # The dequantized weights of onnxruntime are float32, and ours are float64: a number between two integers may differ.
+    # The dequantized weights of onnxruntime are float32, and ours are float64: a number between two integers may move.
     assert differing <= 0.01 * sum(value.size for value in found.values())
     after = on_onnxruntime(merged, np.eye(96, dtype=np.float32))
     [report] = reports
@@ -613,7 +653,7 @@ def test_bad_weights() -> None:
     infinite = constants(model)["w"].copy()
     infinite[1, 2] = np.inf
     model.graph.initializer[0].CopyFrom(numpy_helper.from_array(infinite, "w"))
-    with pytest.raises(InvalidArgumentError, match='"w" of .* cannot be quantized to int4: element 10 is inf'):
+    with pytest.raises(InvalidArgumentError, match=r'"w" of .* cannot be quantized to int4: element 10 is inf'):
         lora.add(model, rank=2, targets="*", base="int4")
     old = model_of([node("MatMul", ["x", "w"], "y")], {"w": random(96, 8)}, opset=12)
     with pytest.raises(InvalidArgumentError, match="opset 12, and its weights of float32 need opset 13; convert"):

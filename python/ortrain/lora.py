@@ -392,8 +392,8 @@ def merge(
         output: a path to write the model to; the result is then ``None``.
 
     Raises:
-        InvalidArgumentError: if the model has no adapter of a name, or a node without the adapter reads the weight. Also
-            if the layout of a quantized weight is unknown, and for a factor of DoRA other than 1.
+        InvalidArgumentError: if the model has no adapter of a name, or a node without the adapter reads the weight.
+            Also if the layout of a quantized weight is unknown, and for a factor of DoRA other than 1.
         InvalidModelError, UnsupportedError: if the model cannot be read.
         NoSuchFileError, OrtrainError: if a file does not exist or cannot be written.
 

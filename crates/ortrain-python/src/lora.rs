@@ -182,6 +182,9 @@ pub(crate) fn remove_adapter<'py>(
     message(py, || Ok(encode_model(&remove(model.0, name)?)?))
 }
 
+/// Name, largest error and root-mean-square error of a merged weight.
+type MergeErrors = (String, f64, f64);
+
 /// Returns a model with merged adapters, as a message, and the name, the largest error and the root-mean-square error of
 /// each weight.
 #[pyfunction]
@@ -189,7 +192,7 @@ pub(crate) fn merge_adapters(
     py: Python<'_>,
     model: Source,
     factors: Vec<(String, f64)>,
-) -> PyResult<(Bound<'_, PyBytes>, Vec<(String, f64, f64)>)> {
+) -> PyResult<(Bound<'_, PyBytes>, Vec<MergeErrors>)> {
     let (encoded, errors) = detached(py, || {
         let (model, errors) = merge_with_errors(model.0, &factors)?;
         Ok((encode_model(&model)?, errors))

@@ -192,7 +192,7 @@ mod tests {
     fn activation_follows_a_split_product() {
         let text = |name: &str, value: &str| AttributeProto {
             name: name.into(),
-            s: value.as_bytes().to_vec(),
+            s: value.as_bytes().to_vec().into(),
             r#type: AttributeType::String as i32,
             ..AttributeProto::default()
         };
