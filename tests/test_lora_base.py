@@ -56,7 +56,7 @@ def model_of(
 
 
 def product(inputs: int, columns: int, dtype: Any = np.float32) -> ModelProto:
-    """Return a product with a weight, among whose blocks one is of zeros."""
+    """Return a product with a weight, which has a block of zeros."""
     w = random(inputs, columns, dtype=dtype)
     w[:32, 0] = 0
     code = FLOAT if dtype == np.float32 else FLOAT16
@@ -112,10 +112,10 @@ TYPES = [np.float32, np.float16]
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_int4_has_the_bytes_of_onnxruntime(shape: tuple[int, int], dtype: Any) -> None:
-    """Integers, scales and node equal those of onnxruntime's quantizer, with short last blocks, too."""
+    """onnxruntime's quantizer writes the same integers, scales and node; last blocks may be short."""
     model = product(*shape, dtype)
     (rows, columns), blocks = shape, -(-shape[0] // 32)
-    # The calls of DefaultWeightOnlyQuantizer.qbits_block_quant, whose module needs another package.
+    # DefaultWeightOnlyQuantizer.qbits_block_quant calls this; its module needs another package.
     padded = np.pad(constants(model)["w"], ((0, blocks * 32 - rows), (0, 0)))
     packed, zero_points = np.zeros((columns, blocks, 16), np.uint8), np.zeros((columns, (blocks + 1) // 2), np.uint8)
     scales = np.zeros((columns, blocks), dtype)
@@ -129,7 +129,7 @@ def test_int4_has_the_bytes_of_onnxruntime(shape: tuple[int, int], dtype: Any) -
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_nf4_has_the_bytes_of_onnxruntime(shape: tuple[int, int], dtype: Any) -> None:
-    """Codes, scales and node equal those of MatMulBnb4Quantizer; blocks may span columns."""
+    """MatMulBnb4Quantizer writes the same codes, scales and node; blocks may span columns."""
     model = product(*shape, dtype)
     quantizer = MatMulBnb4Quantizer(ModelProto.FromString(model.SerializeToString()), MatMulBnb4Quantizer.NF4, 64)
     quantizer.process()
@@ -187,7 +187,7 @@ def layers() -> ModelProto:
 
 
 @pytest.mark.parametrize("base", BASES)
-def test_weights_of_constant_nodes_behind_casts(base: str) -> None:
+def test_weights_of_constant_nodes(base: str) -> None:
     """A float16 weight of a Constant node behind Cast and Transpose is quantized as the layer reads it."""
     w = random(8, 96, dtype=np.float16)
     nodes = [
@@ -200,8 +200,8 @@ def test_weights_of_constant_nodes_behind_casts(base: str) -> None:
     assert len(description.layers) == 1
     plain = model_of([node("MatMul", ["x", "w"], "y")], {"w": w.T.astype(np.float32)}, y=("N", 8))
     expected = on_onnxruntime(without_adapter(plain, base=base), np.eye(96, dtype=np.float32))
-    # Scales of float16 have 11 bits.
-    tolerance = 1e-3 if base == "int8" else 0
+    # Scales of float16 are rounded, so that an integer may move by one step of 127.
+    tolerance = 1.05 / 127 if base == "int8" else 0
     found = on_onnxruntime(adapted, np.eye(96, dtype=np.float32))
     np.testing.assert_allclose(found, expected, rtol=0, atol=tolerance * np.abs(expected).max())
     assert "w" not in constants(adapted)
@@ -300,7 +300,7 @@ def gradients(model: ModelProto, folder: Path) -> dict[str, np.ndarray]:
 
 @pytest.mark.parametrize("base", BASES)
 def test_gradients_of_the_float_model(base: str, tmp_path: Path) -> None:
-    """Gradients of all factors equal those of the same model with the dequantized weights."""
+    """All factors have the gradients of the same model with the dequantized weights."""
     adapted = with_random_factors(lora.add(layers(), rank=3, base=base)[0])
     ours, reference = gradients(adapted, tmp_path / "ours"), gradients(dequantized(adapted), tmp_path / "floats")
     assert len(ours) == 12

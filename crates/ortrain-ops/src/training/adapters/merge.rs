@@ -32,9 +32,9 @@ pub struct MergedWeight {
     pub is_ungrouped: bool,
 }
 
-/// Returns the weight of a layer with adapters. A block of a quantized weight that they do not change keeps its bits. The
-/// weight of a convolution with groups becomes the weight of a convolution without groups, because the first factor
-/// reads all channels.
+/// Returns the weight of a layer with adapters. Unchanged blocks of a quantized weight keep their bits.
+///
+/// A convolution with groups becomes a convolution without groups, because the first factor reads all channels.
 ///
 /// # Errors
 /// Returns an error if the sizes of the factors do not fit, if the layout of the weight is unknown, or if a sum is

@@ -90,7 +90,7 @@ impl StoredWeight {
         if stored.has_fitting_sizes() { Ok(stored) } else { Err(missing()) }
     }
 
-    /// Returns true if the constants have as many elements as the layout needs.
+    /// Returns true if the sizes of the constants fit the layout.
     fn has_fitting_sizes(&self) -> bool {
         let (codes, scales) = (self.codes.value.len(), self.scales.value.len());
         match &self.form {

@@ -94,8 +94,7 @@ fn adapted_weight(
 
 const SIZES_DIFFER: &str = "the sizes of the factors do not fit the weight";
 
-/// Returns the product of two factors as a matrix `[outputs, inputs]`, whose rows have all inputs even if the layer has
-/// groups.
+/// Returns the product of two factors as a matrix `[outputs, inputs]`. Groups of a convolution do not make its rows shorter.
 pub(super) fn product_of_factors(
     target: &AdapterTarget,
     (a, b): (&Tensor, &Tensor),
