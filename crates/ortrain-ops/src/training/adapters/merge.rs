@@ -28,13 +28,11 @@ pub struct MergedWeight {
     pub largest_error: f64,
     /// Root of the mean of the squares of these differences.
     pub rms_error: f64,
-    /// True if a convolution has groups no longer.
+    /// True if a convolution has groups no longer: the first factor of its adapter reads all channels.
     pub is_ungrouped: bool,
 }
 
 /// Returns the weight of a layer with adapters. Unchanged blocks of a quantized weight keep their bits.
-///
-/// A convolution with groups becomes a convolution without groups, because the first factor reads all channels.
 ///
 /// # Errors
 /// Returns an error if the sizes of the factors do not fit, if the layout of the weight is unknown, or if a sum is
