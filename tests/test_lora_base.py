@@ -450,6 +450,36 @@ def test_merge_into_every_format(name: str) -> None:
     assert constants(lora.unmerge(merged, adapted))["q"].tobytes() == constants(base)["q"].tobytes()
 
 
+QUANTIZED_LAYERS: dict[str, tuple[Any, tuple[int, ...], dict[str, Any]]] = {
+    "convolution": (node("Conv", ["x", "w"], "y"), (8, 4, 3, 3), {"x": ("N", 4, 5, 6), "y": ("N", 8, 3, 4)}),
+    "embedding": (node("Gather", ["w", "ids"], "y"), (11, 8), {"x": ("N",), "y": ("N", 8)}),
+    "transposed": (node("Gemm", ["x", "w", "b"], "y", transB=1), (8, 12), {"x": ("N", 12), "y": ("N", 8)}),
+}
+
+
+@pytest.mark.parametrize("name", QUANTIZED_LAYERS)
+def test_merge_into_integers_of_other_layers(name: str) -> None:
+    """Convolutions, embeddings and transposed products have their integers in other orders."""
+    layer, shape, sizes = QUANTIZED_LAYERS[name]
+    rng = np.random.default_rng(5)
+    weights = {
+        "q": rng.integers(-127, 127, shape, np.int8),
+        "s": (0.5 + rng.random(shape[0])).astype(np.float32) / 127,
+        "b": random(8),
+    }
+    nodes = [node("DequantizeLinear", ["q", "s"], "w", axis=0), node("Cast", ["x"], "ids", to=TensorProto.INT64), layer]
+    base = model_of(nodes, weights, **sizes)
+    adapted = with_random_factors(lora.add(base, rank=2, targets="q")[0], 0.3)
+    merged = lora.merge(adapted)
+    x = indices() if name == "embedding" else random(*(size if isinstance(size, int) else 3 for size in sizes["x"]))
+    expected, plain = (on_onnxruntime(model, x) for model in (adapted, base))
+    # Sums of some dozen products, whose weights have a step of 1 / 127.
+    tolerance = 0.04 * np.abs(expected).max()
+    assert np.abs(expected - plain).max() > 2 * tolerance
+    np.testing.assert_allclose(on_onnxruntime(merged, x), expected, rtol=0, atol=tolerance)
+    assert lora.unmerge(merged, adapted) == lora.remove(adapted)
+
+
 def test_shared_scales_stay(tmp_path: Path) -> None:
     """A zero point or scale that another layer reads, too, keeps its value there."""
     weights = {
@@ -497,6 +527,12 @@ def test_unknown_layouts_are_not_merged() -> None:
     ]
     adapted, _ = lora.add(model_of(nodes, weights, x=("N", 12), y=("N", 12)), rank=2, targets="*")
     with pytest.raises(InvalidArgumentError, match='"q" cannot be merged: nodes are between the integers and their'):
+        lora.merge(adapted)
+    conv = node("Conv", ["x", "w"], "y", group=2)
+    weights = {"q": np.ones((8, 2, 3, 3), np.int8), "s": np.array(0.1, np.float32)}
+    nodes = [node("DequantizeLinear", ["q", "s"], "w"), conv]
+    adapted, _ = lora.add(model_of(nodes, weights, x=("N", 4, 5, 6), y=("N", 8, 3, 4)), rank=2, targets="*")
+    with pytest.raises(InvalidArgumentError, match="the convolution has groups, and its weight consists of integers"):
         lora.merge(adapted)
     too_large = with_random_factors(lora.add(product(96, 8), rank=2, targets="*", base="nf4")[0], 1e30)
     with pytest.raises(InvalidArgumentError, match="the sum has elements that are infinite or NaN"):

@@ -41,6 +41,9 @@ pub fn merge_weight(graph: &Graph, target: &AdapterTarget, deltas: &[Delta]) -> 
     let find = |name: &str| graph.find(name).and_then(|id| graph.value(id).content().cloned());
     let weight = find(&target.weight).ok_or_else(|| merge_error(target, "the weight is no constant"))?;
     if target.has_integers() {
+        if target.groups > 1 {
+            return Err(merge_error(target, "the convolution has groups, and its weight consists of integers"));
+        }
         let stored = StoredWeight::find(graph, target)?;
         let old = stored.elements();
         let mut change = vec![0.0; old.len()];

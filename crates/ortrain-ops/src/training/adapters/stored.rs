@@ -62,7 +62,7 @@ impl StoredWeight {
         let is_same = |other: &Node| {
             class_of(other) == class_of(node)
                 && other.attrs == node.attrs
-                && (0..5 - 3 * usize::from(!is_packed)).all(|k| of(other, first + k) == of(node, first + k))
+                && (0..3 + first).all(|k| of(other, first + k) == of(node, first + k))
         };
         if !readers.all(is_same) {
             return Err(fail("nodes read its integers with different scales"));
