@@ -2,138 +2,91 @@
 //!
 //! (T. Dettmers et al., "QLoRA: Efficient Finetuning of Quantized LLMs", 2023.)
 
-use ortrain_onnx::OperatorSetIdProto;
+use ortrain_graph::{Graph, Tensor};
+use ortrain_onnx::{GraphProto, ModelProto, OperatorSetIdProto};
 use ortrain_ops::training::{AdapterTarget, FactorName, WeightFormat, quantize_weight, weight_readers};
 use rustc_hash::FxHashSet;
 
-use super::{LoraOptions, Prepared, adapter_error};
-use crate::model::graph::{infer_graph, opset_of};
+use crate::model::graph::{message_graph, opset_of};
 use crate::{Error, Result};
 
-/// Form of the adapted weights of linear layers.
-///
-/// ```
-/// use ortrain::lora::Base;
-///
-/// assert_eq!(Base::from_name("int4"), Some(Base::Int4));
-/// ```
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum Base {
-    /// As they are.
-    #[default]
-    Keep,
-    /// Integers of 8 bits with a scale for each output (`DequantizeLinear`).
-    Int8,
-    /// Integers of 4 bits in blocks of 32 (`MatMulNBits`).
-    Int4,
-    /// 4-bit normal floats in blocks of 64 (`MatMulBnb4`).
-    Nf4,
+/// Layers and constants of a model with quantized weights.
+pub(super) struct QuantizedBase {
+    /// Result of each layer.
+    pub(super) values: Vec<String>,
+    /// New constants.
+    pub(super) constants: Vec<(String, Tensor)>,
 }
 
-impl Base {
-    /// Returns the form of a name.
-    ///
-    /// ```
-    /// use ortrain::lora::Base;
-    ///
-    /// assert_eq!(Base::from_name("keep"), Some(Base::Keep));
-    /// assert_eq!(Base::from_name("int2"), None);
-    /// ```
-    #[must_use]
-    pub fn from_name(name: &str) -> Option<Base> {
-        match name {
-            "keep" => Some(Base::Keep),
-            "int8" => Some(Base::Int8),
-            "int4" => Some(Base::Int4),
-            "nf4" => Some(Base::Nf4),
-            _ => None,
-        }
-    }
-
-    /// Returns the format of quantized weights; `None` for weights as they are.
-    fn format(self) -> Option<WeightFormat> {
-        match self {
-            Base::Keep => None,
-            Base::Int8 => Some(WeightFormat::Int8),
-            Base::Int4 => Some(WeightFormat::Int4),
-            Base::Nf4 => Some(WeightFormat::Nf4),
-        }
-    }
-}
-
-/// Quantizes the weights of the selected linear layers, one at a time. Returns the selected layers of the new model.
-/// Weights that other nodes read, and weights of integers, stay as they are.
+/// Quantizes the weights of the selected linear layers, one at a time, and changes their nodes. The new constants are not
+/// added. Weights that other nodes read, and weights of integers, stay as they are.
 pub(super) fn quantize(
-    prepared: &mut Prepared,
-    targets: Vec<AdapterTarget>,
-    options: &LoraOptions,
-) -> Result<Vec<AdapterTarget>> {
-    let Some(format) = options.base.format() else { return Ok(targets) };
-    let opset = opset_of(&prepared.model.proto);
+    label: &str,
+    (proto, typed): (&mut ModelProto, &Graph),
+    targets: &[AdapterTarget],
+    format: WeightFormat,
+) -> Result<QuantizedBase> {
+    let opset = opset_of(proto);
+    add_import(proto, format.domain());
+    let graph = message_graph(label, proto)?;
     let mut values: Vec<String> = targets.iter().map(|target| target.value.clone()).collect();
-    let mut quantized: FxHashSet<&str> = FxHashSet::default();
-    let adapted: FxHashSet<String> = prepared
-        .typed
+    let mut constants = Vec::new();
+    let mut visited: FxHashSet<&str> = FxHashSet::default();
+    let adapted: FxHashSet<&str> = typed
         .value_ids()
-        .filter_map(|id| FactorName::split(prepared.typed.name_of(id)).map(|name| name.weight.to_owned()))
+        .filter_map(|id| FactorName::split(typed.name_of(id)).map(|name| name.weight))
         .collect();
     for target in targets.iter().filter(|target| target.can_be_quantized()) {
-        if !quantized.insert(&target.weight) {
+        let weight = target.weight.as_str();
+        if !visited.insert(weight) {
             continue;
         }
-        let of_weight: Vec<usize> =
-            (0..targets.len()).filter(|&at| targets[at].weight == target.weight).collect();
-        let is_layer = |reader: &String| of_weight.iter().any(|&at| targets[at].value == *reader);
-        if adapted.contains(&target.weight) {
+        let layers: Vec<usize> = (0..targets.len()).filter(|&at| targets[at].weight == weight).collect();
+        if adapted.contains(weight) {
             return Err(Error::Argument(format!(
-                "the weight {:?} has an adapter already, so it cannot be quantized to {}; quantize with the first \
+                "the weight {weight:?} has an adapter already, so it cannot be quantized to {}; quantize with the first \
                  adapter, or merge the present one",
-                target.weight,
                 format.name()
             )));
         }
-        if !weight_readers(&prepared.typed, &target.weight).iter().all(is_layer) {
-            quantized.remove(target.weight.as_str());
-            continue;
-        }
-        let weight = prepared.constant(&target.weight)?;
-        let layers: Vec<&AdapterTarget> = of_weight.iter().map(|&at| &targets[at]).collect();
-        let new =
-            quantize_weight(prepared.graph()?, &layers, &weight, (format, opset)).map_err(adapter_error)?;
-        prepared.add_constants(new.constants)?;
-        for (&at, value) in of_weight.iter().zip(new.values) {
-            values[at] = value;
+        let is_layer = |reader: &String| layers.iter().any(|&at| targets[at].value == *reader);
+        if weight_readers(typed, weight).iter().all(is_layer) {
+            let of_weight: Vec<&AdapterTarget> = layers.iter().map(|&at| &targets[at]).collect();
+            let new = quantize_layers(graph, typed, &of_weight, (format, opset))?;
+            constants.extend(new.constants);
+            for (&at, value) in layers.iter().zip(new.values) {
+                values[at] = value;
+            }
         }
     }
-    if quantized.is_empty() {
+    if constants.is_empty() {
         return Err(Error::Argument(format!(
             "the base {:?} needs linear layers whose weights are matrices of floats that no other node reads, and no \
-             selected layer of {} has one; select such layers, or use the base \"keep\"",
-            format.name(),
-            prepared.label
+             selected layer of {label} has one; select such layers, or use the base \"keep\"",
+            format.name()
         )));
     }
-    prepared.infer_again(format)?;
-    let all = prepared.targets()?;
-    let find = |value: &String| all.iter().find(|target| target.value == *value).cloned();
-    values.iter().map(find).collect::<Option<Vec<AdapterTarget>>>().ok_or_else(|| {
-        Error::Argument(format!(
-            "{} has a layer that is lost by the quantization of its weight",
-            prepared.label
-        ))
-    })
+    Ok(QuantizedBase { values, constants })
 }
 
-impl Prepared {
-    /// Infers the types of the changed model again.
-    fn infer_again(&mut self, format: WeightFormat) -> Result<()> {
-        let domain = format.domain();
-        let imports = &mut self.model.proto.opset_import;
-        if !domain.is_empty() && !imports.iter().any(|set| set.domain == domain) {
-            imports.push(OperatorSetIdProto { domain: domain.to_owned(), version: 1 });
-        }
-        self.typed = infer_graph(&self.label, &self.model)?;
-        Ok(())
+/// Quantizes the weight of some layers.
+fn quantize_layers(
+    graph: &mut GraphProto,
+    typed: &Graph,
+    layers: &[&AdapterTarget],
+    form: (WeightFormat, i64),
+) -> Result<QuantizedBase> {
+    let weight = &layers[0].weight;
+    let content = typed.find(weight).and_then(|id| typed.value(id).content());
+    let content = content.ok_or_else(|| Error::Argument(format!("the weight {weight:?} is no constant")))?;
+    let new =
+        quantize_weight(graph, layers, content, form).map_err(|error| Error::Argument(error.to_string()))?;
+    Ok(QuantizedBase { values: new.values, constants: new.constants })
+}
+
+/// Adds the import of a domain of operators.
+fn add_import(proto: &mut ModelProto, domain: &str) {
+    if !domain.is_empty() && !proto.opset_import.iter().any(|set| set.domain == domain) {
+        proto.opset_import.push(OperatorSetIdProto { domain: domain.to_owned(), version: 1 });
     }
 }

@@ -24,10 +24,9 @@ use ortrain_ops::training::{
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
-pub use base::Base;
 pub use files::{add_by_reference, add_to_file, base_by_reference, load_adapter_to_file};
 pub use merge::{MergedWeight, merge, merge_with_errors, unmerge};
-pub use options::{Description, Init, LayerAdapter, LoraOptions, Targets};
+pub use options::{Base, Description, Init, LayerAdapter, LoraOptions, Targets};
 pub use peft::{load_adapter, save_adapter};
 
 use crate::artifacts::to_self_contained_with_origins;
@@ -226,7 +225,7 @@ pub fn add(model: ModelSource, options: &LoraOptions) -> Result<(ModelProto, Des
 /// Adds an adapter to a prepared model.
 fn add_to(prepared: &mut Prepared, options: &LoraOptions) -> Result<Description> {
     let targets = selected_targets(prepared, options)?;
-    let targets = base::quantize(prepared, targets, options)?;
+    let targets = quantize_base(prepared, targets, options)?;
     let also = selection::train_also(&prepared.label, &prepared.typed, &options.train_also)?;
     let opset = opset_of(&prepared.model.proto);
     if options.dropout > 0.0 && opset < MIN_OPSET_OF_DROPOUT {
@@ -269,6 +268,27 @@ fn add_to(prepared: &mut Prepared, options: &LoraOptions) -> Result<Description>
     prepared.add_constants(constants)?;
     add_train_also(&mut prepared.model.proto, also);
     describe_targets(&targets, options)
+}
+
+/// Quantizes the weights of the selected layers. Returns the layers of the new model.
+fn quantize_base(
+    prepared: &mut Prepared,
+    targets: Vec<AdapterTarget>,
+    options: &LoraOptions,
+) -> Result<Vec<AdapterTarget>> {
+    let Some(format) = options.base.format() else { return Ok(targets) };
+    let model = (&mut prepared.model.proto, &prepared.typed);
+    let base::QuantizedBase { values, constants } = base::quantize(&prepared.label, model, &targets, format)?;
+    prepared.add_constants(constants)?;
+    prepared.typed = infer_graph(&prepared.label, &prepared.model)?;
+    let all = prepared.targets()?;
+    let find = |value: &String| all.iter().find(|target| target.value == *value).cloned();
+    values.iter().map(find).collect::<Option<Vec<AdapterTarget>>>().ok_or_else(|| {
+        Error::Argument(format!(
+            "a layer of {} is no layer after the quantization of its weight; exclude it",
+            prepared.label
+        ))
+    })
 }
 
 /// Returns the layers that [`add`] would adapt with these options.

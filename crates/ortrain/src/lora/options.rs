@@ -1,8 +1,7 @@
 //! Options of adapters, and descriptions of adapted layers.
 
-use ortrain_ops::training::{AdapterTarget, LayerKind, is_adapter_name};
+use ortrain_ops::training::{AdapterTarget, LayerKind, WeightFormat, is_adapter_name};
 
-use super::Base;
 use crate::{Error, Result};
 
 /// Selection of the weights that get adapters.
@@ -78,6 +77,58 @@ impl Init {
             "kaiming" => Some(Init::Kaiming),
             "gaussian" => Some(Init::Gaussian),
             _ => None,
+        }
+    }
+}
+
+/// Form of the adapted weights of linear layers.
+///
+/// ```
+/// use ortrain::lora::Base;
+///
+/// assert_eq!(Base::from_name("int4"), Some(Base::Int4));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Base {
+    /// As they are.
+    #[default]
+    Keep,
+    /// Integers of 8 bits with a scale for each output (`DequantizeLinear`).
+    Int8,
+    /// Integers of 4 bits in blocks of 32 (`MatMulNBits`).
+    Int4,
+    /// 4-bit normal floats in blocks of 64 (`MatMulBnb4`).
+    Nf4,
+}
+
+impl Base {
+    /// Returns the form of a name.
+    ///
+    /// ```
+    /// use ortrain::lora::Base;
+    ///
+    /// assert_eq!(Base::from_name("keep"), Some(Base::Keep));
+    /// assert_eq!(Base::from_name("int2"), None);
+    /// ```
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Base> {
+        match name {
+            "keep" => Some(Base::Keep),
+            "int8" => Some(Base::Int8),
+            "int4" => Some(Base::Int4),
+            "nf4" => Some(Base::Nf4),
+            _ => None,
+        }
+    }
+
+    /// Returns the format of quantized weights; `None` for weights as they are.
+    pub(super) fn format(self) -> Option<WeightFormat> {
+        match self {
+            Base::Keep => None,
+            Base::Int8 => Some(WeightFormat::Int8),
+            Base::Int4 => Some(WeightFormat::Int4),
+            Base::Nf4 => Some(WeightFormat::Nf4),
         }
     }
 }

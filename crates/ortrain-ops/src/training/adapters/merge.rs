@@ -42,7 +42,10 @@ pub fn merge_weight(graph: &Graph, target: &AdapterTarget, deltas: &[Delta]) -> 
     let weight = find(&target.weight).ok_or_else(|| merge_error(target, "the weight is no constant"))?;
     if target.has_integers() {
         if target.groups > 1 {
-            return Err(merge_error(target, "the convolution has groups, and its weight consists of integers"));
+            return Err(merge_error(
+                target,
+                "the convolution has groups, and its weight consists of integers",
+            ));
         }
         let stored = StoredWeight::find(graph, target)?;
         let old = stored.elements();
