@@ -497,7 +497,7 @@ def test_every_argument_has_a_flag() -> None:
 
     flags = {option.name for option in MODEL}
     assert arguments(Model) - flags == {"source", "session_options"}
-    assert flags - arguments(Model) == {"threads", "bf16_fallback"}
+    assert flags - arguments(Model) == {"threads", "bf16_fallback", "base"}
     assert arguments(ortrain.data.open) - {option.name for option in READING} == {
         "path",
         "model",

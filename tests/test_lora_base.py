@@ -473,7 +473,7 @@ def test_merge_into_integers_of_other_layers(name: str) -> None:
     merged = lora.merge(adapted)
     x = indices() if name == "embedding" else random(*(size if isinstance(size, int) else 3 for size in sizes["x"]))
     expected, plain = (on_onnxruntime(model, x) for model in (adapted, base))
-    # Sums of some dozen products, whose weights have a step of 1 / 127.
+    # A result is a sum of some dozen products, and a step of a weight is 1 / 127 of the largest weight.
     tolerance = 0.04 * np.abs(expected).max()
     assert np.abs(expected - plain).max() > 2 * tolerance
     np.testing.assert_allclose(on_onnxruntime(merged, x), expected, rtol=0, atol=tolerance)

@@ -218,9 +218,9 @@ def add(
         train_also: names and patterns of other parameters that are trained, such as ``"classifier.*"``.
         base: the form of the adapted weights of linear layers (Dettmers et al., "QLoRA: Efficient Finetuning of
             Quantized LLMs", 2023). ``"keep"`` leaves them as they are. ``"int4"`` makes them integers of 4 bits in
-            blocks of 32 (MatMulNBits), ``"nf4"`` 4-bit normal floats in blocks of 64 (MatMulBnb4), and ``"int8"``
-            integers of 8 bits with a scale for each output (DequantizeLinear). The bytes are the ones of onnxruntime's
-            quantizers. Weights that other nodes read, and weights of integers, stay as they are. The weights must be
+            blocks of 32 (MatMulNBits). ``"nf4"`` makes them 4-bit normal floats in blocks of 64 (MatMulBnb4).
+            ``"int8"`` makes them integers of 8 bits with a scale for each output (DequantizeLinear). onnxruntime's
+            quantizers write the same bytes. Weights that other nodes read, and weights of integers, stay as they are. The weights must be
             float32, float16 or bfloat16; ``"int8"`` needs opset 13, or 19 for 16-bit floats.
         name: the name of the adapter: letters, digits, ``_`` and ``-``.
         seed: the seed of the initial values, which are the same on every machine.

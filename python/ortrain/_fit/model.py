@@ -56,8 +56,8 @@ class Model:
         frozen: parameters that are not trained: names, patterns or a callable.
         classes: the number of classes of a new, untrained last layer; ``None`` to keep the layer.
         lora: the rank of a low-rank adapter that is trained instead of the weights, or a dict of the arguments of
-            :func:`ortrain.lora.add`, such as ``{"rank": 8, "targets": ["q_proj", "v_proj"]}``. The new last layer of
-            ``classes`` is trained, too.
+            :func:`ortrain.lora.add`, such as ``{"rank": 8, "base": "int4", "targets": ["q_proj", "v_proj"]}``. The new
+            last layer of ``classes`` is trained, too.
         metrics: names, metrics of :mod:`ortrain.metrics`, or functions ``(targets, outputs) -> float``.
         weighted_metrics: metrics in which a row counts by its weight: ``sample_weight``, in a training times
             ``class_weight``. The name of a metric that ``metrics`` has as well begins with ``weighted_``.

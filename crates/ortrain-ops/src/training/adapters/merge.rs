@@ -35,7 +35,7 @@ pub struct MergedWeight {
 /// Returns the weight of a layer with adapters. Unchanged blocks of a quantized weight keep their bits.
 ///
 /// # Errors
-/// Returns an error if the sizes of the factors do not fit, if the layout of the weight is unknown, or if a sum is
+/// Returns an error if the sizes of the factors do not fit, or if the layout of the weight is unknown. Also if a sum is
 /// infinite or NaN for a quantized weight.
 pub fn merge_weight(graph: &Graph, target: &AdapterTarget, deltas: &[Delta]) -> Result<MergedWeight, Error> {
     let find = |name: &str| graph.find(name).and_then(|id| graph.value(id).content().cloned());
