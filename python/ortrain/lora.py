@@ -220,8 +220,8 @@ def add(
             Quantized LLMs", 2023). ``"keep"`` leaves them as they are. ``"int4"`` makes them integers of 4 bits in
             blocks of 32 (MatMulNBits). ``"nf4"`` makes them 4-bit normal floats in blocks of 64 (MatMulBnb4).
             ``"int8"`` makes them integers of 8 bits with a scale for each output (DequantizeLinear). onnxruntime's
-            quantizers write the same bytes. Weights that other nodes read, and weights of integers, stay as they are. The weights must be
-            float32, float16 or bfloat16; ``"int8"`` needs opset 13, or 19 for 16-bit floats.
+            quantizers write the same bytes. Weights that other nodes read, and weights of integers, stay as they are.
+            The weights must be float32, float16 or bfloat16; ``"int8"`` needs opset 13, or 19 for 16-bit floats.
         name: the name of the adapter: letters, digits, ``_`` and ``-``.
         seed: the seed of the initial values, which are the same on every machine.
         output: a path to write the model to; the first result is then ``None``. Without it, the function needs the
