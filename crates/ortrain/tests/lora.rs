@@ -71,7 +71,7 @@ fn a_model_without_a_factor_is_an_error() {
 #[test]
 fn adapters_cut_short_are_errors() {
     let folder = tempfile::tempdir().unwrap();
-    save_adapter(source(&adapted(MODEL.into(), "default")), folder.path(), "default", &[], true).unwrap();
+    save_adapter(source(&adapted(MODEL.into(), "default")), folder.path(), "default", &[]).unwrap();
     for name in ["adapter_model.safetensors", "adapter_config.json"] {
         let path = folder.path().join(name);
         let whole = fs::read(&path).unwrap();
