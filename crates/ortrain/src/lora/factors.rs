@@ -33,6 +33,8 @@ pub(super) fn initial(
             let deviation = 1.0 / options.rank as f32;
             tensor(&shapes.a, &|i| deviation * draw.normal(i))
         }
+        // The factors of these methods come from the weight.
+        Init::Pissa | Init::Olora => zeros(&shapes.a),
     };
     [first, zeros(&shapes.b)]
 }

@@ -6,9 +6,12 @@
 //! `w.lora_A.name` and `w.lora_B.name` in PEFT's layout, and the number `w.lora_scale.name`. A model with adapters
 //! trains its adapters by default, and its base is frozen. [`merge`] adds the adapters to their weights.
 
+mod decompose;
 mod factors;
+mod notes;
 mod options;
 mod peft;
+mod principal;
 mod selection;
 
 use ortrain_graph::{Graph, Tensor, tensor_to_proto};
@@ -19,8 +22,10 @@ use ortrain_ops::training::{
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use notes::{clear_notes, set_init};
 pub use options::{Description, Init, LayerAdapter, LoraOptions, Targets};
 pub use peft::{load_adapter, save_adapter};
+use principal::Principal;
 
 use crate::artifacts::to_self_contained;
 use crate::model::adapted_parameters::{add_train_also, clear_train_also};
@@ -171,7 +176,8 @@ fn module_of_node(node: &NodeProto) -> Option<&str> {
 
 /// Adds an adapter to a model, which may have other adapters already. Returns the model and the adapted layers.
 ///
-/// The model gives the same results as before: one of the two factors is zero.
+/// The model gives the same results as before: one of the two factors is zero. With [`Init::Pissa`] and [`Init::Olora`]
+/// the results differ by rounding errors, because the weights of the model give up the part that the factors take.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -193,6 +199,7 @@ pub fn add(model: ModelSource, options: &LoraOptions) -> Result<(ModelProto, Des
     options.check()?;
     let mut prepared = Prepared::new(model)?;
     let targets = selected_targets(&mut prepared, options)?;
+    principal::check(&prepared, &targets, options)?;
     let also = selection::train_also(&prepared.label, &prepared.typed, &options.train_also)?;
     let opset = opset_of(&prepared.model.proto);
     if options.dropout > 0.0 && opset < MIN_OPSET_OF_DROPOUT {
@@ -204,6 +211,7 @@ pub fn add(model: ModelSource, options: &LoraOptions) -> Result<(ModelProto, Des
     let adapter = &options.name;
     let ratio = format!("{DROPOUT_PREFIX}{adapter}");
     let mut constants: Vec<(String, Tensor)> = Vec::new();
+    let mut rests: FxHashMap<String, Tensor> = FxHashMap::default();
     for (index, target) in targets.iter().enumerate() {
         let has_dropout = options.dropout > 0.0 && target.kind != LayerKind::Embedding;
         let form = AdapterForm {
@@ -220,10 +228,17 @@ pub fn add(model: ModelSource, options: &LoraOptions) -> Result<(ModelProto, Des
         if targets[..index].iter().any(|other| other.weight == target.weight) {
             continue;
         }
-        let shapes = target.factor_shapes(options.rank).map_err(adapter_error)?;
-        let [a, b] = factors::initial(target, &shapes, options, index as u64);
+        let mut weight = prepared.constant(&target.weight)?;
+        let [a, b] = if principal::takes_weight(target, options.init) {
+            let Principal { factors, rest } = principal::split(target, &weight, options)?;
+            rests.insert(target.weight.clone(), rest.clone());
+            weight = rest;
+            factors
+        } else {
+            let shapes = target.factor_shapes(options.rank).map_err(adapter_error)?;
+            factors::initial(target, &shapes, options, index as u64)
+        };
         if options.use_dora {
-            let weight = prepared.constant(&target.weight)?;
             let lengths = row_lengths(target, &weight, (&a, &b), options.scale()).map_err(adapter_error)?;
             let lengths = Tensor::from_f64(target.dtype, vec![lengths.len()], &lengths);
             constants.push((factor_name(&target.weight, FactorKind::Magnitude, adapter), lengths));
@@ -233,6 +248,10 @@ pub fn add(model: ModelSource, options: &LoraOptions) -> Result<(ModelProto, Des
         constants.push((scale_name(&target.weight, adapter), Tensor::scalar(target.dtype, options.scale())));
     }
     prepared.add_constants(constants)?;
+    if !rests.is_empty() {
+        prepared.set_constants(rests)?;
+        set_init(&mut prepared.model.proto, adapter, options.init);
+    }
     add_train_also(&mut prepared.model.proto, also);
     let description = describe_targets(&targets, options)?;
     Ok((prepared.model.proto, description))
@@ -317,7 +336,8 @@ pub fn adapters(model: ModelSource) -> Result<Description> {
     Ok(Description { layers })
 }
 
-/// Returns a model without the adapter `name`: the base, and the other adapters.
+/// Returns a model without the adapter `name`: the base, and the other adapters. After [`Init::Pissa`] and
+/// [`Init::Olora`] the weights of the base lack the part that the adapter took.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -335,6 +355,7 @@ pub fn adapters(model: ModelSource) -> Result<Description> {
 pub fn remove(model: ModelSource, name: &str) -> Result<ModelProto> {
     let mut prepared = Prepared::new(model)?;
     take_out(&mut prepared, name)?;
+    clear_notes(&mut prepared.model.proto, name, false);
     Ok(prepared.model.proto)
 }
 
@@ -415,6 +436,7 @@ pub fn merge(model: ModelSource, factors: &[(String, f64)]) -> Result<ModelProto
     let mut weights: FxHashMap<String, Tensor> = FxHashMap::default();
     for (name, factor) in factors {
         let layers = take_out(&mut prepared, name)?;
+        clear_notes(&mut prepared.model.proto, name, true);
         for layer in first_layers(&layers) {
             let weight = &layer.weight;
             let target = target_of_layer(&prepared.label, &targets, layer)?;

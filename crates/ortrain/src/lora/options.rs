@@ -45,7 +45,8 @@ impl Targets {
     }
 }
 
-/// Initial values of the factors. In all of them the adapter has no effect at first.
+/// Initial values of the factors. In all of them the model gives the same results as before, but for rounding errors of
+/// the methods that change the base.
 ///
 /// ```
 /// use ortrain::lora::Init;
@@ -60,6 +61,13 @@ pub enum Init {
     Kaiming,
     /// `A` is normal with the standard deviation `1 / rank`, and `B` is zero.
     Gaussian,
+    /// The product of the factors is the part of the weight with the largest singular values, and the weight in the model
+    /// becomes the rest. (F. Meng et al., "PiSSA: Principal Singular Values and Singular Vectors Adaptation of Large
+    /// Language Models", 2024.)
+    Pissa,
+    /// `B` and `A` are the first columns of `Q` and rows of `R` of the weight, and the weight in the model becomes the
+    /// rest. (K. Büyükakyüz, "OLoRA: Orthonormal Low-Rank Adaptation of Large Language Models", 2024.)
+    Olora,
 }
 
 impl Init {
@@ -76,8 +84,39 @@ impl Init {
         match name {
             "kaiming" => Some(Init::Kaiming),
             "gaussian" => Some(Init::Gaussian),
+            "pissa" => Some(Init::Pissa),
+            "olora" => Some(Init::Olora),
             _ => None,
         }
+    }
+
+    /// Returns the name of the method.
+    ///
+    /// ```
+    /// use ortrain::lora::Init;
+    ///
+    /// assert_eq!(Init::Pissa.name(), "pissa");
+    /// ```
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Init::Kaiming => "kaiming",
+            Init::Gaussian => "gaussian",
+            Init::Pissa => "pissa",
+            Init::Olora => "olora",
+        }
+    }
+
+    /// Returns true for methods that change the weights of the model.
+    ///
+    /// ```
+    /// use ortrain::lora::Init;
+    ///
+    /// assert!(Init::Olora.changes_base() && !Init::Kaiming.changes_base());
+    /// ```
+    #[must_use]
+    pub fn changes_base(self) -> bool {
+        matches!(self, Init::Pissa | Init::Olora)
     }
 }
 

@@ -12,10 +12,15 @@ use ortrain_ops::training::{
     AdaptedLayer, AdapterForm, AdapterTarget, FactorKind, LayerKind, adapted_layers, add_adapter,
     factor_name, is_adapter_name, scale_name,
 };
+use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
 
+use super::notes::{Note, has_rest, note, set_init};
 use super::selection::module_of;
-use super::{Prepared, adapter_error, first_layers, no_adapter_error, target_of, target_of_layer};
+use super::{
+    Init, LoraOptions, Prepared, adapter_error, first_layers, no_adapter_error, principal, target_of,
+    target_of_layer,
+};
 use crate::model::graph::opset_of;
 use crate::suggest::hint;
 use crate::{Error, ModelSource, Result};
@@ -91,7 +96,8 @@ pub fn save_adapter(
         let alpha = rounded(prepared.scale(weight, name)? * rank as f64);
         saved.push(SavedModule { name: module, rank, alpha });
     }
-    let config = serde_json::to_vec_pretty(&config_of(&saved, use_dora))
+    let init = note(&prepared.model.proto, Note::Init, name);
+    let config = serde_json::to_vec_pretty(&config_of(&saved, use_dora, init))
         .map_err(|error| Error::Argument(format!("{CONFIG_FILE} cannot be written: {error}")))?;
     fs::create_dir_all(folder).map_err(|source| file_error("create", folder, source))?;
     save_safetensors(&tensors, folder.join(WEIGHTS_FILE))?;
@@ -140,7 +146,7 @@ fn rounded(alpha: f64) -> f64 {
 }
 
 /// Returns PEFT's description of an adapter with these modules.
-fn config_of(modules: &[SavedModule], use_dora: bool) -> Value {
+fn config_of(modules: &[SavedModule], use_dora: bool, init: Option<&str>) -> Value {
     let (rank, alpha) = modules.first().map_or((0, 0.0), |module| (module.rank, module.alpha));
     let number = |alpha: f64| if alpha.fract() == 0.0 { json!(alpha as i64) } else { json!(alpha) };
     let names: Vec<&str> = modules.iter().map(|module| module.name.as_str()).collect();
@@ -161,7 +167,7 @@ fn config_of(modules: &[SavedModule], use_dora: bool) -> Value {
         "bias": "none",
         "fan_in_fan_out": false,
         "inference_mode": true,
-        "init_lora_weights": true,
+        "init_lora_weights": init.map_or(json!(true), |init| json!(init)),
         "lora_alpha": number(alpha),
         "lora_dropout": 0.0,
         "modules_to_save": null,
@@ -205,8 +211,8 @@ const FIELDS_WITHOUT_EFFECT: [&str; 26] = [
     "bias",
 ];
 
-/// Initial values for which PEFT changes the weights of the base.
-const INITS_THAT_CHANGE_THE_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
+/// Initial values for which PEFT changes the weights of the base, and which other machines cannot repeat.
+const UNKNOWN_CHANGES_OF_THE_BASE: [&str; 4] = ["pissa_niter", "corda", "loftq", "lora_ga"];
 
 /// Description of an adapter in a folder.
 struct Config {
@@ -214,6 +220,8 @@ struct Config {
     use_rslora: bool,
     use_dora: bool,
     alpha_pattern: Vec<(String, f64)>,
+    /// Method of the initial values, if it changes the base.
+    init: Option<Init>,
 }
 
 impl Config {
@@ -247,7 +255,10 @@ impl Config {
             })?;
             alpha_pattern.push((name.clone(), alpha));
         }
-        Ok(Config { alpha, use_rslora, use_dora, alpha_pattern })
+        let init = fields.get("init_lora_weights").and_then(Value::as_str);
+        let init =
+            init.and_then(|name| Init::from_name(&name.to_lowercase())).filter(|init| init.changes_base());
+        Ok(Config { alpha, use_rslora, use_dora, alpha_pattern, init })
     }
 
     /// Returns the scale of a module with factors of a rank.
@@ -275,7 +286,7 @@ fn check_effects(fields: &Map<String, Value>) -> std::result::Result<(), String>
             ("lora_alpha" | "use_rslora" | "use_dora" | "alpha_pattern", _) => true,
             ("bias", Value::String(bias)) => bias == "none",
             ("init_lora_weights", Value::String(init)) => {
-                !INITS_THAT_CHANGE_THE_BASE.iter().any(|name| init.to_lowercase().starts_with(name))
+                !UNKNOWN_CHANGES_OF_THE_BASE.iter().any(|name| init.to_lowercase().starts_with(name))
             }
             (name, _) => FIELDS_WITHOUT_EFFECT.contains(&name),
         };
@@ -297,7 +308,9 @@ fn check_table(label: &str, targets: &[AdapterTarget], modules: &[(String, Strin
     modules.iter().try_for_each(|(weight, _)| target_of(label, targets, weight).map(drop))
 }
 
-/// Adds an adapter in PEFT's files to a model, under a name. `modules` has the pairs of [`save_adapter`].
+/// Adds an adapter in PEFT's files to a model, under a name. `modules` has the pairs of [`save_adapter`]. An adapter of
+/// [`Init::Pissa`] or [`Init::Olora`] fits the rest of the weights: a model with the original weights gets the rest, as
+/// PEFT does it.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -340,6 +353,8 @@ pub fn load_adapter(
     let targets = prepared.targets()?;
     check_table(&prepared.label, &targets, modules)?;
     let mut constants = Vec::new();
+    let mut rests: FxHashMap<String, Tensor> = FxHashMap::default();
+    let init = config.init.filter(|init| !has_rest(&prepared.model.proto, *init));
     let opset = opset_of(&prepared.model.proto);
     for factors in factors_by_module(&path, tensors, config.use_dora)? {
         let of_kind: Vec<&AdapterTarget> = targets
@@ -360,7 +375,13 @@ pub fn load_adapter(
         for reader in targets.iter().filter(|other| other.has_form_of(target)) {
             add_adapter(graph, reader, &form).map_err(adapter_error)?;
         }
-        let scale = Tensor::scalar(target.dtype, config.scale(&factors.module, rank));
+        let scale = config.scale(&factors.module, rank);
+        if let Some(init) = init.filter(|&init| principal::takes_weight(target, init)) {
+            let options =
+                LoraOptions { rank, alpha: Some(scale * rank as f64), init, ..LoraOptions::default() };
+            rests.insert(target.weight.clone(), principal::rest(&prepared, &targets, target, &options)?);
+        }
+        let scale = Tensor::scalar(target.dtype, scale);
         if let Some(magnitude) = magnitude {
             constants.push((factor_name(&target.weight, FactorKind::Magnitude, name), magnitude));
         }
@@ -369,6 +390,10 @@ pub fn load_adapter(
         constants.push((scale_name(&target.weight, name), scale));
     }
     prepared.add_constants(constants)?;
+    prepared.set_constants(rests)?;
+    if let Some(init) = config.init {
+        set_init(&mut prepared.model.proto, name, init);
+    }
     Ok(prepared.model.proto)
 }
 

@@ -15,7 +15,7 @@ use rustc_hash::FxHashSet;
 pub use names::{FactorKind, FactorName, factor_name, is_adapter_name, scale_name};
 pub use sites::{AdaptedLayer, adapted_layers, adapter_stops, remove_adapter};
 pub use targets::{AdapterTarget, LayerKind, find_adapter_targets, find_head_target, weight_readers};
-pub use weights::{FactorShapes, add_delta, row_lengths};
+pub use weights::{FactorShapes, add_delta, row_lengths, weight_matrix};
 
 use crate::Error;
 use crate::support::low_rank::{Magnitude, Site, adapter_nodes};

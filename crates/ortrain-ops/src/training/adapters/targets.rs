@@ -113,6 +113,12 @@ impl AdapterTarget {
         self.weight == adapted.weight && root_of(&self.value) == adapted.value
     }
 
+    /// Returns the name of the result of the layer with all of its adapters.
+    #[must_use]
+    pub fn root(&self) -> &str {
+        root_of(&self.value)
+    }
+
     /// Returns true if the weight consists of integers.
     #[must_use]
     pub fn has_integers(&self) -> bool {

@@ -96,6 +96,25 @@ pub fn row_lengths(
     Ok(lengths_of_rows(target, weight, &sums)?.0)
 }
 
+/// Returns the elements of a weight as a matrix `[outputs, inputs]`; the window of a convolution belongs to the inputs.
+///
+/// # Errors
+/// Returns an error if the weight consists of integers, or if its layout is unknown.
+pub fn weight_matrix(target: &AdapterTarget, weight: &Tensor) -> Result<Vec<f64>, Error> {
+    if !weight.dtype().is_float() || target.has_integers() {
+        return Err(Error::Adapter(format!(
+            "the weight {:?} of {} consists of integers",
+            target.weight, target.node
+        )));
+    }
+    let positions = in_layout_of(target, weight, (0..weight.len()).collect())?;
+    let mut matrix = vec![0.0; weight.len()];
+    for (element, at) in weight.to_f64().into_iter().zip(positions) {
+        matrix[at] = element;
+    }
+    Ok(matrix)
+}
+
 fn merge_error(target: &AdapterTarget, reason: &str) -> Error {
     Error::Adapter(format!("the adapter of {:?} cannot be merged: {reason}", target.weight))
 }
