@@ -6,6 +6,7 @@
 //! `w.lora_A.name` and `w.lora_B.name` in PEFT's layout, and the number `w.lora_scale.name`. A model with adapters
 //! trains its adapters by default, and its base is frozen. [`merge`] adds the adapters to their weights.
 
+mod biases;
 mod decompose;
 mod factors;
 mod notes;
@@ -23,12 +24,12 @@ use ortrain_ops::training::{
 use rustc_hash::{FxHashMap, FxHashSet};
 
 use notes::{clear_notes, set_init};
-pub use options::{Description, Init, LayerAdapter, LoraOptions, Targets};
+pub use options::{Bias, Description, Init, LayerAdapter, LoraOptions, Targets};
 pub use peft::{load_adapter, save_adapter};
 use principal::Principal;
 
 use crate::artifacts::to_self_contained;
-use crate::model::adapted_parameters::{add_train_also, clear_train_also};
+use crate::model::adapted_parameters::{add_train_also, clear_train_also, set_bias_note};
 use crate::model::graph::{infer_graph, message_graph, opset_of};
 use crate::suggest::hint;
 use crate::{Error, ModelSource, Result};
@@ -252,6 +253,7 @@ pub fn add(model: ModelSource, options: &LoraOptions) -> Result<(ModelProto, Des
         prepared.set_constants(rests)?;
         set_init(&mut prepared.model.proto, adapter, options.init);
     }
+    biases::select(&mut prepared, &targets, adapter, options.bias)?;
     add_train_also(&mut prepared.model.proto, also);
     let description = describe_targets(&targets, options)?;
     Ok((prepared.model.proto, description))
@@ -375,6 +377,7 @@ fn take_out(prepared: &mut Prepared, name: &str) -> Result<Vec<AdaptedLayer>> {
         constants.insert(scale_name(weight, name));
     }
     prepared.graph()?.initializer.retain(|tensor| !constants.contains(&tensor.name));
+    set_bias_note(&mut prepared.model.proto, name, None);
     if adapted_layers(prepared.graph()?).is_empty() {
         clear_train_also(&mut prepared.model.proto);
     }

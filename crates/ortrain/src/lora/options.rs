@@ -120,6 +120,56 @@ impl Init {
     }
 }
 
+/// Biases that are trained beside an adapter, as in PEFT.
+///
+/// ```
+/// use ortrain::lora::Bias;
+///
+/// assert_eq!(Bias::from_name("lora_only"), Some(Bias::LoraOnly));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Bias {
+    /// No biases.
+    #[default]
+    None,
+    /// Biases of all layers, and all other parameters with the name `bias`.
+    All,
+    /// Biases of the adapted layers.
+    LoraOnly,
+}
+
+impl Bias {
+    /// Returns the selection of a name.
+    ///
+    /// ```
+    /// use ortrain::lora::Bias;
+    ///
+    /// assert_eq!(Bias::from_name("all"), Some(Bias::All));
+    /// assert_eq!(Bias::from_name("some"), None);
+    /// ```
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Bias> {
+        [Bias::None, Bias::All, Bias::LoraOnly].into_iter().find(|bias| bias.name() == name)
+    }
+
+    /// Returns the name of the selection.
+    ///
+    /// ```
+    /// use ortrain::lora::Bias;
+    ///
+    /// assert_eq!(Bias::None.name(), "none");
+    /// ```
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Bias::None => "none",
+            Bias::All => "all",
+            Bias::LoraOnly => "lora_only",
+        }
+    }
+}
+
 /// Options of [`add`](super::add).
 ///
 /// ```
@@ -148,6 +198,8 @@ pub struct LoraOptions {
     /// True to train the length of each row of the adapted weights, too. (S.-Y. Liu et al., "DoRA: Weight-Decomposed
     /// Low-Rank Adaptation", 2024.)
     pub use_dora: bool,
+    /// Biases that are trained beside the adapter.
+    pub bias: Bias,
     /// Patterns of constants that are trained beside the adapters.
     pub train_also: Vec<String>,
     /// Name of the adapter: letters, digits, `_` and `-`.
@@ -167,6 +219,7 @@ impl Default for LoraOptions {
             init: Init::Kaiming,
             use_rslora: false,
             use_dora: false,
+            bias: Bias::None,
             train_also: Vec::new(),
             name: "default".into(),
             seed: 0,

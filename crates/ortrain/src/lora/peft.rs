@@ -18,8 +18,8 @@ use serde_json::{Map, Value, json};
 use super::notes::{Note, has_rest, note, set_init};
 use super::selection::module_of;
 use super::{
-    Init, LoraOptions, Prepared, adapter_error, first_layers, no_adapter_error, principal, target_of,
-    target_of_layer,
+    Bias, Init, LoraOptions, Prepared, adapter_error, biases, first_layers, no_adapter_error, principal,
+    target_of, target_of_layer,
 };
 use crate::model::graph::opset_of;
 use crate::suggest::hint;
@@ -96,8 +96,13 @@ pub fn save_adapter(
         let alpha = rounded(prepared.scale(weight, name)? * rank as f64);
         saved.push(SavedModule { name: module, rank, alpha });
     }
+    let (bias, names) = biases::selected(&prepared.model.proto, name);
+    for NamedTensor { name, tensor } in biases::to_peft(&prepared, &targets, &layers, &names, modules)? {
+        tensors.push(NamedTensor { name: format!("{MODULE_PREFIX}{name}"), tensor });
+    }
     let init = note(&prepared.model.proto, Note::Init, name);
-    let config = serde_json::to_vec_pretty(&config_of(&saved, use_dora, init))
+    let method = Method { use_dora, init, bias };
+    let config = serde_json::to_vec_pretty(&config_of(&saved, &method))
         .map_err(|error| Error::Argument(format!("{CONFIG_FILE} cannot be written: {error}")))?;
     fs::create_dir_all(folder).map_err(|source| file_error("create", folder, source))?;
     save_safetensors(&tensors, folder.join(WEIGHTS_FILE))?;
@@ -139,6 +144,14 @@ struct SavedModule {
     alpha: f64,
 }
 
+/// Form of a saved adapter.
+struct Method<'m> {
+    use_dora: bool,
+    /// Method of the initial values, if it changed the base.
+    init: Option<&'m str>,
+    bias: Bias,
+}
+
 /// Returns the nearest integer to a numerator that differs from it by the rounding of the scale to float32 only.
 fn rounded(alpha: f64) -> f64 {
     let nearest = alpha.round();
@@ -146,7 +159,7 @@ fn rounded(alpha: f64) -> f64 {
 }
 
 /// Returns PEFT's description of an adapter with these modules.
-fn config_of(modules: &[SavedModule], use_dora: bool, init: Option<&str>) -> Value {
+fn config_of(modules: &[SavedModule], method: &Method<'_>) -> Value {
     let (rank, alpha) = modules.first().map_or((0, 0.0), |module| (module.rank, module.alpha));
     let number = |alpha: f64| if alpha.fract() == 0.0 { json!(alpha as i64) } else { json!(alpha) };
     let names: Vec<&str> = modules.iter().map(|module| module.name.as_str()).collect();
@@ -164,10 +177,10 @@ fn config_of(modules: &[SavedModule], use_dora: bool, init: Option<&str>) -> Val
         "alpha_pattern": other_alphas,
         "auto_mapping": null,
         "base_model_name_or_path": null,
-        "bias": "none",
+        "bias": method.bias.name(),
         "fan_in_fan_out": false,
         "inference_mode": true,
-        "init_lora_weights": init.map_or(json!(true), |init| json!(init)),
+        "init_lora_weights": method.init.map_or(json!(true), |init| json!(init)),
         "lora_alpha": number(alpha),
         "lora_dropout": 0.0,
         "modules_to_save": null,
@@ -176,7 +189,7 @@ fn config_of(modules: &[SavedModule], use_dora: bool, init: Option<&str>) -> Val
         "rank_pattern": other_ranks,
         "target_modules": names,
         "task_type": null,
-        "use_dora": use_dora,
+        "use_dora": method.use_dora,
         "use_rslora": false,
     })
 }
@@ -222,6 +235,7 @@ struct Config {
     alpha_pattern: Vec<(String, f64)>,
     /// Method of the initial values, if it changes the base.
     init: Option<Init>,
+    bias: Bias,
 }
 
 impl Config {
@@ -258,7 +272,8 @@ impl Config {
         let init = fields.get("init_lora_weights").and_then(Value::as_str);
         let init =
             init.and_then(|name| Init::from_name(&name.to_lowercase())).filter(|init| init.changes_base());
-        Ok(Config { alpha, use_rslora, use_dora, alpha_pattern, init })
+        let bias = fields.get("bias").and_then(Value::as_str).and_then(Bias::from_name).unwrap_or_default();
+        Ok(Config { alpha, use_rslora, use_dora, alpha_pattern, init, bias })
     }
 
     /// Returns the scale of a module with factors of a rank.
@@ -284,7 +299,7 @@ fn check_effects(fields: &Map<String, Value>) -> std::result::Result<(), String>
         let is_supported = match (field.as_str(), value) {
             _ if is_empty => true,
             ("lora_alpha" | "use_rslora" | "use_dora" | "alpha_pattern", _) => true,
-            ("bias", Value::String(bias)) => bias == "none",
+            ("bias", Value::String(bias)) => Bias::from_name(bias).is_some(),
             ("init_lora_weights", Value::String(init)) => {
                 !UNKNOWN_CHANGES_OF_THE_BASE.iter().any(|name| init.to_lowercase().starts_with(name))
             }
@@ -347,8 +362,9 @@ pub fn load_adapter(
             folder.display()
         )));
     }
-    let tensors = load_safetensors(&path)?;
+    let mut tensors = load_safetensors(&path)?;
     let config = Config::read(&folder.join(CONFIG_FILE))?;
+    let biases = take_biases(&mut tensors, config.bias);
     let mut prepared = Prepared::new(model)?;
     let targets = prepared.targets()?;
     check_table(&prepared.label, &targets, modules)?;
@@ -391,10 +407,29 @@ pub fn load_adapter(
     }
     prepared.add_constants(constants)?;
     prepared.set_constants(rests)?;
+    if config.bias != Bias::None {
+        let label = prepared.label.clone();
+        let all: Vec<&AdapterTarget> = targets.iter().collect();
+        let find = |module: &str| find_module(&label, &all, module, modules).cloned();
+        biases::load(&mut prepared, &targets, name, config.bias, biases, find)?;
+    }
     if let Some(init) = config.init {
         set_init(&mut prepared.model.proto, name, init);
     }
     Ok(prepared.model.proto)
+}
+
+/// Takes the biases out of the tensors of a file: pairs of a module and a bias.
+fn take_biases(tensors: &mut Vec<NamedTensor>, bias: Bias) -> Vec<(String, Tensor)> {
+    let mut biases = Vec::new();
+    if bias != Bias::None {
+        tensors.retain(|NamedTensor { name, tensor }| {
+            let module = biases::module_of_bias(name.strip_prefix(MODULE_PREFIX).unwrap_or(name));
+            biases.extend(module.map(|module| (module.to_owned(), tensor.clone())));
+            module.is_none()
+        });
+    }
+    biases
 }
 
 /// Factors of a module, as far as a file has them.

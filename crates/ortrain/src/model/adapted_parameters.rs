@@ -6,6 +6,9 @@ use rustc_hash::FxHashSet;
 
 /// Metadata of a model with the names of constants that are trained beside the adapters, one in each line.
 const TRAIN_ALSO: &str = "ortrain.train_also";
+/// Begin of the metadata with the selection of biases that are trained beside an adapter: its name, and their names, one
+/// in each line.
+const BIAS: &str = "ortrain.lora_bias.";
 
 /// Trained constants of a model with adapters.
 pub(crate) struct AdaptedParameters {
@@ -17,7 +20,7 @@ impl AdaptedParameters {
     pub(crate) fn of(proto: &ModelProto) -> AdaptedParameters {
         AdaptedParameters {
             has_adapters: proto.graph.as_ref().is_some_and(|graph| !adapted_layers(graph).is_empty()),
-            also: train_also(proto).map(str::to_owned).collect(),
+            also: train_also(proto).chain(biases(proto)).map(str::to_owned).collect(),
         }
     }
 
@@ -59,4 +62,36 @@ pub(crate) fn clear_train_also(proto: &mut ModelProto) {
 fn train_also(proto: &ModelProto) -> impl Iterator<Item = &str> {
     let entry = proto.metadata_props.iter().find(|entry| entry.key == TRAIN_ALSO);
     entry.into_iter().flat_map(|entry| entry.value.split('\n'))
+}
+
+/// Returns the constants that are trained as biases of adapters.
+fn biases(proto: &ModelProto) -> impl Iterator<Item = &str> {
+    let notes = proto.metadata_props.iter().filter(|entry| entry.key.starts_with(BIAS));
+    notes.flat_map(|entry| entry.value.split('\n').skip(1))
+}
+
+/// Returns the adapter with trained biases, if the model has one.
+pub(crate) fn biased_adapter(proto: &ModelProto) -> Option<&str> {
+    proto.metadata_props.iter().find_map(|entry| entry.key.strip_prefix(BIAS))
+}
+
+/// Returns the selection of the biases of an adapter, and their names.
+pub(crate) fn bias_note<'m>(
+    proto: &'m ModelProto,
+    adapter: &str,
+) -> (&'m str, impl Iterator<Item = &'m str>) {
+    let note = proto.metadata_props.iter().find(|entry| entry.key.strip_prefix(BIAS) == Some(adapter));
+    let mut lines = note.map_or("", |entry| &entry.value).split('\n');
+    (lines.next().unwrap_or_default(), lines)
+}
+
+/// Sets the selection of the biases of an adapter, and their names; `None` removes them.
+pub(crate) fn set_bias_note(proto: &mut ModelProto, adapter: &str, note: Option<(&str, Vec<String>)>) {
+    let key = format!("{BIAS}{adapter}");
+    proto.metadata_props.retain(|entry| entry.key != key);
+    if let Some((selection, names)) = note {
+        let lines = names.iter().map(String::as_str).filter(|name| !name.contains('\n'));
+        let value = std::iter::once(selection).chain(lines).collect::<Vec<_>>().join("\n");
+        proto.metadata_props.push(StringStringEntryProto { key, value });
+    }
 }

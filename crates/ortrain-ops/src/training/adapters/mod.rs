@@ -4,6 +4,7 @@
 //! `w.lora_B.name` with the shape `[outputs, rank]`, and the number `w.lora_scale.name`. The factors have PEFT's layout.
 //! A layer with the result `y` gets the result `y/lora.name/base`, and a sum has the result `y`.
 
+mod biases;
 mod names;
 mod sites;
 mod targets;
@@ -12,6 +13,7 @@ mod weights;
 use ortrain_onnx::GraphProto;
 use rustc_hash::FxHashSet;
 
+pub use biases::layer_bias;
 pub use names::{FactorKind, FactorName, factor_name, is_adapter_name, scale_name};
 pub use sites::{AdaptedLayer, adapted_layers, adapter_stops, remove_adapter};
 pub use targets::{AdapterTarget, LayerKind, find_adapter_targets, find_head_target, weight_readers};
