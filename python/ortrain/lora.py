@@ -141,9 +141,10 @@ def add(
     targets: Texts = ...,
     exclude: Texts = ...,
     dropout: float = ...,
-    init: Literal["kaiming", "gaussian"] = ...,
+    init: Literal["kaiming", "gaussian", "pissa", "olora"] = ...,
     use_rslora: bool = ...,
     use_dora: bool = ...,
+    bias: Literal["none", "all", "lora_only"] = ...,
     train_also: Texts = ...,
     name: str = ...,
     seed: int = ...,
@@ -158,9 +159,10 @@ def add(
     targets: Texts = ...,
     exclude: Texts = ...,
     dropout: float = ...,
-    init: Literal["kaiming", "gaussian"] = ...,
+    init: Literal["kaiming", "gaussian", "pissa", "olora"] = ...,
     use_rslora: bool = ...,
     use_dora: bool = ...,
+    bias: Literal["none", "all", "lora_only"] = ...,
     train_also: Texts = ...,
     name: str = ...,
     seed: int = ...,
@@ -174,9 +176,10 @@ def add(
     targets: Texts = "auto",
     exclude: Texts = (),
     dropout: float = 0.0,
-    init: Literal["kaiming", "gaussian"] = "kaiming",
+    init: Literal["kaiming", "gaussian", "pissa", "olora"] = "kaiming",
     use_rslora: bool = False,
     use_dora: bool = False,
+    bias: Literal["none", "all", "lora_only"] = "none",
     train_also: Texts = (),
     name: str = "default",
     seed: int = 0,
@@ -184,7 +187,8 @@ def add(
 ) -> tuple[onnx.ModelProto | None, Description]:
     """Return a model with an adapter beside each selected weight, and a description of the adapter.
 
-    The model computes the same as before, because ``B`` is zero; for an embedding ``A`` is zero. By default, factors of
+    The model computes the same as before, because ``B`` is zero; for an embedding ``A`` is zero. With ``"pissa"`` and
+    ``"olora"`` as ``init``, rounding errors remain. By default, factors of
     adapters and ``train_also`` are trained, and all other parameters of the new model are frozen. A model may have
     several adapters with different names. Their results are added.
 
@@ -203,11 +207,19 @@ def add(
             opset 12, and embeddings have none.
         init: the values of ``A``: ``"kaiming"`` for a uniform distribution from ``-1 / sqrt(inputs)`` to
             ``1 / sqrt(inputs)``, or ``"gaussian"`` for a normal distribution of standard deviation ``1 / rank``.
-            These are the distributions of PEFT. For an embedding, ``B`` has a standard normal distribution.
+            These are the distributions of PEFT. With ``"pissa"`` and ``"olora"`` the adapter takes a part of the weight,
+            and the weight in the model becomes the rest ``W - scale * B A``. ``"pissa"`` takes the largest singular
+            values (Meng et al., "PiSSA: Principal Singular Values and Singular Vectors Adaptation of Large Language
+            Models", 2024); ``"olora"`` the first columns of a QR factorization (Büyükakyüz, "OLoRA: Orthonormal
+            Low-Rank Adaptation of Large Language Models", 2024). They are for linear layers with weights of floats
+            that no other node reads. For an embedding, ``B`` has a standard normal distribution for every method.
         use_rslora: True to divide ``alpha`` by the square root of the rank (Kalajdzievski, "A Rank Stabilization
             Scaling Factor for Fine-Tuning with LoRA", 2023).
         use_dora: True to train the length of each row of ``W + scale * B A``, too (Liu et al., "DoRA: Weight-Decomposed
             Low-Rank Adaptation", 2024). The weights must be floats, and dropout must be 0.
+        bias: the biases that are trained beside the adapter, as in PEFT: ``"none"``, ``"lora_only"`` for those of the
+            adapted layers, or ``"all"`` for those of all layers and every other parameter with the name ``bias``. Only
+            one adapter of a model can have biases.
         train_also: names and patterns of other parameters that are trained, such as ``"classifier.*"``.
         name: the name of the adapter: letters, digits, ``_`` and ``-``.
         seed: the seed of the initial values, which are the same on every machine.
@@ -216,7 +228,8 @@ def add(
 
     Raises:
         InvalidArgumentError: for an option outside of its range, a rank that a weight cannot have, and a second adapter
-            of one name. Also for a name without a match; the message has the nearest name.
+            of one name. Also for a name without a match; the message has the nearest name. Also for a layer that cannot
+            have the values of ``init``.
         InvalidModelError, UnsupportedError: if the model cannot be read.
         NoSuchFileError, OrtrainError: if a file does not exist or cannot be written.
         TypeError: for arguments of other types.
@@ -236,6 +249,7 @@ def add(
         init=init,
         use_rslora=use_rslora,
         use_dora=use_dora,
+        bias=bias,
         train_also=train_also,
         name=name,
         seed=seed,
@@ -298,6 +312,8 @@ def remove(model: ModelLike, name: str = ..., *, output: None = None) -> onnx.Mo
 def remove(model: ModelLike, name: str = ..., *, output: PathLike) -> None: ...
 def remove(model: ModelLike, name: str = "default", *, output: PathLike | None = None) -> onnx.ModelProto | None:
     """Return a model without an adapter: the base with its other adapters.
+
+    After ``init="pissa"`` and ``"olora"`` the weights of the base lack the part that the adapter took.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
@@ -370,6 +386,8 @@ def save_adapter(
 ) -> None:
     """Write an adapter in PEFT's files: ``adapter_model.safetensors`` and ``adapter_config.json``.
 
+    The files have the biases that are trained beside the adapter, too.
+
     The tensor of the weight ``encoder.q.weight`` is ``base_model.model.encoder.q.lora_A.weight``. If an exporter gave
     the weight another name, such as ``onnx::MatMul_12``, the name of its node is the source of the module.
 
@@ -422,6 +440,9 @@ def load_adapter(
     output: PathLike | None = None,
 ) -> onnx.ModelProto | None:
     """Return a model with an adapter from the files of :func:`save_adapter` or PEFT.
+
+    An adapter of ``init="pissa"`` or ``"olora"`` belongs to the rest of the weights. The model is the original base, and
+    the function subtracts the part of the initial adapter, as PEFT does.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``: the base, which may have other adapters.

@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use ortrain::lora::{
-    Description, Init, LayerAdapter, LoraOptions, Targets, adapters, add, inspect, load_adapter, merge,
+    Bias, Description, Init, LayerAdapter, LoraOptions, Targets, adapters, add, inspect, load_adapter, merge,
     remove, save_adapter,
 };
 use ortrain::{Result, encode_model};
@@ -56,6 +56,7 @@ pub(crate) struct AdapterOptions {
     init: String,
     use_rslora: bool,
     use_dora: bool,
+    bias: String,
     train_also: Vec<String>,
     name: String,
     seed: u64,
@@ -72,6 +73,7 @@ impl AdapterOptions {
             init,
             use_rslora,
             use_dora,
+            bias,
             train_also,
             name,
             seed,
@@ -85,6 +87,7 @@ impl AdapterOptions {
             init: Init::from_name(&init).ok_or_else(|| unknown_name_error("init", &init))?,
             use_rslora,
             use_dora,
+            bias: Bias::from_name(&bias).ok_or_else(|| unknown_name_error("bias", &bias))?,
             train_also,
             name,
             seed,
