@@ -16,6 +16,7 @@ pub(crate) mod packed_integers;
 pub(crate) mod quantization_grid;
 pub(crate) mod random;
 pub(crate) mod rewritten_on_read;
+pub(crate) mod row_weights;
 pub(crate) mod rows;
 pub(crate) mod size_arithmetic;
 pub(crate) mod sizes;

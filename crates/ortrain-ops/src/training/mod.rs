@@ -35,10 +35,10 @@ mod updates;
 
 pub use crate::passes::gradient_stops::find_stop;
 pub use adapters::{
-    AdaptedLayer, AdapterForm, AdapterTarget, FactorKind, FactorName, FactorShapes, LayerKind,
-    adapted_layers, adapter_stops, add_adapter, add_delta, factor_name, find_adapter_targets,
-    find_head_target, is_adapter_name, layer_bias, remove_adapter, row_lengths, scale_name, weight_matrix,
-    weight_readers,
+    AdaptedLayer, AdapterForm, AdapterTarget, FactorKind, FactorName, FactorShapes, LayerKind, RowAxis,
+    RowForm, adapted_layers, adapter_stops, add_adapter, add_delta, add_row_columns, factor_name,
+    find_adapter_targets, find_head_target, is_adapter_name, layer_bias, remove_adapter, row_lengths,
+    scale_name, weigh_rows, weight_matrix, weight_readers,
 };
 pub use batch::{FixedBatch, OpenShape, batch_shape_nodes, find_fixed_batches, first_slice_nodes};
 pub use class_axis::{classes_last_note, is_class_axis_open, label_readings, with_classes_last};

@@ -6,6 +6,7 @@
 //! `w.lora_A.name` and `w.lora_B.name` in PEFT's layout, and the number `w.lora_scale.name`. A model with adapters
 //! trains its adapters by default, and its base is frozen. [`merge`] adds the adapters to their weights.
 
+mod activate;
 mod biases;
 mod decompose;
 mod factors;
@@ -13,6 +14,7 @@ mod notes;
 mod options;
 mod peft;
 mod principal;
+mod rows;
 mod selection;
 
 use ortrain_graph::{Graph, Tensor, tensor_to_proto};
@@ -23,13 +25,15 @@ use ortrain_ops::training::{
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
+pub use activate::{activate, active};
 use notes::{clear_notes, set_init};
 pub use options::{Bias, Description, Init, LayerAdapter, LoraOptions, Targets};
 pub use peft::{load_adapter, save_adapter};
 use principal::Principal;
+pub use rows::with_row_adapters;
 
 use crate::artifacts::to_self_contained;
-use crate::model::adapted_parameters::{add_train_also, clear_train_also, set_bias_note};
+use crate::model::adapted_parameters::{add_train_also, clear_train_also, set_adapter_weight, set_bias_note};
 use crate::model::graph::{infer_graph, message_graph, opset_of};
 use crate::suggest::hint;
 use crate::{Error, ModelSource, Result};
@@ -363,6 +367,7 @@ pub fn remove(model: ModelSource, name: &str) -> Result<ModelProto> {
 
 /// Removes the nodes and constants of an adapter. Returns the layers that had the adapter.
 fn take_out(prepared: &mut Prepared, name: &str) -> Result<Vec<AdaptedLayer>> {
+    activate::check_without_rows(&prepared.model.proto, &prepared.label, name)?;
     let adapted = adapted_layers(prepared.graph()?);
     let layers = remove_adapter(prepared.graph()?, name);
     if layers.is_empty() {
@@ -378,6 +383,7 @@ fn take_out(prepared: &mut Prepared, name: &str) -> Result<Vec<AdaptedLayer>> {
     }
     prepared.graph()?.initializer.retain(|tensor| !constants.contains(&tensor.name));
     set_bias_note(&mut prepared.model.proto, name, None);
+    set_adapter_weight(&mut prepared.model.proto, name, None);
     if adapted_layers(prepared.graph()?).is_empty() {
         clear_train_also(&mut prepared.model.proto);
     }

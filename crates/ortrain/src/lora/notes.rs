@@ -12,12 +12,15 @@ const REST: &str = "ortrain.lora_rest";
 pub(super) enum Note {
     /// Method of the initial values that changed the weights of the base.
     Init,
+    /// Input with the weights of the adapter for each row.
+    Rows,
 }
 
 impl Note {
     fn key(self, adapter: &str) -> String {
         let kind = match self {
             Note::Init => "ortrain.lora_init",
+            Note::Rows => "ortrain.lora_rows",
         };
         format!("{kind}.{adapter}")
     }

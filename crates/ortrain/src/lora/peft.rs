@@ -15,6 +15,7 @@ use ortrain_ops::training::{
 use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
 
+use super::activate::original_scale;
 use super::notes::{Note, has_rest, note, set_init};
 use super::selection::module_of;
 use super::{
@@ -93,7 +94,7 @@ pub fn save_adapter(
             tensors.push(NamedTensor { name, tensor: with_dims(&magnitude, magnitude_dims(target)) });
             use_dora = true;
         }
-        let alpha = rounded(prepared.scale(weight, name)? * rank as f64);
+        let alpha = rounded(original_scale(&prepared, weight, name)? * rank as f64);
         saved.push(SavedModule { name: module, rank, alpha });
     }
     let (bias, names) = biases::selected(&prepared.model.proto, name);

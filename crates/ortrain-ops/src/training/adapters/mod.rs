@@ -6,6 +6,7 @@
 
 mod biases;
 mod names;
+mod rows;
 mod sites;
 mod targets;
 mod weights;
@@ -15,6 +16,7 @@ use rustc_hash::FxHashSet;
 
 pub use biases::layer_bias;
 pub use names::{FactorKind, FactorName, factor_name, is_adapter_name, scale_name};
+pub use rows::{RowAxis, RowForm, add_row_columns, weigh_rows};
 pub use sites::{AdaptedLayer, adapted_layers, adapter_stops, remove_adapter};
 pub use targets::{AdapterTarget, LayerKind, find_adapter_targets, find_head_target, weight_readers};
 pub use weights::{FactorShapes, add_delta, row_lengths, weight_matrix};

@@ -5,6 +5,7 @@ use rustc_hash::FxHashSet;
 
 use super::names::{FactorKind, FactorName, norm_value, site_prefix, split_base};
 use crate::support::low_rank::PARTS;
+use crate::support::row_weights::ROW_PARTS;
 
 /// Layer with an adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +42,7 @@ pub fn adapted_layers(graph: &GraphProto) -> Vec<AdaptedLayer> {
 
 /// Returns true if a value lies between the factors and the sum of an adapter.
 fn is_part_of(prefix: &str, value: &str) -> bool {
-    value.strip_prefix(prefix).is_some_and(|rest| PARTS.contains(&rest))
+    value.strip_prefix(prefix).is_some_and(|rest| PARTS.contains(&rest) || ROW_PARTS.contains(&rest))
 }
 
 /// Returns the values of adapters without a gradient.
