@@ -247,11 +247,17 @@ WRITERS: dict[str, Call] = {
     "gradient.ortgradient.OrtGradientForwardBackwardFunction.save_onnx_graph": forward_backward,
     "inference.InferenceSession.end_profiling": profile,
     "jax.OnnxFunction.to_onnx": bridge,
+    "lora.activate": lambda folder, version: lora.activate(
+        adapted(version), {"default": 0.5}, output=folder / "weighted.onnx"
+    ),
     "lora.add": lambda folder, version: lora.add(perceptron(version), output=folder / "adapted.onnx"),
     "lora.load_adapter": loaded_adapter,
     "lora.merge": lambda folder, version: lora.merge(adapted(version), output=folder / "merged.onnx"),
     "lora.remove": lambda folder, version: lora.remove(adapted(version), output=folder / "base.onnx"),
     "lora.save_adapter": lambda folder, version: lora.save_adapter(adapted(version), folder),
+    "lora.with_row_adapters": lambda folder, version: lora.with_row_adapters(
+        adapted(version), output=folder / "rows.onnx"
+    ),
     "onnxblock._checkpoint.save_checkpoint": blocks,
     "session.TrainingSession.export_model_for_inferencing": lambda folder, version: session_of(
         version

@@ -63,6 +63,8 @@ __all__ = [
     "Update",
     "ValueDescription",
     "__version__",
+    "activate_adapters",
+    "active_adapters",
     "adapter_targets",
     "add_adapter",
     "checkpoint_initializers",
@@ -91,6 +93,7 @@ __all__ = [
     "remove_adapter",
     "replace_head",
     "result_names",
+    "row_adapters",
     "save_checkpoint",
     "save_peft",
     "schedule_kinds",
@@ -1098,6 +1101,9 @@ def adapter_targets(model: Source, options: dict[str, Any]) -> list[AdaptedLayer
 def present_adapters(model: Source) -> list[AdaptedLayer]: ...
 def remove_adapter(model: Source, name: str) -> bytes: ...
 def merge_adapters(model: Source, factors: list[tuple[str, float]]) -> bytes: ...
+def activate_adapters(model: Source, weights: list[tuple[str, float]]) -> bytes: ...
+def active_adapters(model: Source) -> list[tuple[str, float]]: ...
+def row_adapters(model: Source, adapters: list[str]) -> bytes: ...
 def save_peft(model: Source, folder: str, name: str, modules: list[tuple[str, str]]) -> None: ...
 def load_peft(model: Source, folder: str, name: str, modules: list[tuple[str, str]]) -> bytes: ...
 def optimizer_model(

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AdaptedLayer",
     "Description",
+    "activate",
+    "active",
     "adapters",
     "add",
     "inspect",
@@ -45,6 +47,7 @@ __all__ = [
     "merge",
     "remove",
     "save_adapter",
+    "with_row_adapters",
 ]
 
 
@@ -373,12 +376,114 @@ def merge(
 
     """
     source = model_source(model)
-    if weights is None:
-        weights = list({layer.adapter: None for layer in _ortrain.present_adapters(source)})
-    elif isinstance(weights, str):
-        weights = [weights]
-    pairs = weights.items() if isinstance(weights, Mapping) else ((name, 1.0) for name in weights)
-    return _result(_ortrain.merge_adapters(source, [(name, float(factor)) for name, factor in pairs]), output)
+    return _result(_ortrain.merge_adapters(source, _weights(source, weights)), output)
+
+
+@overload
+def activate(
+    model: ModelLike, weights: str | Sequence[str] | Mapping[str, float] | None = ..., *, output: None = None
+) -> onnx.ModelProto: ...
+@overload
+def activate(
+    model: ModelLike, weights: str | Sequence[str] | Mapping[str, float] | None = ..., *, output: PathLike
+) -> None: ...
+def activate(
+    model: ModelLike,
+    weights: str | Sequence[str] | Mapping[str, float] | None = None,
+    *,
+    output: PathLike | None = None,
+) -> onnx.ModelProto | None:
+    """Return a model in which each adapter has a weight: the factor of its contribution.
+
+    Only the scales ``w.lora_scale.name`` change, and the metadata keeps the original ones: a weight of 1 restores the
+    bits of the model. An adapter with the weight 0 is switched off: it has no effect, and is not trained.
+    :func:`save_adapter` writes the original scales; :func:`merge` uses the weights.
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``.
+        weights: a name or names of adapters with the weight 1, or a dict with the weight of each, such as
+            ``{"style": 0.7, "facts": 0.3}``. Other adapters get the weight 0. ``None`` gives all the weight 1.
+        output: a path to write the model to; the result is then ``None``.
+
+    Raises:
+        InvalidArgumentError: if the model has no adapter of a name, a weight is not finite, or an adapter of DoRA gets a
+            weight other than 1.
+        InvalidModelError, UnsupportedError: if the model cannot be read.
+        NoSuchFileError, OrtrainError: if a file does not exist or cannot be written.
+
+    >>> import ortrain
+    >>> model, _ = ortrain.lora.add(ortrain.examples.perceptron(), name="style")
+    >>> weaker = ortrain.lora.activate(model, {"style": 0.7})
+    >>> ortrain.lora.active(weaker)
+    {'style': 0.7}
+    >>> ortrain.lora.activate(weaker) == model
+    True
+
+    """
+    source = model_source(model)
+    return _result(_ortrain.activate_adapters(source, _weights(source, weights)), output)
+
+
+def active(model: ModelLike) -> dict[str, float]:
+    """Return the weight of each adapter of a model, in the order of the layers. Without :func:`activate` it is 1.
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``.
+
+    Raises:
+        InvalidModelError, UnsupportedError: if the model cannot be read.
+        NoSuchFileError: if there is no such file.
+
+    >>> import ortrain
+    >>> model, _ = ortrain.lora.add(ortrain.examples.perceptron(), name="style")
+    >>> ortrain.lora.active(model)
+    {'style': 1.0}
+
+    """
+    return dict(_ortrain.active_adapters(model_source(model)))
+
+
+@overload
+def with_row_adapters(model: ModelLike, names: Sequence[str] = ..., *, output: None = None) -> onnx.ModelProto: ...
+@overload
+def with_row_adapters(model: ModelLike, names: Sequence[str] = ..., *, output: PathLike) -> None: ...
+def with_row_adapters(
+    model: ModelLike, names: Sequence[str] = (), *, output: PathLike | None = None
+) -> onnx.ModelProto | None:
+    """Return a model that takes weights of its adapters for each row of a batch, as its last input.
+
+    The input ``adapter_weights`` has the shape ``[rows, adapters]`` and the type float32. Each number is the factor of
+    the contribution of an adapter to a row; the shape ``[1, adapters]`` is for all rows. A running
+    :class:`~ortrain.InferenceSession` or :class:`~ortrain.api.Module`, or a session of onnxruntime, so switches and
+    mixes adapters from one call to the next without a copy of any weight.
+
+    The rows are the first axis of the first input. They may be another axis of the result of an adapted layer. If a layer
+    reads rows and positions as one first axis, the positions of a row must follow each other.
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``, of opset 8 or later.
+        names: the adapters, in the order of the columns; by default all, in the order of :func:`active`. Adapters without
+            a column stay as they are.
+        output: a path to write the model to; the result is then ``None``.
+
+    Raises:
+        InvalidArgumentError: if the model has no adapter of a name, an adapter of DoRA, or a value of the name of the
+            input. Also if the result of an adapted layer has no axis with the rows.
+        InvalidModelError, UnsupportedError: if the model cannot be read.
+        NoSuchFileError, OrtrainError: if a file does not exist or cannot be written.
+
+    >>> import numpy as np
+    >>> import ortrain
+    >>> model, _ = ortrain.lora.add(ortrain.examples.perceptron(), name="style")
+    >>> model, _ = ortrain.lora.add(model, name="facts")
+    >>> session = ortrain.InferenceSession(ortrain.lora.with_row_adapters(model, ["style", "facts"]).SerializeToString())
+    >>> weights = np.array([[1, 0], [0, 1], [0.7, 0.3]], np.float32)
+    >>> session.run(None, {"x": x[:3], "adapter_weights": weights})[0].shape
+    (3, 10)
+
+    """
+    names = [names] if isinstance(names, str) else list(names)
+    return _result(_ortrain.row_adapters(model_source(model), names), output)
 
 
 def save_adapter(
@@ -466,6 +571,18 @@ def load_adapter(
     """
     table = list((modules or {}).items())
     return _result(_ortrain.load_peft(model_source(model), os.fspath(folder), name, table), output)
+
+
+def _weights(
+    source: bytes | str, weights: str | Sequence[str] | Mapping[str, float] | None
+) -> list[tuple[str, float]]:
+    """Return the weights of adapters as pairs. Names have the weight 1, and ``None`` stands for all adapters."""
+    if weights is None:
+        weights = [name for name, _ in _ortrain.active_adapters(source)]
+    elif isinstance(weights, str):
+        weights = [weights]
+    pairs = weights.items() if isinstance(weights, Mapping) else ((name, 1.0) for name in weights)
+    return [(name, float(weight)) for name, weight in pairs]
 
 
 def _description(layers: Sequence[_ortrain.AdaptedLayer]) -> Description:

@@ -56,8 +56,8 @@ mod _ortrain {
     use crate::inspection::{Inspection, declarations, dump, inspect, operators};
     #[pymodule_export]
     use crate::lora::{
-        AdaptedLayer, adapter_targets, add_adapter, load_peft, merge_adapters, present_adapters,
-        remove_adapter, save_peft,
+        AdaptedLayer, activate_adapters, active_adapters, adapter_targets, add_adapter, load_peft,
+        merge_adapters, present_adapters, remove_adapter, row_adapters, save_peft,
     };
     #[pymodule_export]
     use crate::model::{ModelChanges, OperatorLibrary};

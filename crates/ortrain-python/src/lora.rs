@@ -3,8 +3,8 @@
 use std::path::PathBuf;
 
 use ortrain::lora::{
-    Bias, Description, Init, LayerAdapter, LoraOptions, Targets, adapters, add, inspect, load_adapter, merge,
-    remove, save_adapter,
+    Bias, Description, Init, LayerAdapter, LoraOptions, Targets, activate, active, adapters, add, inspect,
+    load_adapter, merge, remove, save_adapter, with_row_adapters,
 };
 use ortrain::{Result, encode_model};
 use pyo3::prelude::*;
@@ -145,6 +145,32 @@ pub(crate) fn merge_adapters(
     factors: Vec<(String, f64)>,
 ) -> PyResult<Bound<'_, PyBytes>> {
     message(py, || Ok(encode_model(&merge(model.0, &factors)?)?))
+}
+
+/// Returns a model whose adapters have weights, as a message.
+#[pyfunction]
+pub(crate) fn activate_adapters(
+    py: Python<'_>,
+    model: Source,
+    weights: Vec<(String, f64)>,
+) -> PyResult<Bound<'_, PyBytes>> {
+    message(py, || Ok(encode_model(&activate(model.0, &weights)?)?))
+}
+
+/// Returns the adapters of a model with their weights.
+#[pyfunction]
+pub(crate) fn active_adapters(py: Python<'_>, model: Source) -> PyResult<Vec<(String, f64)>> {
+    detached(py, || active(model.0))
+}
+
+/// Returns a model with weights of adapters for each row as an input, as a message.
+#[pyfunction]
+pub(crate) fn row_adapters(
+    py: Python<'_>,
+    model: Source,
+    adapters: Vec<String>,
+) -> PyResult<Bound<'_, PyBytes>> {
+    message(py, || Ok(encode_model(&with_row_adapters(model.0, &adapters)?)?))
 }
 
 /// Saves an adapter in PEFT's files.
