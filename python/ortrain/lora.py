@@ -68,12 +68,12 @@ class AdaptedLayer:
     """Name of the weight: of the constant before any Transpose, Cast or Reshape."""
     node: str
     """Name of the node; of its output if the node has no name."""
-    kind: Literal["linear", "embedding", "convolution"]
+    kind: Literal["linear", "embedding", "convolution", "recurrent"]
     """Kind of the layer."""
     inputs: int
     """Number of input features, of input channels, or of rows of an embedding."""
     outputs: int
-    """Number of output features, of output channels, or of columns of an embedding."""
+    """Number of output features, of output channels, or of columns of an embedding; gates times hidden features."""
     rank: int
     """Rank of the adapter."""
     parameters: int

@@ -16,6 +16,8 @@ pub(crate) enum Layer {
     Embedding,
     /// Convolution with these attributes and a number of groups.
     Convolution { attributes: Vec<AttributeProto>, groups: usize },
+    /// Weights of a recurrent layer, one matrix for each direction.
+    Recurrent,
 }
 
 /// Values of an adapter at one node.
@@ -123,6 +125,7 @@ pub(crate) fn adapter_nodes(layer: &Layer, site: &Site<'_>) -> Vec<NodeProto> {
             let up_weight = nodes.transpose(site.b, UP_WEIGHT);
             nodes.add("MatMul", &[&down, &up_weight], UP, Vec::new())
         }
+        Layer::Recurrent => nodes.add("MatMul", &[site.b, site.a], UP, Vec::new()),
         Layer::Embedding => {
             let table = nodes.transpose(site.a, DOWN_WEIGHT);
             let down = nodes.add("Gather", &[&table, &x], DOWN, Vec::new());
@@ -166,6 +169,22 @@ pub(crate) fn adapter_nodes(layer: &Layer, site: &Site<'_>) -> Vec<NodeProto> {
         }
     }
     nodes.list
+}
+
+/// Returns a node that copies a value.
+pub(crate) fn copy_node(from: &str, to: &str) -> NodeProto {
+    NodeProto {
+        op_type: "Identity".into(),
+        name: to.to_owned(),
+        input: vec![from.to_owned()],
+        output: vec![to.to_owned()],
+        ..NodeProto::default()
+    }
+}
+
+/// Returns true for the node of [`copy_node`] with this output.
+pub(crate) fn is_copy_of(node: &NodeProto, to: &str) -> bool {
+    node.op_type == "Identity" && node.output.first().is_some_and(|output| output == to)
 }
 
 /// List of nodes with one output each.

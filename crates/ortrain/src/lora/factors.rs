@@ -23,7 +23,7 @@ pub(super) fn initial(
         // PEFT's choice for tables: the second factor is random for every method.
         return [zeros(&shapes.a), tensor(&shapes.b, &|i| draw.normal(i))];
     }
-    let inputs: usize = shapes.a[1..].iter().product();
+    let inputs: usize = shapes.a.iter().product::<usize>() / (target.directions * options.rank);
     let first = match options.init {
         Init::Kaiming => {
             let bound = 1.0 / (inputs.max(1) as f32).sqrt();

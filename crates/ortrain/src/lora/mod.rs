@@ -218,7 +218,8 @@ pub fn add(model: ModelSource, options: &LoraOptions) -> Result<(ModelProto, Des
     let mut constants: Vec<(String, Tensor)> = Vec::new();
     let mut rests: FxHashMap<String, Tensor> = FxHashMap::default();
     for (index, target) in targets.iter().enumerate() {
-        let has_dropout = options.dropout > 0.0 && target.kind != LayerKind::Embedding;
+        let has_dropout =
+            options.dropout > 0.0 && !matches!(target.kind, LayerKind::Embedding | LayerKind::Recurrent);
         let form = AdapterForm {
             adapter: adapter.clone(),
             dropout: has_dropout.then(|| ratio.clone()),
@@ -335,7 +336,7 @@ pub fn adapters(model: ModelSource) -> Result<Description> {
     for layer in adapted {
         let target = target_of_layer(&prepared.label, &targets, &layer)?;
         let [a, b] = prepared.factors(&layer.weight, &layer.adapter)?;
-        let rank = a.dims().first().copied().unwrap_or(0);
+        let rank = target.rank_of(&a);
         let magnitude = prepared.magnitude(&layer.weight, &layer.adapter).map_or(0, |lengths| lengths.len());
         layers.push(LayerAdapter::new(target, &layer.adapter, rank, a.len() + b.len() + magnitude));
     }

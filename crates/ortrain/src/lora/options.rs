@@ -281,7 +281,7 @@ pub struct LayerAdapter {
     pub weight: String,
     /// Name of the node.
     pub node: String,
-    /// Kind of the layer: `linear`, `embedding` or `convolution`.
+    /// Kind of the layer: `linear`, `embedding`, `convolution` or `recurrent`.
     pub kind: &'static str,
     /// Number of input features, or of rows of a table.
     pub inputs: usize,

@@ -85,7 +85,7 @@ pub fn save_adapter(
             .find(|(known, _)| known == weight)
             .map_or_else(|| module_of(target), |(_, module)| module.clone());
         let factors = prepared.factors(weight, name)?;
-        let rank = factors[0].dims().first().copied().unwrap_or(0);
+        let rank = target.rank_of(&factors[0]);
         for (tensor, suffix) in factors.into_iter().zip(suffixes(target.kind)) {
             tensors.push(NamedTensor { name: format!("{MODULE_PREFIX}{module}{suffix}"), tensor });
         }
@@ -380,7 +380,7 @@ pub fn load_adapter(
             .collect();
         let target = find_module(&prepared.label, &of_kind, &factors.module, modules)?;
         let CheckedFactors { a, b, magnitude } = checked_factors(&path, &factors, target)?;
-        let rank = a.dims()[0];
+        let rank = target.rank_of(&a);
         let form = AdapterForm {
             adapter: name.to_owned(),
             dropout: None,
@@ -537,7 +537,7 @@ fn checked_factors(path: &Path, factors: &ModuleFactors, target: &AdapterTarget)
         Err(Error::Argument(format!("{}: the adapter of {:?} {reason}", path.display(), factors.module)))
     };
     let [Some(a), Some(b)] = &factors.pair else { return fail("has only one of its two factors".into()) };
-    let rank = a.dims().first().copied().unwrap_or(0);
+    let rank = target.rank_of(a);
     let shapes = target.factor_shapes(rank).map_err(adapter_error)?;
     if a.dims() != shapes.a || b.dims() != shapes.b {
         return fail(format!(

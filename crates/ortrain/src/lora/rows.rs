@@ -2,7 +2,9 @@
 
 use ortrain_graph::{DType, Dim, Shape, ValueType};
 use ortrain_onnx::ModelProto;
-use ortrain_ops::training::{AdaptedLayer, RowAxis, RowForm, adapted_layers, add_row_columns, weigh_rows};
+use ortrain_ops::training::{
+    AdaptedLayer, AdapterTarget, LayerKind, RowAxis, RowForm, adapted_layers, add_row_columns, weigh_rows,
+};
 
 use super::activate::{names, set_rows};
 use super::{Prepared, adapter_error, no_adapter_error};
@@ -63,6 +65,7 @@ pub fn with_row_adapters(model: ModelSource, adapters: &[String]) -> Result<Mode
         return Err(Error::Argument(format!("{} has no adapters; add one first", prepared.label)));
     }
     let rows = rows_of(&prepared)?;
+    let targets = prepared.targets()?;
     for layer in layers.iter().filter(|layer| columns.contains(&layer.adapter)) {
         if prepared.magnitude(&layer.weight, &layer.adapter).is_some() {
             return Err(Error::Argument(format!(
@@ -70,7 +73,7 @@ pub fn with_row_adapters(model: ModelSource, adapters: &[String]) -> Result<Mode
                 layer.adapter
             )));
         }
-        let form = form_of(&prepared, layer, &rows)?;
+        let form = form_of(&prepared, &targets, layer, &rows)?;
         weigh_rows(prepared.graph()?, layer, INPUT, &form).map_err(adapter_error)?;
     }
     add_row_columns(prepared.graph()?, INPUT, &columns);
@@ -95,8 +98,22 @@ fn rows_of(prepared: &Prepared) -> Result<Dim> {
 }
 
 /// Returns the rows of the result of a layer.
-fn form_of(prepared: &Prepared, layer: &AdaptedLayer, rows: &Dim) -> Result<RowForm> {
+fn form_of(
+    prepared: &Prepared,
+    targets: &[AdapterTarget],
+    layer: &AdaptedLayer,
+    rows: &Dim,
+) -> Result<RowForm> {
     let graph = &prepared.typed;
+    let is_recurrent =
+        |target: &&AdapterTarget| target.kind == LayerKind::Recurrent && target.is_layer_of(layer);
+    if let Some(target) = targets.iter().find(is_recurrent) {
+        return Err(Error::Argument(format!(
+            "{} cannot have adapters for each row: it is recurrent, and all rows share its weight; leave the adapter {:?} \
+             out of the columns",
+            target.node, layer.adapter
+        )));
+    }
     let ty = graph.find(&layer.value).map(|id| &graph.value(id).ty);
     let fail = |reason: String| {
         Err(Error::Argument(format!(

@@ -65,11 +65,14 @@ pub(super) fn module_of(target: &AdapterTarget) -> String {
     }
     let weight = &target.weight;
     let is_generated = weight.contains("::") || !weight.contains(|sign: char| sign.is_ascii_alphabetic());
+    // A recurrent layer has two weights, whose names tell them apart.
+    let is_recurrent = target.kind == LayerKind::Recurrent;
     if !is_generated {
-        return without_suffixes(weight).to_owned();
+        return if is_recurrent { weight.clone() } else { without_suffixes(weight).to_owned() };
     }
     let path = target.node_name.trim_start_matches('/');
-    path.rsplit_once('/').map_or(path, |(module, _)| module).replace('/', ".")
+    let module = path.rsplit_once('/').map_or(path, |(module, _)| module).replace('/', ".");
+    if is_recurrent { format!("{module}.weight_{}", target.weight_input) } else { module }
 }
 
 /// Returns the name of a module from the name of its weight. Quantizers append `_Q4` or `_quantized`, and builders of

@@ -6,6 +6,7 @@
 
 mod biases;
 mod names;
+mod recurrent;
 mod rows;
 mod sites;
 mod targets;
@@ -49,6 +50,9 @@ pub fn add_adapter(graph: &mut GraphProto, target: &AdapterTarget, form: &Adapte
     let root = names::root_of(&target.value);
     let prefix = names::site_prefix(root, adapter);
     let base = names::base_value(root, adapter);
+    if target.kind == LayerKind::Recurrent {
+        recurrent::add_copy(graph, target)?;
+    }
     let known: FxHashSet<&str> =
         graph.node.iter().flat_map(|node| &node.output).map(String::as_str).collect();
     if known.contains(base.as_str()) {

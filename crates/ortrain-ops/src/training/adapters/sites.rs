@@ -4,6 +4,7 @@ use ortrain_onnx::{GraphProto, NodeProto};
 use rustc_hash::FxHashSet;
 
 use super::names::{FactorKind, FactorName, norm_value, site_prefix, split_base};
+use super::recurrent::remove_copy;
 use crate::support::low_rank::PARTS;
 use crate::support::row_weights::ROW_PARTS;
 
@@ -76,6 +77,7 @@ pub fn remove_adapter(graph: &mut GraphProto, adapter: &str) -> Vec<AdaptedLayer
                 output.clone_from(&result);
             }
         }
+        remove_copy(graph, &layer.value);
     }
     layers
 }

@@ -2,15 +2,17 @@
 
 use ortrain_graph::Tensor;
 
-use super::targets::{AdapterTarget, Change};
+use super::targets::{AdapterTarget, Change, LayerKind};
 use crate::Error;
 
 /// Shapes of the factors of an adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FactorShapes {
-    /// `[rank, inputs]`, followed by the sizes of the window of a convolution.
+    /// `[rank, inputs]`, followed by the sizes of the window of a convolution. `[directions, rank, inputs]` for a
+    /// recurrent layer.
     pub a: Vec<usize>,
-    /// `[outputs, rank]`; for a convolution `[outputs, rank / groups]`, followed by ones.
+    /// `[outputs, rank]`; for a convolution `[outputs, rank / groups]`, followed by ones. `[directions, outputs, rank]` for
+    /// a recurrent layer.
     pub b: Vec<usize>,
 }
 
@@ -47,6 +49,10 @@ impl AdapterTarget {
                 "the rank must be a multiple of the {} groups of {}, got {rank}",
                 self.groups, self.node
             )));
+        }
+        if self.kind == LayerKind::Recurrent {
+            let (a, b) = ([self.directions, rank, self.inputs], [self.directions, self.outputs, rank]);
+            return Ok(FactorShapes { a: a.into(), b: b.into() });
         }
         let mut a = vec![rank, self.inputs];
         let mut b = vec![self.outputs, rank / self.groups];
@@ -135,10 +141,13 @@ fn adapted_weight(
             "the first factor reads all channels, and the convolution has groups",
         ));
     }
-    let rank = a.dims().first().copied().unwrap_or(0);
+    let rank = target.rank_of(a);
     let cells: usize = target.window.iter().product();
-    let (outputs, inputs) = (target.outputs, target.inputs * cells);
-    if a.len() != rank * inputs || b.len() != outputs * rank || weight.len() != outputs * inputs {
+    let (outputs, inputs) = (target.directions * target.outputs, target.inputs * cells);
+    if a.len() != target.directions * rank * inputs
+        || b.len() != outputs * rank
+        || weight.len() != outputs * inputs
+    {
         return Err(merge_error(target, "the sizes of the factors do not fit the weight"));
     }
     let (a, b) = (a.to_f64(), b.to_f64());
@@ -146,7 +155,8 @@ fn adapted_weight(
     for (row, line) in delta.chunks_exact_mut(inputs).enumerate() {
         for k in 0..rank {
             let factor = b[row * rank + k];
-            for (sum, x) in line.iter_mut().zip(&a[k * inputs..]) {
+            let of_direction = row / target.outputs * rank;
+            for (sum, x) in line.iter_mut().zip(&a[(of_direction + k) * inputs..]) {
                 *sum += factor * x;
             }
         }
@@ -178,6 +188,8 @@ fn in_layout_of<T: Copy>(target: &AdapterTarget, weight: &Tensor, elements: Vec<
     if target.has_outputs_last {
         elements = transposed(&elements, &dims, &[1, 0]);
         dims.reverse();
+    } else if target.kind == LayerKind::Recurrent {
+        dims = vec![target.directions, target.outputs, target.inputs];
     } else if !target.window.is_empty() {
         dims = [&[target.outputs, target.inputs], target.window.as_slice()].concat();
     }
