@@ -42,7 +42,7 @@ def constants(model: ModelProto) -> dict[str, np.ndarray]:
 
 
 def principal(weight: np.ndarray, rank: int, scale: float, init: str) -> tuple[np.ndarray, np.ndarray]:
-    """Return the factors of PEFT in float64. Those of PiSSA have free signs; their product has none."""
+    """Return the factors of PEFT in float64. The signs of PiSSA's factors are free, and their product is unique."""
     if init == "olora":
         q, r = np.linalg.qr(weight)
         return r[:rank], q[:, :rank]
@@ -61,7 +61,7 @@ LINEAR = [name for name in LAYERS if LAYERS[name][1] == "linear"]
 @pytest.mark.parametrize("init", ["pissa", "olora"])
 @pytest.mark.parametrize("name", LINEAR)
 def test_principal_factors(name: str, init: Any) -> None:
-    """Factors and rest are those of NumPy, in each layout of the weight; the model computes the same."""
+    """Factors and rest equal NumPy's in each layout of the weight, and the model computes the same."""
     base, _ = LAYERS[name]
     x = batch_for(base)
     adapted, description = lora.add(base, rank=2, alpha=3, targets="*", init=init)
@@ -141,9 +141,9 @@ def test_refused_options() -> None:
     with pytest.raises(InvalidArgumentError, match="needs a positive alpha"):
         lora.add(PERCEPTRON, init="pissa", alpha=-1)
     unknown: Any = "svd"
-    with pytest.raises(InvalidArgumentError, match='init .*"svd"'):
+    with pytest.raises(InvalidArgumentError, match=r'init .*"svd"'):
         lora.add(PERCEPTRON, init=unknown)
-    with pytest.raises(InvalidArgumentError, match='bias .*"some"'):
+    with pytest.raises(InvalidArgumentError, match=r'bias .*"some"'):
         lora.add(PERCEPTRON, bias=unknown.replace("svd", "some"))
 
 
@@ -159,13 +159,13 @@ def test_layers_that_share_a_weight() -> None:
 
 @pytest.mark.parametrize("init", ["pissa", "olora"])
 def test_files_of_principal_factors(init: Any, tmp_path: Path) -> None:
-    """The file names the method; the original base gets the rest when it reads the file, and the rest stays as it is."""
+    """The file names the method. The original base becomes the rest when it reads the file; a rest stays."""
     adapted, _ = lora.add(PERCEPTRON, rank=4, alpha=8, targets="*", init=init)
     moved = with_random_factors(adapted)
     lora.save_adapter(moved, tmp_path)
     assert json.loads((tmp_path / "adapter_config.json").read_text())["init_lora_weights"] == init
     assert lora.load_adapter(PERCEPTRON, tmp_path) == moved
-    # A base whose adapter was removed has the rest already.
+    # After the removal of the adapter, the weights of the base are the rest.
     rest = lora.remove(moved)
     assert lora.load_adapter(rest, tmp_path) == moved
     # A merged model has no rest, and a second adapter has a plain configuration.

@@ -140,16 +140,20 @@ def test_step_by_finite_differences(op: str, tmp_path: Path) -> None:
     for name, parameter in state.parameters:
         direction = random(*parameter.data.shape)
         slope = (loss(name, STEP, direction) - loss(name, -STEP, direction)) / (2 * STEP)
-        np.testing.assert_allclose((parameter.grad * direction).sum(), slope, rtol=SLOPE_TOLERANCE, atol=SLOPE_TOLERANCE)
+        np.testing.assert_allclose(
+            (parameter.grad * direction).sum(), slope, rtol=SLOPE_TOLERANCE, atol=SLOPE_TOLERANCE
+        )
 
 
 def test_refused() -> None:
     base = layer("GRU")
     with pytest.raises(InvalidArgumentError, match=r"use_dora is not supported for .*: it is recurrent"):
         lora.add(base, rank=2, targets="*", use_dora=True)
-    with pytest.raises(InvalidArgumentError, match='init="pissa" is not supported for .*"recurrent"'):
+    with pytest.raises(InvalidArgumentError, match=r'init="pissa" is not supported for .*"recurrent"'):
         lora.add(base, rank=2, targets="*", init="pissa")
-    with pytest.raises(InvalidArgumentError, match=r'it is recurrent, and all rows share its weight; leave .*"default"'):
+    with pytest.raises(
+        InvalidArgumentError, match=r'it is recurrent, and all rows share its weight; leave .*"default"'
+    ):
         lora.with_row_adapters(lora.add(base, rank=2, targets="*")[0])
     with pytest.raises(InvalidArgumentError, match="the rank must be from 1 to 3"):
         lora.add(base, rank=4, targets="*")

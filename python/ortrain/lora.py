@@ -190,8 +190,8 @@ def add(
 ) -> tuple[onnx.ModelProto | None, Description]:
     """Return a model with an adapter beside each selected weight, and a description of the adapter.
 
-    The model computes the same as before, because ``B`` is zero; for an embedding ``A`` is zero. With ``"pissa"`` and
-    ``"olora"`` as ``init``, rounding errors remain. By default, factors of
+    The model computes the same as before, because ``B`` is zero; for an embedding ``A`` is zero. With ``init="pissa"``
+    or ``"olora"`` the difference is a rounding error. By default, factors of
     adapters and ``train_also`` are trained, and all other parameters of the new model are frozen. A model may have
     several adapters with different names. Their results are added.
 
@@ -210,8 +210,8 @@ def add(
             opset 12, and embeddings have none.
         init: the values of ``A``: ``"kaiming"`` for a uniform distribution from ``-1 / sqrt(inputs)`` to
             ``1 / sqrt(inputs)``, or ``"gaussian"`` for a normal distribution of standard deviation ``1 / rank``.
-            These are the distributions of PEFT. With ``"pissa"`` and ``"olora"`` the adapter takes a part of the weight,
-            and the weight in the model becomes the rest ``W - scale * B A``. ``"pissa"`` takes the largest singular
+            These are the distributions of PEFT. With ``"pissa"`` and ``"olora"`` the adapter takes a part of the
+            weight, and the weight in the model becomes the rest ``W - scale * B A``. ``"pissa"`` takes the largest singular
             values (Meng et al., "PiSSA: Principal Singular Values and Singular Vectors Adaptation of Large Language
             Models", 2024); ``"olora"`` the first columns of a QR factorization (Büyükakyüz, "OLoRA: Orthonormal
             Low-Rank Adaptation of Large Language Models", 2024). They are for linear layers with weights of floats
@@ -406,8 +406,8 @@ def activate(
         output: a path to write the model to; the result is then ``None``.
 
     Raises:
-        InvalidArgumentError: if the model has no adapter of a name, a weight is not finite, or an adapter of DoRA gets a
-            weight other than 1.
+        InvalidArgumentError: if the model has no adapter of a name, a weight is not finite, or an adapter of DoRA gets
+            a weight other than 1.
         InvalidModelError, UnsupportedError: if the model cannot be read.
         NoSuchFileError, OrtrainError: if a file does not exist or cannot be written.
 
@@ -457,13 +457,13 @@ def with_row_adapters(
     :class:`~ortrain.InferenceSession` or :class:`~ortrain.api.Module`, or a session of onnxruntime, so switches and
     mixes adapters from one call to the next without a copy of any weight.
 
-    The rows are the first axis of the first input. They may be another axis of the result of an adapted layer. If a layer
-    reads rows and positions as one first axis, the positions of a row must follow each other.
+    The rows are the first axis of the first input. They may be another axis of the result of an adapted layer. If a
+    layer merges rows and positions into one axis, the positions of a row must follow each other.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``, of opset 8 or later.
-        names: the adapters, in the order of the columns; by default all, in the order of :func:`active`. Adapters without
-            a column stay as they are.
+        names: the adapters, in the order of the columns; by default all, in the order of :func:`active`. Adapters
+            without a column stay as they are.
         output: a path to write the model to; the result is then ``None``.
 
     Raises:
@@ -476,7 +476,8 @@ def with_row_adapters(
     >>> import ortrain
     >>> model, _ = ortrain.lora.add(ortrain.examples.perceptron(), name="style")
     >>> model, _ = ortrain.lora.add(model, name="facts")
-    >>> session = ortrain.InferenceSession(ortrain.lora.with_row_adapters(model, ["style", "facts"]).SerializeToString())
+    >>> model = ortrain.lora.with_row_adapters(model, ["style", "facts"])
+    >>> session = ortrain.InferenceSession(model.SerializeToString())
     >>> weights = np.array([[1, 0], [0, 1], [0.7, 0.3]], np.float32)
     >>> session.run(None, {"x": x[:3], "adapter_weights": weights})[0].shape
     (3, 10)
@@ -546,8 +547,8 @@ def load_adapter(
 ) -> onnx.ModelProto | None:
     """Return a model with an adapter from the files of :func:`save_adapter` or PEFT.
 
-    An adapter of ``init="pissa"`` or ``"olora"`` belongs to the rest of the weights. The model is the original base, and
-    the function subtracts the part of the initial adapter, as PEFT does.
+    An adapter of ``init="pissa"`` or ``"olora"`` belongs to the rest of the weights. The model is the original base,
+    and the function subtracts the part of the initial adapter, as PEFT does.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``: the base, which may have other adapters.
@@ -573,9 +574,7 @@ def load_adapter(
     return _result(_ortrain.load_peft(model_source(model), os.fspath(folder), name, table), output)
 
 
-def _weights(
-    source: bytes | str, weights: str | Sequence[str] | Mapping[str, float] | None
-) -> list[tuple[str, float]]:
+def _weights(source: bytes | str, weights: str | Sequence[str] | Mapping[str, float] | None) -> list[tuple[str, float]]:
     """Return the weights of adapters as pairs. Names have the weight 1, and ``None`` stands for all adapters."""
     if weights is None:
         weights = [name for name, _ in _ortrain.active_adapters(source)]

@@ -147,7 +147,7 @@ pub(crate) fn merge_adapters(
     message(py, || Ok(encode_model(&merge(model.0, &factors)?)?))
 }
 
-/// Returns a model whose adapters have weights, as a message.
+/// Sets the weights of the adapters of a model. Returns the model as a message.
 #[pyfunction]
 pub(crate) fn activate_adapters(
     py: Python<'_>,

@@ -7,7 +7,6 @@ use ortrain_onnx::ModelProto;
 use ortrain_ops::training::{AdaptedLayer, adapted_layers, scale_name};
 use rustc_hash::FxHashMap;
 
-use super::notes::{Note, note, set_note};
 use super::{Prepared, first_layers, no_adapter_error};
 use crate::model::adapted_parameters::{AdapterWeight, adapter_weight, set_adapter_weight};
 use crate::{Error, ModelSource, Result};
@@ -109,20 +108,4 @@ pub(super) fn original_scale(prepared: &Prepared, weight: &str, adapter: &str) -
         Some(scale) => Ok(scale),
         None => prepared.scale(weight, adapter),
     }
-}
-
-/// Checks that no adapter has weights by row, which changes of single adapters would ignore.
-pub(super) fn check_without_rows(model: &ModelProto, label: &str, name: &str) -> Result<()> {
-    match note(model, Note::Rows, name) {
-        None => Ok(()),
-        Some(input) => Err(Error::Argument(format!(
-            "the adapter {name:?} of {label} has a weight for each row, from the input {input:?}; take the model before \
-             with_row_adapters"
-        ))),
-    }
-}
-
-/// Notes that an adapter has weights by row.
-pub(super) fn set_rows(model: &mut ModelProto, name: &str, input: &str) {
-    set_note(model, Note::Rows, name, Some(input.to_owned()));
 }

@@ -1,14 +1,13 @@
-//! Biases that are trained beside an adapter, as in PEFT: those of the adapted layers, or all.
+//! Trained biases beside an adapter, as in PEFT: of the adapted layers, or of all layers.
 
 use ortrain_checkpoint::NamedTensor;
-use ortrain_graph::{Tensor, ValueId};
+use ortrain_graph::{Graph, Tensor, ValueId};
 use ortrain_onnx::ModelProto;
 use ortrain_ops::training::{
     AdaptedLayer, AdapterTarget, ConstantUses, ParameterRole, find_adapter_targets, layer_bias,
 };
 use rustc_hash::FxHashMap;
 
-use super::Prepared;
 use super::options::Bias;
 use super::selection::module_of;
 use crate::model::adapted_parameters::{bias_note, biased_adapter, set_bias_note};
@@ -24,12 +23,13 @@ const ADAPTED_SUFFIX: &str = ".base_layer.bias";
 /// # Errors
 /// If another adapter of the model has trained biases.
 pub(super) fn select(
-    prepared: &mut Prepared,
+    label: &str,
+    model: &mut ModelProto,
+    graph: &Graph,
     adapted: &[AdapterTarget],
     adapter: &str,
     bias: Bias,
 ) -> Result<()> {
-    let graph = &prepared.typed;
     let mut names: Vec<String> = match bias {
         Bias::None => return Ok(()),
         Bias::LoraOnly => adapted.iter().filter_map(|target| layer_bias(graph, target)).collect(),
@@ -50,18 +50,17 @@ pub(super) fn select(
     };
     names.sort();
     names.dedup();
-    set(prepared, adapter, bias, names)
+    set(label, model, adapter, bias, names)
 }
 
-fn set(prepared: &mut Prepared, adapter: &str, bias: Bias, names: Vec<String>) -> Result<()> {
-    if let Some(other) = biased_adapter(&prepared.model.proto) {
+fn set(label: &str, model: &mut ModelProto, adapter: &str, bias: Bias, names: Vec<String>) -> Result<()> {
+    if let Some(other) = biased_adapter(model) {
         return Err(Error::Argument(format!(
-            "the biases of {} are trained beside the adapter {other:?} already; only one adapter can have bias={:?}",
-            prepared.label,
+            "the biases of {label} are trained beside the adapter {other:?} already; only one adapter can have bias={:?}",
             bias.name()
         )));
     }
-    set_bias_note(&mut prepared.model.proto, adapter, Some((bias.name(), names)));
+    set_bias_note(model, adapter, Some((bias.name(), names)));
     Ok(())
 }
 
@@ -73,7 +72,7 @@ pub(super) fn selected(model: &ModelProto, adapter: &str) -> (Bias, Vec<String>)
 
 /// Returns the biases of an adapter, by PEFT's names without the prefix.
 pub(super) fn to_peft(
-    prepared: &Prepared,
+    graph: &Graph,
     targets: &[AdapterTarget],
     layers: &[AdaptedLayer],
     names: &[String],
@@ -81,7 +80,7 @@ pub(super) fn to_peft(
 ) -> Result<Vec<NamedTensor>> {
     let mut modules_of_biases: FxHashMap<String, String> = FxHashMap::default();
     for target in targets {
-        let Some(bias) = layer_bias(&prepared.typed, target) else { continue };
+        let Some(bias) = layer_bias(graph, target) else { continue };
         let table = modules.iter().find(|(weight, _)| *weight == target.weight);
         let module = table.map_or_else(|| module_of(target), |(_, module)| module.clone());
         let is_adapted = layers.iter().any(|layer| target.is_layer_of(layer));
@@ -89,7 +88,8 @@ pub(super) fn to_peft(
         modules_of_biases.entry(bias).or_insert(module + suffix);
     }
     let tensor = |name: &String| {
-        let tensor = prepared.constant(name)?;
+        let constant = graph.find(name).and_then(|id| graph.value(id).content());
+        let tensor = constant.ok_or_else(|| Error::Argument(format!("the model has no bias {name:?}")))?;
         let tensor = Tensor::from_f64(tensor.dtype(), vec![tensor.len()], &tensor.to_f64());
         Ok(NamedTensor { name: modules_of_biases.remove(name).unwrap_or_else(|| name.clone()), tensor })
     };
@@ -101,31 +101,27 @@ pub(super) fn module_of_bias(name: &str) -> Option<&str> {
     name.strip_suffix(ADAPTED_SUFFIX).or_else(|| name.strip_suffix(SUFFIX))
 }
 
-/// Sets the biases of an adapter to those of PEFT's files: pairs of a module and a bias.
+/// Notes the biases of an adapter in PEFT's files, which are pairs of a module and a bias. Returns their values by constant.
 ///
 /// # Errors
 /// If the model has no such bias, or the bias has another size or numbers that are not finite.
 pub(super) fn load(
-    prepared: &mut Prepared,
-    targets: &[AdapterTarget],
-    adapter: &str,
-    bias: Bias,
+    label: &str,
+    model: &mut ModelProto,
+    graph: &Graph,
+    (adapter, bias): (&str, Bias),
     biases: Vec<(String, Tensor)>,
     find: impl Fn(&str) -> Result<AdapterTarget>,
-) -> Result<()> {
+) -> Result<FxHashMap<String, Tensor>> {
     let mut values: FxHashMap<String, Tensor> = FxHashMap::default();
     for (module, tensor) in biases {
-        let is_module = |target: &&AdapterTarget| module_of(target) == module;
-        let by_layer = match targets.iter().find(is_module) {
-            Some(target) => layer_bias(&prepared.typed, target),
-            None => find(&module).ok().and_then(|target| layer_bias(&prepared.typed, &target)),
-        };
-        let name = by_layer.unwrap_or_else(|| format!("{module}{SUFFIX}"));
-        let old = prepared.constant(&name).map_err(|_| {
+        let named = format!("{module}{SUFFIX}");
+        let by_layer = || find(&module).ok().and_then(|target| layer_bias(graph, &target));
+        let name = if graph.find(&named).is_some() { named } else { by_layer().unwrap_or(named) };
+        let old = graph.find(&name).and_then(|id| graph.value(id).content()).ok_or_else(|| {
             Error::Argument(format!(
-                "the adapter has a bias of the module {module:?}, but {} has no such bias; if an exporter renamed the \
-                 weight, give its module in modules",
-                prepared.label
+                "the adapter has a bias of the module {module:?}, but {label} has no such bias; if an exporter renamed \
+                 the weight, give its module in modules"
             ))
         })?;
         let fail =
@@ -145,6 +141,6 @@ pub(super) fn load(
     }
     let mut names: Vec<String> = values.keys().cloned().collect();
     names.sort();
-    set(prepared, adapter, bias, names)?;
-    prepared.set_constants(values)
+    set(label, model, adapter, bias, names)?;
+    Ok(values)
 }

@@ -26,7 +26,7 @@ use ortrain_ops::training::{
 use rustc_hash::{FxHashMap, FxHashSet};
 
 pub use activate::{activate, active};
-use notes::{clear_notes, set_init};
+use notes::{check_without_rows, clear_notes, set_init};
 pub use options::{Bias, Description, Init, LayerAdapter, LoraOptions, Targets};
 pub use peft::{load_adapter, save_adapter};
 use principal::Principal;
@@ -204,7 +204,7 @@ pub fn add(model: ModelSource, options: &LoraOptions) -> Result<(ModelProto, Des
     options.check()?;
     let mut prepared = Prepared::new(model)?;
     let targets = selected_targets(&mut prepared, options)?;
-    principal::check(&prepared, &targets, options)?;
+    principal::check(&prepared.label, &prepared.typed, &targets, options)?;
     let also = selection::train_also(&prepared.label, &prepared.typed, &options.train_also)?;
     let opset = opset_of(&prepared.model.proto);
     if options.dropout > 0.0 && opset < MIN_OPSET_OF_DROPOUT {
@@ -258,7 +258,8 @@ pub fn add(model: ModelSource, options: &LoraOptions) -> Result<(ModelProto, Des
         prepared.set_constants(rests)?;
         set_init(&mut prepared.model.proto, adapter, options.init);
     }
-    biases::select(&mut prepared, &targets, adapter, options.bias)?;
+    let Prepared { label, model, typed } = &mut prepared;
+    biases::select(label, &mut model.proto, typed, &targets, adapter, options.bias)?;
     add_train_also(&mut prepared.model.proto, also);
     let description = describe_targets(&targets, options)?;
     Ok((prepared.model.proto, description))
@@ -368,7 +369,7 @@ pub fn remove(model: ModelSource, name: &str) -> Result<ModelProto> {
 
 /// Removes the nodes and constants of an adapter. Returns the layers that had the adapter.
 fn take_out(prepared: &mut Prepared, name: &str) -> Result<Vec<AdaptedLayer>> {
-    activate::check_without_rows(&prepared.model.proto, &prepared.label, name)?;
+    check_without_rows(&prepared.model.proto, &prepared.label, name)?;
     let adapted = adapted_layers(prepared.graph()?);
     let layers = remove_adapter(prepared.graph()?, name);
     if layers.is_empty() {

@@ -3,6 +3,7 @@
 use ortrain_onnx::{ModelProto, StringStringEntryProto};
 
 use super::Init;
+use crate::{Error, Result};
 
 /// Metadata of a model with the method that took a part of its weights, after the adapter with this part was removed.
 const REST: &str = "ortrain.lora_rest";
@@ -59,4 +60,20 @@ pub(super) fn clear_notes(model: &mut ModelProto, adapter: &str, is_merged: bool
         model.metadata_props.push(StringStringEntryProto { key: REST.to_owned(), value: init });
     }
     set_note(model, Note::Init, adapter, None);
+}
+
+/// Checks that no adapter has weights by row, which changes of single adapters would ignore.
+pub(super) fn check_without_rows(model: &ModelProto, label: &str, name: &str) -> Result<()> {
+    match note(model, Note::Rows, name) {
+        None => Ok(()),
+        Some(input) => Err(Error::Argument(format!(
+            "the adapter {name:?} of {label} has a weight for each row, from the input {input:?}; take the model before \
+             with_row_adapters"
+        ))),
+    }
+}
+
+/// Notes that an adapter has weights by row.
+pub(super) fn set_rows(model: &mut ModelProto, name: &str, input: &str) {
+    set_note(model, Note::Rows, name, Some(input.to_owned()));
 }

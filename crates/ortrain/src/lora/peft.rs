@@ -98,7 +98,8 @@ pub fn save_adapter(
         saved.push(SavedModule { name: module, rank, alpha });
     }
     let (bias, names) = biases::selected(&prepared.model.proto, name);
-    for NamedTensor { name, tensor } in biases::to_peft(&prepared, &targets, &layers, &names, modules)? {
+    for NamedTensor { name, tensor } in biases::to_peft(&prepared.typed, &targets, &layers, &names, modules)?
+    {
         tensors.push(NamedTensor { name: format!("{MODULE_PREFIX}{name}"), tensor });
     }
     let init = note(&prepared.model.proto, Note::Init, name);
@@ -396,7 +397,10 @@ pub fn load_adapter(
         if let Some(init) = init.filter(|&init| principal::takes_weight(target, init)) {
             let options =
                 LoraOptions { rank, alpha: Some(scale * rank as f64), init, ..LoraOptions::default() };
-            rests.insert(target.weight.clone(), principal::rest(&prepared, &targets, target, &options)?);
+            rests.insert(
+                target.weight.clone(),
+                principal::rest(&prepared.label, &prepared.typed, &targets, target, &options)?,
+            );
         }
         let scale = Tensor::scalar(target.dtype, scale);
         if let Some(magnitude) = magnitude {
@@ -409,10 +413,11 @@ pub fn load_adapter(
     prepared.add_constants(constants)?;
     prepared.set_constants(rests)?;
     if config.bias != Bias::None {
-        let label = prepared.label.clone();
         let all: Vec<&AdapterTarget> = targets.iter().collect();
-        let find = |module: &str| find_module(&label, &all, module, modules).cloned();
-        biases::load(&mut prepared, &targets, name, config.bias, biases, find)?;
+        let Prepared { label, model, typed } = &mut prepared;
+        let find = |module: &str| find_module(label, &all, module, modules).cloned();
+        let values = biases::load(label, &mut model.proto, typed, (name, config.bias), biases, find)?;
+        prepared.set_constants(values)?;
     }
     if let Some(init) = config.init {
         set_init(&mut prepared.model.proto, name, init);

@@ -3,11 +3,11 @@
 //! (F. Meng et al., "PiSSA: Principal Singular Values and Singular Vectors Adaptation of Large Language Models", 2024;
 //! K. Büyükakyüz, "OLoRA: Orthonormal Low-Rank Adaptation of Large Language Models", 2024.) The formulas are PEFT's.
 
-use ortrain_graph::Tensor;
+use ortrain_graph::{Graph, Tensor};
 use ortrain_ops::training::{AdapterTarget, LayerKind, add_delta, weight_matrix, weight_readers};
 
 use super::decompose::{LeadingQr, Matrix, Singular, leading_qr, leading_singular};
-use super::{Init, LoraOptions, Prepared, adapter_error};
+use super::{Init, LoraOptions};
 use crate::{Error, Result};
 
 /// Factors of an adapter, and the rest of the weight.
@@ -22,7 +22,12 @@ pub(super) fn takes_weight(target: &AdapterTarget, init: Init) -> bool {
 }
 
 /// Checks that the weights of layers can be split into factors and a rest.
-pub(super) fn check(prepared: &Prepared, targets: &[AdapterTarget], options: &LoraOptions) -> Result<()> {
+pub(super) fn check(
+    label: &str,
+    graph: &Graph,
+    targets: &[AdapterTarget],
+    options: &LoraOptions,
+) -> Result<()> {
     let method = options.init.name();
     if options.init.changes_base() && (options.scale() as f32) <= 0.0 {
         return Err(Error::Argument(format!(
@@ -49,11 +54,10 @@ pub(super) fn check(prepared: &Prepared, targets: &[AdapterTarget], options: &Lo
         }
         let is_target =
             |reader: &String| targets.iter().any(|other| other.has_form_of(target) && other.root() == reader);
-        if let Some(other) = weight_readers(&prepared.typed, weight).iter().find(|reader| !is_target(reader))
-        {
+        if let Some(other) = weight_readers(graph, weight).iter().find(|reader| !is_target(reader)) {
             return fail(format!("its weight {weight:?} is also read for {other:?}, which gets no adapter"));
         }
-        if prepared.constant(weight)?.to_f64().iter().any(|number| !number.is_finite()) {
+        if constant(label, graph, weight)?.to_f64().iter().any(|number| !number.is_finite()) {
             return fail(format!("its weight {weight:?} has numbers that are not finite"));
         }
     }
@@ -62,21 +66,22 @@ pub(super) fn check(prepared: &Prepared, targets: &[AdapterTarget], options: &Lo
 
 /// Returns the rest of the weight of a layer, after the checks of [`check`].
 pub(super) fn rest(
-    prepared: &Prepared,
+    label: &str,
+    graph: &Graph,
     targets: &[AdapterTarget],
     target: &AdapterTarget,
     options: &LoraOptions,
 ) -> Result<Tensor> {
     let same: Vec<AdapterTarget> =
         targets.iter().filter(|other| other.has_form_of(target)).cloned().collect();
-    check(prepared, &same, options)?;
-    Ok(split(target, &prepared.constant(&target.weight)?, options)?.rest)
+    check(label, graph, &same, options)?;
+    Ok(split(target, constant(label, graph, &target.weight)?, options)?.rest)
 }
 
 /// Splits the weight of a layer.
 pub(super) fn split(target: &AdapterTarget, weight: &Tensor, options: &LoraOptions) -> Result<Principal> {
     let (rank, scale) = (options.rank, options.scale());
-    let elements = weight_matrix(target, weight).map_err(adapter_error)?;
+    let elements = weight_matrix(target, weight).map_err(argument_error)?;
     let matrix = Matrix { rows: target.outputs, columns: target.inputs, elements };
     let (a, b) = match options.init {
         Init::Olora => {
@@ -97,6 +102,16 @@ pub(super) fn split(target: &AdapterTarget, weight: &Tensor, options: &LoraOptio
     let tensor =
         |matrix: &Matrix| Tensor::from_f64(target.dtype, vec![matrix.rows, matrix.columns], &matrix.elements);
     let (a, b) = (tensor(&a), tensor(&b));
-    let rest = add_delta(target, weight, (&a, &b), None, -scale).map_err(adapter_error)?;
+    let rest = add_delta(target, weight, (&a, &b), None, -scale).map_err(argument_error)?;
     Ok(Principal { factors: [a, b], rest })
+}
+
+fn constant<'g>(label: &str, graph: &'g Graph, name: &str) -> Result<&'g Tensor> {
+    let content = graph.find(name).and_then(|id| graph.value(id).content());
+    content.ok_or_else(|| Error::Argument(format!("{label} has no constant {name:?}")))
+}
+
+#[allow(clippy::needless_pass_by_value, reason = "for map_err")]
+fn argument_error(error: ortrain_ops::Error) -> Error {
+    Error::Argument(error.to_string())
 }

@@ -6,7 +6,8 @@ use ortrain_ops::training::{
     AdaptedLayer, AdapterTarget, LayerKind, RowAxis, RowForm, adapted_layers, add_row_columns, weigh_rows,
 };
 
-use super::activate::{names, set_rows};
+use super::activate::names;
+use super::notes::set_rows;
 use super::{Prepared, adapter_error, no_adapter_error};
 use crate::model::graph::opset_of;
 use crate::{Error, ModelSource, Result};
@@ -18,12 +19,12 @@ const ROWS: &str = "adapter_rows";
 /// First version of `ai.onnx` with the operator that repeats weights.
 const MIN_OPSET: i64 = 8;
 
-/// Returns a model with the input `adapter_weights` of the shape `[rows, adapters]` and the type float32: the factor of
-/// the contribution of each adapter to each row of the batch. The shape `[1, adapters]` is for all rows. `adapters` are
-/// the names of the adapters in the order of the columns; by default all, in the order of [`active`](super::active).
+/// Returns a model with the input `adapter_weights`: the factor of each adapter for each row of the batch.
 ///
-/// The rows of the batch are the first axis of the first input of the model. If the first axis of the result of a layer
-/// has another size, it must have the positions of the first row, then those of the second row, and so on.
+/// The input has the shape `[rows, adapters]`, or `[1, adapters]` for all rows, and the type float32. `adapters` are the
+/// names of its columns; by default all adapters, in the order of [`active`](super::active). The rows are the first axis
+/// of the first input of the model. A layer may merge rows and positions into one axis, if the positions of a row follow
+/// each other.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }

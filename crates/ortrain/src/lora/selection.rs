@@ -65,7 +65,7 @@ pub(super) fn module_of(target: &AdapterTarget) -> String {
     }
     let weight = &target.weight;
     let is_generated = weight.contains("::") || !weight.contains(|sign: char| sign.is_ascii_alphabetic());
-    // A recurrent layer has two weights, whose names tell them apart.
+    // The two weights of a recurrent layer must have different names.
     let is_recurrent = target.kind == LayerKind::Recurrent;
     if !is_generated {
         return if is_recurrent { weight.clone() } else { without_suffixes(weight).to_owned() };

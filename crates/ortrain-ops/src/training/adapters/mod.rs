@@ -17,6 +17,7 @@ use rustc_hash::FxHashSet;
 
 pub use biases::layer_bias;
 pub use names::{FactorKind, FactorName, factor_name, is_adapter_name, scale_name};
+use recurrent::RecurrentWeight;
 pub use rows::{RowAxis, RowForm, add_row_columns, weigh_rows};
 pub use sites::{AdaptedLayer, adapted_layers, adapter_stops, remove_adapter};
 pub use targets::{AdapterTarget, LayerKind, find_adapter_targets, find_head_target, weight_readers};
@@ -51,7 +52,13 @@ pub fn add_adapter(graph: &mut GraphProto, target: &AdapterTarget, form: &Adapte
     let prefix = names::site_prefix(root, adapter);
     let base = names::base_value(root, adapter);
     if target.kind == LayerKind::Recurrent {
-        recurrent::add_copy(graph, target)?;
+        let weight = RecurrentWeight {
+            node: &target.node,
+            read: &target.read,
+            value: &target.value,
+            input: target.weight_input,
+        };
+        recurrent::add_copy(graph, &weight)?;
     }
     let known: FxHashSet<&str> =
         graph.node.iter().flat_map(|node| &node.output).map(String::as_str).collect();

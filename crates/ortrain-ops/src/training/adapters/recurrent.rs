@@ -8,7 +8,6 @@ use ortrain_graph::{Graph, Node, ValueId};
 use ortrain_onnx::GraphProto;
 
 use super::names::split_base;
-use super::targets::AdapterTarget;
 use crate::Error;
 use crate::class::Class;
 use crate::registry::class_of;
@@ -49,29 +48,40 @@ pub(super) fn innermost<'g>(
     read
 }
 
-/// Gives the weight of a layer a copy, which the first adapter can add to. Does nothing if there is a copy.
+/// Weight of a recurrent layer.
+pub(super) struct RecurrentWeight<'a> {
+    /// Label of the node in messages.
+    pub(super) node: &'a str,
+    /// Name of the weight, and of the sum of the weight and its adapters.
+    pub(super) read: &'a str,
+    pub(super) value: &'a str,
+    /// Index of the input.
+    pub(super) input: usize,
+}
+
+/// Gives the weight of a layer a copy, the base of the first adapter. Does nothing if there is a copy.
 ///
 /// # Errors
 /// Returns an error if the graph has no such layer.
-pub(super) fn add_copy(graph: &mut GraphProto, target: &AdapterTarget) -> Result<(), Error> {
-    if graph.node.iter().any(|node| node.output.first() == Some(&target.value)) {
+pub(super) fn add_copy(graph: &mut GraphProto, weight: &RecurrentWeight<'_>) -> Result<(), Error> {
+    if graph.node.iter().any(|node| node.output.first().is_some_and(|output| output == weight.value)) {
         return Ok(());
     }
     let is_layer =
-        |result: &str| WEIGHTS.iter().any(|(_, weight)| adapted_weight(result, weight) == target.value);
+        |result: &str| WEIGHTS.iter().any(|(_, letter)| adapted_weight(result, letter) == weight.value);
     let first_result = |outputs: &[String]| {
         outputs.iter().find(|output| !output.is_empty()).is_some_and(|output| is_layer(output))
     };
     let Some(at) = graph.node.iter().position(|node| first_result(&node.output)) else {
         return Err(Error::Adapter(format!(
             "{} is not a node of the main graph, and only such nodes get adapters",
-            target.node
+            weight.node
         )));
     };
-    if let Some(input) = graph.node[at].input.get_mut(target.weight_input) {
-        input.clone_from(&target.value);
+    if let Some(input) = graph.node[at].input.get_mut(weight.input) {
+        weight.value.clone_into(input);
     }
-    graph.node.insert(at, copy_node(&target.read, &target.value));
+    graph.node.insert(at, copy_node(weight.read, weight.value));
     Ok(())
 }
 

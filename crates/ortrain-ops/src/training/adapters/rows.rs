@@ -9,7 +9,7 @@ use crate::Error;
 pub use crate::support::row_weights::RowAxis;
 use crate::support::row_weights::{WEIGHED, WeighedSite, column_nodes, weighed_nodes};
 
-/// Result of a layer whose adapter is weighed.
+/// Shape of the result of a layer with weights by row.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RowForm {
     /// Number of axes.

@@ -2,8 +2,7 @@
 //!
 //! (G. Golub and C. Van Loan, "Matrix Computations", section 8.6.3.)
 
-use super::Singular;
-use super::matrix::{Matrix, dot};
+use super::matrix::{Matrix, Singular, dot};
 
 /// Cosine of the angle of two rows that count as orthogonal.
 const ORTHOGONAL: f64 = 1e-15;

@@ -1,13 +1,13 @@
 //! Largest singular values of a large matrix, from the span of `V, (W^T W) V, (W^T W)^2 V, ...` for random columns `V`.
 //!
 //! (G. Golub, F. Luk and M. Overton, "A Block Lanczos Method for Computing the Singular Values and Corresponding Singular
-//! Vectors of a Matrix", 1981.) All columns are made orthogonal again after each product, so that rounding errors do not
-//! repeat a singular value.
+//! Vectors of a Matrix", 1981.) Each product is made orthogonal to all columns. Otherwise rounding errors would repeat a
+//! singular value.
 
 use ortrain_expr::random_bits;
 
-use super::matrix::Matrix;
-use super::{Singular, jacobi};
+use super::jacobi;
+use super::matrix::{Matrix, Singular};
 
 /// Columns that are multiplied at once.
 const WIDTH: usize = 16;
@@ -151,8 +151,8 @@ fn multiply_transposed(matrix: &Matrix, panel: &Panel) -> Panel {
     sums
 }
 
-/// Returns a panel as orthonormal columns, which are orthogonal to other panels, and the coefficients of the panel in all
-/// of them. A column without a part of its own is replaced by a random one, or by zeros if there is none.
+/// Returns orthonormal columns, also orthogonal to `others`, and the coefficients of the panel in both. A column in the span
+/// of the others is replaced by a random one. If the others span the space, the column is zero.
 fn orthonormal(mut panel: Panel, others: &[Panel], draw: &mut Draw) -> (Panel, Vec<[Row; WIDTH]>) {
     let first = orthonormalize(&mut panel, others, draw);
     // The first pass may lose digits by cancellation; twice is enough.
@@ -225,7 +225,7 @@ fn remove_earlier(panel: &mut Panel, lane: usize, coefficients: &mut [Row; WIDTH
     }
 }
 
-/// Replaces a column by the part of a random one that is orthogonal to all others; by zeros if there is none.
+/// Replaces a column by a random column, orthogonal to all others. If the others span the space, the column is zero.
 fn replace(panel: &mut Panel, lane: usize, others: &[Panel], draw: &mut Draw) {
     let mut random: Panel = vec![[0.0; WIDTH]; panel.len()];
     random.iter_mut().for_each(|row| row[lane] = draw.number());

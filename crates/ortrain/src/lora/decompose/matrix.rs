@@ -1,4 +1,4 @@
-//! Matrix of float64 in the order of its rows.
+//! Matrices of float64 in the order of their rows.
 
 /// Matrix.
 #[derive(Clone)]
@@ -35,6 +35,31 @@ impl Matrix {
             }
         }
         found
+    }
+}
+
+/// Singular values of a matrix, largest first, with their vectors as rows.
+pub(in super::super) struct Singular {
+    /// Values.
+    pub(in super::super) values: Vec<f64>,
+    /// Left vectors: a matrix `[values, rows]`.
+    pub(in super::super) left: Matrix,
+    /// Right vectors: a matrix `[values, columns]`.
+    pub(in super::super) right: Matrix,
+}
+
+impl Singular {
+    /// Returns the first values.
+    pub(super) fn truncated(self, rank: usize) -> Singular {
+        let first = |matrix: Matrix| {
+            let Matrix { rows, columns, mut elements } = matrix;
+            let rows = rows.min(rank);
+            elements.truncate(rows * columns);
+            Matrix { rows, columns, elements }
+        };
+        let mut values = self.values;
+        values.truncate(rank);
+        Singular { values, left: first(self.left), right: first(self.right) }
     }
 }
 

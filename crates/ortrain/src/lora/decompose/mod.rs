@@ -1,43 +1,18 @@
-//! Decompositions of a weight in float64: its largest singular values, and its QR factorization.
+//! Decompositions of a weight in float64: the largest singular values, and the QR factorization.
 //!
-//! The methods are our own: a crate of linear algebra would add more to the library than these files, and a singular
-//! value decomposition of all values takes minutes for a large weight, of which an adapter needs a small part.
+//! The methods are our own, because crates of linear algebra compute all singular values. This takes minutes for a large
+//! weight, and an adapter needs the first ones.
 
 mod jacobi;
 mod krylov;
 mod matrix;
 mod qr;
 
-pub(super) use matrix::Matrix;
+pub(super) use matrix::{Matrix, Singular};
 pub(super) use qr::{LeadingQr, leading_qr};
 
-/// Largest number of rows or columns, whichever are fewer, for which all singular values are computed.
+/// Limit of the smaller size of a matrix up to which all singular values are computed.
 const MAX_DIRECT: usize = 64;
-
-/// Singular values of a matrix, largest first, with their vectors as rows.
-pub(super) struct Singular {
-    /// Values.
-    pub(super) values: Vec<f64>,
-    /// Left vectors: a matrix `[values, rows]`.
-    pub(super) left: Matrix,
-    /// Right vectors: a matrix `[values, columns]`.
-    pub(super) right: Matrix,
-}
-
-impl Singular {
-    /// Returns the first values.
-    fn truncated(self, rank: usize) -> Singular {
-        let first = |matrix: Matrix| {
-            let Matrix { rows, columns, mut elements } = matrix;
-            let rows = rows.min(rank);
-            elements.truncate(rows * columns);
-            Matrix { rows, columns, elements }
-        };
-        let mut values = self.values;
-        values.truncate(rank);
-        Singular { values, left: first(self.left), right: first(self.right) }
-    }
-}
 
 /// Returns the largest `rank` singular values of a matrix. The same matrix gives the same bits on every machine.
 pub(super) fn leading_singular(matrix: &Matrix, rank: usize) -> Singular {
