@@ -191,9 +191,13 @@ def add(
     """Return a model with an adapter beside each selected weight, and a description of the adapter.
 
     The model computes the same as before, because ``B`` is zero; for an embedding ``A`` is zero. With ``init="pissa"``
-    or ``"olora"`` the difference is a rounding error. By default, factors of
-    adapters and ``train_also`` are trained, and all other parameters of the new model are frozen. A model may have
-    several adapters with different names. Their results are added.
+    or ``"olora"`` the difference is a rounding error. By default, factors of adapters, their biases and ``train_also``
+    are trained, and all other parameters of the new model are frozen. A model may have several adapters with different
+    names. Their results are added.
+
+    A recurrent layer has adapters for its weights ``W`` of the inputs and ``R`` of the states. The layer reads
+    ``W[d] + scale * B[d] A[d]`` for each direction ``d``. ``A`` has the shape ``[directions, rank, inputs]``, and ``B``
+    has the shape ``[directions, gates * hidden, rank]``. Each gate is a block of rows of ``B``. PEFT has no such form.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``. Its opset is at least 7.
@@ -202,27 +206,28 @@ def add(
         alpha: the numerator of the scale of the adapter; ``None`` for the rank, so that the scale is 1.
         targets: ``"auto"`` for all linear layers but the last one, or names and patterns (``*``, ``?``, ``[...]``) of
             weights, nodes or modules. The last parts of a name are enough (``"q_proj"``), as in PEFT's
-            ``target_modules``. A layer is a MatMul, Gemm, FusedMatMul, MatMulNBits, MatMulBnb4, Conv or Gather with
-            a constant weight. Nodes such as Transpose, Cast, Reshape and DequantizeLinear may be between the constant
-            and the layer.
+            ``target_modules``. A layer is a MatMul, Gemm, FusedMatMul, MatMulNBits, MatMulBnb4, Conv, Gather, LSTM,
+            GRU or RNN with a constant weight. Nodes such as Transpose, Cast, Reshape and DequantizeLinear may be
+            between the constant and the layer.
         exclude: names and patterns of layers without an adapter.
         dropout: the share of the inputs of ``A`` that a training step sets to zero, from 0 to less than 1. It needs
-            opset 12, and embeddings have none.
+            opset 12, and embeddings and recurrent layers have none.
         init: the values of ``A``: ``"kaiming"`` for a uniform distribution from ``-1 / sqrt(inputs)`` to
             ``1 / sqrt(inputs)``, or ``"gaussian"`` for a normal distribution of standard deviation ``1 / rank``.
             These are the distributions of PEFT. With ``"pissa"`` and ``"olora"`` the adapter takes a part of the
-            weight, and the weight in the model becomes the rest ``W - scale * B A``. ``"pissa"`` takes the largest singular
-            values (Meng et al., "PiSSA: Principal Singular Values and Singular Vectors Adaptation of Large Language
-            Models", 2024); ``"olora"`` the first columns of a QR factorization (Büyükakyüz, "OLoRA: Orthonormal
-            Low-Rank Adaptation of Large Language Models", 2024). They are for linear layers with weights of floats
-            that no other node reads. For an embedding, ``B`` has a standard normal distribution for every method.
+            weight, and the weight in the model becomes the rest ``W - scale * B A``. ``"pissa"`` takes the largest
+            singular values (Meng et al., "PiSSA: Principal Singular Values and Singular Vectors Adaptation of Large
+            Language Models", 2024); ``"olora"`` takes the first columns of a QR factorization (Büyükakyüz, "OLoRA:
+            Orthonormal Low-Rank Adaptation of Large Language Models", 2024). Both need linear layers with weights of
+            floats, and no other reader of the weights. For an embedding, ``B`` has a standard normal distribution for
+            every method.
         use_rslora: True to divide ``alpha`` by the square root of the rank (Kalajdzievski, "A Rank Stabilization
             Scaling Factor for Fine-Tuning with LoRA", 2023).
         use_dora: True to train the length of each row of ``W + scale * B A``, too (Liu et al., "DoRA: Weight-Decomposed
             Low-Rank Adaptation", 2024). The weights must be floats, and dropout must be 0.
-        bias: the biases that are trained beside the adapter, as in PEFT: ``"none"``, ``"lora_only"`` for those of the
-            adapted layers, or ``"all"`` for those of all layers and every other parameter with the name ``bias``. Only
-            one adapter of a model can have biases.
+        bias: the trained biases, as in PEFT: ``"none"``, ``"lora_only"`` for the biases of adapted layers, or ``"all"``
+            for the biases of all layers and other parameters with the name ``bias``. Only one adapter of a model can
+            have biases.
         train_also: names and patterns of other parameters that are trained, such as ``"classifier.*"``.
         name: the name of the adapter: letters, digits, ``_`` and ``-``.
         seed: the seed of the initial values, which are the same on every machine.

@@ -11,7 +11,7 @@ const NEGLIGIBLE: f64 = 1e-32;
 /// Maximum number of rounds over all pairs. About ten are usual.
 const MAX_SWEEPS: usize = 40;
 
-/// Returns all singular values of a matrix with at most as many rows as columns.
+/// Returns all singular values. The matrix must not have more rows than columns.
 pub(super) fn singular(mut matrix: Matrix) -> Singular {
     let count = matrix.rows;
     let mut left = Matrix::zeros(count, count);

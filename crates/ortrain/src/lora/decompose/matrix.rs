@@ -2,10 +2,10 @@
 
 /// Matrix.
 #[derive(Clone)]
-pub(in super::super) struct Matrix {
-    pub(in super::super) rows: usize,
-    pub(in super::super) columns: usize,
-    pub(in super::super) elements: Vec<f64>,
+pub(crate) struct Matrix {
+    pub(crate) rows: usize,
+    pub(crate) columns: usize,
+    pub(crate) elements: Vec<f64>,
 }
 
 impl Matrix {
@@ -13,7 +13,7 @@ impl Matrix {
         Matrix { rows, columns, elements: vec![0.0; rows * columns] }
     }
 
-    pub(in super::super) fn row(&self, row: usize) -> &[f64] {
+    pub(crate) fn row(&self, row: usize) -> &[f64] {
         &self.elements[row * self.columns..][..self.columns]
     }
 
@@ -27,7 +27,7 @@ impl Matrix {
         (&mut begin[first * self.columns..][..self.columns], &mut end[..self.columns])
     }
 
-    pub(in super::super) fn transposed(&self) -> Matrix {
+    pub(crate) fn transposed(&self) -> Matrix {
         let mut found = Matrix::zeros(self.columns, self.rows);
         for row in 0..self.rows {
             for (column, &element) in self.row(row).iter().enumerate() {
@@ -39,13 +39,13 @@ impl Matrix {
 }
 
 /// Singular values of a matrix, largest first, with their vectors as rows.
-pub(in super::super) struct Singular {
+pub(crate) struct Singular {
     /// Values.
-    pub(in super::super) values: Vec<f64>,
+    pub(crate) values: Vec<f64>,
     /// Left vectors: a matrix `[values, rows]`.
-    pub(in super::super) left: Matrix,
+    pub(crate) left: Matrix,
     /// Right vectors: a matrix `[values, columns]`.
-    pub(in super::super) right: Matrix,
+    pub(crate) right: Matrix,
 }
 
 impl Singular {
@@ -84,12 +84,12 @@ pub(super) mod tests {
     use super::Matrix;
 
     /// Returns a matrix of uniform numbers from -1 to 1.
-    pub(in super::super) fn pseudo_random(rows: usize, columns: usize, seed: u64) -> Matrix {
+    pub(crate) fn pseudo_random(rows: usize, columns: usize, seed: u64) -> Matrix {
         let number = |at: usize| f64::from(random_bits(seed, 0, at as u64)) / f64::from(u32::MAX) * 2.0 - 1.0;
         Matrix { rows, columns, elements: (0..rows * columns).map(number).collect() }
     }
 
-    pub(in super::super) fn product(a: &Matrix, b: &Matrix) -> Matrix {
+    pub(crate) fn product(a: &Matrix, b: &Matrix) -> Matrix {
         let mut found = Matrix::zeros(a.rows, b.columns);
         for row in 0..a.rows {
             for (k, x) in a.row(row).iter().enumerate() {

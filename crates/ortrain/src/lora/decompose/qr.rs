@@ -3,16 +3,16 @@
 use super::matrix::Matrix;
 
 /// First factors of a QR factorization.
-pub(in super::super) struct LeadingQr {
+pub(crate) struct LeadingQr {
     /// Orthonormal columns, as a matrix `[rows, rank]`.
-    pub(in super::super) q: Matrix,
+    pub(crate) q: Matrix,
     /// Upper triangle, as a matrix `[rank, columns]`.
-    pub(in super::super) r: Matrix,
+    pub(crate) r: Matrix,
 }
 
 /// Returns the first `rank` columns of `Q` and rows of `R`, with the signs of LAPACK: Householder's reflections make each
 /// element of the diagonal from the column below it.
-pub(in super::super) fn leading_qr(matrix: &Matrix, rank: usize) -> LeadingQr {
+pub(crate) fn leading_qr(matrix: &Matrix, rank: usize) -> LeadingQr {
     let (rows, columns) = (matrix.rows, matrix.columns);
     let mut r = matrix.clone();
     let mut reflections: Vec<(f64, Vec<f64>)> = Vec::with_capacity(rank);
