@@ -430,7 +430,7 @@ def activate(
 
 
 def active(model: ModelLike) -> dict[str, float]:
-    """Return the weight of each adapter of a model, in the order of the layers. Without :func:`activate` it is 1.
+    """Return the weight of each adapter of a model, in alphabetical order. Without :func:`activate` it is 1.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
@@ -467,8 +467,8 @@ def with_row_adapters(
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``, of opset 8 or later.
-        names: the adapters, in the order of the columns; by default all, in the order of :func:`active`. Adapters
-            without a column stay as they are.
+        names: the adapters, in the order of the columns; by default all, in alphabetical order. Adapters without a
+            column stay as they are.
         output: a path to write the model to; the result is then ``None``.
 
     Raises:

@@ -1,6 +1,6 @@
 //! Weights of the adapters of a model: their scales are multiplied, and the original scales are kept in the metadata.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ortrain_graph::Tensor;
 use ortrain_onnx::ModelProto;
@@ -69,7 +69,7 @@ pub fn activate(model: ModelSource, weights: &[(String, f64)]) -> Result<ModelPr
     Ok(prepared.model.proto)
 }
 
-/// Returns the adapters of a model with their weights, in the order of the layers.
+/// Returns the adapters of a model with their weights, in alphabetical order.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -90,15 +90,10 @@ pub fn active(model: ModelSource) -> Result<Vec<(String, f64)>> {
     Ok(names.into_iter().map(|name| (name.clone(), weight(&name))).collect())
 }
 
-/// Returns the names of the adapters, in the order of the layers.
+/// Returns the names of the adapters in alphabetical order, which no change of the file affects.
 pub(super) fn names(layers: &[AdaptedLayer]) -> Vec<String> {
-    let mut names: Vec<String> = Vec::new();
-    for layer in layers {
-        if !names.contains(&layer.adapter) {
-            names.push(layer.adapter.clone());
-        }
-    }
-    names
+    let names: BTreeSet<&String> = layers.iter().map(|layer| &layer.adapter).collect();
+    names.into_iter().cloned().collect()
 }
 
 /// Returns the scale of an adapter with the weight 1.

@@ -22,7 +22,7 @@ const MIN_OPSET: i64 = 8;
 /// Returns a model with the input `adapter_weights`: the factor of each adapter for each row of the batch.
 ///
 /// The input has the shape `[rows, adapters]`, or `[1, adapters]` for all rows, and the type float32. `adapters` are the
-/// names of its columns; by default all adapters, in the order of [`active`](super::active). The rows are the first axis
+/// names of its columns; by default all adapters in alphabetical order. The rows are the first axis
 /// of the first input of the model. A layer may merge rows and positions into one axis, if the positions of a row follow
 /// each other.
 ///
