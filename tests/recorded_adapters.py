@@ -22,6 +22,10 @@ CASES = (
     "dora-attention",
     "dora-embedding",
     "dora-convolution",
+    "pissa",
+    "olora",
+    "bias-all",
+    "bias-lora-only",
     "decoder",
 )
 

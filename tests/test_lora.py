@@ -684,8 +684,8 @@ def damaged(folder: Path, name: str) -> str:
             fields["init_lora_weights"] = "pissa_niter_4"
             message = "the weights of the base were changed for init_lora_weights"
         case "bias":
-            fields["bias"] = "lora_only"
-            message = 'bias = "lora_only" is not supported'
+            fields["bias"] = "some"
+            message = 'bias = "some" is not supported'
         case "expression":
             fields["alpha_pattern"] = {"^fc1$": 4}
             message = "alpha_pattern must have numbers by the names of modules"

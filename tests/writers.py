@@ -220,7 +220,8 @@ def loaded_adapter(folder: Path, version: int) -> None:
         lora.save_adapter(adapted(0), "adapter of PEFT")
         return Path("adapter of PEFT").absolute()
 
-    lora.load_adapter(perceptron(version), once("adapter", make), output=folder / "loaded.onnx")
+    adapter = once("adapter", make)
+    lora.load_adapter(perceptron(version), adapter, check_base=False, output=folder / "loaded.onnx")
 
 
 WRITERS: dict[str, Call] = {
@@ -247,6 +248,9 @@ WRITERS: dict[str, Call] = {
     "gradient.ortgradient.OrtGradientForwardBackwardFunction.save_onnx_graph": forward_backward,
     "inference.InferenceSession.end_profiling": profile,
     "jax.OnnxFunction.to_onnx": bridge,
+    "lora.activate": lambda folder, version: lora.activate(
+        adapted(version), {"default": 0.5}, output=folder / "weighted.onnx"
+    ),
     "lora.add": lambda folder, version: lora.add(perceptron(version), output=folder / "adapted.onnx"),
     "lora.load_adapter": loaded_adapter,
     "lora.merge": lambda folder, version: lora.merge(adapted(version), output=folder / "merged.onnx"),
@@ -254,6 +258,9 @@ WRITERS: dict[str, Call] = {
     "lora.save_adapter": lambda folder, version: lora.save_adapter(adapted(version), folder),
     "lora.unmerge": lambda folder, version: lora.unmerge(
         lora.merge(adapted(version)), adapted(version), output=folder / "base.onnx"
+    ),
+    "lora.with_row_adapters": lambda folder, version: lora.with_row_adapters(
+        adapted(version), output=folder / "rows.onnx"
     ),
     "onnxblock._checkpoint.save_checkpoint": blocks,
     "session.TrainingSession.export_model_for_inferencing": lambda folder, version: session_of(

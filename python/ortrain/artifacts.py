@@ -272,9 +272,8 @@ def generate_artifacts(
     artifacts name its files. External data in other folders is written to ``frozen.data``, because readers of ONNX
     find no files outside the folder of a model. All other constants join it if a model would exceed 2 GiB.
 
-    The base of a model with adapters (:mod:`ortrain.lora`) is not written again. Files of the base in other folders get
-    hard links ``frozen-NUMBER.data`` in the artifact folder, or copies on another file system. The artifacts have the
-    SHA-1 of these files, and ortrain compares it when it loads them.
+    Artifacts of a model with adapters (:mod:`ortrain.lora`) have the SHA-1 of the files to which they refer. ortrain
+    compares it when it loads them.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.

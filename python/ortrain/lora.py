@@ -39,6 +39,8 @@ __all__ = [
     "AdaptedLayer",
     "Description",
     "MergedWeight",
+    "activate",
+    "active",
     "adapters",
     "add",
     "inspect",
@@ -47,6 +49,7 @@ __all__ = [
     "remove",
     "save_adapter",
     "unmerge",
+    "with_row_adapters",
 ]
 
 
@@ -67,12 +70,12 @@ class AdaptedLayer:
     """Name of the weight: of the constant before any Transpose, Cast or Reshape."""
     node: str
     """Name of the node; of its output if the node has no name."""
-    kind: Literal["linear", "embedding", "convolution"]
+    kind: Literal["linear", "embedding", "convolution", "recurrent"]
     """Kind of the layer."""
     inputs: int
     """Number of input features, of input channels, or of rows of an embedding."""
     outputs: int
-    """Number of output features, of output channels, or of columns of an embedding."""
+    """Number of output features, of output channels, or of columns of an embedding; gates times hidden features."""
     rank: int
     """Rank of the adapter."""
     parameters: int
@@ -143,9 +146,10 @@ def add(
     targets: Texts = ...,
     exclude: Texts = ...,
     dropout: float = ...,
-    init: Literal["kaiming", "gaussian"] = ...,
+    init: Literal["kaiming", "gaussian", "pissa", "olora"] = ...,
     use_rslora: bool = ...,
     use_dora: bool = ...,
+    bias: Literal["none", "all", "lora_only"] = ...,
     train_also: Texts = ...,
     base: Literal["keep", "int8", "int4", "nf4"] = ...,
     name: str = ...,
@@ -161,9 +165,10 @@ def add(
     targets: Texts = ...,
     exclude: Texts = ...,
     dropout: float = ...,
-    init: Literal["kaiming", "gaussian"] = ...,
+    init: Literal["kaiming", "gaussian", "pissa", "olora"] = ...,
     use_rslora: bool = ...,
     use_dora: bool = ...,
+    bias: Literal["none", "all", "lora_only"] = ...,
     train_also: Texts = ...,
     base: Literal["keep", "int8", "int4", "nf4"] = ...,
     name: str = ...,
@@ -179,9 +184,10 @@ def add(
     targets: Texts = "auto",
     exclude: Texts = (),
     dropout: float = 0.0,
-    init: Literal["kaiming", "gaussian"] = "kaiming",
+    init: Literal["kaiming", "gaussian", "pissa", "olora"] = "kaiming",
     use_rslora: bool = False,
     use_dora: bool = False,
+    bias: Literal["none", "all", "lora_only"] = "none",
     train_also: Texts = (),
     base: Literal["keep", "int8", "int4", "nf4"] = "keep",
     name: str = "default",
@@ -191,9 +197,14 @@ def add(
 ) -> tuple[onnx.ModelProto | None, Description]:
     """Return a model with an adapter beside each selected weight, and a description of the adapter.
 
-    The model computes the same as before, because ``B`` is zero; for an embedding ``A`` is zero. By default, factors of
-    adapters and ``train_also`` are trained, and all other parameters of the new model are frozen. A model may have
-    several adapters with different names. Their results are added.
+    The model computes the same as before, because ``B`` is zero; for an embedding ``A`` is zero. With ``init="pissa"``
+    or ``"olora"`` the difference is a rounding error. By default, factors of adapters, their biases and ``train_also``
+    are trained, and all other parameters of the new model are frozen. A model may have several adapters with different
+    names. Their results are added.
+
+    A recurrent layer has adapters for its weights ``W`` of the inputs and ``R`` of the states. The layer reads
+    ``W[d] + scale * B[d] A[d]`` for each direction ``d``. ``A`` has the shape ``[directions, rank, inputs]``, and ``B``
+    has the shape ``[directions, gates * hidden, rank]``. Each gate is a block of rows of ``B``. PEFT has no such form.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``. Its opset is at least 7.
@@ -202,19 +213,28 @@ def add(
         alpha: the numerator of the scale of the adapter; ``None`` for the rank, so that the scale is 1.
         targets: ``"auto"`` for all linear layers but the last one, or names and patterns (``*``, ``?``, ``[...]``) of
             weights, nodes or modules. The last parts of a name are enough (``"q_proj"``), as in PEFT's
-            ``target_modules``. A layer is a MatMul, Gemm, FusedMatMul, MatMulNBits, MatMulBnb4, Conv or Gather with
-            a constant weight. Nodes such as Transpose, Cast, Reshape and DequantizeLinear may be between the constant
-            and the layer.
+            ``target_modules``. A layer is a MatMul, Gemm, FusedMatMul, MatMulNBits, MatMulBnb4, Conv, Gather, LSTM,
+            GRU or RNN with a constant weight. Nodes such as Transpose, Cast, Reshape and DequantizeLinear may be
+            between the constant and the layer.
         exclude: names and patterns of layers without an adapter.
         dropout: the share of the inputs of ``A`` that a training step sets to zero, from 0 to less than 1. It needs
-            opset 12, and embeddings have none.
+            opset 12, and embeddings and recurrent layers have none.
         init: the values of ``A``: ``"kaiming"`` for a uniform distribution from ``-1 / sqrt(inputs)`` to
             ``1 / sqrt(inputs)``, or ``"gaussian"`` for a normal distribution of standard deviation ``1 / rank``.
-            These are the distributions of PEFT. For an embedding, ``B`` has a standard normal distribution.
+            These are the distributions of PEFT. With ``"pissa"`` and ``"olora"`` the adapter takes a part of the
+            weight, and the weight in the model becomes the rest ``W - scale * B A``. ``"pissa"`` takes the largest
+            singular values (Meng et al., "PiSSA: Principal Singular Values and Singular Vectors Adaptation of Large
+            Language Models", 2024); ``"olora"`` takes the first columns of a QR factorization (Büyükakyüz, "OLoRA:
+            Orthonormal Low-Rank Adaptation of Large Language Models", 2024). Both need linear layers with weights of
+            floats, and no other reader of the weights. For an embedding, ``B`` has a standard normal distribution for
+            every method.
         use_rslora: True to divide ``alpha`` by the square root of the rank (Kalajdzievski, "A Rank Stabilization
             Scaling Factor for Fine-Tuning with LoRA", 2023).
         use_dora: True to train the length of each row of ``W + scale * B A``, too (Liu et al., "DoRA: Weight-Decomposed
             Low-Rank Adaptation", 2024). The weights must be floats, and dropout must be 0.
+        bias: the trained biases, as in PEFT: ``"none"``, ``"lora_only"`` for the biases of adapted layers, or ``"all"``
+            for the biases of all layers and other parameters with the name ``bias``. Only one adapter of a model can
+            have biases.
         train_also: names and patterns of other parameters that are trained, such as ``"classifier.*"``.
         base: the form of the adapted weights of linear layers (Dettmers et al., "QLoRA: Efficient Finetuning of
             Quantized LLMs", 2023). ``"keep"`` leaves them as they are. ``"int4"`` makes them integers of 4 bits in
@@ -225,16 +245,17 @@ def add(
         name: the name of the adapter: letters, digits, ``_`` and ``-``.
         seed: the seed of the initial values, which are the same on every machine.
         output: a path to write the model to; the first result is then ``None``. Without it, the function needs the
-            package ``onnx``. The base is not written again: constants of the new file refer to the files of the base.
-            Files in the folder of ``output`` or below have relative paths. Other files get hard links
-            ``frozen-NUMBER.data`` in this folder, or copies on another file system. The new file has the SHA-1 of
-            these files, and ortrain compares it before it uses the model. The base is mapped into memory: while the
-            function or a program uses the model, no process may write to these files or truncate them.
+            package ``onnx``. If the files of the base are in the folder of ``output`` or below, they are not written
+            again: constants of the new file refer to them. It has their SHA-1, and ortrain compares it before it uses
+            the model. The base is mapped into memory: while the function or a program uses the model, no process may
+            write to these files or truncate them. ONNX readers accept no files outside the folder of a model, so that a
+            new file elsewhere has the base, too.
         embed: True to write the base into ``output``, up to 2 GiB.
 
     Raises:
         InvalidArgumentError: for an option outside of its range, a rank that a weight cannot have, and a second adapter
-            of one name. Also for a name without a match; the message has the nearest name.
+            of one name. Also for a name without a match; the message has the nearest name. Also for a layer that cannot
+            have the values of ``init``.
         InvalidModelError, UnsupportedError: if the model cannot be read.
         NoSuchFileError, OrtrainError: if a file does not exist or cannot be written.
         TypeError: for arguments of other types.
@@ -254,6 +275,7 @@ def add(
         init=init,
         use_rslora=use_rslora,
         use_dora=use_dora,
+        bias=bias,
         train_also=train_also,
         base=base,
         name=name,
@@ -320,6 +342,8 @@ def remove(model: ModelLike, name: str = ..., *, output: None = None) -> onnx.Mo
 def remove(model: ModelLike, name: str = ..., *, output: PathLike) -> None: ...
 def remove(model: ModelLike, name: str = "default", *, output: PathLike | None = None) -> onnx.ModelProto | None:
     """Return a model without an adapter: the base with its other adapters.
+
+    After ``init="pissa"`` and ``"olora"`` the weights of the base lack the part that the adapter took.
 
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``.
@@ -405,7 +429,7 @@ def merge(
 
     """
     source = model_source(model)
-    encoded, errors = _ortrain.merge_adapters(source, _factors(source, weights))
+    encoded, errors = _ortrain.merge_adapters(source, _weights(source, weights))
     if report is not None:
         for error in errors:
             report(MergedWeight(*error))
@@ -448,23 +472,123 @@ def unmerge(
 
     """
     source = model_source(adapted)
-    return _result(_ortrain.unmerge_adapters(model_source(merged), source, _factors(source, weights)), output)
+    return _result(_ortrain.unmerge_adapters(model_source(merged), source, _weights(source, weights)), output)
 
 
-def _factors(source: bytes | str, weights: Weights) -> list[tuple[str, float]]:
-    """Return the names of adapters with their factors."""
-    if weights is None:
-        weights = list({layer.adapter: None for layer in _ortrain.present_adapters(source)})
-    elif isinstance(weights, str):
-        weights = [weights]
-    pairs = weights.items() if isinstance(weights, Mapping) else ((name, 1.0) for name in weights)
-    return [(name, float(factor)) for name, factor in pairs]
+@overload
+def activate(
+    model: ModelLike, weights: str | Sequence[str] | Mapping[str, float] | None = ..., *, output: None = None
+) -> onnx.ModelProto: ...
+@overload
+def activate(
+    model: ModelLike, weights: str | Sequence[str] | Mapping[str, float] | None = ..., *, output: PathLike
+) -> None: ...
+def activate(
+    model: ModelLike,
+    weights: str | Sequence[str] | Mapping[str, float] | None = None,
+    *,
+    output: PathLike | None = None,
+) -> onnx.ModelProto | None:
+    """Return a model in which each adapter has a weight: the factor of its contribution.
+
+    Only the scales ``w.lora_scale.name`` change, and the metadata keeps the original ones: a weight of 1 restores the
+    bits of the model. An adapter with the weight 0 is switched off: it has no effect, and is not trained.
+    :func:`save_adapter` writes the original scales; :func:`merge` uses the weights.
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``.
+        weights: a name or names of adapters with the weight 1, or a dict with the weight of each, such as
+            ``{"style": 0.7, "facts": 0.3}``. Other adapters get the weight 0. ``None`` gives all the weight 1.
+        output: a path to write the model to; the result is then ``None``.
+
+    Raises:
+        InvalidArgumentError: if the model has no adapter of a name, a weight is not finite, or an adapter of DoRA gets
+            a weight other than 1.
+        InvalidModelError, UnsupportedError: if the model cannot be read.
+        NoSuchFileError, OrtrainError: if a file does not exist or cannot be written.
+
+    >>> import ortrain
+    >>> model, _ = ortrain.lora.add(ortrain.examples.perceptron(), name="style")
+    >>> weaker = ortrain.lora.activate(model, {"style": 0.7})
+    >>> ortrain.lora.active(weaker)
+    {'style': 0.7}
+    >>> ortrain.lora.activate(weaker) == model
+    True
+
+    """
+    source = model_source(model)
+    return _result(_ortrain.activate_adapters(source, _weights(source, weights)), output)
+
+
+def active(model: ModelLike) -> dict[str, float]:
+    """Return the weight of each adapter of a model, in alphabetical order. Without :func:`activate` it is 1.
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``.
+
+    Raises:
+        InvalidModelError, UnsupportedError: if the model cannot be read.
+        NoSuchFileError: if there is no such file.
+
+    >>> import ortrain
+    >>> model, _ = ortrain.lora.add(ortrain.examples.perceptron(), name="style")
+    >>> ortrain.lora.active(model)
+    {'style': 1.0}
+
+    """
+    return dict(_ortrain.active_adapters(model_source(model)))
+
+
+@overload
+def with_row_adapters(model: ModelLike, names: Sequence[str] = ..., *, output: None = None) -> onnx.ModelProto: ...
+@overload
+def with_row_adapters(model: ModelLike, names: Sequence[str] = ..., *, output: PathLike) -> None: ...
+def with_row_adapters(
+    model: ModelLike, names: Sequence[str] = (), *, output: PathLike | None = None
+) -> onnx.ModelProto | None:
+    """Return a model that takes weights of its adapters for each row of a batch, as its last input.
+
+    The input ``adapter_weights`` has the shape ``[rows, adapters]`` and the type float32. Each number is the factor of
+    the contribution of an adapter to a row; the shape ``[1, adapters]`` is for all rows. A running
+    :class:`~ortrain.InferenceSession` or :class:`~ortrain.api.Module`, or a session of onnxruntime, so switches and
+    mixes adapters from one call to the next without a copy of any weight.
+
+    The rows are the first axis of the first input. They may be another axis of the result of an adapted layer. If a
+    layer merges rows and positions into one axis, the positions of a row must follow each other.
+
+    Args:
+        model: a path, the bytes of a model, or an ``onnx.ModelProto``, of opset 8 or later.
+        names: the adapters, in the order of the columns; by default all, in alphabetical order. Adapters without a
+            column stay as they are.
+        output: a path to write the model to; the result is then ``None``.
+
+    Raises:
+        InvalidArgumentError: if the model has no adapter of a name, an adapter of DoRA, or a value of the name of the
+            input. Also if the result of an adapted layer has no axis with the rows.
+        InvalidModelError, UnsupportedError: if the model cannot be read.
+        NoSuchFileError, OrtrainError: if a file does not exist or cannot be written.
+
+    >>> import numpy as np
+    >>> import ortrain
+    >>> model, _ = ortrain.lora.add(ortrain.examples.perceptron(), name="style")
+    >>> model, _ = ortrain.lora.add(model, name="facts")
+    >>> model = ortrain.lora.with_row_adapters(model, ["style", "facts"])
+    >>> session = ortrain.InferenceSession(model.SerializeToString())
+    >>> weights = np.array([[1, 0], [0, 1], [0.7, 0.3]], np.float32)
+    >>> session.run(None, {"x": x[:3], "adapter_weights": weights})[0].shape
+    (3, 10)
+
+    """
+    names = [names] if isinstance(names, str) else list(names)
+    return _result(_ortrain.row_adapters(model_source(model), names), output)
 
 
 def save_adapter(
     model: ModelLike, folder: PathLike, *, name: str = "default", modules: Mapping[str, str] | None = None
 ) -> None:
     """Write an adapter in PEFT's files: ``adapter_model.safetensors`` and ``adapter_config.json``.
+
+    The files have the biases that are trained beside the adapter, too.
 
     The tensor of the weight ``encoder.q.weight`` is ``base_model.model.encoder.q.lora_A.weight``. If an exporter gave
     the weight another name, such as ``onnx::MatMul_12``, the name of its node is the source of the module.
@@ -524,13 +648,16 @@ def load_adapter(
 ) -> onnx.ModelProto | None:
     """Return a model with an adapter from the files of :func:`save_adapter` or PEFT.
 
+    An adapter of ``init="pissa"`` or ``"olora"`` belongs to the rest of the weights. The model is the original base,
+    and the function subtracts the part of the initial adapter, as PEFT does.
+
     Args:
         model: a path, the bytes of a model, or an ``onnx.ModelProto``: the base, which may have other adapters.
         folder: the folder with ``adapter_model.safetensors`` and ``adapter_config.json``.
         name: the name of the adapter in the model.
         modules: the names of PyTorch's modules for weights with other names: ``{"weight": "module"}``.
-        check_base: True to compare the adapted weights with the hash in a file of :func:`save_adapter`. False for another
-            form of the base: quantized, transposed, or from another exporter. PEFT's own files have no hash.
+        check_base: True to compare the adapted weights with the hash in a file of :func:`save_adapter`. False for
+            another form of the base: quantized, transposed, or from another exporter. PEFT's own files have no hash.
         output: a path to write the model to; the result is then ``None``. Constants of the new file refer to the files
             of the base, as for :func:`add`.
         embed: True to write the base into ``output``, up to 2 GiB.
@@ -555,6 +682,16 @@ def load_adapter(
         _ortrain.load_peft_to_file(source, os.fspath(folder), name, table, check_base, os.fspath(output), embed)
         return None
     return _result(_ortrain.load_peft(source, os.fspath(folder), name, table, check_base), None)
+
+
+def _weights(source: bytes | str, weights: str | Sequence[str] | Mapping[str, float] | None) -> list[tuple[str, float]]:
+    """Return the weights of adapters as pairs. Names have the weight 1, and ``None`` stands for all adapters."""
+    if weights is None:
+        weights = [name for name, _ in _ortrain.active_adapters(source)]
+    elif isinstance(weights, str):
+        weights = [weights]
+    pairs = weights.items() if isinstance(weights, Mapping) else ((name, 1.0) for name in weights)
+    return [(name, float(weight)) for name, weight in pairs]
 
 
 def _description(layers: Sequence[_ortrain.AdaptedLayer]) -> Description:

@@ -38,6 +38,18 @@ class Perceptron(nn.Module):
         return found
 
 
+class Normalized(nn.Module):
+    """Rows of features, two layers with a normalization between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.norm, self.fc2 = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.fc2(torch.relu(self.norm(self.fc1(x))))
+        return found
+
+
 class Attention(nn.Module):
     """Sequences of features, one head of attention."""
 
@@ -130,6 +142,14 @@ CASES = {
     "dora-convolution": Case(
         Convolutions, lambda: torch.randn(4, 3, 6, 6), ["first", "head"], 2, 3, settings={"use_dora": True}
     ),
+    "pissa": Case(
+        Attention, lambda: torch.randn(4, 5, 8), ["q", "v", "o"], 2, 4, settings={"init_lora_weights": "pissa"}
+    ),
+    "olora": Case(
+        Attention, lambda: torch.randn(4, 5, 8), ["q", "v", "o"], 2, 4, settings={"init_lora_weights": "olora"}
+    ),
+    "bias-all": Case(Normalized, lambda: torch.randn(4, 6), ["fc1"], 2, 4, settings={"bias": "all"}),
+    "bias-lora-only": Case(Normalized, lambda: torch.randn(4, 6), ["fc1"], 2, 4, settings={"bias": "lora_only"}),
     "decoder": Case(Decoder, lambda: torch.randint(0, 13, (4, 5)), ["c_attn", "c_fc"], 2, 4),
 }
 
@@ -157,9 +177,8 @@ def record(case: Case, folder: Path) -> list[float]:
         target = torch.randn_like(net(x))
     export(net, x, folder / "model.onnx", dynamo=case.dynamo)
     # Random factors: with zeros in one of them, the first gradient of the other one is zero.
-    config = LoraConfig(
-        r=case.rank, lora_alpha=case.alpha, target_modules=case.targets, init_lora_weights=False, **case.settings
-    )
+    settings: dict[str, Any] = {"init_lora_weights": False, **case.settings}
+    config = LoraConfig(r=case.rank, lora_alpha=case.alpha, target_modules=case.targets, **settings)
     adapted = get_peft_model(net, config)
     adapted.save_pretrained(str(folder / "initial"))
     adapted.double()

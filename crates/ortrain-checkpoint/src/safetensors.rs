@@ -93,8 +93,9 @@ pub fn save_safetensors_with(
 /// Fails if the file cannot be read, or its header is damaged.
 pub fn load_safetensors_metadata(path: impl AsRef<Path>) -> Result<HashMap<String, String>> {
     let path = path.as_ref();
-    let (_, header) = safetensors::SafeTensors::read_metadata(&disk::read(path)?)
-        .map_err(|source| Error::InFile { path: path.to_owned(), source: Box::new(Error::Safetensors(source)) })?;
+    let (_, header) = safetensors::SafeTensors::read_metadata(&disk::read(path)?).map_err(|source| {
+        Error::InFile { path: path.to_owned(), source: Box::new(Error::Safetensors(source)) }
+    })?;
     Ok(header.metadata().clone().unwrap_or_default())
 }
 

@@ -33,4 +33,4 @@ mod staged;
 
 pub use error::{Error, Result};
 pub use names::{folder, resolved, sibling_path};
-pub use staged::{FolderLock, Staged, flush_folder, link, lock_folder, sweep, sweep_waiting};
+pub use staged::{FolderLock, Staged, flush_folder, lock_folder, sweep, sweep_waiting};

@@ -122,7 +122,17 @@ impl Staged {
     /// # Errors
     /// Fails if the operating system reports an error.
     pub fn link_to_destination(&self) -> Result<bool> {
-        link(&self.at, &self.destination)
+        let second = temporary(&self.destination);
+        let _ = fs::remove_file(&second);
+        if fs::hard_link(&self.at, &second).is_err() {
+            return Ok(false);
+        }
+        let done = faults::before(Act::Rename).and_then(|()| fs::rename(&second, &self.destination));
+        done.map_err(|source| {
+            let _ = fs::remove_file(&second);
+            Error::Io { action: "replace", path: self.target.clone(), source }
+        })?;
+        Ok(true)
     }
 
     /// Keeps the file under its current name when dropped.
@@ -197,24 +207,6 @@ fn keep_access(file: &File, of: &Metadata) {
 
 #[cfg(not(unix))]
 fn keep_access(_: &File, _: &Metadata) {}
-
-/// Replaces `destination` by a hard link to a file in the same file system. Returns false if there can be no link: in
-/// another file system, or in one without hard links.
-///
-/// # Errors
-/// Fails if the operating system reports an error.
-pub fn link(original: &Path, destination: &Path) -> Result<bool> {
-    let second = temporary(destination);
-    let _ = fs::remove_file(&second);
-    if fs::hard_link(original, &second).is_err() {
-        return Ok(false);
-    }
-    let done = faults::before(Act::Rename).and_then(|()| fs::rename(&second, destination));
-    // A rename between two links to one file has no effect.
-    let _ = fs::remove_file(&second);
-    done.map_err(|source| Error::Io { action: "replace", path: destination.to_owned(), source })?;
-    Ok(true)
-}
 
 /// Flushes the folder of a file, so that renames in it survive a loss of power.
 ///

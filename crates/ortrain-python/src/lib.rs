@@ -56,9 +56,9 @@ mod _ortrain {
     use crate::inspection::{Inspection, declarations, dump, inspect, operators};
     #[pymodule_export]
     use crate::lora::{
-        AdaptedLayer, adapter_targets, add_adapter, add_adapter_by_reference, add_adapter_to_file,
-        base_by_reference, load_peft, load_peft_to_file, merge_adapters, present_adapters, remove_adapter,
-        save_peft, unmerge_adapters,
+        AdaptedLayer, activate_adapters, active_adapters, adapter_targets, add_adapter,
+        add_adapter_by_reference, add_adapter_to_file, base_by_reference, load_peft, load_peft_to_file,
+        merge_adapters, present_adapters, remove_adapter, row_adapters, save_peft, unmerge_adapters,
     };
     #[pymodule_export]
     use crate::model::{ModelChanges, OperatorLibrary};

@@ -3,9 +3,9 @@
 use std::path::PathBuf;
 
 use ortrain::lora::{
-    Base, Description, Init, LayerAdapter, LoraOptions, Targets, adapters, add, add_by_reference,
-    add_to_file, inspect, load_adapter, load_adapter_to_file, merge_with_errors, remove, save_adapter,
-    unmerge,
+    Base, Bias, Description, Init, LayerAdapter, LoraOptions, Targets, activate, active, adapters, add,
+    add_by_reference, add_to_file, inspect, load_adapter, load_adapter_to_file, merge_with_errors, remove,
+    save_adapter, unmerge, with_row_adapters,
 };
 use ortrain::{ModelSource, Result, encode_model};
 use pyo3::prelude::*;
@@ -57,6 +57,7 @@ pub(crate) struct AdapterOptions {
     init: String,
     use_rslora: bool,
     use_dora: bool,
+    bias: String,
     train_also: Vec<String>,
     base: String,
     name: String,
@@ -74,6 +75,7 @@ impl AdapterOptions {
             init,
             use_rslora,
             use_dora,
+            bias,
             train_also,
             base,
             name,
@@ -88,6 +90,7 @@ impl AdapterOptions {
             init: Init::from_name(&init).ok_or_else(|| unknown_name_error("init", &init))?,
             use_rslora,
             use_dora,
+            bias: Bias::from_name(&bias).ok_or_else(|| unknown_name_error("bias", &bias))?,
             train_also,
             base: Base::from_name(&base).ok_or_else(|| unknown_name_error("base", &base))?,
             name,
@@ -211,6 +214,32 @@ pub(crate) fn unmerge_adapters(
     factors: Vec<(String, f64)>,
 ) -> PyResult<Bound<'_, PyBytes>> {
     message(py, || Ok(encode_model(&unmerge(merged.0, adapted.0, &factors)?)?))
+}
+
+/// Sets the weights of the adapters of a model. Returns the model as a message.
+#[pyfunction]
+pub(crate) fn activate_adapters(
+    py: Python<'_>,
+    model: Source,
+    weights: Vec<(String, f64)>,
+) -> PyResult<Bound<'_, PyBytes>> {
+    message(py, || Ok(encode_model(&activate(model.0, &weights)?)?))
+}
+
+/// Returns the adapters of a model with their weights.
+#[pyfunction]
+pub(crate) fn active_adapters(py: Python<'_>, model: Source) -> PyResult<Vec<(String, f64)>> {
+    detached(py, || active(model.0))
+}
+
+/// Returns a model with weights of adapters for each row as an input, as a message.
+#[pyfunction]
+pub(crate) fn row_adapters(
+    py: Python<'_>,
+    model: Source,
+    adapters: Vec<String>,
+) -> PyResult<Bound<'_, PyBytes>> {
+    message(py, || Ok(encode_model(&with_row_adapters(model.0, &adapters)?)?))
 }
 
 /// Saves an adapter in PEFT's files.

@@ -78,7 +78,10 @@ fn adapters_cut_short_are_errors() {
         let lengths = (0..whole.len()).step_by(whole.len().div_ceil(40)).chain([whole.len() - 1]);
         for length in lengths {
             fs::write(&path, &whole[..length]).unwrap();
-            assert!(load_adapter(MODEL.into(), folder.path(), "default", &[], true).is_err(), "{name}: {length}");
+            assert!(
+                load_adapter(MODEL.into(), folder.path(), "default", &[], true).is_err(),
+                "{name}: {length}"
+            );
         }
         fs::write(&path, whole).unwrap();
     }

@@ -452,9 +452,8 @@ class Module:
         A model of more than 2 GiB has all its weights in a second file, ``<inference_model_uri>.data``; move and copy
         both. At every moment the model on disk has the weights that belong to it.
 
-        A model with adapters refers to the files of its base: by relative paths if they are in the folder of the file
-        or below, else by hard links in this folder, named ``frozen-NUMBER.data``. Their SHA-1 is compared when the
-        model is loaded.
+        A model with adapters refers to the files of its base if they are in the folder of the file or below. Their
+        SHA-1 is compared when the model is loaded. A file elsewhere has the base, too.
 
         Args:
             inference_model_uri: the file. An existing file is replaced.

@@ -16,6 +16,8 @@ pub(crate) enum Layer {
     Embedding,
     /// Convolution with these attributes and a number of groups.
     Convolution { attributes: Vec<AttributeProto>, groups: usize },
+    /// Weights of a recurrent layer, one matrix for each direction.
+    Recurrent,
 }
 
 /// Values of an adapter at one node.
@@ -87,7 +89,8 @@ const DOWN_WEIGHT: &str = "/down_weight";
 const DOWN: &str = "/down";
 const UP_WEIGHT: &str = "/up_weight";
 const UP: &str = "/up";
-const DELTA: &str = "/delta";
+/// Result of the adapter.
+pub(crate) const DELTA: &str = "/delta";
 /// Lengths of the rows of the adapted weight, which have no gradient.
 pub(crate) const NORM: &str = "/norm";
 const PRODUCT: &str = "/product";
@@ -110,7 +113,7 @@ const ROW_SIZES: &str = "/row_sizes";
 
 /// Returns the nodes of an adapter, in topological order.
 pub(crate) fn adapter_nodes(layer: &Layer, site: &Site<'_>) -> Vec<NodeProto> {
-    let mut nodes = Nodes { prefix: site.prefix, list: Vec::new() };
+    let mut nodes = Nodes::new(site.prefix);
     let x = match site.dropout {
         None => site.x.to_owned(),
         Some(ratio) => nodes.add("Dropout", &[site.x, ratio], INPUT, Vec::new()),
@@ -122,6 +125,7 @@ pub(crate) fn adapter_nodes(layer: &Layer, site: &Site<'_>) -> Vec<NodeProto> {
             let up_weight = nodes.transpose(site.b, UP_WEIGHT);
             nodes.add("MatMul", &[&down, &up_weight], UP, Vec::new())
         }
+        Layer::Recurrent => nodes.add("MatMul", &[site.b, site.a], UP, Vec::new()),
         Layer::Embedding => {
             let table = nodes.transpose(site.a, DOWN_WEIGHT);
             let down = nodes.add("Gather", &[&table, &x], DOWN, Vec::new());
@@ -131,13 +135,7 @@ pub(crate) fn adapter_nodes(layer: &Layer, site: &Site<'_>) -> Vec<NodeProto> {
         Layer::Convolution { attributes, groups } => {
             let of_down = attributes.iter().filter(|attribute| attribute.name != "group").cloned().collect();
             let down = nodes.add("Conv", &[&x, site.a], DOWN, of_down);
-            let group = AttributeProto {
-                name: "group".into(),
-                i: *groups as i64,
-                r#type: AttributeType::Int as i32,
-                ..AttributeProto::default()
-            };
-            nodes.add("Conv", &[&down, site.b], UP, vec![group])
+            nodes.add("Conv", &[&down, site.b], UP, vec![integer("group", *groups as i64)])
         }
     };
     let delta = nodes.add("Mul", &[&up, site.scale], DELTA, Vec::new());
@@ -173,15 +171,47 @@ pub(crate) fn adapter_nodes(layer: &Layer, site: &Site<'_>) -> Vec<NodeProto> {
     nodes.list
 }
 
+/// Returns a node that copies a value.
+pub(crate) fn copy_node(from: &str, to: &str) -> NodeProto {
+    NodeProto {
+        op_type: "Identity".into(),
+        name: to.to_owned(),
+        input: vec![from.to_owned()],
+        output: vec![to.to_owned()],
+        ..NodeProto::default()
+    }
+}
+
+/// Returns true for the node of [`copy_node`] with this output.
+pub(crate) fn is_copy_of(node: &NodeProto, to: &str) -> bool {
+    node.op_type == "Identity" && node.output.first().is_some_and(|output| output == to)
+}
+
 /// List of nodes with one output each.
-struct Nodes<'a> {
+pub(super) struct Nodes<'a> {
     prefix: &'a str,
     list: Vec<NodeProto>,
 }
 
-impl Nodes<'_> {
+impl<'a> Nodes<'a> {
+    /// Returns an empty list. `prefix` is the begin of the names of all outputs.
+    pub(super) fn new(prefix: &'a str) -> Nodes<'a> {
+        Nodes { prefix, list: Vec::new() }
+    }
+
+    /// Returns the nodes.
+    pub(super) fn into_list(self) -> Vec<NodeProto> {
+        self.list
+    }
+
     /// Appends a node, and returns the name of its output.
-    fn add(&mut self, op: &str, inputs: &[&str], output: &str, attribute: Vec<AttributeProto>) -> String {
+    pub(super) fn add(
+        &mut self,
+        op: &str,
+        inputs: &[&str],
+        output: &str,
+        attribute: Vec<AttributeProto>,
+    ) -> String {
         let output = format!("{}{output}", self.prefix);
         // A constant that two nodes read is added once.
         if self.list.iter().any(|node| node.output[0] == output) {
@@ -213,10 +243,15 @@ impl Nodes<'_> {
         self.add("Transpose", &[matrix], output, vec![integers("perm", vec![1, 0])])
     }
 
-    fn constant(&mut self, output: &str, elements: &[i64]) -> String {
+    pub(super) fn constant(&mut self, output: &str, elements: &[i64]) -> String {
+        self.tensor(output, &Tensor::i64(&[elements.len()], elements))
+    }
+
+    /// Appends a constant, and returns its name.
+    pub(super) fn tensor(&mut self, output: &str, tensor: &Tensor) -> String {
         let value = AttributeProto {
             name: "value".into(),
-            t: Some(Box::new(tensor_to_proto("", &Tensor::i64(&[elements.len()], elements)))),
+            t: Some(Box::new(tensor_to_proto("", tensor))),
             r#type: AttributeType::Tensor as i32,
             ..AttributeProto::default()
         };
@@ -247,12 +282,7 @@ impl Nodes<'_> {
             true => vec![0],
             false => (1..magnitude.dims.len() as i64).collect(),
         };
-        let keep = AttributeProto {
-            name: "keepdims".into(),
-            i: 0,
-            r#type: AttributeType::Int as i32,
-            ..AttributeProto::default()
-        };
+        let keep = integer("keepdims", 0);
         let norm = if site.opset < AXES_ARE_INPUTS {
             self.add("ReduceL2", &[&adapted], NORM, vec![integers("axes", axes), keep])
         } else {
@@ -260,6 +290,15 @@ impl Nodes<'_> {
             self.add("ReduceL2", &[&adapted, &axes], NORM, vec![keep])
         };
         self.add("Div", &[magnitude.lengths, &norm], RATIO, Vec::new())
+    }
+}
+
+pub(super) fn integer(name: &str, number: i64) -> AttributeProto {
+    AttributeProto {
+        name: name.into(),
+        i: number,
+        r#type: AttributeType::Int as i32,
+        ..AttributeProto::default()
     }
 }
 

@@ -17,6 +17,7 @@ pub(crate) mod quantization_grid;
 pub(crate) mod quantized_nodes;
 pub(crate) mod random;
 pub(crate) mod rewritten_on_read;
+pub(crate) mod row_weights;
 pub(crate) mod rows;
 pub(crate) mod size_arithmetic;
 pub(crate) mod sizes;

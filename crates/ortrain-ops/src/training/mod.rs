@@ -36,9 +36,10 @@ mod updates;
 pub use crate::passes::gradient_stops::find_stop;
 pub use adapters::{
     AdaptedLayer, AdapterForm, AdapterTarget, Delta, FactorKind, FactorName, FactorShapes, LayerKind,
-    MergedWeight, QuantizedWeight, WeightFormat, adapted_layers, adapter_stops, add_adapter, factor_name,
-    find_adapter_targets, find_head_target, has_adapters, is_adapter_name, merge_weight, quantize_weight,
-    remove_adapter, remove_groups, row_lengths, scale_name, split_fused_products, weight_readers,
+    MergedWeight, QuantizedWeight, RowAxis, RowForm, WeightFormat, adapted_layers, adapter_stops,
+    add_adapter, add_delta, add_row_columns, factor_name, find_adapter_targets, find_head_target,
+    has_adapters, is_adapter_name, layer_bias, merge_weight, quantize_weight, remove_adapter, remove_groups,
+    row_lengths, scale_name, split_fused_products, weigh_rows, weight_matrix, weight_readers,
 };
 pub use batch::{FixedBatch, OpenShape, batch_shape_nodes, find_fixed_batches, first_slice_nodes};
 pub use class_axis::{classes_last_note, is_class_axis_open, label_readings, with_classes_last};

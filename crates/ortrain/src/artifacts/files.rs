@@ -7,7 +7,7 @@ use ortrain_onnx::{
     DataFile, EXTERNAL_FROM, ExternalData, LARGEST_MESSAGE, ModelProto, StagedModels, ToWrite, stage,
 };
 
-use crate::model::origins::{Origins, References};
+use crate::model::origins::Origins;
 use crate::{Error, Result};
 
 /// The artifacts of a training.
@@ -98,9 +98,7 @@ impl Artifacts {
     /// - External data in other folders is written to `frozen.data`, since ONNX readers do not accept files
     ///   outside the folder of a model. If a model would exceed 2 GiB, all other initializers are written
     ///   there, too.
-    /// - The base of a model with adapters is not written again: files in other folders get hard links
-    ///   `frozen-NUMBER.data`. The models have their SHA-1, which is compared when they are loaded. On another file
-    ///   system, where a link is impossible, the base is written to `frozen.data`.
+    /// - Models with adapters have the SHA-1 of the files to which they refer. It is compared when they are loaded.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -240,10 +238,7 @@ impl Artifacts {
         let is_in_place = options.data_folder.is_none();
         let folder = options.data_folder.as_deref().unwrap_or(folder);
         let elsewhere = match self.is_adapted {
-            true => {
-                let links = is_in_place.then_some(options.prefix.as_str());
-                self.origins.reference_base(messages, &References { folder, links, replaced: None })?
-            }
+            true => self.origins.reference_base(messages, folder, None)?,
             false => self.origins.reference_files(messages, folder),
         };
         Ok(elsewhere && is_in_place)

@@ -33,12 +33,12 @@ use rustc_hash::FxHashSet;
 
 use crate::artifacts::losses::{AppendedLosses, append_losses, first_output};
 use crate::artifacts::training_model::{Value, training_model, unknown_value};
+use crate::model::base_hash::{BASE_KEY, base_hash, set_base};
 use crate::model::checks::check_forward;
 use crate::model::computed_parameters::{constants_of_subgraphs, lift_from_subgraphs, make_initializers};
 use crate::model::graph::{graph_for, infer_graph, message_graph, opset_of};
 use crate::model::graph_inspection::inspect_loaded;
 use crate::model::inspection::{ParameterRole, Scope};
-use crate::model::base_hash::{BASE_KEY, base_hash, set_base};
 use crate::model::origins::Origins;
 use crate::model::source::make_internal;
 use crate::model::stops::no_trained_weights_error;

@@ -23,7 +23,7 @@ pub(super) fn initial(
         // PEFT's choice for tables: the second factor is random for every method.
         return [zeros(&shapes.a), tensor(&shapes.b, &|i| draw.normal(i))];
     }
-    let inputs: usize = shapes.a[1..].iter().product();
+    let inputs: usize = shapes.a.iter().product::<usize>() / (target.directions * options.rank);
     let first = match options.init {
         Init::Kaiming => {
             let bound = 1.0 / (inputs.max(1) as f32).sqrt();
@@ -33,6 +33,8 @@ pub(super) fn initial(
             let deviation = 1.0 / options.rank as f32;
             tensor(&shapes.a, &|i| deviation * draw.normal(i))
         }
+        // The factors of these methods come from the weight.
+        Init::Pissa | Init::Olora => zeros(&shapes.a),
     };
     [first, zeros(&shapes.b)]
 }

@@ -9,7 +9,7 @@ use ortrain_onnx::{ExternalData, LARGEST_MESSAGE, LoadedModel, encode};
 use ortrain_ops::training::has_adapters;
 
 use super::{Description, LoraOptions, Prepared, add_to, peft};
-use crate::model::origins::{References, write_with_references};
+use crate::model::origins::write_with_references;
 use crate::{ModelSource, Result};
 
 impl Prepared {
@@ -26,15 +26,14 @@ impl Prepared {
     fn into_source(self) -> Result<ModelSource> {
         let Some(folder) = self.origins.folder() else { return ModelSource::from_proto(&self.model.proto) };
         let mut models = [self.model.proto];
-        let to = References { folder, links: None, replaced: None };
-        self.origins.reference_base(&mut models, &to)?;
+        self.origins.reference_base(&mut models, folder, None)?;
         Ok(ModelSource::BytesIn(encode(&models[0])?.into(), folder.to_owned()))
     }
 }
 
-/// Works like [`add`](super::add), and writes the model to a file. Unchanged constants refer to the files of the base:
-/// by a relative path if these are in the folder of the new file or below, else by a hard link beside the new file.
-/// If a hard link is impossible, the constants are written to `<output>.data`. `embed` writes them into the new file.
+/// Works like [`add`](super::add), and writes the model to a file. Unchanged constants refer to the files of the base
+/// if these are in the folder of the new file or below. Otherwise, and with `embed`, the new file has the base, too: ONNX
+/// readers do not accept files outside the folder of a model.
 ///
 /// The base is mapped: until the function returns, no process may write to its files or truncate them.
 ///

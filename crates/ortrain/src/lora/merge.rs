@@ -7,6 +7,7 @@ use ortrain_ops::training::{
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
+use super::notes::clear_notes;
 use super::{Prepared, adapter_error, take_out, target_of_layer};
 use crate::{Error, ModelSource, Result};
 
@@ -113,6 +114,7 @@ fn merge_into(prepared: &mut Prepared, factors: &[(String, f64)]) -> Result<Vec<
     let mut parts: Vec<(AdapterTarget, Vec<(String, f64)>)> = Vec::new();
     for (name, factor) in factors {
         let layers = take_out(prepared, name)?;
+        clear_notes(&mut prepared.model.proto, name, true);
         for layer in first_layers(&layers) {
             let target = target_of_layer(&prepared.label, &targets, layer)?;
             check_readers(prepared, &layer.weight, &layers)?;
@@ -217,6 +219,7 @@ pub fn unmerge(merged: ModelSource, adapted: ModelSource, factors: &[(String, f6
     check_equal(&found, &expected)?;
     for (name, _) in factors {
         take_out(&mut base, name)?;
+        clear_notes(&mut base.model.proto, name, false);
     }
     Ok(base.model.proto)
 }

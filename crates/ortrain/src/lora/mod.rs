@@ -6,12 +6,18 @@
 //! `w.lora_A.name` and `w.lora_B.name` in PEFT's layout, and the number `w.lora_scale.name`. A model with adapters
 //! trains its adapters by default, and its base is frozen. [`merge`] adds the adapters to their weights.
 
+mod activate;
 mod base;
+mod biases;
+mod decompose;
 mod factors;
 mod files;
 mod merge;
+mod notes;
 mod options;
 mod peft;
+mod principal;
+mod rows;
 mod selection;
 
 use std::collections::HashSet;
@@ -24,13 +30,17 @@ use ortrain_ops::training::{
 };
 use rustc_hash::{FxHashMap, FxHashSet};
 
+pub use activate::{activate, active};
 pub use files::{add_by_reference, add_to_file, base_by_reference, load_adapter_to_file};
 pub use merge::{MergedWeight, merge, merge_with_errors, unmerge};
-pub use options::{Base, Description, Init, LayerAdapter, LoraOptions, Targets};
+use notes::{check_without_rows, clear_notes, set_init};
+pub use options::{Base, Bias, Description, Init, LayerAdapter, LoraOptions, Targets};
 pub use peft::{load_adapter, save_adapter};
+use principal::Principal;
+pub use rows::with_row_adapters;
 
 use crate::artifacts::to_self_contained_with_origins;
-use crate::model::adapted_parameters::{add_train_also, clear_train_also};
+use crate::model::adapted_parameters::{add_train_also, clear_train_also, set_adapter_weight, set_bias_note};
 use crate::model::graph::{infer_graph, message_graph, opset_of};
 use crate::model::origins::Origins;
 use crate::suggest::hint;
@@ -197,7 +207,8 @@ fn module_of_node(node: &NodeProto) -> Option<&str> {
 
 /// Adds an adapter to a model, which may have other adapters already. Returns the model and the adapted layers.
 ///
-/// The model gives the same results as before: one of the two factors is zero.
+/// The model gives the same results as before: one of the two factors is zero. With [`Init::Pissa`] and [`Init::Olora`]
+/// the results differ by rounding errors, because the weights of the model give up the part that the factors take.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -226,6 +237,7 @@ pub fn add(model: ModelSource, options: &LoraOptions) -> Result<(ModelProto, Des
 fn add_to(prepared: &mut Prepared, options: &LoraOptions) -> Result<Description> {
     let targets = selected_targets(prepared, options)?;
     let targets = quantize_base(prepared, targets, options)?;
+    principal::check(&prepared.label, &prepared.typed, &targets, options)?;
     let also = selection::train_also(&prepared.label, &prepared.typed, &options.train_also)?;
     let opset = opset_of(&prepared.model.proto);
     if options.dropout > 0.0 && opset < MIN_OPSET_OF_DROPOUT {
@@ -237,8 +249,10 @@ fn add_to(prepared: &mut Prepared, options: &LoraOptions) -> Result<Description>
     let adapter = &options.name;
     let ratio = format!("{DROPOUT_PREFIX}{adapter}");
     let mut constants: Vec<(String, Tensor)> = Vec::new();
+    let mut rests: FxHashMap<String, Tensor> = FxHashMap::default();
     for (index, target) in targets.iter().enumerate() {
-        let has_dropout = options.dropout > 0.0 && target.kind != LayerKind::Embedding;
+        let has_dropout =
+            options.dropout > 0.0 && !matches!(target.kind, LayerKind::Embedding | LayerKind::Recurrent);
         let form = AdapterForm {
             adapter: adapter.clone(),
             dropout: has_dropout.then(|| ratio.clone()),
@@ -253,10 +267,17 @@ fn add_to(prepared: &mut Prepared, options: &LoraOptions) -> Result<Description>
         if targets[..index].iter().any(|other| other.weight == target.weight) {
             continue;
         }
-        let shapes = target.factor_shapes(options.rank).map_err(adapter_error)?;
-        let [a, b] = factors::initial(target, &shapes, options, index as u64);
+        let mut weight = prepared.constant(&target.weight)?;
+        let [a, b] = if principal::takes_weight(target, options.init) {
+            let Principal { factors, rest } = principal::split(target, &weight, options)?;
+            rests.insert(target.weight.clone(), rest.clone());
+            weight = rest;
+            factors
+        } else {
+            let shapes = target.factor_shapes(options.rank).map_err(adapter_error)?;
+            factors::initial(target, &shapes, options, index as u64)
+        };
         if options.use_dora {
-            let weight = prepared.constant(&target.weight)?;
             let lengths = row_lengths(target, &weight, (&a, &b), options.scale()).map_err(adapter_error)?;
             let lengths = Tensor::from_f64(target.dtype, vec![lengths.len()], &lengths);
             constants.push((factor_name(&target.weight, FactorKind::Magnitude, adapter), lengths));
@@ -266,6 +287,12 @@ fn add_to(prepared: &mut Prepared, options: &LoraOptions) -> Result<Description>
         constants.push((scale_name(&target.weight, adapter), Tensor::scalar(target.dtype, options.scale())));
     }
     prepared.add_constants(constants)?;
+    if !rests.is_empty() {
+        prepared.set_constants(rests)?;
+        set_init(&mut prepared.model.proto, adapter, options.init);
+    }
+    let Prepared { label, model, typed, .. } = &mut *prepared;
+    biases::select(label, &mut model.proto, typed, &targets, adapter, options.bias)?;
     add_train_also(&mut prepared.model.proto, also);
     describe_targets(&targets, options)
 }
@@ -363,14 +390,15 @@ pub fn adapters(model: ModelSource) -> Result<Description> {
     for layer in adapted {
         let target = target_of_layer(&prepared.label, &targets, &layer)?;
         let [a, b] = prepared.factors(&layer.weight, &layer.adapter)?;
-        let rank = a.dims().first().copied().unwrap_or(0);
+        let rank = target.rank_of(&a);
         let magnitude = prepared.magnitude(&layer.weight, &layer.adapter).map_or(0, |lengths| lengths.len());
         layers.push(LayerAdapter::new(target, &layer.adapter, rank, a.len() + b.len() + magnitude));
     }
     Ok(Description { layers })
 }
 
-/// Returns a model without the adapter `name`: the base, and the other adapters.
+/// Returns a model without the adapter `name`: the base, and the other adapters. After [`Init::Pissa`] and
+/// [`Init::Olora`] the weights of the base lack the part that the adapter took.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -388,11 +416,13 @@ pub fn adapters(model: ModelSource) -> Result<Description> {
 pub fn remove(model: ModelSource, name: &str) -> Result<ModelProto> {
     let mut prepared = Prepared::new(model)?;
     take_out(&mut prepared, name)?;
+    clear_notes(&mut prepared.model.proto, name, false);
     Ok(prepared.model.proto)
 }
 
 /// Removes the nodes and constants of an adapter. Returns the layers that had the adapter.
 fn take_out(prepared: &mut Prepared, name: &str) -> Result<Vec<AdaptedLayer>> {
+    check_without_rows(&prepared.model.proto, &prepared.label, name)?;
     let adapted = adapted_layers(prepared.graph()?);
     let layers = remove_adapter(prepared.graph()?, name);
     if layers.is_empty() {
@@ -407,6 +437,8 @@ fn take_out(prepared: &mut Prepared, name: &str) -> Result<Vec<AdaptedLayer>> {
         constants.insert(scale_name(weight, name));
     }
     prepared.graph()?.initializer.retain(|tensor| !constants.contains(&tensor.name));
+    set_bias_note(&mut prepared.model.proto, name, None);
+    set_adapter_weight(&mut prepared.model.proto, name, None);
     if adapted_layers(prepared.graph()?).is_empty() {
         clear_train_also(&mut prepared.model.proto);
     }

@@ -45,7 +45,8 @@ impl Targets {
     }
 }
 
-/// Initial values of the factors. In all of them the adapter has no effect at first.
+/// Initial values of the factors. In all of them the model gives the same results as before, but for rounding errors of
+/// the methods that change the base.
 ///
 /// ```
 /// use ortrain::lora::Init;
@@ -60,6 +61,13 @@ pub enum Init {
     Kaiming,
     /// `A` is normal with the standard deviation `1 / rank`, and `B` is zero.
     Gaussian,
+    /// The product of the factors is the part of the weight with the largest singular values, and the weight in the model
+    /// becomes the rest. (F. Meng et al., "PiSSA: Principal Singular Values and Singular Vectors Adaptation of Large
+    /// Language Models", 2024.)
+    Pissa,
+    /// `B` and `A` are the first columns of `Q` and rows of `R` of the weight, and the weight in the model becomes the
+    /// rest. (K. Büyükakyüz, "OLoRA: Orthonormal Low-Rank Adaptation of Large Language Models", 2024.)
+    Olora,
 }
 
 impl Init {
@@ -76,7 +84,88 @@ impl Init {
         match name {
             "kaiming" => Some(Init::Kaiming),
             "gaussian" => Some(Init::Gaussian),
+            "pissa" => Some(Init::Pissa),
+            "olora" => Some(Init::Olora),
             _ => None,
+        }
+    }
+
+    /// Returns the name of the method.
+    ///
+    /// ```
+    /// use ortrain::lora::Init;
+    ///
+    /// assert_eq!(Init::Pissa.name(), "pissa");
+    /// ```
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Init::Kaiming => "kaiming",
+            Init::Gaussian => "gaussian",
+            Init::Pissa => "pissa",
+            Init::Olora => "olora",
+        }
+    }
+
+    /// Returns true for methods that change the weights of the model.
+    ///
+    /// ```
+    /// use ortrain::lora::Init;
+    ///
+    /// assert!(Init::Olora.changes_base() && !Init::Kaiming.changes_base());
+    /// ```
+    #[must_use]
+    pub fn changes_base(self) -> bool {
+        matches!(self, Init::Pissa | Init::Olora)
+    }
+}
+
+/// Biases that are trained beside an adapter, as in PEFT.
+///
+/// ```
+/// use ortrain::lora::Bias;
+///
+/// assert_eq!(Bias::from_name("lora_only"), Some(Bias::LoraOnly));
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Bias {
+    /// No biases.
+    #[default]
+    None,
+    /// Biases of all layers, and all other parameters with the name `bias`.
+    All,
+    /// Biases of the adapted layers.
+    LoraOnly,
+}
+
+impl Bias {
+    /// Returns the selection of a name.
+    ///
+    /// ```
+    /// use ortrain::lora::Bias;
+    ///
+    /// assert_eq!(Bias::from_name("all"), Some(Bias::All));
+    /// assert_eq!(Bias::from_name("some"), None);
+    /// ```
+    #[must_use]
+    pub fn from_name(name: &str) -> Option<Bias> {
+        [Bias::None, Bias::All, Bias::LoraOnly].into_iter().find(|bias| bias.name() == name)
+    }
+
+    /// Returns the name of the selection.
+    ///
+    /// ```
+    /// use ortrain::lora::Bias;
+    ///
+    /// assert_eq!(Bias::None.name(), "none");
+    /// ```
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Bias::None => "none",
+            Bias::All => "all",
+            Bias::LoraOnly => "lora_only",
         }
     }
 }
@@ -161,6 +250,8 @@ pub struct LoraOptions {
     /// True to train the length of each row of the adapted weights, too. (S.-Y. Liu et al., "DoRA: Weight-Decomposed
     /// Low-Rank Adaptation", 2024.)
     pub use_dora: bool,
+    /// Biases that are trained beside the adapter.
+    pub bias: Bias,
     /// Patterns of constants that are trained beside the adapters.
     pub train_also: Vec<String>,
     /// Form of the adapted weights of linear layers.
@@ -182,6 +273,7 @@ impl Default for LoraOptions {
             init: Init::Kaiming,
             use_rslora: false,
             use_dora: false,
+            bias: Bias::None,
             train_also: Vec::new(),
             base: Base::Keep,
             name: "default".into(),
@@ -247,7 +339,7 @@ pub struct LayerAdapter {
     pub weight: String,
     /// Name of the node.
     pub node: String,
-    /// Kind of the layer: `linear`, `embedding` or `convolution`.
+    /// Kind of the layer: `linear`, `embedding`, `convolution` or `recurrent`.
     pub kind: &'static str,
     /// Number of input features, or of rows of a table.
     pub inputs: usize,

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use ortrain_checkpoint::{
-    NamedTensor, load_safetensors, load_safetensors_metadata, save_safetensors_with,
-};
+use ortrain_checkpoint::{NamedTensor, load_safetensors, load_safetensors_metadata, save_safetensors_with};
 use ortrain_files::Staged;
 use ortrain_graph::Tensor;
 use ortrain_onnx::ModelProto;
@@ -14,11 +12,17 @@ use ortrain_ops::training::{
     AdaptedLayer, AdapterForm, AdapterTarget, FactorKind, FactorName, LayerKind, adapted_layers, add_adapter,
     factor_name, is_adapter_name, scale_name,
 };
+use rustc_hash::FxHashMap;
 use serde_json::{Map, Value, json};
 
+use super::activate::original_scale;
 use super::merge::first_layers;
+use super::notes::{Note, has_rest, note, set_init};
 use super::selection::module_of;
-use super::{Prepared, adapter_error, no_adapter_error, target_of, target_of_layer};
+use super::{
+    Bias, Init, LoraOptions, Prepared, adapter_error, biases, no_adapter_error, principal, target_of,
+    target_of_layer,
+};
 use crate::model::base_hash::{BASE_KEY, base_hash};
 use crate::model::graph::opset_of;
 use crate::suggest::hint;
@@ -83,7 +87,7 @@ pub fn save_adapter(
             .find(|(known, _)| known == weight)
             .map_or_else(|| module_of(target), |(_, module)| module.clone());
         let factors = prepared.factors(weight, name)?;
-        let rank = factors[0].dims().first().copied().unwrap_or(0);
+        let rank = target.rank_of(&factors[0]);
         for (tensor, suffix) in factors.into_iter().zip(suffixes(target.kind)) {
             tensors.push(NamedTensor { name: format!("{MODULE_PREFIX}{module}{suffix}"), tensor });
         }
@@ -92,10 +96,17 @@ pub fn save_adapter(
             tensors.push(NamedTensor { name, tensor: with_dims(&magnitude, magnitude_dims(target)) });
             use_dora = true;
         }
-        let alpha = rounded(prepared.scale(weight, name)? * rank as f64);
+        let alpha = rounded(original_scale(&prepared, weight, name)? * rank as f64);
         saved.push(SavedModule { name: module, rank, alpha });
     }
-    let config = serde_json::to_vec_pretty(&config_of(&saved, use_dora))
+    let (bias, names) = biases::selected(&prepared.model.proto, name);
+    for NamedTensor { name, tensor } in biases::to_peft(&prepared.typed, &targets, &layers, &names, modules)?
+    {
+        tensors.push(NamedTensor { name: format!("{MODULE_PREFIX}{name}"), tensor });
+    }
+    let init = note(&prepared.model.proto, Note::Init, name);
+    let method = Method { use_dora, init, bias };
+    let config = serde_json::to_vec_pretty(&config_of(&saved, &method))
         .map_err(|error| Error::Argument(format!("{CONFIG_FILE} cannot be written: {error}")))?;
     fs::create_dir_all(folder).map_err(|source| file_error("create", folder, source))?;
     let base = base_hash(&prepared.typed, layers.iter().map(|layer| layer.weight.as_str()));
@@ -140,6 +151,14 @@ struct SavedModule {
     alpha: f64,
 }
 
+/// Form of a saved adapter.
+struct Method<'m> {
+    use_dora: bool,
+    /// Method of the initial values, if it changed the base.
+    init: Option<&'m str>,
+    bias: Bias,
+}
+
 /// Returns the nearest integer to a numerator that differs from it by the rounding of the scale to float32 only.
 fn rounded(alpha: f64) -> f64 {
     let nearest = alpha.round();
@@ -147,7 +166,7 @@ fn rounded(alpha: f64) -> f64 {
 }
 
 /// Returns PEFT's description of an adapter with these modules.
-fn config_of(modules: &[SavedModule], use_dora: bool) -> Value {
+fn config_of(modules: &[SavedModule], method: &Method<'_>) -> Value {
     let (rank, alpha) = modules.first().map_or((0, 0.0), |module| (module.rank, module.alpha));
     let number = |alpha: f64| if alpha.fract() == 0.0 { json!(alpha as i64) } else { json!(alpha) };
     let names: Vec<&str> = modules.iter().map(|module| module.name.as_str()).collect();
@@ -165,10 +184,10 @@ fn config_of(modules: &[SavedModule], use_dora: bool) -> Value {
         "alpha_pattern": other_alphas,
         "auto_mapping": null,
         "base_model_name_or_path": null,
-        "bias": "none",
+        "bias": method.bias.name(),
         "fan_in_fan_out": false,
         "inference_mode": true,
-        "init_lora_weights": true,
+        "init_lora_weights": method.init.map_or(json!(true), |init| json!(init)),
         "lora_alpha": number(alpha),
         "lora_dropout": 0.0,
         "modules_to_save": null,
@@ -177,7 +196,7 @@ fn config_of(modules: &[SavedModule], use_dora: bool) -> Value {
         "rank_pattern": other_ranks,
         "target_modules": names,
         "task_type": null,
-        "use_dora": use_dora,
+        "use_dora": method.use_dora,
         "use_rslora": false,
     })
 }
@@ -212,8 +231,8 @@ const FIELDS_WITHOUT_EFFECT: [&str; 26] = [
     "bias",
 ];
 
-/// Initial values for which PEFT changes the weights of the base.
-const INITS_THAT_CHANGE_THE_BASE: [&str; 5] = ["pissa", "olora", "corda", "loftq", "lora_ga"];
+/// Initial values for which PEFT changes the weights of the base, and which other machines cannot repeat.
+const UNKNOWN_CHANGES_OF_THE_BASE: [&str; 4] = ["pissa_niter", "corda", "loftq", "lora_ga"];
 
 /// Description of an adapter in a folder.
 struct Config {
@@ -221,6 +240,9 @@ struct Config {
     use_rslora: bool,
     use_dora: bool,
     alpha_pattern: Vec<(String, f64)>,
+    /// Method of the initial values, if it changes the base.
+    init: Option<Init>,
+    bias: Bias,
 }
 
 impl Config {
@@ -254,7 +276,11 @@ impl Config {
             })?;
             alpha_pattern.push((name.clone(), alpha));
         }
-        Ok(Config { alpha, use_rslora, use_dora, alpha_pattern })
+        let init = fields.get("init_lora_weights").and_then(Value::as_str);
+        let init =
+            init.and_then(|name| Init::from_name(&name.to_lowercase())).filter(|init| init.changes_base());
+        let bias = fields.get("bias").and_then(Value::as_str).and_then(Bias::from_name).unwrap_or_default();
+        Ok(Config { alpha, use_rslora, use_dora, alpha_pattern, init, bias })
     }
 
     /// Returns the scale of a module with factors of a rank.
@@ -280,9 +306,9 @@ fn check_effects(fields: &Map<String, Value>) -> std::result::Result<(), String>
         let is_supported = match (field.as_str(), value) {
             _ if is_empty => true,
             ("lora_alpha" | "use_rslora" | "use_dora" | "alpha_pattern", _) => true,
-            ("bias", Value::String(bias)) => bias == "none",
+            ("bias", Value::String(bias)) => Bias::from_name(bias).is_some(),
             ("init_lora_weights", Value::String(init)) => {
-                !INITS_THAT_CHANGE_THE_BASE.iter().any(|name| init.to_lowercase().starts_with(name))
+                !UNKNOWN_CHANGES_OF_THE_BASE.iter().any(|name| init.to_lowercase().starts_with(name))
             }
             (name, _) => FIELDS_WITHOUT_EFFECT.contains(&name),
         };
@@ -305,7 +331,9 @@ fn check_table(label: &str, targets: &[AdapterTarget], modules: &[(String, Strin
 }
 
 /// Adds an adapter in PEFT's files to a model, under a name. `modules` has the pairs of [`save_adapter`]. A file of
-/// [`save_adapter`] has the hash of the adapted weights, and `check_base` compares it with the weights of the model.
+/// [`save_adapter`] has the hash of the adapted weights, and `check_base` compares it with the weights of the model. An
+/// adapter of [`Init::Pissa`] or [`Init::Olora`] fits the rest of the weights: a model with the original weights gets the
+/// rest, as PEFT does it, and the hash is not compared.
 ///
 /// ```
 /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
@@ -356,11 +384,14 @@ pub(super) fn load_into(
             folder.display()
         )));
     }
-    let tensors = load_safetensors(&path)?;
+    let mut tensors = load_safetensors(&path)?;
     let config = Config::read(&folder.join(CONFIG_FILE))?;
+    let biases = take_biases(&mut tensors, config.bias);
     let targets = prepared.targets()?;
     check_table(&prepared.label, &targets, modules)?;
     let mut constants = Vec::new();
+    let mut rests: FxHashMap<String, Tensor> = FxHashMap::default();
+    let init = config.init.filter(|init| !has_rest(&prepared.model.proto, *init));
     let opset = opset_of(&prepared.model.proto);
     for factors in factors_by_module(&path, tensors, config.use_dora)? {
         let of_kind: Vec<&AdapterTarget> = targets
@@ -369,7 +400,7 @@ pub(super) fn load_into(
             .collect();
         let target = find_module(&prepared.label, &of_kind, &factors.module, modules)?;
         let CheckedFactors { a, b, magnitude } = checked_factors(&path, &factors, target)?;
-        let rank = a.dims()[0];
+        let rank = target.rank_of(&a);
         let form = AdapterForm {
             adapter: name.to_owned(),
             dropout: None,
@@ -381,7 +412,16 @@ pub(super) fn load_into(
         for reader in targets.iter().filter(|other| other.has_form_of(target)) {
             add_adapter(graph, reader, &form).map_err(adapter_error)?;
         }
-        let scale = Tensor::scalar(target.dtype, config.scale(&factors.module, rank));
+        let scale = config.scale(&factors.module, rank);
+        if let Some(init) = init.filter(|&init| principal::takes_weight(target, init)) {
+            let options =
+                LoraOptions { rank, alpha: Some(scale * rank as f64), init, ..LoraOptions::default() };
+            rests.insert(
+                target.weight.clone(),
+                principal::rest(&prepared.label, &prepared.typed, &targets, target, &options)?,
+            );
+        }
+        let scale = Tensor::scalar(target.dtype, scale);
         if let Some(magnitude) = magnitude {
             constants.push((factor_name(&target.weight, FactorKind::Magnitude, name), magnitude));
         }
@@ -389,11 +429,24 @@ pub(super) fn load_into(
         constants.push((factor_name(&target.weight, FactorKind::B, name), b));
         constants.push((scale_name(&target.weight, name), scale));
     }
-    if check_base {
-        let weights = constants.iter().filter_map(|(name, _)| FactorName::split(name)).map(|name| name.weight);
+    if check_base && config.init.is_none() {
+        let weights =
+            constants.iter().filter_map(|(name, _)| FactorName::split(name)).map(|name| name.weight);
         check_hash(&prepared.label, &path, &base_hash(&prepared.typed, weights))?;
     }
-    prepared.add_constants(constants)
+    prepared.add_constants(constants)?;
+    prepared.set_constants(rests)?;
+    if config.bias != Bias::None {
+        let all: Vec<&AdapterTarget> = targets.iter().collect();
+        let Prepared { label, model, typed, .. } = &mut *prepared;
+        let find = |module: &str| find_module(label, &all, module, modules).cloned();
+        let values = biases::load(label, &mut model.proto, typed, (name, config.bias), biases, find)?;
+        prepared.set_constants(values)?;
+    }
+    if let Some(init) = config.init {
+        set_init(&mut prepared.model.proto, name, init);
+    }
+    Ok(())
 }
 
 /// Returns an error if a file names another base than the hash.
@@ -406,6 +459,19 @@ fn check_hash(label: &str, path: &Path, hash: &str) -> Result<()> {
         ))),
         _ => Ok(()),
     }
+}
+
+/// Takes the biases out of the tensors of a file: pairs of a module and a bias.
+fn take_biases(tensors: &mut Vec<NamedTensor>, bias: Bias) -> Vec<(String, Tensor)> {
+    let mut biases = Vec::new();
+    if bias != Bias::None {
+        tensors.retain(|NamedTensor { name, tensor }| {
+            let module = biases::module_of_bias(name.strip_prefix(MODULE_PREFIX).unwrap_or(name));
+            biases.extend(module.map(|module| (module.to_owned(), tensor.clone())));
+            module.is_none()
+        });
+    }
+    biases
 }
 
 /// Factors of a module, as far as a file has them.
@@ -512,7 +578,7 @@ fn checked_factors(path: &Path, factors: &ModuleFactors, target: &AdapterTarget)
         Err(Error::Argument(format!("{}: the adapter of {:?} {reason}", path.display(), factors.module)))
     };
     let [Some(a), Some(b)] = &factors.pair else { return fail("has only one of its two factors".into()) };
-    let rank = a.dims().first().copied().unwrap_or(0);
+    let rank = target.rank_of(a);
     let shapes = target.factor_shapes(rank).map_err(adapter_error)?;
     if a.dims() != shapes.a || b.dims() != shapes.b {
         return fail(format!(

@@ -66,11 +66,14 @@ pub(super) fn module_of(target: &AdapterTarget) -> String {
     let weight = &target.weight;
     let stem = without_suffixes(weight);
     let is_generated = stem.contains("::") || !stem.contains(|sign: char| sign.is_ascii_alphabetic());
+    // The two weights of a recurrent layer must have different names.
+    let is_recurrent = target.kind == LayerKind::Recurrent;
     if !is_generated {
-        return stem.to_owned();
+        return if is_recurrent { weight.clone() } else { stem.to_owned() };
     }
     let path = target.node_name.trim_start_matches('/');
-    path.rsplit_once('/').map_or(path, |(module, _)| module).replace('/', ".")
+    let module = path.rsplit_once('/').map_or(path, |(module, _)| module).replace('/', ".");
+    if is_recurrent { format!("{module}.weight_{}", target.weight_input) } else { module }
 }
 
 /// Returns the name of a module from the name of its weight. Quantizers append `_Q4`, `_Bnb4` or `_quantized`, and builders

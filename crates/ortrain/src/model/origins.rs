@@ -36,19 +36,9 @@ fn payload_key(payload: &Bytes) -> (usize, usize) {
     (payload.as_ptr().addr(), payload.len())
 }
 
-/// Folder of models that refer to the files of their base.
-pub(crate) struct References<'a> {
-    /// Folder. Files in it and below keep their names.
-    pub(crate) folder: &'a Path,
-    /// Begin of the names of links to other files; `None` for no links.
-    pub(crate) links: Option<&'a str>,
-    /// File that the models will replace, so that they cannot refer to it.
-    pub(crate) replaced: Option<&'a Path>,
-}
-
-/// Writes a model in which unchanged initializers refer to their original files. Other initializers are written into
-/// the model, or to `<path>.data` if they must move out of it. The reader of the model looks for its base in
-/// `data_folder`, by default in the folder of the model.
+/// Writes a model in which unchanged initializers refer to their original files, if these are in `folder` or below. Other
+/// initializers are written into the model, or to `<path>.data` if the model would exceed 2 GiB. `folder` is the folder
+/// where the reader of the model looks for files, by default the folder of the model.
 ///
 /// # Errors
 /// If a file cannot be read or written.
@@ -56,23 +46,18 @@ pub(crate) fn write_with_references(
     model: ModelProto,
     origins: &Origins,
     path: &Path,
-    data_folder: Option<&Path>,
+    folder: Option<&Path>,
 ) -> Result<()> {
     let destination = ortrain_files::resolved(path);
     let replaced = fs::canonicalize(&destination).ok();
-    let to = References {
-        folder: data_folder.unwrap_or(ortrain_files::folder(&destination)),
-        links: data_folder.is_none().then_some(""),
-        replaced: replaced.as_deref(),
-    };
     let mut models = [model];
-    let elsewhere = origins.reference_base(&mut models, &to)? && data_folder.is_none();
-    let above = if elsewhere { 0 } else { LARGEST_MESSAGE as u64 };
+    let folder = folder.unwrap_or(ortrain_files::folder(&destination));
+    origins.reference_base(&mut models, folder, replaced.as_deref())?;
     let [model] = &models;
     let mut name = destination.clone().into_os_string();
     name.push(".data");
     let data = PathBuf::from(name);
-    if (elsewhere || message_size(model) > LARGEST_MESSAGE)
+    if message_size(model) > LARGEST_MESSAGE
         && let Some(file) = origins.file_at(&data)
     {
         return Err(Error::Argument(format!(
@@ -84,6 +69,7 @@ pub(crate) fn write_with_references(
     }
     let external = ExternalData::none();
     let models = [ToWrite { model, external: &external, path }];
+    let above = LARGEST_MESSAGE as u64;
     let data = DataFile { path: &data, above, from: EXTERNAL_FROM, is_appended: true };
     Ok(stage(&models, &data)?.persist()?)
 }
@@ -147,24 +133,29 @@ impl Origins {
         elsewhere
     }
 
-    /// Works like [`Origins::reference_files`], adds the checksums of the files, and makes hard links in the folder to
-    /// files elsewhere. The name of a link has digits of the checksum, so that it never replaces other data. Returns
-    /// true if a file elsewhere got no link.
+    /// Works like [`Origins::reference_files`], and adds the checksums of the files. `replaced` is a file that the models
+    /// will replace, so that they cannot refer to it.
     ///
     /// # Errors
     /// If a file cannot be read.
-    pub(crate) fn reference_base(&self, models: &mut [ModelProto], to: &References<'_>) -> Result<bool> {
+    pub(crate) fn reference_base(
+        &self,
+        models: &mut [ModelProto],
+        folder: &Path,
+        replaced: Option<&Path>,
+    ) -> Result<bool> {
         let mut elsewhere = false;
-        let Ok(folder) = fs::canonicalize(to.folder) else { return Ok(elsewhere) };
+        let Ok(folder) = fs::canonicalize(folder) else { return Ok(elsewhere) };
         let mut found: FxHashMap<&Path, Option<(String, String)>> = FxHashMap::default();
         for graph in graphs(models) {
             for tensor in &mut graph.initializer {
                 let Some(origin) = self.payloads.get(&payload_key(&tensor.raw_data)) else { continue };
                 let file = origin.file.as_path();
                 if !found.contains_key(file) {
-                    let is_kept = to.replaced != Some(file);
-                    let location = if is_kept { base_location(&folder, file, to.links)? } else { None };
-                    found.insert(file, location);
+                    let location = relative_location(&folder, file).filter(|_| replaced != Some(file));
+                    let unreadable = |error| OnnxError::Read { path: file.to_owned(), error };
+                    let checksum = |location| Ok((location, checksum_of(file).map_err(unreadable)?));
+                    found.insert(file, location.map(checksum).transpose().map_err(|error: OnnxError| error)?);
                 }
                 match &found[file] {
                     Some((location, checksum)) => {
@@ -176,24 +167,6 @@ impl Origins {
         }
         Ok(elsewhere)
     }
-}
-
-/// Returns the location and the checksum of a file of the base, possibly with a new link in the folder.
-fn base_location(folder: &Path, file: &Path, links: Option<&str>) -> Result<Option<(String, String)>> {
-    let location = relative_location(folder, file);
-    if location.is_none() && links.is_none() {
-        return Ok(None);
-    }
-    let unreadable = |error| OnnxError::Read { path: file.to_owned(), error };
-    let checksum = checksum_of(file).map_err(unreadable)?;
-    if let Some(location) = location {
-        return Ok(Some((location, checksum)));
-    }
-    let name = format!("{}frozen-{}.data", links.unwrap_or_default(), &checksum[..8]);
-    let link = folder.join(&name);
-    let is_there = checksum_of(&link).is_ok_and(|found| found == checksum);
-    let is_linked = is_there || ortrain_files::link(file, &link).map_err(OnnxError::from)?;
-    Ok(is_linked.then_some((name, checksum)))
 }
 
 fn graphs(models: &mut [ModelProto]) -> impl Iterator<Item = &mut GraphProto> {

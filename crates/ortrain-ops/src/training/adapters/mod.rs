@@ -4,9 +4,12 @@
 //! `w.lora_B.name` with the shape `[outputs, rank]`, and the number `w.lora_scale.name`. The factors have PEFT's layout.
 //! A layer with the result `y` gets the result `y/lora.name/base`, and a sum has the result `y`.
 
+mod biases;
 mod formats;
 mod merge;
 mod names;
+mod recurrent;
+mod rows;
 mod sites;
 mod stored;
 mod targets;
@@ -15,12 +18,15 @@ mod weights;
 use ortrain_onnx::GraphProto;
 use rustc_hash::FxHashSet;
 
+pub use biases::layer_bias;
 pub use formats::{QuantizedWeight, WeightFormat, quantize_weight, split_fused_products};
 pub use merge::{Delta, MergedWeight, merge_weight, remove_groups};
 pub use names::{FactorKind, FactorName, factor_name, is_adapter_name, scale_name};
+use recurrent::RecurrentWeight;
+pub use rows::{RowAxis, RowForm, add_row_columns, weigh_rows};
 pub use sites::{AdaptedLayer, adapted_layers, adapter_stops, has_adapters, remove_adapter};
 pub use targets::{AdapterTarget, LayerKind, find_adapter_targets, find_head_target, weight_readers};
-pub use weights::{FactorShapes, row_lengths};
+pub use weights::{FactorShapes, add_delta, row_lengths, weight_matrix};
 
 use crate::Error;
 use crate::support::low_rank::{Magnitude, Site, adapter_nodes};
@@ -50,6 +56,15 @@ pub fn add_adapter(graph: &mut GraphProto, target: &AdapterTarget, form: &Adapte
     let root = names::root_of(&target.value);
     let prefix = names::site_prefix(root, adapter);
     let base = names::base_value(root, adapter);
+    if target.kind == LayerKind::Recurrent {
+        let weight = RecurrentWeight {
+            node: &target.node,
+            read: &target.read,
+            value: &target.value,
+            input: target.weight_input,
+        };
+        recurrent::add_copy(graph, &weight)?;
+    }
     let known: FxHashSet<&str> =
         graph.node.iter().flat_map(|node| &node.output).map(String::as_str).collect();
     if known.contains(base.as_str()) {

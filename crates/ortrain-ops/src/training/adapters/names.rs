@@ -1,6 +1,6 @@
 //! Names of the constants and values of adapters.
 
-use crate::support::low_rank::NORM;
+use crate::support::low_rank::{DELTA, NORM};
 
 /// One of the trained constants of an adapter.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -106,6 +106,11 @@ pub(super) fn base_value(root: &str, adapter: &str) -> String {
 /// Returns the name of the lengths of the rows of the adapted weight.
 pub(super) fn norm_value(root: &str, adapter: &str) -> String {
     site_prefix(root, adapter) + NORM
+}
+
+/// Returns the name of the result of an adapter.
+pub(super) fn delta_value(root: &str, adapter: &str) -> String {
+    site_prefix(root, adapter) + DELTA
 }
 
 /// Splits the name of the result of a layer without an adapter into the result with all adapters and the adapter.

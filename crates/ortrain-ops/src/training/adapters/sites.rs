@@ -4,7 +4,9 @@ use ortrain_onnx::{GraphProto, NodeProto};
 use rustc_hash::FxHashSet;
 
 use super::names::{FactorKind, FactorName, norm_value, site_prefix, split_base};
+use super::recurrent::remove_copy;
 use crate::support::low_rank::PARTS;
+use crate::support::row_weights::ROW_PARTS;
 
 /// Layer with an adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -50,7 +52,7 @@ pub fn has_adapters(graph: &GraphProto) -> bool {
 
 /// Returns true if a value lies between the factors and the sum of an adapter.
 fn is_part_of(prefix: &str, value: &str) -> bool {
-    value.strip_prefix(prefix).is_some_and(|rest| PARTS.contains(&rest))
+    value.strip_prefix(prefix).is_some_and(|rest| PARTS.contains(&rest) || ROW_PARTS.contains(&rest))
 }
 
 /// Returns the values of adapters without a gradient.
@@ -84,6 +86,7 @@ pub fn remove_adapter(graph: &mut GraphProto, adapter: &str) -> Vec<AdaptedLayer
                 output.clone_from(&result);
             }
         }
+        remove_copy(graph, &layer.value);
     }
     layers
 }

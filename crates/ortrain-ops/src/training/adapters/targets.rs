@@ -1,10 +1,11 @@
 //! Layers that can have adapters: their weights, inputs and results.
 
-use ortrain_graph::{DType, Graph, Node, ValueId};
+use ortrain_graph::{DType, Graph, Node, Tensor, ValueId};
 use ortrain_onnx::NodeProto;
 use rustc_hash::FxHashMap;
 
 use super::names::{FactorName, root_of, split_base};
+use super::recurrent;
 use super::sites::AdaptedLayer;
 use crate::Error;
 use crate::class::{Class, Traits};
@@ -20,6 +21,8 @@ pub enum LayerKind {
     Embedding,
     /// Convolution.
     Convolution,
+    /// Weights of a recurrent layer: one matrix for each direction.
+    Recurrent,
 }
 
 impl LayerKind {
@@ -36,6 +39,7 @@ impl LayerKind {
             LayerKind::Linear => "linear",
             LayerKind::Embedding => "embedding",
             LayerKind::Convolution => "convolution",
+            LayerKind::Recurrent => "recurrent",
         }
     }
 }
@@ -67,6 +71,10 @@ pub struct AdapterTarget {
     pub window: Vec<usize>,
     /// Number of groups of a convolution; otherwise 1.
     pub groups: usize,
+    /// Number of directions of a recurrent layer; otherwise 1.
+    pub directions: usize,
+    /// Index of the input with the weight.
+    pub weight_input: usize,
     /// Weight as the layer reads it, and its sizes.
     pub(super) read: String,
     pub(super) dims: Vec<usize>,
@@ -108,12 +116,26 @@ impl AdapterTarget {
             && (self.kind, self.inputs, self.outputs, self.groups)
                 == (other.kind, other.inputs, other.outputs, other.groups)
             && self.stores_outputs_last() == other.stores_outputs_last()
+            && self.directions == other.directions
     }
 
     /// Returns true if this is the layer of an adapter.
     #[must_use]
     pub fn is_layer_of(&self, adapted: &AdaptedLayer) -> bool {
         self.weight == adapted.weight && root_of(&self.value) == adapted.value
+    }
+
+    /// Returns the name of the result of the layer with all of its adapters.
+    #[must_use]
+    pub fn root(&self) -> &str {
+        root_of(&self.value)
+    }
+
+    /// Returns the rank of a factor `A`.
+    #[must_use]
+    pub fn rank_of(&self, a: &Tensor) -> usize {
+        let axis = usize::from(self.kind == LayerKind::Recurrent);
+        a.dims().get(axis).copied().unwrap_or(0)
     }
 
     /// Returns true if the weight consists of integers.
@@ -152,6 +174,8 @@ impl AdapterTarget {
             "it has groups"
         } else if self.has_scaled_bias {
             "its bias has a factor (beta)"
+        } else if self.kind == LayerKind::Recurrent {
+            "it is recurrent"
         } else {
             return Ok(());
         };
@@ -162,6 +186,7 @@ impl AdapterTarget {
         match self.kind {
             LayerKind::Linear => Layer::Linear,
             LayerKind::Embedding => Layer::Embedding,
+            LayerKind::Recurrent => Layer::Recurrent,
             LayerKind::Convolution => {
                 Layer::Convolution { attributes: node.attribute.clone(), groups: self.groups }
             }
@@ -176,7 +201,11 @@ pub fn find_adapter_targets(graph: &Graph) -> Vec<AdapterTarget> {
     let makers: FxHashMap<ValueId, &Node> =
         graph.nodes.iter().flat_map(|node| node.present_outputs().map(move |id| (id, node))).collect();
     let search = TargetSearch { graph, makers };
-    graph.nodes.iter().filter_map(|node| search.target(node)).collect()
+    let targets = |node| match recurrent::is_recurrent(node) {
+        true => recurrent::WEIGHTS.iter().filter_map(|&port| search.recurrent_target(node, port)).collect(),
+        false => Vec::from_iter(search.target(node)),
+    };
+    graph.nodes.iter().flat_map(targets).collect()
 }
 
 /// Returns the last layer before an output: only a bias, an adapter, or nodes such as a softmax may follow it.
@@ -261,10 +290,10 @@ struct Form {
 
 impl TargetSearch<'_> {
     fn target(&self, node: &Node) -> Option<AdapterTarget> {
-        let Form { kind, input, weight, has_outputs_last, groups, bias, has_scaled_bias, packed } =
+        let Form { kind, input, weight: weight_at, has_outputs_last, groups, bias, has_scaled_bias, packed } =
             form_of(node)?;
         let port = |k: usize| node.inputs.get(k).copied().flatten();
-        let (x, read) = (port(input)?, port(weight)?);
+        let (x, read) = (port(input)?, port(weight_at)?);
         let value = node.outputs.first().copied().flatten()?;
         let dims = self.dims(read)?;
         let (outputs, inputs, window) = match (kind, dims.as_slice()) {
@@ -303,12 +332,53 @@ impl TargetSearch<'_> {
             outputs,
             window,
             groups,
+            directions: 1,
+            weight_input: weight_at,
             read: name(read),
             dims,
             bias: bias.and_then(port).map(name),
             has_scaled_bias: has_scaled_bias && bias.and_then(port).is_some(),
             changes,
             has_outputs_last,
+        })
+    }
+
+    /// Returns a weight of a recurrent layer.
+    fn recurrent_target(&self, node: &Node, (port, letter): (usize, &str)) -> Option<AdapterTarget> {
+        let (x, outer) = (node.inputs.first().copied()??, node.inputs.get(port).copied()??);
+        let result = node.present_outputs().next()?;
+        let read = recurrent::innermost(self.graph, outer, |id| self.makers.get(&id).copied());
+        let &[directions, outputs, inputs] = self.dims(read)?.as_slice() else { return None };
+        let (source, changes) = self.source(read)?;
+        let name = |id: ValueId| self.graph.name_of(id).to_owned();
+        let is_base = split_base(self.graph.name_of(read)).is_some();
+        let value =
+            if is_base { name(read) } else { recurrent::adapted_weight(self.graph.name_of(result), letter) };
+        let dtype = self.graph.value(read).ty.dtype().filter(|dtype| dtype.is_float())?;
+        if directions * outputs * inputs == 0 {
+            return None;
+        }
+        Some(AdapterTarget {
+            weight: name(source),
+            node_name: if node.name.is_empty() { name(result) } else { node.name.to_string() },
+            node: self.graph.node_label(node),
+            module: None,
+            kind: LayerKind::Recurrent,
+            input: name(x),
+            value,
+            dtype,
+            inputs,
+            outputs,
+            window: Vec::new(),
+            groups: 1,
+            directions,
+            weight_input: port,
+            read: name(read),
+            dims: vec![directions, outputs, inputs],
+            bias: None,
+            has_scaled_bias: false,
+            changes,
+            has_outputs_last: false,
         })
     }
 

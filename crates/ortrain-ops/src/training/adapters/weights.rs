@@ -2,15 +2,17 @@
 
 use ortrain_graph::Tensor;
 
-use super::targets::{AdapterTarget, Change};
+use super::targets::{AdapterTarget, Change, LayerKind};
 use crate::Error;
 
 /// Shapes of the factors of an adapter.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FactorShapes {
-    /// `[rank, inputs]`, followed by the sizes of the window of a convolution.
+    /// `[rank, inputs]`, followed by the sizes of the window of a convolution. `[directions, rank, inputs]` for a
+    /// recurrent layer.
     pub a: Vec<usize>,
-    /// `[outputs, rank]`; for a convolution `[outputs, rank / groups]`, followed by ones.
+    /// `[outputs, rank]`; for a convolution `[outputs, rank / groups]`, followed by ones. `[directions, outputs, rank]` for
+    /// a recurrent layer.
     pub b: Vec<usize>,
 }
 
@@ -48,6 +50,10 @@ impl AdapterTarget {
                 self.groups, self.node
             )));
         }
+        if self.kind == LayerKind::Recurrent {
+            let (a, b) = ([self.directions, rank, self.inputs], [self.directions, self.outputs, rank]);
+            return Ok(FactorShapes { a: a.into(), b: b.into() });
+        }
         let mut a = vec![rank, self.inputs];
         let mut b = vec![self.outputs, rank / self.groups];
         a.extend(&self.window);
@@ -68,6 +74,39 @@ pub fn row_lengths(
 ) -> Result<Vec<f64>, Error> {
     let sums = adapted_weight(target, weight, factors, scale)?;
     Ok(lengths_of_rows(target, weight, &sums)?.0)
+}
+
+/// Returns a weight of floats with the scaled product of two factors added. Each element is rounded once.
+///
+/// # Errors
+/// Returns an error if the weight consists of integers, if its layout is unknown, or if the factors do not fit it.
+pub fn add_delta(
+    target: &AdapterTarget,
+    weight: &Tensor,
+    factors: (&Tensor, &Tensor),
+    scale: f64,
+) -> Result<Tensor, Error> {
+    let sums = adapted_weight(target, weight, factors, scale)?;
+    Ok(Tensor::from_f64(weight.dtype(), weight.dims().to_vec(), &sums))
+}
+
+/// Returns the elements of a weight as a matrix `[outputs, inputs]`; the window of a convolution belongs to the inputs.
+///
+/// # Errors
+/// Returns an error if the weight consists of integers, or if its layout is unknown.
+pub fn weight_matrix(target: &AdapterTarget, weight: &Tensor) -> Result<Vec<f64>, Error> {
+    if !weight.dtype().is_float() || target.has_integers() {
+        return Err(Error::Adapter(format!(
+            "the weight {:?} of {} consists of integers",
+            target.weight, target.node
+        )));
+    }
+    let positions = in_layout_of(target, weight.dims(), (0..weight.len()).collect())?;
+    let mut matrix = vec![0.0; weight.len()];
+    for (element, at) in weight.to_f64().into_iter().zip(positions) {
+        matrix[at] = element;
+    }
+    Ok(matrix)
 }
 
 pub(super) fn merge_error(target: &AdapterTarget, reason: &str) -> Error {
@@ -95,27 +134,31 @@ fn adapted_weight(
 const SIZES_DIFFER: &str = "the sizes of the factors do not fit the weight";
 
 /// Returns the product of two factors as a matrix `[outputs, inputs]`. Groups of a convolution do not make its rows shorter.
+/// The directions of a recurrent layer are one below another.
 pub(super) fn product_of_factors(
     target: &AdapterTarget,
     (a, b): (&Tensor, &Tensor),
 ) -> Result<Vec<f64>, Error> {
-    let rank = a.dims().first().copied().unwrap_or(0);
-    let (outputs, inputs) = (target.outputs, target.inputs * target.cells());
-    let of_group = rank / target.groups;
-    let fits = a.len() == rank * inputs
-        && b.len() == outputs * of_group
-        && rank.is_multiple_of(target.groups)
-        && outputs.is_multiple_of(target.groups);
+    let rank = target.rank_of(a);
+    let (outputs, inputs) = (target.directions * target.outputs, target.inputs * target.cells());
+    // Each part has rows of `A` and columns of `B` of its own.
+    let is_recurrent = target.kind == LayerKind::Recurrent;
+    let (parts, of_part) =
+        if is_recurrent { (target.directions, rank) } else { (target.groups, rank / target.groups) };
+    let fits = a.len() == parts * of_part * inputs
+        && b.len() == outputs * of_part
+        && (is_recurrent || rank.is_multiple_of(parts))
+        && outputs.is_multiple_of(parts);
     if !fits {
         return Err(merge_error(target, SIZES_DIFFER));
     }
     let (a, b) = (a.to_f64(), b.to_f64());
     let mut product = vec![0.0; outputs * inputs];
     for (row, line) in product.chunks_exact_mut(inputs).enumerate() {
-        let group = row / (outputs / target.groups);
-        for k in 0..of_group {
-            let factor = b[row * of_group + k];
-            for (sum, x) in line.iter_mut().zip(&a[(group * of_group + k) * inputs..]) {
+        let part = row / (outputs / parts);
+        for k in 0..of_part {
+            let factor = b[row * of_part + k];
+            for (sum, x) in line.iter_mut().zip(&a[(part * of_part + k) * inputs..]) {
                 *sum += factor * x;
             }
         }
@@ -151,6 +194,8 @@ pub(super) fn in_layout_of<T: Copy>(
     if target.has_outputs_last {
         elements = transposed(&elements, &dims, &[1, 0]);
         dims.reverse();
+    } else if target.kind == LayerKind::Recurrent {
+        dims = vec![target.directions, target.outputs, target.inputs];
     } else if !target.window.is_empty() {
         dims = [&[target.outputs, target.inputs], target.window.as_slice()].concat();
     }

@@ -43,8 +43,8 @@ impl Module {
     /// of the graph can be an output, also an intermediate one. Unused inputs are removed.
     ///
     /// A model of more than 2 GiB stores its weights, also the weights of a frozen base, in `<path>.data`
-    /// beside it. A model with adapters refers to the file of its base: by a relative path if the file is in
-    /// the folder of the model or below, else by a hard link beside the model.
+    /// beside it. A model with adapters refers to the file of its base, if the file is in the folder of
+    /// the model or below.
     ///
     /// ```
     /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
