@@ -145,7 +145,7 @@ class Target:
                 at = np.argwhere(wrong)[0]
                 label, count = int(array[tuple(at)]), int(array.max()) + 1
                 # A new head has no class below 0.
-                head = f", or give the model a new head: classes={count} (--classes {count})"
+                head = f", or train it with a new head: Model(classes={count}), ortrain train --classes {count}"
                 raise RowError(
                     f"the label of {{row}} is {label}, but {self.output.name!r} has {classes} classes, 0 to "
                     f"{classes - 1}; correct the label{head if label >= classes else ''}",
