@@ -746,3 +746,16 @@ def test_table_of_modules(tmp_path: Path) -> None:
     assert lora.load_adapter(base, tmp_path, modules={"w": "encoder.q"}) == adapted
     with pytest.raises(InvalidArgumentError, match='no layer with the weight "v"'):
         lora.load_adapter(base, tmp_path, modules={"v": "encoder.q"})
+
+
+def test_adapters_of_bert_base_are_small() -> None:
+    """Adapters of queries and values have less than 1.3 MB, which is the message of a federated client."""
+    layers, size = 12, 768
+    names = [f"layer.{at}.{kind}" for at in range(layers) for kind in ("query", "key", "value")]
+    weights = {f"{name}.weight": np.zeros((size, size), np.float32) for name in names}
+    nodes = [helper.make_node("MatMul", ["x", f"{name}.weight"], [name]) for name in names]
+    nodes.append(helper.make_node("Sum", names, ["y"]))
+    model = model_of(nodes, weights, (FLOAT, ["batch", size]), ["batch", size])
+    found = lora.inspect(model, rank=8, targets=["query", "value"])
+    assert len(found.layers) == 2 * layers
+    assert found.bytes == 1_179_648
