@@ -167,7 +167,7 @@ def test_a_model_with_its_own_loss() -> None:
     [
         (
             np.full(40, 3),
-            "the label of row 0 is 3, but 'y' has 3 classes, 0 to 2; correct the label, .* classes=4",
+            "the label of row 0 is 3, but 'y' has 3 classes, 0 to 2; correct the label, .*ortrain train --classes 4",
         ),
         (-np.ones(40, np.int64), "the label of row 0 is -1, but .* 0 to 2; correct the label$"),
         (np.full(40, 0.5), "targets of the shape"),

@@ -250,9 +250,11 @@ impl TrainingSession {
         let options = export_options(external_above, embed);
         self.with(py, |session| {
             let names: Vec<&str> = output_names.iter().map(String::as_str).collect();
-            let averaged = average.then(|| session.state().averaged()).transpose()?;
-            let state = averaged.as_ref().unwrap_or(session.state());
-            session.module().export_with(state, path, &names, &options)
+            if average {
+                let averaged = session.state().averaged()?;
+                return session.module().export_with(&averaged, path, &names, &options);
+            }
+            session.export_with(path, &names, &options)
         })
     }
 

@@ -8,8 +8,8 @@ use ortrain_program::InputView;
 
 use crate::train::optim::OptimizerSpec;
 use crate::{
-    CheckpointState, Error, LinearLRScheduler, LrScheduler, ModelSource, Module, ModuleOptions, Optimizer,
-    OutputTarget, Result, Schedule, ValueInfo, collect,
+    CheckpointState, Error, ExportOptions, LinearLRScheduler, LrScheduler, ModelSource, Module,
+    ModuleOptions, Optimizer, OutputTarget, Result, Schedule, ValueInfo, collect,
 };
 
 /// A state with its module, its optimizer and its scheduler: the training session of onnxruntime-training's
@@ -644,8 +644,34 @@ impl<S: BorrowMut<CheckpointState>> TrainingSession<S> {
         graph_output_names: &[&str],
         above: u64,
     ) -> Result<()> {
+        let options = ExportOptions { above, ..ExportOptions::default() };
+        self.export_with(path, graph_output_names, &options)
+    }
+
+    /// Exports like [`TrainingSession::export_model_for_inferencing`] with options: see [`Module::export_with`].
+    ///
+    /// ```
+    /// # mod setup { include!(concat!(env!("CARGO_MANIFEST_DIR"), "/doc/setup.rs")); }
+    /// # let mut session = setup::session()?;
+    /// use ortrain::ExportOptions;
+    ///
+    /// # let folder = tempfile::tempdir()?;
+    /// let path = folder.path().join("trained.onnx");
+    /// session.export_with(&path, &["logits"], &ExportOptions { embed: true, ..ExportOptions::default() })?;
+    /// assert!(path.exists());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`TrainingSession::export_model_for_inferencing`].
+    pub fn export_with(
+        &self,
+        path: impl AsRef<Path>,
+        graph_output_names: &[&str],
+        options: &ExportOptions,
+    ) -> Result<()> {
         let (module, state) = (&self.parts.module, self.state.borrow());
-        module.export_with_external_data(state, path, graph_output_names, above).map_err(to_session_error)
+        module.export_with(state, path, graph_output_names, options).map_err(to_session_error)
     }
 
     /// Returns the inputs of a training or evaluation step, in order. Empty without an evaluation model if

@@ -110,8 +110,8 @@ pub fn save_adapter(
         .map_err(|error| Error::Argument(format!("{CONFIG_FILE} cannot be written: {error}")))?;
     fs::create_dir_all(folder).map_err(|source| file_error("create", folder, source))?;
     let base = base_hash(&prepared.typed, layers.iter().map(|layer| layer.weight.as_str()));
-    let metadata = [("format", "pt"), (BASE_KEY, base.as_str())];
-    let metadata = metadata.map(|(key, value)| (key.to_owned(), value.to_owned())).into();
+    // A single entry: the order of several would change from file to file.
+    let metadata = [(BASE_KEY.to_owned(), base)].into();
     save_safetensors_with(&tensors, metadata, folder.join(WEIGHTS_FILE))?;
     write_file(&folder.join(CONFIG_FILE), &config).map_err(ortrain_checkpoint::Error::from)?;
     Ok(())
