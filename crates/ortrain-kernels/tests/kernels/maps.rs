@@ -224,6 +224,21 @@ fn maps_of_every_size() {
 }
 
 #[test]
+fn signed_bytes_become_large_unsigned_integers() {
+    let n = 1024;
+    let accesses = [DType::I8, DType::F32].map(|dtype| Access::contiguous(dtype, &[n]));
+    let [load, store] = accesses;
+    let nest = map(n, vec![load], vec![store], |b| vec![b.load(0, Type::U32)]);
+    let mut random = Random(1);
+    let (loads, outs) = buffers(&mut random, &nest);
+    let expected = reference(&nest, &loads, &outs).unwrap();
+    for isa in Isa::available() {
+        let got = run(&nest, isa, Order::Auto, 1, &loads, &outs).unwrap();
+        assert_same(DType::F32, &got[0], &expected[0], &format!("{isa}"));
+    }
+}
+
+#[test]
 fn maps_run_in_place() {
     let n = 100_000;
     let access = Access::contiguous(DType::F32, &[n]);

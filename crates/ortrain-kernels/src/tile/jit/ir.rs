@@ -336,8 +336,8 @@ impl VectorProgram {
 
     /// Returns an `i32` or a `u32` as a float.
     pub(super) fn integer_to_f32(&mut self, a: Value, is_signed: bool) -> Value {
-        let is_byte = matches!(self.insts[usize::from(a)], VectorInst::Bytes(..));
-        if is_signed || is_byte {
+        let is_small = matches!(self.insts[usize::from(a)], VectorInst::Bytes(_, false));
+        if is_signed || is_small {
             return self.push(VectorInst::FromInteger(a));
         }
         // Both halves are exact, and the sum rounds once.
