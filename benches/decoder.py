@@ -108,14 +108,14 @@ def report(name: str, start: float, first: float, seconds: list[float], tokens: 
     """Print one line."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024**2
     rate = tokens / min(seconds)
-    print(f"{name}: {peak:.2f} GB at most, first step after {first - start:.1f} s, {rate:.0f} tokens/s", flush=True)
+    print(f"{name}: {peak:.2f} GiB at most, first step after {first - start:.1f} s, {rate:.0f} tokens/s", flush=True)
 
 
 def resident(place: str) -> None:
     """Print the resident memory, apart from mapped files, and with them."""
     found = dict(line.split(":") for line in Path("/proc/self/status").read_text().splitlines() if ":" in line)
     sizes = [int(found[key].split()[0]) / 1024**2 for key in ("RssAnon", "VmRSS", "VmHWM")]
-    print(f"  {place}: {sizes[0]:.2f} GB own, {sizes[1]:.2f} GB resident, {sizes[2]:.2f} GB at most", flush=True)
+    print(f"  {place}: {sizes[0]:.2f} GiB own, {sizes[1]:.2f} GiB resident, {sizes[2]:.2f} GiB at most", flush=True)
 
 
 def train(folder: Path, length: int, steps: int, verbose: bool, memory_limit: int | None = None) -> None:
